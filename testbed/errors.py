@@ -18,6 +18,7 @@
     │   ├── MissingTool          3  a program is not installed; names the command that installs it
     │   └── StorageError         3  disk full, or a folder that cannot be written
     ├── LabError                 3  the lab is degraded, gone, another user's, or did not answer in time
+    │   └── LabBusy              2  another job is running in the lab; stop that one, or wait for it
     └── Interrupted            130  Ctrl-C or SIGTERM; raised after every change was undone
 
 Exceptions of other libraries are translated at the boundary (``testbed.host``), always with ``from``.
@@ -37,6 +38,7 @@ __all__ = [
     "HostError",
     "Interrupted",
     "JobFailed",
+    "LabBusy",
     "LabError",
     "MeasuredBad",
     "MissingTool",
@@ -200,6 +202,12 @@ class LabError(TestbedError):
     """The lab is degraded, gone, another user's, or did not answer in time."""
 
     exit_code = 3
+
+
+class LabBusy(LabError):
+    """Another job is running in the lab; the message names it. Exit status 2: nothing has failed, and nothing began."""
+
+    exit_code = 2
 
 
 class Interrupted(TestbedError):

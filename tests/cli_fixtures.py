@@ -133,14 +133,16 @@ class FakeLab:
         self.run_directory = SimpleNamespace(path=Path("/runs/fake-1"))
         tell("run directory: /runs/fake-1")
         echo("[0] hello")
-        return SimpleNamespace(failure=lambda: "", same_files={}, exit_status=lambda: self.child_status)
+        return SimpleNamespace(
+            id="j1", interrupted="", failure=lambda: "", same_files={}, exit_status=lambda: self.child_status
+        )
 
     def certify(self, thorough: bool = False, tell: Callable[[str], None] | None = None) -> Certificate:
         self.asked.append(("certify", thorough))
         assert self.certificate
         return self.certificate
 
-    def logs(self, what: str | None = None, follow: bool = False) -> Iterator[str]:
+    def logs(self, what: str | None = None, follow: bool = False, job: str | None = None) -> Iterator[str]:
         self.asked.append(("logs", what, follow))
         yield from ("one", "two")
 

@@ -19,6 +19,7 @@ from testbed.cli import (
     container_verbs,
     fault_verbs,
     inspect_verbs,
+    job_verbs,
     lab_verbs,
     predict_verb,
     run_verbs,
@@ -35,6 +36,7 @@ __all__ = ["app", "main"]
 app = verb.app
 _VERBS = (
     run_verbs,
+    job_verbs,
     validate_verb,
     lab_verbs,
     fault_verbs,

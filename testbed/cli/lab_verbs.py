@@ -30,7 +30,7 @@ from testbed.cli.verb import (
     Overrides,
     TopologyArgument,
 )
-from testbed.errors import LabError, TestbedError, UserError
+from testbed.errors import LabError, TestbedError, UnknownName, UserError
 
 if TYPE_CHECKING:
     from testbed.core.certification.certificate import Certificate
@@ -347,7 +347,13 @@ def ssh_config(lab: LabName = None) -> None:
     console.show_line(verb.attach_to_change(lab).ssh_config().rstrip("\n"))
 
 
-@verb.verb(verb.LABS, "testbed logs", "testbed logs east-0 -f", "testbed logs 3                             # rank 3")
+@verb.verb(
+    verb.LABS,
+    "testbed logs",
+    "testbed logs east-0 -f",
+    "testbed logs 3                             # rank 3",
+    "testbed logs --job j1 -f",
+)
 def logs(
     what: Annotated[
         str | None, typer.Argument(metavar="[NODE|RANK]", help="Node or rank (default: the lab's own logs).")
@@ -355,17 +361,29 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing new lines.", show_default=False)
     ] = False,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="JOB", help="Output of a job's ranks, as in j1 (default: all).")
+    ] = None,
     lab: LabName = None,
 ) -> None:
     """Show logs of the lab (keeper, emulator, agents, Prometheus), or of one node or rank.
 
-    Of a node or rank: the output of its program in the lab's latest run.
+    Of a node or rank: the output of its program in the lab's latest run, or in --job's. With --job alone: of all ranks
+    of the job, each line after its rank; -f then ends with the job. An id of a job is never a node's name.
     """
     target, empty = verb.attach(lab), True
-    for line in target.logs(what, follow):
-        console.show_line(line)
-        empty = False
-    if empty and what is not None:
+    try:
+        for line in target.logs(what, follow) if job is None else target.logs(what, follow, job):
+            console.show_line(line)
+            empty = False
+    except UnknownName as error:
+        if job is not None or what is None or what not in (it.id for it in target.jobs()):
+            raise
+        told = invocation.command("logs", *(("-l", lab) if lab else ()), "--job", what)
+        raise UserError(f"{error}; for the output of job {what}: {told}") from error
+    if empty and job is not None:
+        console.say(f"no output of job {job} {'by ' + what + ' ' if what else ''}yet")
+    elif empty and what is not None:
         console.say(f"no output of {what} yet: no program has written any since lab {target.name} came up")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +21,7 @@ from testbed.cli.ci import junit_file
 from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
+    Detach,
     Driver,
     Emulator,
     LabName,
@@ -28,7 +30,7 @@ from testbed.cli.verb import (
     RunArgument,
     RunsFolder,
 )
-from testbed.errors import UserError
+from testbed.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from testbed.core.report.document import Report
@@ -138,6 +140,7 @@ def _junit(report: Report) -> str:
     "testbed launch --progress nanogpt -- python train.py",
     "testbed launch --per-node -- torchrun --nproc-per-node 2 train.py",
     "testbed launch --mpi -- ./osu_allreduce",
+    "testbed launch --detach -- python train.py # then jobs, attach, logs --job, stop",
     own_status=125,
     passes_on_arguments=True,
 )
@@ -209,6 +212,7 @@ def launch(
             show_default=False,
         ),
     ] = False,
+    detach: Detach = False,
     allow_uncertified: AllowUncertified = False,
 ) -> int:
     """Run your own program once per rank, inside the rank's node, with torchrun's environment.
@@ -221,8 +225,8 @@ def launch(
     own on disk, TESTBED_SCRATCH, with TMPDIR inside, and its own /tmp if nothing of the program lies in /tmp.
 
     Output lines are prefixed with the rank and kept; those of stderr go to stderr. The exit status is that of the worst
-    rank; 125 is an error of the testbed itself, 126 a command that cannot be executed, 127 one that is not found.
-    Ctrl-C reaches the program as SIGINT, the second one as SIGTERM, the third as SIGKILL.
+    rank; 125 is an error of the testbed itself, 126 a command that cannot be executed, 127 one that is not found, 2 a
+    lab where another job is running. Ctrl-C reaches the program as SIGINT, the second as SIGTERM, the third as SIGKILL.
 
     With --mpi, the program's mpiexec starts the ranks, restricted to TCP over the fabric; its daemons are reached
     without ssh and without a fiber. With --per-node, torchrun needs no address, port or number of nodes: PET_NNODES,
@@ -231,6 +235,7 @@ def launch(
     $TESTBED_RSH NODE COMMAND, which takes the place of ssh.
     """
     from testbed.core.workload import progress_schema
+    from testbed.core.workload.progress_source import to_dict as progress_to_dict
     from testbed.lab.jobs.same_files import describe
 
     read = progress_schema.parse_words(progress or ())
@@ -244,6 +249,21 @@ def launch(
             f"note: links run at 1/{scale:g} of their real rate, but your program's bytes are not scaled: "
             f"a transfer takes {scale:g} times as long as on the real fiber; latency is real"
         )
+    # What a detached job's own process is told too: values that JSON has.
+    options: dict[str, Any] = {
+        "as_root": as_root,
+        "read_only": read_only,
+        "ranks_per_node": ranks_per_node,
+        "keep_scratch": keep_scratch,
+        "start": "mpi" if mpi or mpiexec else "per-node" if per_node else "direct",
+        "mpiexec": mpiexec,
+    }
+    if detach:
+        from testbed.cli.job_verbs import detached
+
+        written = {"argv": command, "progress": None if read is None else progress_to_dict(read)}
+        what = shlex.join(command)
+        return detached(target, "launch", {**options, **written, "what": what}, runs, allow_uncertified)
     told: list[str] = []
 
     def tell(where: str) -> None:
@@ -256,15 +276,10 @@ def launch(
             directory=runs,
             echo=console.show_line,
             echo_error=console.show_error_line,
-            as_root=as_root,
             tell=tell,
-            read_only=read_only,
-            ranks_per_node=ranks_per_node,
             progress=read,
-            start="mpi" if mpi or mpiexec else "per-node" if per_node else "direct",
-            mpiexec=mpiexec,
-            keep_scratch=keep_scratch,
             note=console.say,
+            **options,
         )
         with _signals_passed_on(job) as passed_on:
             status = job.exit_status()
@@ -274,6 +289,8 @@ def launch(
             console.say(f"note: {same}")
         if passed_on:
             raise KeyboardInterrupt
+        if job.interrupted and not status:
+            raise Interrupted(f"job {job.id} ended: {job.interrupted}")
         return status
     finally:
         if told and target.run_directory is not None:

@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from testbed.cli import job_words
 from testbed.cli.cell import Cell
 from testbed.core.units import (
     format_delay,
@@ -44,7 +45,22 @@ _STYLES = {
     **dict.fromkeys(
         ("bad", "down", "no", "fail", "does not hold", "missing", "degraded", "dead", "failed", "not viable"), BAD
     ),
-    **dict.fromkeys(("limited", "unknown", "building", "kept", "interrupted", "running", "costly", "biased"), UNSURE),
+    **dict.fromkeys(
+        (
+            "limited",
+            "unknown",
+            "building",
+            "kept",
+            "interrupted",
+            "running",
+            "costly",
+            "biased",
+            "stopped",
+            "stopping",
+            "lost",
+        ),
+        UNSURE,
+    ),
     "another user's": UNSURE,
     "not told": UNSURE,
 }
@@ -408,6 +424,8 @@ def status_line(found: LabStatus) -> Text:
         line.append(f"\n  {_in_words(found)}")
     for why in found.why:
         line.append(f"\n  {why}", style=BAD)
+    for job in found.jobs:
+        line.append(f"\n  {job_words.line(job)}", style=UNSURE if job.state == "stopping" else "")
     for waits in (*found.waits, *found.captures):
         line.append(f"\n  {waits}", style=UNSURE)
     return line

@@ -19,7 +19,7 @@ import typer
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, streams
 from testbed.cli.streams import OutputError, ReaderGone
-from testbed.errors import CannotStart, FidelityError, Interrupted, ProgramBarred, TestbedError, UserError
+from testbed.errors import CannotStart, FidelityError, Interrupted, LabBusy, ProgramBarred, TestbedError, UserError
 
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
@@ -120,7 +120,8 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
     """Call ``work`` and return its exit status; report a failure as a message on stderr.
 
     ``own_status`` replaces the status of a :class:`TestbedError` and of a bug; Ctrl-C is 130 in any case, 2 is a
-    program that its user cannot run (ProgramBarred), and 126 or 127 one that cannot be started (CannotStart).
+    program that its user cannot run (ProgramBarred) or a lab that runs another job (LabBusy), and 126 or 127 a program
+    that cannot be started (CannotStart).
     """
     try:
         return work() or 0
@@ -140,7 +141,9 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
         console.error(str(error) or type(error).__name__)
         if own_status is not None and isinstance(error, CannotStart):
             return error.status
-        return error.exit_code if own_status is None or isinstance(error, Interrupted | ProgramBarred) else own_status
+        if own_status is None or isinstance(error, Interrupted | LabBusy | ProgramBarred):
+            return error.exit_code
+        return own_status
     except (typer.Exit, typer.BadParameter):
         raise
     except Exception as error:
@@ -365,6 +368,12 @@ Emulator = Annotated[
     typer.Option(
         metavar="NAME",
         help="How fibers are emulated: netem, fiberd, or auto (netem if the kernel has it, else fiberd).",
+    ),
+]
+Detach = Annotated[
+    bool,
+    typer.Option(
+        "--detach", "-d", help="Return when the job has begun; it continues without this terminal.", show_default=False
     ),
 ]
 AllowUncertified = Annotated[

@@ -69,6 +69,11 @@ class LabFolder:
         return self.path / "agents.log"
 
     @property
+    def jobs_log(self) -> Path:
+        """What detached jobs' own processes had to say; missing until there was anything."""
+        return self.path / "jobs.log"
+
+    @property
     def prometheus(self) -> Path:
         """Configuration, targets and data of the lab's own Prometheus; exists only in an observed lab."""
         return self.path / "prometheus"

@@ -40,6 +40,9 @@ AGENTS_BOUND_S = 90.0
 
 KILL_BOUND_S = 10.0
 
+STOP_BOUND_S = 5.0
+"""How long ranks may take to end a job after their current step."""
+
 SHARED = ""
 """Key of the one fork server of all ranks."""
 
@@ -297,6 +300,31 @@ class AgentPool:
         for server in list(self._all_servers().values()):
             with contextlib.suppress(LabError):  # it has ended, and its ranks with it
                 server.say({"do": "stop", "job": job, "save": save})
+
+    def is_training(self, job: str) -> bool:
+        """Whether any rank is training in a job."""
+        return bool(self._training(job))
+
+    def _training(self, job: str) -> list[int]:
+        states = list(self.states.items())
+        return [number for number, it in states if it["state"] == "training" and it.get("job") == job]
+
+    def end_job(self, job: str, do: Callable[[Callable[[], None]], None]) -> None:
+        """Have all ranks end a job after their current step; kill those that do not, and deploy fresh ones in the
+        engine's thread, by ``do``: a fork server ends with the thread that starts it. Raises LabError."""
+
+        if not self._training(job):
+            return
+        with contextlib.suppress(LabError):
+            self.stop(job)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._training(job), STOP_BOUND_S)
+        if left := self._training(job):
+            self.hold(left)
+            try:
+                self.await_end(left)
+            finally:
+                do(lambda: self.release(left))
 
     # ---- fork servers
 

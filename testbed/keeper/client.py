@@ -86,6 +86,14 @@ class Connection:
             else:
                 protocol.decode_answer(request, message)
 
+    def pushed(self) -> Iterator[Update]:
+        """Yield what the keeper pushes over this connection by itself, however rarely, until the connection ends."""
+        self._socket.settimeout(None)
+        with contextlib.suppress(OSError, ValueError):  # its end, from either side
+            while (line := self._stream.readline()).endswith(b"\n"):
+                if (update := protocol.decode_update(json.loads(line))) is not None:
+                    yield update
+
     def _send(self, request: Request[Any]) -> None:
         self._stream.write(json.dumps(protocol.encode_request(request)).encode() + b"\n")
         self._stream.flush()

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from testbed.core.plan.addressing import PLANT
@@ -42,6 +43,7 @@ from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.event_log import EventLog, log
 from testbed.keeper.faults import Faults
 from testbed.keeper.in_force import InForce
+from testbed.keeper.job_slot import JobSlot
 from testbed.keeper.journal import EMULATOR_DIED, Journal
 from testbed.keeper.program_ranks import ProgramRanks
 from testbed.keeper.prometheus_handler import PrometheusHandler
@@ -95,6 +97,7 @@ class Keeper:
         self.carriers = Carriers(self.engine, self._worker.submit, self.events)
         self.publisher = Publisher(self.events, self._state)
         self.captures = Captures(self.events)
+        self.job_slot = JobSlot(lab.name, self.agents, self.events, self._nodes, self.do)
         self.waits: dict[Caller, str] = {}
         """What each job that is to restart waits for, by the connection of the command that runs it."""
         self._ended = threading.Event()
@@ -130,6 +133,7 @@ class Keeper:
         self.waits.pop(caller, None)
         self.captures.end(caller)
         self.publisher.drop(caller)
+        self.job_slot.closed(caller)
         if self.builder is caller and self.journal.state == "building":
             # The command that built this lab is gone before it was complete: a failed `up` undoes itself.
             self.down()
@@ -165,6 +169,10 @@ class Keeper:
             for number, rank in sorted(self.agents.ranks.items())
             if number in self.agents.states  # otherwise its fork server is still starting
         ]
+
+    def _nodes(self) -> list[Path]:
+        """Return the handles of the network namespaces of all nodes."""
+        return [] if self.topology is None else [self.driver.path(node) for node in self.topology.node_names]
 
     def _state(self) -> State:
         return State(
@@ -245,6 +253,7 @@ class Keeper:
                 self.journal.set_state("down")
             self.journal.state = "down"
 
+        self.job_slot.close(f"lab {self.lab.name} is being taken down")
         self.agents.abandon()
         try:
             self.do(work)

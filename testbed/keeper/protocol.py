@@ -256,6 +256,45 @@ class RankState(AgentState):
     warned: str
 
 
+class JobRecord(TypedDict):
+    """A job of the lab, of any kind: the one that holds the lab's job slot, or one that has ended.
+
+    Attributes:
+        id: ``j1``, ``j2``, …: by number since the lab came up.
+        kind: ``train``, ``launch``, ``run`` (an experiment) or ``validate``.
+        what: for people: the command, or what is trained.
+        run: the run directory; empty before there is one.
+        pid: of the process that runs the job, its *holder*; 0: unknown, a command of an older version began it.
+        detached: whether the holder is a process of the testbed's own, which `stop` and `down` end.
+        began_unix_s, began_t: when it took the slot, by both clocks.
+        ended_t: when it gave the slot back; None while it holds it.
+        state: ``running``, ``stopping``, then ``finished``, ``failed``, ``stopped``, or ``lost``: its holder ended
+            without giving the slot back, and the keeper ended its ranks.
+        why: why it failed, or who stopped it.
+        exit_status: what `attach` returns; None while it runs.
+    """
+
+    id: str
+    kind: str
+    what: str
+    run: str
+    pid: int
+    detached: bool
+    began_unix_s: float
+    began_t: float
+    ended_t: float | None
+    state: str
+    why: str
+    exit_status: int | None
+
+
+class ClaimAnswer(TypedDict):
+    """The id of the caller's job, or, where another one holds the slot, an empty one and that job's record."""
+
+    job: str
+    busy: JobRecord | None
+
+
 Event = dict[str, Any]
 """A line of events.jsonl: ``t``, ``event`` (its kind) and the fields of that kind; see docs/design.md."""
 
@@ -276,6 +315,7 @@ class Update(TypedDict):
         ranks: those whose state changed.
         dark: all links without a carrier at either end or both, if that changed.
         dead_containers: all nodes whose containers have ended, if that changed.
+        stop: to the holder of the job slot alone, over its own connection: why it must end its job.
     """
 
     t: float
@@ -283,6 +323,7 @@ class Update(TypedDict):
     ranks: NotRequired[list[RankState]]
     dark: NotRequired[list[str]]
     dead_containers: NotRequired[list[str]]
+    stop: NotRequired[str]
 
 
 # ---- requests
@@ -536,6 +577,62 @@ class StopJob(Request[None]):
     verb: ClassVar = "stop"
     job: str
     save: bool = False
+
+
+@dataclass(frozen=True)
+class ClaimJob(Request[ClaimAnswer]):
+    """Take the lab's job slot, which one job of any kind holds at a time, until :class:`ReleaseJob`.
+
+    If the connection or the process ``pid``, which began at clock tick ``began``, ends first, the keeper ends the job's
+    ranks and frees the slot. Over the connection the holder is told to end its job (``Update.stop``).
+    """
+
+    verb: ClassVar = "claim_job"
+    kind: str
+    what: str
+    pid: int
+    began: int
+    detached: bool = False
+
+
+@dataclass(frozen=True)
+class DescribeJob(Request[None]):
+    """Tell of the job that holds the slot its run directory, and the sessions of its programs (setsid(2))."""
+
+    verb: ClassVar = "describe_job"
+    job: str
+    run: str
+    sessions: list[int]
+
+
+@dataclass(frozen=True)
+class ReleaseJob(Request[None]):
+    """Give the job slot back; does nothing for a job that does not hold it any more."""
+
+    verb: ClassVar = "release_job"
+    job: str
+    state: str
+    why: str = ""
+    exit_status: int = 0
+
+
+@dataclass(frozen=True)
+class Jobs(Request[list[JobRecord]]):
+    """Return all jobs since the lab came up, in their order; of hundreds that have ended, the latest."""
+
+    verb: ClassVar = "jobs"
+
+
+@dataclass(frozen=True)
+class EndJob(Request[JobRecord]):
+    """Have the holder end its job; if it does not, end the job's ranks and, if it is detached, the holder.
+
+    Returns the record once the slot is free, also of a job that had ended before. Raises UserError for an unknown job.
+    """
+
+    verb: ClassVar = "end_job"
+    job: str
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,11 @@ class Verbs:
                 protocol.CaptureEnded.handled_by(self._capture_ended),
                 protocol.AwaitRestart.handled_by(self._await_restart),
                 protocol.StopJob.handled_by(self._stop_job),
+                protocol.ClaimJob.handled_by(self._claim_job),
+                protocol.DescribeJob.handled_by(self._describe_job),
+                protocol.ReleaseJob.handled_by(self._release_job),
+                protocol.Jobs.handled_by(self._jobs),
+                protocol.EndJob.handled_by(self._end_job),
                 protocol.ShareFolder.handled_by(self._share_folder),
                 protocol.RemoteStarts.handled_by(self._remote_starts),
                 protocol.Down.handled_by(self._down),
@@ -212,6 +217,7 @@ class Verbs:
 
     def _train(self, request: protocol.Train, caller: Caller) -> None:
         _refuse_unreadable(request.message, len(self._keeper.agents.ranks))
+        self._keeper.job_slot.admit(request.message["job"])
         self._keeper.programs.ranks_per_node = 1
         self._keeper.do(self._keeper.agents.revive)
         # Outside the engine's thread: deploying takes up to seconds, and faults that are due need that thread.
@@ -253,6 +259,21 @@ class Verbs:
 
     def _stop_job(self, request: protocol.StopJob, caller: Caller) -> None:
         self._keeper.agents.stop(request.job, request.save)
+
+    def _claim_job(self, request: protocol.ClaimJob, caller: Caller) -> protocol.ClaimAnswer:
+        return self._keeper.job_slot.claim(request, caller)
+
+    def _describe_job(self, request: protocol.DescribeJob, caller: Caller) -> None:
+        self._keeper.job_slot.describe(request.job, request.run, request.sessions)
+
+    def _release_job(self, request: protocol.ReleaseJob, caller: Caller) -> None:
+        self._keeper.job_slot.release(request.job, request.state, request.why, request.exit_status)
+
+    def _jobs(self, request: protocol.Jobs, caller: Caller) -> list[protocol.JobRecord]:
+        return self._keeper.job_slot.records()
+
+    def _end_job(self, request: protocol.EndJob, caller: Caller) -> protocol.JobRecord:
+        return self._keeper.job_slot.stop(request.job, request.why)
 
     def _share_folder(self, request: protocol.ShareFolder, caller: Caller) -> None:
         if self._keeper.containers is not None and self._keeper.topology is not None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -42,12 +44,16 @@ from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client, protocol
 from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
-from testbed.lab import fiber_status, lab_logs, program_rights, program_start, ssh_access, status, teardown
+from testbed.lab import fiber_status, job_status, lab_logs, program_rights, program_start, ssh_access, status, teardown
 from testbed.lab.capture import Capture
 from testbed.lab.fiber_status import FiberStatus
 from testbed.lab.injected_fault import Fault
-from testbed.lab.jobs import master_port, run_metadata
+from testbed.lab.job_status import JobStatus
+from testbed.lab.jobs import job_logs, master_port, run_metadata
+from testbed.lab.jobs.attached_job import AttachedJob
 from testbed.lab.jobs.job import Job
+from testbed.lab.jobs.job_claim import JobClaim
+from testbed.lab.jobs.lab_slots import LabSlots, gives_slot_back
 from testbed.lab.jobs.node_scratch import NodeScratch
 from testbed.lab.jobs.process_ends import nodes_without_power
 from testbed.lab.jobs.program_job import ProgramJob
@@ -84,8 +90,8 @@ class Lab:
         """Whether jobs may run even if fibers are outside tolerance; every page of their reports says so."""
         self.run_directory: RunDirectory | None = None
         self.recorder: Recorder | None = None
-        self._jobs = 0
         self._job: RunningJob | None = None
+        self._slots = LabSlots(folder)
         self._used = False
         self._ending = run_metadata.Ending()
         """How the current run ends if nothing else happens to it."""
@@ -277,16 +283,40 @@ class Lab:
         address, _, there = hello["prometheus"].rpartition(":")
         return Forwarder(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there)), port)
 
-    def logs(self, what: str | None = None, follow: bool = False) -> Iterator[str]:
+    def logs(self, what: str | None = None, follow: bool = False, job: str | None = None) -> Iterator[str]:
         """Yield lines of the logs of keeper, emulator, agents and Prometheus, or of one node or rank: the output of its
         program in the lab's latest run, and of no earlier lab's.
 
-        ``follow`` continues with the next run, and ends with LabError when the lab is taken down.
+        ``follow`` continues with the next run, and ends with LabError when the lab is taken down. ``job``: of that
+        job's run, until it ends; without ``what``, of all its ranks.
         """
+        if job is not None:
+            yield from job_logs.lines(self._folder, self.topology, job, what, follow)
+            return
         own = self.run_directory.path if self.run_directory is not None else None
         yield from lab_logs.lines(self._folder, self.topology, what, follow, own)
 
+    def jobs(self) -> tuple[JobStatus, ...]:
+        """Return all jobs since the lab came up, of this process and of others, with their figures."""
+        return tuple(job_status.of(it) for it in client.ask(self._folder, protocol.Jobs()))
+
+    def job(self, id: str) -> RunningJob:
+        """Return a job by its id (``j1``), of this process or of another one, to wait for it or to stop it.
+
+        Raises UnknownName.
+        """
+        if self._job is not None and self._job.id == id:
+            return self._job
+        return AttachedJob(self._folder, id)
+
     # ---- working
+
+    def claimed(self, kind: str, what: str, *, detached: bool = False) -> AbstractContextManager[JobClaim]:
+        """Hold the lab's job slot for the one job that begins inside, and for as long as the context lasts.
+
+        Raises LabBusy if another job has it.
+        """
+        return self._slots.held(kind, what, detached=detached)
 
     @property
     def runs_as_root(self) -> bool:
@@ -351,8 +381,8 @@ class Lab:
         data folder); ``tell`` receives where, before the program begins. ``echo`` receives each line of output,
         prefixed with its rank; with ``echo_error`` only those of stdout, as that receives those of stderr.
 
-        Raises FidelityError like :meth:`train`, LabError if a node has no power or a job is running, UserError if the
-        user cannot read the program, CannotStart if there is no such command or it cannot be executed.
+        Raises FidelityError like :meth:`train`, LabError if a node has no power, LabBusy if a job is running, UserError
+        if the user cannot read the program, CannotStart if there is no such command or it cannot be executed.
         """
         if not argv:
             write = invocation.command("launch", *lab_owner.flag(self.name), "--", "python", "train.py")
@@ -384,6 +414,7 @@ class Lab:
             return self._train(workload)
         return self._launch(workload, None, None, None, read_only=read_only, note=note, own_run=own_run)
 
+    @gives_slot_back
     def _launch(
         self,
         workload: ProgramWorkload,
@@ -414,7 +445,7 @@ class Lab:
         self._refuse_powerless()
         if user is not None and contained:
             self._refuse_in_container(user, argv, folder, read_only)
-        self._refuse_second_job()
+        claim = self._slots.take("launch", shlex.join(argv))
         run = self._unused_run(directory)
         if tell is not None:
             tell(runs_folder.note(run.path, directory))
@@ -425,7 +456,6 @@ class Lab:
         recorder.start()
         if not own_run:
             self.recorder = recorder
-        self._jobs += 1
         try:
             scratch = NodeScratch(self._folder, self.topology.node_names, run, workload, user)
             if note is not None:
@@ -436,14 +466,17 @@ class Lab:
                 self.topology,
                 workload,
                 run,
-                self._jobs,
+                claim.id,
                 port,
                 scratch,
                 user=user,
                 echo=echo or (lambda line: None),
                 echo_error=echo_error,
-                concluded=(lambda job: _conclude(job, run, recorder)) if own_run else (lambda job: None),
+                concluded=lambda job: self._slots.give_back(
+                    claim, job, (lambda: _conclude(job, run, recorder)) if own_run else (lambda: None)
+                ),
             )
+            self._slots.began(claim, job, run.path, self._stop_job)
         except BaseException as error:
             if not own_run:
                 raise
@@ -474,24 +507,34 @@ class Lab:
             if found := program_rights.unwritable(user, inside, folder, home):
                 yield f"note: {found}"
 
-    def _refuse_second_job(self) -> None:
-        """Raise LabError if a job is running: its traffic would be counted as the next one's."""
-        mine = self._job is not None and not self._job.over()
-        if mine or self.status().training:
-            raise LabError(
-                f"lab {self.name} is running a training job; its traffic would be counted as yours. "
-                "Wait until it finishes."
-            )
+    def _stop_job(self, job: RunningJob, why: str) -> None:
+        """End a job because somebody outside of this process asked for it."""
+        self._ending = run_metadata.Ending("interrupted", why)
+        if isinstance(job, ProgramJob):
+            job.interrupted = job.interrupted or why
+        job.stop()
+
+    @property
+    def stop_requested(self) -> str:
+        """Why another process has asked the latest job to end; empty if none has."""
+        return self._slots.stop_why
+
+    def interrupt(self, why: str) -> None:
+        """Stop the current job, if it runs, and have its run recorded as interrupted. Raises LabError."""
+        if self._job is not None and not self._job.over():
+            self._stop_job(self._job, why)
 
     def train(self, steps: int = 500, **workload: Any) -> Job:
         """Start the testbed's own training job (see :class:`AgentWorkload`) and return it.
 
-        Raises FidelityError if the lab is not certified, unless :attr:`allow_uncertified` is set.
+        Raises FidelityError if the lab is not certified, unless :attr:`allow_uncertified` is set; LabBusy if a job is
+        running.
         """
         if workload.get("data") is not None:
             workload["data"] = str(workload["data"])
         return self._train(AgentWorkload(steps, **workload))
 
+    @gives_slot_back
     def _train(self, workload: AgentWorkload) -> Job:
         self._refuse_uncertified()
         if not client.ask(self._folder, protocol.Ranks()):
@@ -504,6 +547,7 @@ class Lab:
             self._refuse_folder(user)
             if workload.data:
                 program_rights.refuse_files(user, [Path(workload.data).absolute()])
+        claim = self._slots.take("train", f"{workload.steps} steps")
         run = self._unused_run()
         lab_nodes.pin(self._folder, self.topology.node_names, run.path)
         if user is not None:
@@ -511,17 +555,18 @@ class Lab:
         run_metadata.amend(run, program_user=user.to_dict() if user else None)
         self.recorder = Recorder(self._folder, self.topology, run)
         self.recorder.start()
-        self._jobs += 1
         self._job = job = Job(
             self._folder,
             self.topology,
             workload,
             run.ranks,
-            self._jobs,
+            claim.id,
             master_port.free(self._folder, self.topology.node_names[0]),
             note=lambda attempts: run_metadata.amend(run, attempts=attempts),
             user=user,
+            concluded=lambda job: self._slots.give_back(claim, job),
         )
+        self._slots.began(claim, job, run.path, self._stop_job)
         return job
 
     def _refuse_folder(self, user: ProgramUser, root: Path | None = None) -> None:
@@ -565,6 +610,7 @@ class Lab:
     def _unused_run(self, root: Path | None = None) -> RunDirectory:
         """Return a run directory without a job: each holds one, so that records do not mix."""
         self._end_run()
+        self._ending = run_metadata.Ending()
         run = self.open_run(root) if self.run_directory is None or self._used else self.run_directory
         self._used = True
         return run
@@ -574,6 +620,8 @@ class Lab:
         if isinstance(self._job, ProgramJob):
             self._job.stop()
         how = replace(self._ending)
+        if isinstance(self._job, Job) and self._job.over() and not self._job.stopped:
+            how.fail(self._job.failure(), tells_nothing=not isinstance(self._job.failed(), JobFailed))
         if self.recorder is not None:
             self.recorder.stop()
             how.fail(self.recorder.lab_failure, tells_nothing=True)
@@ -595,6 +643,7 @@ class Lab:
         try:
             self._end_run(give=False)
         finally:  # also when the disk is full
+            self._slots.leave()
             teardown.down(self._folder)
         if self.run_directory is not None and self._used:
             self.run_directory.give_to_caller()

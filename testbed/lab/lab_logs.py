@@ -37,7 +37,7 @@ def lines(lab: LabFolder, topology: Topology, what: str | None, follow: bool, ow
     ``own`` is this process's latest run. Raises UnknownName; LabError when the lab is taken down while followed.
     """
     if what is None:
-        places = [lab.keeper_log, lab.emulator_log, lab.agents_log, lab.prometheus_log]
+        places = [lab.keeper_log, lab.emulator_log, lab.agents_log, lab.jobs_log, lab.prometheus_log]
         tails = [LogTail(it, lab.older_keeper_log if it == lab.keeper_log else None) for it in places]
     else:
         rank, tails = _rank(topology, what), []

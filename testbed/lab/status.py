@@ -26,9 +26,11 @@ from testbed.keeper.protocol import (
     DirectionInForce,
     FaultRecord,
     HelloAnswer,
+    JobRecord,
     RankState,
 )
-from testbed.lab import teardown
+from testbed.lab import job_status, teardown
+from testbed.lab.job_status import JobStatus
 
 SCRAPE_BOUND_S = 0.5
 """How long all ranks together may take to answer."""
@@ -100,6 +102,8 @@ class LabStatus:
     """The topology's: rates of the lab are divided by it, distance and latency are not."""
     captures: tuple[str, ...] = ()
     """Which fibers' packets are being captured, in words."""
+    jobs: tuple[JobStatus, ...] = ()
+    """The job that is running, with its figures; of older labs, whose keepers know of none, empty."""
 
     @property
     def training(self) -> bool:
@@ -135,6 +139,7 @@ class _Found:
     ranks: list[RankState] = field(default_factory=list)
     protection: dict[str, str] = field(default_factory=dict)
     in_force: list[DirectionInForce] = field(default_factory=list)
+    jobs: list[JobRecord] = field(default_factory=list)
     why: list[str] = field(default_factory=list)
 
     @property
@@ -232,6 +237,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         tuple(hello["waits"]) if hello and "waits" in hello else (),
         topology.scale,
         tuple(_captured(it) for it in hello.get("captures", ())) if hello else (),
+        tuple(job_status.of(it) for it in found.jobs if it["ended_t"] is None),
     )
 
 
@@ -271,6 +277,8 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
             answer = keeper.ask(protocol.InForce())
         found.in_force = answer["directions"]
         found.why += [f"the emulator differs from what is in force: {it}" for it in answer["differences"]]
+    with contextlib.suppress(LabError), client.Connection(lab, *patience) as keeper:  # as above
+        found.jobs = keeper.ask(protocol.Jobs())
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
     found.why += _containers(lab, bound_s)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]

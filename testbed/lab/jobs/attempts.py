@@ -58,6 +58,7 @@ class Attempts:
 
     ``message`` is the job's message without the fields of an attempt. ``committed`` returns the latest committed step.
     ``note`` receives all attempts so far whenever one starts or ends, in the format of run.json (docs/design.md).
+    ``concluded`` is called once, before :attr:`over` holds.
     """
 
     def __init__(
@@ -71,11 +72,13 @@ class Attempts:
         stall_s: float,
         committed: Callable[[], int],
         note: Callable[[Sequence[Mapping[str, Any]]], None] = lambda attempts: None,
+        concluded: Callable[[], None] = lambda: None,
     ) -> None:
         self._lab, self._topology, self._message, self._folder = lab, topology, message, ranks_folder
         self._job = str(message["job"])
         self._left, self._stall_s, self._committed = restarts, stall_s, committed
         self._note, self._noted = note, list[dict[str, Any]]()
+        self._concluded = concluded
         self._began_at: dict[int, int] = {}
         self._stopping = threading.Event()
         self.number = 0
@@ -97,6 +100,11 @@ class Attempts:
             raise
         threading.Thread(target=self._run, name="attempts", daemon=True).start()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._stopping.is_set()
+
     def stop(self) -> None:
         """Stop the current attempt and start no other."""
         self._stopping.set()
@@ -115,7 +123,11 @@ class Attempts:
             self.failure = self.failure or str(error)
         finally:
             self._watch.close()
-            self.waiting, self.over = "", True
+            self.waiting = ""
+            try:
+                self._concluded()
+            finally:
+                self.over = True
 
     def _follow(self) -> _End:
         """Return when the attempt is over."""

@@ -32,14 +32,16 @@ class Job(RunningJob):
         topology: Topology,
         workload: AgentWorkload,
         ranks_folder: Path,
-        number: int,
+        job: str,
         port: int,
         note: Callable[[Sequence[Mapping[str, Any]]], None] = lambda attempts: None,
         user: ProgramUser | None = None,
+        concluded: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        """``port``: of the process group, on rank 0's node. ``user``: who the ranks run as; None in containers."""
+        """``job``: its id. ``port``: of the process group, on rank 0's node. ``user``: who the ranks run as; None in
+        containers. ``concluded`` is called once, when no rank is training any more and none will."""
         self.workload = workload
-        self.id = f"j{number}"
+        self.id = job
         ranks = build.ranks(topology)
         self._began_t: float | None = None
         self._reading = threading.Lock()
@@ -63,6 +65,7 @@ class Job(RunningJob):
             stall_s=workload.stall_s,
             committed=lambda: self.step,
             note=note,
+            concluded=lambda: concluded(self),
         )
 
     @property
@@ -123,6 +126,11 @@ class Job(RunningJob):
         if self._attempts.storage:
             return StorageError(self.failure())
         return (LabError if self._attempts.unexplained else JobFailed)(self.failure())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._attempts.stopped
 
     def over(self) -> bool:
         """Whether no rank is training and none will."""

@@ -25,6 +25,7 @@ from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import driver, netns
+from testbed.host.linux import job_processes
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.runner import Place
 from testbed.keeper import client, protocol
@@ -71,7 +72,7 @@ class ProgramJob(RunningJob):
         topology: Topology,
         workload: ProgramWorkload,
         run: RunDirectory,
-        number: int,
+        job: str,
         port: int,
         scratch: NodeScratch,
         *,
@@ -80,8 +81,8 @@ class ProgramJob(RunningJob):
         echo_error: Echo | None = None,
         concluded: Callable[[ProgramJob], None] = lambda job: None,
     ) -> None:
-        """``port``: MASTER_PORT, free on rank 0's node. Raises LabError, HostError, StorageError."""
-        self.workload, self.id = workload, f"j{number}"
+        """``job``: its id. ``port``: MASTER_PORT, free on rank 0's node. Raises LabError, HostError, StorageError."""
+        self.workload, self.id = workload, job
         self.members = members(topology, workload.processes_per_node)
         self.interrupted = ""
         """Why it was ended from outside; empty if it was not."""
@@ -237,6 +238,16 @@ class ProgramJob(RunningJob):
         """Files below the working directory that several nodes wrote, and these nodes: most likely by accident."""
         return self._files.found()
 
+    @property
+    def sessions(self) -> tuple[int, ...]:
+        """The session of each rank's process (setsid(2))."""
+        return tuple(child.pid for child in self._children.values())
+
+    @property
+    def worst_status(self) -> int:
+        """The worst status of the ranks that have ended by themselves so far; 0 if none has."""
+        return max([*self._statuses().values(), self._mpi.status if self._mpi is not None else 0])
+
     def exit_status(self, timeout: float | None = None) -> int:
         """Wait until all ranks have ended; return the worst status of those that ended by themselves.
 
@@ -258,7 +269,7 @@ class ProgramJob(RunningJob):
             raise self._broken[0]
         if self._error is not None:
             raise self._error
-        return max([*self._statuses().values(), self._mpi.status if self._mpi is not None else 0])
+        return self.worst_status
 
     def _pass_on_interrupts(self) -> None:
         """Pass on a Ctrl-C, and each further one, until all ranks have ended."""
@@ -316,6 +327,7 @@ class ProgramJob(RunningJob):
         contained = isinstance(where, ContainerPlace)
         own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}"), **self._scratch.variables(member.node)}
         own[remote_starts.VARIABLE] = self._rsh
+        own[job_processes.VARIABLE] = job_processes.mark(self._lab.name, self.id)
         if self._user and contained:
             own |= {"USER": self._user.name, "LOGNAME": self._user.name}
         if home := self._scratch.home(member.node):

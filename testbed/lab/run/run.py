@@ -113,7 +113,10 @@ def run(
         try:
             run_directory = lab.open_run(root)
             progress.note(runs_folder.note(run_directory.path, runs))
-            return _on(lab, prepared, run_directory, progress)
+            with lab.claimed("run", prepared.experiment.name) as claim:
+                outcome = _on(lab, prepared, run_directory, progress)
+                claim.release("failed" if outcome.exit_code else "finished", "", outcome.exit_code)
+            return outcome
         finally:
             with defer_interrupts():
                 progress.phase("down", f"lab {lab.name}")
@@ -307,6 +310,8 @@ def _on(lab: Lab, prepared: _Prepared, run_directory: RunDirectory, progress: Pr
         how.fail(str(error), tells_nothing=not isinstance(error, JobFailed))
         progress.ended("failed")
         progress.note(str(error))
+    if why := lab.stop_requested:  # by another process: the job's failure is its effect
+        how, interrupted = run_metadata.Ending("interrupted", why), interrupted or Interrupted(why)
     with defer_interrupts():
         report = _conclude(lab, prepared, job, monitor, live, run_directory, how, progress)
     if interrupted is not None:

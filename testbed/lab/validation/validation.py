@@ -21,9 +21,11 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -126,13 +128,15 @@ def validate(
             borrowed = _borrowed(lab, allow_uncertified, driver, emulator)
             _check_room(root, borrowed.topology)
             _refuse_barred(lab_nodes.driver(lab_folder.folder(borrowed.name)), root, _own_files(chosen))
-            return _Validating(borrowed, chosen, suite, parts, root, before, reporter).run(runs)
+            with _claimed(borrowed, chosen):
+                return _Validating(borrowed, chosen, suite, parts, root, before, reporter).run(runs)
         made = deploy.up(
             wanted, name=name, agents=False, driver=driver, emulator=emulator,
             allow_uncertified=allow_uncertified, keep=keep, progress=reporter, job=deploy.Job(root, _own_files(chosen)),
         )  # fmt: skip
         try:
-            return _Validating(made, chosen, suite, parts, root, before, reporter).run(runs)
+            with _claimed(made, chosen):
+                return _Validating(made, chosen, suite, parts, root, before, reporter).run(runs)
         finally:
             with defer_interrupts():
                 if keep:
@@ -320,6 +324,17 @@ def _refuse_beside_lab(**given: bool) -> None:
         raise UserError(f"--lab uses a lab that is up, as it is: omit {' and '.join(listed)}, or --lab")
 
 
+@contextlib.contextmanager
+def _claimed(lab: Lab, chosen: Sequence[Library]) -> Iterator[None]:
+    """Hold the lab's job slot; who stops the job interrupts the validation, as Ctrl-C does. Raises LabBusy."""
+    with lab.claimed("validate", ", ".join(it.name for it in chosen)) as claim:
+        main = threading.main_thread()
+        if threading.current_thread() is main and main.ident is not None:
+            thread = main.ident
+            claim.on_stop(lambda why: signal.pthread_kill(thread, signal.SIGTERM))
+        yield
+
+
 def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
     """Return a lab that is up and healthy. Raises UserError, UnknownName, FidelityError, LabError."""
     lab = Lab(lab_owner.chosen(name, changes=True))
@@ -332,7 +347,7 @@ def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: 
         listed = ", ".join(f"{it.type} {it.target}" for it in active)
         heal = invocation.command("heal", "-l", lab.name)
         raise LabError(f"lab {lab.name} has active faults ({listed}); heal them first: {heal}")
-    if status.training:
+    if status.training and not status.jobs:  # of an older lab, which has no slot for a job
         raise LabError(
             f"lab {lab.name} is running a training job; its traffic would be counted as the library's. "
             "Wait until it finishes."

@@ -23,7 +23,7 @@ from testbed.lab import api
 __all__ = ["cli", "fake_lab"]  # fixtures
 
 ROOT = Path(__file__).resolve().parents[3]
-RUNS = ("run", "launch", "report", "validate")
+RUNS = ("run", "launch", "train", "jobs", "attach", "stop", "report", "validate")
 LABS = ("up", "down", "status", "exec", "logs", "certify", "observe", "capture", "ssh-config")
 FAULTS, LOOK = ("inject", "cut", "heal"), ("ls", "show", "lint", "doctor", "audit", "predict", "render", "image")
 VERBS = (*RUNS, *LABS, *FAULTS, *LOOK)
@@ -36,6 +36,7 @@ ERRORS = [
     (errors.FidelityError("it broke"), 1),
     (errors.HostError("it broke"), 3),
     (errors.LabError("it broke"), 3),
+    (errors.LabBusy("it broke"), 2),
     (errors.Interrupted("it broke"), 130),
 ]
 

@@ -57,6 +57,11 @@ WIRE = {
     "captured": {"counted": ...},
     "waits": {"why": ...},
     "stop": {"job": ..., "save": False},
+    "claim_job": {"kind": ..., "what": ..., "pid": ..., "began": ..., "detached": False},
+    "describe_job": {"job": ..., "run": ..., "sessions": ...},
+    "release_job": {"job": ..., "state": ..., "why": "", "exit_status": 0},
+    "jobs": {},
+    "end_job": {"job": ..., "why": ""},
     "show": {"folder": ..., "management": False},
     "down": {},
 }
@@ -191,6 +196,7 @@ def keeper(state: str = "building", ranks: int = 4) -> tuple[Verbs, list[Any]]:
         events=events,
         publisher=publisher,
         programs=SimpleNamespace(ranks_per_node=2),
+        job_slot=SimpleNamespace(admit=lambda job: None),
         lab=SimpleNamespace(name="metro"),
         do=lambda work: work(),
     )

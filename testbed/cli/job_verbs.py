@@ -1,0 +1,285 @@
+"""Verbs for jobs on a lab that is up: train, jobs, attach, stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import testbed.host.linux.invocation as invocation
+from testbed.cli import console, job_tables, job_words, tables, verb
+from testbed.cli.verb import AllowUncertified, AsJson, Detach, LabName, RunsFolder
+from testbed.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from testbed.lab.jobs.attached_job import AttachedJob
+    from testbed.lab.lab import Lab
+
+__all__ = ["attached", "detached"]
+
+TICK_S = 0.25
+STOP_BOUND_S = 10.0
+"""How long ranks may take to end after Ctrl-C, so that their last steps are in the report."""
+STRATEGIES = ("ddp",)
+"""What the agents train by."""
+
+SHOWN_LINES = 10
+"""Lines of a program's output from before it was attached to that are shown."""
+
+
+def jobs_known(lab: str | None) -> Sequence[str]:
+    return [it.id for it in verb.attach(lab).jobs()]
+
+
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="Id of a job, as in j1: `jobs` lists them.", autocompletion=verb.completing(jobs_known)
+    ),
+]
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed train",
+    "testbed train --steps 200 --seed 3",
+    "testbed train --detach                     # then jobs, attach, stop",
+)
+def train(
+    strategy: Annotated[str, typer.Option(metavar="NAME", help="How the ranks train: ddp.")] = "ddp",
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of training steps.")] = 500,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the model and the data.")] = 0,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to train on (default: Python's standard library).")
+    ] = None,
+    checkpoint: Annotated[int, typer.Option(metavar="N", min=0, help="Steps between checkpoints; 0: none.")] = 50,
+    restarts: Annotated[int, typer.Option(metavar="N", min=0, help="Restarts after a failure.")] = 3,
+    detach: Detach = False,
+    lab: LabName = None,
+    runs: RunsFolder = None,
+    allow_uncertified: AllowUncertified = False,
+    as_json: AsJson = False,
+) -> int:
+    """Train with the testbed's own agents in a lab that is up, and write the report.
+
+    The lab stays up. Inject faults meanwhile with cut and inject. Ctrl-C ends the job and still writes the report of
+    what was measured. One job of any kind runs at a time in a lab: a second one is refused with exit status 2 and the
+    first one's id. Exit status 0 to 3: the report's, as of run.
+    """
+    if strategy not in STRATEGIES:
+        raise UserError(f"unknown strategy '{strategy}' (available: {', '.join(STRATEGIES)})")
+    if data is not None:
+        data = data.absolute()
+        if not (data.is_file() or data.is_dir()):
+            raise UserError(f"no such file or folder to train on: {data}")
+    target = verb.attach_to_change(lab)
+    workload: dict[str, object] = {
+        "steps": steps,
+        "seed": seed,
+        "data": None if data is None else str(data),
+        "checkpoint_every": checkpoint,
+        "restarts": restarts,
+    }
+    what = f"{strategy}, {steps} steps"
+    if detach:
+        return detached(target, "train", {**workload, "what": what}, runs, allow_uncertified, as_json)
+    target.allow_uncertified = allow_uncertified
+    return _train(target, what, workload, runs, as_json)
+
+
+def _train(target: Lab, what: str, workload: dict[str, object], runs: Path | None, as_json: bool) -> int:
+    """Train in the foreground: follow the job, write the report, show it."""
+    from testbed.core.report.answers import EXIT_CODES
+    from testbed.core.report.document import to_json
+    from testbed.lab.interruption import defer_interrupts
+    from testbed.lab.progress import LiveState
+
+    with console.progress() as progress, target.claimed("train", what) as claim:
+        if runs is not None:
+            target.open_run(runs)
+        job = target.train(**workload)  # type: ignore[arg-type]
+        directory = target.run_directory
+        assert directory is not None
+        progress.note(f"run directory: {directory.path}")
+        progress.phase("train", f"job {job.id}: {what} on {len(target.topology.node_names)} ranks")
+        try:
+            while not job.over():
+                recorder = target.recorder
+                progress.tick(
+                    LiveState(
+                        job.step,
+                        job.workload.steps,
+                        job.last.get("train_loss"),
+                        0.0 if recorder is None else recorder.tokens_per_s,
+                        {} if recorder is None else recorder.throughput_bps,
+                        scale=target.topology.scale,
+                    )
+                )
+                time.sleep(TICK_S)
+        except BaseException:
+            with defer_interrupts():
+                target.interrupt("interrupted by the user")
+                until = time.monotonic() + STOP_BOUND_S
+                while not job.over() and time.monotonic() < until:
+                    time.sleep(TICK_S)
+                progress.ended("interrupted")
+                target.report()
+                console.say(f"run directory: {directory.path}", style="dim")
+            raise
+        progress.ended("interrupted" if claim.stop_why else "failed" if job.failure() else "done")
+        report = target.report()
+        status = EXIT_CODES[report.verdict]
+        if claim.stop_why:
+            claim.release("stopped", claim.stop_why, Interrupted.exit_code)
+            raise Interrupted(f"job {job.id} ended: {claim.stop_why}; the measurements are in {directory.path}")
+        claim.release("failed" if job.failure() else "finished", job.failure(), status)
+    if as_json:
+        console.show_json(to_json(report))
+        return status
+    console.show(tables.verdict(report.verdict).append(f": {report.headline}", style="bold default"))
+    if not console.quiet():
+        console.show(tables.answers(report))
+        if told := tables.rank_seconds(report):
+            console.show(told)
+    console.show(f"report: {directory.path / 'index.html'}")
+    return status
+
+
+def detached(
+    target: Lab,
+    kind: str,
+    arguments: dict[str, object],
+    runs: Path | None,
+    allow_uncertified: bool,
+    as_json: bool = False,
+) -> int:
+    """Start a job in a process of its own, and say how to follow and to stop it."""
+    from testbed.host import lab_folder, lab_owner
+    from testbed.lab import job_runner
+
+    if runs is not None:
+        arguments = {**arguments, "runs": str(runs.absolute())}
+    begun = job_runner.start(lab_folder.folder(target.name), kind, arguments, allow_uncertified=allow_uncertified)
+    if as_json:
+        console.show_json({"job": begun.job, "run": str(begun.run)})
+        return 0
+    console.show(begun.job)
+    on = lab_owner.flag(target.name)
+    console.say(f"run directory: {begun.run}", style="dim")
+    for name in ("attach", "stop"):
+        console.say(f"  {invocation.command(name, *on, begun.job)}", style="cyan")
+    return 0
+
+
+@verb.verb(verb.RUNS, "testbed jobs", "testbed jobs --json")
+def jobs(lab: LabName = None, as_json: AsJson = False) -> None:
+    """List the jobs of a lab since it came up: the one that runs, and those that have ended.
+
+    Columns: *kind*: train, launch, run or validate; *what*: what is trained, or the command; *since* when; the *step*
+    that every rank has completed; *state*: running, stopping, finished, failed, stopped, or lost, where the process
+    that ran the job ended before it and the keeper ended its ranks; and the *run directory*. JSON also has tokens per
+    second, train_loss, exit status and the reason of an end.
+    """
+    target = verb.attach(lab)
+    found = target.jobs()
+    if as_json:
+        console.show_json(tables.plain(found))
+    elif found:
+        console.show(job_tables.jobs(found))
+    else:
+        start = invocation.command("train", "-l", target.name, "--detach")
+        console.say(f"no job has run in lab {target.name} yet; start one with: {start}")
+
+
+@verb.verb(verb.RUNS, "testbed stop j1", "testbed stop -l metro-40km j2")
+def stop(job: JobArgument, lab: LabName = None, as_json: AsJson = False) -> None:
+    """End a job, whoever runs it; return when it has ended.
+
+    Ranks end after their current step, programs get signals, and the report of what was measured is written. A job
+    that has not ended after 25 s is ended by force. Exit status 0, also for a job that had ended before.
+    """
+    target = verb.attach_to_change(lab)
+    found = attached(target, job)
+    had_ended = found.over()
+    if not had_ended:
+        found.stop()
+    now = found.status
+    if as_json:
+        console.show_json(tables.plain(now))
+        return
+    console.show(f"{job} had ended: {job_words.state(now).partition(': ')[2]}" if had_ended else job_words.state(now))
+    if now.run:
+        console.say(f"run directory: {now.run}", style="dim")
+
+
+@verb.verb(verb.RUNS, "testbed attach j1")
+def attach(job: JobArgument, lab: LabName = None) -> int:
+    """Follow a job until it ends; the exit status is the job's.
+
+    Shows the output of a program, from its last 10 lines on; of a job of the agents its progress. Ctrl-C detaches
+    and does not stop the job: exit status 130. A job that was stopped has 130 too, one that has ended before its own.
+    """
+    from testbed.host import lab_owner
+
+    target = verb.attach(lab)
+    found = attached(target, job)
+    now = found.status
+    try:
+        if now.kind == "launch":
+            _show_output(found)
+        else:
+            _show_progress(found)
+        status = found.exit_status()
+    except KeyboardInterrupt:
+        if not found.over():
+            stop_it = invocation.command("stop", *lab_owner.flag(target.name), job)
+            console.say(f"detached; job {job} continues. Stop it with: {stop_it}")
+        raise
+    now = found.status
+    console.say(job_words.state(now))
+    if now.run:
+        console.say(f"run directory: {now.run}", style="dim")
+    return status
+
+
+def attached(target: Lab, job: str) -> AttachedJob:
+    """Return a job of a lab, whichever process runs it. Raises UnknownName."""
+    from testbed.host import lab_folder
+    from testbed.lab.jobs.attached_job import AttachedJob
+
+    return AttachedJob(lab_folder.folder(target.name), job)
+
+
+def _show_output(found: AttachedJob) -> None:
+    from collections import deque
+
+    from testbed.lab.job_output import JobOutput
+
+    if (run := found.run) is None:
+        return
+    output = JobOutput(run)
+    for line in deque(output.read(), SHOWN_LINES):
+        console.show_line(line)
+    over = False
+    while not over:
+        over = found.over()  # before the last look, so that no line is missed
+        for line in output.read(torn=over):
+            console.show_line(line)
+        if not over:
+            time.sleep(TICK_S)
+
+
+def _show_progress(found: AttachedJob) -> None:
+    from testbed.lab.progress import LiveState
+
+    with console.progress() as progress:
+        now = found.status
+        progress.phase(now.kind, f"job {now.id}: {now.what}")
+        while not now.ended:
+            progress.tick(LiveState(now.step or 0, now.steps or 0, now.train_loss, now.tokens_per_s or 0.0))
+            time.sleep(TICK_S)
+            now = found.status
+        progress.ended({"finished": "done", "stopped": "interrupted"}.get(now.state, "failed"))  # type: ignore[arg-type]

@@ -1,0 +1,41 @@
+"""What the ranks of one run print: the lines of all of them, each after its rank, as `launch` shows them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from testbed.lab.log_tail import LogTail
+
+__all__ = ["JobOutput", "lines"]
+
+POLL_S = 0.1
+_LOG = re.compile(r"rank-(\d+)\.log")
+
+
+class JobOutput:
+    """The lines in the logs of a run's ranks that have not been read yet. ``rank``: of one rank alone, unprefixed."""
+
+    def __init__(self, run: Path, rank: int | None = None) -> None:
+        self._folder, self._rank = run / "ranks", rank
+        self._tails: dict[int, LogTail] = {}
+
+    def read(self, *, torn: bool = False) -> Iterator[str]:
+        """Yield the lines since the last call; ``torn``: also last ones without their newline."""
+        for path in self._folder.glob("rank-*.log"):
+            if (found := _LOG.fullmatch(path.name)) and self._rank in (None, int(found[1])):
+                self._tails.setdefault(int(found[1]), LogTail(path))
+        for rank in sorted(self._tails):
+            for line in self._tails[rank].lines(torn=torn):
+                yield line if self._rank is not None else f"[rank {rank}] {line}"
+
+
+def lines(run: Path, rank: int | None, over: Callable[[], bool], *, follow: bool) -> Iterator[str]:
+    """Yield what the ranks of a run have printed; ``follow``: and what they print until the job is ``over``."""
+    output = JobOutput(run, rank)
+    while follow and not over():
+        yield from output.read()
+        time.sleep(POLL_S)
+    yield from output.read(torn=True)
