@@ -654,7 +654,7 @@ class RemoteStarts(Request[str]):
     """Let programs in nodes start programs in other nodes, from now on; return the path of the program that takes the
     place of ssh for them. Raises HostError, StorageError."""
 
-    verb: ClassVar = "remote-starts"
+    verb: ClassVar = "remote_starts"
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ WIRE = {
     "release_job": {"job": ..., "state": ..., "why": "", "exit_status": 0},
     "jobs": {},
     "end_job": {"job": ..., "why": ""},
-    "show": {"folder": ..., "management": False},
+    "show": {"folder": ..., "management": False, "node": ""},
+    "remote_starts": {},
     "down": {},
 }
 """Every verb with its arguments and their defaults (``...``: mandatory). Labs that are up depend on it: only add."""
