@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed.core.analysis import launched_seconds
 from testbed.core.analysis.attempt_history import Attempt
@@ -148,6 +148,9 @@ def _chain(counted: Sequence[Counted], every: Sequence[Counted]) -> tuple[Commit
                 steps=steps,
             )
         )
+    # A program that prints each tenth step prints 10 first: ten steps are done, though when they began is not known.
+    if len(found) > 1 and found[0].step == found[1].steps:
+        found[0] = replace(found[0], steps=found[0].step)
     return tuple(found)
 
 

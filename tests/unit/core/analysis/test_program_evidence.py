@@ -152,6 +152,16 @@ def test_a_running_job_counts_what_the_finished_one_did(ranks):
 # ---- pace, gaps, goodput
 
 
+@pytest.mark.parametrize(
+    ("first", "every", "counted"), [(10, 10, 200), (2, 2, 200), (1, 1, 200), (0, 10, 201), (40, 10, 161)]
+)
+def test_the_first_print_counts_the_steps_that_it_stands_for(first, every, counted):
+    """One that prints each tenth step prints 10 first; 40 first is a program that resumed."""
+    prints = [(10.0 + 0.1 * step, step) for step in range(first, 201, every)]
+    found = evaluate([log(0, prints), log(1, prints)], info(2, 0.0, 35.0), [])
+    assert found.job.steps_committed == counted
+
+
 @settings(max_examples=40)
 @given(st.lists(st.floats(0.05, 0.2), min_size=12, max_size=60), st.integers(1, 5))
 def test_step_times_and_throughput_are_the_time_between_prints_over_the_steps_between(durations, every):
