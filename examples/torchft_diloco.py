@@ -26,6 +26,9 @@ from torch import nn  # noqa: E402
 from torchft import Manager, ProcessGroupGloo  # noqa: E402
 from torchft.local_sgd import DiLoCo  # noqa: E402
 
+EVERY = 20
+"""Local steps between outer steps."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -62,14 +65,18 @@ def train(steps: int, step_s: float) -> None:
         connect_timeout=timedelta(seconds=30),
     )
     torch.manual_seed(RANK)
-    with DiLoCo(manager, [model], inner, outer, sync_every=20):
-        for step in range(1, steps + 1):
+    with DiLoCo(manager, [model], inner, outer, sync_every=EVERY):
+        # Outer steps are the job's own count: a group that was away takes the others' state, and their count with it.
+        taken = 0
+        while manager.current_step() * EVERY < steps:
             batch = torch.randn(16, 256)
             loss = nn.functional.mse_loss(model(batch), batch.flip(1))
             inner.zero_grad()
             loss.backward()
-            inner.step()  # each twentieth step waits for the other groups
+            inner.step()  # each EVERY-th step waits for the other groups
             time.sleep(step_s)
+            taken += 1
+            step = manager.current_step() * EVERY + taken % EVERY
             print(f"step {step}: loss {loss.item():.4f}, {manager.num_participants()} groups", flush=True)
     manager.shutdown(wait=False)
     del store

@@ -290,6 +290,7 @@ def records(lab: Lab, rank: int) -> list[dict[str, Any]]:
     return [json.loads(it) for it in (lab.run_directory.ranks / f"rank-{rank}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.thorough
 def test_a_job_comes_through_all_that_ends_an_attempt(lab: Lab) -> None:
     """One job: a rank is killed, a node loses its power, all fibers are cut for longer than the timeout, a site is
     evacuated. It comes to the same parameters as one that nothing happened to."""

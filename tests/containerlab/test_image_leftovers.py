@@ -83,6 +83,7 @@ def test_no_build_leaves_a_nameless_image(build: Builder) -> None:
     assert docker("image", "inspect", build.tag), "the last good one stays"
 
 
+@pytest.mark.thorough
 def test_what_somebody_built_on_the_image_stays(build: Builder) -> None:
     """It has all labels of the image that it is built on."""
     build()
@@ -108,6 +109,7 @@ def test_what_a_killed_build_left_goes_with_the_next_one_and_that_of_a_living_on
         docker("rmi", busy)
 
 
+@pytest.mark.thorough
 def test_an_image_that_containers_use_goes_once_they_are_gone(build: Builder) -> None:
     before = nameless()
     build()

@@ -286,6 +286,7 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, docker
     assert not lab_folder.folder(name).path.exists()
 
 
+@pytest.mark.thorough
 def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(
     topology: testbed.Topology, dockerd: Any
 ) -> None:

@@ -67,6 +67,7 @@ def test_cut_and_heal(name: str, environment: dict[str, str], tmp_path: Path) ->
     assert namespaces(name) == []
 
 
+@pytest.mark.thorough
 def test_an_unmodified_torch_program_runs_across_the_fiber(name: str, environment: dict[str, str]) -> None:
     run([*TESTBED, "up", "metro-40km", "--no-agents", "--name", name], environment)
     script = str(EXAMPLES / "torch_allreduce.py")

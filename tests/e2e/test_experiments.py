@@ -69,6 +69,7 @@ def test_nothing_is_injected_where_there_is_no_steady_state(tmp_path: Path, stat
     assert ran.cases()["before: ranks_up == 5"] == "failure"
 
 
+@pytest.mark.thorough
 @pytest.mark.timing("judged by the throughput of a job on two shared cores")
 def test_what_never_came_is_no_pass(tmp_path: Path, state_folder: Path) -> None:
     """The job ends long before the second cut is due, and no measurement is bad."""

@@ -234,11 +234,18 @@ def test_a_fiber_is_shown_with_who_made_each_value(
     (west,) = data
     assert (west["direction"], west["impairment"]["rate_bps"], west["differences"]) == ("north:west", 80e6, [])
     assert west["delay_s"] == west["impairment"]["delay_s"] - west["taken_off_s"] > 0
+
+    def counted() -> protocol.DirectionCounters:
+        directions = client.ask(lab_folder.folder(healthy.name), protocol.Stats())["directions"]
+        return next(it for it in directions if it["direction"] == "north:west")
+
+    before = counted()
     (now,) = healthy.fiber("north:west")
+    after = counted()  # the nodes' own packets, such as ARP, go on
     assert {it.by for it in now.values} == {("link",)}
-    counted = client.ask(lab_folder.folder(healthy.name), protocol.Stats())["directions"]
-    (same,) = (it for it in counted if it["direction"] == "north:west")
-    assert (now.packets, now.bytes, now.drops) == (same["packets"], same["bytes"], same["drops"])
+    assert before["packets"] <= now.packets <= after["packets"] <= before["packets"] + 20
+    assert before["bytes"] <= now.bytes <= after["bytes"]
+    assert before["drops"] == now.drops == after["drops"]
 
 
 def test_a_capture_ends_with_its_lab(lab: testbed.Lab, tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def test_the_node_to_node_row_is_that_of_ping(lab: testbed.Lab, command: oracle.
         assert each["error_s"]["median"] == pytest.approx(each["measured_s"]["median"] - each["target_s"])
 
 
+@pytest.mark.thorough
 @pytest.mark.timing("round trips within 60 us")
 def test_what_is_taken_off_comes_off_a_faults_delay_too_and_heals_exactly(
     healthy: testbed.Lab, command: oracle.Command

@@ -208,6 +208,7 @@ def test_a_step_of_latency_is_seen_by_ping(
     assert min(after) == pytest.approx(min(before), abs=50e-6)
 
 
+@pytest.mark.thorough
 def test_a_later_fault_leaves_what_an_earlier_one_states(healthy: testbed.Lab) -> None:
     """1000 pings over a fiber that loses a fifth each way: 640 are answered, with a standard deviation of 15."""
 

@@ -226,7 +226,7 @@ def test_a_full_disk_is_said(lab: testbed.Lab, tested: str, outside: Path) -> No
     fills = ["sh", "-c", 'head -c 9000000 /dev/zero > "$TESTBED_SCRATCH/x"']
     job = lab.launch(fills, directory=outside / "small", keep_scratch=True)
     assert job.exit_status(60.0) != 0
-    assert job.failure().partition("; ")[2] == f"the disk of {recorded(lab)['folders']['east-0']} is full"
+    assert job.failure().rpartition("; ")[2] == f"the disk of {recorded(lab)['folders']['east-0']} is full"
     of_west = said(lab, "sh", "-c", 'echo "$TESTBED_SCRATCH"')[0]["west-0"][0]
     with small_disk(Path(of_west)) as full:
         os.chown(full, program_user.OWN_UID, program_user.OWN_UID)

@@ -24,7 +24,7 @@ def rendered(topology: Topology, plan: Plan, **more: Any) -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
-@pytest.fixture(params=["metro-40km", "metro-triangle", "ring-64"])
+@pytest.fixture(params=["metro-40km", "metro-triangle", pytest.param("ring-64", marks=pytest.mark.thorough)])
 def topology(request: pytest.FixtureRequest) -> Topology:
     return testbed.load(request.param)
 

@@ -164,7 +164,7 @@ def test_a_chain_carries_the_ring_back_over_the_same_fibers() -> None:
     """a - b - c without c - a: the last hop is 2 links long, and no direction of a fiber has more than one hop."""
     text = "sites: {a: , b: , c: }\nlinks:\n  ab: {between: [a, b], km: 40}\n  bc: {between: [b, c], km: 60}\n"
     found = rings_of(load_text(text.encode(), "chain.yaml"))
-    assert found == Rings(3, 3, pytest.approx(500e-6), pytest.approx(10e-12))
+    assert found == Rings(3, 3, pytest.approx(500e-6), pytest.approx(10e-12), (40e3, 60e3, 60e3, 40e3))
 
 
 def test_the_slowest_fiber_on_the_way_sets_the_pace() -> None:
@@ -175,7 +175,7 @@ def test_the_slowest_fiber_on_the_way_sets_the_pace() -> None:
         "  spoke-b: {between: [hub, b], km: 10, optics: 800ZR}\n"
     )
     found = rings_of(load_text(text.encode(), "star.yaml"))
-    assert found == Rings(3, 3, pytest.approx(100e-6), pytest.approx(20e-12))
+    assert found == Rings(3, 3, pytest.approx(100e-6), pytest.approx(20e-12), (10e3,) * 4)
 
 
 def test_hops_that_share_a_direction_share_its_rate() -> None:
@@ -185,7 +185,7 @@ def test_hops_that_share_a_direction_share_its_rate() -> None:
     )
     # The longest hop is d to a, over all 30 km.
     found = rings_of(load_text(text.encode(), "line.yaml"))
-    assert found == Rings(4, 4, pytest.approx(150e-6), pytest.approx(2 * 10e-12))
+    assert found == Rings(4, 4, pytest.approx(150e-6), pytest.approx(2 * 10e-12), (10e3,) * 8)
 
 
 def test_one_site_crosses_nothing() -> None:

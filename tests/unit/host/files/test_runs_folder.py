@@ -308,7 +308,14 @@ def test_a_name_longer_than_a_files_is_a_mistake(
 
 
 @needs_root
-@pytest.mark.parametrize("variable", [runs_folder.VARIABLE, "XDG_DATA_HOME", "HOME"])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        runs_folder.VARIABLE,
+        pytest.param("XDG_DATA_HOME", marks=pytest.mark.thorough),
+        pytest.param("HOME", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_folder_that_cannot_be_entered_is_said(tmp_path: Path, variable: str) -> None:
     barred = tmp_path / "barred"
     barred.mkdir(mode=0o700)
