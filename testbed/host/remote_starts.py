@@ -38,7 +38,8 @@ __all__ = ["VARIABLE", "SameUser", "keys", "program", "start"]
 VARIABLE: Final = "TESTBED_RSH"
 """Names the program that takes the place of ssh."""
 
-_PROGRAM: Final = "reach"
+_FOLDER, _PROGRAM = "rsh", "reach"
+"""A folder of its own: containers see all of it, and the scratch of other nodes lies beside it."""
 
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ")
 """Variables of this process that started programs in namespaces get."""
@@ -46,7 +47,7 @@ _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ")
 
 def program(lab: LabFolder) -> Path:
     """Return the path of the program that takes the place of ssh in nodes. Raises StorageError, OSError."""
-    return scratch.of_lab(lab) / _PROGRAM
+    return scratch.of_lab(lab) / _FOLDER / _PROGRAM
 
 
 def keys(lab: LabFolder, uid: int) -> Path:
@@ -58,7 +59,9 @@ def start(lab: LabFolder) -> subprocess.Popen[bytes]:
     """Write the program and start the proxy, which dies with the thread that called this. Raises HostError,
     MissingTool."""
     try:
-        folder = scratch.of_lab(lab)
+        folder = program(lab).parent
+        folder.mkdir(0o711, exist_ok=True)
+        folder.chmod(0o711)  # whatever the umask: programs enter it, and cannot list it
         launcher_shim.client(folder, launcher_proxy.socket_of(folder), sys.executable)
         with launcher_proxy.bind(launcher_proxy.socket_of(folder), 0o666) as listener:
             # -P and /: nothing that lies in a working directory must run as root.
