@@ -288,7 +288,7 @@ class ProgramJob(RunningJob):
     def _start(self) -> None:
         folder = self._working
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder)))
-        client.ask(self._lab, protocol.ProgramBegins(ranks_per_node=self.workload.ranks_per_node))
+        client.ask(self._lab, protocol.ProgramBegins(ranks_per_node=self.workload.processes_per_node))
         self._rsh = client.ask(self._lab, protocol.RemoteStarts())
         run_metadata.amend(self._run, workload=self._described())
         self._give_folders()
