@@ -25,7 +25,7 @@ from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import driver, netns
-from testbed.host.linux import job_processes
+from testbed.host.linux import job_processes, namespace
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.runner import Place
 from testbed.keeper import client, protocol
@@ -117,9 +117,11 @@ class ProgramJob(RunningJob):
         self._unread = ""
         self._stdbuf: str | None = None
         """Path of stdbuf's library in the nodes; None: not looked for yet."""
-        self._start()
-        self._thread = threading.Thread(target=self._follow, name="program-job", daemon=True)
+        self._begun = threading.Event()
+        self._not_begun: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="program-job", daemon=True)
         self._thread.start()
+        self._await_begin()
 
     # ---- what every job can be asked
 
@@ -285,6 +287,28 @@ class ProgramJob(RunningJob):
     def _statuses(self) -> dict[int, int]:
         return {rank: runner.shell_status(code) for rank, code in self._ends.codes.items()}
 
+    def _await_begin(self) -> None:
+        """Return when all ranks have been started. Raises what kept them from it."""
+        try:
+            self._begun.wait()
+        except BaseException:
+            self.stop()
+            raise
+        if self._not_begun is not None:
+            self._thread.join()
+            raise self._not_begun
+
+    def _work(self) -> None:
+        """Start the ranks, which the kernel ends with the thread that started them (PDEATHSIG), and follow them."""
+        try:
+            self._start()
+        except BaseException as error:
+            self._not_begun = error
+            return
+        finally:
+            self._begun.set()
+        self._follow()
+
     def _start(self) -> None:
         folder = self._working
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder)))
@@ -431,6 +455,7 @@ class ProgramJob(RunningJob):
             # Ranks that are ended here because another failed have no status of their own.
             if len(self._ends.codes) < len(self._children):
                 self._signals.end()
+                self._end_left_behind()
             self._files.close()
             self._record(all_ended_t=time.monotonic())
         except TestbedError as error:
@@ -439,6 +464,10 @@ class ProgramJob(RunningJob):
             self._signals.end()
             if self._mpi is not None:
                 self._mpi.close()
+            for child in self._signals.children.values():
+                if child.stdin is not None:
+                    with contextlib.suppress(OSError):
+                        child.stdin.close()
             self._files.close()
             if self._broken:
                 self.interrupted = self.failure()
@@ -446,6 +475,16 @@ class ProgramJob(RunningJob):
                 self._concluded(self)
             except TestbedError as error:
                 self._error = self._error or error
+
+    def _end_left_behind(self) -> None:
+        """End what ranks that were ended have left behind, such as children that heed no SIGTERM: with the job's slot
+        given back, nobody could end those any more, and their traffic would count as the next job's."""
+        inodes = set[int]()
+        for node in dict.fromkeys(it.node for it in self.members):
+            with contextlib.suppress(TestbedError):  # a container that has exited has no processes
+                inodes.add(namespace.inode(netns(self._lab, node)))
+        with contextlib.suppress(OSError):
+            job_processes.end(inodes - {0}, job_processes.mark(self._lab.name, self.id), grace_s=GRACE_S)
 
     def _record(self, all_ended_t: float) -> None:
         for reader in self._readers:
