@@ -270,7 +270,7 @@ def test_an_mpiexec_starts_each_rank_in_its_place_and_tells_how_each_ended(lab: 
     assert workload["statuses"] == [0, 0, 0, 0, 0, 3, 0, 0]
     assert (workload["start"], workload["mpi"]) == ("mpi", "MPICH 9.9")
     scratch = Path(lab_folder.folder(lab.name).scratch.read_text())
-    assert (scratch / "reach").exists() and not list(scratch.glob("mpi-*")), "FIFOs are gone"
+    assert list(scratch.rglob("reach")) and not list(scratch.glob("mpi-*")), "FIFOs are gone"
 
 
 def test_a_stopped_mpi_job_leaves_nothing_behind(lab: testbed.Lab, folder: Path) -> None:
