@@ -166,6 +166,8 @@ def detached(
     if as_json:
         console.show_json({"job": begun.job, "run": str(begun.run)})
         return 0
+    for note in begun.notes:
+        console.say(note)
     console.show(begun.job)
     on = lab_owner.flag(target.name)
     console.say(f"run directory: {begun.run}", style="dim")

@@ -53,6 +53,9 @@ MOST_CLIENTS: Final = 1024
 _GRACE_S: Final = 5.0
 """How long a command may take to end after SIGTERM, when its client is gone."""
 
+REPORT_EVERY_S: Final = 1.0
+"""Refusals within this time after another are not reported: any user of this host could fill its disk with them."""
+
 _BUSY_S: Final = 0.05
 """Pause before the next try when a connection could not be accepted."""
 
@@ -194,6 +197,7 @@ def serve(listener: socket.socket, mpiexec: Sequence[str], entries: Mapping[str,
 def listen(listener: socket.socket, rules: Rules) -> None:
     """Serve requests until ``listener`` is closed."""
     free = threading.BoundedSemaphore(MOST_CLIENTS)
+    reported_t = -REPORT_EVERY_S
     while True:
         try:
             connection, _ = listener.accept()
@@ -212,7 +216,9 @@ def listen(listener: socket.socket, rules: Rules) -> None:
             connection.setblocking(False)  # whoever is refused must not hold up the others
             _refuse(connection, f"this process may not start programs: {why}")
             connection.close()
-            _report(f"refused process {peer.pid}: {why}")
+            if time.monotonic() - reported_t >= REPORT_EVERY_S:
+                reported_t = time.monotonic()
+                _report(f"refused process {peer.pid}: {why}")
             continue
         threading.Thread(target=_served, args=(connection, peer, rules, free), daemon=True).start()
 

@@ -28,8 +28,13 @@ _MOUNT: Final = 'while [ "$1" != -- ]; do mount --bind -- "$1" "$2" || exit 126;
 """Shell command that mounts files over others, given in pairs until ``--``, and becomes the rest of its arguments."""
 
 
-_MOUNT_TMP: Final = '"$0" --bind -- "$1" /tmp || exit 126; shift; exec "$@"'
-"""Shell command before a program: $0 is mount(8), $1 the folder that is to be its /tmp."""
+_MOUNT_TMP: Final = (
+    '(cd -P -- "$1" && [ "$(pwd -P)" = "$1" ] && "$0" --no-canonicalize --bind . /tmp) || exit 126; shift; exec "$@"'
+)
+"""Shell command before a program: $0 is mount(8), $1 the folder that is to be its /tmp.
+
+It is mounted by the working directory, once that is known to be this folder: the folder's user could replace it by a
+link meanwhile, to a folder of root's that no program may see."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,8 @@ class Place:
         """Return the words before a program that give it a /tmp of its own, in a copy of the node's mounts."""
         if self.own_tmp is None:
             return []
-        return [tool("unshare"), "--mount", "--", "/bin/sh", "-c", _MOUNT_TMP, tool("mount"), str(self.own_tmp)]
+        folder = self.own_tmp.parent.resolve() / self.own_tmp.name
+        return [tool("unshare"), "--mount", "--", "/bin/sh", "-c", _MOUNT_TMP, tool("mount"), str(folder)]
 
     def _with_files(self) -> list[str]:
         """Return the argument list that runs another, still as root, in a mount namespace with :attr:`files`."""

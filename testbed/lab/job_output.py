@@ -1,7 +1,10 @@
-"""What the ranks of one run print: the lines of all of them, each after its rank, as `launch` shows them."""
+"""What the ranks of one run print: the lines of all of them, each after its rank, or its node where the program runs
+once per node, as `launch` shows them."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +23,9 @@ class JobOutput:
 
     def __init__(self, run: Path, rank: int | None = None) -> None:
         self._folder, self._rank = run / "ranks", rank
+        self._run = run
         self._tails: dict[int, LogTail] = {}
+        self._nodes: dict[int, str] | None = None
 
     def read(self, *, torn: bool = False) -> Iterator[str]:
         """Yield the lines since the last call; ``torn``: also last ones without their newline."""
@@ -29,7 +34,21 @@ class JobOutput:
                 self._tails.setdefault(int(found[1]), LogTail(path))
         for rank in sorted(self._tails):
             for line in self._tails[rank].lines(torn=torn):
-                yield line if self._rank is not None else f"[rank {rank}] {line}"
+                yield line if self._rank is not None else f"[{self._label(rank)}] {line}"
+
+    def _label(self, rank: int) -> str:
+        if self._nodes is None:
+            self._nodes = _programs(self._run)
+        return self._nodes.get(rank, f"rank {rank}")
+
+
+def _programs(run: Path) -> dict[int, str]:
+    """Return the node of each program of a run that has one per node; empty for any other run."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        workload = json.loads((run / "run.json").read_text())["workload"]
+        if workload.get("start") == "per-node":
+            return {int(it["rank"]): str(it["node"]) for it in workload["members"]}
+    return {}
 
 
 def lines(run: Path, rank: int | None, over: Callable[[], bool], *, follow: bool) -> Iterator[str]:

@@ -45,6 +45,8 @@ class Started:
 
     job: str
     run: Path
+    notes: tuple[str, ...] = ()
+    """What is worth knowing before a program begins (``note`` of Lab.launch)."""
 
 
 def start(lab: LabFolder, kind: str, arguments: Mapping[str, Any], *, allow_uncertified: bool = False) -> Started:
@@ -82,7 +84,7 @@ def start(lab: LabFolder, kind: str, arguments: Mapping[str, Any], *, allow_unce
         raise
     if "error" in message:
         protocol.decode_answer(protocol.Hello(), message)
-    return Started(message["job"], Path(message["run"]))
+    return Started(message["job"], Path(message["run"]), tuple(message["notes"]))
 
 
 def _answer(child: subprocess.Popen[bytes], request: bytes) -> dict[str, Any]:
@@ -105,19 +107,17 @@ def _answer(child: subprocess.Popen[bytes], request: bytes) -> dict[str, Any]:
 def main() -> int:
     """``python -m testbed.lab.job_runner``: the request is JSON on stdin, the answer one line of JSON on stdout."""
     request = json.loads(sys.stdin.buffer.read())
-    stop = threading.Event()
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop = _heed_sigterm_alone()
     try:
         os.chdir(request["folder"])
         lab = Lab(LabFolder(Path(request["lab"])))
         lab.allow_uncertified = request["allow_uncertified"]
         arguments = dict(request["arguments"])
         with lab.claimed(request["kind"], arguments.pop("what"), detached=True) as claim:
-            job = _begin(lab, request["kind"], arguments)
+            notes: list[str] = []
+            job = _begin(lab, request["kind"], arguments, notes)
             assert lab.run_directory is not None
-            _say({"job": claim.id, "run": str(lab.run_directory.path)})
+            _say({"job": claim.id, "run": str(lab.run_directory.path), "notes": notes})
             _follow(job, claim, stop)
             _conclude(lab, job, claim)
     except (TestbedError, OSError) as error:
@@ -127,10 +127,24 @@ def main() -> int:
     return 0
 
 
-def _begin(lab: Lab, kind: str, arguments: dict[str, Any]) -> Job | ProgramJob:
+def _heed_sigterm_alone() -> threading.Event:
+    """Have this process go on after other signals; return the event that SIGTERM sets.
+
+    SIGINT and SIGHUP have a handler that does nothing: a signal that is ignored would be ignored by the job's programs
+    too (execve(2)), and no Ctrl-C of theirs, or trap of a shell, would work. Python has SIGPIPE ignored, and restores
+    it for programs.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    return stop
+
+
+def _begin(lab: Lab, kind: str, arguments: dict[str, Any], notes: list[str]) -> Job | ProgramJob:
     runs = Path(found) if (found := arguments.pop("runs", None)) else None
     if kind == "launch":
-        return lab.launch(arguments.pop("argv"), directory=runs, **arguments)
+        return lab.launch(arguments.pop("argv"), directory=runs, note=notes.append, **arguments)
     if runs is not None:
         lab.open_run(runs)
     return lab.train(**arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -476,7 +477,7 @@ class Lab:
                     claim, job, (lambda: _conclude(job, run, recorder)) if own_run else (lambda: None)
                 ),
             )
-            self._slots.began(claim, job, run.path, self._stop_job)
+            self._begun(claim, job, run)
         except BaseException as error:
             if not own_run:
                 raise
@@ -566,8 +567,17 @@ class Lab:
             user=user,
             concluded=lambda job: self._slots.give_back(claim, job),
         )
-        self._slots.began(claim, job, run.path, self._stop_job)
+        self._begun(claim, job, run)
         return job
+
+    def _begun(self, claim: JobClaim, job: Job | ProgramJob, run: RunDirectory) -> None:
+        """Tell the keeper of a job that has started; where that fails, end the job, which its caller never gets."""
+        try:
+            self._slots.began(claim, job, run.path, self._stop_job)
+        except BaseException:
+            with contextlib.suppress(TestbedError):
+                job.stop()
+            raise
 
     def _refuse_folder(self, user: ProgramUser, root: Path | None = None) -> None:
         """Raise UserError if programs of ``user`` cannot write below the next run directory."""
@@ -620,7 +630,9 @@ class Lab:
         if isinstance(self._job, ProgramJob):
             self._job.stop()
         how = replace(self._ending)
-        if isinstance(self._job, Job) and self._job.over() and not self._job.stopped:
+        if isinstance(self._job, ProgramJob) and self._job.interrupted:
+            how = run_metadata.Ending("interrupted", self._job.interrupted)
+        elif self._job is not None and self._job.over() and not (isinstance(self._job, Job) and self._job.stopped):
             how.fail(self._job.failure(), tells_nothing=not isinstance(self._job.failed(), JobFailed))
         if self.recorder is not None:
             self.recorder.stop()

@@ -207,6 +207,22 @@ def test_one_program_per_node_with_what_torchrun_needs(lab: testbed.Lab, folder:
     assert sorted(said) == [f"[{node}] 4 {n} 2 {master} 4 {n} none" for n, node in enumerate(nodes)]
 
 
+def test_a_rank_of_a_fault_is_the_program_of_its_node(lab: testbed.Lab, folder: Path) -> None:
+    """What the program starts itself is not known to the testbed one by one."""
+    said: list[str] = []
+    script = ["sh", "-c", "echo runs; exec sleep 1000"]
+    job = lab.launch(script, start="per-node", ranks_per_node=2, directory=folder / "runs", echo=said.append)
+    try:
+        oracle.until(lambda: len(said) == 4, BOUND_S, "every program runs")
+        with lab.inject("rank-kill", "west-1"):
+            assert job.exit_status(BOUND_S) == 137
+    finally:
+        job.stop()
+    (path,) = (folder / "runs").glob("*/run.json")
+    (end,) = json.loads(path.read_text())["workload"]["ends"]
+    assert (end["rank"], end["signal"], end["by_testbed"]) == (3, 9, True)
+
+
 TORCHRUN = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")

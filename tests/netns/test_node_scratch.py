@@ -17,6 +17,7 @@ import pytest
 
 import testbed
 from testbed.errors import StorageError
+from testbed.host import runner
 from testbed.host.linux import program_user
 
 pytestmark = [pytest.mark.netns]
@@ -234,3 +235,18 @@ def test_a_full_disk_is_said(lab: testbed.Lab, tested: str, outside: Path) -> No
             file.write(bytes(1 << 22))
         with pytest.raises(StorageError, match=f"scratch.*{full}"):
             lab.launch(["true"])
+
+
+def test_no_link_takes_the_place_of_a_node_s_own_tmp(tmp_path: Path) -> None:
+    """Programs own the folder: theirs may lead into one of root's, between the look at it and its mount."""
+    (tmp_path / "secret").mkdir(mode=0o700)
+    (tmp_path / "secret" / "open").mkdir()
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "own").touch()
+    place = runner.Place(Path("/proc/self/ns/net"), own_tmp=tmp_path / "tmp")
+    done = subprocess.run(place.enter(["ls", "/tmp"]), capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout) == (0, "own\n"), done.stderr
+    (tmp_path / "tmp").rename(tmp_path / "away")
+    (tmp_path / "tmp").symlink_to("secret/open")
+    done = subprocess.run(place.enter(["ls", "/tmp"]), capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout) == (126, "")

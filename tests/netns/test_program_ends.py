@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,3 +147,38 @@ def test_a_command_that_cannot_start_is_told_once(
     mine.chmod(0o755)
     path = {"PATH": f"{folder}:/usr/bin:/bin"}
     assert lab.launch(["mine"], environment=path, directory=folder / "runs").exit_status() == 0, "by its own PATH"
+
+
+def test_what_ignores_sigterm_ends_with_the_job_though_its_rank_has_ended_before(
+    lab: testbed.Lab, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    lab.allow_uncertified = True
+    script = '(trap "" TERM; echo ready; exec sleep 4242) & wait'
+    ready: list[str] = []
+    job = lab.launch(["sh", "-c", script], directory=folder / "runs", echo=ready.append)
+    oracle.until(lambda: len(ready) == 4, 30.0, "every rank has its child")
+    job.stop()
+    inodes = {Path("/run/netns", oracle.netns(lab.name, it)).stat().st_ino for it in lab.topology.node_names}
+    left = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (entry / "ns/net").stat().st_ino in inodes and b"4242" in (entry / "cmdline").read_bytes():
+                left.append(entry.name)
+        except OSError:
+            continue
+    assert not left
+
+
+def test_a_program_outlives_the_thread_that_launched_it(
+    lab: testbed.Lab, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    lab.allow_uncertified = True
+    jobs: list[testbed.ProgramJob] = []
+    thread = threading.Thread(
+        target=lambda: jobs.append(lab.launch(["sleep", "2"], directory=folder / "runs")), daemon=True
+    )
+    thread.start()
+    thread.join(60.0)
+    assert jobs[0].exit_status(60.0) == 0, jobs[0].failure()

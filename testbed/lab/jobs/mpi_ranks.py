@@ -65,7 +65,8 @@ _OF_ONE_RANK: Final = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"
                                  "TESTBED_FOLDER"})  # fmt: skip
 """Variables of rank_environment.py that differ from rank to rank: mpiexec has one environment for all."""
 
-_LOOK_S: Final = 0.02
+_STATUS_BYTES: Final = 16
+"""More than a status and its newline take."""
 
 
 def find(lab: LabFolder, user: ProgramUser | None, command: Sequence[str], folder: Path, mpiexec: str = "") -> Found:
@@ -122,9 +123,10 @@ class MpiRank:
 
     def poll(self) -> int | None:
         """Return the status that the rank wrote; None while it runs, and if something else ended it."""
-        with contextlib.suppress(OSError):
-            if written := self._status.read_text().strip():
-                return int(written) if written.isdigit() else 1
+        with contextlib.suppress(OSError), self._status.open("rb") as stream:
+            # The program's user can write anything there.
+            if written := stream.read(_STATUS_BYTES).strip():
+                return min(int(written), 255) if written.isdigit() else 1
         return None
 
     def wait(self, timeout: float | None = None) -> int:
@@ -163,6 +165,7 @@ class MpiRanks:
         self._folder = Path(tempfile.mkdtemp(prefix="mpi-", dir=scratch.of_lab(lab)))
         self._folder.chmod(0o711)
         self._writers: list[int] = []
+        self._closing = threading.Lock()
         self._log = (self._folder / "mpiexec.log").open("w+b")
         try:
             self.children = {it.rank: self._rank(it.rank, environments[it.rank]) for it in members}
@@ -204,9 +207,10 @@ class MpiRanks:
 
     def _end_output(self) -> None:
         """Close our ends of the FIFOs, so that readers see their end when the last rank has closed its own."""
-        while self._writers:
-            with contextlib.suppress(OSError):
-                os.close(self._writers.pop())
+        with self._closing:
+            writers, self._writers = self._writers, []
+        for it in writers:
+            os.close(it)
 
     def _give(self, path: Path) -> Path:
         owner = self._owner()

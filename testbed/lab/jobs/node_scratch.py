@@ -133,5 +133,10 @@ class NodeScratch:
         found = place(self._lab, node)
         assert isinstance(found, runner.Place)
         argv = replace(found, own_tmp=self._of_lab[node] / TEMPORARY).enter(["true"])
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_BOUND_S, cwd="/")
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_BOUND_S, cwd="/"
+            )
+        except subprocess.TimeoutExpired:
+            return f"mounting another one took longer than {_BOUND_S:g} s"
         return f"this host refuses another one: {done.stderr.strip()[-200:]}" if done.returncode else ""

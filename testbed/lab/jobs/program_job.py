@@ -7,15 +7,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from testbed.core.analysis import launched_end
-from testbed.core.analysis.program_steps import ProgressMerge
-from testbed.core.records.progress_record import ProgressRecord
 from testbed.core.topology.model import Topology
-from testbed.core.units import format_duration
 from testbed.core.workload import mpi_launch
 from testbed.core.workload.members import Member, members
 from testbed.core.workload.workload import ProgramWorkload
@@ -25,7 +22,7 @@ from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import driver, netns
-from testbed.host.linux import job_processes
+from testbed.host.linux import job_processes, namespace
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.runner import Place
 from testbed.keeper import client, protocol
@@ -38,9 +35,9 @@ from testbed.lab.jobs.progress_reader import Places, ProgressReader
 from testbed.lab.jobs.rank_output import Echo
 from testbed.lab.jobs.rank_process import RankProcess
 from testbed.lab.jobs.rank_signals import INTERRUPT_GRACE_S, RankSignals
+from testbed.lab.jobs.reported_steps import Limits, ReportedSteps
 from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.jobs.same_files import SameFiles
-from testbed.lab.jobs.step_tail import StepTail
 
 __all__ = ["GRACE_S", "INTERRUPT_GRACE_S", "ProgramJob"]
 
@@ -48,8 +45,6 @@ GRACE_S = 5.0
 """How long ranks may take to exit by themselves after another has failed."""
 
 LOOK_S = 0.02
-STEPS_LOOK_S = 0.5
-"""How often the steps are read, where a stall has a limit."""
 
 
 class ProgramJob(RunningJob):
@@ -93,11 +88,6 @@ class ProgramJob(RunningJob):
         self._shortage = ""
         self._files = SameFiles(lab, topology.node_names, self._working)
         self._ends = ProcessEnds(lab)
-        self._ended_in_order = False
-        self._exceeded = ""
-        """Which limit the program has exceeded; empty if none."""
-        self._first_record_t: float | None = None
-        self._tokens_per_step: float | None = None
         self._children: dict[int, RankProcess] = {}
         self._signals = RankSignals()
         self._final: dict[str, Any] = {}
@@ -108,18 +98,19 @@ class ProgramJob(RunningJob):
         self._stopping = self._signals.wanted
         self._broken: list[Exception] = []
         self._error: TestbedError | None = None
-        self._merge, self._step = ProgressMerge(), 0
-        self._tails = [StepTail(run.ranks / f"rank-{it.rank}.jsonl") for it in self.members]
-        self._reading = threading.Lock()
+        self._reported = ReportedSteps(run.ranks, self.members)
+        self._limits = Limits(workload, self._reported)
         self._progress = ProgressReader(
             workload.progress, self.members, self._places(), lambda why: self._tell(f"progress: {why}")
         )
         self._unread = ""
         self._stdbuf: str | None = None
         """Path of stdbuf's library in the nodes; None: not looked for yet."""
-        self._start()
-        self._thread = threading.Thread(target=self._follow, name="program-job", daemon=True)
+        self._begun = threading.Event()
+        self._not_begun: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="program-job", daemon=True)
         self._thread.start()
+        self._await_begin()
 
     # ---- what every job can be asked
 
@@ -130,29 +121,18 @@ class ProgramJob(RunningJob):
     @property
     def step(self) -> int:
         """The latest step that counts, by the definition of reports (``core/analysis/program_steps.py``)."""
-        with self._reading:
-            found = [
-                (ProgressRecord.from_dict(line), member.rank)
-                for member, tail in zip(self.members, self._tails, strict=True)
-                for line in tail.take()
-            ]
-            for record, rank in sorted(found, key=lambda it: it[0].t):
-                if (counted := self._merge.take(rank, record)) is not None:
-                    self._step = counted.step
-            return self._step
+        return self._reported.step
 
     @property
     def last(self) -> Mapping[str, Any]:
-        return next((tail.last for tail in self._tails if tail.last), {})
+        return self._reported.last
 
     @property
     def began_t(self) -> float | None:
         """The first report of a step; of a program whose steps are not read, when the last rank was started."""
         if not self.reports_steps:
             return self._started_t
-        if self._first_record_t is None:
-            self._first_record_t = min((float(it.last["t"]) for it in self._tails if it.last), default=None)
-        return self._first_record_t
+        return self._reported.first_t
 
     @property
     def reports_steps(self) -> bool:
@@ -164,13 +144,7 @@ class ProgramJob(RunningJob):
 
     @property
     def tokens_per_step(self) -> float | None:
-        """By the latest record of any rank that counts tokens; a record has those since the rank's one before."""
-        for tail in self._tails:
-            tokens = tail.last.get("tokens")
-            if tokens is not None and tail.before is not None and tail.step > tail.before:
-                self._tokens_per_step = float(tokens) / (tail.step - tail.before)
-                break
-        return self._tokens_per_step
+        return self._reported.tokens_per_step
 
     def ranks_up(self, agents: Sequence[RankState]) -> int:
         codes = dict(self._ends.codes)
@@ -181,8 +155,8 @@ class ProgramJob(RunningJob):
     def failure(self) -> str:
         if self._error is not None:
             return str(self._error)
-        if self._exceeded:
-            return self._exceeded
+        if self._limits.exceeded:
+            return self._limits.exceeded
         if self._broken:
             return f"the output could not be shown any more: {self._broken[0]}"
         said = launched_end.sentence(self._final or self._ended([*self._ends.so_far]))
@@ -285,10 +259,32 @@ class ProgramJob(RunningJob):
     def _statuses(self) -> dict[int, int]:
         return {rank: runner.shell_status(code) for rank, code in self._ends.codes.items()}
 
+    def _await_begin(self) -> None:
+        """Return when all ranks have been started. Raises what kept them from it."""
+        try:
+            self._begun.wait()
+        except BaseException:
+            self.stop()
+            raise
+        if self._not_begun is not None:
+            self._thread.join()
+            raise self._not_begun
+
+    def _work(self) -> None:
+        """Start the ranks, which the kernel ends with the thread that started them (PDEATHSIG), and follow them."""
+        try:
+            self._start()
+        except BaseException as error:
+            self._not_begun = error
+            return
+        finally:
+            self._begun.set()
+        self._follow()
+
     def _start(self) -> None:
         folder = self._working
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder)))
-        client.ask(self._lab, protocol.ProgramBegins(ranks_per_node=self.workload.ranks_per_node))
+        client.ask(self._lab, protocol.ProgramBegins(ranks_per_node=self.workload.processes_per_node))
         self._rsh = client.ask(self._lab, protocol.RemoteStarts())
         run_metadata.amend(self._run, workload=self._described())
         self._give_folders()
@@ -431,6 +427,7 @@ class ProgramJob(RunningJob):
             # Ranks that are ended here because another failed have no status of their own.
             if len(self._ends.codes) < len(self._children):
                 self._signals.end()
+                self._end_left_behind()
             self._files.close()
             self._record(all_ended_t=time.monotonic())
         except TestbedError as error:
@@ -439,6 +436,10 @@ class ProgramJob(RunningJob):
             self._signals.end()
             if self._mpi is not None:
                 self._mpi.close()
+            for child in self._signals.children.values():
+                if child.stdin is not None:
+                    with contextlib.suppress(OSError):
+                        child.stdin.close()
             self._files.close()
             if self._broken:
                 self.interrupted = self.failure()
@@ -446,6 +447,16 @@ class ProgramJob(RunningJob):
                 self._concluded(self)
             except TestbedError as error:
                 self._error = self._error or error
+
+    def _end_left_behind(self) -> None:
+        """End what ranks that were ended have left behind, such as children that heed no SIGTERM: with the job's slot
+        given back, nobody could end those any more, and their traffic would count as the next job's."""
+        inodes = set[int]()
+        for node in dict.fromkeys(it.node for it in self.members):
+            with contextlib.suppress(TestbedError):  # a container that has exited has no processes
+                inodes.add(namespace.inode(netns(self._lab, node)))
+        with contextlib.suppress(OSError):
+            job_processes.end(inodes - {0}, job_processes.mark(self._lab.name, self.id), grace_s=GRACE_S)
 
     def _record(self, all_ended_t: float) -> None:
         for reader in self._readers:
@@ -464,9 +475,9 @@ class ProgramJob(RunningJob):
         ended_t = {end["rank"]: end["t"] for end in ends}
         return {
             **self._described(),
-            **({"ended_in_order": True} if self._ended_in_order else {}),
+            **({"ended_in_order": True} if self._limits.in_order else {}),
             "same_files": self.same_files,
-            **({"exceeded": self._exceeded} if self._exceeded else {}),
+            **({"exceeded": self._limits.exceeded} if self._limits.exceeded else {}),
             "statuses": [codes.get(rank) for rank in ranks],
             "ends": list(ends),
             "began_t": [self._began_t[rank] for rank in ranks],
@@ -477,7 +488,6 @@ class ProgramJob(RunningJob):
         """Wait until all have ended, or the grace period after a failure is over, or a limit is reached, or the job is
         stopped, or its output cannot be shown."""
         failed_at: float | None = None
-        stalled = self._stalled()
         while True:
             self._note_ends()
             if len(self._ends.codes) == len(self._children) or self._broken or self._stopping.is_set():
@@ -489,39 +499,9 @@ class ProgramJob(RunningJob):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
                 return
-            if failed_at is None and (self._is_at_its_end() or next(stalled)):
+            if failed_at is None and self._limits.reached(self._started_t):
                 return
             self._stopping.wait(LOOK_S)
-
-    def _is_at_its_end(self) -> bool:
-        """Whether the time is over that the workload has."""
-        lasted_s = time.monotonic() - self._started_t
-        if self.workload.for_s is not None and lasted_s >= self.workload.for_s:
-            self._ended_in_order = True
-            return True
-        if self.workload.timeout_s is not None and lasted_s >= self.workload.timeout_s:
-            self._exceeded = f"the program has not ended within {format_duration(self.workload.timeout_s)}"
-            return True
-        return False
-
-    def _stalled(self) -> Iterator[bool]:
-        """Yield, each time it is asked, whether no step has been reported for longer than the workload allows."""
-        if self.workload.stall_s is None:
-            while True:
-                yield False
-        seen, moved_t, looked_t = -1, 0.0, 0.0
-        while True:
-            now = time.monotonic()
-            if now - looked_t >= STEPS_LOOK_S:
-                looked_t = now
-                step = self.step
-                if step != seen or not self.last:
-                    seen, moved_t = step, now
-                if self.last and now - moved_t > self.workload.stall_s:
-                    bound = format_duration(self.workload.stall_s)
-                    self._exceeded = f"the program has reported no step for {bound}, since step {step}"
-                    yield True
-            yield False
 
     def _note_ends(self) -> None:
         for rank, child in self._children.items():  # poll every child: any of them may fail

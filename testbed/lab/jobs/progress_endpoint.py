@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +26,13 @@ _LOOPBACK: Final = "127.0.0.1"
 def numbers(endpoint: Endpoint, values: Mapping[str, float]) -> dict[str, float]:
     """Return the numbers by field of one scrape, by ``name`` or ``name{label="value"}``.
 
-    A name alone stands for its only series; where it has several, it is left out.
+    A name alone stands for its only series; where it has several, it is left out. So is what is no finite number, as a
+    gauge that was never set may be.
     """
     found: dict[str, float] = {}
     for field, name in endpoint.sources.by_field().items():
         series = [name] if name in values else [it for it in values if it.partition("{")[0] == name]
-        if len(series) == 1:
+        if len(series) == 1 and math.isfinite(values[series[0]]):
             found[field] = values[series[0]]
     return found
 

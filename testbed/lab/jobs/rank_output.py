@@ -37,10 +37,13 @@ def copy(
 
     ``label`` is what each line of it is prefixed with, in brackets. ``echoes`` get the lines of stdout and of stderr,
     and ``progress`` what was read of each, with the time. The log has both, in the order in which they were read: lines
-    of the two streams that are less than a millisecond apart may change places, lines of one stream never.
+    of the two streams that are less than a millisecond apart may change places, lines of one stream never. Both streams
+    are closed at their end.
     """
     assert child.stdout is not None and child.stderr is not None
     with contextlib.ExitStack() as stack:
+        stack.enter_context(child.stdout)
+        stack.enter_context(child.stderr)
         log: IO[bytes] | None = None
         with contextlib.suppress(StorageError):
             log = stack.enter_context(run.open_log(rank))

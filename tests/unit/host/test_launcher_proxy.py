@@ -221,3 +221,27 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path, monkeypatch: py
             (tmp_path / "end").touch()
             serving.join()
             listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_who_is_refused_cannot_fill_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Nobody:
+        def refusal(self, peer: launcher_proxy.Peer) -> str:
+            return "it is a stranger"
+
+        def enter(self, peer: launcher_proxy.Peer, wanted: launcher_proxy.Wanted) -> str:
+            return "never asked"
+
+    monkeypatch.setattr(launcher_proxy, "REPORT_EVERY_S", 1000.0)
+    path = tmp_path / "socket"
+    with launcher_proxy.bind(path, 0o600) as listener:
+        serving = threading.Thread(target=launcher_proxy.listen, args=(listener, Nobody()), daemon=True)
+        serving.start()
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+                assert b"stranger" in client.recv(1000)
+        listener.shutdown(socket.SHUT_RDWR)
+    serving.join(BOUND_S)
+    assert capsys.readouterr().err.count("refused process") == 1
