@@ -246,6 +246,8 @@ def _answer(connection: socket.socket, peer: Peer, rules: Rules) -> None:
             connection.sendall(b"%d\n" % status)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client is gone
+        except ValueError as error:  # a zero byte, or half of a surrogate pair, in what is to be started
+            _refuse(connection, f"cannot start the requested command: {error}")
         except TimeoutError:
             _report(f"a client sent no request within {ASK_BOUND_S:g} s")
         except TestbedError as error:
@@ -321,7 +323,7 @@ def _parse_request(line: bytes) -> Wanted | None:
         request: Any = json.loads(line)
         if isinstance(request, list) and all(isinstance(it, str) for it in request):
             return launcher_shim.parse(request)
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, RecursionError):
         pass
     return None
 

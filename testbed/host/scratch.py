@@ -54,7 +54,9 @@ def of_node(lab: LabFolder, node: str, user: ProgramUser | None) -> Path:
         for folder in (path, path / TEMPORARY):
             beneath.make_folder(folder.parent, folder.name, owner if os.geteuid() == 0 else None, 0o700)
     except OSError as error:
-        raise StorageError(f"cannot make scratch below {path}: {error.strerror}") from error
+        replaced = error.errno in (errno.ENOTDIR, errno.ELOOP)
+        fix = f"; a program has put something in the place of its TMPDIR: remove {path / TEMPORARY}" if replaced else ""
+        raise StorageError(f"cannot make scratch below {path}: {error.strerror}{fix}") from error
     return path
 
 

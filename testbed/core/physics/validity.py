@@ -170,6 +170,7 @@ def rounds(pipe_packets: float, packets: float) -> int:
     >>> rounds(10, 1e9), rounds(40, 1e9), rounds(1e9, 70)
     (0, 2, 2)
     """
+    pipe_packets = min(pipe_packets, 1e300)  # of an infinite rate
     fill = math.ceil(math.log2(max(1.0, pipe_packets / INITIAL_WINDOW)) - 1e-9)
     drain = math.ceil(math.log2(packets / INITIAL_WINDOW + 1) - 1e-9) - 1
     return max(0, min(fill, drain))

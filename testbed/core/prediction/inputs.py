@@ -153,6 +153,8 @@ MOST_LAYERS: Final = 10_000
 """Above that a prediction would take seconds; models have hundreds."""
 MOST: Final = 10**12
 """Of any other number that counts something."""
+MOST_REAL: Final = 1e30
+"""Of a number that measures something: products of several must not overflow."""
 
 
 def mistakes(inputs: Inputs) -> tuple[str, ...]:
@@ -176,8 +178,10 @@ def _mistakes(it: Inputs) -> Iterator[str]:
         "step_s", "parameters", "bits", "payload_factor", "delay_s", "operation_s", "outer_step_s", "grace_s",
         "activation_bits", "token_bits", "wire_factor", "delays",
     ):  # fmt: skip
-        if not math.isfinite(getattr(it, name) or 0.0):
-            yield f"{option(name)} must be finite, got {getattr(it, name):g}"
+        if not math.isfinite(value := getattr(it, name) or 0.0):
+            yield f"{option(name)} must be finite, got {value:g}"
+        elif value > MOST_REAL:
+            yield f"{option(name)} must be at most {MOST_REAL:g}, got {value:g}"
     for name in ("delay_s", "operation_s", "outer_step_s", "grace_s", "activation_bits", "token_bits"):
         if getattr(it, name) < 0:
             yield f"{option(name)} must be 0 or more, got {getattr(it, name):g}"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from testbed.core.workload.progress_patterns import STEPS
+from testbed.core.workload.progress_patterns import STEPS, repetitions
 from testbed.core.workload.progress_source import LinePattern
 
 __all__ = ["LONGEST", "LineParser", "number_of", "plain"]
 
 LONGEST: Final = 1000
 """Characters of a line that patterns see: what a pattern costs can grow with a power of the line's length."""
+
+_FEW_REPETITIONS: Final = 2
+"""A pattern with no more takes a second at most on a line of LONGEST characters."""
+_FIRST_BEGIN, _LONGER, _MOST_LONGER = 12, 1.5, 48
 
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-9;?]*+[A-Za-z]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[()][A-Z0-9])")
 """Control sequences of ECMA-48: colours, erasing, moves of the cursor, and titles."""
@@ -46,11 +50,24 @@ class LineParser:
 
     def __init__(self, lines: LinePattern) -> None:
         self._patterns = [re.compile(it) for it in lines.patterns]
+        self._costly = [it for it in self._patterns if not lines.preset and repetitions(it.pattern) > _FEW_REPETITIONS]
         groups = [set(it.groupindex) for it in self._patterns]
         self._every = lines.every or (0 if any(it & STEPS for it in groups) else 1)
         counting = next((index for index, it in enumerate(groups) if "train_loss" in it), 0)
         self._counting = counting if self._every else -1
         self._count = 0
+
+    def tries(self, line: str) -> Iterator[None]:
+        """Search ever longer begins of a line, so that whoever sees one take long does not search the whole line.
+
+        Only by those patterns whose cost may grow fast; presets are known not to.
+        """
+        text, length = plain(line), _FIRST_BEGIN
+        while self._costly and length < len(text):
+            for pattern in self._costly:
+                pattern.search(text[:length])
+            yield
+            length = min(int(length * _LONGER), length + _MOST_LONGER)
 
     def read(self, line: str) -> Mapping[str, float] | None:
         """Return the numbers of the first pattern that matches, by group; None if none does.

@@ -3,7 +3,8 @@
 Python's ``re`` backtracks: ``(a+)+b`` tries 2^n ways on n times the letter a, and nothing can interrupt it. Bounds
 keep a pattern from stopping the command that reads the output: a repetition of repetitions is refused here, and so are
 more than :data:`MOST_WIDE` repetitions of almost any character; lines are cut at ``progress_lines.LONGEST``; and the
-reader gives up a pattern that has taken too long once (``lab/jobs/progress_output.py``).
+reader gives up a pattern that has taken too long once, on a line or on the begin of one
+(``lab/jobs/progress_output.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 from testbed.core.units import Unreadable
 from testbed.core.user_text import expected, shown
 
-__all__ = ["LONGEST_PATTERN", "MOST_PATTERNS", "MOST_WIDE", "RESERVED", "STEPS", "compiled"]
+__all__ = ["LONGEST_PATTERN", "MOST_PATTERNS", "MOST_WIDE", "RESERVED", "STEPS", "compiled", "repetitions"]
 
 LONGEST_PATTERN: Final = 500
 MOST_PATTERNS: Final = 8
@@ -28,7 +29,11 @@ RESERVED: Final = frozenset({"attempt", "kind", "node", "rank", "site", "t", "wo
 """Fields of the records that a group cannot have the name of."""
 
 _UNBOUNDED: Final = 32
-"""A repetition of up to this many times counts as bounded."""
+"""A single repetition of up to this many times counts as bounded."""
+
+_MOST_TIMES: Final = 4
+"""What is repeated up to this many times in all, as the parts of an address, may have repetitions inside: n characters
+are then split in at most n^4 ways."""
 
 _REPEATS: Final = ("MAX_REPEAT", "MIN_REPEAT")
 _WIDE: Final = ("ANY", "ANY_ALL", "NOT_LITERAL")
@@ -56,6 +61,30 @@ def compiled(value: object) -> re.Pattern[str]:
     return pattern
 
 
+def repetitions(text: str) -> int:
+    """Return how many repetitions a pattern has that can give back what they took. What a line costs can grow with its
+    length to the power of that, plus one."""
+    try:
+        from re import _parser  # type: ignore[attr-defined]
+    except ImportError:
+        return MOST_WIDE
+    return _count(_parser.parse(text))
+
+
+def _count(tree: Iterable[Any]) -> int:
+    found = 0
+    for op, value in tree:
+        name = str(op)
+        if name in _REPEATS:
+            low, high, body = value
+            found += (high != low) + _count(body)
+        elif name == "BRANCH":
+            found += max(map(_count, value[1]), default=0)
+        else:
+            found += sum(map(_count, _below(name, value)))
+    return found
+
+
 def _refuse_slow(text: str) -> None:
     """Raise Unreadable for a pattern that has a repetition of repetitions, or too many wide ones."""
     try:
@@ -64,7 +93,7 @@ def _refuse_slow(text: str) -> None:
         tree = _parser.parse(text)
     except ImportError:  # a Python that keeps it elsewhere: the other bounds remain
         return
-    if _nested(tree, inside=False):
+    if _nested(tree):
         raise Unreadable(
             f"the pattern {shown(text)} repeats a repetition or an alternative, which can take exponentially long",
             "make the inner one possessive ([^,]*+), or spell the parts out",
@@ -76,27 +105,28 @@ def _refuse_slow(text: str) -> None:
         )
 
 
-def _nested(tree: Iterable[Any], *, inside: bool) -> bool:
-    """Whether a part of ``tree`` can match one text in several ways, and is repeated without a bound."""
+def _nested(tree: Iterable[Any], times: int = 1) -> bool:
+    """Whether a part of ``tree`` can match one text in several ways, and is repeated too often: ``times`` so far."""
+    inside = times > _MOST_TIMES
     for op, value in tree:
         name = str(op)
         if name in _REPEATS:
             low, high, body = value
             if inside and high != low:
                 return True
-            if _nested(body, inside=inside or int(high) > _UNBOUNDED):
+            if _nested(body, times * max(1, int(high))):
                 return True
         elif name == "POSSESSIVE_REPEAT":
             # It never gives back what it took, but what it repeats is searched once per repetition.
-            if _nested(value[2], inside=False):
+            if _nested(value[2]):
                 return True
         elif name == "BRANCH":
-            if inside or any(_nested(it, inside=inside) for it in value[1]):
+            if inside or any(_nested(it, times) for it in value[1]):
                 return True
         elif name == "ATOMIC_GROUP":
-            if _nested(value, inside=False):
+            if _nested(value):
                 return True
-        elif (name == "GROUPREF" and inside) or any(_nested(it, inside=inside) for it in _below(name, value)):
+        elif (name == "GROUPREF" and inside) or any(_nested(it, times) for it in _below(name, value)):
             return True
     return False
 

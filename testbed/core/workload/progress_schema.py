@@ -59,6 +59,7 @@ _FIX: Final = (
     " {tensorboard: FOLDER}, {prometheus: PORT}"
 )
 _MOST_STEPS: Final = 1_000_000
+_MOST_DIGITS: Final = 30
 _LONGEST_PATH: Final = 300
 _LONGEST_NAME: Final = 200
 
@@ -128,7 +129,9 @@ def parse_value(value: object, origin: str = "progress") -> Progress | None:
 
 
 def _scalar(key: str, value: str) -> object:
-    return int(value) if key in ("every", "prometheus") and value.isascii() and value.isdigit() else value
+    # A longer one is out of range anyway, and int() refuses thousands of digits.
+    is_number = value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS
+    return int(value) if key in ("every", "prometheus") and is_number else value
 
 
 class _Reader:
@@ -205,7 +208,7 @@ class _Reader:
 
     def _prometheus(self) -> Progress:
         sources, per_step = self._sources(step=None)
-        if sources.step is None and STEP not in self._raw:
+        if self._raw.get(STEP) is None:
             self._note("", "progress with prometheus has no step", "add step: the name of the metric that counts steps")
         port = self._raw["prometheus"]
         if isinstance(port, bool) or not isinstance(port, int):
@@ -299,10 +302,14 @@ class _Reader:
             self._note(key, *expected("a path", path, "write one relative to the working directory"))
             return "."
         try:
-            fields = [(name, spec) for _, name, spec, _ in string.Formatter().parse(path) if name is not None]
+            fields = [
+                (name, spec or (f"!{conversion}" if conversion else ""))
+                for _, name, spec, conversion in string.Formatter().parse(path)
+                if name is not None
+            ]
         except ValueError:
             fields = [("", "")]
-        if bad := [name for name, spec in fields if name not in PLACEHOLDERS or spec]:
+        if bad := [name + more for name, more in fields if name not in PLACEHOLDERS or more]:
             self._note(key, f"unknown placeholder {{{bad[0]}}}", f"use {', '.join(f'{{{it}}}' for it in PLACEHOLDERS)}")
         parts = [it for it in path.split("/") if it not in ("", ".")]
         if not parts:

@@ -6,6 +6,7 @@ drawn again, is written only if it says something new: the first one of a step h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -47,6 +48,8 @@ class StepCounter:
 
     def take(self, t: float, values: Mapping[str, float]) -> dict[str, Any] | None:
         """Return the fields of a step record for a reading at ``t`` (seconds, CLOCK_MONOTONIC); None if it has none."""
+        # A loss of NaN, as of training that diverges, is no number that records can hold.
+        values = {name: value for name, value in values.items() if math.isfinite(value)}
         for name in ("tokens_per_step", "sequences_per_step", "tokens_per_sequence"):
             if name in values:
                 self._announced[name] = values[name]

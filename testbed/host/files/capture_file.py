@@ -68,6 +68,8 @@ class CaptureFile:
 
 
 def _opened(path: Path) -> int:
+    if path.name in ("", "..") or path.is_dir():  # Path("") and Path(".") have no name
+        raise UserError(f"expected a file to write, got the folder {path}; name a file in it")
     # As root behind sudo, one could otherwise empty a file of anybody's, or lead through a link into one.
     try:
         folder = path.parent.resolve()
@@ -76,8 +78,12 @@ def _opened(path: Path) -> int:
             beneath.give(found, caller())
         except FileExistsError:
             found = beneath.open_file(folder, path.name, os.O_WRONLY)
-            _refuse_stranger(path, found)
-            os.ftruncate(found, 0)
+            try:
+                _refuse_stranger(path, found)
+                os.ftruncate(found, 0)
+            except BaseException:
+                os.close(found)
+                raise
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
     return found
@@ -86,5 +92,4 @@ def _opened(path: Path) -> int:
 def _refuse_stranger(path: Path, found: int) -> None:
     by_sudo, owner = caller(), os.fstat(found).st_uid
     if by_sudo is not None and by_sudo[0] not in (owner, 0):
-        os.close(found)
         raise UserError(f"{path} exists and belongs to {login.user_name(owner)}; name another file")

@@ -12,6 +12,7 @@ import os
 import select
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -31,7 +32,8 @@ _INIT = 0x01 | 0x02  # FAN_CLOEXEC, FAN_NONBLOCK
 _ADD_FOLDER = 0x01 | 0x04 | 0x08  # FAN_MARK_ADD, FAN_MARK_DONT_FOLLOW, FAN_MARK_ONLYDIR
 _CLOSE_WRITE, _OF_CHILDREN = 0x08, 0x08000000
 _EVENT: Final = struct.Struct("=IBBHQii")
-_READ_BYTES: Final = 1 << 16
+_READ_BYTES: Final = 1 << 12
+"""170 events. Each is an open file of this process, whose number is limited, often to 1024."""
 _AT_FDCWD: Final = -100
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -81,8 +83,9 @@ class FileWatch:
             self._look(list(self._folders))
 
     def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while unread := os.read(self._events, _READ_BYTES):
+        until_t = time.monotonic() + LOOK_S  # a process that nobody waits for may write files for ever
+        with contextlib.suppress(OSError):  # nothing more, or no descriptor is free for now
+            while time.monotonic() < until_t and (unread := os.read(self._events, _READ_BYTES)):
                 while unread:
                     size, _, _, _, _, file, pid = _EVENT.unpack_from(unread)
                     unread = unread[size:]

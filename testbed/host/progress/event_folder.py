@@ -16,7 +16,7 @@ from typing import Final
 from testbed.core.workload.progress_events import EventReader, Scalar
 from testbed.core.workload.progress_source import EventFiles
 from testbed.host.files import beneath
-from testbed.host.progress.file_tail import FileTail, monotonic
+from testbed.host.progress.file_tail import LAST_BOUND_S, FileTail, monotonic
 
 __all__ = ["EventFolder"]
 
@@ -56,6 +56,7 @@ class EventFolder:
         if last or time.monotonic() - self._searched_t >= _SEARCH_S:
             self._searched_t = time.monotonic()
             self._search()
+        until_t = time.monotonic() + LAST_BOUND_S
         for name, file in self._files.items():
             quiet = True
             while (grown := file.tail.read()) is not None:
@@ -64,7 +65,7 @@ class EventFolder:
                     file.reader = EventReader()
                 for scalar in file.reader.read(grown.data):
                     yield from self._take(file, scalar)
-                if not grown.more or not last:
+                if not grown.more or not last or time.monotonic() >= until_t:
                     break
             if file.reader.damage:
                 self.damage = self.damage or f"{self._name}/{name}: {file.reader.damage}"

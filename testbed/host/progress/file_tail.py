@@ -14,10 +14,13 @@ from typing import Final
 
 from testbed.host.files import beneath
 
-__all__ = ["MOST_BYTES", "FileTail", "Grown", "monotonic"]
+__all__ = ["LAST_BOUND_S", "MOST_BYTES", "FileTail", "Grown", "monotonic"]
 
 MOST_BYTES: Final = 1 << 20
 """Bytes read in one call."""
+LAST_BOUND_S: Final = 3.0
+"""How long the last reading of a file may take once the program has ended: something that it left behind may write on,
+and a file with a hole can be of any size."""
 _HEAD_BYTES: Final = 1 << 16
 
 

@@ -459,8 +459,9 @@ class ProgramJob(RunningJob):
             job_processes.end(inodes - {0}, job_processes.mark(self._lab.name, self.id), grace_s=GRACE_S)
 
     def _record(self, all_ended_t: float) -> None:
-        for reader in self._readers:
-            reader.join(GRACE_S)  # a grandchild may keep the pipe open forever
+        until_t = time.monotonic() + GRACE_S
+        for reader in self._readers:  # grandchildren may keep the pipes open forever
+            reader.join(max(0.0, until_t - time.monotonic()))
         self._unread = self._progress.end()
         if self._unread:
             self._tell(f"progress: {self._unread}")

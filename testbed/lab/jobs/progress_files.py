@@ -11,7 +11,7 @@ from testbed.core.workload.progress_call_lines import CallReader
 from testbed.core.workload.progress_csv import CsvReader
 from testbed.core.workload.progress_source import CsvFile, EventFiles
 from testbed.host.progress.event_folder import EventFolder
-from testbed.host.progress.file_tail import FileTail, monotonic
+from testbed.host.progress.file_tail import LAST_BOUND_S, FileTail, monotonic
 from testbed.lab.jobs.progress_records import Reading
 
 __all__ = ["CallFile", "EventSource", "FileSource", "TableFile"]
@@ -45,6 +45,7 @@ class TableFile:
         return f"{self._name}: no column {self._reader.missing!r}" if self._reader.missing else ""
 
     def read(self, *, last: bool) -> Iterator[Reading]:
+        until_t = time.monotonic() + LAST_BOUND_S
         while (grown := self._tail.read()) is not None:
             self._exists = True
             if grown.anew:
@@ -52,7 +53,7 @@ class TableFile:
             for unix_s, found in self._reader.read(grown.data):
                 t = grown.t if unix_s is None else monotonic(unix_s)
                 yield max(self._began_t, min(t, time.monotonic())), found
-            if not grown.more or not last:
+            if not grown.more or not last or time.monotonic() >= until_t:
                 return
 
 
@@ -83,10 +84,11 @@ class CallFile:
         self._tail, self._reader, self._began_t = FileTail(folder, name), CallReader(), began_t
 
     def read(self, *, last: bool) -> Iterator[Reading]:
+        until_t = time.monotonic() + LAST_BOUND_S
         while (grown := self._tail.read()) is not None:
             if grown.anew:
                 self._reader = CallReader()
             for t, found in self._reader.read(grown.data):
                 yield max(self._began_t, min(grown.t if t is None else t, time.monotonic())), found
-            if not grown.more or not last:
+            if not grown.more or not last or time.monotonic() >= until_t:
                 return

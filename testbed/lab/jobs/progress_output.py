@@ -11,13 +11,16 @@ from testbed.core.user_text import shown
 from testbed.core.workload.output_lines import OutputLines
 from testbed.core.workload.progress_lines import LineParser
 from testbed.core.workload.progress_source import LinePattern
-from testbed.lab.jobs.progress_records import ProgressRecords
+from testbed.lab.jobs.progress_records import ProgressRecords, Reading
 
 __all__ = ["ProgressOutput", "StreamLines"]
 
 LONGEST_S: Final = 1.0
 """Patterns that take longer, in CPU time, on what one read returned are given up: nothing can interrupt them, and they
 hold up everything else. 64 KiB of ordinary lines take milliseconds."""
+
+LONGEST_TRY_S: Final = 0.05
+"""So are those that take longer on the begin of a line: on the rest of it, they could take hours."""
 
 
 class ProgressOutput:
@@ -37,17 +40,29 @@ class ProgressOutput:
         with self._lock:
             if (parser := self._parser) is None:
                 return
-            began_s = time.thread_time()
-            found = [(t, said) for t, text in lines if (said := parser.read(text)) is not None]
-            took_s = time.thread_time() - began_s
-            if took_s > LONGEST_S:
+            found, slow = _read(parser, lines)
+            if slow:
                 self._parser = None
-                longest = max((text for _, text in lines), key=len)
-                self._warn(
-                    f"the pattern of progress took {took_s:.1f} s on {len(lines)} lines, such as {shown(longest)};"
-                    " no further lines are read"
-                )
+                self._warn(f"{slow}; no further lines are read")
         self._records.take(found)
+
+
+def _read(parser: LineParser, lines: Sequence[tuple[float, str]]) -> tuple[list[Reading], str]:
+    """Return what lines say, and why the rest of them was not read; empty if all were."""
+    began_s = time.thread_time()
+    found: list[Reading] = []
+    for number, (t, text) in enumerate(lines, 1):
+        tried_s = time.thread_time()
+        for _ in parser.tries(text):
+            before_s, tried_s = tried_s, time.thread_time()
+            if tried_s - before_s > LONGEST_TRY_S:
+                return found, f"the pattern of progress takes too long on the line {shown(text)}"
+        if (said := parser.read(text)) is not None:
+            found.append((t, said))
+        if (took_s := time.thread_time() - began_s) > LONGEST_S:
+            longest = max((text for _, text in lines[:number]), key=len)
+            return found, f"the pattern of progress took {took_s:.1f} s on {number} lines, such as {shown(longest)}"
+    return found, ""
 
 
 class StreamLines:

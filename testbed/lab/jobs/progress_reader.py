@@ -129,6 +129,8 @@ class ProgressReader:
         if isinstance(self._progress, Endpoint):
             step = self._progress.sources.step
             return f"no step was read: no rank answered on port {self._progress.port} with a metric {step}"
+        if isinstance(self._progress, CsvFile | EventFiles):
+            return f"no step was read: {self._progress.path} has none"
         return "no step was read: the program did not call testbed_agents.step"
 
     # ---- the threads

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from testbed.core.user_text import shown
 from testbed.errors import HostError
 from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
@@ -67,9 +68,11 @@ def describe(found: dict[str, list[str]]) -> str:
     """Return in one sentence which files several nodes wrote; empty if there are none."""
     if not found:
         return ""
-    shown = [f"{path} ({', '.join(nodes)})" for path, nodes in list(found.items())[:_SHOWN]]
+    # The program chose the names: what is no text must not reach the terminal.
+    named = {path if path.isprintable() else shown(path): nodes for path, nodes in list(found.items())[:_SHOWN]}
+    listed = [f"{path} ({', '.join(nodes)})" for path, nodes in named.items()]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return (
-        f"several nodes wrote the same file: {'; '.join(shown)}{more}; write to $TESTBED_SCRATCH, which is each node's"
+        f"several nodes wrote the same file: {'; '.join(listed)}{more}; write to $TESTBED_SCRATCH, which is each node's"
         " own, or put RANK into the name"
     )

@@ -294,3 +294,9 @@ def test_impossible_input_is_refused_by_name(
 def test_python_has_the_same() -> None:
     found = testbed.predict("diloco", step_s=0.8, parameters=10e9, layers=48, rate_bps=5e9, delay_s=5e-3, every=100)
     assert found.utilization == pytest.approx(80 / (80 + 5e-3 + 160e9 / 5e9))
+
+
+@pytest.mark.parametrize("words", [("--bits", "1e308"), ("--payload-factor", "1e300"), ("--wire-factor", "1e300")])
+def test_numbers_whose_products_overflow_are_refused(words: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app.app, ["predict", *words])
+    assert "must be at most 1e+30" in str(result.exception) + result.output

@@ -18,6 +18,7 @@ import oracle
 import pytest
 
 from testbed.host import launcher_proxy
+from testbed.host.launcher_shim import Wanted
 
 ROOT = Path(__file__).resolve().parents[3]
 WATCHDOG = [sys.executable, "-m", "testbed_agents.watchdog", "--"]
@@ -245,3 +246,39 @@ def test_who_is_refused_cannot_fill_the_log(
         listener.shutdown(socket.SHUT_RDWR)
     serving.join(BOUND_S)
     assert capsys.readouterr().err.count("refused process") == 1
+
+
+class Anybody:
+    """Rules by which everybody may start anything."""
+
+    def refusal(self, peer: launcher_proxy.Peer) -> str:
+        return ""
+
+    def enter(self, peer: launcher_proxy.Peer, wanted: Wanted) -> launcher_proxy.Entered | str:
+        return launcher_proxy.Entered(["sh", "-c", wanted.command])
+
+
+@pytest.mark.parametrize(
+    ("request_line", "answer"),
+    [
+        (b'["a", "echo \\u0000"]\n', "cannot start the requested command"),
+        (b'["a", "echo \\ud800"]\n', "cannot start the requested command"),
+        (b"[" * 100_000 + b"\n", "malformed request"),
+        (b"\xff\n", "malformed request"),
+        (b"[]\n", "malformed request"),
+        (b'["-l"]\n', "malformed request"),
+    ],
+)
+def test_whoever_asks_for_what_cannot_be_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_line: bytes, answer: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind("reach.socket")
+        listener.listen()
+        threading.Thread(target=launcher_proxy.listen, args=(listener, Anybody()), daemon=True).start()
+        client.connect("reach.socket")
+        client.settimeout(BOUND_S)
+        client.sendall(request_line)
+        assert answer in client.recv(1000).decode()
+        listener.shutdown(socket.SHUT_RDWR)

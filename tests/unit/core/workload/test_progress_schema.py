@@ -147,3 +147,19 @@ def test_mistakes_of_the_command_line(words: list[str], part: str) -> None:
     with pytest.raises(FileMistakes, match=r"^--progress: ") as error:
         progress_schema.parse_words(words)
     assert part in str(error.value)
+
+
+def test_a_path_that_cannot_be_filled_in_is_refused() -> None:
+    with pytest.raises(FileMistakes, match=r"unknown placeholder \{rank!x\}"):
+        progress_schema.parse_value({"csv": "{rank!x}.csv"})
+
+
+def test_an_endpoint_needs_a_step_that_has_a_name() -> None:
+    with pytest.raises(FileMistakes, match="has no step"):
+        progress_schema.parse_value({"prometheus": 9100, "step": None})
+
+
+@pytest.mark.parametrize("word", ["every=" + "9" * 5000, "prometheus=" + "9" * 5000])
+def test_more_digits_than_python_reads(word: str) -> None:
+    with pytest.raises(FileMistakes):
+        progress_schema.parse_words([word])

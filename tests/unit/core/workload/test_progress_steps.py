@@ -75,3 +75,12 @@ def test_epochs_with_and_without_a_known_length() -> None:
 
 def test_damage_is_no_step() -> None:
     assert taken(StepCounter(), {"step": -1}, {"step": 1.5}, {"step": 1e300}, {"epoch_step": -3.0}) == []
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    counter = StepCounter()
+    nan, inf = float("nan"), float("inf")
+    assert counter.take(1.0, {"step": 1.0, "train_loss": nan, "lr": inf}) == {
+        "kind": "progress", "t": 1.0, "step": 1, "tokens": None, "train_loss": None,
+    }  # fmt: skip
+    assert counter.take(2.0, {"step": inf, "tokens": nan}) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import oracle
@@ -49,6 +50,38 @@ def test_folders_that_appear_are_watched_too(tmp_path: Path) -> None:
 
     oracle.until(seen, 20.0, "the new folder is watched")
     watch.close()
+
+
+def test_many_files_take_few_descriptors(tmp_path: Path) -> None:
+    written, most = threading.Event(), 0
+
+    def wrote(path: Path, pid: int) -> None:
+        nonlocal most
+        written.wait(20)
+        most = max(most, len(list(Path("/proc/self/fd").iterdir())))
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    watch = FileWatch(tmp_path, wrote)
+    shell("for i in $(seq 2000); do : > $i; done", tmp_path)
+    written.set()
+    watch.close()
+    assert before < most < before + 300
+
+
+def test_a_process_that_writes_for_ever_does_not_keep_it_open(tmp_path: Path) -> None:
+    told: list[Path] = []
+
+    def wrote(path: Path, pid: int) -> None:
+        told.append(path)
+        for number in range(3):  # always one more to come
+            (tmp_path / f"{number}").write_text("x")
+
+    watch = FileWatch(tmp_path, wrote)
+    (tmp_path / "begin").write_text("x")
+    closing = threading.Thread(target=watch.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert told and not closing.is_alive()
 
 
 def test_what_cannot_be_watched_is_said_and_nothing_stays_open(tmp_path: Path) -> None:
