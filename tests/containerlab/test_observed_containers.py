@@ -28,6 +28,7 @@ def asked(url: str, expression: str) -> list[dict[str, Any]]:
         return list(json.load(answer)["data"]["result"])
 
 
+@pytest.mark.thorough
 def test_ranks_gateways_and_fibers_are_seen_and_nothing_is_left_of_it(
     containers: str, lab_name: str, tmp_path: Path, state_folder: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_down_after_sigkill(topology: testbed.Topology, everything: bool) -> Non
     assert not lab_folder.folder(name).path.exists()
 
 
+@pytest.mark.thorough
 def test_a_lab_without_a_keeper_is_its_dockers_whatever_the_environment_says(
     topology: testbed.Topology, tmp_path: Path
 ) -> None:

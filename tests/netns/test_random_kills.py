@@ -12,7 +12,7 @@ import random_kills
 
 pytestmark = [pytest.mark.netns]
 
-RUNS = (20, pytest.param(71, marks=pytest.mark.thorough))
+RUNS = [pytest.param(it, marks=pytest.mark.thorough) for it in (20, 71)]
 """One of the orchestrator and one of the keeper."""
 
 

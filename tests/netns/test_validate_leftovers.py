@@ -91,6 +91,7 @@ def test_a_validation_that_comes_to_its_end(
 
 
 @needs_python
+@pytest.mark.thorough
 @pytest.mark.parametrize("library", INSTALLED)
 def test_a_validation_that_is_interrupted_in_the_middle_of_a_fault(
     begin: Callable[..., subprocess.Popen[str]], lab_name: str, state_folder: Path, library: str
