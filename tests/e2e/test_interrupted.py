@@ -79,7 +79,7 @@ def test_a_run_is_undone_and_what_succeeded_is_not_marked_as_failed(
     typed = Typed("run", "metro-40km", "--name", lab_name, "--steps", "100000", "--runs", str(tmp_path / "runs"))
     try:
         typed.until("run directory: ")
-        typed.until("step ")
+        typed.until("/100000")  # the live line, not what was predicted
         for _ in range(presses):  # people press it again
             typed.press_ctrl_c()
         assert typed.status() == 130
