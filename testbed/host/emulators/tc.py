@@ -346,7 +346,8 @@ def by_interface(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, di
 def differences(found: Mapping[str, Mapping[str, Any]], netem: Netem, tbf: Tbf) -> list[str]:
     """Return one sentence per difference between ``found`` ({kind: record of tc}) and the requested qdiscs. Pure.
 
-    tc prints times in whole microseconds and probabilities with six digits. The kernel does not report the delay table,
+    tc prints times in whole microseconds, of the kernel's ticks of 64 ns (PSCHED_SHIFT, net/pkt_sched.h), each cut off,
+    and probabilities with six digits. The kernel does not report the delay table,
     nor its seed before Linux 6.7.
     """
     if "netem" not in found or "tbf" not in found:
@@ -358,7 +359,7 @@ def differences(found: Mapping[str, Mapping[str, Any]], netem: Netem, tbf: Tbf) 
 
     chain = netem.chain or GilbertElliott(0.0, 0.0, h=1.0, k=1.0)
     delayed = "delay" in options or netem.delay_ns >= 1000
-    microsecond, digits, exactly = (1.01e-6, 1e-6), (1.51 * STEP, 1e-5), (0.0, 0.0)
+    microsecond, digits, exactly = (1.07e-6, 1e-6), (1.51 * STEP, 1e-5), (0.0, 0.0)
     pairs = [
         ("delay (s)", stands("delay", "delay"), netem.delay_ns / 1e9, microsecond),
         # tc prints no times if there is no delay.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import random
 import statistics
@@ -10,6 +11,8 @@ import struct
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from testbed.core.physics.impairment import Impairment
 from testbed.errors import LabError
@@ -50,6 +53,17 @@ def found() -> dict[str, dict[str, Any]]:
 
 def test_what_stands_as_asked_has_no_differences(found: dict[str, dict[str, Any]]) -> None:
     assert tc.differences(found, NETEM, TBF) == []
+
+
+@given(st.integers(2000, 10**9))
+def test_a_delay_stands_as_the_kernel_and_tc_cut_it_off(delay_ns: int) -> None:
+    """225,016 ns are 3,515 ticks of 64 ns, which are 224,960 ns, of which tc prints 224 us."""
+    found = copy.deepcopy(tc.by_interface(copy.deepcopy(RECORDED))["north-b"])
+    netem = dataclasses.replace(NETEM, delay_ns=delay_ns)
+    printed_us = delay_ns // 64 * 64 // 1000
+    for us, differs in ((printed_us, False), (printed_us - 2, True), (printed_us + 3, True)):
+        found["netem"]["options"]["delay"]["delay"] = us / 1e6
+        assert any(it.startswith("delay") for it in tc.differences(found, netem, TBF)) is differs
 
 
 @pytest.mark.parametrize(
