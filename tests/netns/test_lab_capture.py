@@ -24,7 +24,7 @@ from scapy.layers.inet import ICMP
 from scapy.utils import rdpcap
 
 import testbed
-from testbed.errors import LabError, StorageError, UserError
+from testbed.errors import LabError, UserError
 from testbed.host import lab_folder
 from testbed.keeper import client, protocol
 
@@ -217,7 +217,7 @@ def test_mistakes_are_told(
     for wrong in ({"for_s": 0.0}, {"most_bytes": 10}, {"snaplen": 1 << 20}):
         with pytest.raises(UserError, match="expected"):
             lab.capture("north", tmp_path / "x", **wrong)  # type: ignore[arg-type]
-    with pytest.raises(StorageError, match="cannot write"):
+    with pytest.raises(UserError, match="expected a file to write, got the folder"):
         lab.capture("north", tmp_path)
 
 
