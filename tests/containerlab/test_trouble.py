@@ -236,6 +236,7 @@ def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
     assert not lab_folder.folder(name).path.exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("node", ["west-0", pytest.param("west-gw", marks=pytest.mark.thorough)])
 def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: testbed.Topology, node: str) -> None:
     """A gateway's ranks would wait 30 s for one another."""

@@ -48,6 +48,7 @@ class Ran:
 HEAD = "topology: metro-40km\nworkload: {steps: 60, seed: 3}\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.timing("judged by the throughput of a job on two shared cores")
 def test_nothing_is_injected_where_there_is_no_steady_state(tmp_path: Path, state_folder: Path) -> None:
     ran = Ran(

@@ -130,6 +130,7 @@ def lab(state_folder: object) -> Iterator[testbed.Lab]:
         yield found
 
 
+@pytest.mark.thorough
 def test_any_sequence_of_faults_and_heals_ends_as_the_model_says(lab: testbed.Lab) -> None:
     machine = type("OnLab", (Machine,), {"lab": lab})
     run_state_machine_as_test(  # type: ignore[no-untyped-call]

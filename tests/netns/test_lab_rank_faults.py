@@ -177,6 +177,7 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(
     assert (picture(lab), agents(lab)) == before
 
 
+@pytest.mark.thorough
 def test_a_killed_keeper_and_a_reboot_leave_nothing_of_its_faults(
     state_folder: Path, tmp_path: Path, command: oracle.Command
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_cut_longer_than_the_timeout_is_waited_out(lab: testbed.Lab, undisturb
     assert "dark" in events(lab, "restart-waits")[0]["for"]
 
 
+@pytest.mark.thorough
 def test_an_evacuated_site_leaves_in_order(lab: testbed.Lab, undisturbed: str) -> None:
     """No step is lost, and no restart spent: none is allowed here."""
     job = begun(lab, 15, restarts=0)
