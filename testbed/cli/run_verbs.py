@@ -234,6 +234,7 @@ def launch(
     TESTBED_NODES, TESTBED_NODE_RANK, MASTER_ADDR and MASTER_PORT. Programs start others in other nodes by
     $TESTBED_RSH NODE COMMAND, which takes the place of ssh.
     """
+    from testbed.core.physics import full_scale
     from testbed.core.workload import progress_schema
     from testbed.core.workload.progress_source import to_dict as progress_to_dict
     from testbed.lab.jobs.same_files import describe
@@ -243,12 +244,8 @@ def launch(
         raise UserError("--per-node and --mpi exclude each other: mpiexec runs once, and starts the ranks of all nodes")
     target = verb.attach_to_change(lab)
     target.allow_uncertified = allow_uncertified
-    scale = target.topology.scale
-    if scale != 1:
-        console.say(
-            f"note: links run at 1/{scale:g} of their real rate, but your program's bytes are not scaled: "
-            f"a transfer takes {scale:g} times as long as on the real fiber; latency is real"
-        )
+    if of_scale := full_scale.of_program(target.topology.scale):
+        console.say(f"note: {of_scale}")
     # What a detached job's own process is told too: values that JSON has.
     options: dict[str, Any] = {
         "as_root": as_root,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from testbed.core.fields import integer, number
+from testbed.host.files import beneath
 from testbed.keeper.protocol import JobRecord
 
 __all__ = ["JobStatus", "of"]
@@ -156,7 +157,7 @@ def _steps(run: Path) -> int | None:
     """Return how many steps a run is to have: by its metadata, else by the first line of its first rank's records."""
     for path, within in ((run / "run.json", "workload"), (run / "ranks" / "rank-0.jsonl", "")):
         with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
-            text = path.read_text() if within else _read(path, 0, FIRST_BYTES).partition(b"\n")[0].decode()
+            text = path.read_text() if within else _read(path, FIRST_BYTES)[0].partition(b"\n")[0].decode()
             found = json.loads(text)
             if (steps := integer(found[within] if within else found, "steps")) is not None:
                 return steps
@@ -171,24 +172,23 @@ def _ranks(run: Path) -> Iterator[list[Mapping[str, Any]]]:
             yield _latest(path)
 
 
-def _read(path: Path, start: int, most: int) -> bytes:
-    """Read from ``start`` on; a program without privileges can write this file, and may have put a pipe there.
+def _read(path: Path, most: int, *, last: bool = False) -> tuple[bytes, bool]:
+    """Return the first ``most`` bytes, or the last ones, and whether others are before them.
 
-    Raises OSError.
+    A program without privileges can write this file, and may have put a pipe or a link there. Raises OSError.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
+    with os.fdopen(beneath.open_file(path.parent, path.name), "rb") as stream:
+        start = max(0, os.fstat(stream.fileno()).st_size - most) if last else 0
         stream.seek(start)
-        return stream.read(most)
+        return stream.read(most), start > 0
 
 
 def _latest(path: Path) -> list[Mapping[str, Any]]:
     try:
-        start = max(0, path.stat().st_size - TAIL_BYTES)
-        data = _read(path, start, TAIL_BYTES)
+        data, torn = _read(path, TAIL_BYTES, last=True)
     except OSError:
         return []
-    lines = data.split(b"\n")[1 if start else 0 : -1]  # neither the torn first one nor the last, still being written
+    lines = data.split(b"\n")[1 if torn else 0 : -1]  # neither the torn first one nor the last, still being written
     found: list[Mapping[str, Any]] = []
     for line in lines:
         with contextlib.suppress(ValueError):

@@ -458,7 +458,7 @@ class Lab:
         if not own_run:
             self.recorder = recorder
         try:
-            scratch = NodeScratch(self._folder, self.topology.node_names, run, workload, user)
+            scratch = NodeScratch(self._folder, self.topology.node_names, run, workload, folder, user)
             if note is not None:
                 for line in self._notes(scratch, workload, user, read_only):
                     note(line)
@@ -504,8 +504,7 @@ class Lab:
             where = scratch.place(node)
             inside = where if isinstance(where, ContainerPlace) else None
             home = workload.environment.get("HOME") or scratch.home(node)
-            folder = Path(workload.folder) if workload.folder else Path.cwd()
-            if found := program_rights.unwritable(user, inside, folder, home):
+            if found := program_rights.unwritable(user, inside, scratch.working, home):
                 yield f"note: {found}"
 
     def _stop_job(self, job: RunningJob, why: str) -> None:

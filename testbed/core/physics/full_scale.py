@@ -12,7 +12,7 @@ from typing import Final
 
 from testbed.core.units import format_rate, parse_rate_bps
 
-__all__ = ["MOST_RATES", "at_full_scale", "full_rate_bps", "in_text", "sentence", "stands_for", "written"]
+__all__ = ["MOST_RATES", "at_full_scale", "full_rate_bps", "in_text", "of_program", "sentence", "stands_for", "written"]
 
 MOST_RATES = 3
 """A sentence names at most this many rates; a lab of more has them in its tables."""
@@ -69,6 +69,16 @@ def sentence(rates_bps: Iterable[float], scale: float, shown: Callable[[float], 
     told = ", ".join(f"{here} {'for' if more else 'stands for'} {full}" for more, (here, full) in enumerate(pairs))
     told += ", and so on" if len(rates) > MOST_RATES else ""
     return f"Scale {scale:g}: {told}; distance and latency are not scaled."
+
+
+def of_program(scale: float) -> str:
+    """Return a sentence on what a lab's scale means for a program whose bytes are its own; empty at scale 1."""
+    if scale == 1:
+        return ""
+    return (
+        f"links run at 1/{scale:g} of their real rate, but your program's bytes are not scaled: "
+        f"a transfer takes {scale:g} times as long as on the real fiber; latency is real"
+    )
 
 
 def in_text(text: str, scale: float) -> str:

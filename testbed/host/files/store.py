@@ -267,9 +267,7 @@ class RunDirectory:
         Raises:
             StorageError: it cannot be written, or is not a regular file.
         """
-        name = f"ranks/rank-{rank}.log"
-        with _translated(self.path / name):
-            return os.fdopen(beneath.append(self._top, name), "ab", buffering=0)
+        return self._opened(f"ranks/rank-{rank}.log")
 
     def open_records(self, rank: int) -> IO[bytes]:
         """Open the records of a rank, which the testbed writes for it, for appending.
@@ -277,7 +275,9 @@ class RunDirectory:
         Raises:
             StorageError: they cannot be written, or are not a regular file.
         """
-        name = f"ranks/rank-{rank}.jsonl"
+        return self._opened(f"ranks/rank-{rank}.jsonl")
+
+    def _opened(self, name: str) -> IO[bytes]:
         with _translated(self.path / name):
             return os.fdopen(beneath.append(self._top, name), "ab", buffering=0)
 

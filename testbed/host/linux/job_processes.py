@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection
-from pathlib import Path
 from typing import Final
 
 from testbed.host.linux import process
@@ -59,5 +58,5 @@ def _session(pid: int) -> int:
 
 def _environment(pid: int) -> list[bytes]:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return process.environment(pid)
     return []

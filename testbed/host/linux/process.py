@@ -57,6 +57,11 @@ def inside(inodes: Collection[int]) -> list[tuple[int, int]]:
     return found
 
 
+def environment(pid: int) -> list[bytes]:
+    """Return the variables that a process began with, as ``NAME=value`` (proc(5)). Raises OSError."""
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
 def is_first(pid: int) -> bool:
     """Return whether ``pid`` is the init process of a child pid namespace (a container's): all others end with it."""
     try:

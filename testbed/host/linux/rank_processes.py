@@ -59,15 +59,15 @@ def inside(inodes: Collection[int]) -> list[Found]:
     for pid, began in process.inside(inodes):
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            environment = process.environment(pid)
             if not process.is_first(pid):
                 found.append(Found(pid, began, int(fields[1]), int(fields[3]), _rank(environment)))
     return found
 
 
-def _rank(environment: bytes) -> int | None:
+def _rank(environment: Iterable[bytes]) -> int | None:
     """Return the rank that an environment names: the number at the end of its folder, ``…/rank-3``."""
-    for variable in environment.split(b"\0"):
+    for variable in environment:
         if variable.startswith(_VARIABLE):
             number = variable.rpartition(b"/rank-")[2]
             return int(number) if number.isdigit() else None

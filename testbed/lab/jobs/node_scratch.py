@@ -41,12 +41,16 @@ class NodeScratch:
         nodes: Sequence[str],
         run: RunDirectory,
         workload: ProgramWorkload,
+        working: Path,
         user: ProgramUser | None,
     ) -> None:
-        """Make the folders of ``nodes``. Raises StorageError, also for a full disk, ProgramBarred, HostError."""
+        """Make the folders of ``nodes``. ``working``: the program's folder.
+
+        Raises StorageError, also for a full disk, ProgramBarred, HostError.
+        """
         self._lab, self._run, self._user = lab, run, user
         self._kept = workload.keep_scratch
-        self._working = Path(workload.folder) if workload.folder else Path.cwd()
+        self.working = working
         self._contained = driver(lab) == "containerlab"
         self._of_lab = {node: scratch.of_node(lab, node, user) for node in nodes}
         self.folders: Mapping[str, Path] = self._of_lab
@@ -94,7 +98,7 @@ class NodeScratch:
     def shortage(self) -> str:
         """Return in words which disk that programs write is full; empty if none is."""
         seen = dict[int, str]()
-        for folder in (*self.folders.values(), *self._of_lab.values(), self._run.path, self._working):
+        for folder in (*self.folders.values(), *self._of_lab.values(), self._run.path, self.working):
             try:
                 seen.setdefault(folder.stat().st_dev, scratch.shortage(folder))
             except OSError:
@@ -124,7 +128,7 @@ class NodeScratch:
             "the state of labs (TESTBED_STATE)": lab_folder.root(),
             "scratch": next(iter(self._of_lab.values())),
         }
-        why = tmp_sharing.why_shared(workload.command, self._working, workload.environment, os.environ, places)
+        why = tmp_sharing.why_shared(workload.command, self.working, workload.environment, os.environ, places)
         return why or self._cannot_mount()
 
     def _cannot_mount(self) -> str:

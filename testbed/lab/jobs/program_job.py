@@ -84,9 +84,8 @@ class ProgramJob(RunningJob):
         self._lab, self._topology, self._run, self._user, self._port = lab, topology, run, user, port
         self._echo, self._echo_error, self._concluded = echo, echo_error or echo, concluded
         self._scratch = scratch
-        self._working = Path(workload.folder) if workload.folder else Path.cwd()
         self._shortage = ""
-        self._files = SameFiles(lab, topology.node_names, self._working)
+        self._files = SameFiles(lab, topology.node_names, scratch.working)
         self._ends = ProcessEnds(lab)
         self._children: dict[int, RankProcess] = {}
         self._signals = RankSignals()
@@ -282,8 +281,7 @@ class ProgramJob(RunningJob):
         self._follow()
 
     def _start(self) -> None:
-        folder = self._working
-        client.ask(self._lab, protocol.ShareFolder(folder=str(folder)))
+        client.ask(self._lab, protocol.ShareFolder(folder=str(self._scratch.working)))
         client.ask(self._lab, protocol.ProgramBegins(ranks_per_node=self.workload.processes_per_node))
         self._rsh = client.ask(self._lab, protocol.RemoteStarts())
         run_metadata.amend(self._run, workload=self._described())
@@ -293,10 +291,10 @@ class ProgramJob(RunningJob):
         self._files.watch()
         try:
             if self.workload.start == "mpi":
-                self._start_by_mpiexec(folder)
+                self._start_by_mpiexec()
             else:
                 for member in self.members:
-                    self._start_rank(member, folder)
+                    self._start_rank(member)
         except BaseException:
             self._signals.end()
             self._progress.end()
@@ -313,7 +311,7 @@ class ProgramJob(RunningJob):
 
     def _places(self) -> Places:
         return Places(
-            self._working,
+            self._scratch.working,
             self._run,
             lambda member: self._scratch.folders[member.node],
             lambda node: netns(self._lab, node),
@@ -339,13 +337,13 @@ class ProgramJob(RunningJob):
             return rank_environment.of_node(self._topology, self.members, member, self._port, each, own)
         return rank_environment.variables(self._topology, self.members, member, self._port, own)
 
-    def _start_rank(self, member: Member, folder: Path) -> None:
+    def _start_rank(self, member: Member) -> None:
         where = self._scratch.place(member.node)
         variables = self._variables(member, where)
         if isinstance(where, ContainerPlace):
-            line = where.enter(self.workload.command, folder, variables, framed=True)
+            line = where.enter(self.workload.command, self._scratch.working, variables, framed=True)
         else:
-            line = where.enter(self.workload.command, folder, variables)
+            line = where.enter(self.workload.command, self._scratch.working, variables)
         self._began_t[member.rank] = time.monotonic()
         child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
         self._children[member.rank] = child
@@ -358,8 +356,9 @@ class ProgramJob(RunningJob):
                 os.write(child.stdin.fileno(), runner.END_OF_INPUT)
         self._follow_rank(member, child, where.watched, where.watched)
 
-    def _start_by_mpiexec(self, folder: Path) -> None:
+    def _start_by_mpiexec(self) -> None:
         """Start all ranks by the mpiexec of the program's MPI."""
+        folder = self._scratch.working
         places = {it.node: self._scratch.place(it.node) for it in self.members}
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder), management=True))
         found = mpi_ranks.find(self._lab, self._user, self.workload.command, folder, self.workload.mpiexec)

@@ -26,7 +26,7 @@ from testbed.core.experiment import draw, fault_schedule, replay
 from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import Monitor
-from testbed.core.physics import validity
+from testbed.core.physics import full_scale, validity
 from testbed.core.prediction.predicted_outcome import Outcome
 from testbed.core.report import answers
 from testbed.core.report.document import Report
@@ -96,7 +96,8 @@ def run(
     first = topology.links[0].name
     if any(it.inject == "cut" and it.target == first for it in planned) and not _has_bypass(topology):
         progress.note(f"no path bypasses {first}: the job stalls while it is cut")
-    valid = validity.summary(validity_of(topology), _show(prepared, set)) if agents else _scale_note(topology)
+    of_scale = [it] if (it := full_scale.of_program(topology.scale)) else []
+    valid = validity.summary(validity_of(topology), _show(prepared, set)) if agents else of_scale
     for line in (*_random_faults(prepared), *valid):
         progress.note(line)
     with interruptible():
@@ -122,16 +123,6 @@ def run(
                 progress.phase("down", f"lab {lab.name}")
                 _down(lab)
                 progress.ended("done")
-
-
-def _scale_note(topology: Topology) -> list[str]:
-    """Say what a lab's scale means for a program that knows nothing of it; nothing at scale 1."""
-    if topology.scale == 1:
-        return []
-    return [
-        f"links run at 1/{topology.scale:g} of their real rate, but your program's bytes are not scaled: "
-        f"a transfer takes {topology.scale:g} times as long as on the real fiber; latency is real"
-    ]
 
 
 def _job(workload: Workload, root: Path) -> deploy.Job:
