@@ -1,0 +1,115 @@
+"""Process groups of a job: the world, the ranks of a site, and the ranks of one local rank at every site.
+
+Every rank must make all groups in the same order (torch.distributed.new_group), so ``Groups`` makes the usual ones at
+once, and ``new`` is called by all ranks alike. Names are the same on all ranks: records are matched by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["Groups", "Replicas"]
+
+ProcessGroup = Any
+"""torch.distributed.ProcessGroup; untyped in torch before 2.15."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Who is one replica of the model, and who exchanges which slice of it.
+
+    Attributes:
+        inside: group of this rank's replica, whose ranks average gradients in each step.
+        inside_ranks: its ranks.
+        across: group that exchanges this rank's slice: one rank of each replica, in the order of replicas. None if this
+            rank has no slice, because its replica has more ranks than another one.
+        across_ranks: its ranks, empty for none.
+        count: number of replicas.
+        slices: number of slices: the ranks of the smallest replica.
+        slice: index of this rank's slice; None for none.
+    """
+
+    inside: ProcessGroup
+    inside_ranks: tuple[int, ...]
+    across: ProcessGroup | None
+    across_ranks: tuple[int, ...]
+    count: int
+    slices: int
+    slice: int | None
+
+
+class Groups:
+    """The process groups of a job. ``sites``: the site of each rank, in rank order. A collective call of all ranks."""
+
+    def __init__(self, rank: int, sites: Sequence[str], timeout_s: float = 30.0) -> None:
+        self.rank, self.sites = rank, tuple(sites)
+        self.world_size = len(self.sites)
+        self._timeout = timedelta(seconds=timeout_s)
+        self.site_names = tuple(dict.fromkeys(self.sites))
+        self.world = dist.group.WORLD
+        self._by_name: dict[str, ProcessGroup] = {}
+        self.members = {name: tuple(r for r, it in enumerate(self.sites) if it == name) for name in self.site_names}
+        """Ranks of each site, in the order in which sites first have a rank."""
+
+    @classmethod
+    def of_default_group(cls, site: str, timeout_s: float = 30.0) -> Groups:
+        """Learn the sites of all ranks over the default group. A collective call."""
+        sites: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(sites, site)
+        return cls(dist.get_rank(), sites, timeout_s)
+
+    @property
+    def site(self) -> str:
+        return self.sites[self.rank]
+
+    @property
+    def local_rank(self) -> int:
+        """Index of this rank in its site."""
+        return self.members[self.site].index(self.rank)
+
+    def new(self, ranks: Sequence[int], name: str) -> ProcessGroup | None:
+        """Make a group of ``ranks``, which keep this order; None if this rank is not in it. A collective call.
+
+        The same name is the same group, so strategies may ask for it again; operations that overlap each other need
+        groups of different names.
+        """
+        if name not in self._by_name:
+            made = dist.new_group(list(ranks), timeout=self._timeout, group_desc=name)
+            self._by_name[name] = made if self.rank in ranks else None
+        return self._by_name[name]
+
+    def in_site(self) -> ProcessGroup:
+        """Return the group of the ranks of this rank's site. A collective call."""
+        own = None
+        for name, ranks in self.members.items():
+            made = self.new(ranks, f"site:{name}")
+            own = made if name == self.site else own
+        return own
+
+    def replicas(self, kind: str = "site", suffix: str = "") -> Replicas:
+        """Return the replicas: a ``site`` each, or a ``rank`` each. A collective call.
+
+        ``suffix`` distinguishes groups whose operations overlap those of another.
+        """
+        if kind == "rank":
+            everyone = tuple(range(self.world_size))
+            alone = None
+            for rank in everyone:
+                made = self.new((rank,), f"rank:{rank}{suffix}")
+                alone = made if rank == self.rank else alone
+            across = self.new(everyone, f"replicas{suffix}")
+            return Replicas(alone, (self.rank,), across, everyone, len(everyone), 1, 0)
+        inside = self.in_site()
+        slices = min(len(ranks) for ranks in self.members.values())
+        own: tuple[ProcessGroup | None, tuple[int, ...]] = (None, ())
+        for index in range(slices):
+            ranks = tuple(self.members[name][index] for name in self.site_names)
+            made = self.new(ranks, f"slice:{index}{suffix}")
+            own = (made, ranks) if index == self.local_rank else own
+        mine = self.local_rank if self.local_rank < slices else None
+        return Replicas(inside, self.members[self.site], *own, len(self.site_names), slices, mine)

@@ -1,0 +1,73 @@
+"""ddp: the mean gradient of all ranks in each step, by torch's DistributedDataParallel.
+
+The baseline of every comparison. ``bits=16`` halves its bytes as torch's bf16_compress_hook does, and ``accumulate``
+exchanges after several steps: what a fair comparison gives it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from testbed_agents.bucketed_gradients import BUCKETS, BucketedGradients, Reduce, Reduced, mean_over
+from testbed_agents.strategies.strategy import Context, Strategy
+
+__all__ = ["Ddp"]
+
+
+class Ddp(Strategy):
+    """``accumulate``: steps whose gradients are added before one exchange. ``bits``: 32, or 16 for bfloat16."""
+
+    def __init__(self, accumulate: int = 1, bits: int = 32, buckets: int = BUCKETS) -> None:
+        self._accumulate, self._bits, self._buckets = accumulate, bits, buckets
+
+    def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
+        self.context = context
+        world = context.groups.world
+        size = context.groups.world_size
+        reduce = mean_over(world, size) if self._bits == 32 else _bfloat16_mean_over(world, size)
+        self._gradients = BucketedGradients(model, context, world, reduce, self._buckets)
+        self.module = self._gradients.wrapped
+        return list(model.parameters())
+
+    def rehearse(self, inputs: Tensor, targets: Tensor) -> None:
+        # After its first pass DDP rebuilds its buckets in the order in which gradients became ready. Other buckets are
+        # summed in another order and rounded differently: a resumed job would not end with the same parameters.
+        self._gradients.local = True
+        self.context.loss(self.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        self._gradients.local = False
+        self.module.zero_grad()
+
+    def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        exchanges = self.updates(self.context.step)
+        with contextlib.nullcontext() if exchanges else self._gradients.wrapped.no_sync():
+            loss = self.context.loss(self.module(inputs), targets)
+            self.context.before_backward(loss.detach())
+            (loss / self._accumulate).backward()  # type: ignore[no-untyped-call]
+        if not exchanges:
+            self.context.gradients_ready()
+        return loss.detach()
+
+    def updates(self, step: int) -> bool:
+        return step % self._accumulate == 0 or step == self.context.steps
+
+
+def _bfloat16_mean_over(group: object, size: int) -> Reduce:
+    """Return the mean of bfloat16 values, as torch.distributed.algorithms.ddp_comm_hooks.default_hooks does."""
+
+    def reduce(bucket: Tensor) -> Reduced:
+        small = bucket.to(torch.bfloat16).div_(size)
+        if size == 1:
+            return mean_over(group, 1)(bucket.copy_(small))
+
+        def widen(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+            bucket.copy_(future.value()[0])
+            return bucket
+
+        reduced: Reduced = dist.all_reduce(small, group=group, async_op=True).get_future().then(widen)
+        return reduced
+
+    return reduce

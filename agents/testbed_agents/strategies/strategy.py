@@ -1,0 +1,141 @@
+"""The protocol of a strategy: one way of training across sites.
+
+The loop (``testbed_agents.train``) draws data, calls the strategy, updates the parameters and records; it knows no
+strategy. A strategy decides what is exchanged, when and with whom. In the order of a job::
+
+    prepare ─ [load] ─ (run ─ [inner optimizer] ─ after_step) × steps ─ finish
+
+Also a library outside a lab: give ``prepare`` a :class:`Context` of any initialised process group
+(``Context.of_default_group``), and call the methods in this order from a training loop of your own.
+
+Each strategy has a pure twin of the same file name in ``testbed/core/training``, which knows the operations of a step,
+their bytes, and which tensors must be equal. The checkers compare what the strategy did with the twin.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from testbed_agents.groups import Groups
+from testbed_agents.model import cross_entropy
+
+__all__ = ["Context", "Strategy"]
+
+
+@dataclass
+class Context:
+    """What a strategy is given: who trains where, and how to tell the loop what it cannot see.
+
+    Attributes:
+        groups: the process groups of the job.
+        timeout_s: bound of a wait inside a collective.
+        loss: of the model's output and the targets; a mean over the rank's tokens.
+        address: this rank's address on the fabric, for strategies with connections of their own.
+        before_backward: called between forward and backward, with the loss.
+        steps: of the whole job; the last one ends with an exchange.
+        step: the step that is running, from 1; set by the loop.
+        ready_t: when this rank's last gradient of the step was ready (CLOCK_MONOTONIC, s).
+        speeds: of each rank's site, relative to the fastest (1.0), for options that weigh sites by time.
+    """
+
+    groups: Groups
+    timeout_s: float = 30.0
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    address: str = "127.0.0.1"
+    before_backward: Callable[[Tensor], None] = lambda loss: None
+    steps: int = 0
+    step: int = 0
+    ready_t: float = 0.0
+    speeds: Mapping[str, float] = field(default_factory=dict)
+
+    def gradients_ready(self) -> None:
+        """Note that this rank has computed its last gradient of the step. Call it before the last exchange begins."""
+        self.ready_t = time.monotonic()
+
+    @classmethod
+    def of_default_group(cls, site: str = "", timeout_s: float = 30.0) -> Context:
+        """Return the context of an initialised default process group; a collective call. ``site``: this rank's."""
+        return cls(Groups.of_default_group(site), timeout_s)
+
+
+class Strategy(ABC):
+    """One way of training across sites. Options are arguments of the constructor, by the names of the twin's options.
+
+    All ranks call the same methods in the same order. Errors of collectives (RuntimeError) pass through.
+    """
+
+    context: Context
+    module: nn.Module
+    """What ``run`` calls; set by ``prepare``."""
+
+    @abstractmethod
+    def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
+        """Wrap or shard ``model``, make process groups, set ``context`` and ``module``.
+
+        All ranks have equal parameters. Returns the parameters that this rank's inner optimizer updates.
+        """
+
+    def rehearse(self, inputs: Tensor, targets: Tensor) -> None:  # noqa: B027
+        """Run one pass without communication before a checkpoint is loaded, if a first pass differs from later ones."""
+
+    def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute gradients, exchanged as far as the strategy does so in a step; return the loss, detached.
+
+        Calls ``context.before_backward`` and ``context.gradients_ready``.
+        """
+        loss = self.context.loss(self.module(inputs), targets)
+        self.context.before_backward(loss.detach())
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def updates(self, step: int) -> bool:
+        """Return whether the inner optimizer updates the parameters after ``step`` (from 1)."""
+        return True
+
+    def after_step(self, step: int) -> None:  # noqa: B027
+        """Begin the exchanges that are due after ``step``, and apply those that have arrived."""
+
+    def finish(self, step: int) -> None:  # noqa: B027
+        """End with an exchange after the last step, so that all of it is committed; wait for what is on its way."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the strategy's own tensors by name, beside parameters and inner optimizer.
+
+        A checkpoint saves them, and loads into them in place. Nothing may be on its way that is not among them."""
+        return {}
+
+    def loaded(self) -> None:  # noqa: B027
+        """Adopt what a checkpoint has loaded into the tensors of :meth:`state`."""
+
+    def fingerprints(self) -> dict[str, Iterable[Tensor]]:
+        """Return tensors by the names that the twin compares between ranks (``equal``), without communication."""
+        return {"parameters": [parameter.detach() for parameter in self.module.parameters()]}
+
+    def outer_parameters(self) -> list[Tensor]:
+        """Return what a user would keep, in the order of the model's parameters; ranks of a site may gather it."""
+        return [parameter.detach() for parameter in self.module.parameters()]
+
+    @property
+    def outer_version(self) -> int:
+        """The number of exchanges in the outer parameters; the number of steps where there is no outer loop."""
+        return self.context.step
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the elements of all tensors one after the other, copied: (elements,)."""
+    return torch.cat([each.detach().reshape(-1) for each in tensors])
+
+
+def unflatten(flat: Tensor, into: Iterable[Tensor]) -> None:
+    """Copy ``flat`` (elements,) over the tensors, in place; more elements than they have are padding."""
+    at = 0
+    with torch.no_grad():
+        for each in into:
+            each.copy_(flat[at : at + each.numel()].view_as(each))
+            at += each.numel()

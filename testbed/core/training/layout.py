@@ -1,0 +1,100 @@
+"""Who trains what: ranks and their sites, tensors of the model and their layers, tokens of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+__all__ = ["FLOAT32_BYTES", "Layout", "Tensor", "gpt_tensors"]
+
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One parameter tensor. ``layer``: index of its decoder block; None for embedding, positions, last norm.
+
+    Tied weights are one tensor.
+    """
+
+    name: str
+    elements: int
+    layer: int | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a twin is told of a job.
+
+    Attributes:
+        sites: the site of each rank, in rank order.
+        tensors: of the model, in the order of ``model.parameters()``.
+        tokens: of one rank and step.
+        context, width, layers: of the model; tokens in a window, elements of an activation, decoder blocks.
+        steps: of the whole job.
+        step_s: declared compute of a step; None if it is not declared.
+    """
+
+    sites: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    tokens: int = 256
+    context: int = 64
+    width: int = 96
+    layers: int = 4
+    steps: int = 500
+    step_s: float | None = None
+
+    @property
+    def world_size(self) -> int:
+        return len(self.sites)
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """Sites in the order of their first rank."""
+        return tuple(dict.fromkeys(self.sites))
+
+    @cached_property
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """Ranks of each site."""
+        return {name: tuple(r for r, it in enumerate(self.sites) if it == name) for name in self.site_names}
+
+    @property
+    def slices(self) -> int:
+        """Slices of the model between replicas that are sites: the ranks of the smallest site."""
+        return min(len(ranks) for ranks in self.members.values())
+
+    @property
+    def elements(self) -> int:
+        return sum(it.elements for it in self.tensors)
+
+    @property
+    def payload_bytes(self) -> int:
+        """n: bytes of all parameters as float32."""
+        return FLOAT32_BYTES * self.elements
+
+
+def gpt_tensors(layers: int = 4, width: int = 96, context: int = 64, vocabulary: int = 256) -> tuple[Tensor, ...]:
+    """Return the tensors of the agents' GPT in the order of ``testbed_agents.model.GPT.parameters()``.
+
+    >>> sum(it.elements for it in gpt_tensors())
+    478272
+    """
+    found = [Tensor("position", context * width), Tensor("embedding.weight", vocabulary * width)]
+    for layer in range(layers):
+        parts: Sequence[tuple[str, int]] = (
+            ("before_attention.weight", width),
+            ("before_attention.bias", width),
+            ("attention.inward.weight", 3 * width * width),
+            ("attention.inward.bias", 3 * width),
+            ("attention.outward.weight", width * width),
+            ("attention.outward.bias", width),
+            ("before_perceptron.weight", width),
+            ("before_perceptron.bias", width),
+            ("inward.weight", 4 * width * width),
+            ("inward.bias", 4 * width),
+            ("outward.weight", 4 * width * width),
+            ("outward.bias", width),
+        )
+        found += [Tensor(f"blocks.{layer}.{name}", elements, layer) for name, elements in parts]
+    return (*found, Tensor("last_norm.weight", width), Tensor("last_norm.bias", width))

@@ -1,0 +1,34 @@
+"""One operation of a strategy as a value: which collective, among whom, over how many bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["Kind", "Operation"]
+
+Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective or a message of payload ``byte_count``.
+
+    Attributes:
+        kind: as torch.distributed names it.
+        ranks: of the group, in its order; source first for ``broadcast`` and ``send``, which has two.
+        byte_count: of an all_reduce, reduce_scatter, broadcast, send: the tensor; of an all_gather: the gathered whole;
+            of an all_to_all: what one rank puts in, its own part included.
+        what: gradients, parameters, pseudo-gradients, activations, tokens, state.
+        group: name of the process group (``testbed_agents.groups``), by which records are matched.
+        fragment: which part of the model; None for all of it.
+        lands: how many steps later its result is used; 0: the step waits for it.
+    """
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    byte_count: float
+    what: str
+    group: str = "world"
+    fragment: int | None = None
+    lands: int = 0

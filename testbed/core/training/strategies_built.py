@@ -1,0 +1,42 @@
+"""The strategies that the testbed's agents can train by: every twin by name.
+
+A package of users adds its own by the entry point ``testbed.strategies`` (docs/strategies.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from testbed.core.training.ddp import Ddp
+from testbed.core.training.diloco import Diloco
+from testbed.core.training.layout import Layout
+from testbed.core.training.twin import Twin
+from testbed.core.user_text import unknown
+from testbed.errors import UserError
+
+__all__ = ["BUILT", "add", "make", "twin_class"]
+
+_ALL: dict[str, type[Twin]] = {it.name: it for it in (Ddp, Diloco)}
+
+BUILT: Mapping[str, type[Twin]] = _ALL
+"""Twins by name, those of packages included once they are added."""
+
+
+def add(twin: type[Twin]) -> None:
+    """Register the twin of a package. Raises UserError if the name is taken."""
+    if _ALL.setdefault(twin.name, twin) is not twin:
+        raise UserError(f"a strategy with the name {twin.name} exists already")
+
+
+def twin_class(name: str) -> type[Twin]:
+    """Return the twin of a strategy. Raises UserError for an unknown name."""
+    if name not in _ALL:
+        message, _ = unknown("strategy", name, tuple(_ALL))
+        raise UserError(message)
+    return _ALL[name]
+
+
+def make(name: str, options: Mapping[str, Any], layout: Layout) -> Twin:
+    """Return the twin of a job. Raises UserError for an unknown name."""
+    return twin_class(name)(options, layout)

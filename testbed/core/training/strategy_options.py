@@ -1,0 +1,60 @@
+"""Parsers of options of strategies: what several of them have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from testbed.core.training.twin import Option
+from testbed.core.units import Unreadable, parse_number
+from testbed.core.user_text import expected
+
+__all__ = ["EVERY", "OUTER_MOMENTUM", "OUTER_RATE", "REPLICA", "choice", "share", "whole"]
+
+
+def whole(low: int, high: int = 10_000_000) -> Callable[[object], int]:
+    """Return a parser of integers from ``low`` to ``high``, written as a number or as text."""
+
+    def parse(value: object) -> int:
+        fix = f"write a whole number from {low} to {high}"
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise Unreadable(*expected(f"a whole number of at least {low}", value, fix))
+        try:
+            number = int(value)
+        except ValueError:
+            raise Unreadable(*expected(f"a whole number of at least {low}", value, fix)) from None
+        if not low <= number <= high:
+            raise Unreadable(*expected(f"a whole number from {low} to {high}", value, fix))
+        return number
+
+    return parse
+
+
+def share(low: float, high: float) -> Callable[[object], float]:
+    """Return a parser of numbers from ``low`` to ``high``."""
+
+    def parse(value: object) -> float:
+        return parse_number(value, low=low, high=high)
+
+    return parse
+
+
+def choice(*allowed: Any) -> Callable[[object], Any]:
+    """Return a parser of one of ``allowed``, numbers also written as text."""
+
+    def parse(value: object) -> Any:
+        for it in allowed:
+            if not isinstance(value, bool) and (value == it or str(value) == str(it)):
+                return it
+        words: Sequence[str] = [str(it) for it in allowed]
+        raise Unreadable(*expected(f"one of {', '.join(words)}", value, f"write {words[0]}"))
+
+    return parse
+
+
+EVERY = Option("every", 50, whole(1), "H: inner steps between two exchanges")
+OUTER_RATE = Option("outer.rate", 0.7, share(0.0, 10.0), "learning rate of the outer optimizer")
+OUTER_MOMENTUM = Option(
+    "outer.momentum", 0.5, share(0.0, 0.9999), "Nesterov momentum of the outer optimizer; papers use 0.9"
+)
+REPLICA = Option("replica", "site", choice("site", "rank"), "what one replica of the model is: a site, or each rank")

@@ -1,0 +1,119 @@
+"""The protocol of a twin: what a strategy must do, said without doing it.
+
+A twin is made from the options of a strategy and a :class:`~testbed.core.training.layout.Layout`. Checkers, the wire
+check, commits, goodput, the report and ``predict`` ask it; none of them knows a strategy's name. The strategy itself is
+the class of the same file name in ``testbed_agents/strategies``; the two share no code, so each checks the other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from testbed.core.training.layout import Layout
+from testbed.core.training.operation import Operation
+
+__all__ = ["Equal", "Mistake", "Option", "Twin"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a strategy, as a key of ``workload:`` and as ``NAME:option=value`` of a command.
+
+    Attributes:
+        name: in files and commands; the strategy's constructor takes it as an argument, with ``_`` for ``.``.
+        default: if it is not written.
+        parse: checks and converts what is written. Raises ``testbed.core.units.Unreadable`` with message and fix.
+        meaning: one line of help.
+    """
+
+    name: str
+    default: Any
+    parse: Callable[[object], Any]
+    meaning: str
+
+    @property
+    def argument(self) -> str:
+        return self.name.replace(".", "_")
+
+
+@dataclass(frozen=True)
+class Equal:
+    """After a step, the tensors ``name`` (``Strategy.fingerprints``) are equal on all of ``ranks``, bit for bit."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is wrong with an option: its name, a message, the fix. ``warning``: it runs, at a price that is named."""
+
+    option: str
+    message: str
+    fix: str
+    warning: bool = False
+
+
+class Twin(ABC):
+    """What a strategy does, for one job. Pure."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """What it does, in one line of ``ls strategies``."""
+    source: ClassVar[str] = ""
+    """The paper or library that it follows."""
+    options: ClassVar[tuple[Option, ...]] = ()
+    prediction: ClassVar[str] = ""
+    """Name of its closed form in ``core/prediction``; empty: its own name."""
+    replicated: ClassVar[bool] = True
+    """Whether each site holds the whole model. If not, a lost site ends the attempt: restart only."""
+
+    def __init__(self, options: Mapping[str, Any], layout: Layout) -> None:
+        """``options``: values by name, parsed; those that are missing have their default."""
+        known = {it.name: it.default for it in self.options}
+        self.values: dict[str, Any] = {**known, **options}
+        self.layout = layout
+
+    def mistakes(self) -> Sequence[Mistake]:
+        """Return what is wrong with the options for this layout, all at once."""
+        return ()
+
+    @abstractmethod
+    def operations(self, step: int) -> Sequence[Operation]:
+        """Return the operations that begin in ``step`` (from 1), of all groups, in the order of each rank.
+
+        With ``step`` 0, those that happen once, before the first step; with ``layout.steps + 1``, those of the end.
+        """
+
+    @abstractmethod
+    def equal(self, step: int) -> Sequence[Equal]:
+        """Return what must be equal after ``step``, its exchange applied."""
+
+    def committed(self, step: int) -> float:
+        """Return how many inner steps are in the outer parameters once all ranks have finished ``step``.
+
+        A fragment counts by its share of the parameters. Steps that no exchange has taken up yet do not count: they are
+        lost if the job ends there. Never decreases; ``layout.steps`` at the end, because a job ends with an exchange.
+        """
+        return float(step)
+
+    def updates(self, step: int) -> int:
+        """Return how often the inner optimizer has updated the parameters after ``step`` steps."""
+        return step
+
+    def outer_updates(self, step: int) -> int:
+        """Return how many exchanges are in the outer parameters after ``step``; 0 where there is no outer loop."""
+        return 0
+
+    @property
+    def delays(self) -> float:
+        """c: one-way delays that follow one another in an exchange over the fiber."""
+        return 0.0
+
+    @property
+    def longest_gap(self) -> int:
+        """The most steps between two exchanges of a pair of sites: how long one may legally wait for another."""
+        return 1
