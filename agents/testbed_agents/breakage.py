@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from testbed_agents.sync import Summed, TimedAllReduce, all_reduce
+from testbed_agents.bucketed_gradients import BucketedGradients, Reduced
+from testbed_agents.strategies import Strategy
 
 VARIABLE = "TESTBED_BREAK"
 KINDS = ("wrong-sum", "lost-input", "stale", "lost-update", "hang")
@@ -48,22 +49,20 @@ class Fault:
         return cls(kind, rank, int(fields["step"]), float(fields.get("seconds", 0)))
 
 
-def install(
-    sync: TimedAllReduce, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, done_steps: int
-) -> None:
+def install(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, done_steps: int) -> None:
     """Install the fault of TESTBED_BREAK; nothing if it is not set, or names another rank."""
     written = os.environ.get(VARIABLE)
     fault = Fault.parse(written) if written else None
     if fault is not None and fault.rank in (None, rank):
         print(f"broken on purpose: {written}", flush=True)
-        _Broken(fault, sync, model, optimizer, done_steps)
+        _Broken(fault, getattr(strategy, "_gradients", None), model, optimizer, done_steps)
 
 
 class _Broken:
     def __init__(
         self,
         fault: Fault,
-        sync: TimedAllReduce,
+        gradients: BucketedGradients | None,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         done_steps: int,
@@ -74,7 +73,8 @@ class _Broken:
         self._right_step = optimizer.step
         model.register_forward_pre_hook(self._before_forward)
         optimizer.step = self._update  # type: ignore[method-assign]
-        sync.reduce = self._reduce
+        if gradients is not None:
+            self._right_reduce, gradients.reduce = gradients.reduce, self._reduce
 
     def _now(self, kind: str) -> bool:
         return self._fault.kind == kind and self._step == self._fault.step
@@ -83,13 +83,13 @@ class _Broken:
         if self._now("hang"):
             time.sleep(self._fault.seconds or AN_HOUR_S)
 
-    def _reduce(self, tensor: Tensor) -> Summed:
+    def _reduce(self, tensor: Tensor) -> Reduced:
         self._sequence += 1
         if self._sequence > 1:
-            return all_reduce(tensor)
+            return self._right_reduce(tensor)
         if self._now("lost-input"):
             tensor[: tensor.numel() // 2] = 0.0
-        reduced = all_reduce(tensor)
+        reduced = self._right_reduce(tensor)
         return reduced.then(_flipped) if self._now("wrong-sum") else reduced
 
     def _update(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +103,7 @@ class _Broken:
                     parameter.copy_(old)
 
 
-def _flipped(reduced: Summed) -> list[Tensor]:
-    summed = reduced.value()
-    summed[0].view(torch.int32)[0] ^= 1
-    return summed
+def _flipped(reduced: Reduced) -> Tensor:
+    mean = reduced.value()
+    mean.view(torch.int32)[0] ^= 1
+    return mean

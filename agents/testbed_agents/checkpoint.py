@@ -20,7 +20,8 @@ import random
 import re
 import shutil
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ class State:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     windows: Windows
+    strategy: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of the strategy (``Strategy.state``), which are filled in place."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, not copies, so that loading fills them; the optimizer's if already created."""
@@ -54,6 +57,7 @@ class State:
         for name, parameter in self.model.named_parameters():
             for what, value in self.optimizer.state[parameter].items():
                 found[f"optimizer.{name}.{what}"] = value
+        found |= {f"strategy.{name}": tensor for name, tensor in self.strategy.items()}
         return found | {"rng.torch": torch.get_rng_state(), "rng.windows": self.windows.position}
 
 

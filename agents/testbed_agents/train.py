@@ -1,14 +1,15 @@
-"""The trainer: one rank of a DistributedDataParallel job over gloo.
+"""The trainer: one rank of a job over gloo, by any strategy (``testbed_agents.strategies``).
 
-A step is: draw windows, forward, backward (in which DDP averages the gradients over all ranks, bucket by bucket, while
-earlier layers are still computing), optimizer. Four times are recorded per step, in seconds of CLOCK_MONOTONIC, which
-all processes of a host share::
+A step is: draw windows; forward and backward, beside which a strategy may exchange gradients; optimizer; and the
+exchange that the strategy has due after the step. Five times are recorded per step, in seconds of CLOCK_MONOTONIC,
+which all processes of a host share::
 
-    t_begin ── forward, backward ── t_ready ── what is left of the all-reduce ── t_sync ── optimizer ── t_end
+    t_begin ─ forward, backward ─ t_ready ─ rest of the exchange ─ t_sync ─ optimizer ─ t_stepped ─ exchange ─ t_end
 
-``t_ready``: this rank's last bucket of gradients was ready for its all-reduce. ``t_sync``: backward returned, gradients
-are usable. compute = (t_ready - t_begin) + (t_end - t_sync); exposed communication = t_sync - t_ready, of which the
-first part may be waiting for a slower rank (``sync`` exchanges these times, and states the cost on the wire).
+``t_ready``: this rank has computed its last gradient. ``t_sync``: gradients are usable. compute = (t_ready - t_begin) +
+(t_stepped - t_sync); exposed communication = (t_sync - t_ready) + (t_end - t_stepped), of which the first part may be
+waiting for a slower rank. Those times, train_loss and orders to stop or save are exchanged on the ``board``, not over
+the network: nothing but the strategy's own exchanges crosses a fiber.
 
 Can also be run as a program, in torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)::
 
@@ -31,17 +32,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.nn.parallel import DistributedDataParallel
 
-from testbed_agents import breakage, data
+from testbed_agents import breakage, data, strategies
+from testbed_agents.board import Board, Order
 from testbed_agents.check_log import Checks
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
 from testbed_agents.fence import Fence
+from testbed_agents.groups import Groups
 from testbed_agents.metrics import RankMetrics, interface_bytes
-from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count
+from testbed_agents.model import GPT, Shape, fingerprint, parameter_count
+from testbed_agents.own_address import own_address
 from testbed_agents.records import Records
-from testbed_agents.sync import TimedAllReduce
+from testbed_agents.strategies import Context, Strategy
 from testbed_agents.tcp_info import retransmitted
 
 TALK_S = 1.0
@@ -80,6 +84,8 @@ class Job:
         attempt: number of the attempt, from 1.
         resume: (step, attempt) of the checkpoint to resume from, which all ranks have; None: start from the beginning.
         checkpoint_every: steps between two checkpoints; 0: none.
+        sites: the site of each rank, in rank order; empty: all at one.
+        strategy: name of the strategy; ``options`` are arguments of its constructor.
     """
 
     job: str
@@ -97,6 +103,9 @@ class Job:
     attempt: int = 1
     resume: tuple[int, int] | None = None
     checkpoint_every: int = 0
+    sites: tuple[str, ...] = ()
+    strategy: str = "ddp"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def fence(self) -> Fence:
@@ -123,6 +132,9 @@ class Job:
                 attempt=int(message.get("attempt", 1)),
                 resume=(int(resume[0]), int(resume[1])) if (resume := message.get("resume")) else None,
                 checkpoint_every=int(message.get("checkpoint_every", 0)),
+                sites=tuple(str(it) for it in message.get("sites", ())),
+                strategy=str(message.get("strategy", {}).get("name", "ddp")),
+                options=dict(message.get("strategy", {}).get("options", {})),
             )
         except KeyError as error:
             raise TrainingFailed(f"the train message has no {error}") from error
@@ -165,24 +177,27 @@ def train(
     windows = data.Windows(corpus, batch=job.batch, context=job.shape.context, seed=job.seed, rank=seat.rank)
     torch.manual_seed(job.seed)
     model = GPT(job.shape)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
     tokens = job.batch * job.shape.context
-    state = State(model, optimizer, windows)
     checkpoints = Checkpoints(job.directory / "checkpoints" / f"rank-{seat.rank}", job.fence)
     resumed_from = job.resume[0] if job.resume else 0
 
-    step, talk_t, own_compute_s = resumed_from, 0.0, 0.0
+    done, talk_t, own_compute_s = resumed_from, 0.0, 0.0
+    order: Order = ""
     checks: Checks | None = None
+    board = Board(job.directory / f"board.a{job.attempt}", seat.rank, job.world_size)
     try:
-        origin_t = _meet(job, seat.rank)
-        ddp = DistributedDataParallel(model)  # the model has no buffers, so DDP broadcasts nothing per step
-        sync = TimedAllReduce(seat.rank, job.world_size, origin_t, metrics.collective_done)
-        ddp.register_comm_hook(sync, TimedAllReduce.hook)
+        groups = _meet(job, seat, board)
+        context = Context(groups, job.timeout_s, address=own_address(job.interface), steps=job.steps)
+        strategy = strategies.make(job.strategy, job.options)
+        optimizer = torch.optim.AdamW(strategy.prepare(model, context), lr=job.learning_rate)
+        together = strategy.step_group or tuple(range(job.world_size))
+        state = State(model, optimizer, windows, strategy.state())
         if job.resume:
-            _rehearse(ddp, sync, windows)
+            strategy.rehearse(*windows.draw())
             checkpoints.load(*job.resume, state)
+            strategy.loaded()
             metrics.last_step = resumed_from
-        sync.checks = checks = Checks(
+        checks = Checks(
             Records(job.directory / f"rank-{seat.rank}.checks.jsonl", job.fence),
             rank=seat.rank,
             world_size=job.world_size,
@@ -194,8 +209,9 @@ def train(
             also_every=job.checkpoint_every,
             timeout_s=job.timeout_s,
         )
+        watch(strategy, checks, metrics.collective_done)
         if job.attempt == 1:
-            breakage.install(sync, model, optimizer, seat.rank, resumed_from)
+            breakage.install(strategy, model, optimizer, seat.rank, resumed_from)
         began()
         at_first = interface_bytes()[job.interface]
         records.write(
@@ -205,7 +221,8 @@ def train(
             world_size=job.world_size,
             node=seat.node,
             site=seat.site,
-            scheme="ddp",
+            scheme=job.strategy,
+            strategy={"name": job.strategy, "options": dict(job.options)},
             algorithm=ALGORITHM,
             parameters=parameter_count(model),
             gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -217,113 +234,137 @@ def train(
             seed=job.seed,
             torch=torch.__version__,
         )
-        while step < job.steps:
-            checks.begin(step + 1)
+        optimizer.zero_grad()
+        order = board.enter(done + 1, _wish(stop, save)) if done < job.steps else ""
+        while done < job.steps and not order:
+            step = context.step = done + 1
+            checks.begin(step)
             t_begin = time.monotonic()
-            inputs, targets = windows.draw()
-            optimizer.zero_grad()
-            train_loss = cross_entropy(ddp(inputs), targets)
-            if extra_s := slower_by() * own_compute_s:
-                time.sleep(extra_s)
-            sync.begin(train_loss.item(), stop.is_set(), save())
-            train_loss.backward()  # type: ignore[no-untyped-call]
+            extra_s = slower_by() * own_compute_s
+
+            def before_backward(loss: Tensor, step: int = step, extra_s: float = extra_s) -> None:
+                if extra_s:
+                    time.sleep(extra_s)
+                board.note(step, loss=loss.item())
+
+            context.before_backward = before_backward
+            loss = strategy.run(*windows.draw())
             t_sync = time.monotonic()
-            told = sync.end()
-            if not math.isfinite(told.train_loss):  # the mean over ranks, so every rank ends here
-                raise TrainingFailed(f"step {step + 1}: train_loss is {told.train_loss}: training diverged", step)
-            optimizer.step()
+            own_loss = None if loss is None else loss.item()
+            board.note(step, ready_t=context.ready_t, loss=own_loss)
+            train_loss = board.mean_loss(step, together)
+            if not math.isfinite(train_loss):  # the mean over ranks that step together, so all of them end here
+                raise TrainingFailed(f"step {step}: train_loss is {train_loss}: training diverged", done)
+            if strategy.updates(step):
+                optimizer.step()
+                optimizer.zero_grad()
+            t_stepped = time.monotonic()
+            board.note(step, ready_t=context.ready_t, updated_t=t_stepped, loss=own_loss)
+            strategy.after_step(step)
+            if step == job.steps:
+                strategy.finish(step)
             t_end = time.monotonic()
 
-            compute_s, exposed_s = (told.ready_t - t_begin) + (t_end - t_sync), t_sync - told.ready_t
+            compute_s = (context.ready_t - t_begin) + (t_stepped - t_sync)
             own_compute_s = compute_s - extra_s
-            peer_wait_s = min(told.lag_s, exposed_s)
+            waited_s = min(board.later(step, together), t_sync - context.ready_t)
+            waited_s += min(board.later_updated(step, range(job.world_size)), t_end - t_stepped)
+            exposed_s = (t_sync - context.ready_t) + (t_end - t_stepped)
             traffic = interface_bytes()[job.interface]
             records.write(
                 "step",
-                step=step + 1,
+                step=step,
                 t_begin=t_begin,
-                t_ready=told.ready_t,
+                t_ready=context.ready_t,
                 t_sync=t_sync,
+                t_stepped=t_stepped,
                 t_end=t_end,
                 compute_s=compute_s,
                 exposed_s=exposed_s,
-                train_loss=told.train_loss,
+                train_loss=train_loss,
                 tokens=tokens,
+                outer_version=strategy.outer_version,
                 sent_bytes=traffic.sent - at_first.sent,
                 received_bytes=traffic.received - at_first.received,
                 **({"retransmitted": resent} if (resent := retransmitted()) else {}),
             )
-            # Other ranks' requests to save arrive with the gradients, so all ranks leave after the same step.
-            leaves = told.save and not told.stop and step + 1 < job.steps
-            checks.end(last=leaves)
-            step += 1
+            order = board.enter(step + 1, _wish(stop, save)) if step < job.steps else ""
+            checks.end(last=bool(order))
             metrics.step_done(
                 step=step,
-                train_loss=told.train_loss,
+                train_loss=train_loss,
                 tokens=tokens,
                 compute_s=compute_s,
-                peer_wait_s=peer_wait_s,
-                network_s=exposed_s - peer_wait_s,
+                peer_wait_s=waited_s,
+                network_s=exposed_s - waited_s,
             )
+            done = step
             if t_end >= talk_t:
-                print(
-                    f"step {step} of {job.steps}: train_loss {told.train_loss:.3f}, {t_end - t_begin:.3f} s", flush=True
-                )
+                print(f"step {step} of {job.steps}: train_loss {train_loss:.3f}, {t_end - t_begin:.3f} s", flush=True)
                 talk_t = t_end + TALK_S
-            if told.stop:
-                return Outcome("stopped", step, fingerprint(model))
             due = job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.steps
-            if due or leaves:
+            if order != "stop" and (due or order == "save"):
                 size = checkpoints.save(step, state)
                 t = time.monotonic()
                 records.write("checkpoint", t=t, step=step, bytes=size, took_s=t - t_end)
-            if leaves:
-                return Outcome("saved", step, fingerprint(model))
-        return Outcome("ok", step, fingerprint(model))
-    except CheckpointError as error:
-        raise TrainingFailed(str(error), step) from error
+        if order == "stop":
+            strategy.finish(done)
+        return Outcome(_STATUS[order], done, fingerprint(model))
+    except (CheckpointError, ValueError) as error:  # ValueError: of a strategy's options
+        raise TrainingFailed(str(error), done) from error
     except RuntimeError as error:  # base class of torch's errors from gloo
-        raise TrainingFailed(f"step {step + 1}: {reason_of(error)}", step) from error
+        raise TrainingFailed(f"step {done + 1}: {reason_of(error)}", done) from error
     finally:
         if checks is not None:
             checks.close()
+        board.close()
 
 
-def _rehearse(ddp: DistributedDataParallel, sync: TimedAllReduce, windows: data.Windows) -> None:
-    """Run one forward and backward pass before the state of a checkpoint is loaded, without communication.
-
-    After its first pass, DDP rebuilds its buckets in the order in which gradients became ready. Other buckets are
-    summed in another order and rounded differently. Without this pass, a resumed job would end with slightly different
-    parameters than an undisturbed one.
-    """
-    sync.rehearsing = True
-    inputs, targets = windows.draw()
-    cross_entropy(ddp(inputs), targets).backward()  # type: ignore[no-untyped-call]
-    sync.rehearsing = False
+_STATUS: Mapping[Order, str] = {"": "ok", "stop": "stopped", "save": "saved"}
 
 
-def _meet(job: Job, rank: int) -> float:
-    """Join the default process group; return a time origin, about now, that is the same on all ranks.
+def _wish(stop: threading.Event, save: Callable[[], bool]) -> Order:
+    return "stop" if stop.is_set() else "save" if save() else ""
 
-    Raises TrainingFailed.
+
+def watch(strategy: Strategy, checks: Checks, observe: Callable[[float], None]) -> None:
+    """Record each bucket of gradients in ``checks``, and its duration in s by ``observe``."""
+
+    def entered(bucket: Tensor) -> Callable[[Tensor], None]:
+        began_t, checked = time.monotonic(), checks.entered(bucket)
+
+        def left(result: Tensor) -> None:
+            observe(time.monotonic() - began_t)
+            checks.left(checked, result)
+
+        return left
+
+    if gradients := getattr(strategy, "_gradients", None):
+        gradients.observe = entered
+
+
+def _meet(job: Job, seat: Seat, board: Board) -> Groups:
+    """Join the default process group; return the groups of the job. Raises TrainingFailed.
+
+    Every rank has opened its ``board`` before.
     """
     if job.interface not in (there := interface_bytes()):
         raise TrainingFailed(f"unknown interface {job.interface} (available: {', '.join(there)})")
     os.environ["GLOO_SOCKET_IFNAME"] = job.interface  # else gloo resolves the host name
     limit = timedelta(seconds=job.timeout_s)
+    rank = seat.rank
     if rank != 0:
         _wait_for_listener(job.master, job.timeout_s)
     try:
         server = TCPStore(*job.master, job.world_size, is_master=rank == 0, timeout=limit)
         # Prefixed by job and attempt, so that a store left over from an earlier attempt cannot answer with its keys.
         store = PrefixStore(f"{job.job}/{job.attempt}", server)
-        if rank == 0:
-            store.set("origin", repr(time.monotonic()))
-        origin = float(store.get("origin"))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world_size, timeout=limit)
     except RuntimeError as error:
         raise TrainingFailed(f"cannot form the process group: {reason_of(error)}") from error
-    return origin
+    if rank == 0:
+        board.remove_name()
+    return Groups(rank, job.sites or (seat.site,) * job.world_size, job.timeout_s)
 
 
 def _wait_for_listener(address: tuple[str, int], timeout_s: float) -> None:

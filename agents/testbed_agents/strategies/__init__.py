@@ -20,7 +20,10 @@ GROUP = "testbed.strategies"
 
 _FILES: Mapping[str, str] = {
     "ddp": "ddp:Ddp",
+    "hierarchical": "hierarchical:Hierarchical",
+    "local-sgd": "diloco:LocalSgd",
     "diloco": "diloco:Diloco",
+    "multi-tier": "multi_tier:MultiTier",
 }
 """Module and class by the name of the strategy."""
 

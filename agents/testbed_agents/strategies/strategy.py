@@ -73,6 +73,8 @@ class Strategy(ABC):
     context: Context
     module: nn.Module
     """What ``run`` calls; set by ``prepare``."""
+    step_group: tuple[int, ...] = ()
+    """Ranks that end each step together with this one; set by ``prepare``; empty for all ranks."""
 
     @abstractmethod
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
@@ -84,10 +86,11 @@ class Strategy(ABC):
     def rehearse(self, inputs: Tensor, targets: Tensor) -> None:  # noqa: B027
         """Run one pass without communication before a checkpoint is loaded, if a first pass differs from later ones."""
 
-    def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def run(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Compute gradients, exchanged as far as the strategy does so in a step; return the loss, detached.
 
-        Calls ``context.before_backward`` and ``context.gradients_ready``.
+        None where this rank does not know it, as an earlier stage of a pipeline. Calls ``context.before_backward`` and
+        ``context.gradients_ready``.
         """
         loss = self.context.loss(self.module(inputs), targets)
         self.context.before_backward(loss.detach())

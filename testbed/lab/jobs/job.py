@@ -50,6 +50,7 @@ class Job(RunningJob):
         message = {
             "job": self.id,
             "world_size": len(ranks),
+            "sites": [rank.site for rank in ranks],
             "master": [str(master), port],
             "interface": FABRIC_INTERFACE,
             "directory": str(ranks_folder),

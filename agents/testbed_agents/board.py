@@ -1,0 +1,136 @@
+"""The board of an attempt: a file that all ranks of a job map, for what must not travel with the collectives.
+
+All nodes of a lab are on one host, so the ranks share a file of the job's folder. On it are, by rank: the step that the
+rank has entered, when its gradients of the last steps were ready, when it had updated its parameters, its train_loss;
+and once, for all: the order to stop, or to save the state and stop.
+
+An order names the step after which all ranks obey: the newest that any rank has entered. Entering a step and giving
+an order exclude each other by a lock on the file, so no rank can enter a later step unseen. An order needs no bytes on
+a fiber, and reaches ranks that do not exchange anything for many steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import mmap
+import os
+import struct
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from testbed_agents.records import RecordsError
+
+__all__ = ["Board", "Order"]
+
+Order: TypeAlias = Literal["", "stop", "save"]
+
+_ORDERS: tuple[Order, ...] = ("", "stop", "save")
+_HEAD = struct.Struct("<qq")
+"""Number of the order, and the step after which it is obeyed."""
+_ENTERED = struct.Struct("<q")
+_NOTE = struct.Struct("<qddd")
+"""Step; t of gradients ready; t of parameters updated; train_loss. NaN: not known."""
+_KEPT = 4
+"""Notes kept per rank: how many steps ranks that step together can be apart, and one more."""
+_RANK_BYTES = _ENTERED.size + _KEPT * _NOTE.size
+
+
+class Board:
+    """The board of one attempt at ``path``; each rank opens it before the ranks meet. Raises RecordsError."""
+
+    def __init__(self, path: Path, rank: int, world_size: int) -> None:
+        self.path, self._rank, self._world_size = path, rank, world_size
+        size = _HEAD.size + world_size * _RANK_BYTES
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(self._file, size)  # the same for all ranks; new bytes are zeros
+            self._map = mmap.mmap(self._file, size)
+        except OSError as error:
+            raise RecordsError(f"cannot write {path}: {error.strerror}") from error
+
+    def remove_name(self) -> None:
+        """Remove the file's name, once all ranks have opened it: nothing is left, however they end."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+    def enter(self, step: int, wish: Order = "") -> Order:
+        """Enter ``step``, unless an order says to end before it: then return the order.
+
+        ``wish``: what this rank was asked for. The first wish of any rank becomes the order.
+        """
+        with self._locked():
+            number, after = _HEAD.unpack_from(self._map)
+            if wish and not number:
+                number, after = _ORDERS.index(wish), max(self._entered(rank) for rank in range(self._world_size))
+                _HEAD.pack_into(self._map, 0, number, after)
+            if number and step > after:
+                return _order(number)
+            _ENTERED.pack_into(self._map, self._at(self._rank), step)
+            return ""
+
+    def note(
+        self, step: int, *, ready_t: float = math.nan, updated_t: float = math.nan, loss: float | None = None
+    ) -> None:
+        """Note what is known of this rank's ``step``; of one step call it with more each time."""
+        _NOTE.pack_into(self._map, self._place(self._rank, step), step, ready_t, updated_t, _known(loss))
+
+    def later(self, step: int, ranks: Collection[int]) -> float:
+        """Return how much later than this rank the last of ``ranks`` had its gradients of ``step`` ready, in s."""
+        return self._later(step, ranks, 1)
+
+    def later_updated(self, step: int, ranks: Collection[int]) -> float:
+        """Return how much later than this rank the last of ``ranks`` had updated its parameters in ``step``, in s."""
+        return self._later(step, ranks, 2)
+
+    def mean_loss(self, step: int, ranks: Collection[int]) -> float:
+        """Return the mean train_loss of ``step`` over those of ``ranks`` that know it; not finite if none does, or
+        if training diverged."""
+        losses = [note[3] for rank in ranks if (note := self._note(rank, step)) and not math.isnan(note[3])]
+        return math.fsum(losses) / len(losses) if losses else math.nan
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._file >= 0:
+            self._map.close()
+            os.close(self._file)
+            self._file = -1
+
+    def _later(self, step: int, ranks: Collection[int], which: int) -> float:
+        times = [note[which] for rank in ranks if (note := self._note(rank, step)) and not math.isnan(note[which])]
+        own = self._note(self._rank, step)
+        return max(0.0, max(times) - own[which]) if own and times and not math.isnan(own[which]) else 0.0
+
+    def _note(self, rank: int, step: int) -> tuple[int, float, float, float] | None:
+        found: tuple[int, float, float, float] = _NOTE.unpack_from(self._map, self._place(rank, step))
+        return found if found[0] == step else None
+
+    def _entered(self, rank: int) -> int:
+        return int(_ENTERED.unpack_from(self._map, self._at(rank))[0])
+
+    @staticmethod
+    def _at(rank: int) -> int:
+        return _HEAD.size + rank * _RANK_BYTES
+
+    def _place(self, rank: int, step: int) -> int:
+        return self._at(rank) + _ENTERED.size + step % _KEPT * _NOTE.size
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def _order(number: int) -> Order:
+    return _ORDERS[number]
+
+
+def _known(loss: float | None) -> float:
+    """Return what is noted: infinity for a loss that is no number, because NaN means that it is not known."""
+    return math.nan if loss is None else loss if math.isfinite(loss) else math.inf

@@ -1,0 +1,108 @@
+"""Slices of parameters that replicas exchange, and the outer optimizer of a slice.
+
+Rank i of each site holds slice i of the outer parameters and of their momentum, exchanges it with the ranks i of the
+other sites, and all slices are gathered inside the site: so no parameter crosses a fiber twice, and the outer state is
+divided among the ranks of a site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from testbed_agents.exchange import Exchange, begin_sum, gather_into
+from testbed_agents.groups import Replicas
+from testbed_agents.strategies.strategy import flatten, unflatten
+
+__all__ = ["Nesterov", "Slice"]
+
+
+class Slice:
+    """This rank's slice of ``parameters``: (elements,) each, padded so that all slices have the same size.
+
+    A rank without a slice (its site has more ranks than another) has an empty one, and takes part inside the site only.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], replicas: Replicas) -> None:
+        self._parameters, self.replicas = tuple(parameters), replicas
+        self.elements = sum(each.numel() for each in self._parameters)
+        self.size = -(-self.elements // replicas.slices)
+        self.holds = replicas.slice is not None
+
+    def of_parameters(self) -> Tensor:
+        """Return this rank's slice of the parameters as they are now, copied."""
+        return self.of(flatten(self._parameters))
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return this rank's slice of (elements,) values, copied."""
+        if self.replicas.slice is None:
+            return flat.new_zeros(0)
+        begin = self.replicas.slice * self.size
+        part = flat[begin : begin + self.size]
+        return torch.cat((part, part.new_zeros(self.size - part.numel())))
+
+    def begin_sum(self, values: Tensor) -> Exchange:
+        """Begin to sum this rank's slice over all replicas."""
+        if not self.holds:
+            return Exchange((), (values,))
+        return begin_sum(values, self.replicas.across, self.replicas.across_ranks)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of this rank's slice over all replicas."""
+        return self.begin_sum(values).wait() / self.replicas.count
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return all slices of ``values`` in order, (elements,): a collective call of the ranks of a replica."""
+        ranks = len(self.replicas.inside_ranks)
+        if ranks == 1:
+            return values[: self.elements]
+        mine = values if self.holds else values.new_zeros(self.size)
+        whole = mine.new_empty(ranks * self.size)
+        gather_into(whole, mine, group=self.replicas.inside)
+        return whole[: self.elements]  # those without a slice come last
+
+    def spread(self, values: Tensor, keep: float = 0.0) -> None:
+        """Gather all slices of ``values`` into the parameters: θ ← keep θ + (1 - keep) values.
+
+        A collective call of the ranks of a replica.
+        """
+        whole = self.gather(values)
+        if keep:
+            local = flatten(self._parameters)
+            whole = local.lerp_(whole, 1.0 - keep)
+        unflatten(whole, self._parameters)
+
+
+class Nesterov:
+    """The outer optimizer of a slice: torch's SGD, with Nesterov momentum unless it is 0.
+
+    m ← momentum m + g; Θ ← Θ - rate (g + momentum m), where g is the mean pseudo-gradient, Θ - θ.
+    """
+
+    def __init__(self, values: Tensor, rate: float, momentum: float) -> None:
+        self._values = nn.Parameter(values, requires_grad=True)
+        self._optimizer = torch.optim.SGD([self._values], lr=rate, momentum=momentum, nesterov=momentum > 0)
+        # SGD makes the buffer in its first step; a checkpoint must be able to fill it before. Zeros are the same.
+        self.momentum = torch.zeros_like(values)
+        if momentum:
+            self._optimizer.state[self._values]["momentum_buffer"] = self.momentum
+
+    @property
+    def values(self) -> Tensor:
+        """Θ, (elements,); changed in place."""
+        return self._values.data
+
+    def step(self, gradient: Tensor) -> None:
+        self._values.grad = gradient
+        self._optimizer.step()
+        self._values.grad = None
+
+    def restart(self, values: Tensor) -> None:
+        """Adopt ``values`` and forget the momentum."""
+        self._values.data.copy_(values)
+        self.momentum.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"values": self.values, "momentum": self.momentum}

@@ -1,0 +1,121 @@
+"""hierarchical: the mean gradient of all ranks in each step, in two levels, so that each value crosses a fiber once.
+
+Per bucket: reduce-scatter in the site; slice i is exchanged between the ranks i of all sites and added in the order of
+sites; all-gather in the site. The three stages work side by side on different buckets, each in a thread and in process
+groups of its own, because operations of one group must be begun in the same order on all ranks.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from testbed_agents.bucketed_gradients import BUCKETS, BucketedGradients, Reduced, done
+from testbed_agents.exchange import begin_sum, gather_into, reduce_scatter_into
+from testbed_agents.strategies.ddp import Ddp
+from testbed_agents.strategies.strategy import Context
+
+__all__ = ["Hierarchical", "TwoLevelMean"]
+
+
+class TwoLevelMean:
+    """The mean of a bucket over all ranks, in two levels. ``reduce`` is the seam of :class:`BucketedGradients`."""
+
+    def __init__(self, context: Context) -> None:
+        groups = context.groups
+        self._world_size = groups.world_size
+        self._replicas = groups.replicas("site", "/gradients")
+        self._gather = _second(context)
+        self._ranks = len(self._replicas.inside_ranks)
+        self._equal = len({len(ranks) for ranks in groups.members.values()}) == 1
+        self._stages = [_Stage(f"stage-{number}") for number in range(3)]
+
+    def reduce(self, bucket: Tensor) -> Reduced:
+        if self._world_size == 1:
+            return done(bucket)
+        future: Reduced = torch.futures.Future()
+        first, second, third = self._stages
+        first.add(future, lambda: self._scatter(bucket), lambda mine: second.add(
+            future, lambda: self._across(mine), lambda total: third.add(
+                future, lambda: self._whole(bucket, total), future.set_result)))  # fmt: skip
+        return future
+
+    def _scatter(self, bucket: Tensor) -> Tensor:
+        """Return this rank's slice of the site's sum; empty for a rank without a slice."""
+        size = -(-bucket.numel() // self._replicas.slices)
+        if self._ranks == 1:
+            return bucket.clone()
+        padded = torch.cat((bucket, bucket.new_zeros(size * self._replicas.slices - bucket.numel())))
+        if self._equal:
+            mine = bucket.new_empty(size)
+            reduce_scatter_into(mine, padded, group=self._replicas.inside)
+            return mine
+        dist.all_reduce(padded, group=self._replicas.inside)
+        index = self._replicas.slice
+        return padded[:0] if index is None else padded[index * size : (index + 1) * size].clone()
+
+    def _across(self, mine: Tensor) -> Tensor:
+        if self._replicas.slice is None:
+            return mine
+        return begin_sum(mine, self._replicas.across, self._replicas.across_ranks).wait()
+
+    def _whole(self, bucket: Tensor, total: Tensor) -> Tensor:
+        """Put the mean of all slices into the bucket."""
+        if self._ranks > 1:
+            size = -(-bucket.numel() // self._replicas.slices)
+            mine = total if self._replicas.slice is not None else bucket.new_zeros(size)
+            whole = bucket.new_empty(self._ranks * size)
+            gather_into(whole, mine, group=self._gather)
+            total = whole[: bucket.numel()]
+        return bucket.copy_(total).div_(self._world_size)
+
+
+def _second(context: Context) -> Any:
+    """Return a second group of the ranks of the site, for operations beside those of the first."""
+    own = None
+    for name, ranks in context.groups.members.items():
+        made = context.groups.new(ranks, f"site:{name}/gather")
+        own = made if name == context.groups.site else own
+    return own
+
+
+class _Stage:
+    """A thread that does one thing after the other. Ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Reduced, Callable[[], Tensor], Callable[[Tensor], None]]]
+        self._waiting = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def add(self, future: Reduced, work: Callable[[], Tensor], then: Callable[[Tensor], None]) -> None:
+        """Do ``work``, then hand its result over; an error is the future's."""
+        self._waiting.put((future, work, then))
+
+    def _run(self) -> None:
+        while True:
+            future, work, then = self._waiting.get()
+            try:
+                then(work())
+            except Exception as error:
+                future.set_exception(error)  # type: ignore[arg-type]
+
+
+class Hierarchical(Ddp):
+    """``buckets``: parts of the gradient, each exchanged when it is ready. ``accumulate``: as of ddp."""
+
+    def __init__(self, accumulate: int = 1, buckets: int = BUCKETS) -> None:
+        super().__init__(accumulate, 32, buckets)
+
+    def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
+        self.context = context
+        self._gradients = BucketedGradients(
+            model, context, context.groups.world, TwoLevelMean(context).reduce, self._buckets
+        )
+        self.module = self._gradients.wrapped
+        return list(model.parameters())

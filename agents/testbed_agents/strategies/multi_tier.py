@@ -1,0 +1,104 @@
+"""multi-tier: gradients inside a site in each step, sites of a region every H steps, regions every H' steps.
+
+diloco nested: a region's outer parameters Θ are the inner ones of the tier above. After H' steps, a multiple of H, the
+regions' Θ are exchanged between the first sites of the regions and copied to the others; the upper tier restarts the
+lower one: its parameters become those of all regions, its momentum is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from testbed_agents.exchange import begin_sum
+from testbed_agents.outer import Nesterov, Slice
+from testbed_agents.strategies.diloco import ReplicaTraining
+from testbed_agents.strategies.strategy import Context, unflatten
+
+__all__ = ["MultiTier"]
+
+
+class MultiTier(ReplicaTraining):
+    """``every``: H; ``every_regions``: H', a multiple of H; ``regions``: names of sites by region.
+
+    Without ``regions``, the first half of the sites is one region and the second half another.
+    """
+
+    def __init__(
+        self,
+        every: int = 10,
+        every_regions: int = 50,
+        regions: Sequence[Sequence[str]] = (),
+        outer_rate: float = 0.7,
+        outer_momentum: float = 0.5,
+    ) -> None:
+        super().__init__("site")
+        self._every, self._every_regions, self._regions = every, every_regions, regions
+        self._rate, self._momentum = outer_rate, outer_momentum
+        self._version = torch.zeros((), dtype=torch.int64)
+
+    def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
+        trained = super().prepare(model, context)
+        self.slice = Slice(trained, self.replicas)
+        groups, index = context.groups, self.replicas.slice
+        names = groups.site_names
+        half = -(-len(names) // 2)
+        regions = [tuple(it) for it in self._regions] or [it for it in (names[:half], names[half:]) if it]
+        for number in range(self.replicas.slices):
+            within = [tuple(groups.members[name][number] for name in region) for region in regions]
+            leaders = tuple(ranks[0] for ranks in within)
+            between = groups.new(leaders, f"regions:{number}")
+            for region, ranks in enumerate(within):
+                inside = groups.new(ranks, f"region:{region}:{number}")
+                if number == index and groups.rank in ranks:
+                    self._between, self._leaders = between, leaders
+                    self._inside, self._mates = inside, ranks
+        values = self.slice.of_parameters()
+        self._region = Nesterov(values.clone(), self._rate, self._momentum)
+        self._top = Nesterov(values, self._rate, self._momentum)
+        return trained
+
+    def after_step(self, step: int) -> None:
+        if step % self._every == 0:
+            self._exchange(step % self._every_regions == 0)
+
+    def finish(self, step: int) -> None:
+        if step % self._every_regions:
+            self._exchange(upper=True)
+
+    def _exchange(self, upper: bool) -> None:
+        if self.slice.holds:
+            gradient = self._region.values - self.slice.of_parameters()
+            self._region.step(begin_sum(gradient, self._inside, self._mates).wait() / len(self._mates))
+            if upper:
+                self._exchange_regions()
+        self.slice.spread(self._region.values)
+        self._version += 1
+
+    def _exchange_regions(self) -> None:
+        if self.context.groups.rank in self._leaders:
+            gradient = self._top.values - self._region.values
+            self._top.step(begin_sum(gradient, self._between, self._leaders).wait() / len(self._leaders))
+        if len(self._mates) > 1:
+            dist.broadcast(self._top.values, self._mates[0], group=self._inside)
+        self._region.restart(self._top.values)
+
+    def state(self) -> dict[str, Tensor]:
+        tiers = {"region": self._region, "top": self._top}
+        found = {f"{tier}.{name}": it for tier, outer in tiers.items() for name, it in outer.state().items()}
+        return {"outer_version": self._version, **found}
+
+    def fingerprints(self) -> dict[str, Iterable[Tensor]]:
+        return {**super().fingerprints(), "region": [self._region.values], "outer": [self._top.values]}
+
+    def outer_parameters(self) -> list[Tensor]:
+        found = [torch.empty_like(each) for each in self.parameters]
+        unflatten(self.slice.gather(self._top.values), found)
+        return found
+
+    @property
+    def outer_version(self) -> int:
+        return int(self._version)
