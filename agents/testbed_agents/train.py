@@ -184,7 +184,8 @@ def train(
     done, talk_t, own_compute_s = resumed_from, 0.0, 0.0
     order: Order = ""
     checks: Checks | None = None
-    board = Board(job.directory / f"board.a{job.attempt}", seat.rank, job.world_size)
+    # Below the checkpoints, because ranks may make files there, and nowhere else in the folder of the job.
+    board = Board(job.directory / "checkpoints" / "rank-0" / f"board.a{job.attempt}", seat.rank, job.world_size)
     try:
         groups = _meet(job, seat, board)
         context = Context(groups, job.timeout_s, address=own_address(job.interface), steps=job.steps)
@@ -235,23 +236,30 @@ def train(
             torch=torch.__version__,
         )
         optimizer.zero_grad()
+        extra_s = 0.0
+        known: dict[str, float] = {}
+        """What the board has of the step that is running."""
+
+        def before_backward(loss: Tensor) -> None:
+            if extra_s:
+                time.sleep(extra_s)
+            known["loss"] = loss.item()
+            board.note(context.step, **known)
+
+        def told_ready(t: float) -> None:
+            known["ready_t"] = t
+            board.note(context.step, **known)
+
+        context.before_backward, context.told_ready = before_backward, told_ready
         order = board.enter(done + 1, _wish(stop, save)) if done < job.steps else ""
         while done < job.steps and not order:
             step = context.step = done + 1
             checks.begin(step)
             t_begin = time.monotonic()
             extra_s = slower_by() * own_compute_s
-
-            def before_backward(loss: Tensor, step: int = step, extra_s: float = extra_s) -> None:
-                if extra_s:
-                    time.sleep(extra_s)
-                board.note(step, loss=loss.item())
-
-            context.before_backward = before_backward
-            loss = strategy.run(*windows.draw())
+            known.clear()
+            strategy.run(*windows.draw())
             t_sync = time.monotonic()
-            own_loss = None if loss is None else loss.item()
-            board.note(step, ready_t=context.ready_t, loss=own_loss)
             train_loss = board.mean_loss(step, together)
             if not math.isfinite(train_loss):  # the mean over ranks that step together, so all of them end here
                 raise TrainingFailed(f"step {step}: train_loss is {train_loss}: training diverged", done)
@@ -259,7 +267,8 @@ def train(
                 optimizer.step()
                 optimizer.zero_grad()
             t_stepped = time.monotonic()
-            board.note(step, ready_t=context.ready_t, updated_t=t_stepped, loss=own_loss)
+            known["updated_t"] = t_stepped
+            board.note(step, **known)
             strategy.after_step(step)
             if step == job.steps:
                 strategy.finish(step)
@@ -331,7 +340,7 @@ def watch(strategy: Strategy, checks: Checks, observe: Callable[[float], None]) 
     """Record each bucket of gradients in ``checks``, and its duration in s by ``observe``."""
 
     def entered(bucket: Tensor) -> Callable[[Tensor], None]:
-        began_t, checked = time.monotonic(), checks.entered(bucket)
+        began_t, checked = time.monotonic(), checks.entered(bucket / dist.get_world_size())
 
         def left(result: Tensor) -> None:
             observe(time.monotonic() - began_t)

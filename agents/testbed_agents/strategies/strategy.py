@@ -18,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +39,11 @@ class Context:
         loss: of the model's output and the targets; a mean over the rank's tokens.
         address: this rank's address on the fabric, for strategies with connections of their own.
         before_backward: called between forward and backward, with the loss.
+        told_ready: called with ``ready_t``, so before the exchange that waits for it can end on any rank.
         steps: of the whole job; the last one ends with an exchange.
         step: the step that is running, from 1; set by the loop.
         ready_t: when this rank's last gradient of the step was ready (CLOCK_MONOTONIC, s).
+        compute: how time passes in forward and backward (``testbed_agents.compute``); None outside a job.
         speeds: of each rank's site, relative to the fastest (1.0), for options that weigh sites by time.
     """
 
@@ -49,14 +52,17 @@ class Context:
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     address: str = "127.0.0.1"
     before_backward: Callable[[Tensor], None] = lambda loss: None
+    told_ready: Callable[[float], None] = lambda t: None
     steps: int = 0
     step: int = 0
     ready_t: float = 0.0
+    compute: Any = None
     speeds: Mapping[str, float] = field(default_factory=dict)
 
     def gradients_ready(self) -> None:
         """Note that this rank has computed its last gradient of the step. Call it before the last exchange begins."""
         self.ready_t = time.monotonic()
+        self.told_ready(self.ready_t)
 
     @classmethod
     def of_default_group(cls, site: str = "", timeout_s: float = 30.0) -> Context:

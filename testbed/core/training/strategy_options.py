@@ -9,7 +9,7 @@ from testbed.core.training.twin import Option
 from testbed.core.units import Unreadable, parse_number
 from testbed.core.user_text import expected
 
-__all__ = ["EVERY", "OUTER_MOMENTUM", "OUTER_RATE", "REPLICA", "choice", "share", "whole"]
+__all__ = ["EVERY", "OUTER_MOMENTUM", "OUTER_RATE", "REPLICA", "choice", "names_by_group", "share", "whole"]
 
 
 def whole(low: int, high: int = 10_000_000) -> Callable[[object], int]:
@@ -50,6 +50,19 @@ def choice(*allowed: Any) -> Callable[[object], Any]:
         raise Unreadable(*expected(f"one of {', '.join(words)}", value, f"write {words[0]}"))
 
     return parse
+
+
+def names_by_group(value: object) -> tuple[tuple[str, ...], ...]:
+    """Parse groups of names: a list of lists, or ``a+b,c+d`` as in a command."""
+    fix = "write [[a, b], [c, d]], or a+b,c+d in a command"
+    if isinstance(value, str):
+        value = [[name.strip() for name in group.split("+")] for group in value.split(",")]
+    if not isinstance(value, list | tuple):
+        raise Unreadable(*expected("lists of names", value, fix))
+    for group in value:
+        if not isinstance(group, list | tuple) or not all(isinstance(name, str) and name for name in group):
+            raise Unreadable(*expected("a list of names", group, fix))
+    return tuple(tuple(group) for group in value)
 
 
 EVERY = Option("every", 50, whole(1), "H: inner steps between two exchanges")

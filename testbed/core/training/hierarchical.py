@@ -1,0 +1,36 @@
+"""Twin of ``hierarchical``: the mean gradient of all ranks in each step, in two levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.core.training.ddp import Ddp
+from testbed.core.training.operation import Operation
+from testbed.core.training.site_exchange import gather_in_sites, slice_groups, sum_delays, sum_over
+
+__all__ = ["Hierarchical"]
+
+
+class Hierarchical(Ddp):
+    name = "hierarchical"
+    summary = "average gradients in every step in two levels: in the site, between sites by slices, in the site"
+    source = "two-level all-reduce, as of BlueConnect (Cho et al., MLSys 2019)"
+    options = tuple(it for it in Ddp.options if it.name != "bits")
+
+    def operations(self, step: int) -> Sequence[Operation]:
+        if not self._exchanges(step):
+            return ()
+        layout, payload = self.layout, self.layout.payload_bytes
+        equal = len({len(ranks) for ranks in layout.members.values()}) == 1
+        scatter = [
+            Operation("reduce_scatter" if equal else "all_reduce", ranks, payload, "gradients", f"site:{name}")
+            for name, ranks in layout.members.items()
+            if len(ranks) > 1
+        ]
+        groups = slice_groups(layout, suffix="/gradients")
+        across = [it for name, ranks in groups for it in sum_over(ranks, payload / len(groups), "gradients", name)]
+        return (*scatter, *across, *gather_in_sites(layout, payload, "gradients", "/gather"))
+
+    @property
+    def delays(self) -> float:
+        return sum_delays(len(self.layout.site_names))

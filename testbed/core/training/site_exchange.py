@@ -1,0 +1,62 @@
+"""The groups and operations that strategies share: slices between replicas, sums over replicas, gathers inside a site.
+
+Names of groups are those of ``testbed_agents.groups``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.core.training.layout import Layout
+from testbed.core.training.operation import Operation
+
+__all__ = ["gather_in_sites", "mean_in_sites", "slice_groups", "sum_delays", "sum_over"]
+
+
+def slice_groups(layout: Layout, replica: str = "site", suffix: str = "") -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and ranks of each group that exchanges one slice of the model between replicas.
+
+    ``replica``: ``site``, of which rank i holds slice i; or ``rank``, which holds everything.
+    """
+    if replica == "rank":
+        return [(f"replicas{suffix}", tuple(range(layout.world_size)))]
+    members = layout.members.values()
+    return [(f"slice:{index}{suffix}", tuple(ranks[index] for ranks in members)) for index in range(layout.slices)]
+
+
+def sum_over(
+    ranks: Sequence[int], byte_count: float, what: str, group: str, fragment: int | None = None, lands: int = 0
+) -> list[Operation]:
+    """Return the operations of a sum over ``ranks``: two send to each other, more use an all-reduce."""
+    if len(ranks) < 2:
+        return []
+    if len(ranks) == 2:
+        here, there = ranks
+        return [
+            Operation("send", pair, byte_count, what, group, fragment, lands) for pair in ((here, there), (there, here))
+        ]
+    return [Operation("all_reduce", tuple(ranks), byte_count, what, group, fragment, lands)]
+
+
+def sum_delays(count: int) -> float:
+    """Return the one-way delays that follow one another in a sum over ``count`` replicas."""
+    return 0.0 if count < 2 else 1.0 if count == 2 else 2.0 * (count - 1)
+
+
+def mean_in_sites(layout: Layout, byte_count: float, what: str = "gradients") -> list[Operation]:
+    """Return the operations of a mean over the ranks of each site."""
+    return [
+        Operation("all_reduce", ranks, byte_count, what, f"site:{name}")
+        for name, ranks in layout.members.items()
+        if len(ranks) > 1
+    ]
+
+
+def gather_in_sites(layout: Layout, byte_count: float, what: str = "parameters", suffix: str = "") -> list[Operation]:
+    """Return the operations that bring all slices of ``byte_count`` to all ranks of each site."""
+    # A rank without a slice takes part with an empty one of the same size.
+    return [
+        Operation("all_gather", ranks, byte_count / layout.slices * len(ranks), what, f"site:{name}{suffix}")
+        for name, ranks in layout.members.items()
+        if len(ranks) > 1
+    ]
