@@ -199,15 +199,14 @@ class Compute:
         """End a step with the times of its record; return the fields that declared compute adds to it.
 
         ``declared_s``: its compute as declared, noise and faults included. ``overrun_s``: how much longer it took, where
-        that is an overrun. ``blocked_s``: what :meth:`excuse` was told. ``cpu_s``: of the process, all threads.
+        that is an overrun. ``cpu_s``: of the process in the step, all threads.
         """
         self._pace.end()
         took_s = (ready_t - begin_t) + (stepped_t - sync_t)
         if self.kind == "real":
             self._own_s = took_s - self._extra_s
             return {}
-        blocked_s = self._pace.excused_s
-        took_s -= blocked_s
+        took_s -= self._pace.excused_s
         self._behind_s.append(took_s - self._planned_s)
         fields = {"declared_s": self._declared_s, "cpu_s": time.process_time() - self._cpu_t}
         late_s = took_s - self._declared_s
@@ -215,7 +214,7 @@ class Compute:
             self.overruns += 1
             self.overrun_s += late_s
             fields["overrun_s"] = late_s
-        return {**fields, **({"blocked_s": blocked_s} if blocked_s else {})}
+        return fields
 
     def job_fields(self) -> dict[str, Any]:
         """Return what the job record says of declared compute; nothing for real compute."""
@@ -238,6 +237,9 @@ class Asleep(nn.Module):
     distance to targets that are drawn for each rank; the gradient is the distance itself (that of the sum, lest it
     vanish in a large model), so it differs by rank, element and step, and falls as ranks agree.
     """
+
+    declared = True
+    """That its size stands for another one: gradients are exchanged in as many buckets as at full scale."""
 
     def __init__(self, elements: int, layers: int, width: int, pace: Pace, rank: int, seed: int) -> None:
         super().__init__()
@@ -282,10 +284,14 @@ class _Sleep(torch.autograd.Function):
     """A layer that sleeps in both passes; it adds its part of the loss to what came in."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pace: Pace, layer: int, part: float, targets: list[Tensor], *weights: Tensor) -> Any:
+    def forward(
+        ctx: Any, x: Tensor, pace: Pace, layer: int, part: float, targets: list[Tensor], *weights: Tensor
+    ) -> Any:
         ctx.save_for_backward(*weights)
         ctx.pace, ctx.layer, ctx.targets = pace, layer, targets
-        distance = sum(float((weight - target).square_().sum()) for weight, target in zip(weights, targets, strict=True))
+        distance = sum(
+            float((weight - target).square_().sum()) for weight, target in zip(weights, targets, strict=True)
+        )
         out = x + part * distance
         pace.forward()
         return out
