@@ -86,7 +86,7 @@ class Pace:
             self._sleep(FORWARD_SHARE * self._slot_s)
 
     def backward(self, layer: int, real: bool = False) -> None:
-        """Return when the backward pass of ``layer`` is due to end; if it is ``real`` and still to come, that earlier."""
+        """Return when the backward pass of ``layer`` is due to end; by its usual time earlier if it is to come."""
         if not self._active:
             return
         if not real:
@@ -198,8 +198,8 @@ class Compute:
     def end(self, begin_t: float, ready_t: float, sync_t: float, stepped_t: float) -> dict[str, float]:
         """End a step with the times of its record; return the fields that declared compute adds to it.
 
-        ``declared_s``: its compute as declared, noise and faults included. ``overrun_s``: how much longer it took, where
-        that is an overrun. ``cpu_s``: of the process in the step, all threads.
+        ``declared_s``: its compute as declared, noise and faults included. ``overrun_s``: how much longer it took,
+        where that is an overrun. ``cpu_s``: of the process in the step, all threads.
         """
         self._pace.end()
         took_s = (ready_t - begin_t) + (stepped_t - sync_t)
@@ -289,9 +289,8 @@ class _Sleep(torch.autograd.Function):
     ) -> Any:
         ctx.save_for_backward(*weights)
         ctx.pace, ctx.layer, ctx.targets = pace, layer, targets
-        distance = sum(
-            float((weight - target).square_().sum()) for weight, target in zip(weights, targets, strict=True)
-        )
+        pairs = zip(weights, targets, strict=True)
+        distance = sum(float((weight - target).square_().sum()) for weight, target in pairs)
         out = x + part * distance
         pace.forward()
         return out
