@@ -45,7 +45,6 @@ class Context:
         ready_t: when this rank's last gradient of the step was ready (CLOCK_MONOTONIC, s).
         compute: how time passes in forward and backward (``testbed_agents.compute``); None outside a job.
         speeds: of each rank's site, relative to the fastest (1.0), for options that weigh sites by time.
-        compute: of the job, if it is declared: told how often layers are called, and how long they waited.
     """
 
     groups: Groups
@@ -59,7 +58,6 @@ class Context:
     ready_t: float = 0.0
     compute: Any = None
     speeds: Mapping[str, float] = field(default_factory=dict)
-    compute: Any = None
 
     def gradients_ready(self) -> None:
         """Note that this rank has computed its last gradient of the step. Call it before the last exchange begins."""
