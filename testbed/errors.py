@@ -71,17 +71,20 @@ class UserError(TestbedError):
 class Finding:
     """One mistake in a user's file.
 
-    ``line`` counts from 1; 0 stands for the whole file. ``fix`` says what to write instead.
+    ``line`` counts from 1; 0 stands for the whole file. ``fix`` says what to write instead. A ``warning`` is no
+    mistake: it can run, and the message says what that costs.
     """
 
     file: str
     line: int
     message: str
     fix: str = ""
+    warning: bool = False
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.message}" + (f"; {self.fix}" if self.fix else "")
+        kind = "warning: " if self.warning else ""
+        return f"{place}: {kind}{self.message}" + (f"; {self.fix}" if self.fix else "")
 
 
 class FileMistakes(UserError):

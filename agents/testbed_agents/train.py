@@ -39,10 +39,11 @@ from testbed_agents import breakage, data, strategies
 from testbed_agents.board import Board, Order
 from testbed_agents.check_log import Checks
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
+from testbed_agents.compute import Compute
 from testbed_agents.fence import Fence
 from testbed_agents.groups import Groups
 from testbed_agents.metrics import RankMetrics, interface_bytes
-from testbed_agents.model import GPT, Shape, fingerprint, parameter_count
+from testbed_agents.model import Shape, fingerprint, parameter_count
 from testbed_agents.own_address import own_address
 from testbed_agents.records import Records
 from testbed_agents.strategies import Context, Strategy
@@ -86,6 +87,7 @@ class Job:
         checkpoint_every: steps between two checkpoints; 0: none.
         sites: the site of each rank, in rank order; empty: all at one.
         strategy: name of the strategy; ``options`` are arguments of its constructor.
+        compute: what is declared of the compute of a step (``compute.Compute``); None for real compute.
     """
 
     job: str
@@ -106,6 +108,7 @@ class Job:
     sites: tuple[str, ...] = ()
     strategy: str = "ddp"
     options: Mapping[str, Any] = field(default_factory=dict)
+    compute: Mapping[str, Any] | None = None
 
     @property
     def fence(self) -> Fence:
@@ -135,6 +138,7 @@ class Job:
                 sites=tuple(str(it) for it in message.get("sites", ())),
                 strategy=str(message.get("strategy", {}).get("name", "ddp")),
                 options=dict(message.get("strategy", {}).get("options", {})),
+                compute=message.get("compute"),
             )
         except KeyError as error:
             raise TrainingFailed(f"the train message has no {error}") from error
@@ -170,25 +174,32 @@ def train(
     """Train until the last step, or until the end of the step in which any rank gets ``stop`` or ``save``.
 
     Calls ``began`` once all ranks have joined the process group. ``slower_by`` extends a step's compute by this share
-    of the previous step's compute (0: not at all). Raises TrainingFailed, CorpusError, CheckpointError or RecordsError.
+    of the declared compute, or of the previous step's real compute (0: not at all). Raises TrainingFailed, CorpusError,
+    CheckpointError or RecordsError.
     """
     torch.set_num_threads(1)
+    try:
+        compute = Compute.from_message(job.compute, rank=seat.rank, seed=job.seed, shape=job.shape)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TrainingFailed(f"invalid train message: compute: {error}") from error
     corpus = data.load(job.data)
     windows = data.Windows(corpus, batch=job.batch, context=job.shape.context, seed=job.seed, rank=seat.rank)
     torch.manual_seed(job.seed)
-    model = GPT(job.shape)
+    model = compute.model()
     tokens = job.batch * job.shape.context
     checkpoints = Checkpoints(job.directory / "checkpoints" / f"rank-{seat.rank}", job.fence)
     resumed_from = job.resume[0] if job.resume else 0
 
-    done, talk_t, own_compute_s = resumed_from, 0.0, 0.0
+    done, talk_t = resumed_from, 0.0
     order: Order = ""
     checks: Checks | None = None
     # Below the checkpoints, because ranks may make files there, and nowhere else in the folder of the job.
     board = Board(job.directory / "checkpoints" / "rank-0" / f"board.a{job.attempt}", seat.rank, job.world_size)
     try:
         groups = _meet(job, seat, board)
-        context = Context(groups, job.timeout_s, address=own_address(job.interface), steps=job.steps)
+        context = Context(
+            groups, job.timeout_s, compute.loss, own_address(job.interface), steps=job.steps, compute=compute
+        )
         strategy = strategies.make(job.strategy, job.options)
         optimizer = torch.optim.AdamW(strategy.prepare(model, context), lr=job.learning_rate)
         together = strategy.step_group or tuple(range(job.world_size))
@@ -234,15 +245,14 @@ def train(
             corpus_bytes=len(corpus),
             seed=job.seed,
             torch=torch.__version__,
+            **compute.job_fields(),
         )
         optimizer.zero_grad()
-        extra_s = 0.0
         known: dict[str, float] = {}
         """What the board has of the step that is running."""
 
         def before_backward(loss: Tensor) -> None:
-            if extra_s:
-                time.sleep(extra_s)
+            compute.before_backward()
             known["loss"] = loss.item()
             board.note(context.step, **known)
 
@@ -256,7 +266,7 @@ def train(
             step = context.step = done + 1
             checks.begin(step)
             t_begin = time.monotonic()
-            extra_s = slower_by() * own_compute_s
+            compute.begin(step, slower_by())
             known.clear()
             strategy.run(*windows.draw())
             t_sync = time.monotonic()
@@ -275,7 +285,7 @@ def train(
             t_end = time.monotonic()
 
             compute_s = (context.ready_t - t_begin) + (t_stepped - t_sync)
-            own_compute_s = compute_s - extra_s
+            declared = compute.end(t_begin, context.ready_t, t_sync, t_stepped)
             waited_s = min(board.later(step, together), t_sync - context.ready_t)
             waited_s += min(board.later_updated(step, range(job.world_size)), t_end - t_stepped)
             exposed_s = (t_sync - context.ready_t) + (t_end - t_stepped)
@@ -296,6 +306,7 @@ def train(
                 sent_bytes=traffic.sent - at_first.sent,
                 received_bytes=traffic.received - at_first.received,
                 **({"retransmitted": resent} if (resent := retransmitted()) else {}),
+                **declared,
             )
             order = board.enter(step + 1, _wish(stop, save)) if step < job.steps else ""
             checks.end(last=bool(order))

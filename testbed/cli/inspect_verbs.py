@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -13,6 +13,9 @@ import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
 from testbed.cli.verb import AsJson, LabName, Overrides, TopologyArgument
 from testbed.errors import FileMistakes, Finding, LabError, TestbedError, UnknownName, UserError
+
+if TYPE_CHECKING:
+    from testbed.core.training.twin import Twin
 
 WATCH_EVERY_S = 1.0
 
@@ -26,13 +29,15 @@ class Kind(StrEnum):
     runs = "runs"
     faults = "faults"
     libraries = "libraries"
+    strategies = "strategies"
 
 
 @verb.verb(verb.LOOK, "testbed ls", "testbed ls topologies", "testbed ls runs --json")
 def ls(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=True)] = Kind.labs, as_json: AsJson = False
 ) -> None:
-    """List labs, shipped topologies and experiments, runs, kinds of fault, or collective libraries to validate."""
+    """List labs, shipped topologies and experiments, runs, kinds of fault, collective libraries to validate, or
+    strategies to train by, with their options and defaults."""
     {
         Kind.labs: _list_labs,
         Kind.topologies: _list_topologies,
@@ -40,6 +45,7 @@ def ls(
         Kind.runs: _list_runs,
         Kind.faults: _list_faults,
         Kind.libraries: _list_libraries,
+        Kind.strategies: _list_strategies,
     }[kind](as_json)
 
 
@@ -109,6 +115,42 @@ def _list_libraries(as_json: bool) -> None:
     from testbed.cli import validate_verb
 
     validate_verb.list_libraries(as_json)
+
+
+def _list_strategies(as_json: bool) -> None:
+    from testbed.core.training.strategies_built import BUILT
+    from testbed.host import strategy_packages
+
+    strategy_packages.register()
+    for why in strategy_packages.broken().values():
+        console.say(why, style="yellow")
+    if as_json:
+        console.show_json(
+            [
+                {
+                    "name": it.name,
+                    "summary": it.summary,
+                    "source": it.source,
+                    "package": strategy_packages.package_of(it.name),
+                    "options": [
+                        {"name": option.name, "default": option.default, "meaning": option.meaning}
+                        for option in it.options
+                    ],
+                }
+                for it in BUILT.values()
+            ]
+        )
+        return
+    rows: list[tables.Row] = [
+        [it.name, it.summary, _options_in_short(it), it.source or f"package {strategy_packages.package_of(it.name)}"]
+        for it in BUILT.values()
+    ]
+    console.show(tables.table(("strategy", "what it does", "option=default: meaning", "source"), rows))
+    console.say(f"train by one with: {invocation.command('train', '--strategy', 'NAME:option=value,…')}", style="dim")
+
+
+def _options_in_short(strategy: type[Twin]) -> str:
+    return "\n".join(f"{it.name}={it.default}: {it.meaning}" for it in strategy.options)
 
 
 def _list_faults(as_json: bool) -> None:
@@ -212,18 +254,22 @@ def lint(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files.")],
     as_json: AsJson = False,
 ) -> int:
-    """Check files and list every mistake with its line and the fix. Exit status 2 if there are any."""
+    """Check files and list every mistake with its line and the fix. Exit status 2 if there are any.
+
+    A warning is no mistake: the file can be run, and the line says what that costs.
+    """
     findings: list[Finding] = []
     for name in dict.fromkeys(files):
         findings += _findings(name)
+    wrong = [it for it in findings if not it.warning]
     if as_json:
         console.show_json(tables.plain(findings))
     else:
         for finding in findings:
             console.show_line(str(finding))
         clean = "no mistakes" if len(files) == 1 else f"no mistakes in {len(files)} files"
-        console.say(clean if not findings else f"{len(findings)} mistake{'s' if len(findings) > 1 else ''}")
-    return UserError.exit_code if findings else 0
+        console.say(clean if not wrong else f"{len(wrong)} mistake{'s' if len(wrong) > 1 else ''}")
+    return UserError.exit_code if wrong else 0
 
 
 def _findings(name: str) -> list[Finding]:

@@ -11,7 +11,17 @@ import typer
 
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, job_tables, job_words, tables, verb
-from testbed.cli.verb import AllowUncertified, AsJson, Detach, LabName, RunsFolder
+from testbed.cli.verb import (
+    AllowUncertified,
+    AsJson,
+    ComputeOption,
+    Detach,
+    LabName,
+    ModelOption,
+    NoiseOption,
+    RunsFolder,
+    StrategyOption,
+)
 from testbed.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -23,9 +33,6 @@ __all__ = ["attached", "detached"]
 TICK_S = 0.25
 STOP_BOUND_S = 10.0
 """How long ranks may take to end after Ctrl-C, so that their last steps are in the report."""
-STRATEGIES = ("ddp",)
-"""What the agents train by."""
-
 SHOWN_LINES = 10
 """Lines of a program's output from before it was attached to that are shown."""
 
@@ -46,10 +53,11 @@ JobArgument = Annotated[
     verb.RUNS,
     "testbed train",
     "testbed train --steps 200 --seed 3",
+    "testbed train --strategy diloco:every=50,outer.rate=0.7 --compute 80ms --model 1.3B",
     "testbed train --detach                     # then jobs, attach, stop",
 )
 def train(
-    strategy: Annotated[str, typer.Option(metavar="NAME", help="How the ranks train: ddp.")] = "ddp",
+    strategy: StrategyOption = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of training steps.")] = 500,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the model and the data.")] = 0,
     data: Annotated[
@@ -57,6 +65,9 @@ def train(
     ] = None,
     checkpoint: Annotated[int, typer.Option(metavar="N", min=0, help="Steps between checkpoints; 0: none.")] = 50,
     restarts: Annotated[int, typer.Option(metavar="N", min=0, help="Restarts after a failure.")] = 3,
+    compute: ComputeOption = None,
+    model: ModelOption = None,
+    noise: NoiseOption = None,
     detach: Detach = False,
     lab: LabName = None,
     runs: RunsFolder = None,
@@ -69,21 +80,33 @@ def train(
     what was measured. One job of any kind runs at a time in a lab: a second one is refused with exit status 2 and the
     first one's id. Exit status 0 to 3: the report's, as of run.
     """
-    if strategy not in STRATEGIES:
-        raise UserError(f"unknown strategy '{strategy}' (available: {', '.join(STRATEGIES)})")
+    from testbed.core.workload import workload_layout, workload_words
+    from testbed.core.workload.workload import AgentWorkload
+    from testbed.host import strategy_packages
+    from testbed.lab.jobs.declared_notes import declared_notes
+
+    strategy_packages.register()
+    described = workload_words.changed(AgentWorkload(steps, seed), strategy, compute, model, noise)
     if data is not None:
         data = data.absolute()
         if not (data.is_file() or data.is_dir()):
             raise UserError(f"no such file or folder to train on: {data}")
     target = verb.attach_to_change(lab)
+    said = {"strategy": strategy, "compute": compute, "model": model, "noise": noise}
     workload: dict[str, object] = {
         "steps": steps,
         "seed": seed,
         "data": None if data is None else str(data),
         "checkpoint_every": checkpoint,
         "restarts": restarts,
+        **{key: it for key, it in said.items() if it is not None},
     }
-    what = f"{strategy}, {steps} steps"
+    for line in (
+        *workload_layout.refuse_mistakes(described, target.topology),
+        *declared_notes(described, target.topology),
+    ):
+        console.say(f"note: {line}")
+    what = f"{described.strategy}, {steps} steps"
     if detach:
         return detached(target, "train", {**workload, "what": what}, runs, allow_uncertified, as_json)
     target.allow_uncertified = allow_uncertified

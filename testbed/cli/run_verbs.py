@@ -21,14 +21,18 @@ from testbed.cli.ci import junit_file
 from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
+    ComputeOption,
     Detach,
     Driver,
     Emulator,
     LabName,
     LabNameToMake,
+    ModelOption,
+    NoiseOption,
     Overrides,
     RunArgument,
     RunsFolder,
+    StrategyOption,
 )
 from testbed.errors import Interrupted, UserError
 
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     "testbed run metro-40km                     # cuts the first of two fibers halfway through",
     "testbed run metro-40km --steps 100         # a short run",
     "testbed run metro-40km --set links.north.km=80",
+    "testbed run metro-40km --strategy diloco:every=50 --compute 80ms --model 1.3B",
     "testbed run my-experiment.yaml --json      # the report as JSON on stdout",
     "testbed run flapping-fiber --junit out.xml # also a JUnit verdict for CI",
 )
@@ -57,6 +62,10 @@ def run(
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text to train on (default: Python's standard library).")
     ] = None,
+    strategy: StrategyOption = None,
+    compute: ComputeOption = None,
+    model: ModelOption = None,
+    noise: NoiseOption = None,
     name: LabNameToMake = None,
     runs: RunsFolder = None,
     driver: Driver = "auto",
@@ -71,6 +80,7 @@ def run(
     """Run a whole experiment: bring a lab up, certify it, train, inject faults, report, take it down.
 
     A bare topology runs the shipped experiment first-cut on it, or only-fiber if no path bypasses its first link.
+    --strategy, --compute, --model and --noise stand in for what the experiment's workload says.
     Ctrl-C undoes everything and still writes the report of what was measured. Exit status 1: measured, and the
     expectations do not hold; 3: inconclusive.
     """
@@ -85,6 +95,10 @@ def run(
             steps=steps,
             seed=seed,
             data=data,
+            strategy=strategy,
+            compute=compute,
+            model=model,
+            noise=noise,
             allow_uncertified=allow_uncertified,
             driver=driver,
             emulator=emulator,

@@ -254,6 +254,25 @@ def _targets(lab: str | None) -> Sequence[str]:
     return list(dict.fromkeys([*_links_and_ducts(lab), *places]))
 
 
+def strategy_words(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete ``NAME:KEY=`` of a strategy: names, then the options that are not written yet."""
+    try:
+        from testbed.core.training.strategies_built import BUILT
+        from testbed.host import strategy_packages
+
+        strategy_packages.register()
+        name, colon, rest = incomplete.partition(":")
+        if not colon:
+            return [it for it in BUILT if it.startswith(incomplete)]
+        *whole, word = rest.split(",")
+        written = {it.partition("=")[0] for it in whole}
+        before = f"{name}:{''.join(f'{it},' for it in whole)}"
+        found = (option.name for option in BUILT[name].options)
+        return [f"{before}{key}=" for key in found if key not in written and key.startswith(word)]
+    except Exception:
+        return []
+
+
 # ---- options and arguments that have the same meaning in every verb; a default in [brackets] would be read as markup
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.", show_default=False)]
@@ -368,6 +387,43 @@ Emulator = Annotated[
     typer.Option(
         metavar="NAME",
         help="How fibers are emulated: netem, fiberd, or auto (netem if the kernel has it, else fiberd).",
+    ),
+]
+StrategyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy",
+        metavar="NAME[:KEY=VALUE,...]",
+        help=f"How the ranks train: diloco:every=50,outer.rate=0.7 (see {invocation.command('ls', 'strategies')}).",
+        autocompletion=strategy_words,
+    ),
+]
+ComputeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--compute",
+        metavar="TIME",
+        help="Declare how long a step computes: 80ms of a model that sleeps, or '{real: true, at_least: 80ms}' of the "
+        "agents' own; default: real compute, as fast as the cores allow.",
+        show_default=False,
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="N",
+        help="Parameters at full scale, as in 1.3B, of the model of --compute; its bytes are divided by the scale.",
+        show_default=False,
+    ),
+]
+NoiseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--noise",
+        metavar="SHARE",
+        help="Standard deviation of --compute, drawn for each rank and step: 5%.",
+        show_default=False,
     ),
 ]
 Detach = Annotated[

@@ -20,7 +20,7 @@ from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
-from testbed.core.workload import progress_schema
+from testbed.core.workload import progress_schema, workload_layout, workload_words
 from testbed.core.workload.progress_source import Progress
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Start, Workload
 from testbed.errors import (
@@ -33,7 +33,7 @@ from testbed.errors import (
     UnknownName,
     UserError,
 )
-from testbed.host import lab_nodes, lab_owner
+from testbed.host import lab_nodes, lab_owner, strategy_packages
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import beneath, runs_folder, store
 from testbed.host.files.store import RunDirectory
@@ -524,18 +524,42 @@ class Lab:
         if self._job is not None and not self._job.over():
             self._stop_job(self._job, why)
 
-    def train(self, steps: int = 500, **workload: Any) -> Job:
+    def train(
+        self,
+        steps: int = 500,
+        *,
+        strategy: str | None = None,
+        compute: object = None,
+        model: object = None,
+        noise: object = None,
+        options: Mapping[str, object] | None = None,
+        **workload: Any,
+    ) -> Job:
         """Start the testbed's own training job (see :class:`AgentWorkload`) and return it.
 
-        Raises FidelityError if the lab is not certified, unless :attr:`allow_uncertified` is set; LabBusy if a job is
-        running.
+        Args:
+            strategy: a name of ``testbed ls strategies``, or ``diloco:every=50,outer.rate=0.7``; default: ddp.
+            compute: ``80ms`` declares how long a step computes, ``{"real": True, "at_least": "80ms"}`` too, with the
+                agents' model inside that time; None for real compute.
+            model: parameters at full scale, as in ``1.3B``, of a model of declared compute.
+            noise: of declared compute, as in ``5%``.
+            options: of the strategy, as in ``{"every": 50, "outer.rate": 0.7}``.
+            workload: further fields of AgentWorkload.
+
+        Raises:
+            FileMistakes: everything that is wrong with strategy and compute, in this lab.
+            FidelityError: the lab is not certified, unless :attr:`allow_uncertified` is set.
+            LabBusy: a job is running.
         """
+        strategy_packages.register()
         if workload.get("data") is not None:
             workload["data"] = str(workload["data"])
-        return self._train(AgentWorkload(steps, **workload))
+        plain = AgentWorkload(steps, **workload)
+        return self._train(workload_words.changed(plain, strategy, compute, model, noise, options, prefix=""))
 
     @gives_slot_back
     def _train(self, workload: AgentWorkload) -> Job:
+        workload_layout.refuse_mistakes(workload, self.topology)
         self._refuse_uncertified()
         if not client.ask(self._folder, protocol.Ranks()):
             raise LabError(
@@ -547,7 +571,7 @@ class Lab:
             self._refuse_folder(user)
             if workload.data:
                 program_rights.refuse_files(user, [Path(workload.data).absolute()])
-        claim = self._slots.take("train", f"{workload.steps} steps")
+        claim = self._slots.take("train", f"{workload.strategy}, {workload.steps} steps")
         run = self._unused_run()
         lab_nodes.pin(self._folder, self.topology.node_names, run.path)
         if user is not None:

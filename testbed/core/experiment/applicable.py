@@ -13,6 +13,8 @@ from testbed.core.workload.workload import ProgramWorkload, Workload
 
 __all__ = ["Refusal", "metric_refused", "parameter_refused", "step_refused"]
 
+_LOSSES: Final = frozenset({"train_loss", "train_loss_drop"})
+
 Refusal = tuple[str, str]
 """What does not apply and why, and the fix."""
 
@@ -54,6 +56,9 @@ _HOW: Final = {
 def metric_refused(metric: str, workload: Workload) -> Refusal | None:
     """Return why a condition or expectation on ``metric`` does not apply to the workload; None if it does."""
     if not isinstance(workload, ProgramWorkload):
+        if workload.asleep and metric in _LOSSES:
+            fix = "remove it, or write compute: {real: true, at_least: …}"
+            return f"{metric} tells nothing of a model that sleeps: its loss is that of a toy problem", fix
         return None
     if why := _OF_AGENTS.get(metric):
         return f"{metric} does not apply to a command: {why}", "remove it"

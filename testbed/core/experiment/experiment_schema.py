@@ -25,7 +25,7 @@ Every mistake is reported at once, with its line. ``fault_schedule.py`` checks w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -116,6 +116,10 @@ class Experiment:
     text: str
     set_lines: Mapping[str, int] = field(default_factory=dict)
     topology_line: int = 0
+    workload_lines: Mapping[str, int] = field(default_factory=dict)
+    """Line of each key of the workload, options of its strategy by their dotted names; "" is the section."""
+    workload_bad: frozenset[str] = frozenset()
+    """Those of them whose values are wrong, and were left out."""
 
     @property
     def steps(self) -> int | None:
@@ -255,8 +259,18 @@ def examine(
         text=text.decode("utf-8-sig"),
         set_lines={key: document.line(("set", key)) for key in overrides},
         topology_line=document.line(("topology",)),
+        workload_lines={"": document.line(("workload",)), **dict(_lines(document, top.workload))},
+        workload_bad=frozenset(".".join(map(str, it[1:])) for it in mistakes.bad if it[:1] == ("workload",)),
     )
     return experiment, tuple(mistakes.findings)
+
+
+def _lines(document: yamltext.Document, workload: object) -> Iterator[tuple[str, int]]:
+    """Yield each key of the workload with its line, and the keys of a mapping inside it as ``outer.rate``."""
+    for key, value in workload.items() if isinstance(workload, Mapping) else ():
+        yield str(key), document.line(("workload", key))
+        for inner in value if isinstance(value, Mapping) else ():
+            yield f"{key}.{inner}", document.line(("workload", key, inner))
 
 
 def _fault(

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["FLOAT32_BYTES", "Layout", "Tensor", "gpt_tensors"]
+__all__ = ["FLOAT32_BYTES", "VECTORS_PER_LAYER", "Layout", "Tensor", "asleep_tensors", "gpt_tensors"]
 
 FLOAT32_BYTES = 4
+VECTORS_PER_LAYER = 4
+"""Tensors in a layer of the agents' sleeping model."""
 
 
 @dataclass(frozen=True)
@@ -98,3 +100,22 @@ def gpt_tensors(layers: int = 4, width: int = 96, context: int = 64, vocabulary:
         )
         found += [Tensor(f"blocks.{layer}.{name}", elements, layer) for name, elements in parts]
     return (*found, Tensor("last_norm.weight", width), Tensor("last_norm.bias", width))
+
+
+def asleep_tensors(elements: int, layers: int) -> tuple[Tensor, ...]:
+    """Return the tensors of the agents' sleeping model, which stands for one of declared size, in their order.
+
+    >>> [it.elements for it in asleep_tensors(18, 2)]
+    [3, 2, 2, 2, 3, 2, 2, 2]
+    """
+    return tuple(
+        Tensor(f"blocks.{layer}.weights.{index}", part, layer)
+        for layer, size in enumerate(_parts(elements, layers))
+        for index, part in enumerate(it for it in _parts(size, VECTORS_PER_LAYER) if it)
+    )
+
+
+def _parts(elements: int, count: int) -> list[int]:
+    """Split into parts that differ by one at most, larger ones first."""
+    each, rest = divmod(elements, count)
+    return [each + (index < rest) for index in range(count)]

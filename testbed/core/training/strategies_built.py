@@ -14,8 +14,7 @@ from testbed.core.training.hierarchical import Hierarchical
 from testbed.core.training.layout import Layout
 from testbed.core.training.multi_tier import MultiTier
 from testbed.core.training.twin import Twin
-from testbed.core.user_text import unknown
-from testbed.errors import UserError
+from testbed.errors import UnknownName, UserError
 
 __all__ = ["BUILT", "add", "make", "twin_class"]
 
@@ -32,13 +31,12 @@ def add(twin: type[Twin]) -> None:
 
 
 def twin_class(name: str) -> type[Twin]:
-    """Return the twin of a strategy. Raises UserError for an unknown name."""
+    """Return the twin of a strategy. Raises UnknownName."""
     if name not in _ALL:
-        message, _ = unknown("strategy", name, tuple(_ALL))
-        raise UserError(message)
+        raise UnknownName("strategy", name, _ALL)
     return _ALL[name]
 
 
 def make(name: str, options: Mapping[str, Any], layout: Layout) -> Twin:
-    """Return the twin of a job. Raises UserError for an unknown name."""
+    """Return the twin of a job. Raises UnknownName."""
     return twin_class(name)(options, layout)

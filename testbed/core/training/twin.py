@@ -68,6 +68,8 @@ class Twin(ABC):
     options: ClassVar[tuple[Option, ...]] = ()
     prediction: ClassVar[str] = ""
     """Name of its closed form in ``core/prediction``; empty: its own name."""
+    asleep: ClassVar[bool] = True
+    """Whether it trains a model of declared size, whose layers are vectors; if not, it needs the GPT's matrices."""
     replicated: ClassVar[bool] = True
     """Whether each site holds the whole model. If not, a lost site ends the attempt: restart only."""
 

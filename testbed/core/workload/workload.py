@@ -11,15 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, TypeAlias
 
-from testbed.core.user_text import shown
+from testbed.core.training.layout import gpt_tensors
+from testbed.core.training.strategies_built import BUILT, twin_class
+from testbed.core.workload.declared_compute import MOST_ELEMENTS, DeclaredCompute, format_count, full_scale_buckets
 from testbed.core.workload.progress_source import Progress
 from testbed.core.workload.progress_source import to_dict as progress_to_dict
 from testbed.errors import UserError
 
-__all__ = ["BUILT", "AgentWorkload", "ProgramWorkload", "Start", "Workload"]
+__all__ = ["BUCKETS", "BUILT", "AgentWorkload", "ProgramWorkload", "Start", "Workload"]
 
-BUILT: Final = ("ddp",)
-"""The strategies that the testbed's agents can train by."""
+BUCKETS: Final = "buckets"
+"""The option of strategies that cut gradients into buckets: as many as at full scale, unless it is written."""
 
 Start: TypeAlias = Literal["direct", "mpi", "per-node"]
 """Who starts a program's ranks."""
@@ -32,7 +34,9 @@ class AgentWorkload:
     ``data``: path of the text to train on; None for the default. ``timeout_s`` is the process group's timeout: a cut
     of all fibers that lasts longer (plus TCP's retransmission delay) ends the attempt. A failed attempt is restarted up
     to ``restarts`` times, from the newest checkpoint that all ranks have. They write one every ``checkpoint_every``
-    steps (0: none; restarts begin at the first step). Raises UserError for a workload that no agent can run.
+    steps (0: none; restarts begin at the first step). ``strategy`` is a name of :data:`BUILT`; ``options`` are those of
+    it that are not left at their default, by the twin's names, parsed. ``compute`` is None for real compute. Raises
+    UserError for a workload that no agent can run.
     """
 
     steps: int = 500
@@ -48,15 +52,56 @@ class AgentWorkload:
     checkpoint_every: int = 50
     restarts: int = 3
     strategy: str = "ddp"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    compute: DeclaredCompute | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise UserError(f"steps must be at least 1, got {self.steps}")
         if self.heads < 1 or self.width % self.heads:
             raise UserError(f"width must be a multiple of heads, got width {self.width} and {self.heads} heads")
-        if self.strategy not in BUILT:
-            known = ", ".join(BUILT)
-            raise UserError(f"the agents cannot train by strategy {shown(self.strategy)} (available: {known})")
+        options = {it.name for it in twin_class(self.strategy).options}
+        if foreign := sorted({*self.options} - options):
+            known = ", ".join(sorted(options)) or "none"
+            raise UserError(f"strategy {self.strategy} has no option {foreign[0]} (available: {known})")
+
+    @property
+    def step_s(self) -> float | None:
+        """Declared compute of a step; None if it is not declared."""
+        return None if self.compute is None else self.compute.seconds
+
+    @property
+    def asleep(self) -> bool:
+        """Whether a model that sleeps is trained, rather than the agents' GPT."""
+        return self.compute is not None and not self.compute.real
+
+    def elements(self, scale: float = 1.0) -> int:
+        """Return the parameters of the model in a lab of this ``scale``."""
+        if self.compute is not None and self.compute.model is not None:
+            return max(1, round(self.compute.model / scale))
+        return sum(it.elements for it in gpt_tensors(self.layers, self.width, self.context))
+
+    def values(self, scale: float = 1.0) -> dict[str, Any]:
+        """Return all options of the strategy by name, those that are not written included.
+
+        Gradients of a model of declared size are cut into as many buckets as at full scale.
+        """
+        known = {it.name: it.default for it in twin_class(self.strategy).options}
+        if BUCKETS in known and self.compute is not None and self.compute.model is not None:
+            known[BUCKETS] = full_scale_buckets(self.compute.model, self.layers)
+        return known | dict(self.options)
+
+    def refused(self, scale: float) -> str:
+        """Return why a lab of this ``scale`` cannot hold the model; empty if it can."""
+        if not self.asleep:
+            return ""
+        elements = self.elements(scale)
+        if elements < self.layers:
+            return f"a model of {elements} parameters (scale {scale:g}) cannot have {self.layers} layers"
+        if elements > MOST_ELEMENTS:
+            most = f"{format_count(MOST_ELEMENTS)} fit a rank's memory"
+            return f"the model has {format_count(elements)} parameters in the lab (scale {scale:g}); {most}"
+        return ""
 
     @property
     def stall_s(self) -> float:
@@ -64,8 +109,10 @@ class AgentWorkload:
         one collective may have two waits."""
         return 2.0 * self.timeout_s + 20.0
 
-    def to_message(self) -> dict[str, Any]:
-        """Return the fields of the message that starts the agents' job."""
+    def to_message(self, scale: float = 1.0) -> dict[str, Any]:
+        """Return the fields of the message that starts the agents' job, in a lab of this ``scale``."""
+        values = self.values(scale)
+        options = {it.argument: values[it.name] for it in twin_class(self.strategy).options}
         return {
             "steps": self.steps,
             "seed": self.seed,
@@ -76,12 +123,23 @@ class AgentWorkload:
             "model": {"layers": self.layers, "heads": self.heads, "width": self.width},
             "learning_rate": self.learning_rate,
             "checkpoint_every": self.checkpoint_every,
+            "strategy": {"name": self.strategy, "options": options},
+            **({} if self.compute is None else {"compute": self._compute_message(self.compute, scale)}),
         }
 
+    def _compute_message(self, compute: DeclaredCompute, scale: float) -> dict[str, Any]:
+        own = {"seconds": compute.seconds, "real": compute.real, "noise": compute.noise}
+        return own if compute.real else {**own, "elements": self.elements(scale), "layers": self.layers}
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields of run.json's ``workload``: steps, seed, and every value that is not the default."""
-        unlike = {it.name: value for it in fields(self) if (value := getattr(self, it.name)) != it.default}
-        return {"steps": self.steps, "seed": self.seed} | unlike
+        """Return the fields of run.json's ``workload``: steps, seed, and every value that is not the default.
+
+        Options of the strategy and what is declared of compute have the keys of a file.
+        """
+        plain = [it for it in fields(self) if it.name not in ("options", "compute")]
+        unlike = {it.name: value for it in plain if (value := getattr(self, it.name)) != it.default}
+        declared = {} if self.compute is None else self.compute.written()
+        return {"steps": self.steps, "seed": self.seed} | unlike | dict(self.options) | declared
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,12 @@
 
     workload: {steps: 500, seed: 1, checkpoint: 50, restarts: 3}      # strategy: ddp
     workload:
+      strategy: diloco                  # and its options: strategy_section.py
+      every: 50
+      outer: {rate: 0.7, momentum: 0.5}
+      compute: 80ms                     # declared_compute.py
+      model: 1.3B
+    workload:
       command: [python, train.py, --batch, 8]
       env: {OMP_NUM_THREADS: 1}
       ranks_per_node: 2
@@ -21,23 +27,25 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
 from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.topology.topology_schema import Mistakes, check, whole
+from testbed.core.training.strategies_built import BUILT
 from testbed.core.units import Unreadable, format_duration, parse_number
 from testbed.core.user_text import expected, shown, unknown
-from testbed.core.workload import progress_schema
+from testbed.core.workload import declared_compute, progress_schema, strategy_section
+from testbed.core.workload.declared_compute import MODEL_LAYERS, DeclaredCompute
 from testbed.core.workload.file_section import Part, one_line, some_time
 from testbed.core.workload.progress_source import Calls
-from testbed.core.workload.workload import BUILT, AgentWorkload, ProgramWorkload, Workload
+from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
 from testbed.core.yamltext import Path
 from testbed.errors import UserError
 
-__all__ = ["COMMAND_TIMEOUT_S", "MOST_STEPS", "read"]
+__all__ = ["COMMAND_TIMEOUT_S", "MOST_STEPS", "OWN_KEYS", "read"]
 
 MOST_STEPS: Final = 10_000_000
 COMMAND_TIMEOUT_S: Final = 3600.0
@@ -53,6 +61,7 @@ _OF_AGENTS: Final[Mapping[str, tuple[str, str]]] = {
     "seed": ("the program has a seed of its own", "hand it over: command: [..., --seed, 1]"),
     "data": ("the program reads its own data", "hand the path over in command"),
     "checkpoint": ("the testbed saves no state of a program", "remove it"),
+    **dict.fromkeys(("compute", "model", "noise"), ("the program computes itself", "remove it")),
     "restarts": ("the testbed starts a program once", "remove it, or have a launcher such as torchrun restart it"),
     **dict.fromkeys(("batch", "context", "layers", "heads", "width", "learning_rate"), (_ITS_OWN, "remove it")),
 }
@@ -68,10 +77,10 @@ def _strategy(value: object) -> str:
     if isinstance(value, str) and value in STRATEGIES:
         raise Unreadable(
             f"strategy {shown(value)} is not built yet; it can only be predicted (available: {built})",
-            f"write strategy: {built}, or run your own program by command:",
+            f"write strategy: {next(iter(BUILT))}, or run your own program by command:",
         )
     message, fix = unknown("strategy", str(value), BUILT)
-    raise Unreadable(message, fix or f"write strategy: {built}")
+    raise Unreadable(message, fix or f"write strategy: {next(iter(BUILT))}")
 
 
 def _rate(value: object) -> float:
@@ -150,6 +159,13 @@ class _Section(Part):
     heads: Annotated[int | None, BeforeValidator(whole(1, 1000))] = None
     width: Annotated[int | None, BeforeValidator(whole(1, 100_000))] = None
     learning_rate: Annotated[float | None, BeforeValidator(_rate)] = None
+    compute: Annotated[tuple[float, bool] | None, BeforeValidator(declared_compute.parse_compute)] = None
+    model: Annotated[float | None, BeforeValidator(declared_compute.parse_model)] = None
+    noise: Annotated[float | None, BeforeValidator(declared_compute.parse_noise)] = None
+
+
+OWN_KEYS: Final = frozenset(field.alias or name for name, field in _Section.model_fields.items())
+"""Keys of the section itself, which no option of a strategy may have."""
 
 
 def read(raw: object, path: Path, mistakes: Mistakes) -> Workload:
@@ -159,21 +175,48 @@ def read(raw: object, path: Path, mistakes: Mistakes) -> Workload:
     """
     written: Mapping[str, object] = raw if isinstance(raw, Mapping) else {}
     is_command = "command" in written
-    foreign = {key: _foreign(key, is_command) for key in (_OF_AGENTS if is_command else _OF_COMMANDS) if key in written}
+    of_agents = {**_OF_AGENTS, **dict.fromkeys(_options(), _OF_AGENTS["strategy"])}
+    foreign = {key: _foreign(key, of_agents, is_command) for key in (of_agents if is_command else _OF_COMMANDS)}
+    foreign = {key: why for key, why in foreign.items() if key in written}
     for key, why in foreign.items():
         mistakes.note((*path, key), *why)
-    if foreign:
+    if isinstance(raw, Mapping):
         raw = {key: value for key, value in written.items() if key not in foreign}
+    return _program_of(raw, path, mistakes) if is_command else _agents(raw, path, mistakes)
+
+
+def _options() -> frozenset[str]:
+    """Return the keys of options of strategies that are no keys of the section itself."""
+    return strategy_section.option_keys() - OWN_KEYS
+
+
+def _agents(raw: object, path: Path, mistakes: Mistakes) -> AgentWorkload:
+    def note(inner: tuple[str, ...], message: str, fix: str) -> None:
+        mistakes.note((*path, *inner), message, fix)
+
+    keys = sorted(OWN_KEYS)
+    found: dict[str, tuple[tuple[str, ...], object]] = {}
+    written: Mapping[str, object] = {}
+    if isinstance(raw, Mapping):
+        raw, found = strategy_section.split(raw, keys, note)
+        written = raw
+        known = {*keys, *_options()}
+        for key in [key for key in raw if key not in known]:
+            mistakes.note((*path, key), *_unknown_key(str(key), keys))
+            raw.pop(key)
     section = check(_Section, raw, path, "the workload", mistakes)
-    if is_command:
-        return _program(section, path, mistakes)
+    strategy = section.strategy or AgentWorkload.strategy
+    options = {} if (*path, "strategy") in mistakes.bad else strategy_section.read_options(strategy, found, note, keys)
+    compute = _compute(section, written, path, mistakes)
     bad_steps = mistakes.bad & {path, (*path, "steps")}
+    layers = MODEL_LAYERS if section.layers is None and compute is not None and compute.model else section.layers
     given = {
         "steps": MOST_STEPS if bad_steps else section.steps,
         "timeout_s": section.timeout,
         "checkpoint_every": section.checkpoint,
         **{key: getattr(section, key) for key in ("strategy", "seed", "data", "restarts", "batch", "context")},
-        **{key: getattr(section, key) for key in ("layers", "heads", "width", "learning_rate")},
+        **{key: getattr(section, key) for key in ("heads", "width", "learning_rate")},
+        **{"layers": layers, "options": options or None, "compute": compute},
     }
     given = {key: value for key, value in given.items() if value is not None}
     try:
@@ -185,16 +228,39 @@ def read(raw: object, path: Path, mistakes: Mistakes) -> Workload:
         return AgentWorkload(**{key: value for key, value in given.items() if key not in ("width", "heads")})
 
 
-def _foreign(key: str, is_command: bool) -> tuple[str, str]:
+def _unknown_key(key: str, keys: Sequence[str]) -> tuple[str, str]:
+    message, fix = unknown("key", key, (*keys, *sorted(_options())))
+    return f"the workload: {message}", fix
+
+
+def _compute(
+    section: _Section, written: Mapping[str, object], path: Path, mistakes: Mistakes
+) -> DeclaredCompute | None:
+    """Return what is declared of compute; ``model`` and ``noise`` without it are noted."""
+    if section.compute is None:
+        if (*path, "compute") not in mistakes.bad:
+            for key in ("model", "noise"):
+                if key in written and (*path, key) not in mistakes.bad:
+                    mistakes.note((*path, key), f"{key} belongs to declared compute", "add compute: 80ms")
+        return None
+    seconds, real = section.compute
+    if real and section.model is not None:
+        why = "model: the agents' GPT runs inside declared time, so a size cannot be declared; compute: has real: true"
+        mistakes.note((*path, "model"), why, "remove it, or write compute: with a time alone")
+    return DeclaredCompute(seconds, real, None if real else section.model, section.noise or 0.0)
+
+
+def _foreign(key: str, of_agents: Mapping[str, tuple[str, str]], is_command: bool) -> tuple[str, str]:
     """Return why a key of the one form does not belong into the other, and the fix."""
     if not is_command:
         fix = "add command: [python, train.py], or remove it"
         return f"{key} belongs to a command, and the workload has none", fix
-    why, fix = _OF_AGENTS[key]
+    why, fix = of_agents[key]
     return f"{key} does not apply to a command: {why}", fix
 
 
-def _program(section: _Section, path: Path, mistakes: Mistakes) -> ProgramWorkload:
+def _program_of(raw: object, path: Path, mistakes: Mistakes) -> ProgramWorkload:
+    section = check(_Section, raw, path, "the workload", mistakes)
     if section.duration is not None and section.timeout is not None:
         why = "the testbed ends the program after for:, so a timeout has no meaning"
         mistakes.note((*path, "timeout"), f"the workload has both for and timeout; {why}", "keep one of them")

@@ -149,7 +149,9 @@ def load_experiment(name_or_path: str) -> Experiment:
     """Load an experiment by path or shipped name; raises as ``experiment_schema.load_text``."""
     text, label = find(name_or_path, "experiment")
     from testbed.core.experiment import experiment_schema  # takes 0.1 s to import; `up` needs none
+    from testbed.host import strategy_packages
 
+    strategy_packages.register()
     return experiment_schema.load_text(text, label)
 
 
@@ -180,7 +182,11 @@ def examine_experiment(
     ``overrides`` too.
     """
     from testbed.core.experiment import experiment_schema, fault_schedule
+    from testbed.core.workload import workload_layout
+    from testbed.core.workload.workload import AgentWorkload
+    from testbed.host import strategy_packages
 
+    strategy_packages.register()
     text, label = find(name_or_path, "experiment")
     try:
         experiment, findings = experiment_schema.examine(text, label)
@@ -191,6 +197,9 @@ def examine_experiment(
         findings += more
         if topology is not None:
             findings += fault_schedule.examine(experiment, topology, steps, seed)[1]
+            workload, lines = experiment.workload, experiment.workload_lines
+            if isinstance(workload, AgentWorkload):
+                findings += workload_layout.findings(workload, topology, label, lines, experiment.workload_bad)
     return FileMistakes(findings).findings
 
 

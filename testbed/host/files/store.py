@@ -36,6 +36,7 @@ from testbed.core.report.markdown import markdown
 from testbed.core.report.run_page import html
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import StorageError, UnknownName
+from testbed.host import strategy_packages
 from testbed.host.files import beneath
 from testbed.host.linux.program_user import caller
 
@@ -301,6 +302,7 @@ class RunDirectory:
 
     def read(self) -> RunData:
         """Read the whole run; tolerates everything that a crash leaves behind: missing, empty and torn files."""
+        strategy_packages.register()
         malformed: dict[str, int] = {}
         missing: list[str] = []
 

@@ -54,7 +54,7 @@ class Job(RunningJob):
             "master": [str(master), port],
             "interface": FABRIC_INTERFACE,
             "directory": str(ranks_folder),
-            **workload.to_message(),
+            **workload.to_message(topology.scale),
             "user": user.to_dict() if user else None,
         }
         self._attempts = Attempts(

@@ -34,6 +34,7 @@ from testbed.core.report.measured import judged
 from testbed.core.topology.model import Topology
 from testbed.core.topology.survey import validity_of
 from testbed.core.units import format_duration, format_number
+from testbed.core.workload import workload_layout, workload_words
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
 from testbed.errors import FileMistakes, Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
 from testbed.host import fork_server as agent_host
@@ -45,6 +46,7 @@ from testbed.keeper import client, protocol
 from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
+from testbed.lab.jobs.declared_notes import declared_notes
 from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
@@ -76,6 +78,10 @@ def run(
     steps: int | None = None,
     seed: int | None = None,
     data: Path | None = None,
+    strategy: str | None = None,
+    compute: object = None,
+    model: object = None,
+    noise: object = None,
     allow_uncertified: bool = False,
     driver: str = "auto",
     emulator: str = "auto",
@@ -83,11 +89,15 @@ def run(
 ) -> RunOutcome:
     """Run a topology or an experiment from end to end; see the module.
 
+    ``strategy``, ``compute``, ``model`` and ``noise`` are as of :meth:`testbed.lab.lab.Lab.train`, in place of what the
+    experiment says.
+
     Raises what :func:`testbed.lab.deploy.up` raises, before there is anything to report; later failures are part of the
     outcome. Raises Interrupted after every change was undone and the report was written.
     """
     progress = Unbreakable(progress or Silent())
-    prepared = _prepare(what, set, steps, seed, data)
+    said = {"strategy": strategy, "compute": compute, "model": model, "noise": noise}
+    prepared = _prepare(what, set, steps, seed, data, {key: it for key, it in said.items() if it is not None})
     topology, planned, workload = prepared.topology, prepared.planned, prepared.workload
     agents = isinstance(workload, AgentWorkload)
     if agents and (why := agent_host.missing()):
@@ -98,7 +108,7 @@ def run(
         progress.note(f"no path bypasses {first}: the job stalls while it is cut")
     of_scale = [it] if (it := full_scale.of_program(topology.scale)) else []
     valid = validity.summary(validity_of(topology), _show(prepared, set)) if agents else of_scale
-    for line in (*_random_faults(prepared), *valid):
+    for line in (*_random_faults(prepared), *valid, *prepared.notes):
         progress.note(line)
     with interruptible():
         lab = deploy.up(
@@ -156,22 +166,29 @@ def _down(lab: Lab) -> None:
 @dataclass(frozen=True)
 class _Prepared:
     """Everything known of a run before anything is built. ``workload`` is the experiment's, with what the caller
-    changed and absolute paths; ``again`` is an experiment file that repeats the run."""
+    changed and absolute paths; ``again`` is an experiment file that repeats the run; ``notes`` say what is worth
+    knowing of its compute before it begins."""
 
     experiment: Experiment
     topology: Topology
     planned: tuple[Planned, ...]
     workload: Workload
     again: str
+    notes: tuple[str, ...] = ()
 
 
 def _prepare(
-    what: str, overrides: Mapping[str, object] | None, steps: int | None, seed: int | None, data: Path | None
+    what: str,
+    overrides: Mapping[str, object] | None,
+    steps: int | None,
+    seed: int | None,
+    data: Path | None,
+    said: Mapping[str, Any],
 ) -> _Prepared:
     try:
         experiment, topology = _read(what, overrides)
         if isinstance(experiment.workload, ProgramWorkload):
-            _refuse_options(experiment, steps, seed, data)
+            _refuse_options(experiment, steps, seed, data, said)
         planned = fault_schedule.plan(experiment, topology, steps, seed)
     except FileMistakes:
         # That was the first step which failed: say what is wrong everywhere.
@@ -179,10 +196,12 @@ def _prepare(
             raise FileMistakes(catalog.examine_experiment(what, overrides, steps, seed)) from None
         raise
     workload: Workload
+    notes: tuple[str, ...] = ()
     if isinstance(experiment.workload, ProgramWorkload):
         workload = _program(experiment.workload, experiment.source, planned)
     else:
-        workload = _agents(experiment.workload, steps, seed, data)
+        workload = _agents(experiment.workload, steps, seed, data, said)
+        notes = _of_compute(what, experiment, workload, topology)
     again = replay.to_yaml(
         experiment,
         planned,
@@ -190,10 +209,21 @@ def _prepare(
         overrides={**experiment.set, **(overrides or {})},
         workload=workload,
     )
-    return _Prepared(experiment, topology, planned, workload, again)
+    return _Prepared(experiment, topology, planned, workload, again, notes)
 
 
-def _agents(written: AgentWorkload, steps: int | None, seed: int | None, data: Path | None) -> AgentWorkload:
+def _of_compute(what: str, experiment: Experiment, workload: AgentWorkload, topology: Topology) -> tuple[str, ...]:
+    """Return warnings on the workload and what its declared compute means. Raises FileMistakes."""
+    lines = experiment.workload_lines if workload == experiment.workload else {}
+    found = workload_layout.findings(workload, topology, experiment.source if lines else what, lines)
+    if wrong := [it for it in found if not it.warning]:
+        raise FileMistakes(wrong)
+    return (*map(str, found), *declared_notes(workload, topology))
+
+
+def _agents(
+    written: AgentWorkload, steps: int | None, seed: int | None, data: Path | None, said: Mapping[str, Any]
+) -> AgentWorkload:
     if data is None and written.data is not None:
         data = Path(written.data)
     if data is not None:
@@ -201,7 +231,7 @@ def _agents(written: AgentWorkload, steps: int | None, seed: int | None, data: P
         if not (data.is_file() or data.is_dir()):
             raise UserError(f"no such file or folder to train on: {data}")
     return dataclasses.replace(
-        written,
+        workload_words.changed(written, **said),
         steps=written.steps if steps is None else steps,
         seed=written.seed if seed is None else seed,
         data=None if data is None else str(data),
@@ -219,10 +249,12 @@ def _program(written: ProgramWorkload, source: str, planned: tuple[Planned, ...]
     return dataclasses.replace(written, folder=str(folder), stall_s=stall_s)
 
 
-def _refuse_options(experiment: Experiment, steps: int | None, seed: int | None, data: Path | None) -> None:
+def _refuse_options(
+    experiment: Experiment, steps: int | None, seed: int | None, data: Path | None, said: Mapping[str, Any]
+) -> None:
     """Raise UserError for options that say what the agents train: a program is told by its own arguments."""
     drawn = experiment.outages is not None and experiment.outages.seed is None
-    given = {"steps": steps, "data": data, **({} if drawn else {"seed": seed})}
+    given = {"steps": steps, "data": data, **said, **({} if drawn else {"seed": seed})}
     if names := [name for name, value in given.items() if value is not None]:
         options = " and ".join(f"--{name}" for name in names)
         raise UserError(
@@ -312,7 +344,8 @@ def _on(lab: Lab, prepared: _Prepared, run_directory: RunDirectory, progress: Pr
 
 def _phase(workload: Workload, nodes: int) -> tuple[str, str]:
     if isinstance(workload, AgentWorkload):
-        return "train", f"{workload.steps} steps on {nodes} ranks"
+        by = "" if workload.strategy == AgentWorkload.strategy else f"{workload.strategy}, "
+        return "train", f"{by}{workload.steps} steps on {nodes} ranks"
     bound = workload.for_s or workload.timeout_s
     until = "" if bound is None else f", {'for' if workload.for_s else 'at most'} {format_duration(bound)}"
     return "program", f"{shlex.join(workload.command)} on {nodes * workload.ranks_per_node} ranks{until}"

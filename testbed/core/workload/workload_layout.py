@@ -1,0 +1,131 @@
+"""A workload on a topology: the layout that its twin is asked about, and what is wrong with the two together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from testbed.core.physics import validity
+from testbed.core.plan import build
+from testbed.core.topology.model import Topology
+from testbed.core.topology.survey import validity_of
+from testbed.core.training.layout import Layout, asleep_tensors, gpt_tensors
+from testbed.core.training.operation import Operation
+from testbed.core.training.strategies_built import make, twin_class
+from testbed.core.training.twin import Mistake, Twin
+from testbed.core.workload.workload import BUCKETS, AgentWorkload
+from testbed.errors import FileMistakes, Finding
+
+__all__ = ["examine", "findings", "layout_of", "refuse_mistakes", "twin_of"]
+
+_MOST_STEPS = 1000
+"""Steps that are searched for the smallest message."""
+
+
+def layout_of(workload: AgentWorkload, topology: Topology) -> Layout:
+    """Return who trains what: the ranks of ``topology``, the model and the steps of ``workload``."""
+    if workload.asleep:
+        tensors = asleep_tensors(workload.elements(topology.scale), workload.layers)
+    else:
+        tensors = gpt_tensors(workload.layers, workload.width, workload.context)
+    return Layout(
+        sites=tuple(rank.site for rank in build.ranks(topology)),
+        tensors=tensors,
+        tokens=workload.batch * workload.context,
+        context=workload.context,
+        width=workload.width,
+        layers=workload.layers,
+        steps=workload.steps,
+        step_s=workload.step_s,
+    )
+
+
+def twin_of(workload: AgentWorkload, topology: Topology) -> Twin:
+    """Return the twin of the workload's strategy, all its options filled in."""
+    return make(workload.strategy, workload.values(topology.scale), layout_of(workload, topology))
+
+
+def examine(workload: AgentWorkload, topology: Topology, unsure: Collection[str] = ()) -> tuple[Mistake, ...]:
+    """Return what is wrong with the workload on this topology, all at once; warnings last.
+
+    ``unsure``: options whose values are not known, because what is written is wrong. Only what is wrong whatever they
+    are is returned.
+    """
+    if why := workload.refused(topology.scale):
+        fix = f"change scale: of the topology ({topology.scale:g} now), or write another model:"
+        return (Mistake("model", why, fix),)
+    twin = twin_of(workload, topology)
+    found = list(twin.mistakes())
+    if unsure:
+        other = {name: _other(value) if name in unsure else value for name, value in twin.values.items()}
+        found = [it for it in make(twin.name, other, twin.layout).mistakes() if it in found]
+    if workload.asleep and not twin.asleep:
+        why = f"strategy {twin.name} splits the matrices of a real model, and the declared one only sleeps"
+        found.append(Mistake("compute", why, f"write compute: {{real: true, at_least: {workload.step_s:g}s}}"))
+    if not unsure and all(it.warning for it in found):
+        found += _small_messages(twin, topology)
+    return tuple(sorted(found, key=lambda it: it.warning))
+
+
+def _other(value: object) -> object:
+    """Return a value far from ``value``, of the same kind."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return value * 997 + 1
+
+
+def findings(
+    workload: AgentWorkload,
+    topology: Topology,
+    file: str,
+    lines: Mapping[str, int] | None = None,
+    bad: Collection[str] = (),
+) -> tuple[Finding, ...]:
+    """Return :func:`examine` as findings of ``file``.
+
+    ``lines`` has the line of each key of the workload, and under "" that of the section; ``bad`` are the keys whose
+    values are wrong.
+    """
+    at = lines or {}
+    options = {option.name for option in twin_class(workload.strategy).options}
+    if {*bad} - options:
+        return ()  # what is known of the workload is not enough
+    return tuple(
+        Finding(file, at.get(it.option, at.get("", 0)), f"{it.option}: {it.message}", it.fix, it.warning)
+        for it in examine(workload, topology, bad)
+    )
+
+
+def refuse_mistakes(workload: AgentWorkload, topology: Topology, label: str = "the workload") -> tuple[Finding, ...]:
+    """Return the warnings on a workload that no file describes. Raises FileMistakes if it has mistakes."""
+    found = findings(workload, topology, label)
+    if wrong := [it for it in found if not it.warning]:
+        raise FileMistakes(wrong)
+    return found
+
+
+def _small_messages(twin: Twin, topology: Topology) -> Iterator[Mistake]:
+    """Warn of the smallest message across fibers if it is less than a packet, and is more at full scale."""
+    sites = twin.layout.sites
+    steps = min(twin.layout.steps, twin.longest_gap, _MOST_STEPS)
+    exchanges = {
+        _exchange(twin, it)
+        for step in range(1, steps + 1)
+        for it in twin.operations(step)
+        if it.byte_count > 0 and len({sites[rank] for rank in it.ranks}) > 1
+    }
+    if not exchanges:
+        return
+    least = min(exchanges, key=lambda it: it.message_bytes)
+    for it in validity_of(topology, least):
+        if it.quantity == "operation size" and it.verdict == validity.FAILS:
+            where = f"the smallest message of strategy {twin.name}, {least.message_bytes:.0f} bytes,"
+            reason = it.reason.replace("a message of the ring", where)
+            yield Mistake("strategy", f"on {it.fiber}, {reason}", it.change, warning=True)
+            return
+
+
+def _exchange(twin: Twin, operation: Operation) -> validity.Exchange:
+    parts = int(twin.values.get(BUCKETS, 1)) if operation.what == "gradients" else 1
+    if operation.kind in ("send", "broadcast"):  # one message, not a part for each rank
+        return validity.Exchange(2, 2 * operation.byte_count)
+    return validity.Exchange(len(operation.ranks), operation.byte_count / parts)

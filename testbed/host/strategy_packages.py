@@ -1,0 +1,68 @@
+"""Strategies of installed packages: the entry points ``testbed.strategies``, whose modules have a ``Twin``.
+
+The agents load the class ``Agent`` of the same module themselves (``testbed_agents.strategies``).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Mapping
+
+from testbed.core.training import strategies_built
+from testbed.core.training.twin import Twin
+from testbed.errors import UserError
+
+__all__ = ["GROUP", "broken", "package_of", "register"]
+
+GROUP = "testbed.strategies"
+
+
+def register() -> None:
+    """Add the twins of all installed packages to the strategies that are built; those that cannot be loaded stay out.
+
+    Files, runs and reports may name them, so this comes before any of these is read. Cheap after the first call.
+    """
+    _loaded()
+
+
+def broken() -> Mapping[str, str]:
+    """Return, by name, why each unusable entry point cannot be used."""
+    return _loaded()[1]
+
+
+def package_of(name: str) -> str:
+    """Return the package that a strategy comes from; empty for the testbed's own."""
+    return _loaded()[0].get(name, "")
+
+
+@functools.cache
+def _loaded() -> tuple[Mapping[str, str], Mapping[str, str]]:
+    packages: dict[str, str] = {}
+    wrong: dict[str, str] = {}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        package = point.dist.name if point.dist else "a package"
+        try:
+            _add(point)
+            packages[point.name] = package
+        except Exception as error:  # any: it is somebody else's code
+            what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            wrong[point.name] = f"strategy {point.name}, registered by {package} as {point.value}: {what}"
+    return packages, wrong
+
+
+def _add(point: importlib.metadata.EntryPoint) -> None:
+    """Add the twin of an entry point. Raises UserError for one that does not fit, and whatever the module raises."""
+    from testbed.core.workload.workload_schema import OWN_KEYS  # takes 0.1 s to import; few hosts have such packages
+
+    module = point.load()
+    twin = getattr(module, "Twin", None)
+    if not (isinstance(twin, type) and issubclass(twin, Twin)):
+        raise UserError("its module has no class Twin, a subclass of testbed.core.training.twin.Twin")
+    if not hasattr(module, "Agent"):
+        raise UserError("its module has no class Agent, a subclass of testbed_agents.strategies.Strategy")
+    if getattr(twin, "name", None) != point.name:
+        raise UserError(f"its Twin has the name {getattr(twin, 'name', None)!r}, not that of the entry point")
+    if taken := sorted({option.name.partition(".")[0] for option in twin.options} & OWN_KEYS):
+        raise UserError(f"its option {taken[0]} is a key of workload: already; give it another name")
+    strategies_built.add(twin)
