@@ -1,7 +1,7 @@
 """A process group that tells an observer of each operation, whoever asked for it.
 
-``init_process_group("watched")`` instead of ``"gloo"`` (import this module first). The group forwards every operation to
-gloo, so DDP, FSDP2, functional collectives, pipelining and a strategy's own exchanges are seen in one place: which
+``init_process_group("watched")`` instead of ``"gloo"`` (import this module first). The group forwards every operation
+to gloo, so DDP, FSDP2, functional collectives, pipelining and a strategy's own exchanges are seen in one place: which
 group, what kind, how many bytes, when it began and ended. Sums and orders of addition are gloo's, bit for bit.
 
 :func:`observe` sets the observer of all groups of the process; without one the group only counts its operations. The
@@ -38,6 +38,9 @@ BACKEND = "watched"
 Parts = Sequence[Sequence[Tensor]]
 """Tensors by position of a rank in the group."""
 
+_ProcessGroup: Any = ProcessGroup
+"""Untyped: operations have several signatures, which differ between versions of torch."""
+
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -48,7 +51,8 @@ class Operation:
     Attributes:
         group: name of the group, the same on all its ranks.
         ranks: its global ranks in the group's order; positions below are indices of it.
-        kind: all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, gather, scatter, reduce, barrier, send, recv.
+        kind: all_reduce, reduce_scatter, reduce, all_gather, all_to_all, broadcast, gather, scatter, barrier, send, or
+            recv.
         sequence: number in the group; of a message, among those of its channel. None until a source is known.
         byte_count: of an all_gather, gather: the gathered whole; of a scatter: the scattered whole; of others: what one
             rank puts in.
@@ -59,6 +63,7 @@ class Operation:
         sent: parts by destination; one part for all of them.
         received: parts by source; None where nothing was received.
         waited_s: how long the rank was blocked in ``wait``; None if it waited otherwise, or not yet.
+        blocked_t: since when it is blocked there; None while it is not.
         error: why it failed; empty if it did not.
         note: for the observer.
     """
@@ -79,11 +84,16 @@ class Operation:
     began_t: float = 0.0
     ended_t: float | None = None
     waited_s: float | None = None
+    blocked_t: float | None = None
     error: str = ""
     note: Any = None
     position: int = 0
     """This rank's position in the group."""
     _ended: threading.Lock = field(default_factory=threading.Lock)
+
+    def forget(self) -> None:
+        """Let go of the tensors."""
+        self.inputs, self.outputs, self.sent, self.received = [], [], None, None
 
     def first_end(self) -> bool:
         """Return True once: to the one who may note the end."""
@@ -98,6 +108,9 @@ class Observer(Protocol):
 
     def left(self, operation: Operation) -> None:
         """Note one that has ended or failed, in any thread; results are intact while this runs."""
+
+    def added(self, group: str, ranks: tuple[int, ...], parts: Sequence[Tensor], total: Tensor) -> None:
+        """Note a sum of messages that this rank added itself (:func:`added`)."""
 
 
 class Faults(Protocol):
@@ -129,6 +142,15 @@ def break_by(faults: Faults | None) -> None:
     _faults = faults
 
 
+def added(group: Any, parts: Sequence[Tensor], total: Tensor) -> None:
+    """Tell the observer of a sum of messages that this rank added itself: ``parts`` in the order of addition.
+
+    All ranks of ``group`` have the same parts, and add them alike.
+    """
+    if _observer is not None and isinstance(group, WatchedGroup):
+        _observer.added(group.label, group.ranks, parts, total)
+
+
 def flat(tensors: Any) -> Iterator[Tensor]:
     """Return all tensors of nested lists, in order."""
     if isinstance(tensors, Tensor):
@@ -142,7 +164,7 @@ def size_of(tensors: Any) -> int:
     return sum(each.numel() * each.element_size() for each in flat(tensors))
 
 
-class WatchedWork(Work):  # type: ignore[misc]
+class WatchedWork(Work):
     """gloo's handle of an operation, with the time that its owner is blocked in ``wait``."""
 
     def __init__(self, work: Any, operation: Operation, observer: Observer | None, has_future: bool) -> None:
@@ -150,7 +172,7 @@ class WatchedWork(Work):  # type: ignore[misc]
         self._work, self._operation, self._observer, self._has_future = work, operation, observer, has_future
 
     def wait(self, timeout: Any = None) -> bool:
-        began_t = time.monotonic()
+        began_t = self._operation.blocked_t = time.monotonic()
         try:
             done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         except RuntimeError as error:
@@ -158,6 +180,7 @@ class WatchedWork(Work):  # type: ignore[misc]
                 _end(self._operation, self._observer, str(error) or type(error).__name__)
             raise
         finally:
+            self._operation.blocked_t = None
             self._operation.waited_s = (self._operation.waited_s or 0.0) + time.monotonic() - began_t
         if not self._has_future:
             if self._operation.kind == "recv" and self._operation.peer is None:
@@ -200,7 +223,7 @@ def _end(operation: Operation, observer: Observer | None, error: str = "") -> No
         observer.left(operation)
 
 
-class _Nothing(Work):  # type: ignore[misc]
+class _Nothing(Work):
     """Handle of an operation that was not carried out, on purpose."""
 
     def __init__(self, value: list[Tensor]) -> None:
@@ -218,17 +241,18 @@ class _Nothing(Work):  # type: ignore[misc]
         return True
 
 
-class WatchedGroup(ProcessGroup):  # type: ignore[misc]
-    """A gloo process group that tells of its operations. ``ranks``: the global ones, in the group's order."""
+_named: Counter[tuple[str, tuple[int, ...]]] = Counter()
+"""How many groups of a name and of ranks this process has."""
 
-    _named: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    """How many groups of a name and of ranks this process has."""
+
+class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
+    """A gloo process group that tells of its operations. ``ranks``: the global ones, in the group's order."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any, ranks: Sequence[int]) -> None:
         super().__init__(rank, size)
         gloo = ProcessGroupGloo(store, rank, size, timeout)
-        # gloo's own class lacks coalesced operations, a plain process group has them. This one has the backend too: else
-        # functional collectives do not find the name of the group.
+        # gloo's own class lacks coalesced operations, a plain process group has them. This one has the backend too,
+        # else functional collectives do not find the name of the group.
         self._inner = ProcessGroup(store, rank, size)
         for group in (self._inner, self):
             group._set_default_backend(ProcessGroup.BackendType.GLOO)
@@ -239,7 +263,7 @@ class WatchedGroup(ProcessGroup):  # type: ignore[misc]
         self._count = itertools.count()
         self._messages: Counter[tuple[int, int, int]] = Counter()
 
-    def getBackendName(self) -> str:  # noqa: N802  (torch calls it)
+    def getBackendName(self) -> str:
         return BACKEND
 
     @property
@@ -249,10 +273,15 @@ class WatchedGroup(ProcessGroup):  # type: ignore[misc]
             if not self._label:
                 name = str(self.group_desc)
                 name = {"default_pg": "world", "undefined": "", "": ""}.get(name, name) or f"group:{self.group_name}"
-                WatchedGroup._named[name, self._ranks] += 1
-                count = WatchedGroup._named[name, self._ranks]
+                _named[name, self._ranks] += 1
+                count = _named[name, self._ranks]
                 self._label = name if count == 1 or name == "world" else f"{name}#{count}"
             return self._label
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its global ranks, in the group's order."""
+        return self._ranks
 
     def _do(self, operation: Operation, given: Any, begin: Callable[[Any], Any]) -> Any:
         """Begin ``operation`` by ``begin``, of ``given`` or what a deliberate error makes of it."""
@@ -329,8 +358,8 @@ class WatchedGroup(ProcessGroup):  # type: ignore[misc]
         return self._do(operation, tensors, lambda given: self._inner.allreduce_coalesced(given, *options, **named))
 
     def reduce(self, tensors: Any, *options: Any, **named: Any) -> Any:
-        fields = {"reduction": _reduction(options, named), "root": _root(options, named)}
-        operation = self._operation("reduce", tensors, tensors, **fields)
+        operation = self._operation("reduce", tensors, tensors, reduction=_reduction(options, named))
+        operation.root = _root(options, named)
         return self._do(operation, tensors, lambda given: self._inner.reduce(given, *options, **named))
 
     def reduce_scatter(self, outputs: Any, inputs: Any, *options: Any, **named: Any) -> Any:
@@ -342,9 +371,7 @@ class WatchedGroup(ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(self, output: Tensor, given: Tensor, *options: Any, **named: Any) -> Any:
         operation = self._operation("reduce_scatter", [given], [output], reduction=_reduction(options, named))
         operation.sent = lambda: _chunks([given], self.size())
-        return self._do(
-            operation, given, lambda it: self._inner.reduce_scatter_single(output, it, *options, **named)
-        )
+        return self._do(operation, given, lambda it: self._inner.reduce_scatter_single(output, it, *options, **named))
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -486,6 +513,9 @@ class _Numbered:
                 operation.sequence = self._group._number(operation)
         self._observer.left(operation)
 
+    def added(self, group: str, ranks: tuple[int, ...], parts: Sequence[Tensor], total: Tensor) -> None:
+        self._observer.added(group, ranks, parts, total)
+
 
 def _chunks(tensors: Sequence[Tensor], size: int) -> Parts:
     """Return the part of each rank: one chunk of each tensor, all of them of equal size."""
@@ -496,7 +526,7 @@ def _chunks(tensors: Sequence[Tensor], size: int) -> Parts:
 def _rows(tensor: Tensor, rows: Sequence[int], size: int) -> Parts:
     """Return the part of each rank: so many rows of it; as many for each if ``rows`` is empty."""
     counts = list(rows) or [tensor.shape[0] // size] * size
-    return [[part] for part in tensor.split(counts)]
+    return [[part] for part in torch.split(tensor, counts)]
 
 
 def _option(options: Sequence[Any], named: dict[str, Any], name: str) -> Any:
