@@ -35,7 +35,6 @@ class BucketedGradients:
     ) -> None:
         self._context = context
         self.reduce, self.local = reduce, False
-        self.observe: Callable[[Tensor], Callable[[Tensor], None]] | None = None
         payload = sum(each.numel() * each.element_size() for each in module.parameters() if each.requires_grad)
         # A declared model is cut as often as at full scale, so that as many delays follow one another as there.
         least = 0 if getattr(module, "declared", False) else min(payload, LEAST_BUCKET_BYTES)
@@ -46,17 +45,7 @@ class BucketedGradients:
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         if bucket.is_last():
             self._context.gradients_ready()
-        if self.local:
-            return done(bucket.buffer())
-        if self.observe is None:
-            return self.reduce(bucket.buffer())
-        left = self.observe(bucket.buffer())
-        return self.reduce(bucket.buffer()).then(lambda future: _passed(future.value(), left))
-
-
-def _passed(value: Tensor, left: Callable[[Tensor], None]) -> Tensor:
-    left(value)
-    return value
+        return done(bucket.buffer()) if self.local else self.reduce(bucket.buffer())
 
 
 def done(value: Tensor) -> Reduced:

@@ -3,15 +3,13 @@
 A falling train_loss does not prove that the sums were correct. So each rank records in ``rank-<r>.checks.jsonl``
 (format: docs/checkers.md):
 
-* of each collective, tagged with attempt, step and sequence: a checksum of its result, and some elements of input and
-  result, selected by the seed;
-* of steps selected by the seed: checksums of the parameters before and after;
+* each operation of the process groups, tagged with attempt, group and sequence (:mod:`~testbed_agents.operation_log`);
+* what strategies add and decode themselves (:mod:`~testbed_agents.evidence`);
+* of steps selected by the seed, and after exchanges: checksums of the tensors that a strategy names
+  (``Strategy.fingerprints``); of every step a checksum of some of their elements;
 * what the rank was waiting for if that took too long.
 
 The records of all ranks are judged offline.
-
-Measured cost (docs/checkers.md): a CRC-32 of each collective's result, 0.24 ns per byte. It is computed after the step,
-so it is not part of the recorded compute or exposed communication, but makes the step longer.
 """
 
 from __future__ import annotations
@@ -19,23 +17,23 @@ from __future__ import annotations
 import random
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from testbed_agents.evidence import Evidence
+from testbed_agents.operation_log import OperationLog, crc32
 from testbed_agents.records import Records
 
-ELEMENTS, ELEMENTS_DRAWN = 8, 64
-"""Number of elements recorded per collective, otherwise and in a selected step."""
+__all__ = ["EVERY", "Checks", "Fingerprinted", "drawn", "optimizer_steps"]
 
 EVERY = 10
 """One step in each block of this many is selected."""
 
 HANG_SHARE = 0.5
-"""A collective that takes longer than this share of the process group's timeout hangs. Recorded before gloo aborts it
+"""An operation that takes longer than this share of the process group's timeout hangs. Recorded before gloo aborts it
 and ends the process group."""
 
 HELD_SHARE = 0.25
@@ -43,18 +41,19 @@ HELD_SHARE = 0.25
 
 _LONGEST_NAP_S = 1.0
 
+_TRACED_TENSORS, _TRACED_ELEMENTS = 8, 8
+"""From how many tensors of a name, and how many elements of each, the trace of a step is taken."""
 
-@dataclass
-class Collective:
-    """A collective that this rank entered: its input and, once finished, its result. Times in CLOCK_MONOTONIC."""
 
-    sequence: int
-    elements: int
-    began_t: float
-    at: list[int]
-    inputs: Tensor
-    ended_t: float | None = None
-    output: Tensor | None = None
+class Fingerprinted(Protocol):
+    """What is asked of a strategy."""
+
+    def fingerprints(self) -> Mapping[str, Iterable[Tensor]]:
+        """Return tensors by the names that the twin compares."""
+
+    @property
+    def outer_version(self) -> int:
+        """The number of exchanges in the outer parameters."""
 
 
 def drawn(seed: int, step: int) -> bool:
@@ -63,17 +62,14 @@ def drawn(seed: int, step: int) -> bool:
     return random.Random(f"{seed}/steps/{block}").randrange(EVERY) == within
 
 
-def positions(seed: int, step: int, sequence: int, elements: int, count: int) -> list[int]:
-    """Return which elements of a collective are recorded; the same on all ranks."""
-    return random.Random(f"{seed}/{step}/{sequence}").sample(range(elements), min(count, elements))
-
-
 class Checks:
-    """Writes the records: ``begin`` and ``end`` around each step, ``entered`` and ``left`` around each collective.
+    """Writes the records: ``begin`` and ``end`` around each step; operations by ``operations``, as their observer.
 
     ``first`` and ``last`` are the steps of this attempt. These two and each multiple of ``also_every`` (steps with a
     checkpoint; 0: none) are always selected, so that an attempt's initial parameters can be compared with those of the
-    previous attempt. ``left`` may be called from any thread. Must be closed.
+    previous attempt. Must be closed.
+
+    ``counts_exchanges``: outer_version counts exchanges, not steps. ``observe``: called with each operation's duration.
     """
 
     def __init__(
@@ -82,31 +78,40 @@ class Checks:
         *,
         rank: int,
         world_size: int,
-        model: nn.Module,
+        strategy: Fingerprinted,
         optimizer: torch.optim.Optimizer,
         seed: int,
         first: int,
         last: int,
         also_every: int,
         timeout_s: float,
+        counts_exchanges: bool = False,
+        observe: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        self._records, self._model, self._optimizer = records, model, optimizer
+        self._records, self._strategy, self._optimizer = records, strategy, optimizer
         self._seed, self._first, self._last, self._also_every = seed, first, last, also_every
         self._hang_s = HANG_SHARE * timeout_s
-        self._lock = threading.Lock()
-        self._step, self._drawn, self._trained_on = first - 1, False, ""
-        self._collectives: list[Collective] = []
-        self._moved_t = time.monotonic()
+        self._counts_exchanges = counts_exchanges
+        self._version = strategy.outer_version
+        self._drawn, self._before = False, dict[str, str]()
+        self._taken = True  # the beginning has fingerprints
         self._closed = threading.Event()
+        self.operations = OperationLog(seed, observe)
+        self.operations.begin(first - 1, False)
+        self.evidence = Evidence(records, seed, lambda: self.operations.step)
+        self._traces = _Traces(seed)
+        found = self._fingerprints()
         records.write(
             "begin",
-            t=self._moved_t,
+            t=time.monotonic(),
             rank=rank,
             world_size=world_size,
             step=first - 1,
             hang_s=self._hang_s,
-            parameters=fingerprint(model),
+            parameters=found.get("parameters") or "+".join(found.values()),
+            fingerprints=found,
             optimizer_steps=optimizer_steps(optimizer),
+            **self._outer(),
         )
         self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._watchdog.start()
@@ -117,89 +122,89 @@ class Checks:
             or drawn(self._seed, step)
             or (self._also_every > 0 and step % self._also_every == 0)
         )
-        self._trained_on = fingerprint(self._model) if self._drawn else ""
-        with self._lock:
-            self._step, self._collectives, self._moved_t = step, [], time.monotonic()
-
-    def entered(self, inputs: Tensor) -> Collective:
-        """Record a collective's input, a 1-D tensor, before the all-reduce replaces it by the sum."""
-        sequence, elements = len(self._collectives), inputs.numel()
-        count = ELEMENTS_DRAWN if self._drawn else ELEMENTS
-        at = positions(self._seed, self._step, sequence, elements, count)
-        now = time.monotonic()
-        entered = Collective(sequence, elements, now, at, inputs[at].clone())
-        with self._lock:
-            self._collectives.append(entered)
-            self._moved_t = now
-        return entered
-
-    def left(self, entered: Collective, output: Tensor) -> None:
-        with self._lock:
-            entered.output = output
-            entered.ended_t = self._moved_t = time.monotonic()
+        self._before = self._fingerprints() if self._drawn or self._taken else {}
+        self.operations.begin(step, self._drawn)
 
     def end(self, last: bool = False) -> None:
-        """Write the records of the step, after the optimizer's update. Raises RecordsError.
+        """Write the records of the step, after the optimizer's update and the step's exchange. Raises RecordsError.
 
-        ``last``: this attempt ends after this step, earlier than planned, and another resumes from here.
+        ``last``: this attempt ends after this step, earlier than planned, and another may resume from here.
         """
-        done = [each for each in self._collectives if each.output is not None and each.ended_t is not None]
-        fields: dict[str, object] = {}
-        if self._drawn:
-            fields = {"trained_on": self._trained_on, "became": fingerprint(self._model)}
-        elif last:
-            fields = {"became": fingerprint(self._model)}
-        self._records.write(
-            "step",
-            t=time.monotonic(),
-            step=self._step,
-            optimizer_steps=optimizer_steps(self._optimizer),
-            collectives=[
-                {
-                    "elements": each.elements,
-                    "began_t": each.began_t,
-                    "ended_t": each.ended_t,
-                    "crc32": crc32([each.output]),
-                }
-                for each in done
-                if each.output is not None
-            ],
-            **fields,
-        )
-        for each in done:
-            if each.output is not None:
-                self._records.write(
-                    "sample",
-                    step=self._step,
-                    sequence=each.sequence,
-                    at=each.at,
-                    inputs=floats(each.inputs),
-                    outputs=floats(each.output[each.at]),
-                )
-        with self._lock:
-            self._collectives, self._moved_t = [], time.monotonic()
+        exchanged = self._counts_exchanges and self._strategy.outer_version != self._version
+        self._version = self._strategy.outer_version
+        self._taken = self._drawn or last or exchanged
+        after = self._fingerprints() if self._taken else {}
+        self._write("step", last=False, before=self._before, after=after, optimizer_steps=self._steps())
+
+    def finished(self) -> None:
+        """Write what followed the last step: an attempt that is stopped ends with an exchange. Raises RecordsError."""
+        self._write("finish", last=True, before={}, after=self._fingerprints(), optimizer_steps=self._steps())
 
     def close(self) -> None:
-        """Stop the watchdog thread and close the records."""
+        """Record what has failed or never ended; stop the watchdog thread and close the records."""
         self._closed.set()
         self._watchdog.join()
+        try:
+            groups, operations = self.operations.take()
+            operations += self.operations.unfinished()
+            if operations:
+                self._write_groups(groups)
+                self._records.write("unfinished", t=time.monotonic(), operations=operations)
+        except Exception:  # a full disk, or a newer attempt, of which the trainer has told
+            pass
         self._records.close()
+
+    def _write(
+        self, kind: str, *, last: bool, before: Mapping[str, str], after: Mapping[str, str], optimizer_steps: int
+    ) -> None:
+        groups, operations = self.operations.take()
+        self._write_groups(groups)
+        fields: dict[str, object] = {}
+        if before:
+            fields["fingerprints_before"] = before
+        if after:
+            fields["fingerprints"] = after
+        if "parameters" in before:
+            fields["trained_on"] = before["parameters"]
+        if "parameters" in after:
+            fields["became"] = after["parameters"]
+        self._records.write(
+            kind,
+            t=time.monotonic(),
+            step=self.operations.step,
+            optimizer_steps=optimizer_steps,
+            operations=operations,
+            trace=self._traces.of(self._strategy.fingerprints()),
+            **self._outer(),
+            **fields,
+        )
+
+    def _write_groups(self, groups: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+        for name, ranks in groups:
+            self._records.write("group", group=name, ranks=list(ranks))
+
+    def _steps(self) -> int:
+        return optimizer_steps(self._optimizer)
+
+    def _outer(self) -> dict[str, object]:
+        return {"outer_version": self._strategy.outer_version} if self._counts_exchanges else {}
+
+    def _fingerprints(self) -> dict[str, str]:
+        return {name: crc32(tensors) for name, tensors in self._strategy.fingerprints().items()}
 
     def _watch(self) -> None:
         """Record hangs and pauses.
 
-        A hang is recorded once per step and collective, when it takes longer than the bound. A pause of this process
+        A hang is recorded once per step and operation, when it takes longer than the bound. A pause of this process
         (SIGSTOP) is recognised by a sleep that took far too long.
         """
         nap = min(_LONGEST_NAP_S, self._hang_s / 10)
-        place: tuple[int, int | None] = (0, None)
+        place: tuple[object, ...] = ()
         told, woke_t = False, time.monotonic()
         while not self._closed.wait(nap):
             now = time.monotonic()
-            with self._lock:
-                waiting = next((each for each in self._collectives if each.ended_t is None), None)
-                here = (self._step, waiting.sequence if waiting else None)
-                since_t = waiting.began_t if waiting else self._moved_t
+            operation, since_t = self.operations.waiting()
+            here = (self.operations.step, id(operation) if operation else None)
             if here != place:
                 place, told = here, False
             try:
@@ -207,30 +212,43 @@ class Checks:
                     self._records.write("held", t=now, since_t=woke_t)
                 if now - since_t > self._hang_s and not told:
                     told = True
-                    self._records.write("waits", t=now, step=place[0], sequence=place[1], since_t=since_t)
+                    self._records.write("waits", t=now, since_t=since_t, **self.operations.place(operation))
             except Exception:  # a full disk, or a newer attempt: the trainer gets the same error at its next record
                 return
             woke_t = now
 
 
-def crc32(tensors: Iterable[Tensor]) -> str:
-    """Return the CRC-32 of the concatenated bytes, in hexadecimal; misses an accidental difference 1 in 4e9 times."""
-    value = 0
-    for tensor in tensors:
-        value = zlib.crc32(tensor.detach().contiguous().numpy().data, value)
-    return f"{value:08x}"
+class _Traces:
+    """Checksums of a few elements of the tensors of each name, always the same ones, drawn by the seed.
 
+    Cheap enough for every step. An optimizer changes nearly every element, so a step after which the same elements have
+    values that they had before has lost something.
+    """
 
-def fingerprint(model: nn.Module) -> str:
-    return crc32(model.parameters())
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._chosen: dict[str, list[tuple[int, list[int]]]] = {}
+
+    def of(self, named: Mapping[str, Iterable[Tensor]]) -> dict[str, str]:
+        found = {}
+        for name, tensors in named.items():
+            listed = list(tensors)
+            key = f"{name}/{len(listed)}"
+            if key not in self._chosen:
+                self._chosen[key] = self._choose(name, [each.numel() for each in listed])
+            chosen = self._chosen[key]
+            found[name] = crc32(listed[which].detach().reshape(-1)[at] for which, at in chosen)
+        return found
+
+    def _choose(self, name: str, sizes: list[int]) -> list[tuple[int, list[int]]]:
+        chance = random.Random(f"{self._seed}/trace/{name}")
+        there = [index for index, size in enumerate(sizes) if size]
+        tensors = sorted(chance.sample(there, min(_TRACED_TENSORS, len(there))), key=lambda index: -sizes[index])
+        counts = {index: min(_TRACED_ELEMENTS, sizes[index]) for index in tensors}
+        return [(index, chance.sample(range(sizes[index]), count)) for index, count in counts.items()]
 
 
 def optimizer_steps(optimizer: torch.optim.Optimizer) -> int:
     """Return the number of updates by the optimizer's own count, the minimum over parameters; 0 before the first."""
     counts: list[Callable[[], float]] = [state["step"].item for state in optimizer.state.values() if "step" in state]
     return int(min((count() for count in counts), default=0.0))
-
-
-def floats(tensor: Tensor) -> str:
-    """Encode as little-endian float32 in hexadecimal, which is exact."""
-    return tensor.numpy().astype("<f4").tobytes().hex()

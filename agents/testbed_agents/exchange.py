@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from testbed_agents import watched
+
 __all__ = ["Exchange", "begin_sum", "gather_into", "reduce_scatter_into"]
 
 # torch 2.13 renamed both, and warns about the former names.
@@ -24,8 +26,8 @@ reduce_scatter_into = getattr(dist, "reduce_scatter_single", dist.reduce_scatter
 class Exchange:
     """A sum that is on its way. ``wait`` returns it; call it once."""
 
-    def __init__(self, works: Sequence[Any], parts: Sequence[Tensor]) -> None:
-        self._works, self._parts = works, parts
+    def __init__(self, works: Sequence[Any], parts: Sequence[Tensor], group: Any = None) -> None:
+        self._works, self._parts, self._group = works, parts, group
 
     def arrived(self) -> bool:
         """Whether ``wait`` would return at once; a message without a future counts as on its way."""
@@ -38,6 +40,8 @@ class Exchange:
         total = self._parts[0]
         for part in self._parts[1:]:
             total = total + part
+        if len(self._parts) > 1:
+            watched.added(self._group, self._parts, total)
         return total
 
 
@@ -56,4 +60,4 @@ def begin_sum(tensor: Tensor, group: Any, ranks: Sequence[int]) -> Exchange:
             dist.P2POp(dist.irecv, other, ranks[1 - mine], group),
         ]
     )
-    return Exchange(works, (tensor, other) if mine == 0 else (other, tensor))
+    return Exchange(works, (tensor, other) if mine == 0 else (other, tensor), group)

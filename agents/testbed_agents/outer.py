@@ -12,8 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from testbed_agents import evidence
 from testbed_agents.exchange import Exchange, begin_sum, gather_into
+from testbed_agents.failpoints import failpoint
 from testbed_agents.groups import Replicas
+from testbed_agents.operation_log import crc32
 from testbed_agents.strategies.strategy import flatten, unflatten
 
 __all__ = ["Nesterov", "Slice"]
@@ -79,9 +82,13 @@ class Nesterov:
     """The outer optimizer of a slice: torch's SGD, with Nesterov momentum unless it is 0.
 
     m ← momentum m + g; Θ ← Θ - rate (g + momentum m), where g is the mean pseudo-gradient, Θ - θ.
+
+    ``name`` distinguishes the outer optimizers of one rank, in records.
     """
 
-    def __init__(self, values: Tensor, rate: float, momentum: float) -> None:
+    def __init__(self, values: Tensor, rate: float, momentum: float, name: str = "outer") -> None:
+        self._rate, self._momentum, self.name = rate, momentum, name
+        self._restarted = True
         self._values = nn.Parameter(values, requires_grad=True)
         self._optimizer = torch.optim.SGD([self._values], lr=rate, momentum=momentum, nesterov=momentum > 0)
         # SGD makes the buffer in its first step; a checkpoint must be able to fill it before. Zeros are the same.
@@ -95,12 +102,40 @@ class Nesterov:
         return self._values.data
 
     def step(self, gradient: Tensor) -> None:
+        for _ in range(1 + failpoint("applied-twice")):
+            self._step(gradient)
+
+    def _step(self, gradient: Tensor) -> None:
+        checks = evidence.current()
+        if not checks.recording:
+            self._update(gradient)
+            return
+        at = checks.outer_positions(self.name, self.values.numel())
+        before, momentum_before = self.values[at], self.momentum[at]
+        crc_before = crc32([self.values, self.momentum])
+        self._update(gradient)
+        checks.outer(
+            self.name,
+            before=before,
+            momentum_before=momentum_before,
+            gradient=gradient,
+            after=self.values,
+            momentum_after=self.momentum,
+            rate=self._rate,
+            momentum=self._momentum,
+            before_crc32=crc_before,
+            restarted=self._restarted,
+        )
+        self._restarted = False
+
+    def _update(self, gradient: Tensor) -> None:
         self._values.grad = gradient
         self._optimizer.step()
         self._values.grad = None
 
     def restart(self, values: Tensor) -> None:
         """Adopt ``values`` and forget the momentum."""
+        self._restarted = True
         self._values.data.copy_(values)
         self.momentum.zero_()
 

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from testbed_agents import breakage, data, strategies
+from testbed_agents import breakage, data, evidence, failpoints, strategies, watched
 from testbed_agents.board import Board, Order
 from testbed_agents.check_log import Checks
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
@@ -200,6 +200,8 @@ def train(
         context = Context(
             groups, job.timeout_s, compute.loss, own_address(job.interface), steps=job.steps, compute=compute
         )
+        fault = breakage.plant(seat.rank) if job.attempt == 1 else None
+        broken = breakage.Broken(fault) if fault else None
         strategy = strategies.make(job.strategy, job.options)
         optimizer = torch.optim.AdamW(strategy.prepare(model, context), lr=job.learning_rate)
         together = strategy.step_group or tuple(range(job.world_size))
@@ -213,17 +215,20 @@ def train(
             Records(job.directory / f"rank-{seat.rank}.checks.jsonl", job.fence),
             rank=seat.rank,
             world_size=job.world_size,
-            model=model,
+            strategy=strategy,
             optimizer=optimizer,
             seed=job.seed,
             first=resumed_from + 1,
             last=job.steps,
             also_every=job.checkpoint_every,
             timeout_s=job.timeout_s,
+            counts_exchanges=type(strategy).outer_version is not Strategy.outer_version,
+            observe=metrics.collective_done,
         )
-        watch(strategy, checks, metrics.collective_done)
-        if job.attempt == 1:
-            breakage.install(strategy, model, optimizer, seat.rank, resumed_from)
+        watched.observe(checks.operations)
+        evidence.install(checks.evidence)
+        if broken:
+            broken.install(strategy, optimizer)
         began()
         at_first = interface_bytes()[job.interface]
         records.write(
@@ -329,12 +334,17 @@ def train(
                 records.write("checkpoint", t=t, step=step, bytes=size, took_s=t - t_end)
         if order == "stop":
             strategy.finish(done)
+            checks.finished()
         return Outcome(_STATUS[order], done, fingerprint(model))
     except (CheckpointError, ValueError) as error:  # ValueError: of a strategy's options
         raise TrainingFailed(str(error), done) from error
     except RuntimeError as error:  # base class of torch's errors from gloo
         raise TrainingFailed(f"step {done + 1}: {reason_of(error)}", done) from error
     finally:
+        watched.observe(None)
+        watched.break_by(None)
+        failpoints.plant(None)
+        evidence.install(None)
         if checks is not None:
             checks.close()
         board.close()
@@ -345,22 +355,6 @@ _STATUS: Mapping[Order, str] = {"": "ok", "stop": "stopped", "save": "saved"}
 
 def _wish(stop: threading.Event, save: Callable[[], bool]) -> Order:
     return "stop" if stop.is_set() else "save" if save() else ""
-
-
-def watch(strategy: Strategy, checks: Checks, observe: Callable[[float], None]) -> None:
-    """Record each bucket of gradients in ``checks``, and its duration in s by ``observe``."""
-
-    def entered(bucket: Tensor) -> Callable[[Tensor], None]:
-        began_t, checked = time.monotonic(), checks.entered(bucket / dist.get_world_size())
-
-        def left(result: Tensor) -> None:
-            observe(time.monotonic() - began_t)
-            checks.left(checked, result)
-
-        return left
-
-    if gradients := getattr(strategy, "_gradients", None):
-        gradients.observe = entered
 
 
 def _meet(job: Job, seat: Seat, board: Board) -> Groups:
@@ -379,7 +373,7 @@ def _meet(job: Job, seat: Seat, board: Board) -> Groups:
         server = TCPStore(*job.master, job.world_size, is_master=rank == 0, timeout=limit)
         # Prefixed by job and attempt, so that a store left over from an earlier attempt cannot answer with its keys.
         store = PrefixStore(f"{job.job}/{job.attempt}", server)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world_size, timeout=limit)
+        dist.init_process_group(watched.BACKEND, store=store, rank=rank, world_size=job.world_size, timeout=limit)
     except RuntimeError as error:
         raise TrainingFailed(f"cannot form the process group: {reason_of(error)}") from error
     if rank == 0:

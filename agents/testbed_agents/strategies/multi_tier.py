@@ -59,7 +59,7 @@ class MultiTier(ReplicaTraining):
                     self._between, self._leaders = between, leaders
                     self._inside, self._mates = inside, ranks
         values = self.slice.of_parameters()
-        self._region = Nesterov(values.clone(), self._rate, self._momentum)
+        self._region = Nesterov(values.clone(), self._rate, self._momentum, "region")
         self._top = Nesterov(values, self._rate, self._momentum)
         return trained
 

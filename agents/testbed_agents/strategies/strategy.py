@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from testbed_agents import evidence, failpoints
 from testbed_agents.groups import Groups
 from testbed_agents.model import cross_entropy
 
@@ -63,6 +64,16 @@ class Context:
         """Note that this rank has computed its last gradient of the step. Call it before the last exchange begins."""
         self.ready_t = time.monotonic()
         self.told_ready(self.ready_t)
+
+    @property
+    def checks(self) -> evidence.Evidence:
+        """Where a strategy records what the checkers should know of sums and codecs of its own."""
+        return evidence.current()
+
+    @staticmethod
+    def failpoint(name: str) -> bool:
+        """Whether to go wrong here on purpose, now (``testbed_agents.breakage``): False but in tests."""
+        return failpoints.failpoint(name)
 
     @classmethod
     def of_default_group(cls, site: str = "", timeout_s: float = 30.0) -> Context:

@@ -12,13 +12,19 @@ __all__ = ["Checker", "Finding", "conclude", "named"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A violation; ``sequence`` is None where it concerns no single collective, ``ranks`` are those it names."""
+    """A violation; ``sequence`` is None where it concerns no single operation, ``ranks`` are those it names.
+
+    ``group`` is the process group, or the name of the exchange; empty in records of former versions, and where it
+    concerns none.
+    """
 
     attempt: int
     step: int
     sequence: int | None
     ranks: tuple[int, ...]
     text: str
+    group: str = ""
+    fragment: int | None = None
 
 
 @dataclass(frozen=True)

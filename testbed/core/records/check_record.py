@@ -6,13 +6,36 @@ that misses it then has the verdict unknown.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
 
-from testbed.core.fields import Fields, Malformed, integer, need_number, need_text, numbers, sequence, text
+from testbed.core.fields import (
+    Fields,
+    Malformed,
+    integer,
+    mapping,
+    need_number,
+    need_text,
+    number,
+    numbers,
+    sequence,
+    text,
+)
+from testbed.core.records.operation_record import (
+    Done,
+    Encoded,
+    OuterStep,
+    Sample,
+    Tag,
+    read_encoded,
+    read_operation,
+    read_outer,
+    unpacked,
+)
 
-__all__ = ["Began", "CheckLog", "CheckedStep", "Collective", "Grouped", "Held", "Sample", "Tag", "Wait", "read_checks"]
+__all__ = ["Began", "CheckLog", "CheckedStep", "Grouped", "Held", "Wait", "read_checks"]
 
 
 @dataclass(frozen=True)
@@ -26,49 +49,45 @@ class Began:
     hang_s: float
     parameters: str
     optimizer_steps: int
-
-
-@dataclass(frozen=True)
-class Collective:
-    elements: int
-    began_t: float
-    ended_t: float
-    crc32: str
+    fingerprints: Mapping[str, str]
+    outer_version: int | None
 
 
 @dataclass(frozen=True)
 class CheckedStep:
-    """``trained_on`` and ``became`` are fingerprints of the parameters before and after; empty where not taken."""
+    """One step on one rank, or what followed its last one.
+
+    Attributes:
+        trained_on, became: fingerprints of the parameters before and after; empty where not taken.
+        operations: that ended in it, or were recorded with it because they failed or never ended.
+        fingerprints, fingerprints_before: by name, after and before; empty where not taken.
+        trace: checksums of a few elements of the same tensors, after every step; empty in former versions.
+        outer_version: after it; None where the strategy counts no exchanges.
+    """
 
     attempt: int
     step: int
     optimizer_steps: int
-    collectives: tuple[Collective, ...]
+    operations: tuple[tuple[Tag, Done], ...]
     trained_on: str
     became: str
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Elements ``at`` of one collective: this rank's inputs and outputs."""
-
-    attempt: int
-    step: int
-    sequence: int
-    at: tuple[int, ...]
-    inputs: tuple[float, ...]
-    outputs: tuple[float, ...]
+    t: float = 0.0
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    fingerprints_before: Mapping[str, str] = field(default_factory=dict)
+    trace: Mapping[str, str] = field(default_factory=dict)
+    outer_version: int | None = None
 
 
 @dataclass(frozen=True)
 class Wait:
-    """At ``t`` a rank had been in a collective (``sequence`` None: in none) since ``since_t``, beyond the bound."""
+    """At ``t`` a rank had been in an operation (``tag`` None: in none) since ``since_t``, beyond the bound."""
 
     attempt: int
     t: float
     step: int
-    sequence: int | None
+    tag: Tag | None
     since_t: float
+    kind: str = "all_reduce"
 
 
 @dataclass(frozen=True)
@@ -81,113 +100,183 @@ class Held:
 
 @dataclass(frozen=True)
 class CheckLog:
-    """The records of one rank for the checkers."""
+    """The records of one rank for the checkers. ``finishes``: what followed the last step of a stopped attempt;
+    ``unfinished``: operations that failed or never ended."""
 
     rank: int
     began: tuple[Began, ...] = ()
     steps: tuple[CheckedStep, ...] = ()
-    samples: tuple[Sample, ...] = ()
     waits: tuple[Wait, ...] = ()
     held: tuple[Held, ...] = ()
-
-
-Tag = tuple[int, int, int]
-"""(attempt, step, sequence) of a collective."""
+    finishes: tuple[CheckedStep, ...] = ()
+    unfinished: tuple[tuple[Tag, Done], ...] = ()
+    encoded: tuple[Encoded, ...] = ()
+    outer: tuple[OuterStep, ...] = ()
 
 
 def read_checks(rank: int, lines: Iterable[object]) -> tuple[CheckLog, int]:
     """Read ``ranks/rank-<rank>.checks.jsonl``, decoded line by line: (log, malformed lines)."""
-    began: list[Began] = []
-    steps: list[CheckedStep] = []
-    samples: list[Sample] = []
-    waits: list[Wait] = []
-    held: list[Held] = []
-    malformed = 0
+    reader = _Reader(rank)
     for line in lines:
+        reader.read(line)
+    return reader.log(), reader.malformed
+
+
+class _Reader:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.malformed = 0
+        self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
+        self._began: list[Began] = []
+        self._steps: list[CheckedStep] = []
+        self._finishes: list[CheckedStep] = []
+        self._samples: dict[tuple[int, int, int], Sample] = {}
+        self._waits: list[Wait] = []
+        self._held: list[Held] = []
+        self._unfinished: list[tuple[Tag, Done]] = []
+        self._encoded: list[Encoded] = []
+        self._outer: list[OuterStep] = []
+
+    def read(self, line: object) -> None:
         try:
             if not isinstance(line, Mapping):
                 raise Malformed("expected a JSON object")
-            match text(line, "kind"):
-                case "begin":
-                    began.append(_began(line))
-                case "step":
-                    steps.append(_step(line))
-                case "sample":
-                    samples.append(_sample(line))
-                case "waits":
-                    waits.append(_wait(line))
-                case "held":
-                    held.append(Held(need_number(line, "since_t"), need_number(line, "t")))
-                case _:
-                    raise Malformed("unknown kind")
+            self._read(text(line, "kind"), integer(line, "attempt") or 1, line)
         except Malformed:
-            malformed += 1
-    return CheckLog(rank, tuple(began), tuple(steps), tuple(samples), tuple(waits), tuple(held)), malformed
+            self.malformed += 1
+
+    def _read(self, kind: str, attempt: int, line: Fields) -> None:
+        match kind:
+            case "begin":
+                self._began.append(_began(line))
+            case "step":
+                self._steps.append(self._step(line, attempt))
+            case "finish":
+                self._finishes.append(self._step(line, attempt))
+            case "group":
+                ranks = tuple(int(each) for each in numbers(line, "ranks"))
+                self._groups[attempt, need_text(line, "group")] = ranks
+            case "unfinished":
+                self._unfinished += self._operations(line, attempt, -1)
+            case "sample":  # of former versions
+                key = (attempt, int(need_number(line, "step")), int(need_number(line, "sequence")))
+                self._samples[key] = _sample(line)
+            case "encoded":
+                self._encoded.append(read_encoded(line))
+            case "outer":
+                self._outer.append(read_outer(line))
+            case "waits":
+                self._waits.append(self._wait(line, attempt))
+            case "held":
+                self._held.append(Held(need_number(line, "since_t"), need_number(line, "t")))
+            case _:
+                raise Malformed("unknown kind")
+
+    def log(self) -> CheckLog:
+        return CheckLog(
+            self._rank,
+            tuple(self._began),
+            tuple(replace(each, operations=tuple(map(self._with_sample, each.operations))) for each in self._steps),
+            tuple(self._waits),
+            tuple(self._held),
+            tuple(self._finishes),
+            tuple(self._unfinished),
+            tuple(self._encoded),
+            tuple(self._outer),
+        )
+
+    def _with_sample(self, recorded: tuple[Tag, Done]) -> tuple[Tag, Done]:
+        tag, done = recorded
+        found = self._samples.get((tag.attempt, tag.within, tag.sequence)) if tag.within else None
+        return (tag, replace(done, sample=found)) if found else recorded
+
+    def _operations(self, fields: Fields, attempt: int, step: int) -> list[tuple[Tag, Done]]:
+        listed = sequence(fields, "operations")
+        if not all(isinstance(each, Mapping) for each in listed):
+            raise Malformed("'operations' holds something other than objects")
+        groups = {name: ranks for (of, name), ranks in self._groups.items() if of == attempt}
+        return [read_operation(each, self._rank, attempt, step, groups) for each in listed if isinstance(each, Mapping)]
+
+    def _step(self, fields: Fields, attempt: int) -> CheckedStep:
+        step = int(need_number(fields, "step"))
+        former = "collectives" in fields
+        return CheckedStep(
+            attempt=attempt,
+            step=step,
+            optimizer_steps=int(need_number(fields, "optimizer_steps")),
+            operations=tuple(
+                _collectives(fields, attempt, step) if former else self._operations(fields, attempt, step)
+            ),
+            trained_on=text(fields, "trained_on"),
+            became=text(fields, "became"),
+            t=number(fields, "t") or 0.0,
+            fingerprints=_texts(fields, "fingerprints"),
+            fingerprints_before=_texts(fields, "fingerprints_before"),
+            trace=_texts(fields, "trace"),
+            outer_version=integer(fields, "outer_version"),
+        )
+
+    def _wait(self, fields: Fields, attempt: int) -> Wait:
+        step, number_of = int(need_number(fields, "step")), integer(fields, "sequence")
+        t, since_t = need_number(fields, "t"), need_number(fields, "since_t")
+        kind = text(fields, "operation", "all_reduce")
+        tag = None
+        if number_of is not None and "operation" not in fields:
+            tag = _former(attempt, step, number_of)
+        elif "operation" in fields:
+            groups = {name: ranks for (of, name), ranks in self._groups.items() if of == attempt}
+            tag, _ = read_operation({**fields, "bytes": 0, "began_t": since_t}, self._rank, attempt, step, groups)
+        return Wait(attempt, t, step, tag, since_t, kind)
 
 
-def _whole(fields: Fields, key: str) -> int:
-    return int(need_number(fields, key))
+def _former(attempt: int, step: int, sequence_of: int) -> Tag:
+    return Tag(attempt, "", (), "", None, step, sequence_of)
+
+
+def _collectives(fields: Fields, attempt: int, step: int) -> list[tuple[Tag, Done]]:
+    """Read the collectives of a step as former versions recorded them: sums over all ranks."""
+    listed = sequence(fields, "collectives")
+    if not all(isinstance(each, Mapping) for each in listed):
+        raise Malformed("'collectives' holds something other than objects")
+    found = []
+    for index, each in enumerate(listed):
+        assert isinstance(each, Mapping)
+        done = Done(
+            kind="all_reduce",
+            step=step,
+            byte_count=4 * int(need_number(each, "elements")),
+            began_t=need_number(each, "began_t"),
+            ended_t=need_number(each, "ended_t"),
+            crc32=need_text(each, "crc32"),
+            reduction="sum",
+            dtype="float32",
+        )
+        found.append((_former(attempt, step, index), done))
+    return found
 
 
 def _began(fields: Fields) -> Began:
     return Began(
         attempt=integer(fields, "attempt") or 1,
         t=need_number(fields, "t"),
-        step=_whole(fields, "step"),
-        world_size=_whole(fields, "world_size"),
+        step=int(need_number(fields, "step")),
+        world_size=int(need_number(fields, "world_size")),
         hang_s=need_number(fields, "hang_s"),
         parameters=need_text(fields, "parameters"),
-        optimizer_steps=_whole(fields, "optimizer_steps"),
+        optimizer_steps=int(need_number(fields, "optimizer_steps")),
+        fingerprints=_texts(fields, "fingerprints"),
+        outer_version=integer(fields, "outer_version"),
     )
 
 
-def _step(fields: Fields) -> CheckedStep:
-    listed = sequence(fields, "collectives")
-    if not all(isinstance(each, Mapping) for each in listed):
-        raise Malformed("'collectives' holds something other than objects")
-    return CheckedStep(
-        attempt=integer(fields, "attempt") or 1,
-        step=_whole(fields, "step"),
-        optimizer_steps=_whole(fields, "optimizer_steps"),
-        collectives=tuple(
-            Collective(
-                _whole(each, "elements"),
-                need_number(each, "began_t"),
-                need_number(each, "ended_t"),
-                need_text(each, "crc32"),
-            )
-            for each in listed
-            if isinstance(each, Mapping)
-        ),
-        trained_on=text(fields, "trained_on"),
-        became=text(fields, "became"),
-    )
+def _texts(fields: Fields, key: str) -> dict[str, str]:
+    return {str(name): value for name, value in mapping(fields, key).items() if isinstance(value, str)}
 
 
 def _sample(fields: Fields) -> Sample:
     at = tuple(int(each) for each in numbers(fields, "at"))
-    inputs, outputs = (_floats(need_text(fields, key), len(at)) for key in ("inputs", "outputs"))
-    return Sample(
-        integer(fields, "attempt") or 1, _whole(fields, "step"), _whole(fields, "sequence"), at, inputs, outputs
-    )
-
-
-def _floats(hexadecimal: str, count: int) -> tuple[float, ...]:
-    """Decode float32, little-endian. Raises Malformed unless there are ``count``."""
-    try:
-        return struct.unpack(f"<{count}f", bytes.fromhex(hexadecimal))
-    except (ValueError, struct.error) as error:
-        raise Malformed("expected one float32 in hexadecimal for each position") from error
-
-
-def _wait(fields: Fields) -> Wait:
-    return Wait(
-        attempt=integer(fields, "attempt") or 1,
-        t=need_number(fields, "t"),
-        step=_whole(fields, "step"),
-        sequence=integer(fields, "sequence"),
-        since_t=need_number(fields, "since_t"),
-    )
+    inputs, outputs = (unpacked(need_text(fields, key), len(at)) for key in ("inputs", "outputs"))
+    return Sample(at, inputs, at, outputs)
 
 
 @dataclass(frozen=True)
@@ -199,32 +288,66 @@ class Grouped:
     """attempt -> rank -> its beginning."""
     steps: Mapping[tuple[int, int], Mapping[int, CheckedStep]]
     """(attempt, step) -> rank -> its record, ordered by both."""
-    samples: Mapping[Tag, Mapping[int, Sample]]
+    operations: Mapping[Tag, Mapping[int, Done]]
+    """Operation -> rank -> what it recorded of it, failed and unended ones included."""
+    finishes: Mapping[int, Mapping[int, CheckedStep]]
+    """attempt -> rank -> what followed its last step, if it was stopped."""
     waits: Mapping[int, Sequence[Wait]]
     held: Mapping[int, Sequence[Held]]
+    encoded: Mapping[int, Sequence[Encoded]]
+    outer: Mapping[int, Sequence[OuterStep]]
     incomplete: str
+    longest_gap: int = 1
+    """How many steps one rank may be ahead of another."""
 
     @classmethod
-    def of(cls, logs: Sequence[CheckLog]) -> Grouped:
+    def of(cls, logs: Sequence[CheckLog], longest_gap: int = 1) -> Grouped:
         began: dict[int, dict[int, Began]] = {}
         steps: dict[tuple[int, int], dict[int, CheckedStep]] = {}
-        samples: dict[Tag, dict[int, Sample]] = {}
+        finishes: dict[int, dict[int, CheckedStep]] = {}
+        operations: dict[Tag, dict[int, Done]] = {}
         for log in logs:
             for start in log.began:
                 began.setdefault(start.attempt, {})[log.rank] = start
             for done in log.steps:
                 steps.setdefault((done.attempt, done.step), {})[log.rank] = done
-            for sample in log.samples:
-                samples.setdefault((sample.attempt, sample.step, sample.sequence), {})[log.rank] = sample
+            for done in log.finishes:
+                finishes.setdefault(done.attempt, {})[log.rank] = done
+            listed = [it for each in (*log.steps, *log.finishes) for it in each.operations]
+            for tag, operation in (*listed, *log.unfinished):
+                operations.setdefault(tag, {})[log.rank] = operation
         starts = [start for of_rank in began.values() for start in of_rank.values()]
         return cls(
             world_size=max([start.world_size for start in starts], default=len(logs)),
             began=dict(sorted(began.items())),
             steps=dict(sorted(steps.items())),
-            samples=dict(sorted(samples.items())),
+            operations=operations,
+            finishes=finishes,
             waits={log.rank: log.waits for log in logs},
             held={log.rank: log.held for log in logs},
-            incomplete=_incomplete(began, steps),
+            encoded={log.rank: log.encoded for log in logs},
+            outer={log.rank: log.outer for log in logs},
+            incomplete=_incomplete(began, steps, longest_gap),
+            longest_gap=longest_gap,
+        )
+
+    def members(self, tag: Tag) -> tuple[int, ...]:
+        """Return the ranks that take part in an operation."""
+        return tag.ranks or tuple(self.ranks)
+
+    def last_step(self, attempt: int) -> int:
+        """Return the newest step of an attempt that any rank has recorded; 0 for none."""
+        return max((step for of, step in self.steps if of == attempt), default=0)
+
+    def step_s(self, attempt: int) -> float:
+        """Return how long a step took at the rank that was slowest by the median; 0 if nothing is known of it."""
+        times: dict[int, list[float]] = {}
+        for (of, _), ranks in self.steps.items():
+            for rank, each in ranks.items() if of == attempt else ():
+                times.setdefault(rank, []).append(each.t)
+        return max(
+            (median(after - before for before, after in pairwise(each)) for each in times.values() if len(each) > 1),
+            default=0.0,
         )
 
     @property
@@ -233,12 +356,14 @@ class Grouped:
 
 
 def _incomplete(
-    began: Mapping[int, Mapping[int, Began]], steps: Mapping[tuple[int, int], Mapping[int, CheckedStep]]
+    began: Mapping[int, Mapping[int, Began]],
+    steps: Mapping[tuple[int, int], Mapping[int, CheckedStep]],
+    longest_gap: int,
 ) -> str:
     """Return which required record is missing; empty if none.
 
-    A rank ends a step only after all have recorded the one before it, so the records of two ranks end at the same step
-    or at neighbouring ones, however the job ended.
+    A rank is at most ``longest_gap`` steps ahead of another, because they exchange something: if they do so in each
+    step, the records of two ranks end at the same step or at neighbouring ones, however the job ended.
     """
     for attempt in sorted({*began, *(attempt for attempt, _ in steps)}):
         starts = began.get(attempt, {})
@@ -253,7 +378,8 @@ def _incomplete(
         world_size = max(start.world_size for start in starts.values())
         for rank in range(world_size):
             recorded = done.get(rank, set())
-            missing = next((step for step in range(first + 1, last) if step not in recorded), None)
+            needed = max(last - longest_gap + 1, max(recorded, default=0))
+            missing = next((step for step in range(first + 1, needed) if step not in recorded), None)
             if missing is not None:
                 return f"rank {rank} has no record of step {missing} in attempt {attempt}"
             if rank not in starts and last > first:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.core.checkers.checks import Checked, check, summation_bound
+from testbed.core.checkers.checks import Checked, check
 from testbed.core.checkers.finding import Checker
+from testbed.core.checkers.sums import summation_bound
 from testbed.core.records.check_record import read_checks
 
 Line = dict[str, Any]

@@ -1,0 +1,280 @@
+"""What a rank records of its operations: checksums of what it put in and got out, and some elements of sums.
+
+Everything that must be right is made certain offline (``testbed/core/checkers``) from the records of all ranks:
+
+* of an all_reduce the CRC-32 of the result, which all ranks must have; of every reduction some elements of input and
+  result, drawn by the seed, which are added again;
+* of operations that move data (all_gather, all_to_all, broadcast, send, ...) the CRC-32 of each part that this rank
+  sent and of each that it received: what one received must be what another sent.
+
+A checksum is taken when an operation has ended, before anybody who waits for it goes on, because a result does not last
+until the end of the step: FSDP2 frees it, an outer optimizer changes it in place. That is as cheap as a copy, needs no
+memory, and happens in gloo's threads, beside the operations that are still running (docs/checkers.md has the figures).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from testbed_agents.watched import REDUCTIONS, Operation
+
+__all__ = ["ELEMENTS", "ELEMENTS_DRAWN", "OperationLog", "crc32", "elements", "hexadecimal", "positions"]
+
+ELEMENTS, ELEMENTS_DRAWN = 8, 64
+"""Number of elements recorded per reduction, otherwise and in a selected step."""
+
+_WIRE = {torch.float64: "<f8", torch.float32: "<f4", torch.bfloat16: "<f4", torch.float16: "<f4"}
+"""How elements are written: exactly. Other types are written as 64-bit integers."""
+
+
+def crc32(tensors: Iterable[Tensor]) -> str:
+    """Return the CRC-32 of the concatenated bytes, in hexadecimal; misses an accidental difference 1 in 4e9 times."""
+    value = 0
+    for tensor in tensors:
+        if tensor.numel():
+            value = zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, value)
+    return f"{value:08x}"
+
+
+def positions(seed: int, group: str, sequence: int, count_of: int, count: int) -> list[int]:
+    """Return which of ``count_of`` elements of a reduction are recorded; the same on all ranks.
+
+    Distinct; fewer are the first ones of more, so ranks that record another number can still be compared.
+    """
+    chance = random.Random(f"{seed}/{group}/{sequence}")
+    if count_of <= 2 * ELEMENTS_DRAWN:
+        return chance.sample(range(count_of), count_of)[:count]
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[chance.randrange(count_of)] = None
+    return list(found)
+
+
+def elements(tensors: Sequence[Tensor], at: Sequence[int]) -> Tensor:
+    """Return the elements at these positions of the concatenated tensors, copied."""
+    if len(tensors) == 1:
+        return tensors[0].detach().reshape(-1)[list(at)].clone()
+    found: dict[int, Tensor] = {}
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.numel()
+        if within := [position for position in at if begin <= position < end]:
+            flat = tensor.detach().reshape(-1)
+            found.update(zip(within, flat[[position - begin for position in within]], strict=True))
+        begin = end
+    return torch.stack([found[position] for position in at]) if at else torch.zeros(0)
+
+
+def hexadecimal(tensor: Tensor) -> str:
+    """Encode little-endian in hexadecimal, exactly: float64 as such, other floats as float32, the rest as int64."""
+    wire = _WIRE.get(tensor.dtype, "<i8")
+    wide = tensor.float() if wire == "<f4" else tensor
+    return wide.detach().numpy().astype(wire).tobytes().hex()
+
+
+@dataclass
+class _Note:
+    """What was taken at the beginning of an operation."""
+
+    step: int
+    at: list[int]
+    inputs: Tensor | None = None
+    sent: list[str] | None = None
+
+
+class OperationLog:
+    """Observer of watched groups. ``observe`` is called with the duration of each operation. Thread-safe."""
+
+    def __init__(self, seed: int, observe: Callable[[float], None] = lambda seconds: None) -> None:
+        self._seed, self._observe = seed, observe
+        self._lock = threading.Lock()
+        self._running: weakref.WeakSet[Operation] = weakref.WeakSet()
+        self._done: list[tuple[int, dict[str, Any], Operation | None]] = []
+        self._sums: Counter[str] = Counter()
+        self._groups: list[tuple[str, tuple[int, ...]]] = []
+        self._told = 0
+        self.step, self.drawn = 0, False
+        self.moved_t = time.monotonic()
+        """When an operation last began or ended, or a step."""
+
+    def entered(self, operation: Operation) -> None:
+        note = _Note(self.step, [])
+        if operation.kind in REDUCTIONS and operation.byte_count:
+            given = operation.inputs
+            if operation.kind == "reduce_scatter" and operation.sent:
+                given = [each for part in operation.sent() for each in part]  # by destination
+            count = max(ELEMENTS_DRAWN if self.drawn else ELEMENTS, len(operation.ranks))
+            total = sum(each.numel() for each in given)
+            note.at = positions(self._seed, operation.group, operation.sequence or 0, total, count)
+            note.inputs = elements(given, note.at)
+        elif operation.sent and _shared(operation):
+            note.sent = [crc32(part) for part in operation.sent()]  # gone once the result takes its place
+        operation.note = note
+        with self._lock:
+            self._running.add(operation)
+            if (operation.group, operation.ranks) not in self._groups:
+                self._groups.append((operation.group, operation.ranks))
+            self.moved_t = operation.began_t
+
+    def left(self, operation: Operation) -> None:
+        note = operation.note
+        if not isinstance(note, _Note):  # it began before there was an observer
+            return
+        line = self._line(operation, note)
+        self._observe((operation.ended_t or operation.began_t) - operation.began_t)
+        operation.forget()
+        with self._lock:
+            self._running.discard(operation)
+            self._done.append((note.step, line, operation))
+            self.moved_t = time.monotonic()
+
+    def added(self, group: str, ranks: tuple[int, ...], parts: Sequence[Tensor], total: Tensor) -> None:
+        """Record a sum of messages as an operation of kind ``sum``, numbered for itself in its group."""
+        now = time.monotonic()
+        with self._lock:
+            sequence = self._sums[group]
+            self._sums[group] += 1
+        count = ELEMENTS_DRAWN if self.drawn else ELEMENTS
+        at = positions(self._seed, f"{group}/sum", sequence, total.numel(), count)
+        line: dict[str, Any] = {
+            "group": group,
+            "sequence": sequence,
+            "operation": "sum",
+            "bytes": total.numel() * total.element_size(),
+            "began_t": round(now, 6),
+            "ended_t": round(now, 6),
+            "dtype": str(total.dtype).removeprefix("torch."),
+            "crc32": crc32([total]),
+            "sample": {
+                "at": at,
+                "parts": [hexadecimal(elements([each], at)) for each in parts],
+                "outputs": hexadecimal(elements([total], at)),
+            },
+        }
+        with self._lock:
+            self._done.append((self.step, line, None))
+
+    def _line(self, operation: Operation, note: _Note) -> dict[str, Any]:
+        line = self._head(operation)
+        if operation.error:
+            line["failed"] = operation.error.partition("\n")[0][:200]
+        else:
+            line |= self._evidence(operation, note)
+        return line
+
+    def _head(self, operation: Operation) -> dict[str, Any]:
+        line: dict[str, Any] = {
+            "group": operation.group,
+            "sequence": operation.sequence,
+            "operation": operation.kind,
+            "bytes": operation.byte_count,
+            "began_t": round(operation.began_t, 6),
+        }
+        if operation.ended_t is not None:
+            line["ended_t"] = round(operation.ended_t, 6)
+        for name, position in (("root", operation.root), ("peer", operation.peer)):
+            if position is not None:
+                line[name] = operation.ranks[position]
+        if operation.kind in ("send", "recv") and operation.tag:
+            line["tag"] = operation.tag
+        return line
+
+    def _evidence(self, operation: Operation, note: _Note) -> dict[str, Any]:
+        if operation.kind in REDUCTIONS:
+            return self._sum(operation, note)
+        found: dict[str, Any] = {}
+        if operation.sent:
+            sent = note.sent or [crc32(part) for part in operation.sent()]
+            found["sent"] = sent if operation.kind in ("all_to_all", "scatter") else sent[0]
+        if operation.received:
+            received = [None if part is None else crc32(part) for part in operation.received()]
+            found["received"] = received[0] if operation.kind == "recv" else received
+        return found
+
+    def _sum(self, operation: Operation, note: _Note) -> dict[str, Any]:
+        found: dict[str, Any] = {"reduction": operation.reduction}
+        if operation.kind == "reduce" and operation.root != operation.position:
+            outputs, at = [], []
+        else:
+            outputs, at = operation.outputs, note.at
+            found["crc32"] = crc32(outputs)
+        if operation.inputs:
+            found["dtype"] = str(operation.inputs[0].dtype).removeprefix("torch.")
+        if note.inputs is None:
+            return found
+        sample: dict[str, Any] = {"at": note.at, "inputs": hexadecimal(note.inputs)}
+        if operation.kind == "reduce_scatter":
+            size = sum(each.numel() for each in outputs)
+            begin = operation.position * size
+            at = [position for position in at if begin <= position < begin + size]
+            sample["outputs_at"] = at
+            sample["outputs"] = hexadecimal(elements(outputs, [position - begin for position in at]))
+        elif outputs:
+            sample["outputs"] = hexadecimal(elements(outputs, at))
+        return {**found, "sample": sample}
+
+    def begin(self, step: int, drawn: bool) -> None:
+        """Begin ``step``: operations that begin from now on are of it."""
+        with self._lock:
+            self.step, self.drawn, self.moved_t = step, drawn, time.monotonic()
+
+    def take(self) -> tuple[list[tuple[str, tuple[int, ...]]], list[dict[str, Any]]]:
+        """Return new groups, and a line of each operation that has ended since the last call; for the record of a
+        step."""
+        with self._lock:
+            groups, self._told = self._groups[self._told :], len(self._groups)
+            done, self._done = self._done, []
+            self.moved_t = time.monotonic()
+            for step, line, operation in done:
+                if step != self.step:
+                    line["step"] = step
+                if operation is not None and operation.waited_s is not None:  # known only after the end
+                    line["waited_s"] = round(operation.waited_s, 6)
+            return groups, [line for _, line, _ in done]
+
+    def unfinished(self) -> list[dict[str, Any]]:
+        """Return a line of each operation that has not ended."""
+        with self._lock:
+            running = list(self._running)
+        return [{**self._head(each), "step": each.note.step} for each in running]
+
+    def waiting(self) -> tuple[Operation | None, float]:
+        """Return the operation that this rank has been in for longest, and since when; none: since when it is in none.
+
+        A message counts while the rank waits for it: receipts are posted long before anything can arrive.
+        """
+        with self._lock:
+            found = [
+                (since_t, id(each), each)
+                for each in self._running
+                if (since_t := each.blocked_t if each.kind in ("send", "recv") else each.began_t) is not None
+            ]
+            if found:
+                since_t, _, operation = min(found)
+                return operation, since_t
+            return None, self.moved_t
+
+    def place(self, operation: Operation | None) -> dict[str, Any]:
+        """Return where the rank is, for a record: in ``operation``, or in none."""
+        if operation is None:
+            return {"step": self.step, "sequence": None}
+        line = self._head(operation)
+        kept = ("group", "sequence", "operation", "peer", "tag")
+        return {"step": operation.note.step, **{key: line[key] for key in kept if key in line}}
+
+
+def _shared(operation: Operation) -> bool:
+    """Whether an input lies in the memory of a result."""
+    places = {each.untyped_storage().data_ptr() for each in operation.outputs}
+    return any(each.untyped_storage().data_ptr() in places for each in operation.inputs)
