@@ -40,6 +40,9 @@ TOLERANCE = 0.05
 RING = "gloo ring"
 """The only library with a model of its bytes: torch's gloo (``algorithm`` of a job record)."""
 
+_SOON_S = 3.0
+"""The first sample after the exchange that ends a job comes within this time, if the fibers were still sampled."""
+
 LEAST_STEPS = 10
 """Calm steps below which the ends of the stretches, where a step is cut in two, would hide a deviation."""
 
@@ -104,7 +107,7 @@ def compare(
         return ()
     loads = attempt_loads(twin, logs)
     paths = _paths(topology, {pair for of in loads.values() for load in of.loads for pair in load.moved})
-    if paths is None:
+    if not paths:
         return ()
     tracks: dict[str, list[FiberSample]] = {}
     for sample in fibers:
@@ -242,8 +245,7 @@ def _stretches(
     for steps, loads in attempts:
         begun: FiberSample | None = None
         before: FiberSample | None = None
-        last_t = min(loads.known_until, max([steps.ends[-1], *(load.end_t for load in loads.loads)]))
-        inside = [it for it in track if steps.begins[0] <= it.t <= last_t]
+        inside = [it for it in track if steps.begins[0] <= it.t <= _last_t(track, steps, loads)]
         for one, other in pairwise(inside):
             calm = not faults.touch(one.t, other.t) and other.byte_count >= one.byte_count  # an emulator that restarted
             if calm:
@@ -251,6 +253,16 @@ def _stretches(
             if begun and before and (not calm or other is inside[-1]):
                 yield begun, before, steps, loads
                 begun = before = None
+
+
+def _last_t(track: Sequence[FiberSample], steps: _Steps, loads: AttemptLoads) -> float:
+    """Return until when an attempt's bytes are known: until its last step, or with the exchange that follows it."""
+    last_t = max([steps.ends[-1], *(load.end_t for load in loads.loads)])
+    if last_t > steps.ends[-1]:
+        behind = next((it.t for it in track if it.t >= last_t), last_t)
+        # Without a sample behind the exchange, it would be cut in two.
+        last_t = behind if behind <= last_t + _SOON_S else max(load.begin_t for load in loads.loads)
+    return min(loads.known_until, last_t)
 
 
 class _Resent:

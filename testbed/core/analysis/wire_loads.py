@@ -1,8 +1,8 @@
 """When a job's operations moved their payload between sites, and how much: the twin's bytes with the records' times.
 
 A *load* is what the operations of one step move within one interval of time. Gradients, activations and tokens move
-within the step; everything else at the latest until the step after which its result is used (``Operation.lands``), and
-what follows the last step until the job's end. Of an operation whose ranks did not all record these steps, an unknown
+within the step; pseudo-gradients from the inner optimizer's end on; both, and everything else, at the latest until the
+step after which the result is used (``Operation.lands``), and what follows the last step until the job's end. Of an operation whose ranks did not all record these steps, an unknown
 part moved: from its beginning on, an attempt tells nothing (``known_until``).
 """
 
@@ -25,6 +25,9 @@ Sites = tuple[str, str]
 
 _WITHIN_THE_STEP = ("gradients", "activations", "tokens")
 """What is used before the inner optimizer is done (``Operation.what``)."""
+
+_AFTER_THE_STEP = ("pseudo-gradients",)
+"""What is known only when the inner optimizer is done."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ def _of_attempt(
                 continue
             within = operation.what in _WITHIN_THE_STEP and not operation.lands
             landed = step if within else min(step + operation.lands, total)
-            begins = [ranks[rank][step].t_begin for rank in operation.ranks if step in ranks[rank]]
+            known = [ranks[rank][step] for rank in operation.ranks if step in ranks[rank]]
+            begins = [it.t_stepped if operation.what in _AFTER_THE_STEP else it.t_begin for it in known]
             lands = [ranks[rank][landed] for rank in operation.ranks if landed in ranks[rank]]
             if len(begins) < len(operation.ranks) or len(lands) < len(operation.ranks):
                 before = [ranks[rank][step - 1].t_end for rank in operation.ranks if step - 1 in ranks[rank]]
