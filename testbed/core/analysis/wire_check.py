@@ -85,8 +85,8 @@ def check(
 
     With ``topology`` and a known algorithm, each direction is compared outside the fault ``windows``. For the bound,
     only steps that lie wholly between two samples of the counters count, so that a late first or an early last sample
-    cannot make a good job look bad. ``mtu`` is by link, 1500 where a link is missing. ``twin`` is by default that of the
-    logs.
+    cannot make a good job look bad. ``mtu`` is by link, 1500 where a link is missing. ``twin`` is that of
+    the logs unless it is given.
     """
     logs = sorted(logs, key=lambda log: log.rank)
     jobs = [log.job for log in logs if log.job]
@@ -145,9 +145,12 @@ def check(
     by_bound = bypassed or not directions
     ok: bool | None
     if by_bound and not bypassed and not any(cut.minimum_bytes for cut in cuts):
-        ok, sentence = None, (
-            f"The bytes were not checked: no exchange of {twin.name} between sites lies between two samples of the"
-            " fibers' counters."
+        ok, sentence = (
+            None,
+            (
+                f"The bytes were not checked: no exchange of {twin.name} between sites lies between two samples of the"
+                " fibers' counters."
+            ),
         )
     elif by_bound:
         why = (

@@ -1,9 +1,10 @@
 """When a job's operations moved their payload between sites, and how much: the twin's bytes with the records' times.
 
 A *load* is what the operations of one step move within one interval of time. Gradients, activations and tokens move
-within the step; pseudo-gradients from the inner optimizer's end on; both, and everything else, at the latest until the
-step after which the result is used (``Operation.lands``), and what follows the last step until the job's end. Of an operation whose ranks did not all record these steps, an unknown
-part moved: from its beginning on, an attempt tells nothing (``known_until``).
+within the step (``Operation.before_update``), pseudo-gradients from the end of the inner optimizer on; both, and
+everything else, at the latest until the end of the step after which the result is used (``Operation.lands``), and what
+follows the last step until the job's end. Of an operation whose ranks did not all record these steps, an unknown part
+moved: from its beginning on, an attempt tells nothing (``known_until``).
 """
 
 from __future__ import annotations
@@ -22,9 +23,6 @@ __all__ = ["AttemptLoads", "Load", "Moved", "attempt_loads"]
 
 Sites = tuple[str, str]
 """Source and destination."""
-
-_WITHIN_THE_STEP = ("gradients", "activations", "tokens")
-"""What is used before the inner optimizer is done (``Operation.what``)."""
 
 _AFTER_THE_STEP = ("pseudo-gradients",)
 """What is known only when the inner optimizer is done."""
@@ -103,7 +101,7 @@ def _of_attempt(
         for operation in twin.operations(step):
             if not at.crosses(operation):
                 continue
-            within = operation.what in _WITHIN_THE_STEP and not operation.lands
+            within = operation.before_update
             landed = step if within else min(step + operation.lands, total)
             known = [ranks[rank][step] for rank in operation.ranks if step in ranks[rank]]
             begins = [it.t_stepped if operation.what in _AFTER_THE_STEP else it.t_begin for it in known]

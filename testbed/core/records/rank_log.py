@@ -10,7 +10,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from testbed.core.fields import Fields, Malformed, integer, mapping, need_number, need_text, number, numbers, parse, text
+from testbed.core.fields import (
+    Fields,
+    Malformed,
+    integer,
+    mapping,
+    need_number,
+    need_text,
+    number,
+    numbers,
+    parse,
+    text,
+)
 from testbed.core.records.progress_record import ProgressRecord
 
 __all__ = ["CheckpointRecord", "EndRecord", "JobRecord", "RankLog", "StepRecord", "read_rank"]
@@ -24,7 +35,7 @@ class JobRecord:
     all-reduce, as in ``gloo ring``; empty: unknown. So are ``torch``, its version, and ``corpus``, its data's name.
     ``strategy`` and ``options`` (by argument) are the way of training across sites; records of former versions have
     only ``scheme``. ``tokens`` are those of one step of this rank. ``tensor_elements``: of each parameter tensor, in
-    order; empty where they follow from the model's shape. ``step_s``: declared compute of a step.
+    order; empty where they follow from the model's shape. ``compute`` says how compute was declared; empty: real.
     """
 
     t: float
@@ -45,10 +56,11 @@ class JobRecord:
     options: Mapping[str, object] = field(default_factory=dict)
     tokens: int | None = None
     tensor_elements: tuple[int, ...] = ()
-    step_s: float | None = None
+    compute: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, fields: Fields) -> JobRecord:
+        strategy = mapping(fields, "strategy")
         return cls(
             t=need_number(fields, "t"),
             rank=int(need_number(fields, "rank")),
@@ -64,11 +76,11 @@ class JobRecord:
             algorithm=text(fields, "algorithm"),
             torch=text(fields, "torch"),
             corpus=text(fields, "corpus"),
-            strategy=text(fields, "strategy") or text(fields, "scheme"),
-            options=mapping(fields, "options"),
+            strategy=text(strategy, "name") or text(fields, "scheme"),
+            options=mapping(strategy, "options"),
             tokens=integer(fields, "tokens_per_step"),
             tensor_elements=tuple(int(each) for each in numbers(fields, "tensor_elements")),
-            step_s=number(fields, "declared_step_s"),
+            compute=mapping(fields, "compute"),
         )
 
 

@@ -38,9 +38,7 @@ def logs(every: int = 10, steps: int = STEPS, ended: bool = True) -> list[RankLo
     found = []
     for rank, site in enumerate(SITES):
         rows = tuple(
-            StepRecord(
-                i, i, i + 0.4, i + 0.5, i + (0.9 if i % every == 0 or i == STEPS else 0.6), 8, t_stepped=i + 0.6
-            )
+            StepRecord(i, i, i + 0.4, i + 0.5, i + (0.9 if i % every == 0 or i == STEPS else 0.6), 8, t_stepped=i + 0.6)
             for i in range(1, steps + 1)
         )
         job = JobRecord(
@@ -91,7 +89,8 @@ def test_two_sites_exchange_each_parameter_once_every_h_steps(metro: Topology, e
 
 
 @pytest.mark.parametrize(
-    ("share", "sentence"), [(0.9, "A collective bypassed"), (0.0, "A collective bypassed"), (1.1, EXCESS), (2.0, EXCESS)]
+    ("share", "sentence"),
+    [(0.9, "A collective bypassed"), (0.0, "A collective bypassed"), (1.1, EXCESS), (2.0, EXCESS)],
 )
 def test_more_or_less_than_the_exchanges_is_found(metro: Topology, share: float, sentence: str) -> None:
     verdict = crossed(metro, exchanges(byte_count=share * BYTES), logs())
@@ -180,9 +179,12 @@ def test_the_twin_is_made_from_the_records_of_the_ranks() -> None:
 
 
 def test_the_twin_of_a_former_record_is_that_of_its_scheme() -> None:
-    job, _ = JobRecord.from_dict(
-        {"t": 1, "rank": 0, "world_size": 1, "node": "n", "site": "s", "scheme": "ddp", "gradient_bytes": 8}
-    ), None
+    job, _ = (
+        JobRecord.from_dict(
+            {"t": 1, "rank": 0, "world_size": 1, "node": "n", "site": "s", "scheme": "ddp", "gradient_bytes": 8}
+        ),
+        None,
+    )
     found = twin_of([RankLog(0, (job,))])
     assert found is not None
     assert (found.name, found.values["accumulate"]) == ("ddp", 1)

@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,11 +28,11 @@ TCP_INFO, BYTES_SENT = 11, 200
 def connections() -> dict[tuple[int, int], int]:
     """Return the bytes that this process has sent on each of its connections, by own port and peer's port."""
     found = {}
-    for name in os.listdir("/proc/self/fd"):
+    for descriptor in list(Path("/proc/self/fd").iterdir()):
         try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            if not str(descriptor.readlink()).startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as each:
+            with socket.socket(fileno=os.dup(int(descriptor.name))) as each:
                 if each.type == socket.SOCK_STREAM and each.family in (socket.AF_INET, socket.AF_INET6):
                     ports = each.getsockname()[1], each.getpeername()[1]
                     told = each.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 232)
