@@ -1,6 +1,9 @@
 """Steps that every rank finished, in the lineage of the final parameters, from the step records alone.
 
-A step is *committed* at the latest ``t_end`` of all ranks, once every rank of the world has recorded it.
+A step counts from the latest ``t_end`` of all ranks, once every rank of the world has recorded it. It is *committed* if
+it is also in the outer parameters in the end: the strategy's twin says how many steps are (``Twin.committed``), rounded
+down to whole ones. A checkpoint has what is not exchanged yet, too, so steps before it are committed by an exchange of
+a later attempt. A job that ends in order ends with an exchange, so only the end of one that died may lack it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.core.records.rank_log import RankLog, StepRecord
+from testbed.core.training.operation import Operation
+from testbed.core.training.twin import Twin
 
 __all__ = ["Commit", "checkpoint_time", "commits", "every_run", "lineage", "steps_lost"]
 
@@ -24,6 +29,9 @@ class Commit:
     duration includes the failure, the lost steps and the restart. ``stood_t`` is when progress stopped before this
     commit: at the previous commit, or at the last of the lost steps. ``ran_t`` is when the first rank began the step.
     ``checkpoint_s`` is how much of the duration the ranks spent on a checkpoint after the previous step.
+
+    ``exchanges`` distinguishes steps with other exchanges than most have (``Twin.operations``): steps alike have equal
+    ones. ``exchange_s`` is how much longer such a step usually takes, without a fault (``paced.py``).
 
     Of a launched program (``program_evidence.py``) a commit may stand for ``steps``, all since the one before.
     ``timed`` is False for its first one: when the steps up to there began is not known.
@@ -41,6 +49,8 @@ class Commit:
     checkpoint_s: float = 0.0
     steps: int = 1
     timed: bool = True
+    exchanges: tuple[Operation, ...] = ()
+    exchange_s: float = 0.0
 
     @property
     def begin_t(self) -> float:
@@ -49,26 +59,33 @@ class Commit:
 
     @property
     def step_s(self) -> float:
-        """The duration of a step, without the checkpoint in it: how long the step itself kept the job."""
-        return (self.duration_s - self.checkpoint_s) / self.steps
+        """The duration of a step, without the checkpoint and the usual exchange in it: how long the step itself kept
+        the job."""
+        return self.whole_s / self.steps
+
+    @property
+    def whole_s(self) -> float:
+        """The duration of all its steps, without the same."""
+        return self.duration_s - self.checkpoint_s - self.exchange_s
 
     def longest_s(self, median_s: float | None) -> float:
         """Return how long the longest of the steps took, if the others took ``median_s`` each: a stall is one step's.
 
         At least the mean step, at most all of the duration, which it is of one step.
         """
-        whole_s = self.duration_s - self.checkpoint_s
-        return max(self.step_s, whole_s - (self.steps - 1) * (median_s or 0.0))
+        return max(self.step_s, self.whole_s - (self.steps - 1) * (median_s or 0.0))
 
 
-def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
+def commits(logs: Sequence[RankLog], world_size: int, twin: Twin | None = None) -> tuple[Commit, ...]:
     """Return the steps in the final parameters' lineage, in the order of time.
 
     A step that was run again after a restart counts once, as its last run: that run's parameters went on. What an
     attempt did beyond the checkpoint from which a later one resumed does not count, whether or not it was run again. A
-    step that not all of ``world_size`` ranks recorded is not committed.
+    step that not all of ``world_size`` ranks recorded is not committed, nor is one that is not in the outer parameters
+    in the end. Without ``twin`` each step is an exchange.
     """
-    records = [list(row.values()) for row in lineage(logs).values() if len(row) == world_size]
+    most = math.inf if twin is None or _ended_in_order(logs) else _committed(logs, world_size, twin)
+    records = [list(row.values()) for step, row in lineage(logs).items() if len(row) == world_size and step <= most]
     saving = _longest_checkpoints(logs)
     ends = [it.t for it in every_run(logs, world_size)]
     found: list[Commit] = []
@@ -83,12 +100,28 @@ def commits(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
         saved_s = 0.0 if resumed else min(saving.get((attempt, row[0].step), 0.0), t - before)
         ran_t = min(record.t_begin for record in row)
         found.append(
-            Commit(row[0].step, t, t - before, tokens, _mean(losses), attempt, resumed, stood_t, ran_t, saved_s)
-        )
+            Commit(
+                row[0].step, t, t - before, tokens, _mean(losses), attempt, resumed, stood_t, ran_t, saved_s,
+                exchanges=() if twin is None else tuple(twin.operations(row[0].step)),
+            )
+        )  # fmt: skip
     return tuple(found)
 
 
-def every_run(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
+def _ended_in_order(logs: Sequence[RankLog]) -> bool:
+    """Whether all ranks ended the last attempt in order: by an exchange, or by a checkpoint for the next attempt."""
+    last = max((job.attempt for log in logs for job in log.jobs), default=1)
+    return bool(logs) and all(any(it.attempt == last and it.status != "failed" for it in log.ends) for log in logs)
+
+
+def _committed(logs: Sequence[RankLog], world_size: int, twin: Twin) -> int:
+    """Return the last step that is in the outer parameters."""
+    done = max((step for step, row in lineage(logs).items() if len(row) == world_size), default=0)
+    # A fragment's share may be a step's third: a sum of shares is off by rounding.
+    return math.floor(twin.committed(done) + 1e-9)
+
+
+def every_run(logs: Sequence[RankLog], world_size: int, twin: Twin | None = None) -> tuple[Commit, ...]:
     """Return every run of a step that all ranks ended, whether or not it counts in the end, as :func:`commits` does."""
     rows: dict[tuple[int, int], dict[int, StepRecord]] = {}
     for log in logs:
@@ -99,7 +132,9 @@ def every_run(logs: Sequence[RankLog], world_size: int) -> tuple[Commit, ...]:
     for row in sorted(whole, key=lambda row: max(record.t_end for record in row)):
         t = max(record.t_end for record in row)
         before = found[-1].t if found else min(record.t_begin for record in row)
-        found.append(Commit(row[0].step, t, t - before, 0, None, row[0].attempt, stood_t=before))
+        step = row[0].step
+        exchanges = () if twin is None else tuple(twin.operations(step))
+        found.append(Commit(step, t, t - before, 0, None, row[0].attempt, stood_t=before, exchanges=exchanges))
     return tuple(found)
 
 

@@ -21,12 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.analysis.commits import Commit, commits, every_run, steps_lost
+from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.paced import pace
 from testbed.core.analysis.rank_seconds import RankSeconds, Span, account
 from testbed.core.analysis.rank_times import RankTime, rank_times
 from testbed.core.analysis.recovery import FaultRecovery, JobSpan
 from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.records.rank_log import RankLog
+from testbed.core.training.twin import Twin
 
 __all__ = ["JobEvidence", "evaluate", "loss_steps"]
 
@@ -159,15 +161,18 @@ def evaluate(
     *,
     seen_t: float | None = None,
     failed: bool = False,
+    twin: Twin | None = None,
 ) -> JobEvidence:
     """Build the evidence on a job.
 
     ``ended_t`` is when the job was observed to end; it counts where a rank was killed and could not record its own end.
     ``detected`` is when the end of each attempt was detected, if known. ``seen_t`` is until when the run was observed.
-    ``failed``: the job is known to have failed, even if no rank could record that.
+    ``failed``: the job is known to have failed, even if no rank could record that. ``twin`` is that of the logs unless
+    it is given.
     """
     job = next((log.job for log in logs if log.job), None)
-    committed = commits(logs, job.world_size) if job else ()
+    twin = twin or twin_of(logs)
+    committed = commits(logs, job.world_size, twin) if job else ()
     began = min((log.jobs[0].t for log in logs if log.jobs), default=None)
     lasts = [end.t for log in logs for end in log.ends] + [record.t_end for log in logs for record in log.steps]
     silent = any(len(log.ends) < len(log.jobs) for log in logs)
@@ -175,7 +180,7 @@ def evaluate(
         lasts.append(ended_t)
     ended = max(lasts, default=None)
     complete = job is not None and job.steps is not None and len(committed) >= job.steps
-    ran = every_run(logs, job.world_size) if job and any(commit.resumed for commit in committed) else ()
+    ran = every_run(logs, job.world_size, twin) if job and any(commit.resumed for commit in committed) else ()
     died = job is not None and not complete and (failed or _any_failed(logs))
     seen = ended if ended is None or seen_t is None or not died else max(ended, seen_t)
     span = None if began is None or ended is None or seen is None else JobSpan(began, ended, seen, complete, died)
@@ -197,13 +202,15 @@ def evaluate(
                 complete=complete,
                 observed_end=ended_t is not None,
                 detected=detected or {},
+                twin=twin,
+                committed={(it.attempt, it.step) for it in committed},
             )
     return JobEvidence(
         world_size=job.world_size if job else None,
         steps_planned=job.steps if job else None,
         steps_lost=steps_lost(logs, committed),
         commits=committed,
-        rank_times=rank_times(logs),
+        rank_times=rank_times(logs, twin),
         began_t=began,
         ended_t=ended,
         median_step_s=paced.median_step_s,

@@ -7,19 +7,25 @@ print theirs (``program_evidence.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from testbed.core.analysis.commits import Commit
 from testbed.core.analysis.recovery import FaultRecovery, JobSpan, Pace, recover
 from testbed.core.analysis.timeline import FaultWindow, Stretches
+from testbed.core.training.operation import Operation
 
 __all__ = ["Paced", "pace"]
 
 
 @dataclass(frozen=True)
 class Paced:
-    """``quiet`` are the commits outside every fault and its aftermath; ``stretches`` the faults' times."""
+    """``quiet`` are the commits outside every fault and its aftermath; ``stretches`` the faults' times.
+
+    Where only some steps have an exchange, ``step_s`` of the pace is that of a step with the most frequent exchanges,
+    or without any; what the others usually take more is no fault's doing (``Commit.exchange_s``).
+    """
 
     pace: Pace | None
     faults: tuple[FaultRecovery, ...]
@@ -34,7 +40,7 @@ class Paced:
     def s_per_token(self) -> float | None:
         """Seconds for each token of the quiet steps; None without tokens."""
         tokens = sum(commit.tokens for commit in self.quiet)
-        return sum(commit.step_s * commit.steps for commit in self.quiet) / tokens if tokens else None
+        return sum(commit.whole_s + commit.exchange_s for commit in self.quiet) / tokens if tokens else None
 
 
 def pace(
@@ -42,10 +48,41 @@ def pace(
 ) -> Paced:
     """Return the pace; ``ran`` are all runs of steps, also those that do not count in the end."""
     stretches = Stretches((it.began_t, math.inf if it.ended_t is None else it.ended_t) for it in windows)
-    calm = [it for it in committed if it.timed and not it.resumed and not stretches.touch(it.begin_t, it.t)]
+    usually = _usual_exchanges([it for it in committed if _is_calm(it, stretches)])
+    committed, ran = _without(usually, committed), _without(usually, ran)
+    calm = [it for it in committed if _is_calm(it, stretches)]
     usual = Pace.of(calm)
     faults = tuple(recover(committed, ran, window, stretches, usual, span) for window in windows)
     return Paced(usual, faults, tuple(_quiet(calm, faults)), stretches)
+
+
+def _is_calm(commit: Commit, faults: Stretches) -> bool:
+    return commit.timed and not commit.resumed and not faults.touch(commit.begin_t, commit.t)
+
+
+_Exchanges = tuple[Operation, ...]
+
+
+def _usual_exchanges(calm: Sequence[Commit]) -> dict[_Exchanges, float]:
+    """Return how much longer the median step with each set of exchanges takes than one with the most frequent set."""
+    alike: dict[_Exchanges, list[float]] = {}
+    for commit in calm:
+        alike.setdefault(commit.exchanges, []).append(commit.whole_s)
+    if len(alike) < 2:
+        return {}
+    most_frequent = max(alike, key=lambda exchanges: len(alike[exchanges]))
+    usual_s = statistics.median(alike[most_frequent])
+    return {exchanges: max(0.0, statistics.median(each) - usual_s) for exchanges, each in alike.items()}
+
+
+def _without(usually: Mapping[_Exchanges, float], commits: Sequence[Commit]) -> list[Commit]:
+    """Return the commits, with the time of their usual exchange taken off."""
+    return [
+        replace(it, exchange_s=min(extra_s, max(0.0, it.duration_s - it.checkpoint_s)))
+        if (extra_s := usually.get(it.exchanges, 0.0))
+        else it
+        for it in commits
+    ]
 
 
 def _quiet(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> list[Commit]:

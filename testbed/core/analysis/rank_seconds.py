@@ -13,19 +13,22 @@ World size x wall time is the sum of the classes (:class:`RankSeconds`), over th
 
 The *fault-free pace* of a rank is the mean of its committed steps outside every fault and aftermath. Steps outside the
 faults are counted as they were, so ordinary noise is no loss. Steps of one attempt during faults are compared with the
-pace together, so noise among them cancels out.
+pace together, so noise among them cancels out. Where only some steps have an exchange, each is compared with those that
+have the same one.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from testbed.core.analysis.commits import checkpoint_time, lineage
+from testbed.core.analysis.peer_waits import peer_waits
 from testbed.core.records.rank_log import CheckpointRecord, RankLog, StepRecord
+from testbed.core.training.twin import Twin
 
 __all__ = ["RankSeconds", "Span", "account"]
 
@@ -86,16 +89,20 @@ class Span:
     seconds: RankSeconds
 
 
+_Committed = tuple[int, bool, int]
+
+
 class _Tile(NamedTuple):
     """A stretch of one rank's time.
 
-    ``step`` is set if it is part of a committed step: the attempt, and whether a fault or its aftermath affected it.
+    ``step`` is set if it is part of a committed step: the attempt, whether a fault or its aftermath affected it, and
+    the number of the step.
     """
 
     began_t: float
     ended_t: float
     what: str
-    step: tuple[int, bool] | None = None
+    step: _Committed | None = None
 
 
 @dataclass
@@ -106,7 +113,7 @@ class _Timeline:
     end_t: float
     tiles: list[_Tile] = field(default_factory=list)
 
-    def until(self, t: float, what: str, step: tuple[int, bool] | None = None) -> None:
+    def until(self, t: float, what: str, step: _Committed | None = None) -> None:
         t = min(t, self.end_t)
         if t > self.at_t:
             self.tiles.append(_Tile(self.at_t, t, what, step))
@@ -123,23 +130,36 @@ def account(
     complete: bool,
     observed_end: bool,
     detected: Mapping[int, float],
+    twin: Twin | None = None,
+    committed: Collection[tuple[int, int]] | None = None,
 ) -> tuple[Span, ...]:
     """Return the spans of the job in order; together they are its wall time.
 
     ``affected``: (attempt, step) of the committed steps during a fault or its aftermath. ``complete``: every planned
     step is committed. ``observed_end``: the job was observed to end. ``detected``: when an attempt's end was detected,
-    if known; else its restart is not told apart from it.
+    if known; else its restart is not told apart from it. ``committed``: (attempt, step) of the steps that count; by
+    default all that every rank ended in the final lineage. Without ``twin`` all ranks wait for each other in each step.
     """
     logs = logs[:world_size]
     bounds = _bounds(logs, began_t, ended_t)
-    counted = {id(it) for row in lineage(logs).values() if len(row) == world_size for it in row.values()}
-    waits = _checkpoint_waits(logs)
+    counted = {
+        id(it)
+        for row in lineage(logs).values()
+        if len(row) == world_size
+        for it in row.values()
+        if committed is None or (it.attempt, it.step) in committed
+    }
+    waits = _checkpoint_waits(logs, twin)
     ends = _Ends(logs, world_size, tuple(bounds), complete, observed_end)
     spans = _spans(bounds, detected)
     sums: list[Sums] = [defaultdict(float) for _ in spans]
+
+    def alike(step: int) -> Hashable:
+        return None if twin is None else tuple(twin.operations(step))
+
     for log in logs:
         tiles = _tiles(log, bounds, counted, affected, waits, ends)
-        _add(tiles, _slowdown(tiles, log, counted, affected), spans, sums)
+        _add(tiles, _slowdown(tiles, log, counted, affected, alike), spans, sums)
     # A rank without any records: its time is known, what it did is not.
     for (_, _, begin_t, end_t), total in zip(spans, sums, strict=True):
         total[_UNTOLD] += float(world_size - len(logs)) * (end_t - begin_t)
@@ -217,7 +237,7 @@ def _tiles(
     bounds: Mapping[int, tuple[float, float]],
     counted: Collection[int],
     affected: Collection[tuple[int, int]],
-    waits: Mapping[int, float],
+    waits: Mapping[int, tuple[float, float]],
     ends: _Ends,
 ) -> list[_Tile]:
     records: list[StepRecord | CheckpointRecord] = [*log.steps, *log.checkpoints]
@@ -241,12 +261,15 @@ def _tiles(
             if id(each) not in counted:
                 line.until(each.t_end, ends.uncounted(attempt))
             else:
-                step = (attempt, (attempt, each.step) in affected)
+                step = (attempt, (attempt, each.step) in affected, each.step)
                 line.until(each.t_begin, _BETWEEN, step)
+                within_s, after_s = waits.get(id(each), (0.0, 0.0))
                 line.until(each.t_ready, _COMPUTE, step)
-                line.until(each.t_ready + waits.get(id(each), 0.0), _CHECKPOINT)
+                line.until(each.t_ready + within_s, _CHECKPOINT)
                 line.until(each.t_sync, _EXPOSED, step)
-                line.until(each.t_end, _COMPUTE, step)
+                line.until(each.t_stepped, _COMPUTE, step)
+                line.until(each.t_stepped + after_s, _CHECKPOINT)
+                line.until(each.t_end, _EXPOSED, step)
             before = each
         line.until(end_t, ends.after(log, attempt))
         found += line.tiles
@@ -257,32 +280,20 @@ def _end_t(record: StepRecord | CheckpointRecord) -> float:
     return record.t if isinstance(record, CheckpointRecord) else record.t_end
 
 
-def _checkpoint_waits(logs: Sequence[RankLog]) -> dict[int, float]:
-    """Return id of a step's record -> how much of its exposed time is due to longer checkpoints of its peers.
+def _checkpoint_waits(logs: Sequence[RankLog], twin: Twin | None) -> dict[int, tuple[float, float]]:
+    """Return id of a step's record -> how much of its exposed time is due to longer checkpoints of its peers: before
+    its inner optimizer, and after it.
 
     That is the peer wait, less what it would have been if no rank had saved its state before the step.
     """
-    keyed: list[tuple[StepRecord, tuple[int, int, int], float]] = []
-    ready: dict[tuple[int, int, int], float] = {}
-    without: dict[tuple[int, int, int], float] = {}
     if not any(log.checkpoints for log in logs):
         return {}
-    for log in logs:
-        saving = checkpoint_time(log)
-        runs: Counter[tuple[int, int]] = Counter()
-        for record in log.steps:
-            run = (record.attempt, record.step)
-            key = (*run, runs[run])  # the n-th run of a step on one rank matches the n-th on the others
-            runs[run] += 1
-            saved_s = saving.get(run, 0.0)
-            keyed.append((record, key, saved_s))
-            ready[key] = max(record.t_ready, ready.get(key, record.t_ready))
-            without[key] = max(record.t_ready - saved_s, without.get(key, record.t_ready - saved_s))
-    found = {}
-    for record, key, saved_s in keyed:
-        wait_s = min(record.exposed_s, ready[key] - record.t_ready)
-        found[id(record)] = max(0.0, wait_s - (without[key] - (record.t_ready - saved_s)))
-    return found
+    without = peer_waits(logs, twin, {log.rank: checkpoint_time(log) for log in logs})
+    return {
+        id(one.record): (max(0.0, one.within_s - other.within_s), max(0.0, one.after_s - other.after_s))
+        for rank, waits in peer_waits(logs, twin).items()
+        for one, other in zip(waits, without[rank], strict=True)
+    }
 
 
 @dataclass
@@ -305,28 +316,45 @@ class _Parts:
 
 
 def _slowdown(
-    tiles: Sequence[_Tile], log: RankLog, counted: Collection[int], affected: Collection[tuple[int, int]]
+    tiles: Sequence[_Tile],
+    log: RankLog,
+    counted: Collection[int],
+    affected: Collection[tuple[int, int]],
+    alike: Callable[[int], Hashable],
 ) -> dict[tuple[int, str], tuple[str, float]]:
     """Return (attempt, part) -> the class of what steps during faults took beyond the pace, and its share of the part.
 
-    Without a fault-free pace all of it is not told apart.
+    A step is compared with those outside the faults that are ``alike``, which have the same exchanges; if there are
+    none, with all of them. Without a fault-free pace all of it is not told apart.
     """
-    quiet, during = _Parts(), defaultdict[int, _Parts](_Parts)
+    quiet = defaultdict[Hashable, _Parts](_Parts)
+    during = defaultdict[int, dict[Hashable, _Parts]](lambda: defaultdict(_Parts))
+    every = _Parts()
     for tile in tiles:
         if tile.step is not None:
-            attempt, slow = tile.step
-            (during[attempt] if slow else quiet).add(tile)
+            attempt, slow, step = tile.step
+            for parts in [during[attempt][alike(step)]] if slow else [quiet[alike(step)], every]:
+                parts.add(tile)
     if not during:
         return {}
     for it in log.steps:
         if id(it) in counted:
-            (during[it.attempt] if (it.attempt, it.step) in affected else quiet).steps += 1
+            slow = (it.attempt, it.step) in affected
+            for parts in [during[it.attempt][alike(it.step)]] if slow else [quiet[alike(it.step)], every]:
+                parts.steps += 1
     found: dict[tuple[int, str], tuple[str, float]] = {}
-    for attempt, parts in during.items():
-        if not quiet.steps:
+    for attempt, kinds in during.items():
+        if not every.steps:
             found |= {(attempt, part): (_UNTOLD, 1.0) for part in _PARTS}
             continue
-        spent, pace = parts.spent, {part: quiet.mean(part) * parts.count(part) for part in _PARTS}
+        spent = {part: sum(parts.spent[part] for parts in kinds.values()) for part in _PARTS}
+        pace = {
+            part: sum(
+                (quiet[kind] if quiet[kind].count(part) else every).mean(part) * parts.count(part)
+                for kind, parts in kinds.items()
+            )
+            for part in _PARTS
+        }
         over = {part: max(0.0, spent[part] - pace[part]) for part in _PARTS}
         slowed_s = max(0.0, sum(spent.values()) - sum(pace.values()))
         share = min(1.0, slowed_s / sum(over.values())) if sum(over.values()) > 0 else 0.0

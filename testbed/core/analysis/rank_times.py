@@ -1,16 +1,19 @@
 """Breakdown of each rank's time, from the step records alone.
 
-*Compute* and *exposed communication* are rank-seconds. Exposed is from the moment a rank's last gradient bucket is
-ready until its gradients are usable; *peer wait* is the part of it until the last rank was ready, *network* the rest.
+*Compute* and *exposed communication* are rank-seconds. Exposed is from the moment a rank's last gradient is ready until
+its gradients are usable, and from the end of its inner optimizer until the exchanges that follow it are done. *Peer
+wait* is the part of it until the last of those ranks was ready for which it waits (``peer_waits.py``), *network* is the
+rest.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.core.records.rank_log import RankLog, StepRecord
+from testbed.core.analysis.peer_waits import peer_waits
+from testbed.core.records.rank_log import RankLog
+from testbed.core.training.twin import Twin
 
 __all__ = ["RankTime", "rank_times"]
 
@@ -31,36 +34,18 @@ class RankTime:
         return self.peer_wait_s + self.network_s
 
 
-def rank_times(logs: Sequence[RankLog]) -> tuple[RankTime, ...]:
-    waits = _peer_waits(logs)
+def rank_times(logs: Sequence[RankLog], twin: Twin | None = None) -> tuple[RankTime, ...]:
+    """Return the times of each rank with steps; without ``twin`` all ranks wait for each other within each step."""
+    waits = peer_waits(logs, twin)
     return tuple(
         RankTime(
             rank=log.rank,
             node=log.node,
             site=log.site,
             compute_s=sum(record.compute_s for record in log.steps),
-            peer_wait_s=sum(wait for _, wait in waits.get(log.rank, ())),
-            network_s=sum(record.exposed_s - wait for record, wait in waits.get(log.rank, ())),
+            peer_wait_s=sum(it.total_s for it in waits[log.rank]),
+            network_s=sum(it.record.exposed_s - it.total_s for it in waits[log.rank]),
         )
         for log in logs
         if log.steps
     )
-
-
-def _peer_waits(logs: Sequence[RankLog]) -> dict[int, list[tuple[StepRecord, float]]]:
-    """Return rank -> (record, peer wait): until the last rank of that step was ready, at most the exposed time."""
-    # The n-th run of a step on one rank matches the n-th on the others.
-    ready: dict[tuple[int, int, int], float] = {}
-    keyed: dict[int, list[tuple[StepRecord, tuple[int, int, int]]]] = {}
-    for log in logs:
-        runs: Counter[tuple[int, int]] = Counter()
-        for record in log.steps:
-            run = (record.attempt, record.step)
-            key = (*run, runs[run])
-            runs[run] += 1
-            ready[key] = max(ready.get(key, record.t_ready), record.t_ready)
-            keyed.setdefault(log.rank, []).append((record, key))
-    return {
-        rank: [(record, min(record.exposed_s, ready[key] - record.t_ready)) for record, key in rows]
-        for rank, rows in keyed.items()
-    }

@@ -3,7 +3,8 @@
 *Recovery* from a fault = the longest gap between commits in its neighbourhood, and the time back to 1.1 x the median
 step. A gap counts for a fault if it overlaps the fault, or follows soon after it while no other fault is active.
 Overlapping faults share their gaps, because the cause cannot be told apart. A checkpoint between two commits is no
-fault's doing: its time is left out of gaps and steps.
+fault's doing: its time is left out of gaps and steps. So is the time that an exchange which only some steps have takes
+without a fault.
 
 A gap is *open* if no step ended it: training did not come back as far as the run was observed. Its length is then what
 was seen of it, from the last commit to the end of the observation, and the true one is at least that. No bound on
@@ -89,7 +90,7 @@ class Pace(NamedTuple):
             return None
         return cls(
             statistics.median(it.step_s for it in calm),
-            statistics.median(it.duration_s - it.checkpoint_s for it in calm),
+            statistics.median(it.whole_s for it in calm),
             round(statistics.median(it.steps for it in calm)),
         )
 
@@ -185,7 +186,7 @@ def _gaps(
 
 
 def _gap(commit: Commit, pace: Pace | None) -> _Gap:
-    whole_s = commit.duration_s - commit.checkpoint_s
+    whole_s = commit.whole_s
     if commit.steps > 1 and pace is not None and whole_s < _TWO_PRINTS * pace.commit_s:
         return _Gap(whole_s, commit.t - whole_s, at_most=True)
     return _Gap(commit.longest_s(pace.step_s if pace else None), commit.t - whole_s)

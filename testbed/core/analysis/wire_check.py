@@ -1,11 +1,12 @@
 """Check that the bytes which the job must have moved crossed the fiber.
 
-Where the algorithm of the all-reduce is known, each direction is compared with what it moves, both ways
-(``wire_directions.py``). Otherwise, and over the whole run, faults included, there is a bound: every all-reduce of n
-bytes, however it is implemented, needs at least n bytes into each site that holds ranks while other sites hold ranks
-too: the contribution of the others must arrive, and a sum of n bytes cannot be sent in fewer. A ring over the rank
-order carries 2 (W - 1) / W x n over each of its hops (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
-algorithms"). Less than the minimum means that a collective bypassed the fiber.
+The twin of the job's strategy says which operations its steps have. Where it is known how the library carries them
+out, each direction is compared with what that moves, both ways (``wire_directions.py``). Otherwise, and over the whole
+run, faults included, there is a bound, of every kind of operation (``gloo_bytes.least_into``). An all-reduce of n
+bytes, for instance, however it is implemented, needs at least n bytes into each site that holds ranks while other sites
+hold ranks too: the contribution of the others must arrive, and a sum of n bytes cannot be sent in fewer. Less than the
+minimum means that a collective bypassed the fiber. The bound has no meaning where no exchange of the strategy lies
+between two samples; the verdict is then unknown and says so.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow
-from testbed.core.analysis.wire_directions import HEADERS, LEAST_STEPS, TOLERANCE, DirectionBytes, compare
+from testbed.core.analysis.wire_directions import HEADERS, LEAST_STEPS, RING, TOLERANCE, DirectionBytes, compare
+from testbed.core.analysis.wire_loads import attempt_loads
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology
+from testbed.core.training.twin import Twin
 
-__all__ = ["EXCESS", "WireCut", "WireVerdict", "check", "ring_bytes_per_step"]
+__all__ = ["EXCESS", "WireCut", "WireVerdict", "check"]
 
 EXCESS = "More than the job"
 """Beginning of the sentence about bytes that the job does not account for."""
@@ -69,38 +73,33 @@ class WireVerdict:
         return tuple(_line(it) for it in self.directions)
 
 
-def ring_bytes_per_step(site_of_rank: Sequence[str], toward: str, gradient_bytes: float) -> float:
-    """Return the payload that a ring all-reduce over the rank order carries into ``toward`` in one step, in bytes."""
-    world = len(site_of_rank)
-    hops = sum(
-        1 for rank, site in enumerate(site_of_rank) if site != toward and site_of_rank[(rank + 1) % world] == toward
-    )
-    return hops * 2.0 * (world - 1) / world * gradient_bytes
-
-
 def check(
     logs: Sequence[RankLog],
     fibers: Sequence[FiberSample],
     mtu: Mapping[str, int] | None = None,
     topology: Topology | None = None,
     windows: Sequence[FaultWindow] = (),
+    twin: Twin | None = None,
 ) -> WireVerdict:
     """Compare the job's steps with the fibers' counters.
 
     With ``topology`` and a known algorithm, each direction is compared outside the fault ``windows``. For the bound,
     only steps that lie wholly between two samples of the counters count, so that a late first or an early last sample
-    cannot make a good job look bad. ``mtu`` is by link, 1500 where a link is missing.
+    cannot make a good job look bad. ``mtu`` is by link, 1500 where a link is missing. ``twin`` is that of
+    the logs unless it is given.
     """
     logs = sorted(logs, key=lambda log: log.rank)
     jobs = [log.job for log in logs if log.job]
     if not jobs:
         return WireVerdict(None, "No rank recorded a job, so there is nothing to compare the fibers' counters with.")
-    gradient = jobs[0].gradient_bytes
-    if gradient is None or jobs[0].scheme != "ddp":
-        return WireVerdict(None, "The bytes were not checked: the gradient size of this job is unknown.")
     if len(jobs) < jobs[0].world_size:
         return WireVerdict(
             None, f"The bytes were not checked: only {len(jobs)} of {jobs[0].world_size} ranks recorded a job."
+        )
+    twin = twin or twin_of(logs)
+    if twin is None:
+        return WireVerdict(
+            None, "The bytes were not checked: what this job exchanges, or the size of its model, is unknown."
         )
     sites = [job.site for job in jobs]
     if len(set(sites)) < 2:
@@ -120,6 +119,12 @@ def check(
         return WireVerdict(
             None, "The bytes were not checked: no step lies between two samples of the fibers' counters."
         )
+    whole = [
+        load
+        for attempt in attempt_loads(twin, logs).values()
+        for load in attempt.loads
+        if first_t <= load.begin_t and load.end_t <= last_t
+    ]
     cuts = []
     for toward in dict.fromkeys(sites):
         wire = 0
@@ -131,20 +136,31 @@ def check(
             frame = (mtu or {}).get(direction.partition(":")[0], 1500) + 14
             wire += moved
             payload += moved * (frame - HEADERS) / frame
-        expected = steps * ring_bytes_per_step(sites, toward, gradient)
-        cuts.append(WireCut(toward, expected, steps * float(gradient), payload, wire))
+        expected = sum(count for load in whole for (_, there), count in load.moved.items() if there == toward)
+        minimum = sum(load.least.get(toward, 0.0) for load in whole)
+        cuts.append(WireCut(toward, expected, minimum, payload, wire))
     algorithm = jobs[0].algorithm
-    directions = compare(topology, logs, fibers, windows) if topology else ()
-    by_bound = not all(cut.ok for cut in cuts) or not directions
-    if by_bound:
-        why = (
-            f"there were fewer than {LEAST_STEPS} calm steps, or the routes of the {algorithm} are unknown"
-            if algorithm
-            else "the algorithm of the all-reduce is unknown"
+    directions = compare(topology, logs, fibers, windows, twin) if topology else ()
+    bypassed = not all(cut.ok for cut in cuts)
+    by_bound = bypassed or not directions
+    ok: bool | None
+    if by_bound and not bypassed and not any(cut.minimum_bytes for cut in cuts):
+        ok, sentence = (
+            None,
+            (
+                f"The bytes were not checked: no exchange of {twin.name} between sites lies between two samples of the"
+                " fibers' counters."
+            ),
         )
-        ok, sentence = all(cut.ok for cut in cuts), _sentence(cuts, steps, why)
+    elif by_bound:
+        why = (
+            "the algorithm of the exchanges is unknown"
+            if algorithm != RING
+            else f"fewer than {LEAST_STEPS} calm steps, or no calm exchange, were sampled, or the routes are unknown"
+        )
+        ok, sentence = not bypassed, _sentence(cuts, steps, why)
     else:
-        ok, sentence = all(it.ok for it in directions), _compared(directions, algorithm)
+        ok, sentence = all(it.ok for it in directions), _compared(directions, f"{twin.name} moves with gloo")
     return WireVerdict(
         ok=ok,
         sentence=sentence,
@@ -154,7 +170,7 @@ def check(
         minimum_bytes=sum(cut.minimum_bytes for cut in cuts),
         measured_bytes=sum(cut.measured_bytes for cut in cuts),
         algorithm=algorithm,
-        compared_with="bound" if by_bound else "algorithm",
+        compared_with="" if ok is None else "bound" if by_bound else "algorithm",
         directions=directions,
     )
 
@@ -177,26 +193,29 @@ def _increase(track: Sequence[FiberSample]) -> int:
     return total
 
 
-def _compared(directions: Sequence[DirectionBytes], algorithm: str) -> str:
-    """Return the sentence about the directions, with the one that is worst if any is outside the tolerance."""
+def _compared(directions: Sequence[DirectionBytes], moves: str) -> str:
+    """Return the sentence about the directions, with the one that is worst if any is outside the tolerance.
+
+    ``moves``: who moves the bytes, as in ``ddp moves with gloo``.
+    """
     steps = round(max(it.steps for it in directions))
     if few := [it for it in directions if it.too_few]:
         worst = min(few, key=lambda it: it.ratio or 0.0)
         return (
             f"A collective bypassed the fiber: {_bytes(worst.measured_bytes)} crossed {worst.direction} in {steps} calm"
-            f" steps, {worst.ratio or 0:.3f} of the {_bytes(worst.expected_bytes)} that a {algorithm} moves."
+            f" steps, {worst.ratio or 0:.3f} of the {_bytes(worst.expected_bytes)} that {moves}."
         )
     if many := [it for it in directions if it.too_many]:
         worst = max(many, key=lambda it: it.measured_bytes - it.expected_bytes)
         return (
             f"{EXCESS} crossed the fiber: {_bytes(worst.measured_bytes)} on {worst.direction} in {steps} calm steps,"
-            f" where a {algorithm} moves {_bytes(worst.expected_bytes)}."
+            f" of which the job accounts for {_bytes(worst.expected_bytes)}: what {moves}."
         )
     used = [it for it in directions if it.ratio is not None]
     ratios = ", ".join(f"{it.ratio:.3f} on {it.direction}" for it in used[:_MOST_NAMED])
     more = f" and {len(used) - _MOST_NAMED} more" if len(used) > _MOST_NAMED else ""
     return (
-        f"The fibers carried what a {algorithm} moves: in {steps} calm steps {ratios}{more} of its payload, each within"
+        f"The fibers carried what {moves}: in {steps} calm steps {ratios}{more} of its payload, each within"
         f" {TOLERANCE:.0%}."
     )
 
@@ -220,10 +239,10 @@ def _sentence(cuts: Sequence[WireCut], steps: int, why: str) -> str:
         worst = min(bad, key=lambda cut: cut.measured_bytes / cut.minimum_bytes)
         return (
             f"A collective bypassed the fiber: {_bytes(worst.measured_bytes)} crossed toward {worst.toward} in"
-            f" {steps} steps, expected at least {_bytes(worst.minimum_bytes)} from any correct all-reduce."
+            f" {steps} steps, expected at least {_bytes(worst.minimum_bytes)} from any correct implementation."
         )
     parts = ", ".join(
-        f"{_bytes(cut.measured_bytes)} toward {cut.toward} (minimum {_bytes(cut.minimum_bytes)}, a ring"
+        f"{_bytes(cut.measured_bytes)} toward {cut.toward} (minimum {_bytes(cut.minimum_bytes)}, gloo"
         f" {_bytes(cut.expected_bytes)})"
         for cut in cuts
     )

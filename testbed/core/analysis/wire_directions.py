@@ -1,8 +1,8 @@
-"""Compare the payload that crossed each direction with what the job's all-reduce algorithm moves, both ways.
+"""Compare the payload that crossed each direction with what the job's strategy moves, both ways.
 
-A ring over the rank order carries 2 (W - 1) / W x n bytes over each of its hops in a step (Patarasuk and Yuan 2009),
-and a healthy lab routes each hop over known fibers. So in *calm* stretches (no fault in force, between the first and
-the last step of an attempt) the payload of every direction is known; off the ring it is none. Fewer bytes mean that
+The strategy's twin says which operations each step has, ``gloo_bytes`` what they move over each hop between ranks, and
+a healthy lab routes each hop over known fibers. So in *calm* stretches (no fault in force, between the first and the
+last step of an attempt) the payload of every direction is known; on the others it is none. Fewer bytes mean that
 something went around the fiber; more mean that something else crossed it, or that the algorithm is another one.
 
 The payload is that of TCP: every segment less its headers, so acknowledgements count nothing. Retransmissions are not
@@ -15,18 +15,22 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow, Stretches
+from testbed.core.analysis.wire_loads import AttemptLoads, Moved, attempt_loads
 from testbed.core.plan import routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.records.rank_log import JobRecord, RankLog
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology
+from testbed.core.training.twin import Twin
 
-__all__ = ["HEADERS", "LEAST_STEPS", "RING", "TOLERANCE", "DirectionBytes", "compare", "ring_bytes_per_hop"]
+__all__ = ["HEADERS", "LEAST_STEPS", "RING", "TOLERANCE", "DirectionBytes", "compare"]
 
 HEADERS = 14 + 20 + 32
 """Bytes around the payload of a TCP segment: Ethernet, IPv4, TCP with timestamps."""
@@ -34,7 +38,10 @@ HEADERS = 14 + 20 + 32
 TOLERANCE = 0.05
 
 RING = "gloo ring"
-"""The only algorithm with a model: all-reduces of torch's gloo (``algorithm`` of a job record)."""
+"""The only library with a model of its bytes: torch's gloo (``algorithm`` of a job record)."""
+
+_SOON_S = 3.0
+"""The first sample after the exchange that ends a job comes within this time, if the fibers were still sampled."""
 
 LEAST_STEPS = 10
 """Calm steps below which the ends of the stretches, where a step is cut in two, would hide a deviation."""
@@ -45,8 +52,8 @@ class DirectionBytes:
     """Payload of one direction in calm stretches; several directions if the kernel spreads flows over them.
 
     The counters were read at some moment of a step, so ``expected_bytes`` is of as many ``steps`` as lie within the
-    stretches, with shares; ``least_bytes`` and ``most_bytes`` are the ends of what is accepted: of the steps that lie
-    wholly within them, less the tolerance, and of those that touch them, plus the tolerance. ``measured_bytes`` is
+    stretches, with shares; ``least_bytes`` and ``most_bytes`` are the ends of what is accepted: of the exchanges that
+    lie wholly within them, less the tolerance, and of those that touch them, plus the tolerance. ``measured_bytes`` is
     without retransmissions as far as these crossed twice; ``retransmitted_bytes`` is what ranks retransmitted.
     """
 
@@ -82,46 +89,46 @@ class DirectionBytes:
         return max(0.0, self.retransmitted_bytes - self.dropped_bytes)
 
 
-def ring_bytes_per_hop(world_size: int, gradient_bytes: float) -> float:
-    """Return the payload that a ring all-reduce sends over each hop, in bytes."""
-    return 2.0 * (world_size - 1) / world_size * gradient_bytes
-
-
 def compare(
-    topology: Topology, logs: Sequence[RankLog], fibers: Iterable[FiberSample], windows: Sequence[FaultWindow]
+    topology: Topology,
+    logs: Sequence[RankLog],
+    fibers: Iterable[FiberSample],
+    windows: Sequence[FaultWindow],
+    twin: Twin | None = None,
 ) -> tuple[DirectionBytes, ...]:
-    """Return the comparison of each direction; () if the algorithm, the route or enough calm steps are not known.
+    """Return the comparison of each direction; () if what the library moves, the route or enough calm steps are not
+    known.
 
-    ``logs`` are those of all ranks, in their order.
+    ``logs`` are those of all ranks, in their order; without ``twin``, it is that of the logs.
     """
     jobs = [log.job for log in logs if log.job]
-    if not jobs or any(job.algorithm != RING or job.gradient_bytes is None for job in jobs):
+    twin = twin or twin_of(logs)
+    if twin is None or any(job.algorithm != RING for job in jobs):
         return ()
-    flows = _flows(topology, [job.site for job in jobs])
-    if flows is None:
+    loads = attempt_loads(twin, logs)
+    paths = _paths(topology, {pair for of in loads.values() for load in of.loads for pair in load.moved})
+    if not paths:
         return ()
     tracks: dict[str, list[FiberSample]] = {}
     for sample in fibers:
         tracks.setdefault(sample.direction, []).append(sample)
-    groups = {group for path in flows for group in path}
+    groups = {group for path in paths.values() for group in path}
     grouped = {direction for group in groups for direction in group}
     groups |= {frozenset((direction,)) for direction in tracks if direction not in grouped}
     if not grouped <= tracks.keys():
         return ()
-    steps = _steps(logs)
+    attempts = [(steps, loads[attempt]) for attempt, steps in _steps(logs).items()]
     calm = Stretches(
         (window.began_t, window.ended_t if window.ended_t is not None else float("inf")) for window in windows
     )
-    hop = ring_bytes_per_hop(jobs[0].world_size, jobs[0].gradient_bytes or 0)
     resent = _Resent(topology, logs)
     mtu = {link.name: link.mtu for link in topology.links}
     found = [
         _direction(
             group,
             [tracks[it] for it in sorted(group)],
-            sum(path.count(group) for path in flows) * hop,
-            float(jobs[0].gradient_bytes or 0),
-            steps,
+            Counter(pair for pair, path in paths.items() for hop in path if hop == group),
+            attempts,
             calm,
             resent,
             mtu,
@@ -135,18 +142,14 @@ _Group = frozenset[str]
 """Directions of one hop between neighbouring sites, over which the kernel spreads flows; almost always one."""
 
 
-def _flows(topology: Topology, sites: Sequence[str]) -> list[tuple[_Group, ...]] | None:
-    """Return the path of each hop of the ring that leaves its site; None if a path is not known.
-
-    In gloo's ring each rank sends to the rank before it (gloo/allreduce.cc, ``sendRank``).
-    """
-    paths = []
-    for here, there in zip(sites, [sites[-1], *sites[:-1]], strict=True):
-        if here != there:
-            path = routing.path(topology, here, there)
-            if path is None:
-                return None
-            paths.append(path)
+def _paths(topology: Topology, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[_Group, ...]] | None:
+    """Return the path of each pair of sites that exchange something; None if a path is not known."""
+    paths = {}
+    for here, there in pairs:
+        path = routing.path(topology, here, there)
+        if path is None:
+            return None
+        paths[here, there] = path
     return paths
 
 
@@ -171,36 +174,37 @@ class _Steps:
         return whole, share, max(0, last - first)
 
 
-def _steps(logs: Sequence[RankLog]) -> list[_Steps]:
+def _steps(logs: Sequence[RankLog]) -> dict[int, _Steps]:
     found: dict[int, dict[int, list[tuple[float, float]]]] = {}
     for log in logs:
         for it in log.steps:
             found.setdefault(it.attempt, {}).setdefault(it.step, []).append((it.t_begin, it.t_sync))
-    attempts = []
-    for steps in found.values():
+    attempts = {}
+    for attempt, steps in found.items():
         # A step that some rank did not end (the attempt failed) moved an unknown part of its bytes.
         times = sorted(
             (min(t for t, _ in ranks), max(t for _, t in ranks)) for ranks in steps.values() if len(ranks) == len(logs)
         )
         if times:
-            attempts.append(_Steps(tuple(t for t, _ in times), tuple(t for _, t in times)))
+            attempts[attempt] = _Steps(tuple(t for t, _ in times), tuple(t for _, t in times))
     return attempts
 
 
 def _direction(
     group: _Group,
     tracks: Sequence[Sequence[FiberSample]],
-    per_step: float,
-    gradient: float,
-    attempts: Sequence[_Steps],
+    sites: Mapping[tuple[str, str], int],
+    attempts: Sequence[tuple[_Steps, AttemptLoads]],
     faults: Stretches,
     resent: _Resent,
     mtu: Mapping[str, int],
 ) -> DirectionBytes | None:
-    whole, share, touched = 0, 0.0, 0
+    """Compare one direction; ``sites``: how often the traffic of a pair of sites crosses it."""
+    whole, share, slack = 0, 0.0, 0.0
+    moved = Moved()
     payload = dropped = retransmitted = 0.0
     for track_number, track in enumerate(tracks):
-        for first, last, steps in _stretches(track, attempts, faults):
+        for first, last, steps, loads in _stretches(track, attempts, faults):
             frame = mtu.get(first.direction.partition(":")[0], 1500) + 14
             payload += _payload(first, last, frame)
             dropped += (frame - HEADERS) * sum(
@@ -208,18 +212,20 @@ def _direction(
             )
             if track_number == 0:
                 found = steps.within(first.t, last.t)
-                whole, share, touched = whole + found[0], share + found[1], touched + found[2]
+                whole, share = whole + found[0], share + found[1]
+                slack += TOLERANCE * loads.per_step * found[2]
+                moved += loads.between(first.t, last.t, sites)
                 retransmitted += resent.between(group, first.t, last.t)
-    if whole < LEAST_STEPS:
+    if whole < LEAST_STEPS or (sites and not moved.whole):
         return None
-    slack = TOLERANCE * gradient if not per_step else 0.0  # off the ring: as much as would matter beside the ring
     twice = max(0.0, retransmitted - dropped)
     return DirectionBytes(
         direction=" + ".join(sorted(group)),
         steps=share,
-        expected_bytes=share * per_step,
-        least_bytes=(1.0 - TOLERANCE) * whole * per_step,
-        most_bytes=(1.0 + TOLERANCE) * touched * per_step + touched * slack,
+        expected_bytes=moved.share,
+        least_bytes=(1.0 - TOLERANCE) * moved.whole,
+        # Where nothing is expected: as much as would matter beside what crosses elsewhere.
+        most_bytes=(1.0 + TOLERANCE) * moved.touched + (slack if not sites else 0.0),
         measured_bytes=payload - twice,
         retransmitted_bytes=retransmitted,
         dropped_bytes=dropped,
@@ -233,20 +239,30 @@ def _payload(first: FiberSample, last: FiberSample, frame: int) -> float:
 
 
 def _stretches(
-    track: Sequence[FiberSample], attempts: Sequence[_Steps], faults: Stretches
-) -> Iterator[tuple[FiberSample, FiberSample, _Steps]]:
-    """Yield the longest calm stretches between samples, each within the steps of one attempt."""
-    for steps in attempts:
+    track: Sequence[FiberSample], attempts: Sequence[tuple[_Steps, AttemptLoads]], faults: Stretches
+) -> Iterator[tuple[FiberSample, FiberSample, _Steps, AttemptLoads]]:
+    """Yield the longest calm stretches between samples, each within the steps and exchanges of one attempt."""
+    for steps, loads in attempts:
         begun: FiberSample | None = None
         before: FiberSample | None = None
-        inside = [it for it in track if steps.begins[0] <= it.t <= steps.ends[-1]]
+        inside = [it for it in track if steps.begins[0] <= it.t <= _last_t(track, steps, loads)]
         for one, other in pairwise(inside):
             calm = not faults.touch(one.t, other.t) and other.byte_count >= one.byte_count  # an emulator that restarted
             if calm:
                 begun, before = begun or one, other
             if begun and before and (not calm or other is inside[-1]):
-                yield begun, before, steps
+                yield begun, before, steps, loads
                 begun = before = None
+
+
+def _last_t(track: Sequence[FiberSample], steps: _Steps, loads: AttemptLoads) -> float:
+    """Return until when an attempt's bytes are known: until its last step, or with the exchange that follows it."""
+    last_t = max([steps.ends[-1], *(load.end_t for load in loads.loads)])
+    if last_t > steps.ends[-1]:
+        behind = next((it.t for it in track if it.t >= last_t), last_t)
+        # Without a sample behind the exchange, it would be cut in two.
+        last_t = behind if behind <= last_t + _SOON_S else max(load.begin_t for load in loads.loads)
+    return min(loads.known_until, last_t)
 
 
 class _Resent:

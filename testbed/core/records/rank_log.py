@@ -6,10 +6,22 @@ All ``t`` are seconds of the host's CLOCK_MONOTONIC.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from testbed.core.fields import Fields, Malformed, integer, mapping, need_number, need_text, number, parse, text
+from testbed.core.fields import (
+    Fields,
+    Malformed,
+    integer,
+    mapping,
+    need_number,
+    need_text,
+    number,
+    numbers,
+    parse,
+    text,
+)
 from testbed.core.records.progress_record import ProgressRecord
 
 __all__ = ["CheckpointRecord", "EndRecord", "JobRecord", "RankLog", "StepRecord", "read_rank"]
@@ -21,6 +33,9 @@ class JobRecord:
 
     ``resumed_from`` is the step of the checkpoint that it resumes from; 0: none. ``algorithm`` is that of the
     all-reduce, as in ``gloo ring``; empty: unknown. So are ``torch``, its version, and ``corpus``, its data's name.
+    ``strategy`` and ``options`` (by argument) are the way of training across sites; records of former versions have
+    only ``scheme``. ``tokens`` are those of one step of this rank. ``tensor_elements``: of each parameter tensor, in
+    order; empty where they follow from the model's shape. ``compute`` says how compute was declared; empty: real.
     """
 
     t: float
@@ -37,9 +52,15 @@ class JobRecord:
     algorithm: str = ""
     torch: str = ""
     corpus: str = ""
+    strategy: str = ""
+    options: Mapping[str, object] = field(default_factory=dict)
+    tokens: int | None = None
+    tensor_elements: tuple[int, ...] = ()
+    compute: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, fields: Fields) -> JobRecord:
+        strategy = mapping(fields, "strategy")
         return cls(
             t=need_number(fields, "t"),
             rank=int(need_number(fields, "rank")),
@@ -55,6 +76,11 @@ class JobRecord:
             algorithm=text(fields, "algorithm"),
             torch=text(fields, "torch"),
             corpus=text(fields, "corpus"),
+            strategy=text(strategy, "name") or text(fields, "scheme"),
+            options=mapping(strategy, "options"),
+            tokens=integer(fields, "tokens_per_step"),
+            tensor_elements=tuple(int(each) for each in numbers(fields, "tensor_elements")),
+            compute=mapping(fields, "compute"),
         )
 
 
@@ -63,6 +89,8 @@ class StepRecord:
     """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the attempt began.
 
     ``retransmitted`` is what the kernel has retransmitted over TCP so far, in bytes by the peer's address.
+    ``t_stepped`` is when the inner optimizer was done; from then to ``t_end`` the rank waited for exchanges that follow
+    the step. In records without it, and where nothing follows, it is ``t_end``.
     """
 
     step: int
@@ -76,9 +104,15 @@ class StepRecord:
     received_bytes: int | None = None
     attempt: int = 1
     retransmitted: Mapping[str, int] = field(default_factory=dict)
+    t_stepped: float = math.nan
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.t_stepped):
+            object.__setattr__(self, "t_stepped", self.t_end)
 
     @classmethod
     def from_dict(cls, fields: Fields) -> StepRecord:
+        t_stepped = number(fields, "t_stepped")
         record = cls(
             step=int(need_number(fields, "step")),
             t_begin=need_number(fields, "t_begin"),
@@ -91,20 +125,31 @@ class StepRecord:
             received_bytes=integer(fields, "received_bytes"),
             attempt=_attempt(fields),
             retransmitted=_retransmitted(fields),
+            t_stepped=math.nan if t_stepped is None else t_stepped,
         )
-        if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_end:
+        if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_stepped <= record.t_end:
             raise Malformed(f"the times of step {record.step} are out of order")
         return record
 
     @property
     def compute_s(self) -> float:
-        """Forward and backward up to the last gradient bucket, and the optimizer: (ready - begin) + (end - sync)."""
-        return (self.t_ready - self.t_begin) + (self.t_end - self.t_sync)
+        """Forward and backward up to the last gradient, and the optimizer: (ready - begin) + (stepped - sync)."""
+        return (self.t_ready - self.t_begin) + (self.t_stepped - self.t_sync)
 
     @property
     def exposed_s(self) -> float:
-        """Communication that no computation overlapped: sync - ready."""
+        """Communication that no computation overlapped: (sync - ready) + (end - stepped)."""
+        return self.within_s + self.after_s
+
+    @property
+    def within_s(self) -> float:
+        """Exposed communication of the gradients, before the inner optimizer: sync - ready."""
         return self.t_sync - self.t_ready
+
+    @property
+    def after_s(self) -> float:
+        """Exposed exchange after the inner optimizer: end - stepped."""
+        return self.t_end - self.t_stepped
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ __all__ = ["Kind", "Operation"]
 Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"]
 
 
+_OF_A_STEP = ("gradients", "activations", "tokens")
+
+
 @dataclass(frozen=True)
 class Operation:
     """A collective or a message of payload ``byte_count``.
@@ -32,3 +35,8 @@ class Operation:
     group: str = "world"
     fragment: int | None = None
     lands: int = 0
+
+    @property
+    def before_update(self) -> bool:
+        """Whether its result is needed within the step, before the inner optimizer."""
+        return self.what in _OF_A_STEP and not self.lands

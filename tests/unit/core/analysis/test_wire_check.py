@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from testbed.core.analysis.fidelity import quantile, under_load
-from testbed.core.analysis.wire_check import check, ring_bytes_per_step
+from testbed.core.analysis.wire_check import check
 from testbed.core.records.rank_log import JobRecord, RankLog, StepRecord
 from testbed.core.records.samples import FiberSample
+from testbed.core.training.gloo_bytes import site_bytes
+from testbed.core.training.operation import Operation
 
 GRADIENT = 1_000_000
 SITES = ("east", "east", "west", "west")
@@ -51,7 +53,8 @@ def wire_bytes(payload: float) -> float:
     ],
 )
 def test_a_ring_carries_2_w_minus_1_over_w_per_hop(sites, factor):
-    assert ring_bytes_per_step(sites, "west", GRADIENT) == pytest.approx(factor * GRADIENT)
+    ring = Operation("all_reduce", tuple(range(len(sites))), GRADIENT, "gradients")
+    assert site_bytes([ring], sites)["east", "west"] == pytest.approx(factor * GRADIENT)
 
 
 def test_parallel_links_toward_a_site_are_summed():

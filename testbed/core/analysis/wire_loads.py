@@ -1,0 +1,148 @@
+"""When a job's operations moved their payload between sites, and how much: the twin's bytes with the records' times.
+
+A *load* is what the operations of one step move within one interval of time. Gradients, activations and tokens move
+within the step (``Operation.before_update``), pseudo-gradients from the end of the inner optimizer on; both, and
+everything else, at the latest until the end of the step after which the result is used (``Operation.lands``), and what
+follows the last step until the job's end. Of an operation whose ranks did not all record these steps, an unknown part
+moved: from its beginning on, an attempt tells nothing (``known_until``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.core.records.rank_log import RankLog, StepRecord
+from testbed.core.training.gloo_bytes import least_into, site_bytes
+from testbed.core.training.operation import Operation
+from testbed.core.training.twin import Twin
+
+__all__ = ["AttemptLoads", "Load", "Moved", "attempt_loads"]
+
+Sites = tuple[str, str]
+"""Source and destination."""
+
+_AFTER_THE_STEP = ("pseudo-gradients",)
+"""What is known only when the inner optimizer is done."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """``moved``: bytes by source and destination site. ``least``: those that must enter each site in any case.
+    ``payload``: bytes of the operations themselves."""
+
+    begin_t: float
+    end_t: float
+    moved: Mapping[Sites, float]
+    least: Mapping[str, float]
+    payload: float
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes of loads wholly within an interval, with shares of those that are cut, and of all that touch it."""
+
+    whole: float = 0.0
+    share: float = 0.0
+    touched: float = 0.0
+
+    def __add__(self, more: Moved) -> Moved:
+        return Moved(self.whole + more.whole, self.share + more.share, self.touched + more.touched)
+
+
+@dataclass(frozen=True)
+class AttemptLoads:
+    """The loads of one attempt that cross fibers. ``per_step``: their payload over the number of steps."""
+
+    loads: tuple[Load, ...]
+    known_until: float
+    per_step: float
+
+    def between(self, first_t: float, last_t: float, sites: Mapping[Sites, float]) -> Moved:
+        """Return what crossed between two times, each pair of sites counted as often as ``sites`` says."""
+        found = Moved()
+        for load in self.loads:
+            inside = min(load.end_t, last_t) - max(load.begin_t, first_t)
+            byte_count = sum(times * load.moved.get(pair, 0.0) for pair, times in sites.items()) if inside >= 0 else 0.0
+            if byte_count:
+                lasted = load.end_t - load.begin_t
+                whole = load.begin_t >= first_t and load.end_t <= last_t
+                share = inside / lasted if lasted > 0 else 1.0
+                found += Moved(byte_count if whole else 0.0, share * byte_count, byte_count)
+        return found
+
+
+def attempt_loads(twin: Twin, logs: Sequence[RankLog]) -> dict[int, AttemptLoads]:
+    """Return attempt -> its loads. ``logs`` are those of all ranks, in their order."""
+    rows: dict[int, list[dict[int, StepRecord]]] = {}
+    ends: dict[tuple[int, int], float] = {}
+    for rank, log in enumerate(logs):
+        for step in log.steps:
+            rows.setdefault(step.attempt, [{} for _ in logs])[rank][step.step] = step
+        ends |= {(it.attempt, rank): it.t for it in log.ends if it.status == "ok"}
+    at = _Crossing(twin.layout.sites)
+    return {attempt: _of_attempt(twin, ranks, attempt, ends, at) for attempt, ranks in rows.items()}
+
+
+def _of_attempt(
+    twin: Twin,
+    ranks: Sequence[Mapping[int, StepRecord]],
+    attempt: int,
+    ends: Mapping[tuple[int, int], float],
+    at: _Crossing,
+) -> AttemptLoads:
+    total = twin.layout.steps or max((step for each in ranks for step in each), default=0)
+    numbers = sorted({step for each in ranks for step in each})
+    found: dict[tuple[float, float], list[Operation]] = defaultdict(list)
+    known_until = math.inf
+    for step in numbers:
+        for operation in twin.operations(step):
+            if not at.crosses(operation):
+                continue
+            within = operation.before_update
+            landed = step if within else min(step + operation.lands, total)
+            known = [ranks[rank][step] for rank in operation.ranks if step in ranks[rank]]
+            begins = [it.t_stepped if operation.what in _AFTER_THE_STEP else it.t_begin for it in known]
+            lands = [ranks[rank][landed] for rank in operation.ranks if landed in ranks[rank]]
+            if len(begins) < len(operation.ranks) or len(lands) < len(operation.ranks):
+                before = [ranks[rank][step - 1].t_end for rank in operation.ranks if step - 1 in ranks[rank]]
+                known_until = min([known_until, *begins, *before])
+                continue
+            last = [it.t_sync if within else it.t_end for it in lands]
+            if landed == total and not within:
+                last += [ends.get((attempt, rank), 0.0) for rank in operation.ranks]
+            found[min(begins), max(last)].append(operation)
+    if all(total in each for each in ranks) and all((attempt, rank) in ends for rank in range(len(ranks))):
+        ending = [it for it in twin.operations(total + 1) if at.crosses(it)]
+        interval = min(each[total].t_end for each in ranks), max(ends[attempt, rank] for rank in range(len(ranks)))
+        found[interval] += ending
+    loads = tuple(at.load(begin_t, end_t, operations) for (begin_t, end_t), operations in sorted(found.items()))
+    return AttemptLoads(loads, known_until, sum(load.payload for load in loads) / max(1, len(numbers)))
+
+
+class _Crossing:
+    """What operations move between sites; each operation is worked out once, as most of them recur in every step."""
+
+    def __init__(self, sites: Sequence[str]) -> None:
+        self._sites = sites
+        self._known: dict[Operation, tuple[Mapping[Sites, float], Mapping[str, float]]] = {}
+
+    def crosses(self, operation: Operation) -> bool:
+        return bool(self._of(operation)[0])
+
+    def load(self, begin_t: float, end_t: float, operations: Sequence[Operation]) -> Load:
+        moved, least = defaultdict[Sites, float](float), defaultdict[str, float](float)
+        for operation in operations:
+            of_moved, of_least = self._of(operation)
+            for pair, byte_count in of_moved.items():
+                moved[pair] += byte_count
+            for site, byte_count in of_least.items():
+                least[site] += byte_count
+        return Load(begin_t, end_t, dict(moved), dict(least), sum(it.byte_count for it in operations))
+
+    def _of(self, operation: Operation) -> tuple[Mapping[Sites, float], Mapping[str, float]]:
+        if operation not in self._known:
+            self._known[operation] = site_bytes([operation], self._sites), least_into(operation, self._sites)
+        return self._known[operation]

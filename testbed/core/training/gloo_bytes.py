@@ -1,0 +1,101 @@
+"""Payload bytes of each hop between ranks, of a twin's operations as torch's gloo carries them out. Pure.
+
+How gloo moves the bytes is its choice, not the strategy's. Each rule was measured over loopback with torch 2.13, from
+the counters of each connection (``tests/unit/core/training/test_gloo_bytes.py``), for groups of R ranks in the order of
+rank numbers, in which torch sorts every group:
+
+- all_reduce: a ring; each rank sends 2 (R - 1) / R n to the rank *before* it (gloo/allreduce.cc);
+- reduce_scatter: costs an all_reduce of the whole input, which is how torch's gloo does it;
+- all_gather: a ring the other way; each rank sends (R - 1) / R n to the rank *after* it (gloo/allgather.cc);
+- all_to_all: each rank sends n / R to every other rank (gloo/alltoall.cc);
+- broadcast: a binomial tree from the source; rank v after it receives from v less its highest bit (gloo/broadcast.cc);
+- send: from the first rank to the second.
+
+Not counted: 48 to 96 bytes of gloo's own for each message, and barriers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from testbed.core.training.operation import Operation
+
+__all__ = ["Hop", "hop_bytes", "least_into", "site_bytes"]
+
+Hop = tuple[int, int]
+"""Source rank and destination rank."""
+
+
+def hop_bytes(operation: Operation) -> dict[Hop, float]:
+    """Return the payload that an operation moves over each hop, in bytes; a group of one moves nothing."""
+    count, found = len(operation.ranks), defaultdict[Hop, float](float)
+    if count > 1 and operation.byte_count:
+        for hop, share in _shares(operation.kind, operation.ranks):
+            found[hop] += share * operation.byte_count
+    return dict(found)
+
+
+def site_bytes(operations: Iterable[Operation], sites: Sequence[str]) -> dict[tuple[str, str], float]:
+    """Return the payload between sites, in bytes by source and destination; ``sites`` are those of the ranks."""
+    found = defaultdict[tuple[str, str], float](float)
+    for operation in operations:
+        for (source, destination), byte_count in hop_bytes(operation).items():
+            if sites[source] != sites[destination]:
+                found[sites[source], sites[destination]] += byte_count
+    return dict(found)
+
+
+def least_into(operation: Operation, sites: Sequence[str]) -> Mapping[str, float]:
+    """Return the least payload that must enter each site, in bytes, however the library does the operation.
+
+    The contributions of other sites can be summed on their way where the operation sums; they cannot be fewer than the
+    result. Sites into which nothing must come are missing.
+    """
+    ranks, n = operation.ranks, operation.byte_count
+    inside = {site: [rank for rank in ranks if sites[rank] == site] for site in dict.fromkeys(sites[r] for r in ranks)}
+    found: dict[str, float] = {}
+    for site, members in inside.items():
+        others = len(ranks) - len(members)
+        if not others:
+            continue
+        match operation.kind:
+            case "all_reduce":
+                found[site] = n
+            case "reduce_scatter":
+                found[site] = n * len(members) / len(ranks)
+            case "all_gather":
+                found[site] = n * others / len(ranks)
+            case "all_to_all":
+                found[site] = n * others * len(members) / len(ranks)
+            case "broadcast" | "send" if ranks[0] not in members:
+                found[site] = n
+            case _:
+                pass
+    return found
+
+
+def _shares(kind: str, ranks: Sequence[int]) -> Iterator[tuple[Hop, float]]:
+    """Yield each hop and its share of the operation's bytes."""
+    group, count = sorted(ranks), len(ranks)
+    match kind:
+        case "all_reduce" | "reduce_scatter":
+            for index, rank in enumerate(group):
+                yield (rank, group[index - 1]), 2.0 * (count - 1) / count
+        case "all_gather":
+            for index, rank in enumerate(group):
+                yield (group[index - 1], rank), (count - 1) / count
+        case "all_to_all":
+            for source in group:
+                for destination in group:
+                    if source != destination:
+                        yield (source, destination), 1.0 / count
+        case "broadcast":
+            first = group.index(ranks[0])
+            behind = [*group[first:], *group[:first]]
+            for index in range(1, count):
+                yield (behind[index - (1 << index.bit_length() - 1)], behind[index]), 1.0
+        case "send":
+            yield (ranks[0], ranks[1]), 1.0
+        case _:
+            raise ValueError(f"unknown kind of operation '{kind}'")

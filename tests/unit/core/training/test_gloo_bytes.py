@@ -1,0 +1,148 @@
+"""The bytes of each hop against gloo itself: what the kernel counted on each connection between ranks over loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from testbed.core.training.gloo_bytes import hop_bytes, least_into, site_bytes
+from testbed.core.training.operation import Kind, Operation
+from tests.loopback_ranks import run
+
+ELEMENTS = 60_000
+"""Divisible by 3 and 4; 240 kB, beside which gloo's 96 bytes a message are nothing."""
+BYTES = 4 * ELEMENTS
+TCP_INFO, BYTES_SENT = 11, 200
+"""linux/tcp.h: the option, and the offset of tcpi_bytes_sent."""
+
+
+def connections() -> dict[tuple[int, int], int]:
+    """Return the bytes that this process has sent on each of its connections, by own port and peer's port."""
+    found = {}
+    for descriptor in list(Path("/proc/self/fd").iterdir()):
+        try:
+            if not str(descriptor.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(descriptor.name))) as each:
+                if each.type == socket.SOCK_STREAM and each.family in (socket.AF_INET, socket.AF_INET6):
+                    ports = each.getsockname()[1], each.getpeername()[1]
+                    told = each.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 232)
+                    found[ports] = struct.unpack_from("Q", told, BYTES_SENT)[0]
+        except OSError:
+            continue
+    return found
+
+
+def settled() -> dict[tuple[int, int], int]:
+    """Return the counts once they stand still, bounded."""
+    before, until = connections(), time.monotonic() + 5
+    while time.monotonic() < until:
+        time.sleep(0.01)
+        after = connections()
+        if after == before:
+            break
+        before = after
+    return before
+
+
+def measured(rank: int) -> tuple[list[dict[tuple[int, int], int]], list[tuple[int, int]]]:
+    size = dist.get_world_size()
+    whole, part = torch.ones(ELEMENTS), torch.ones(ELEMENTS // size)
+
+    def send() -> None:
+        if rank == 0:
+            dist.send(whole, 1)
+        elif rank == 1:
+            dist.recv(whole, 0)
+
+    calls: list[Any] = [
+        lambda: dist.all_reduce(whole),
+        lambda: dist.reduce_scatter_tensor(part, whole),
+        lambda: dist.all_gather_into_tensor(whole, part),
+        lambda: dist.all_to_all_single(torch.empty(ELEMENTS), whole),
+        lambda: dist.broadcast(whole, 1),
+        send,
+    ]
+    found = []
+    for call in calls:
+        call()  # connections are made by the first use of a pair
+        dist.barrier()
+        before = settled()
+        dist.barrier()  # two messages of 96 bytes
+        call()
+        after = settled()
+        found.append({ports: count - before.get(ports, 0) for ports, count in after.items()})
+        dist.barrier()
+    return found, list(connections())
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.filterwarnings("ignore")
+def test_each_hop_carries_what_gloo_sends_over_it(size: int) -> None:
+    told = run(size, measured)
+    owner = {ports: rank for rank, (_, all_ports) in enumerate(told) for ports in all_ports}
+    everyone = tuple(range(size))
+    expected = [
+        Operation("all_reduce", everyone, BYTES, "gradients"),
+        Operation("reduce_scatter", everyone, BYTES, "gradients"),
+        Operation("all_gather", everyone, BYTES, "parameters"),
+        Operation("all_to_all", everyone, BYTES, "tokens"),
+        Operation("broadcast", (1, *(rank for rank in everyone if rank != 1)), BYTES, "state"),
+        Operation("send", (0, 1), BYTES, "state"),
+    ]
+    for index, operation in enumerate(expected):
+        hops = defaultdict[tuple[int, int], int](int)
+        for rank, (found, _) in enumerate(told):
+            for (own, peers), count in found[index].items():
+                if (peers, own) in owner:
+                    hops[rank, owner[peers, own]] += count
+        carried = {hop: count for hop, count in hops.items() if count > 0.01 * BYTES}
+        assert carried == pytest.approx(hop_bytes(operation), rel=0.01), operation.kind
+
+
+def test_a_group_is_in_the_order_of_rank_numbers_however_it_is_written() -> None:
+    ring = Operation("all_reduce", (3, 2, 0), 300, "gradients")
+    assert hop_bytes(ring) == {(0, 3): 400, (2, 0): 400, (3, 2): 400}
+    assert hop_bytes(Operation("all_reduce", (2,), 300, "gradients")) == {}
+
+
+def test_only_hops_between_sites_count_between_sites() -> None:
+    sites = ("east", "east", "west", "west")
+    ring = Operation("all_reduce", (0, 1, 2, 3), 100, "gradients")
+    assert site_bytes([ring, ring], sites) == {("east", "west"): 300, ("west", "east"): 300}
+    inside = [Operation("all_gather", (0, 1), 100, "parameters", "site:east")]
+    assert site_bytes(inside, sites) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"),
+    [
+        ("all_reduce", {"east": 120, "west": 120}),
+        ("reduce_scatter", {"east": 80, "west": 40}),
+        ("all_gather", {"east": 40, "west": 80}),
+        ("all_to_all", {"east": 80, "west": 80}),
+        ("broadcast", {"west": 120}),
+    ],
+)
+def test_what_must_enter_a_site_is_at_most_what_gloo_sends_into_it(kind: Kind, least: dict[str, float]) -> None:
+    sites = ("east", "east", "west")
+    operation = Operation(kind, (0, 1, 2), 120, "gradients")
+    assert least_into(operation, sites) == pytest.approx(least)
+    into = defaultdict[str, float](float)
+    for (_, destination), count in site_bytes([operation], sites).items():
+        into[destination] += count
+    assert all(into[site] >= count - 1e-9 for site, count in least.items())
+
+
+def test_nothing_must_enter_a_site_from_itself() -> None:
+    assert least_into(Operation("all_reduce", (0, 1), 120, "gradients"), ("east", "east", "west")) == {}
+    assert least_into(Operation("send", (2, 0), 120, "state"), ("east", "east", "west")) == {"east": 120}
