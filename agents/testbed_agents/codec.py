@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,7 +45,9 @@ _ROUNDING = 1 + 2.0**-15
 
 
 class Codec(ABC):
-    """Encodes a vector of float32 as bytes."""
+    """Encodes a vector of float32 as bytes. ``exact``: and loses nothing."""
+
+    exact: ClassVar[bool] = False
 
     @abstractmethod
     def bytes(self, elements: int) -> int:
@@ -86,6 +89,8 @@ class Codec(ABC):
 @dataclass(frozen=True)
 class Float32(Codec):
     """The values themselves."""
+
+    exact: ClassVar[bool] = True
 
     def bytes(self, elements: int) -> int:
         return 4 * elements

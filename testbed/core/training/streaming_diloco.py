@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from testbed.core.training.codec_bytes import dense_bytes
-from testbed.core.training.diloco import inner_operations, slice_groups, spread_operations
+from testbed.core.training.layout import FLOAT32_BYTES
 from testbed.core.training.operation import Operation
+from testbed.core.training.site_exchange import gather_in_sites, mean_in_sites, slice_groups, sum_delays, sum_over
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, REPLICA, choice, share, whole
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 
@@ -57,24 +59,37 @@ class StreamingDiloco(Twin):
 
     def operations(self, step: int) -> Sequence[Operation]:
         last = self.layout.steps
-        if not 1 <= step <= last + 1:
+        if not 1 <= step <= last:
             return ()
-        if step > last:
-            flying = [it for it in self._all if self._begun(it, last) > last - self._overlap]
-            begun = [it for it in self._all if self._begun(it, last) < last]
-            return (*self._spread(flying), *self._across(begun, 0), *self._spread(begun))
         begun = [it for it in self._all if self._due(it, step)]
         landed = [it for it in self._all if self._due(it, step - self._overlap)]
-        inner = inner_operations(self.layout, self.values["replica"])
-        return (*inner, *self._across(begun, self._overlap), *self._spread(landed))
+        found = [*self._across(begun, self._overlap), *self._gathered(landed)]
+        if self._site:
+            found[:0] = mean_in_sites(self.layout, self.layout.payload_bytes)
+        return (*found, *(self._end() if step == last else ()))
+
+    def resumed(self, step: int) -> Sequence[Operation]:
+        """Return what an attempt that resumes after ``step`` sends again: the fragments that were on their way."""
+        flying = [it for it in self._all if self._begun(it, step) > max(0, step - self._overlap)]
+        return self._across(sorted(flying, key=lambda it: (self._begun(it, step), it)), self._overlap)
+
+    def _end(self) -> Sequence[Operation]:
+        """Return the operations after those of the last step."""
+        last = self.layout.steps
+        flying = [it for it in self._all if self._begun(it, last) > max(0, last - self._overlap)]
+        flying.sort(key=lambda it: (self._begun(it, last), it))
+        rest = [it for it in self._all if self._begun(it, last) < last]
+        # Those that landed after the last step were merged, and are now adopted.
+        merged = [] if self._overlap or not self.values["alpha"] else [it for it in self._all if it not in rest]
+        return (*self._gathered(flying), *self._across(rest, 0), *self._gathered(rest + merged))
 
     def equal(self, step: int) -> Sequence[Equal]:
-        if step >= self.layout.steps:
-            everyone = (Equal("parameters", tuple(range(self.layout.world_size))),)
-            return (*everyone, *self._equal_outer(self._all))
-        inside = () if self.values["replica"] == "rank" else self.layout.members.values()
-        landed = [it for it in self._all if self._due(it, step - self._overlap)]
-        return (*(Equal("parameters", ranks) for ranks in inside), *self._equal_outer(landed))
+        groups = slice_groups(self.layout, self.values["replica"])
+        outer = [Equal(f"outer.{fragment}", ranks) for fragment in self._all for _, ranks in groups]
+        if step == 0 or step >= self.layout.steps:
+            return (Equal("parameters", tuple(range(self.layout.world_size))), *outer)
+        inside = self.layout.members.values() if self._site else ()
+        return (*(Equal("parameters", ranks) for ranks in inside), *outer)
 
     def committed(self, step: int) -> float:
         if step >= self.layout.steps:
@@ -91,15 +106,17 @@ class StreamingDiloco(Twin):
 
     @property
     def delays(self) -> float:
-        """A ring of all-reduce goes round twice, one of all-gather once."""
-        replicas = self.layout.world_size if self.values["replica"] == "rank" else len(self.layout.site_names)
-        return (2.0 if self.values["bits"] == 32 else 1.0) * (replicas - 1)
+        """Of a sum, or of an all-gather of codes, whose ring goes round once."""
+        replicas = len(self.layout.site_names) if self._site else self.layout.world_size
+        return sum_delays(replicas) if self.values["bits"] == 32 else float(replicas - 1)
 
     @property
     def longest_gap(self) -> int:
         """One site may be as many steps ahead of another as lie between two exchanges; the first one waits longest."""
         offsets = sorted(it or self._every for it in {self._offset(p) for p in self._all})
-        return max(after - before for before, after in zip([0, *offsets], [*offsets, offsets[0] + self._every], strict=True))
+        return max(
+            after - before for before, after in zip([0, *offsets], [*offsets, offsets[0] + self._every], strict=True)
+        )
 
     def fragment_elements(self, fragment: int) -> int:
         """Return how many parameters a fragment has."""
@@ -148,28 +165,31 @@ class StreamingDiloco(Twin):
         gaps = [after - before for before, after in zip(offsets, [*offsets[1:], offsets[0] + self._every], strict=True)]
         return len(self._all) > 1 and (len(offsets) < len(self._all) or min(gaps) <= self._overlap)
 
+    @property
+    def _site(self) -> bool:
+        return bool(self.values["replica"] == "site")
+
     def _across(self, fragments: Sequence[int], lands: int) -> list[Operation]:
-        replica, bits = self.values["replica"], int(self.values["bits"])
-        found = []
+        found: list[Operation] = []
+        bits = int(self.values["bits"])
         for fragment in fragments:
-            elements = self.fragment_elements(fragment)
-            suffix = f":fragment-{fragment}" if self._own_groups() else ""
-            for name, ranks in slice_groups(self.layout, replica):
-                each = -(-elements // (1 if replica == "rank" else self.layout.slices))
-                coded = dense_bytes(each, bits)
-                kind, size = ("all_reduce", coded) if bits == 32 else ("all_gather", coded * len(ranks))
-                found.append(Operation(kind, ranks, size, "pseudo-gradients", name + suffix, fragment, lands))
+            suffix = f"/fragment-{fragment}" if self._own_groups() else ""
+            groups = slice_groups(self.layout, self.values["replica"], suffix)
+            # Slices are padded to the same size.
+            coded = dense_bytes(-(-self.fragment_elements(fragment) // len(groups)), bits)
+            for name, ranks in groups:
+                if bits == 32:
+                    found += sum_over(ranks, coded, "pseudo-gradients", name, fragment=fragment, lands=lands)
+                elif len(ranks) > 1:
+                    size = coded * len(ranks)
+                    found.append(Operation("all_gather", ranks, size, "pseudo-gradients", name, fragment, lands))
         return found
 
-    def _spread(self, fragments: Sequence[int]) -> list[Operation]:
+    def _gathered(self, fragments: Sequence[int]) -> list[Operation]:
+        if not self._site:
+            return []
         return [
-            it
+            replace(it, fragment=fragment)
             for fragment in fragments
-            for it in spread_operations(
-                self.layout, self.values["replica"], 4 * self.fragment_elements(fragment), fragment
-            )
+            for it in gather_in_sites(self.layout, FLOAT32_BYTES * self.fragment_elements(fragment))
         ]
-
-    def _equal_outer(self, fragments: Sequence[int]) -> list[Equal]:
-        groups = slice_groups(self.layout, self.values["replica"])
-        return [Equal(f"outer.{fragment}", ranks) for fragment in fragments for _, ranks in groups]
