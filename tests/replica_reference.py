@@ -83,6 +83,7 @@ def streaming(
     rate: float,
 ) -> tuple[list[Replica], Tensor]:
     """Return the replicas after the last exchange, and the outer parameters in the order of the model's parameters."""
+    torch.set_num_threads(1)  # of tensors this small, more are slower
     replicas = [Replica(ranks, rate) for ranks in sites]
     names = fragments(count)
     slices = min(len(ranks) for ranks in sites)
@@ -134,6 +135,7 @@ def sparse(
     rate: float,
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the outer parameters, and the residual of each replica."""
+    torch.set_num_threads(1)  # of tensors this small, more are slower
     replicas = [Replica(ranks, rate) for ranks in sites]
     names = list(replicas[0].parameters)
     slices = min(len(ranks) for ranks in sites)
