@@ -40,7 +40,7 @@ class CodedExchange:
         """Return the decoded values of each replica, in order. Raises RuntimeError if a peer is gone."""
         if self._work is not None:
             self._work.wait()
-        return [self._codec.decode(code, self._elements) for code in self._whole.split(self._sizes)]
+        return [self._codec.decode(code, self._elements) for code in torch.split(self._whole, self._sizes)]
 
 
 def added(parts: Sequence[Tensor]) -> Tensor:
