@@ -46,8 +46,8 @@ class SparseLoco(LocalSgd):
         accumulated = self._decay * before + delta
         decoded = CodedExchange(accumulated, self._codec, self.replicas).wait()
         total = added(decoded)
-        own = decoded[self.replicas.across_ranks.index(self.context.groups.rank)] if self.slice.holds else accumulated
-        self.residual.copy_(accumulated - own)
+        own = self.replicas.across_ranks.index(self.context.groups.rank) if self.slice.holds else 0
+        self.residual.copy_(accumulated - decoded[own])
         if failpoint(self.context, "dropped-residual"):
             self.residual.zero_()
         if self.slice.holds:
@@ -58,6 +58,7 @@ class SparseLoco(LocalSgd):
                 inputs=accumulated,
                 decoded=decoded,
                 ranks=self.replicas.across_ranks,
+                own=own,
                 total=total,
                 bound=lambda positions: self._codec.bound(accumulated)[positions],
                 residual=self.residual,

@@ -51,7 +51,6 @@ class StreamingDiloco(ReplicaTraining):
         self._schedule = Schedule(every, fragments, overlap)
         self._alpha, self._codec = alpha, of_bits(bits, rounding == "stochastic")
         self._rate, self._momentum = outer_rate, outer_momentum
-        self.late_s = 0.0
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         trained = super().prepare(model, context)
@@ -71,7 +70,6 @@ class StreamingDiloco(ReplicaTraining):
             fragment.send()
 
     def after_step(self, step: int) -> None:
-        self.late_s = 0.0
         for number in self._schedule.due(step):
             self._fragments[number].begin(step)
         for fragment in self._in_flight():
@@ -100,7 +98,8 @@ class StreamingDiloco(ReplicaTraining):
         began_t = time.monotonic()
         fragment.arrive()
         if self._schedule.overlap:
-            self.late_s += time.monotonic() - began_t
+            late_s = time.monotonic() - began_t
+            self.context.late_s = getattr(self.context, "late_s", 0.0) + late_s  # type: ignore[attr-defined]
         fragment.adopt(keep)
 
     def state(self) -> dict[str, Tensor]:
@@ -177,9 +176,8 @@ class _Fragment:
             total = added(decoded)
             self._note(decoded, total)
         self._sum = self._codes = None
-        for _ in range(1 + failpoint(self._context, "applied-twice")):
-            self.outer.step(total / self.slice.replicas.count)
-            self._version += 1
+        self.outer.step(total / self.slice.replicas.count)
+        self._version += 1
         self._taken.zero_()
 
     def adopt(self, keep: float) -> None:
@@ -199,6 +197,7 @@ class _Fragment:
                 inputs=self._delta,
                 decoded=decoded,
                 ranks=self.slice.replicas.across_ranks,
+                own=self.slice.replicas.across_ranks.index(self._context.groups.rank),
                 total=total,
                 bound=lambda positions: self._codec.bound(self._delta)[positions],
             )

@@ -50,7 +50,7 @@ def _traced(groups: Groups, options: dict[str, Any], killed: int = 0) -> dict[st
 
     job.run(after=note)
     outer = torch.cat([it.reshape(-1) for it in job.strategy.outer_parameters()])
-    found = {"parameters": job.parameters(), "outer": outer, "trace": trace, "late_s": job.strategy.late_s}
+    found = {"parameters": job.parameters(), "outer": outer, "trace": trace}
     if killed:
         restored = replica_jobs.Job(groups, StreamingDiloco(**options), STEPS, RATE).load(saved).run()
         flying = [int(it) for name, it in saved["strategy"].items() if name.endswith("taken")]
