@@ -89,6 +89,7 @@ class Job:
         }
 
     def load(self, saved: Mapping[str, Any]) -> Job:
+        self.strategy.rehearse(*drawn(self.rank, 0))
         with torch.no_grad():
             for parameter, value, moment in zip(
                 self.model.parameters(), saved["parameters"], saved["moments"], strict=True
