@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+# The first optimizer of a process imports it, which takes a second: once here, not in every rank.
+import torch._dynamo
 import torch.distributed as dist
 
 BOUND_S = 120.0

@@ -23,6 +23,8 @@ _FILES: Mapping[str, str] = {
     "hierarchical": "hierarchical:Hierarchical",
     "local-sgd": "diloco:LocalSgd",
     "diloco": "diloco:Diloco",
+    "streaming-diloco": "streaming_diloco:StreamingDiloco",
+    "sparse-loco": "sparse_loco:SparseLoco",
     "multi-tier": "multi_tier:MultiTier",
 }
 """Module and class by the name of the strategy."""

@@ -13,12 +13,16 @@ from testbed.core.training.diloco import Diloco, LocalSgd
 from testbed.core.training.hierarchical import Hierarchical
 from testbed.core.training.layout import Layout
 from testbed.core.training.multi_tier import MultiTier
+from testbed.core.training.sparse_loco import SparseLoco
+from testbed.core.training.streaming_diloco import StreamingDiloco
 from testbed.core.training.twin import Twin
 from testbed.errors import UnknownName, UserError
 
 __all__ = ["BUILT", "add", "make", "twin_class"]
 
-_ALL: dict[str, type[Twin]] = {it.name: it for it in (Ddp, Hierarchical, LocalSgd, Diloco, MultiTier)}
+_ALL: dict[str, type[Twin]] = {
+    it.name: it for it in (Ddp, Hierarchical, LocalSgd, Diloco, StreamingDiloco, SparseLoco, MultiTier)
+}
 
 BUILT: Mapping[str, type[Twin]] = _ALL
 """Twins by name, those of packages included once they are added."""

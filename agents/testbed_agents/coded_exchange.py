@@ -1,0 +1,63 @@
+"""The coded values of all replicas, on every replica: an all-gather of codes, decoded in the order of replicas.
+
+An all-reduce would have to add codes, and round again at each hop. Here all replicas decode the same bytes in the same
+order and add them as float32, each its own decoded value too: so their sums are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from testbed_agents.codec import Codec
+from testbed_agents.exchange import gather_into
+from testbed_agents.groups import Replicas
+
+__all__ = ["CodedExchange", "added"]
+
+
+class CodedExchange:
+    """Codes of ``values``, (elements,), on their way to the other replicas, and theirs to this one.
+
+    A rank without a slice (``replicas.slice``) exchanges nothing.
+    """
+
+    def __init__(
+        self, values: Tensor, codec: Codec, replicas: Replicas, generator: torch.Generator | None = None
+    ) -> None:
+        self._codec, self._elements = codec, values.numel()
+        code = codec.encode(values, generator)
+        self._sizes = [code.numel()] * (1 if replicas.slice is None else replicas.count)
+        self._whole, self._work = code, None
+        if len(self._sizes) > 1:
+            self._whole = code.new_empty(sum(self._sizes))
+            self._work = gather_into(self._whole, code, group=replicas.across, async_op=True)
+
+    def wait(self) -> list[Tensor]:
+        """Return the decoded values of each replica, in order. Raises RuntimeError if a peer is gone."""
+        if self._work is not None:
+            self._work.wait()
+        return [self._codec.decode(code, self._elements) for code in torch.split(self._whole, self._sizes)]
+
+
+def added(parts: Sequence[Tensor]) -> Tensor:
+    """Return the float32 sum of ``parts`` in their order, a new tensor."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def failpoint(context: Any, name: str) -> bool:
+    """Return whether the planted bug ``name`` is to happen here."""
+    found = getattr(context, "failpoint", None)
+    return bool(found and found(name))
+
+
+def note_encoded(context: Any, **what: Any) -> None:
+    """Record a coded exchange for the checkers, if there is a record."""
+    if checks := getattr(context, "checks", None):
+        checks.encoded(**what)

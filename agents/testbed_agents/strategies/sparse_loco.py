@@ -1,0 +1,72 @@
+"""sparse-loco: diloco without momentum that sends the largest values only, and remembers what it has not sent.
+
+Every H steps: e ← 0.95 e + Δ, Δ = Θ - θ; Q = the largest 64 of each 4096 values of e, with 2 bits each; e ← e - Q;
+Θ ← Θ - mean Q; θ ← Θ (Sarfi et al. 2025, SparseLoCo, arXiv:2508.15706). Each replica has an e of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from testbed_agents.codec import TopK
+from testbed_agents.coded_exchange import CodedExchange, added, failpoint, note_encoded
+from testbed_agents.outer import Nesterov
+from testbed_agents.strategies.diloco import LocalSgd
+from testbed_agents.strategies.strategy import Context
+
+__all__ = ["SparseLoco"]
+
+
+class SparseLoco(LocalSgd):
+    """``top``: values kept of each 4096; ``bits`` of each: 2, or 32; ``decay`` of the residual e. Raises ValueError."""
+
+    def __init__(
+        self,
+        every: int = 50,
+        top: int = 64,
+        bits: int = 2,
+        decay: float = 0.95,
+        outer_rate: float = 1.0,
+        replica: str = "site",
+    ) -> None:
+        super().__init__(every, replica)
+        self._codec, self._decay, self._rate = TopK(top, bits), decay, outer_rate
+
+    def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
+        trained = super().prepare(model, context)
+        self.residual = torch.zeros_like(self.outer.values)
+        return trained
+
+    def make_outer(self, values: Tensor) -> Nesterov:
+        return Nesterov(values, self._rate, 0.0)
+
+    def combine(self, local: Tensor) -> None:
+        before, delta = self.residual.clone(), self.outer.values - local
+        accumulated = self._decay * before + delta
+        decoded = CodedExchange(accumulated, self._codec, self.replicas).wait()
+        total = added(decoded)
+        own = self.replicas.across_ranks.index(self.context.groups.rank) if self.slice.holds else 0
+        self.residual.copy_(accumulated - decoded[own])
+        if failpoint(self.context, "dropped-residual"):
+            self.residual.zero_()
+        if self.slice.holds:
+            note_encoded(
+                self.context,
+                what="sparse",
+                fragment=None,
+                inputs=accumulated,
+                decoded=decoded,
+                ranks=self.replicas.across_ranks,
+                own=own,
+                total=total,
+                bound=lambda positions: self._codec.bound(accumulated)[positions],
+                residual=self.residual,
+                before=before,
+                added=delta,
+                decay=self._decay,
+            )
+        self.outer.step(total / self.replicas.count)
+
+    def state(self) -> dict[str, Tensor]:
+        return {**super().state(), "residual": self.residual}

@@ -1,0 +1,47 @@
+"""Twin of ``sparse-loco``: every H steps, sites exchange the largest values of what they have not sent yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.core.training.codec_bytes import CHUNK, top_k_bytes
+from testbed.core.training.diloco import LocalSgd
+from testbed.core.training.operation import Operation
+from testbed.core.training.site_exchange import gather_in_sites, slice_groups
+from testbed.core.training.strategy_options import EVERY, REPLICA, choice, share, whole
+from testbed.core.training.twin import Option
+
+__all__ = ["SparseLoco"]
+
+
+class SparseLoco(LocalSgd):
+    name = "sparse-loco"
+    summary = "train alone for H steps, then exchange the largest values of the pseudo-gradient and keep the rest back"
+    source = "Sarfi et al. 2025, SparseLoCo, arXiv:2508.15706"
+    options = (
+        EVERY,
+        Option("top", 64, whole(1, CHUNK), f"values that are sent of each {CHUNK}; 64: 0.23 bits a parameter"),
+        Option("bits", 2, choice(2, 32), "of each value that is sent, beside its position of 12 bits"),
+        Option("decay", 0.95, share(0.0, 1.0), "share of what was kept back that is added to the next exchange"),
+        Option("outer.rate", 1.0, share(0.0, 10.0), "learning rate of the outer parameters; there is no momentum"),
+        REPLICA,
+    )
+
+    what = "pseudo-gradients"
+
+    def exchange(self) -> Sequence[Operation]:
+        replica, layout = self.values["replica"], self.layout
+        groups = slice_groups(layout, replica)
+        coded = top_k_bytes(-(-layout.elements // len(groups)), int(self.values["top"]), int(self.values["bits"]))
+        across = [
+            Operation("all_gather", ranks, coded * len(ranks), self.what, name)
+            for name, ranks in groups
+            if len(ranks) > 1
+        ]
+        return (*across, *(gather_in_sites(layout, layout.payload_bytes) if replica == "site" else ()))
+
+    @property
+    def delays(self) -> float:
+        """Of an all-gather, whose ring goes round once."""
+        site = self.values["replica"] == "site"
+        return float((len(self.layout.site_names) if site else self.layout.world_size) - 1)

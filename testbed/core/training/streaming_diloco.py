@@ -1,0 +1,195 @@
+"""Twin of ``streaming-diloco``: fragments of the model are exchanged one after the other, beside the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from testbed.core.training.codec_bytes import dense_bytes
+from testbed.core.training.layout import FLOAT32_BYTES
+from testbed.core.training.operation import Operation
+from testbed.core.training.site_exchange import gather_in_sites, mean_in_sites, slice_groups, sum_delays, sum_over
+from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, REPLICA, choice, share, whole
+from testbed.core.training.twin import Equal, Mistake, Option, Twin
+
+__all__ = ["StreamingDiloco"]
+
+
+class StreamingDiloco(Twin):
+    """Fragment p of P is due after each step s with s mod H = round(H p / P) mod H, halves up; it lands after s + tau.
+
+    Layer i is in fragment i mod P; what is in no layer (embedding, positions, last norm) is in the last fragment. At
+    the end, what is on its way lands, and every fragment that was not due after the last step is exchanged once more.
+    """
+
+    name = "streaming-diloco"
+    summary = "as diloco, one fragment of the layers at a time, beside tau further steps; optionally with few bits"
+    source = "Douillard et al. 2025, Streaming DiLoCo, arXiv:2501.18512"
+    options = (
+        EVERY,
+        Option("fragments", 4, whole(1, 10_000), "P: parts of the model, each with every P-th layer"),
+        Option("overlap", 1, whole(0), "tau: steps beside which a fragment is exchanged; 0: the step waits for it"),
+        Option("alpha", 0.5, share(0.0, 1.0), "share of the site's own parameters in the merge with the outer ones"),
+        Option("bits", 32, choice(32, 16, 8, 4), "of each value on the fiber: float32, bfloat16, int8 or E3M0"),
+        Option("rounding", "nearest", choice("nearest", "stochastic"), "of 8 and 4 bits"),
+        OUTER_RATE,
+        OUTER_MOMENTUM,
+        REPLICA,
+    )
+
+    def mistakes(self) -> Sequence[Mistake]:
+        found = []
+        every, fragments, overlap = (int(self.values[it]) for it in ("every", "fragments", "overlap"))
+        layers = len(self._layers)
+        if fragments > max(1, layers):
+            found.append(
+                Mistake(
+                    "fragments",
+                    f"{fragments} fragments of a model with {layers} layers: a fragment has at least one",
+                    f"write at most {max(1, layers)}",
+                )
+            )
+        if overlap >= every:
+            fix = f"write an overlap of at most {every - 1}, or a larger every"
+            found.append(Mistake("overlap", f"overlap {overlap} must be less than every {every}", fix))
+        if self.values["rounding"] == "stochastic" and self.values["bits"] > 8:
+            message = f"stochastic rounding of {self.values['bits']} bits is not built"
+            found.append(Mistake("rounding", message, "write bits: 8 or 4, or rounding: nearest"))
+        return found
+
+    def operations(self, step: int) -> Sequence[Operation]:
+        last = self.layout.steps
+        if not 1 <= step <= last:
+            return ()
+        begun = [it for it in self._all if self._due(it, step)]
+        landed = [it for it in self._all if self._due(it, step - self._overlap)]
+        found = [*self._across(begun, self._overlap), *self._gathered(landed)]
+        if self._site:
+            found[:0] = mean_in_sites(self.layout, self.layout.payload_bytes)
+        return (*found, *(self._end() if step == last else ()))
+
+    def resumed(self, step: int) -> Sequence[Operation]:
+        """Return what an attempt that resumes after ``step`` sends again: the fragments that were on their way."""
+        flying = [it for it in self._all if self._begun(it, step) > max(0, step - self._overlap)]
+        return self._across(sorted(flying, key=lambda it: (self._begun(it, step), it)), self._overlap)
+
+    def _end(self) -> Sequence[Operation]:
+        """Return the operations after those of the last step."""
+        last = self.layout.steps
+        flying = [it for it in self._all if self._begun(it, last) > max(0, last - self._overlap)]
+        flying.sort(key=lambda it: (self._begun(it, last), it))
+        rest = [it for it in self._all if self._begun(it, last) < last]
+        # Those that landed after the last step were merged, and are now adopted.
+        merged = [] if self._overlap or not self.values["alpha"] else [it for it in self._all if it not in rest]
+        return (*self._gathered(flying), *self._across(rest, 0), *self._gathered(rest + merged))
+
+    def equal(self, step: int) -> Sequence[Equal]:
+        groups = slice_groups(self.layout, self.values["replica"])
+        outer = [Equal(f"outer.{fragment}", ranks) for fragment in self._all for _, ranks in groups]
+        if step == 0 or step >= self.layout.steps:
+            return (Equal("parameters", tuple(range(self.layout.world_size))), *outer)
+        inside = self.layout.members.values() if self._site else ()
+        return (*(Equal("parameters", ranks) for ranks in inside), *outer)
+
+    def committed(self, step: int) -> float:
+        if step >= self.layout.steps:
+            return float(self.layout.steps)
+        sizes = [self.fragment_elements(it) for it in self._all]
+        taken = [max(0, self._begun(it, step - self._overlap)) for it in self._all]
+        return sum(size * at for size, at in zip(sizes, taken, strict=True)) / max(1, sum(sizes))
+
+    def outer_updates(self, step: int) -> int:
+        last = self.layout.steps
+        if step < last:
+            return sum(self._count(it, step - self._overlap) for it in self._all)
+        return sum(self._count(it, last) + (self._begun(it, last) < last) for it in self._all)
+
+    @property
+    def delays(self) -> float:
+        """Of a sum, or of an all-gather of codes, whose ring goes round once."""
+        replicas = len(self.layout.site_names) if self._site else self.layout.world_size
+        return sum_delays(replicas) if self.values["bits"] == 32 else float(replicas - 1)
+
+    @property
+    def longest_gap(self) -> int:
+        """One site may be as many steps ahead of another as lie between two exchanges; the first one waits longest."""
+        offsets = sorted(it or self._every for it in {self._offset(p) for p in self._all})
+        return max(
+            after - before for before, after in zip([0, *offsets], [*offsets, offsets[0] + self._every], strict=True)
+        )
+
+    def fragment_elements(self, fragment: int) -> int:
+        """Return how many parameters a fragment has."""
+        fragments = int(self.values["fragments"])
+        return sum(
+            it.elements
+            for it in self.layout.tensors
+            if (fragments - 1 if it.layer is None else it.layer % fragments) == fragment
+        )
+
+    @property
+    def _every(self) -> int:
+        return int(self.values["every"])
+
+    @property
+    def _overlap(self) -> int:
+        return int(self.values["overlap"])
+
+    @property
+    def _all(self) -> range:
+        return range(int(self.values["fragments"]))
+
+    @property
+    def _layers(self) -> set[int]:
+        return {it.layer for it in self.layout.tensors if it.layer is not None}
+
+    def _offset(self, fragment: int) -> int:
+        # round(H p / P) in whole numbers, halves up.
+        return (2 * self._every * fragment + len(self._all)) // (2 * len(self._all)) % self._every
+
+    def _due(self, fragment: int, step: int) -> bool:
+        return 1 <= step <= self.layout.steps and step % self._every == self._offset(fragment)
+
+    def _begun(self, fragment: int, until: int) -> int:
+        """Return the last step, not after ``until``, after which the fragment was due; 0 or less for none."""
+        return until - (until - self._offset(fragment)) % self._every
+
+    def _count(self, fragment: int, until: int) -> int:
+        """Return after how many steps, 1 to ``until``, the fragment was due."""
+        first = self._offset(fragment) or self._every
+        return 0 if until < first else 1 + (until - first) // self._every
+
+    def _own_groups(self) -> bool:
+        """Whether a fragment is exchanged while another one is on its way."""
+        offsets = sorted({self._offset(it) for it in self._all})
+        gaps = [after - before for before, after in zip(offsets, [*offsets[1:], offsets[0] + self._every], strict=True)]
+        return len(self._all) > 1 and (len(offsets) < len(self._all) or min(gaps) <= self._overlap)
+
+    @property
+    def _site(self) -> bool:
+        return bool(self.values["replica"] == "site")
+
+    def _across(self, fragments: Sequence[int], lands: int) -> list[Operation]:
+        found: list[Operation] = []
+        bits = int(self.values["bits"])
+        for fragment in fragments:
+            suffix = f"/fragment-{fragment}" if self._own_groups() else ""
+            groups = slice_groups(self.layout, self.values["replica"], suffix)
+            # Slices are padded to the same size.
+            coded = dense_bytes(-(-self.fragment_elements(fragment) // len(groups)), bits)
+            for name, ranks in groups:
+                if bits == 32:
+                    found += sum_over(ranks, coded, "pseudo-gradients", name, fragment=fragment, lands=lands)
+                elif len(ranks) > 1:
+                    size = coded * len(ranks)
+                    found.append(Operation("all_gather", ranks, size, "pseudo-gradients", name, fragment, lands))
+        return found
+
+    def _gathered(self, fragments: Sequence[int]) -> list[Operation]:
+        if not self._site:
+            return []
+        return [
+            replace(it, fragment=fragment)
+            for fragment in fragments
+            for it in gather_in_sites(self.layout, FLOAT32_BYTES * self.fragment_elements(fragment))
+        ]
