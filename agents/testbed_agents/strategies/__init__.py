@@ -24,6 +24,11 @@ _FILES: Mapping[str, str] = {
     "local-sgd": "diloco:LocalSgd",
     "diloco": "diloco:Diloco",
     "multi-tier": "multi_tier:MultiTier",
+    "fsdp": "fsdp:Fsdp",
+    "hsdp": "hsdp:Hsdp",
+    "moe": "moe:Moe",
+    "pipeline": "pipeline:Pipeline",
+    "tensor": "tensor:TensorParallel",
 }
 """Module and class by the name of the strategy."""
 
