@@ -10,16 +10,24 @@ from typing import Any
 
 from testbed.core.training.ddp import Ddp
 from testbed.core.training.diloco import Diloco, LocalSgd
+from testbed.core.training.fsdp import Fsdp
 from testbed.core.training.hierarchical import Hierarchical
+from testbed.core.training.hsdp import Hsdp
 from testbed.core.training.layout import Layout
+from testbed.core.training.moe import Moe
 from testbed.core.training.multi_tier import MultiTier
+from testbed.core.training.pipeline import Pipeline
+from testbed.core.training.tensor import TensorParallel
 from testbed.core.training.twin import Twin
 from testbed.core.user_text import unknown
 from testbed.errors import UserError
 
 __all__ = ["BUILT", "add", "make", "twin_class"]
 
-_ALL: dict[str, type[Twin]] = {it.name: it for it in (Ddp, Hierarchical, LocalSgd, Diloco, MultiTier)}
+_ALL: dict[str, type[Twin]] = {
+    it.name: it
+    for it in (Ddp, Hierarchical, LocalSgd, Diloco, MultiTier, Fsdp, Hsdp, Pipeline, TensorParallel, Moe)
+}
 
 BUILT: Mapping[str, type[Twin]] = _ALL
 """Twins by name, those of packages included once they are added."""
