@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from testbed_agents.shards import local
 from testbed_agents.groups import Groups
+from testbed_agents.shards import local
 from testbed_agents.strategies.strategy import Context, Strategy
 
 __all__ = ["Fsdp"]
@@ -35,7 +35,8 @@ class Fsdp(Strategy):
         return list(model.parameters())
 
     def _mesh(self, groups: Groups) -> DeviceMesh:
-        return DeviceMesh.from_group(groups.world, "cpu", mesh_dim_names=("rank",))
+        world: Any = groups.world
+        return DeviceMesh.from_group(world, "cpu", mesh_dim_names=("rank",))
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
         loss = self.context.loss(self.module(inputs), targets)
@@ -51,4 +52,5 @@ class Fsdp(Strategy):
     def outer_parameters(self) -> list[Tensor]:
         """Return the whole parameters, gathered over the ranks that share them: a collective call of all ranks."""
         with torch.no_grad():
-            return [parameter.full_tensor() for parameter in self.module.parameters()]  # type: ignore[operator]
+            sharded: Iterable[Any] = self.module.parameters()
+            return [parameter.full_tensor() for parameter in sharded]

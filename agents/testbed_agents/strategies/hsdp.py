@@ -6,6 +6,8 @@ once, between the ranks that hold the same shard.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -32,6 +34,5 @@ def site_mesh(groups: Groups) -> DeviceMesh:
         counts = ", ".join(f"{name} has {len(groups.members[name])}" for name in groups.site_names)
         raise ValueError(f"expected equally many ranks at each site, got: {counts}")
     replicas = groups.replicas()
-    return DeviceMesh.from_group(
-        [replicas.across, replicas.inside], "cpu", mesh=torch.tensor(members), mesh_dim_names=("site", "rank")
-    )
+    dimensions: Any = [replicas.across, replicas.inside]
+    return DeviceMesh.from_group(dimensions, "cpu", mesh=torch.tensor(members), mesh_dim_names=("site", "rank"))

@@ -1,10 +1,10 @@
 """moe: a mixture of experts in each decoder block, one expert a rank; tokens travel to their experts and back.
 
-A router gives each token to its ``top_k`` experts. They are the block's own perceptron at first ("upcycling", Komatsuzaki
-et al. 2022, arXiv:2212.05055), so nothing but the router is new, and it is seeded. Each expert takes at most its equal
-share of a rank's tokens, times ``capacity``: first choices before second ones, then by position; a token beyond that
-passes by its expert (Fedus et al. 2021, Switch Transformer, arXiv:2101.03961). So every all-to-all has the same size:
-two in the forward pass of a layer, two in its backward pass.
+A router gives each token to its ``top_k`` experts. They are the block's own perceptron at first ("upcycling",
+Komatsuzaki et al. 2022, arXiv:2212.05055), so nothing but the router is new, and it is seeded. Each takes at most its
+equal share of a rank's tokens, times ``capacity``: first choices before second ones, then by position; a token beyond
+that passes by its expert (Fedus et al. 2021, Switch Transformer, arXiv:2101.03961). So every all-to-all has the same
+size: two in the forward pass of a layer, two in its backward pass.
 
 With ``experts: all`` a rank's expert is the only one of its kind, and its gradient is complete. With ``experts: site``
 each site has all experts, tokens stay inside, and an expert's gradient is averaged over the sites. All other gradients
@@ -76,9 +76,9 @@ class Moe(Strategy):
         weights, chosen = block.router(tokens).softmax(-1).topk(self._top_k, dim=-1)
         token, slot, taken = places(chosen, self._count, slots)
         sent = tokens.new_zeros(self._count * slots, tokens.shape[1]).index_copy(0, slot, tokens[token])
-        arrived = _AllToAll.apply(sent, self._group, self._count, self.context)
+        arrived = _all_to_all(sent, self._group, self._count, self.context)
         answered = block.outward(functional.gelu(block.inward(arrived)))
-        returned = _AllToAll.apply(answered, self._group, self._count, self.context)
+        returned = _all_to_all(answered, self._group, self._count, self.context)
         weight = weights.t().reshape(-1)[taken]
         return torch.zeros_like(tokens).index_add(0, token, returned[slot] * weight[:, None])
 
@@ -155,13 +155,18 @@ class _AllToAll(torch.autograd.Function):
     """Send the i-th part of (parts × slots, width) to rank i, and receive one of each; the same for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, group: Any, ranks: int, context: Context) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, parts: Tensor, group: Any, ranks: int, context: Context) -> Tensor:
         ctx.group, ctx.ranks, ctx.context = group, ranks, context
         return _exchange(parts, group, ranks, context)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return _exchange(gradient, ctx.group, ctx.ranks, ctx.context), None, None, None
+
+
+def _all_to_all(parts: Tensor, group: Any, ranks: int, context: Context) -> Tensor:
+    arrived: Tensor = _AllToAll.apply(parts, group, ranks, context)  # type: ignore[no-untyped-call]
+    return arrived
 
 
 def _exchange(parts: Tensor, group: Any, ranks: int, context: Context) -> Tensor:

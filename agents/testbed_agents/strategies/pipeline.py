@@ -5,8 +5,8 @@ in micro-batches. Inside a site the ranks of a stage are data-parallel.
 
 Order of the micro-batches: "gpipe" runs all forward, then all backward (Huang et al. 2019, arXiv:1811.06965); "1f1b"
 runs one backward for each forward once ``in_flight`` are on their way (Narayanan et al. 2019, PipeDream). A stage that
-is a delay away from the next one needs more in flight than neighbours in a rack: 1 + 2 (d + A/B) / t_mb, for activations
-of A bytes and t_mb of compute for a micro-batch. With ``in_flight`` 0 that is computed by each stage from what it
+is a delay d away from the next one needs more in flight than neighbours in a rack: 1 + 2 (d + A/B) / t_mb, with A bytes
+of activations and t_mb of compute for a micro-batch. With ``in_flight`` 0 that is computed by each stage from what it
 measures: the time that activations take to the last stage and back, before the first step, and the compute of the step
 before. The order of sums does not depend on it, so runs stay equal bit for bit.
 
@@ -40,9 +40,7 @@ PROBES = 3
 class Pipeline(Strategy):
     """``schedule``: "1f1b" or "gpipe". ``in_flight``: micro-batches of the first stage; 0: computed."""
 
-    def __init__(
-        self, stages: int = 2, schedule: str = "1f1b", micro_batches: int = 4, in_flight: int = 0
-    ) -> None:
+    def __init__(self, stages: int = 2, schedule: str = "1f1b", micro_batches: int = 4, in_flight: int = 0) -> None:
         self._stages, self._schedule, self._count, self._wanted = stages, schedule, micro_batches, in_flight
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
@@ -270,8 +268,9 @@ class _Step:
             self._wait(work)
             output.backward(gradient)  # type: ignore[no-untyped-call]
         if not self._first:
-            gradient = self._received.pop(micro).grad
-            self._send(gradient, -1, micro)
+            sent = self._received.pop(micro).grad
+            assert sent is not None  # of a tensor that took part in the output
+            self._send(sent, -1, micro)
 
     def _send(self, tensor: Tensor, to: int, micro: int) -> None:
         tensor = tensor.contiguous()

@@ -26,7 +26,7 @@ from testbed_agents.strategies.strategy import Context, Strategy, flatten
 
 __all__ = ["TensorParallel"]
 
-_PLAN = {
+_PLAN: dict[str, Any] = {
     "attention.inward": ColwiseParallel,
     "attention.outward": RowwiseParallel,
     "inward": ColwiseParallel,
@@ -44,11 +44,11 @@ class TensorParallel(Strategy):
         self.context, self.module = context, model
         replicas, mesh = context.groups.replicas(), site_mesh(context.groups)
         sites, in_site = (replicas.across, replicas.count), (replicas.inside, len(replicas.inside_ranks))
-        (self._group, self._size), (self._peers, self._peer_count) = (
-            (sites, in_site) if self._across else (in_site, sites)
-        )
+        split, peers = (sites, in_site) if self._across else (in_site, sites)
+        self._group: Any = split[0]
+        self._peers: Any = peers[0]
+        self._size, self._peer_count = split[1], peers[1]
         self._index = dist.get_rank(self._group)
-        self._heads = 1
         blocks: Any = model.blocks
         for block in blocks:
             self._split(block, mesh["site" if self._across else "rank"])
@@ -58,11 +58,13 @@ class TensorParallel(Strategy):
         return parameters
 
     def _split(self, block: Any, mesh: Any) -> None:
-        self._heads = heads = block.attention.heads
+        heads = block.attention.heads
         inner = block.inward.out_features
         for what, count in (("heads", heads), ("inner width", inner)):
             if count % self._size:
-                raise ValueError(f"expected {what} that are a multiple of the {self._size} ranks that split them, got {count}")
+                raise ValueError(
+                    f"expected {what} that are a multiple of the {self._size} ranks that split them, got {count}"
+                )
         with torch.no_grad():
             for each in (block.attention.inward.weight, block.attention.inward.bias):
                 each.copy_(_by_rank(each, self._size))
@@ -96,9 +98,7 @@ class TensorParallel(Strategy):
             return mean[: shards.numel()]
 
         reduce_gradients(self._split_ones, exchange)
-        reduce_gradients(
-            self._whole_ones, lambda flat: gather_slices(mine, flat.numel(), self._group, self._size)
-        )
+        reduce_gradients(self._whole_ones, lambda flat: gather_slices(mine, flat.numel(), self._group, self._size))
 
     def _mean_of_peers(self, flat: Tensor) -> Tensor:
         flat = flat.div_(self._peer_count)
@@ -126,13 +126,13 @@ def _is_split(parameter: Tensor) -> bool:
 
 
 def _by_rank(weights: Tensor, ranks: int) -> Tensor:
-    """Reorder (3 × width, …), query, key and value of all heads, to (ranks × 3 × width / ranks, …): each rank's heads."""
-    return weights.unflatten(0, (3, ranks, -1)).transpose(0, 1).flatten(0, 2)
+    """Reorder (3 × width, …), query, key, value of all heads, by rank: query, key, value of its heads."""
+    return weights.reshape(3, ranks, -1, *weights.shape[1:]).transpose(0, 1).reshape(weights.shape)
 
 
 def _by_part(weights: Tensor, ranks: int) -> Tensor:
     """Undo :func:`_by_rank`."""
-    return weights.unflatten(0, (ranks, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return weights.reshape(ranks, 3, -1, *weights.shape[1:]).transpose(0, 1).reshape(weights.shape)
 
 
 def _attend(attention: Any, heads: int) -> Callable[[Tensor], Tensor]:

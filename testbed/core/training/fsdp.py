@@ -18,7 +18,7 @@ def groups_of_tensors(layout: Layout) -> list[int | None]:
 
 
 def padded_bytes(layout: Layout, layer: int | None, ranks: int) -> int:
-    """Return the bytes of the tensors of ``layer``, each padded to a multiple of ``ranks`` along its first dimension."""
+    """Return the bytes of the tensors of ``layer``, the first dimension of each padded to a multiple of ``ranks``."""
     total = 0
     for it in layout.tensors:
         if it.layer == layer:

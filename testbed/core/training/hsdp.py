@@ -44,7 +44,9 @@ class Hsdp(Fsdp):
         if len(layout.site_names) == 1:
             return []
         return [
-            Operation("all_reduce", ranks, padded_bytes(layout, it, ranks_in_site) / ranks_in_site, "gradients", name, it)
+            Operation(
+                "all_reduce", ranks, padded_bytes(layout, it, ranks_in_site) / ranks_in_site, "gradients", name, it
+            )
             for it in reversed(groups_of_tensors(layout))
             for name, ranks in slice_groups(layout, "site")
         ]

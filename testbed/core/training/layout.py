@@ -32,8 +32,8 @@ class Layout:
         sites: the site of each rank, in rank order.
         tensors: of the model, in the order of ``model.parameters()``.
         tokens: of one rank and step.
-        context, width, layers, heads: of the model; tokens in a window, elements of an activation, decoder blocks, heads
-            of an attention.
+        context, width, layers, heads: of the model; tokens in a window, elements of an activation, decoder blocks,
+            heads of an attention.
         steps: of the whole job.
         step_s: declared compute of a step; None if it is not declared.
     """

@@ -1,4 +1,4 @@
-"""Twin of ``moe``: tokens travel to their experts and back, twice a layer and pass; the rest is averaged in two levels."""
+"""Twin of ``moe``: tokens travel to their experts and back in each layer; the rest is averaged in two levels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class Moe(Twin):
     summary = "one expert a rank in each block; a router sends each token to its experts by all-to-all"
     source = "Fedus et al. 2021, Switch Transformer, arXiv:2101.03961; Komatsuzaki et al. 2022, arXiv:2212.05055"
     options = (
-        Option("experts", "all", choice("all", "site"), "different experts at all ranks, or those of a site at each site"),
+        Option(
+            "experts", "all", choice("all", "site"), "different experts at all ranks, or those of a site at each site"
+        ),
         Option("top_k", 1, whole(1, 64), "k: experts of a token"),
         Option("capacity", 1.0, share(0.01, 64.0), "what an expert takes, in equal shares of a rank's tokens"),
         Option("seed", 0, whole(0), "of the router's first weights"),
@@ -51,7 +53,7 @@ class Moe(Twin):
     @property
     def sent_bytes(self) -> int:
         """Bytes that one rank puts into an all-to-all: the places of all experts, whether taken or not."""
-        slots = math.ceil(self.values["capacity"] * self.layout.tokens * self.values["top_k"] / self.experts)
+        slots: int = math.ceil(self.values["capacity"] * self.layout.tokens * self.values["top_k"] / self.experts)
         return FLOAT32_BYTES * self.experts * slots * self.layout.width
 
     @property

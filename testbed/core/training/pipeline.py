@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -47,10 +48,12 @@ class Pipeline(Twin):
         sites = len(layout.site_names)
         if stages != sites:
             message = f"expected as many stages as sites, got {stages} stages at {sites} site{'s' * (sites != 1)}"
-            found.append(Mistake("stages", message, f"write stages: {sites}" if sites > 1 else "place ranks at two sites"))
+            fix = f"write stages: {sites}" if sites > 1 else "place ranks at two sites"
+            found.append(Mistake("stages", message, fix))
         if layout.layers % stages:
             fix = f"write a model of {stages * -(-layout.layers // stages)} layers"
-            found.append(Mistake("stages", f"{stages} stages do not divide the {layout.layers} layers of the model", fix))
+            message = f"{stages} stages do not divide the {layout.layers} layers of the model"
+            found.append(Mistake("stages", message, fix))
         found += unequal_sites(layout, "stages", "because each forms a pipeline with its like")
         windows, count = self._windows, self.values["micro_batches"]
         if windows % count:
@@ -67,7 +70,7 @@ class Pipeline(Twin):
     @property
     def activation_bytes(self) -> float:
         """A: bytes of the activations of one micro-batch."""
-        tokens = self.layout.tokens * self.values["stages"] / self.values["micro_batches"]
+        tokens: float = self.layout.tokens * self.values["stages"] / self.values["micro_batches"]
         return FLOAT32_BYTES * tokens * self.layout.width
 
     def _stage_bytes(self, stage: int) -> int:
@@ -104,7 +107,7 @@ class Pipeline(Twin):
     def _there_and_back(self) -> list[Operation]:
         found = []
         for name, ranks in slice_groups(self.layout, "site"):
-            hops = list(zip(ranks, ranks[1:], strict=False))
+            hops = list(itertools.pairwise(ranks))
             found += [Operation("send", hop, self.activation_bytes, "activations", name) for hop in hops]
             back = [(there, here) for here, there in reversed(hops)]
             found += [Operation("send", hop, self.activation_bytes, "gradients", name) for hop in back]

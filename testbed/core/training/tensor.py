@@ -55,7 +55,8 @@ class TensorParallel(Twin):
         return FLOAT32_BYTES * sum(it.elements for it in chosen)
 
     def mistakes(self) -> Sequence[Mistake]:
-        layout, found = self.layout, unequal_sites(self.layout, "strategy", "because each shard is averaged with its like")
+        layout = self.layout
+        found = unequal_sites(layout, "strategy", "because each shard is averaged with its like")
         if found:
             return found
         for what, count in (("heads", layout.heads), ("inner width", 4 * layout.width)):
@@ -102,8 +103,8 @@ class TensorParallel(Twin):
             mine = split + (whole if self.values["across"] else each)
             found += [Operation("all_reduce", ranks, mine, "gradients", name) for name, ranks in peers]
             if size > 1 and not self.values["across"]:
-                gathered = [Operation("all_gather", ranks, each * size, "gradients", name) for name, ranks in self._sites()]
-                found += gathered
+                sites = self._sites()
+                found += [Operation("all_gather", ranks, each * size, "gradients", name) for name, ranks in sites]
         return found
 
     def equal(self, step: int) -> Sequence[Equal]:
