@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from testbed_agents.exchange import begin_sum
 from testbed_agents.shards import gather_slices, reduce_gradients
 from testbed_agents.strategies.strategy import Context, Strategy
 
@@ -102,15 +103,14 @@ class Moe(Strategy):
             mine = flat.new_empty(each)
             padded = torch.cat((flat, flat.new_zeros(each * ranks - size)))
             dist.reduce_scatter_tensor(mine, padded, group=replicas.inside)
-        if replicas.count > 1:
-            dist.all_reduce(mine, group=replicas.across)
+        mine = begin_sum(mine, replicas.across, replicas.across_ranks).wait()
         return gather_slices(mine, size, replicas.inside, ranks)
 
     def _mean_of_expert(self, flat: Tensor) -> Tensor:
         """Return the mean over all ranks' losses; backward has summed those whose tokens came here."""
         flat = flat.div_(self._world_size)
-        if self._experts == "site" and self._replicas.count > 1:
-            dist.all_reduce(flat, group=self._replicas.across)
+        if self._experts == "site":
+            return begin_sum(flat, self._replicas.across, self._replicas.across_ranks).wait()
         return flat
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:

@@ -46,7 +46,6 @@ class Context:
         ready_t: when this rank's last gradient of the step was ready (CLOCK_MONOTONIC, s).
         compute: how time passes in forward and backward (``testbed_agents.compute``); None outside a job.
         speeds: of each rank's site, relative to the fastest (1.0), for options that weigh sites by time.
-        compute: of the job, if it is declared: told how often layers are called, and how long they waited.
         waited_s: how long this step has waited for communication before its gradients were ready.
     """
 
@@ -61,7 +60,6 @@ class Context:
     ready_t: float = 0.0
     compute: Any = None
     speeds: Mapping[str, float] = field(default_factory=dict)
-    compute: Any = None
     waited_s: float = 0.0
     _waiting: bool = False
 

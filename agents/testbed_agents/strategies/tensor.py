@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
+from testbed_agents.exchange import begin_sum
 from testbed_agents.shards import exchange_tokens, gather_slices, local, reduce_gradients
 from testbed_agents.strategies.hsdp import site_mesh
 from testbed_agents.strategies.strategy import Context, Strategy, flatten
@@ -47,6 +48,7 @@ class TensorParallel(Strategy):
         split, peers = (sites, in_site) if self._across else (in_site, sites)
         self._group: Any = split[0]
         self._peers: Any = peers[0]
+        self._peer_ranks = replicas.across_ranks
         self._size, self._peer_count = split[1], peers[1]
         self._index = dist.get_rank(self._group)
         blocks: Any = model.blocks
@@ -102,8 +104,10 @@ class TensorParallel(Strategy):
 
     def _mean_of_peers(self, flat: Tensor) -> Tensor:
         flat = flat.div_(self._peer_count)
-        dist.all_reduce(flat, group=self._peers)
-        return flat
+        if self._across:
+            dist.all_reduce(flat, group=self._peers)
+            return flat
+        return begin_sum(flat, self._peers, self._peer_ranks).wait()
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
         return {

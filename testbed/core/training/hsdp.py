@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.core.training.diloco import slice_groups
 from testbed.core.training.fsdp import Fsdp, groups_of_tensors, padded_bytes
 from testbed.core.training.layout import Layout
 from testbed.core.training.operation import Operation
+from testbed.core.training.site_exchange import slice_groups
 from testbed.core.training.twin import Equal, Mistake
 
 __all__ = ["Hsdp", "unequal_sites"]
@@ -48,11 +48,11 @@ class Hsdp(Fsdp):
                 "all_reduce", ranks, padded_bytes(layout, it, ranks_in_site) / ranks_in_site, "gradients", name, it
             )
             for it in reversed(groups_of_tensors(layout))
-            for name, ranks in slice_groups(layout, "site")
+            for name, ranks in slice_groups(layout)
         ]
 
     def equal(self, step: int) -> Sequence[Equal]:
-        return [Equal("shard", ranks) for _, ranks in slice_groups(self.layout, "site")]
+        return [Equal("shard", ranks) for _, ranks in slice_groups(self.layout)]
 
     @property
     def delays(self) -> float:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from testbed.core.training.diloco import slice_groups
 from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
 from testbed.core.training.operation import Operation
+from testbed.core.training.site_exchange import slice_groups, sum_delays, sum_over
 from testbed.core.training.strategy_options import choice, share, whole
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 
@@ -83,9 +83,9 @@ class Moe(Twin):
             if len(ranks) > 1:
                 found += [Operation("all_to_all", ranks, self.sent_bytes, "activations", name)] * trips
         found += self._dense()
-        if self.values["experts"] == "site" and len(layout.site_names) > 1:
-            across = slice_groups(layout, "site")
-            found += [Operation("all_reduce", ranks, self.expert_bytes, "gradients", name) for name, ranks in across]
+        if self.values["experts"] == "site":
+            for name, ranks in slice_groups(layout):
+                found += sum_over(ranks, self.expert_bytes, "gradients", name)
         return found
 
     def _dense(self) -> list[Operation]:
@@ -94,20 +94,19 @@ class Moe(Twin):
         each = FLOAT32_BYTES * -(-self.dense_bytes // FLOAT32_BYTES // ranks_in_site)
         sites = self._sites() if ranks_in_site > 1 else []
         found += [Operation("reduce_scatter", ranks, each * ranks_in_site, "gradients", name) for name, ranks in sites]
-        if len(layout.site_names) > 1:
-            across = slice_groups(layout, "site")
-            found += [Operation("all_reduce", ranks, each, "gradients", name) for name, ranks in across]
+        for name, ranks in slice_groups(layout):
+            found += sum_over(ranks, each, "gradients", name)
         return [*found, *(Operation("all_gather", r, each * ranks_in_site, "gradients", name) for name, r in sites)]
 
     def equal(self, step: int) -> Sequence[Equal]:
         dense = Equal("dense", tuple(range(self.layout.world_size)))
         if self.values["experts"] == "all":
             return (dense,)
-        return (dense, *(Equal("expert", ranks) for _, ranks in slice_groups(self.layout, "site")))
+        return (dense, *(Equal("expert", ranks) for _, ranks in slice_groups(self.layout)))
 
     @property
     def delays(self) -> float:
-        dense = 2.0 * (len(self.layout.site_names) - 1)
+        dense = sum_delays(len(self.layout.site_names))
         return dense + (TRIPS * self.layout.layers if self.values["experts"] == "all" else dense)
 
 

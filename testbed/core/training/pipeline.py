@@ -6,10 +6,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from testbed.core.training.diloco import slice_groups
 from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
 from testbed.core.training.operation import Operation
+from testbed.core.training.site_exchange import slice_groups
 from testbed.core.training.strategy_options import choice, whole
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 
@@ -92,7 +92,7 @@ class Pipeline(Twin):
         if not 1 <= step <= self.layout.steps:
             return ()
         found, layout = list[Operation](), self.layout
-        for name, ranks in slice_groups(layout, "site"):
+        for name, ranks in slice_groups(layout):
             for end in (ranks[0], ranks[-1]):  # inputs to the first stage, targets to the last one
                 others = [it for it in ranks if it != end]
                 found += [Operation("send", (it, end), TOKEN_BYTES * layout.tokens, "tokens", name) for it in others]
@@ -106,7 +106,7 @@ class Pipeline(Twin):
 
     def _there_and_back(self) -> list[Operation]:
         found = []
-        for name, ranks in slice_groups(self.layout, "site"):
+        for name, ranks in slice_groups(self.layout):
             hops = list(itertools.pairwise(ranks))
             found += [Operation("send", hop, self.activation_bytes, "activations", name) for hop in hops]
             back = [(there, here) for here, there in reversed(hops)]

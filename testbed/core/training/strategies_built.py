@@ -25,8 +25,7 @@ from testbed.errors import UserError
 __all__ = ["BUILT", "add", "make", "twin_class"]
 
 _ALL: dict[str, type[Twin]] = {
-    it.name: it
-    for it in (Ddp, Hierarchical, LocalSgd, Diloco, MultiTier, Fsdp, Hsdp, Pipeline, TensorParallel, Moe)
+    it.name: it for it in (Ddp, Hierarchical, LocalSgd, Diloco, MultiTier, Fsdp, Hsdp, Pipeline, TensorParallel, Moe)
 }
 
 BUILT: Mapping[str, type[Twin]] = _ALL

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from testbed.core.training.diloco import slice_groups
 from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
 from testbed.core.training.operation import Operation
+from testbed.core.training.site_exchange import slice_groups, sum_delays, sum_over
 from testbed.core.training.strategy_options import flag
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 from testbed.core.units import format_size
@@ -37,10 +37,10 @@ class TensorParallel(Twin):
     asleep: ClassVar[bool] = False
 
     def _split_groups(self) -> list[tuple[str, tuple[int, ...]]]:
-        return slice_groups(self.layout, "site") if self.values["across"] else self._sites()
+        return slice_groups(self.layout) if self.values["across"] else self._sites()
 
     def _peer_groups(self) -> list[tuple[str, tuple[int, ...]]]:
-        return self._sites() if self.values["across"] else slice_groups(self.layout, "site")
+        return self._sites() if self.values["across"] else slice_groups(self.layout)
 
     def _sites(self) -> list[tuple[str, tuple[int, ...]]]:
         return [(f"site:{name}", ranks) for name, ranks in self.layout.members.items()]
@@ -72,7 +72,7 @@ class TensorParallel(Twin):
         """Return the warning of matrices split across a fiber: what that costs in bytes and time."""
         layout, sites = self.layout, len(self.layout.site_names)
         waits_ms = self.delays * DELAY_100_KM_S * 1e3
-        once = sum(it.byte_count for it in TensorParallel({}, layout).operations(1) if it.group.startswith("slice:"))
+        once = 2 * (sites - 1) / sites * layout.payload_bytes
         # A ring over the sites: each hop carries 2 (S - 1) / S of an all_reduce, half of it of an all_gather.
         share = {"all_reduce": 2 * (sites - 1) / sites, "all_gather": (sites - 1) / sites}
         crossing = [it for it in self.operations(1) if it.group.startswith("slice:")]
@@ -82,8 +82,7 @@ class TensorParallel(Twin):
             f"activations one after the other, {self.delays:g} one-way delays in each step: {waits_ms:g} ms for each "
             "100 km of fiber"
         )
-        inside = share["all_reduce"] * once
-        fix = f"omit across: then {format_size(inside, 3)} cross, once a step"
+        fix = f"omit across: then {format_size(once, 3)} cross, once a step"
         return Mistake("across", message, fix, warning=True)
 
     def operations(self, step: int) -> Sequence[Operation]:
@@ -101,7 +100,11 @@ class TensorParallel(Twin):
         peers = self._peer_groups()
         if len(peers[0][1]) > 1:
             mine = split + (whole if self.values["across"] else each)
-            found += [Operation("all_reduce", ranks, mine, "gradients", name) for name, ranks in peers]
+            for name, ranks in peers:
+                if self.values["across"]:
+                    found.append(Operation("all_reduce", ranks, mine, "gradients", name))
+                else:
+                    found += sum_over(ranks, mine, "gradients", name)
             if size > 1 and not self.values["across"]:
                 sites = self._sites()
                 found += [Operation("all_gather", ranks, each * size, "gradients", name) for name, ranks in sites]
@@ -114,7 +117,9 @@ class TensorParallel(Twin):
     @property
     def delays(self) -> float:
         hops = len(self.layout.site_names) - 1
-        return float(hops * (1 + 2 * SUMS * self.layout.layers) if self.values["across"] else 2 * hops)
+        if not self.values["across"]:
+            return sum_delays(hops + 1)
+        return float(hops * (1 + 2 * SUMS * self.layout.layers))
 
 
 def _is_split(name: str) -> bool:
