@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed_agents.data import Windows
 from testbed_agents.fence import Fence, Fenced
+from testbed_agents.shards import local
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)\.a(\d+)")
@@ -53,10 +54,10 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, not copies, so that loading fills them; the optimizer's if already created."""
-        found = {f"model.{name}": parameter.data for name, parameter in self.model.named_parameters()}
+        found = {f"model.{name}": local(parameter.data) for name, parameter in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
             for what, value in self.optimizer.state[parameter].items():
-                found[f"optimizer.{name}.{what}"] = value
+                found[f"optimizer.{name}.{what}"] = local(value)
         found |= {f"strategy.{name}": tensor for name, tensor in self.strategy.items()}
         return found | {"rng.torch": torch.get_rng_state(), "rng.windows": self.windows.position}
 

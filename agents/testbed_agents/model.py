@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from testbed_agents.shards import local
 
 VOCABULARY = 256
 """Every byte is a token."""
@@ -78,9 +81,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Predict the next byte of each position: (batch, time) int64 to logits (batch, time, 256) float32."""
 
+    before_blocks: ClassVar[tuple[str, ...]] = ("embedding", "position")
+    """Attributes whose parameters :meth:`enter` uses, and :meth:`leave`."""
+    after_blocks: ClassVar[tuple[str, ...]] = ("last_norm", "embedding")
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.width = shape, shape.width
         self.embedding = nn.Embedding(VOCABULARY, shape.width)
         self.position = nn.Parameter(torch.empty(shape.context, shape.width))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
@@ -99,9 +106,18 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens) + self.position[: tokens.shape[1]]
+        x = self.enter(tokens)
         for block in self.blocks:
             x = block(x)
+        return self.leave(x)
+
+    def enter(self, tokens: Tensor) -> Tensor:
+        """Return what the first block gets: (batch, time) int64 to (batch, time, width)."""
+        entered: Tensor = self.embedding(tokens) + self.position[: tokens.shape[1]]
+        return entered
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the logits of what the last block returns: (batch, time, width) to (batch, time, 256)."""
         # The embedding is also the output layer. It is one Parameter, so DDP sees one gradient, and reduces it once
         # both uses have added to it.
         return functional.linear(self.last_norm(x), self.embedding.weight)
@@ -118,8 +134,11 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters' bytes, which is equal on all ranks as long as their models are."""
+    """Return the SHA-256 of all parameters' bytes, of a sharded one this rank's.
+
+    It is equal on all ranks as long as their models are.
+    """
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().contiguous().numpy().tobytes())
+        digest.update(local(parameter.detach()).contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -186,6 +186,7 @@ def train(
     windows = data.Windows(corpus, batch=job.batch, context=job.shape.context, seed=job.seed, rank=seat.rank)
     torch.manual_seed(job.seed)
     model = compute.model()
+    parameters = parameter_count(model)  # before a strategy leaves this rank a part of them
     tokens = job.batch * job.shape.context
     checkpoints = Checkpoints(job.directory / "checkpoints" / f"rank-{seat.rank}", job.fence)
     resumed_from = job.resume[0] if job.resume else 0
@@ -241,8 +242,8 @@ def train(
             scheme=job.strategy,
             strategy={"name": job.strategy, "options": dict(job.options)},
             algorithm=ALGORITHM,
-            parameters=parameter_count(model),
-            gradient_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+            parameters=parameters,
+            gradient_bytes=4 * parameters,
             tokens_per_step=tokens,
             steps=job.steps,
             resumed_from=resumed_from,
@@ -268,7 +269,8 @@ def train(
         context.before_backward, context.told_ready = before_backward, told_ready
         order = board.enter(done + 1, _wish(stop, save)) if done < job.steps else ""
         while done < job.steps and not order:
-            step = context.step = done + 1
+            step = done + 1
+            context.begin(step)
             checks.begin(step)
             t_begin = time.monotonic()
             compute.begin(step, slower_by())
@@ -289,11 +291,12 @@ def train(
                 strategy.finish(step)
             t_end = time.monotonic()
 
-            compute_s = (context.ready_t - t_begin) + (t_stepped - t_sync)
+            # What forward and backward waited for is not compute.
+            compute_s = (context.ready_t - t_begin) - context.waited_s + (t_stepped - t_sync)
             declared = compute.end(t_begin, context.ready_t, t_sync, t_stepped)
             waited_s = min(board.later(step, together), t_sync - context.ready_t)
             waited_s += min(board.later_updated(step, range(job.world_size)), t_end - t_stepped)
-            exposed_s = (t_sync - context.ready_t) + (t_end - t_stepped)
+            exposed_s = (t_sync - context.ready_t) + (t_end - t_stepped) + context.waited_s
             traffic = interface_bytes()[job.interface]
             records.write(
                 "step",
@@ -310,6 +313,7 @@ def train(
                 outer_version=strategy.outer_version,
                 sent_bytes=traffic.sent - at_first.sent,
                 received_bytes=traffic.received - at_first.received,
+                **({"blocked_s": context.waited_s} if context.waited_s else {}),
                 **({"retransmitted": resent} if (resent := retransmitted()) else {}),
                 **declared,
             )

@@ -26,6 +26,11 @@ _FILES: Mapping[str, str] = {
     "streaming-diloco": "streaming_diloco:StreamingDiloco",
     "sparse-loco": "sparse_loco:SparseLoco",
     "multi-tier": "multi_tier:MultiTier",
+    "fsdp": "fsdp:Fsdp",
+    "hsdp": "hsdp:Hsdp",
+    "moe": "moe:Moe",
+    "pipeline": "pipeline:Pipeline",
+    "tensor": "tensor:TensorParallel",
 }
 """Module and class by the name of the strategy."""
 

@@ -14,9 +14,10 @@ their bytes, and which tensors must be equal. The checkers compare what the stra
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,7 @@ class Context:
         ready_t: when this rank's last gradient of the step was ready (CLOCK_MONOTONIC, s).
         compute: how time passes in forward and backward (``testbed_agents.compute``); None outside a job.
         speeds: of each rank's site, relative to the fastest (1.0), for options that weigh sites by time.
+        waited_s: how long this step has waited for communication before its gradients were ready.
     """
 
     groups: Groups
@@ -59,6 +61,31 @@ class Context:
     ready_t: float = 0.0
     compute: Any = None
     speeds: Mapping[str, float] = field(default_factory=dict)
+    waited_s: float = 0.0
+    _waiting: bool = False
+
+    def begin(self, step: int) -> None:
+        """Begin ``step``: its gradients are not ready, and it has not waited."""
+        self.step, self.ready_t, self.waited_s = step, 0.0, 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for communication, not as compute; nested calls count once.
+
+        For strategies whose forward or backward pass waits. Once gradients are ready, all that follows is waiting.
+        """
+        if self._waiting or self.ready_t:
+            yield
+            return
+        self._waiting, began = True, time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - began
+            self._waiting = False
+            self.waited_s += took
+            if self.compute is not None:
+                self.compute.excuse(took)
 
     def gradients_ready(self) -> None:
         """Note that this rank has computed its last gradient of the step. Call it before the last exchange begins."""

@@ -17,12 +17,13 @@ VECTORS_PER_LAYER = 4
 class Tensor:
     """One parameter tensor. ``layer``: index of its decoder block; None for embedding, positions, last norm.
 
-    Tied weights are one tensor.
+    Tied weights are one tensor. ``rows``: size of the first dimension, along which it is sharded; 0: not known.
     """
 
     name: str
     elements: int
     layer: int | None = None
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Layout:
         sites: the site of each rank, in rank order.
         tensors: of the model, in the order of ``model.parameters()``.
         tokens: of one rank and step.
-        context, width, layers: of the model; tokens in a window, elements of an activation, decoder blocks.
+        context, width, layers, heads: of the model; tokens in a window, elements of an activation, decoder blocks,
+            heads of an attention.
         steps: of the whole job.
         step_s: declared compute of a step; None if it is not declared.
     """
@@ -46,6 +48,7 @@ class Layout:
     layers: int = 4
     steps: int = 500
     step_s: float | None = None
+    heads: int = 4
 
     @property
     def world_size(self) -> int:
@@ -82,24 +85,31 @@ def gpt_tensors(layers: int = 4, width: int = 96, context: int = 64, vocabulary:
     >>> sum(it.elements for it in gpt_tensors())
     478272
     """
-    found = [Tensor("position", context * width), Tensor("embedding.weight", vocabulary * width)]
+    found = [
+        Tensor("position", context * width, rows=context),
+        Tensor("embedding.weight", vocabulary * width, rows=vocabulary),
+    ]
     for layer in range(layers):
-        parts: Sequence[tuple[str, int]] = (
-            ("before_attention.weight", width),
-            ("before_attention.bias", width),
-            ("attention.inward.weight", 3 * width * width),
-            ("attention.inward.bias", 3 * width),
-            ("attention.outward.weight", width * width),
-            ("attention.outward.bias", width),
-            ("before_perceptron.weight", width),
-            ("before_perceptron.bias", width),
-            ("inward.weight", 4 * width * width),
-            ("inward.bias", 4 * width),
-            ("outward.weight", 4 * width * width),
-            ("outward.bias", width),
+        parts: Sequence[tuple[str, int, int]] = (
+            ("before_attention.weight", width, 1),
+            ("before_attention.bias", width, 1),
+            ("attention.inward.weight", 3 * width, width),
+            ("attention.inward.bias", 3 * width, 1),
+            ("attention.outward.weight", width, width),
+            ("attention.outward.bias", width, 1),
+            ("before_perceptron.weight", width, 1),
+            ("before_perceptron.bias", width, 1),
+            ("inward.weight", 4 * width, width),
+            ("inward.bias", 4 * width, 1),
+            ("outward.weight", width, 4 * width),
+            ("outward.bias", width, 1),
         )
-        found += [Tensor(f"blocks.{layer}.{name}", elements, layer) for name, elements in parts]
-    return (*found, Tensor("last_norm.weight", width), Tensor("last_norm.bias", width))
+        found += [Tensor(f"blocks.{layer}.{name}", rows * columns, layer, rows) for name, rows, columns in parts]
+    return (
+        *found,
+        Tensor("last_norm.weight", width, rows=width),
+        Tensor("last_norm.bias", width, rows=width),
+    )
 
 
 def asleep_tensors(elements: int, layers: int) -> tuple[Tensor, ...]:

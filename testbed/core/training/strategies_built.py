@@ -10,18 +10,37 @@ from typing import Any
 
 from testbed.core.training.ddp import Ddp
 from testbed.core.training.diloco import Diloco, LocalSgd
+from testbed.core.training.fsdp import Fsdp
 from testbed.core.training.hierarchical import Hierarchical
+from testbed.core.training.hsdp import Hsdp
 from testbed.core.training.layout import Layout
+from testbed.core.training.moe import Moe
 from testbed.core.training.multi_tier import MultiTier
+from testbed.core.training.pipeline import Pipeline
 from testbed.core.training.sparse_loco import SparseLoco
 from testbed.core.training.streaming_diloco import StreamingDiloco
+from testbed.core.training.tensor import TensorParallel
 from testbed.core.training.twin import Twin
 from testbed.errors import UnknownName, UserError
 
 __all__ = ["BUILT", "add", "make", "twin_class"]
 
 _ALL: dict[str, type[Twin]] = {
-    it.name: it for it in (Ddp, Hierarchical, LocalSgd, Diloco, StreamingDiloco, SparseLoco, MultiTier)
+    it.name: it
+    for it in (
+        Ddp,
+        Hierarchical,
+        Fsdp,
+        Hsdp,
+        LocalSgd,
+        Diloco,
+        StreamingDiloco,
+        SparseLoco,
+        MultiTier,
+        Pipeline,
+        TensorParallel,
+        Moe,
+    )
 }
 
 BUILT: Mapping[str, type[Twin]] = _ALL

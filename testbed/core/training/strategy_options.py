@@ -9,7 +9,7 @@ from testbed.core.training.twin import Option
 from testbed.core.units import Unreadable, parse_number
 from testbed.core.user_text import expected
 
-__all__ = ["EVERY", "OUTER_MOMENTUM", "OUTER_RATE", "REPLICA", "choice", "names_by_group", "share", "whole"]
+__all__ = ["EVERY", "OUTER_MOMENTUM", "OUTER_RATE", "REPLICA", "choice", "flag", "names_by_group", "share", "whole"]
 
 
 def whole(low: int, high: int = 10_000_000) -> Callable[[object], int]:
@@ -63,6 +63,16 @@ def names_by_group(value: object) -> tuple[tuple[str, ...], ...]:
         if not isinstance(group, list | tuple) or not all(isinstance(name, str) and name for name in group):
             raise Unreadable(*expected("a list of names", group, fix))
     return tuple(tuple(group) for group in value)
+
+
+def flag(value: object) -> bool:
+    """Parse true or false, also written as text."""
+    words = {"true": True, "false": False, "yes": True, "no": False}
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in words:
+        raise Unreadable(*expected("true or false", value, "write true"))
+    return words[str(value).lower()]
 
 
 EVERY = Option("every", 50, whole(1), "H: inner steps between two exchanges")

@@ -1,0 +1,153 @@
+"""tensor: the matrices of each decoder block split over ranks, by torch's parallelize_module.
+
+The attention is split by heads, the perceptron by its inner width: the first matrix of each by columns, the second by
+rows, so each needs one sum of activations in the forward pass and one in the backward pass (Shoeybi et al. 2019,
+Megatron-LM, arXiv:1909.08053). The ranks that share matrices train on the windows of all of them together.
+
+Split inside a site, sites are replicas: a rank exchanges its shards with the ranks that hold the same, and its slice of
+what is not split, so that no value crosses a fiber twice. ``across`` splits over the sites instead: every sum of
+activations crosses the fiber, and computation waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
+
+from testbed_agents.exchange import begin_sum
+from testbed_agents.shards import exchange_tokens, gather_slices, local, reduce_gradients
+from testbed_agents.strategies.hsdp import site_mesh
+from testbed_agents.strategies.strategy import Context, Strategy, flatten
+
+__all__ = ["TensorParallel"]
+
+_PLAN: dict[str, Any] = {
+    "attention.inward": ColwiseParallel,
+    "attention.outward": RowwiseParallel,
+    "inward": ColwiseParallel,
+    "outward": RowwiseParallel,
+}
+
+
+class TensorParallel(Strategy):
+    """``across``: split over the sites, data-parallel inside each; otherwise the other way around."""
+
+    def __init__(self, across: bool = False) -> None:
+        self._across = across
+
+    def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
+        self.context, self.module = context, model
+        replicas, mesh = context.groups.replicas(), site_mesh(context.groups)
+        sites, in_site = (replicas.across, replicas.count), (replicas.inside, len(replicas.inside_ranks))
+        split, peers = (sites, in_site) if self._across else (in_site, sites)
+        self._group: Any = split[0]
+        self._peers: Any = peers[0]
+        self._peer_ranks = replicas.across_ranks
+        self._size, self._peer_count = split[1], peers[1]
+        self._index = dist.get_rank(self._group)
+        blocks: Any = model.blocks
+        for block in blocks:
+            self._split(block, mesh["site" if self._across else "rank"])
+        parameters = list(model.parameters())
+        self._split_ones = [it for it in parameters if _is_split(it)]
+        self._whole_ones = [it for it in parameters if not _is_split(it)]
+        return parameters
+
+    def _split(self, block: Any, mesh: Any) -> None:
+        heads = block.attention.heads
+        inner = block.inward.out_features
+        for what, count in (("heads", heads), ("inner width", inner)):
+            if count % self._size:
+                raise ValueError(
+                    f"expected {what} that are a multiple of the {self._size} ranks that split them, got {count}"
+                )
+        with torch.no_grad():
+            for each in (block.attention.inward.weight, block.attention.inward.bias):
+                each.copy_(_by_rank(each, self._size))
+        parallelize_module(block, mesh, {name: style() for name, style in _PLAN.items()})
+        block.attention.forward = _attend(block.attention, heads // self._size)
+
+    def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with self.context.waiting():
+            inputs, targets = exchange_tokens(inputs, targets, self._group, self._size)
+        loss = self.context.loss(self.module(inputs), targets)
+        self.context.before_backward(loss.detach())
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.context.gradients_ready()
+        if self._peer_count > 1:
+            self._average()
+        return loss.detach()
+
+    def _average(self) -> None:
+        if self._across:  # the ranks of a site hold the same shard of the model
+            reduce_gradients([*self._split_ones, *self._whole_ones], self._mean_of_peers)
+            return
+        # What is not split has the same gradient on all ranks of the site, so each exchanges a slice of it.
+        whole = flatten(local(it.grad) for it in self._whole_ones if it.grad is not None)
+        size = -(-whole.numel() // self._size)
+        padded = torch.cat((whole, whole.new_zeros(size * self._size - whole.numel())))
+        mine = padded[self._index * size : (self._index + 1) * size]
+
+        def exchange(shards: Tensor) -> Tensor:
+            mean = self._mean_of_peers(torch.cat((shards, mine)))
+            mine.copy_(mean[shards.numel() :])
+            return mean[: shards.numel()]
+
+        reduce_gradients(self._split_ones, exchange)
+        reduce_gradients(self._whole_ones, lambda flat: gather_slices(mine, flat.numel(), self._group, self._size))
+
+    def _mean_of_peers(self, flat: Tensor) -> Tensor:
+        flat = flat.div_(self._peer_count)
+        if self._across:
+            dist.all_reduce(flat, group=self._peers)
+            return flat
+        return begin_sum(flat, self._peers, self._peer_ranks).wait()
+
+    def fingerprints(self) -> dict[str, Iterable[Tensor]]:
+        return {
+            "shard": [local(it.detach()) for it in self._split_ones],
+            "whole": [local(it.detach()) for it in self._whole_ones],
+        }
+
+    def outer_parameters(self) -> list[Tensor]:
+        """Return the whole parameters, gathered over the ranks that share them: a collective call of those."""
+        found = []
+        for name, parameter in self.module.named_parameters():
+            tensor = parameter.detach()
+            whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            found.append(_by_part(whole, self._size) if ".attention.inward." in name else whole)
+        return found
+
+
+def _is_split(parameter: Tensor) -> bool:
+    return any(placement.is_shard() for placement in getattr(parameter, "placements", ()))
+
+
+def _by_rank(weights: Tensor, ranks: int) -> Tensor:
+    """Reorder (3 × width, …), query, key, value of all heads, by rank: query, key, value of its heads."""
+    return weights.reshape(3, ranks, -1, *weights.shape[1:]).transpose(0, 1).reshape(weights.shape)
+
+
+def _by_part(weights: Tensor, ranks: int) -> Tensor:
+    """Undo :func:`_by_rank`."""
+    return weights.reshape(ranks, 3, -1, *weights.shape[1:]).transpose(0, 1).reshape(weights.shape)
+
+
+def _attend(attention: Any, heads: int) -> Callable[[Tensor], Tensor]:
+    """Return the forward pass of an attention of which this rank has ``heads``: (batch, time, width) to the same."""
+
+    def forward(x: Tensor) -> Tensor:
+        query, key, value = (
+            part.unflatten(2, (heads, -1)).transpose(1, 2) for part in attention.inward(x).chunk(3, dim=2)
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        together: Tensor = attention.outward(mixed.transpose(1, 2).flatten(2))
+        return together
+
+    return forward

@@ -1,0 +1,127 @@
+"""Twin of ``tensor``: matrices of each block split over ranks; activations are summed twice a layer and pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from testbed.core.training.hsdp import unequal_sites
+from testbed.core.training.layout import FLOAT32_BYTES
+from testbed.core.training.operation import Operation
+from testbed.core.training.site_exchange import slice_groups, sum_delays, sum_over
+from testbed.core.training.strategy_options import flag
+from testbed.core.training.twin import Equal, Mistake, Option, Twin
+from testbed.core.units import format_size
+
+__all__ = ["TensorParallel"]
+
+SPLIT = ("attention.inward.weight", "attention.inward.bias", "attention.outward.weight", "inward.weight", "inward.bias",
+         "outward.weight")  # fmt: skip
+"""Parameters of a block that are split; the biases of what is summed are whole."""
+
+SUMS = 4
+"""Sums of activations per layer and step: attention and perceptron, forward and backward."""
+
+TOKEN_BYTES = 4
+DELAY_100_KM_S = 0.5e-3
+
+
+class TensorParallel(Twin):
+    name = "tensor"
+    summary = "split the matrices of each block over the ranks of a site; sites are replicas"
+    source = "Shoeybi et al. 2019, Megatron-LM, arXiv:1909.08053; torch parallelize_module"
+    options = (
+        Option("across", False, flag, "split over the sites instead: every sum of activations crosses the fiber"),
+    )
+    replicated = False
+    asleep: ClassVar[bool] = False
+
+    def _split_groups(self) -> list[tuple[str, tuple[int, ...]]]:
+        return slice_groups(self.layout) if self.values["across"] else self._sites()
+
+    def _peer_groups(self) -> list[tuple[str, tuple[int, ...]]]:
+        return self._sites() if self.values["across"] else slice_groups(self.layout)
+
+    def _sites(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(f"site:{name}", ranks) for name, ranks in self.layout.members.items()]
+
+    @property
+    def _size(self) -> int:
+        """Number of ranks that split a matrix."""
+        return len(self.layout.site_names) if self.values["across"] else self.layout.slices
+
+    def _bytes(self, split: bool) -> int:
+        chosen = [it for it in self.layout.tensors if _is_split(it.name) == split]
+        return FLOAT32_BYTES * sum(it.elements for it in chosen)
+
+    def mistakes(self) -> Sequence[Mistake]:
+        layout = self.layout
+        found = unequal_sites(layout, "strategy", "because each shard is averaged with its like")
+        if found:
+            return found
+        for what, count in (("heads", layout.heads), ("inner width", 4 * layout.width)):
+            if count % self._size:
+                fix = f"write a model whose {what} {self._size} divides, or place another number of ranks"
+                message = f"expected {what} that are a multiple of the {self._size} ranks that split them, got {count}"
+                found.append(Mistake("strategy", message, fix))
+        if self.values["across"] and len(layout.site_names) > 1:
+            found.append(self._price())
+        return found
+
+    def _price(self) -> Mistake:
+        """Return the warning of matrices split across a fiber: what that costs in bytes and time."""
+        layout, sites = self.layout, len(self.layout.site_names)
+        waits_ms = self.delays * DELAY_100_KM_S * 1e3
+        once = 2 * (sites - 1) / sites * layout.payload_bytes
+        # A ring over the sites: each hop carries 2 (S - 1) / S of an all_reduce, half of it of an all_gather.
+        share = {"all_reduce": 2 * (sites - 1) / sites, "all_gather": (sites - 1) / sites}
+        crossing = [it for it in self.operations(1) if it.group.startswith("slice:")]
+        most = sum(share[it.kind] * it.byte_count for it in crossing)
+        message = (
+            f"tensor across a fiber: {format_size(most, 3)} a step and direction, {SUMS * layout.layers} sums of "
+            f"activations one after the other, {self.delays:g} one-way delays in each step: {waits_ms:g} ms for each "
+            "100 km of fiber"
+        )
+        fix = f"omit across: then {format_size(once, 3)} cross, once a step"
+        return Mistake("across", message, fix, warning=True)
+
+    def operations(self, step: int) -> Sequence[Operation]:
+        if not 1 <= step <= self.layout.steps:
+            return ()
+        layout, size, found = self.layout, self._size, list[Operation]()
+        if size > 1:
+            tokens = 2 * TOKEN_BYTES * layout.tokens * size
+            activations = FLOAT32_BYTES * layout.tokens * size * layout.width
+            for name, ranks in self._split_groups():
+                found.append(Operation("all_gather", ranks, tokens, "tokens", name))
+                found += [Operation("all_reduce", ranks, activations, "activations", name)] * (SUMS * layout.layers)
+        split, whole = self._bytes(True) / size, self._bytes(False)
+        each = FLOAT32_BYTES * -(-whole // FLOAT32_BYTES // size)
+        peers = self._peer_groups()
+        if len(peers[0][1]) > 1:
+            mine = split + (whole if self.values["across"] else each)
+            for name, ranks in peers:
+                if self.values["across"]:
+                    found.append(Operation("all_reduce", ranks, mine, "gradients", name))
+                else:
+                    found += sum_over(ranks, mine, "gradients", name)
+            if size > 1 and not self.values["across"]:
+                sites = self._sites()
+                found += [Operation("all_gather", ranks, each * size, "gradients", name) for name, ranks in sites]
+        return found
+
+    def equal(self, step: int) -> Sequence[Equal]:
+        everyone = tuple(range(self.layout.world_size))
+        return (Equal("whole", everyone), *(Equal("shard", ranks) for _, ranks in self._peer_groups()))
+
+    @property
+    def delays(self) -> float:
+        hops = len(self.layout.site_names) - 1
+        if not self.values["across"]:
+            return sum_delays(hops + 1)
+        return float(hops * (1 + 2 * SUMS * self.layout.layers))
+
+
+def _is_split(name: str) -> bool:
+    _, _, rest = name.partition("blocks.")
+    return rest.partition(".")[2] in SPLIT

@@ -1,0 +1,307 @@
+"""fsdp, hsdp, pipeline, tensor, moe on four ranks at two sites, against one process, written independently.
+
+One run of ranks for all of them: what a rank finds is compared here.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import loopback_ranks
+import pytest
+import torch
+from testbed_agents import strategies
+from testbed_agents.checkpoint import Checkpoints, State
+from testbed_agents.data import Corpus, Windows
+from testbed_agents.fence import Fence
+from testbed_agents.groups import Groups
+from testbed_agents.model import GPT, Shape, cross_entropy
+from testbed_agents.strategies import Context, Strategy
+from torch import Tensor
+
+from testbed.core.training import strategies_built
+from testbed.core.training.layout import Layout, gpt_tensors
+from testbed.core.training.twin import Twin
+
+SITES = ("west", "west", "east", "east")
+SHAPE = Shape(layers=2, heads=4, width=16, context=16)
+BATCH, STEPS, SAVED_AFTER = 2, 4, 2
+CORPUS = Corpus("bytes", torch.randint(256, (20_000,), generator=torch.Generator().manual_seed(7)).to(torch.uint8))
+
+JOBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddp": ("ddp", {}),
+    "fsdp": ("fsdp", {}),
+    "hsdp": ("hsdp", {}),
+    "tensor": ("tensor", {}),
+    "tensor across": ("tensor", {"across": True}),
+    "1f1b": ("pipeline", {}),
+    "gpipe": ("pipeline", {"schedule": "gpipe", "micro_batches": 2}),
+    "1f1b, one in flight": ("pipeline", {"in_flight": 1}),
+    "moe": ("moe", {"seed": 3}),
+    "moe in sites": ("moe", {"experts": "site", "top_k": 2, "capacity": 0.6}),
+}
+RESTORED = ("fsdp", "tensor", "1f1b", "moe")
+
+
+def _twin(name: str) -> Twin:
+    strategy, options = JOBS[name]
+    tensors = gpt_tensors(SHAPE.layers, SHAPE.width, SHAPE.context)
+    tokens = BATCH * SHAPE.context
+    return strategies_built.make(
+        strategy, options, Layout(SITES, tensors, tokens, SHAPE.context, SHAPE.width, SHAPE.layers, STEPS, heads=4)
+    )
+
+
+class _Seen:
+    """Counts the operations that are asked of all groups."""
+
+    def __init__(self) -> None:
+        self.operations: Counter[tuple[Any, ...]] = Counter()
+
+    def entered(self, operation: Any) -> None:
+        if len(operation.ranks) > 1 and operation.kind != "recv":
+            ranks = operation.ranks
+            if operation.kind == "send":
+                ranks = (ranks[operation.position], ranks[operation.peer])
+            self.operations[operation.group, operation.kind, ranks, float(operation.byte_count)] += 1
+
+    def left(self, operation: Any) -> None:
+        pass
+
+
+class _Job:
+    def __init__(self, groups: Groups, name: str) -> None:
+        strategy, options = JOBS[name]
+        torch.manual_seed(0)
+        self.model = GPT(SHAPE)
+        self.context = Context(groups, steps=STEPS)
+        self.strategy: Strategy = strategies.make(strategy, options)
+        self.optimizer = torch.optim.AdamW(self.strategy.prepare(self.model, self.context), lr=1e-3)
+        self.windows = Windows(CORPUS, batch=BATCH, context=SHAPE.context, seed=0, rank=groups.rank)
+        self.state = State(self.model, self.optimizer, self.windows, self.strategy.state())
+        self.losses: list[float | None] = []
+
+    def train(self, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            self.context.begin(step)
+            loss = self.strategy.run(*self.windows.draw())
+            self.losses.append(None if loss is None else float(loss))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.strategy.after_step(step)
+
+    def fingerprints(self) -> dict[str, int]:
+        return {name: _crc(tensors) for name, tensors in self.strategy.fingerprints().items()}
+
+
+def _crc(tensors: Iterable[Tensor]) -> int:
+    value = 0
+    for each in tensors:
+        value = zlib.crc32(each.contiguous().numpy().tobytes(), value)
+    return value
+
+
+def _train(rank: int, folder: Path, watched: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    groups = Groups(rank, SITES)
+    for name in JOBS:
+        seen = _Seen()
+        job = _Job(groups, name)
+        watched.observe(seen)
+        job.train(1, SAVED_AFTER)
+        checkpoints = Checkpoints(folder / name / f"rank-{rank}", Fence(folder, 1))
+        if name in RESTORED:
+            checkpoints.save(SAVED_AFTER, job.state)
+        job.train(SAVED_AFTER + 1, STEPS)
+        watched.observe(None)
+        found[name] = {
+            "losses": job.losses,
+            "fingerprints": job.fingerprints(),
+            "operations": seen.operations,
+            "outer": [it.detach().clone() for it in job.strategy.outer_parameters()],
+            "waited_s": job.context.waited_s,
+        }
+        if name in RESTORED:
+            again = _Job(groups, name)
+            checkpoints.load(SAVED_AFTER, 1, again.state)
+            again.train(SAVED_AFTER + 1, STEPS)
+            found[name]["restored"] = again.fingerprints()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank found, by job."""
+
+    watched = pytest.importorskip("testbed_agents.watched")
+    return loopback_ranks.run(4, _train, tmp_path_factory.mktemp("split"), watched, backend="watched")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small tensors on cores that others use: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _difference(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """Return the relative norm of the difference."""
+    one, other = (torch.cat([it.flatten() for it in them]) for them in (found, expected))
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("name", ["fsdp", "hsdp", "tensor", "tensor across"])
+def test_a_split_model_learns_what_ddp_learns(ranks: list[dict[str, Any]], name: str) -> None:
+    for rank in ranks:
+        assert _difference(rank[name]["outer"], rank["ddp"]["outer"]) < 1e-6
+        assert [it.shape for it in rank[name]["outer"]] == [it.shape for it in rank["ddp"]["outer"]]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_group_is_asked_for_what_the_twin_says(ranks: list[dict[str, Any]], name: str) -> None:
+    if name == "ddp":
+        pytest.skip("its twin has one operation for all buckets")
+    twin = _twin(name)
+    assert twin.mistakes() == () or all(it.warning for it in twin.mistakes())
+    for rank, found in enumerate(ranks):
+        expected: Counter[tuple[Any, ...]] = Counter()
+        for step in range(STEPS + 2):
+            for it in twin.operations(step):
+                if rank in it.ranks and (it.kind != "send" or rank == it.ranks[0]):
+                    expected[it.group, it.kind, it.ranks, float(it.byte_count)] += 1
+        assert found[name]["operations"] == expected
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_the_twin_calls_equal_is_so(ranks: list[dict[str, Any]], name: str) -> None:
+    twin = _twin(name)
+    for equal in twin.equal(STEPS):
+        assert len({ranks[rank][name]["fingerprints"][equal.name] for rank in equal.ranks}) == 1, equal
+    # And nothing else is: another shard, stage or expert has other bits.
+    for what in ("shard", "stage", "expert"):
+        values = {rank[name]["fingerprints"].get(what) for rank in ranks}
+        sets = [it.ranks for it in twin.equal(STEPS) if it.name == what]
+        if values != {None}:
+            assert len(values) == (len(sets) or len(SITES))
+
+
+@pytest.mark.parametrize("name", RESTORED)
+def test_a_restored_job_ends_with_the_same_bits(ranks: list[dict[str, Any]], name: str) -> None:
+    for rank in ranks:
+        assert rank[name]["restored"] == rank[name]["fingerprints"]
+
+
+def _batches() -> list[list[tuple[Tensor, Tensor]]]:
+    """Return the windows of each step, of each rank."""
+    drawn = [Windows(CORPUS, batch=BATCH, context=SHAPE.context, seed=0, rank=rank) for rank in range(4)]
+    return [[of_rank.draw() for of_rank in drawn] for _ in range(STEPS)]
+
+
+def _reference(
+    model: torch.nn.Module, forward: Callable[[Tensor, int], Tensor]
+) -> tuple[list[Tensor], list[list[float]]]:
+    """Train by the mean gradient of all windows in one process; ``forward`` of a rank's inputs."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for batches in _batches():
+        optimizer.zero_grad()
+        losses.append([])
+        for rank, (inputs, targets) in enumerate(batches):
+            loss = cross_entropy(forward(inputs, rank), targets)
+            losses[-1].append(float(loss.detach()))
+            (loss / 4).backward()
+        optimizer.step()
+    return [it.detach() for it in model.parameters()], losses
+
+
+class _Untied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gpt = GPT(SHAPE)
+        self.head = torch.nn.Parameter(self.gpt.embedding.weight.detach().clone())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        gpt = self.gpt
+        x = gpt.embedding(tokens) + gpt.position
+        for block in gpt.blocks:
+            x = block(x)
+        return gpt.last_norm(x) @ self.head.T
+
+
+def test_a_pipeline_is_one_model_with_an_untied_output_layer(ranks: list[dict[str, Any]]) -> None:
+    model = _Untied()
+    _, losses = _reference(model, lambda inputs, rank: model(inputs))
+    expected = [*model.gpt.parameters(), model.head]
+    for name in ("1f1b", "gpipe", "1f1b, one in flight"):
+        for rank in ranks:
+            assert _difference(rank[name]["outer"], [it.detach() for it in expected]) < 1e-6
+        assert ranks[0][name]["losses"] == [None] * STEPS, "only the last stage has a loss"
+        # Rank 2 is the last stage of ranks 0 and 2.
+        means = [(of_step[0] + of_step[2]) / 2 for of_step in losses]
+        assert ranks[2][name]["losses"] == pytest.approx(means, rel=1e-5)
+    assert ranks[0]["1f1b"]["fingerprints"] == ranks[0]["1f1b, one in flight"]["fingerprints"], "order of sums"
+    assert ranks[0]["1f1b"]["waited_s"] > 0
+
+
+class _Mixture(torch.nn.Module):
+    """All experts in one process, each of which sees all tokens; those that it does not take count nothing."""
+
+    def __init__(self, experts: int, top_k: int, capacity: float, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gpt = GPT(SHAPE)
+        self.top_k, self.count = top_k, experts
+        self.slots = -int(-capacity * BATCH * SHAPE.context * top_k // experts)
+        generator = torch.Generator().manual_seed(seed)
+        self.experts, self.routers = torch.nn.ModuleList(), torch.nn.ParameterList()
+        for block in self.gpt.blocks:
+            pair = torch.nn.Sequential(block.inward, torch.nn.GELU(), block.outward)
+            self.experts.append(torch.nn.ModuleList(copy.deepcopy(pair) for _ in range(experts)))
+            self.routers.append(0.02 * torch.randn(experts, SHAPE.width, generator=generator))
+        for block in self.gpt.blocks:
+            del block.inward, block.outward
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        gpt = self.gpt
+        x = gpt.embedding(tokens) + gpt.position
+        for block, experts, router in zip(gpt.blocks, self.experts, self.routers, strict=True):
+            x = x + block.attention(block.before_attention(x))
+            seen = block.before_perceptron(x).reshape(-1, SHAPE.width)
+            share = torch.softmax(seen @ router.T, -1)
+            order = share.argsort(-1, descending=True)
+            left, weight = [self.slots] * self.count, torch.zeros(len(seen), self.count)
+            for choice in range(self.top_k):
+                for at, expert in enumerate(order[:, choice].tolist()):
+                    weight[at, expert] = float(left[expert] > 0)
+                    left[expert] -= left[expert] > 0
+            answers = torch.stack([expert(seen) for expert in experts], 1)
+            x = x + (answers * (weight * share)[:, :, None]).sum(1).view(x.shape)
+        return gpt.last_norm(x) @ gpt.embedding.weight.T
+
+
+@pytest.mark.parametrize("name", ["moe", "moe in sites"])
+def test_a_mixture_over_ranks_is_one_in_one_process(ranks: list[dict[str, Any]], name: str) -> None:
+    options = {"experts": "all", "top_k": 1, "capacity": 1.0, "seed": 0} | JOBS[name][1]
+    model = _Mixture(4 if options["experts"] == "all" else 2, options["top_k"], options["capacity"], options["seed"])
+    _reference(model, lambda inputs, rank: model(inputs))
+    expected = dict(model.gpt.named_parameters())
+    for layer in range(SHAPE.layers):
+        for at, part in ((0, "inward"), (2, "outward")):
+            for kind in ("weight", "bias"):
+                found = [getattr(expert[at], kind) for expert in model.experts[layer]]
+                expected[f"blocks.{layer}.{part}.{kind}"] = torch.stack(found)
+        expected[f"blocks.{layer}.router.weight"] = model.routers[layer]
+    torch.manual_seed(0)
+    names = [it for it, _ in GPT(SHAPE).named_parameters()]
+    for layer in reversed(range(SHAPE.layers)):
+        names.insert(names.index(f"blocks.{layer}.outward.bias") + 1, f"blocks.{layer}.router.weight")
+    for rank in ranks:
+        assert _difference(rank[name]["outer"], [expected[it].detach() for it in names]) < 1e-5
