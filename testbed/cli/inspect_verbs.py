@@ -263,7 +263,9 @@ def lint(
         findings += _findings(name)
     wrong = [it for it in findings if not it.warning]
     if as_json:
-        console.show_json(tables.plain(findings))
+        console.show_json(
+            [{key: it for key, it in each.items() if it or key != "warning"} for each in tables.plain(findings)]
+        )
     else:
         for finding in findings:
             console.show_line(str(finding))
