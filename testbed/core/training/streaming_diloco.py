@@ -42,18 +42,13 @@ class StreamingDiloco(Twin):
         every, fragments, overlap = (int(self.values[it]) for it in ("every", "fragments", "overlap"))
         layers = len(self._layers)
         if fragments > max(1, layers):
-            found.append(
-                Mistake(
-                    "fragments",
-                    f"{fragments} fragments of a model with {layers} layers: a fragment has at least one",
-                    f"write at most {max(1, layers)}",
-                )
-            )
+            message = f"expected at most one fragment a layer, of which there are {layers}, got {fragments}"
+            found.append(Mistake("fragments", message, f"write at most {max(1, layers)}"))
         if overlap >= every:
-            fix = f"write an overlap of at most {every - 1}, or a larger every"
-            found.append(Mistake("overlap", f"overlap {overlap} must be less than every {every}", fix))
+            fix = f"write at most {every - 1}, or a larger every"
+            found.append(Mistake("overlap", f"expected fewer steps than every, {every}, got {overlap}", fix))
         if self.values["rounding"] == "stochastic" and self.values["bits"] > 8:
-            message = f"stochastic rounding of {self.values['bits']} bits is not built"
+            message = f"expected nearest for {self.values['bits']} bits, got stochastic"
             found.append(Mistake("rounding", message, "write bits: 8 or 4, or rounding: nearest"))
         return found
 

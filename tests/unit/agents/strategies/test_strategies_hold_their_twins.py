@@ -16,6 +16,8 @@ CASES = (
     Case("local-sgd", {"every": 3}),
     Case("diloco", {"every": 3}),
     Case("diloco", {"every": 4, "replica": "rank"}),
+    Case("streaming-diloco", {"every": 4, "fragments": 3, "overlap": 2, "bits": 8}),
+    Case("sparse-loco", {"every": 3}),
     Case("multi-tier", {"every": 2, "every_regions": 6}),
     Case("multi-tier", {"every": 3, "every_regions": 6}, steps=9),
 )

@@ -127,9 +127,9 @@ def test_mistakes_name_the_option_and_the_fix() -> None:
     layout = Layout(SITES, TENSORS, layers=7)
     twin = StreamingDiloco({"every": 5, "fragments": 8, "overlap": 5, "rounding": "stochastic"}, layout)
     assert [(it.option, it.message, it.fix) for it in twin.mistakes()] == [
-        ("fragments", "8 fragments of a model with 7 layers: a fragment has at least one", "write at most 7"),
-        ("overlap", "overlap 5 must be less than every 5", "write an overlap of at most 4, or a larger every"),
-        ("rounding", "stochastic rounding of 32 bits is not built", "write bits: 8 or 4, or rounding: nearest"),
+        ("fragments", "expected at most one fragment a layer, of which there are 7, got 8", "write at most 7"),
+        ("overlap", "expected fewer steps than every, 5, got 5", "write at most 4, or a larger every"),
+        ("rounding", "expected nearest for 32 bits, got stochastic", "write bits: 8 or 4, or rounding: nearest"),
     ]
 
 
