@@ -15,6 +15,7 @@ from testbed.core.physics import full_scale, parameters
 from testbed.core.physics.impairment import Impairment
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
+from testbed.core.analysis.job_twin import strategy_words
 from testbed.core.report import capture_note, formats
 from testbed.core.report.comparison.side import Input
 from testbed.core.topology.model import Link, Topology
@@ -150,10 +151,10 @@ def _workload(run: RunData) -> Iterator[Input]:
     if not jobs:
         return
     yield Input("workload", "ranks", str(jobs[0].world_size))
-    yield Input("workload", "strategy", jobs[0].scheme)
+    yield Input("workload", "strategy", strategy_words(run.ranks))
     yield Input("workload", "model parameters", "" if jobs[0].parameters is None else str(jobs[0].parameters))
     yield Input("workload", "data", jobs[0].corpus)
-    yield Input("workload", "all-reduce", jobs[0].algorithm)
+    yield Input("workload", "collectives", jobs[0].algorithm)
 
 
 def _experiment(info: RunInfo) -> Iterator[Input]:
