@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from testbed.core import units
+from testbed.core.analysis.job_twin import strategy_words
 from testbed.core.fields import Fields, number, text
 from testbed.core.physics import full_scale, parameters
 from testbed.core.physics.impairment import Impairment
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
-from testbed.core.analysis.job_twin import strategy_words
 from testbed.core.report import capture_note, formats
 from testbed.core.report.comparison.side import Input
 from testbed.core.topology.model import Link, Topology
