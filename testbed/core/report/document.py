@@ -22,6 +22,7 @@ from testbed.core.analysis import (
     wire_check,
 )
 from testbed.core.analysis.goodput import JobEvidence, evaluate
+from testbed.core.analysis.job_twin import strategy_words, twin_of
 from testbed.core.analysis.predicted_run import PredictedRun, predicted_run
 from testbed.core.analysis.rank_times import RankTime
 from testbed.core.analysis.scraped_metrics import ScrapedMetrics
@@ -84,7 +85,8 @@ class Training:
     """The training of all ranks together; ``compute_s``, ``peer_wait_s`` and ``network_s`` are rank-seconds.
 
     ``recovery_s`` is at least that if ``recovery_open``: no step came after one of the faults. ``died``: a rank failed
-    and nothing restarted the job, so ``goodput`` is at most what it was until then.
+    and nothing restarted the job, so ``goodput`` is at most what it was until then. ``strategy``: with its options, as
+    in ``diloco:every=50``; empty if unknown.
     """
 
     world_size: int | None
@@ -106,6 +108,7 @@ class Training:
     recovery_open: bool = False
     died: bool = False
     recovery_at_most: bool = False
+    strategy: str = ""
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,7 @@ def build(run: RunData) -> Report:
     windows = fault_windows(run.events)
     ended = [event.t for event in run.events if event.event in _ENDS]
     logs = attempt_history.fenced(run.ranks)
+    twin = twin_of(logs, run.info.workload)
     found_program = None
     if text(run.info.workload, "command"):
         found_program = program_evidence.evaluate(logs, run.info, windows, _seen(run))
@@ -233,6 +237,7 @@ def build(run: RunData) -> Report:
             attempt_history.detections(run.events),
             seen_t=_seen(run),
             failed=run.info.status == "failed" and not run.info.unknown_because,
+            twin=twin,
         )
     origin = _origin(run, job)
     emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
@@ -240,7 +245,7 @@ def build(run: RunData) -> Report:
     under_load = tuple(fidelity_section.direction(each, emulator) for each in measured)
     host = fidelity_section.machine(run.hosts, job.began_t, job.ended_t)
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
-    crossed = wire_check.check(logs, run.fibers, mtu, run.topology, windows)
+    crossed = wire_check.check(logs, run.fibers, mtu, run.topology, windows, twin)
     attempts = found_program.attempts if found_program else attempt_history.evaluate(logs, run.events, windows, job)
     tried = restarts_section.lines(attempts, origin)
     scale = run.topology.scale if run.topology else 1.0
@@ -278,7 +283,7 @@ def build(run: RunData) -> Report:
         answers=told,
         run=info,
         duration_s=_duration(run.info),
-        training=_training(job, program=found_program is not None),
+        training=_training(job, strategy_words(logs) if found_program is None else None),
         faults=faults,
         certificate=run.certificate,
         fidelity=under_load,
@@ -370,7 +375,9 @@ def _duration(info: RunInfo) -> float | None:
     return info.ended_t - info.started_t
 
 
-def _training(job: JobEvidence, *, program: bool) -> Training:
+def _training(job: JobEvidence, strategy: str | None) -> Training:
+    """``strategy``: None for a launched program, of which it is not known."""
+    program = strategy is None
     return Training(
         world_size=job.world_size,
         steps_planned=job.steps_planned,
@@ -391,6 +398,7 @@ def _training(job: JobEvidence, *, program: bool) -> Training:
         recovery_open=job.recovery_open,
         died=job.died,
         recovery_at_most=job.gap_at_most and not job.recovery_open,
+        strategy=strategy or "",
     )
 
 

@@ -48,7 +48,7 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "verdict": "Holds: scaling changes nothing. Biased: too kind or too harsh, by the reason beside it.",
     },
     "Prediction": {
-        "predicted": "From the certified fibers and the compute of the run's median step, for a ring of all ranks.",
+        "predicted": "From the certified fibers and the compute of the run's median step, for its exchanges.",
         "measured": "Of the run's median step: half of all steps of all ranks took more, half took less.",
         "residual": "Measured less predicted. The library's own cost is not predicted here.",
     },

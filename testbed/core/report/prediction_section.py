@@ -9,9 +9,9 @@ from testbed.core.report.report_table import Table
 __all__ = ["LEAD", "lead", "sentence", "table"]
 
 LEAD = (
-    "The prediction is that of a ring of all ranks over the slowest certified fiber, without the library's own cost,"
-    " which a validation measures. The residual is measured less predicted, of the median step, which faults hardly"
-    " change."
+    "The prediction is that of the strategy's exchanges over the slowest certified fiber, without the library's own"
+    " cost, which a validation measures. The residual is measured less predicted, of the median step, or of the median"
+    " of steps with the same exchanges, which faults hardly change."
 )
 
 

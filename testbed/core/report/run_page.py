@@ -242,6 +242,7 @@ def has_steps(report: Report) -> bool:
 def facts(report: Report) -> tuple[tuple[str, str], ...]:
     """Return names and values of the software, the workload and the machine."""
     run, training = report.run, report.training
+    told = {*_RECORDS, "strategy"} if training.strategy else _RECORDS
     listed: list[tuple[str, str]] = [
         ("lab", run.lab),
         ("driver", run.driver),
@@ -250,13 +251,14 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
         ("whole run", formats.duration(report.duration_s)),
         ("training", formats.duration(training.wall_s)),
         ("ranks", formats.count(training.world_size)),
+        ("strategy", training.strategy),
         ("CPU busy, median", formats.share(report.machine.cpu_busy)),
         (
             "emulator's cores, mean",
             formats.UNKNOWN if report.machine.emulator_cores is None else f"{report.machine.emulator_cores:.2f}",
         ),
     ]
-    listed += _flat("", {name: it for name, it in run.workload.items() if name not in _RECORDS})
+    listed += _flat("", {name: it for name, it in run.workload.items() if name not in told})
     listed += _flat("scheduling of ", run.scheduling)
     listed += _flat("", run.host)
     if report.certificate:

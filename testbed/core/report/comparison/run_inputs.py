@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from testbed.core import units
+from testbed.core.analysis.job_twin import strategy_words
 from testbed.core.fields import Fields, number, text
 from testbed.core.physics import full_scale, parameters
 from testbed.core.physics.impairment import Impairment
@@ -150,10 +151,10 @@ def _workload(run: RunData) -> Iterator[Input]:
     if not jobs:
         return
     yield Input("workload", "ranks", str(jobs[0].world_size))
-    yield Input("workload", "strategy", jobs[0].scheme)
+    yield Input("workload", "strategy", strategy_words(run.ranks))
     yield Input("workload", "model parameters", "" if jobs[0].parameters is None else str(jobs[0].parameters))
     yield Input("workload", "data", jobs[0].corpus)
-    yield Input("workload", "all-reduce", jobs[0].algorithm)
+    yield Input("workload", "collectives", jobs[0].algorithm)
 
 
 def _experiment(info: RunInfo) -> Iterator[Input]:
