@@ -66,7 +66,7 @@ def measure_fabrics(lab: LabFolder, topology: Topology, tell: Tell) -> tuple[Fab
 
 
 def _hops(site: Site) -> list[tuple[str, str]]:
-    """Return the paths that cross each port of a site both ways: a ring of its nodes; to the gateway and back for one."""
+    """Return paths that cross each port of a site both ways: a ring of its nodes; to the gateway and back for one."""
     nodes = site.node_names
     if len(nodes) == 1:
         return [(nodes[0], site.gateway), (site.gateway, nodes[0])]

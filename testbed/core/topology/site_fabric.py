@@ -1,7 +1,7 @@
 """``fabric:`` of a site: the rate of each node's access port, and how far the core between the nodes is oversubscribed.
 
-``fabric: {rate: 400G, oversubscription: 2}``; without ``oversubscription`` the core carries all ports at once. Node, core
-and fiber are three tiers with a rate each: a node sends and receives ``rate``; all nodes of a site together send
+``fabric: {rate: 400G, oversubscription: 2}``; without ``oversubscription`` the core carries all ports at once. Node,
+core and fiber are three tiers with a rate each: a node sends and receives ``rate``; all nodes of a site together send
 ``nodes x rate / oversubscription`` through the core, to each other and to the gateway, and receive as much. Without the
 key a fabric has no limit, as before.
 

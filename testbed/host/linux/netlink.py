@@ -167,7 +167,7 @@ class Namespace:
             self._ip.fdb("add", ifindex=self.index(port), lladdr=mac, state=NUD_NOARP, flags=NTF_MASTER)
 
     def limit(self, name: str, bucket: rate_limit.TokenBucket) -> None:
-        """Limit the rate of what an interface sends, which has no such limit. Raises HostError if it is not in force."""
+        """Limit the rate of what an interface sends, as yet unlimited. Raises HostError if it is not in force."""
         with translated(f"limit the rate of {self.path.name}:{name} (qdisc tbf)"):
             rate_limit.limit(self._raw, self.index(name), bucket)
             found = rate_limit.limit_of(self._raw, self.index(name))

@@ -34,7 +34,7 @@ _U32: Final = 2**32 - 1
 
 @dataclass(frozen=True)
 class TokenBucket:
-    """``rate`` bytes per second, of which ``burst`` bytes may pass at once; up to ``queue`` bytes wait, others are lost."""
+    """``rate`` bytes per second, of which ``burst`` may pass at once; up to ``queue`` bytes wait, others are lost."""
 
     rate: int
     burst: int
