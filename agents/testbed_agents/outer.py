@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from testbed_agents import evidence
+from testbed_agents.aggregation import begin_sum_at
 from testbed_agents.exchange import Exchange, begin_sum, gather_into
 from testbed_agents.failpoints import failpoint
 from testbed_agents.groups import Replicas
@@ -26,10 +27,11 @@ class Slice:
     """This rank's slice of ``parameters``: (elements,) each, padded so that all slices have the same size.
 
     A rank without a slice (its site has more ranks than another) has an empty one, and takes part inside the site only.
+    ``at``: the rank of ``replicas.across_ranks`` that adds (``aggregation.py``); None: as ``exchange.py`` says.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], replicas: Replicas) -> None:
-        self._parameters, self.replicas = tuple(parameters), replicas
+    def __init__(self, parameters: Sequence[Tensor], replicas: Replicas, at: int | None = None) -> None:
+        self._parameters, self.replicas, self._at = tuple(parameters), replicas, at
         self.elements = sum(each.numel() for each in self._parameters)
         self.size = -(-self.elements // replicas.slices)
         self.holds = replicas.slice is not None
@@ -50,6 +52,8 @@ class Slice:
         """Begin to sum this rank's slice over all replicas."""
         if not self.holds:
             return Exchange((), (values,))
+        if self._at is not None:
+            return begin_sum_at(values, self.replicas.across, self.replicas.across_ranks, self._at)
         return begin_sum(values, self.replicas.across, self.replicas.across_ranks)
 
     def mean(self, values: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from testbed.host.measure.probing import ProbePath, congestion_control
 from testbed.keeper import client, protocol
 from testbed.lab import calibrate
 from testbed.lab.bypass_check import check_bypass
+from testbed.lab.fabric_measurement import measure_fabrics
 from testbed.lab.fiber_measurement import FAST, THOROUGH, Measuring, Tell
 
 REFERENCE = "certification"
@@ -73,6 +74,7 @@ def certify(
                 calibrate.calibrate(lab, topology, paths, tell)
             measuring = Measuring(lab, topology, THOROUGH if thorough else FAST, tell)
             links, load = measuring.measure(bare, paths.of(measuring.calibrated), paths.inside)
+        fabrics = measure_fabrics(lab, topology, tell)
         # Last: in a lab that has just come up, not every gateway has seen its carriers before.
         around = check_bypass(lab, topology)
     hello = client.ask(lab, protocol.Hello())
@@ -82,6 +84,7 @@ def certify(
         taken_unix_s=time.time(),
         emulator=hello["emulator"],
         links=links,
+        fabrics=fabrics,
         around_ok=around.ok,
         around_why=around.why,
         around_pairs=around.pairs,

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from testbed_agents.aggregation import rank_at
 from testbed_agents.bucketed_gradients import BucketedGradients, mean_over
 from testbed_agents.outer import Nesterov, Slice
 from testbed_agents.strategies.strategy import Context, Strategy, unflatten
@@ -48,16 +49,25 @@ class ReplicaTraining(Strategy):
 
 
 class LocalSgd(ReplicaTraining):
-    """``every``: H, steps between two exchanges. ``replica``: ``site`` or ``rank``."""
+    """``every``: H, steps between two exchanges. ``replica``: ``site`` or ``rank``.
 
-    def __init__(self, every: int = 50, replica: str = "site") -> None:
+    ``aggregate_at``: the site that adds what all send to it; empty: they exchange with each other.
+    """
+
+    def __init__(self, every: int = 50, replica: str = "site", aggregate_at: str = "") -> None:
         super().__init__(replica)
-        self._every = every
+        self._every, self._aggregate_at = every, aggregate_at
         self._version = torch.zeros((), dtype=torch.int64)
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         trained = super().prepare(model, context)
-        self.slice = Slice(trained, self.replicas)
+        # A rank without a slice takes no part between sites.
+        at = (
+            rank_at(self._aggregate_at, context.groups.sites, self.replicas.across_ranks)
+            if self.replicas.across
+            else None
+        )
+        self.slice = Slice(trained, self.replicas, at)
         self.outer = self.make_outer(self.slice.of_parameters())
         return trained
 
@@ -102,9 +112,14 @@ class Diloco(LocalSgd):
     """``outer_rate`` and ``outer_momentum``: of the outer optimizer, SGD with Nesterov momentum."""
 
     def __init__(
-        self, every: int = 50, outer_rate: float = 0.7, outer_momentum: float = 0.5, replica: str = "site"
+        self,
+        every: int = 50,
+        outer_rate: float = 0.7,
+        outer_momentum: float = 0.5,
+        replica: str = "site",
+        aggregate_at: str = "",
     ) -> None:
-        super().__init__(every, replica)
+        super().__init__(every, replica, aggregate_at)
         self._rate, self._momentum = outer_rate, outer_momentum
 
     def make_outer(self, values: Tensor) -> Nesterov:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from testbed_agents.aggregation import begin_sum_at, rank_at
 from testbed_agents.bucketed_gradients import BUCKETS, BucketedGradients, Reduced, done
 from testbed_agents.exchange import begin_sum, gather_into, reduce_scatter_into
 from testbed_agents.strategies.ddp import Ddp
@@ -27,10 +28,12 @@ __all__ = ["Hierarchical", "TwoLevelMean"]
 class TwoLevelMean:
     """The mean of a bucket over all ranks, in two levels. ``reduce`` is the seam of :class:`BucketedGradients`."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, aggregate_at: str = "") -> None:
         groups = context.groups
         self._world_size = groups.world_size
         self._replicas = groups.replicas("site", "/gradients")
+        ranks = self._replicas.across_ranks
+        self._at = rank_at(aggregate_at, groups.sites, ranks) if ranks else None
         self._gather = _second(context)
         self._ranks = len(self._replicas.inside_ranks)
         self._equal = len({len(ranks) for ranks in groups.members.values()}) == 1
@@ -63,6 +66,8 @@ class TwoLevelMean:
     def _across(self, mine: Tensor) -> Tensor:
         if self._replicas.slice is None:
             return mine
+        if self._at is not None:
+            return begin_sum_at(mine, self._replicas.across, self._replicas.across_ranks, self._at).wait()
         return begin_sum(mine, self._replicas.across, self._replicas.across_ranks).wait()
 
     def _whole(self, bucket: Tensor, total: Tensor) -> Tensor:
@@ -107,15 +112,19 @@ class _Stage:
 
 
 class Hierarchical(Ddp):
-    """``buckets``: parts of the gradient, each exchanged when it is ready. ``accumulate``: as of ddp."""
+    """``buckets``: parts of the gradient, each exchanged when it is ready. ``accumulate``: as of ddp.
 
-    def __init__(self, accumulate: int = 1, buckets: int = BUCKETS) -> None:
+    ``aggregate_at``: the site that adds the slices of all sites; empty: they exchange with each other.
+    """
+
+    def __init__(self, accumulate: int = 1, buckets: int = BUCKETS, aggregate_at: str = "") -> None:
         super().__init__(accumulate, 32, buckets)
+        self._aggregate_at = aggregate_at
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         self.context = context
         self._gradients = BucketedGradients(
-            model, context, context.groups.world, TwoLevelMean(context).reduce, self._buckets
+            model, context, context.groups.world, TwoLevelMean(context, self._aggregate_at).reduce, self._buckets
         )
         self.module = self._gradients.wrapped
         return list(model.parameters())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from testbed.core.certification.fabric_certificate import FabricCertificate
 from testbed.core.certification.link_certificate import LinkCertificate
 from testbed.core.fields import Fields, integer, mapping, number, sequence, text, texts
 
@@ -63,7 +64,8 @@ class Certificate:
     ``taken_unix_s`` is wall-clock time, ``took_s`` the duration of the measurement. ``cpu_busy`` and ``stolen`` are
     shares of all cores, 0..1, while delays were measured: busy, the measurement included, and taken by other guests.
     ``faults`` were active meanwhile. ``around_pairs`` pairs of sites were probed for a path around the fibers, in
-    ``around_families`` of addresses, which took ``around_took_s``; 0 in certificates of older versions.
+    ``around_families`` of addresses, which took ``around_took_s``; 0 in certificates of older versions. ``fabrics`` are
+    those of sites whose fabric has a rate.
     """
 
     lab: str
@@ -82,6 +84,7 @@ class Certificate:
     around_pairs: int = 0
     around_families: tuple[str, ...] = ()
     around_took_s: float | None = None
+    fabrics: tuple[FabricCertificate, ...] = ()
 
     @property
     def certified(self) -> bool:
@@ -91,6 +94,7 @@ class Certificate:
     def why(self) -> tuple[str, ...]:
         """Every reason against the lab, as sentences; empty when it is certified."""
         reasons = [why for link in self.links for why in link.why]
+        reasons += [why for fabric in self.fabrics for why in fabric.why]
         if not self.links:
             reasons.append("no link was measured")
         if not self.around_ok:
@@ -126,7 +130,8 @@ class Certificate:
         beside = [f"fault {it.name} was active, which affects no fiber" for it in self.faults if not it.links]
         repeated = [what for link in self.links for what in link.repeated]
         early = [note for link in self.links for note in link.early]
-        return (*([self.headroom.note] if self.headroom.note else []), *beside, *early, *repeated, *undecided)
+        inside = [note for fabric in self.fabrics for note in fabric.notes]
+        return (*([self.headroom.note] if self.headroom.note else []), *beside, *early, *repeated, *undecided, *inside)
 
     def __str__(self) -> str:
         """Format the verdict, and a line per direction: target and median in us, and what is wrong with it."""
@@ -149,6 +154,7 @@ class Certificate:
             "why": list(self.why),
             "notes": list(self.notes),
             "links": [link.to_dict() for link in self.links],
+            **({"fabrics": [it.to_dict() for it in self.fabrics]} if self.fabrics else {}),
             "around": {
                 "ok": self.around_ok,
                 "why": self.around_why,
@@ -189,4 +195,7 @@ class Certificate:
             around_pairs=integer(around, "pairs") or 0,
             around_families=texts(around, "families"),
             around_took_s=number(around, "took_s"),
+            fabrics=tuple(
+                FabricCertificate.from_dict(each) for each in sequence(fields, "fabrics") if isinstance(each, Mapping)
+            ),
         )

@@ -37,6 +37,7 @@ from testbed.core.plan.resources import (
     Rank,
     Redirect,
     Route,
+    SiteFabric,
     Sysctls,
     Veth,
 )
@@ -180,6 +181,16 @@ def _fabrics(topology: Topology, net: Addressing) -> Iterator[Step]:
             index += 1
         yield Bridge(site.gateway, FABRIC_BRIDGE, tuple(ports.values()), mtu=_fabric_mtu(topology))
         yield from _addresses(site.gateway, FABRIC_BRIDGE, net.gateway(site.name), net.site_networks(site.name))
+        if site.fabric_bps:
+            yield SiteFabric(
+                site.gateway,
+                FABRIC_BRIDGE,
+                tuple(ports.items()),
+                FABRIC_INTERFACE,
+                site.fabric_bps,
+                site.core_bps,
+                _fabric_mtu(topology),
+            )
         for node in site.node_names:
             yield from _addresses(node, FABRIC_INTERFACE, net.node(node), net.site_networks(site.name))
             for prefix, gateway in zip((LAB_V4, LAB_V6), net.gateway(site.name), strict=True):

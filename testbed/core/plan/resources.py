@@ -176,6 +176,35 @@ class Redirect(Step):
 
 
 @dataclass(frozen=True)
+class SiteFabric(Step):
+    """Rate limits of a site's fabric, whose ``bridge`` has the ``ports`` of its nodes: (node, port) each.
+
+    Every port carries ``rate_bps`` both ways. With ``core_bps`` below what all ports carry together, frames of nodes go
+    through one core of that rate each way, whether to each other or to the gateway (``host/drivers/fabric_limits.py``).
+    """
+
+    gateway: str
+    bridge: str
+    ports: tuple[tuple[str, str], ...]
+    interface: str
+    rate_bps: float
+    core_bps: float
+    mtu: int = 1500
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        return (self.gateway, *(node for node, _ in self.ports))
+
+    @property
+    def oversubscribed(self) -> bool:
+        return self.core_bps < len(self.ports) * self.rate_bps
+
+    def __str__(self) -> str:
+        core = f", core {self.core_bps / 1e6:g} Mb/s" if self.oversubscribed else ""
+        return f"fabric {self.gateway}:{self.bridge}: {len(self.ports)} ports of {self.rate_bps / 1e6:g} Mb/s{core}"
+
+
+@dataclass(frozen=True)
 class Fibers(Step):
     """The emulator of all directions, in the namespace ``plant``: ``fiberd``, a process, or ``netem``, the kernel."""
 

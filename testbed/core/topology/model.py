@@ -16,17 +16,29 @@ from testbed.core.fields import LARGEST
 from testbed.core.physics.fiber import propagation_s
 from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.protection_selector import SecondPath
+from testbed.core.topology import site_fabric
 from testbed.core.topology.interface_names import InterfaceNames
 from testbed.core.user_text import shown
 
 
 @dataclass(frozen=True)
 class Site:
-    """A campus: one gateway, one fabric, ``nodes`` nodes, one power domain."""
+    """A campus: one gateway, one fabric, ``nodes`` nodes, one power domain.
+
+    ``fabric_bps`` is the rate of each node's port, already divided by the topology's scale; 0: without a limit.
+    ``oversubscription`` is what all ports together carry over what the core between them does (``site_fabric.py``).
+    """
 
     name: str
     nodes: int
     power: str
+    fabric_bps: float = 0.0
+    oversubscription: float = 1.0
+
+    @property
+    def core_bps(self) -> float:
+        """Rate of the fabric's core in bit/s, each way; 0: without a limit."""
+        return site_fabric.core_bps(self.nodes, self.fabric_bps, self.oversubscription)
 
     @property
     def gateway(self) -> str:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from testbed.core.physics.parameters import PARAMETERS
+from testbed.core.topology import site_fabric
 from testbed.core.topology.topology_schema import LinkDefaults, LinkText, SiteText, Written
 from testbed.core.user_text import shown
 from testbed.core.yamltext import Document, Path, read_value
@@ -95,15 +96,18 @@ def _paths(key: str, data: Mapping[str, Any]) -> list[Path]:
 
 def _below(key: str, parts: tuple[str, ...], field: int) -> bool:
     """Return whether ``parts`` continues below its field, as for ``impair`` and ``toward``. Raises UnknownName."""
-    place, depth = ".".join(parts[: field + 1]), {"impair": 1, "toward": 2}.get(parts[field], 0)
+    place, depth = ".".join(parts[: field + 1]), {"impair": 1, "toward": 2, "fabric": 1}.get(parts[field], 0)
     more = parts[field + 1 :]
     if not more or (len(more) == 1 == depth - 1):
         return bool(more)  # the whole mapping: links.north.impair={loss: 1%}
     if len(more) != depth:
-        like = {1: (f"{place}.loss",), 2: (f"{place}.SITE.loss",)}.get(depth, (place,))
+        like = {1: (f"{place}.{'rate' if parts[field] == 'fabric' else 'loss'}",), 2: (f"{place}.SITE.loss",)}.get(
+            depth, (place,)
+        )
         raise UnknownName("field", key, like)
-    if more[-1] not in PARAMETERS:
-        raise UnknownName("field", key, (".".join((*parts[:-1], name)) for name in PARAMETERS))
+    known = site_fabric.KEYS if parts[field] == "fabric" else tuple(PARAMETERS)
+    if more[-1] not in known:
+        raise UnknownName("field", key, (".".join((*parts[:-1], name)) for name in known))
     return True
 
 

@@ -12,11 +12,12 @@ from typing import Final
 
 from testbed.core import yamltext
 from testbed.core.physics import fiber, optics
-from testbed.core.topology import link_impairments, link_protection, override
+from testbed.core.topology import link_impairments, link_protection, override, site_fabric
 from testbed.core.topology.link_impairments import LEAST_RATE_BPS
 from testbed.core.topology.link_protection import ProtectionText
 from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.names import LONGEST, check_name
+from testbed.core.topology.site_fabric import FabricText
 from testbed.core.topology.topology_limits import BRIDGE_PORTS, MOST_DUCTS, MOST_LINKS, MOST_SITES
 from testbed.core.topology.topology_schema import Buffer, LinkText, Mistakes, SiteText, TopologyText, Written, read
 from testbed.core.units import Unreadable, format_length, format_rate
@@ -65,6 +66,8 @@ def load_text(text: bytes, label: str, overrides: Mapping[str, object] | None = 
     link_impairments.check_default(content.defaults.link, content.sites, mistakes)
     for name, link in content.links.items():
         _check_link(name, link, content, mistakes)
+    for name, site in content.sites.items():
+        _check_fabric(name, site, content, mistakes)
     _check_connected(content, mistakes)
     mistakes.raise_if_any()
     return _build(content, written, label)
@@ -91,6 +94,29 @@ def _check_sizes(content: TopologyText, mistakes: Mistakes) -> None:
 
 def _nodes(site: SiteText, content: TopologyText) -> int:
     return site.nodes or content.defaults.site.nodes or 1
+
+
+def _fabric_text(site: SiteText, content: TopologyText) -> FabricText | None:
+    return site.fabric or content.defaults.site.fabric
+
+
+def _fabric(site: SiteText, content: TopologyText) -> tuple[float, float]:
+    """Return the rate of a node's port in the lab, in bit/s (0: without a limit), and the oversubscription."""
+    found = _fabric_text(site, content)
+    return (found.rate / (content.scale or DEFAULT_SCALE), found.oversubscription) if found else (0.0, 1.0)
+
+
+def _check_fabric(name: str, site: SiteText, content: TopologyText, mistakes: Mistakes) -> None:
+    rate_bps, oversubscription = _fabric(site, content)
+    least_bps = min(rate_bps, site_fabric.core_bps(_nodes(site, content), rate_bps, oversubscription))
+    if rate_bps and least_bps < LEAST_RATE_BPS:
+        fix = f"choose a smaller scale: a fabric needs at least {format_rate(LEAST_RATE_BPS)}"
+        what = "fabric" if least_bps == rate_bps else "core of the fabric"
+        path = ("sites", name, "fabric") if site.fabric else ("defaults", "site", "fabric")
+        scaled = (
+            f"{what} of site {shown(name)} runs at {least_bps:.3g} b/s after scale {content.scale or DEFAULT_SCALE:g}"
+        )
+        mistakes.note(path, scaled, fix)
 
 
 def _check_names(content: TopologyText, mistakes: Mistakes) -> None:
@@ -266,7 +292,7 @@ def _build(content: TopologyText, written: Written, label: str) -> Topology:
     """Build the topology from fully checked content."""
     scale = content.scale or DEFAULT_SCALE
     sites = tuple(
-        Site(name, _nodes(site, content), site.power or content.defaults.site.power or name)
+        Site(name, _nodes(site, content), site.power or content.defaults.site.power or name, *_fabric(site, content))
         for name, site in content.sites.items()
     )
     links = tuple(_link(name, link, content) for name, link in content.links.items())
@@ -351,6 +377,8 @@ def _origins(content: TopologyText, written: Written) -> Iterator[tuple[str, str
         yield key, origin((key,))
     for name in content.sites:
         for key in SiteText.model_fields:
+            if key == "fabric" and _fabric_text(content.sites[name], content) is None:
+                continue
             yield f"sites.{name}.{key}", origin(("sites", name, key), ("defaults", "site", key))
     for name in content.ducts:
         yield f"ducts.{name}", origin(("ducts", name))

@@ -16,8 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from testbed.core.physics.fiber import FIBERS
 from testbed.core.physics.optics import OPTICS
 from testbed.core.physics.parameters import PARAMETERS, parse
-from testbed.core.topology import link_protection
+from testbed.core.topology import link_protection, site_fabric
 from testbed.core.topology.link_protection import ProtectionText
+from testbed.core.topology.site_fabric import FabricText
 from testbed.core.topology.topology_limits import MOST_NODES_PER_SITE
 from testbed.core.units import (
     Unreadable,
@@ -140,6 +141,7 @@ class _Part(BaseModel):
 class SiteText(_Part):
     nodes: Annotated[int | None, BeforeValidator(whole(1, MOST_NODES_PER_SITE))] = None
     power: Annotated[str | None, BeforeValidator(_text)] = None
+    fabric: Annotated[FabricText | None, BeforeValidator(site_fabric.parse)] = None
 
 
 class LinkDefaults(_Part):

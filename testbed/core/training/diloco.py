@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from testbed.core.training.operation import Operation
-from testbed.core.training.site_exchange import gather_in_sites, mean_in_sites, slice_groups, sum_delays, sum_over
-from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, REPLICA
-from testbed.core.training.twin import Equal, Option, Twin
+from testbed.core.training.site_exchange import (
+    gather_in_sites,
+    mean_in_sites,
+    slice_groups,
+    sum_across,
+    sum_delays,
+    unknown_aggregator,
+)
+from testbed.core.training.strategy_options import AGGREGATE_AT, EVERY, OUTER_MOMENTUM, OUTER_RATE, REPLICA
+from testbed.core.training.twin import Equal, Mistake, Option, Twin
 
 __all__ = ["Diloco", "LocalSgd"]
 
@@ -19,8 +26,11 @@ class LocalSgd(Twin):
     name = "local-sgd"
     summary = "train alone for H steps, then average the parameters of all sites; sites wait for it"
     source = "Stich 2019, arXiv:1805.09767; Lin et al. 2020, arXiv:1808.07217"
-    options: ClassVar[tuple[Option, ...]] = (EVERY, REPLICA)
+    options: ClassVar[tuple[Option, ...]] = (EVERY, REPLICA, AGGREGATE_AT)
     what: ClassVar[str] = "parameters"
+
+    def mistakes(self) -> Sequence[Mistake]:
+        return unknown_aggregator(self.layout, self.values["aggregate_at"])
 
     def operations(self, step: int) -> Sequence[Operation]:
         inside: list[Operation] = []
@@ -32,7 +42,13 @@ class LocalSgd(Twin):
         """Return the operations of one exchange, those inside the sites included."""
         replica, payload = self.values["replica"], self.layout.payload_bytes
         groups = slice_groups(self.layout, replica)
-        across = [it for name, ranks in groups for it in sum_over(ranks, payload / len(groups), self.what, name)]
+        across = [
+            it
+            for name, ranks in groups
+            for it in sum_across(
+                self.layout, self.values["aggregate_at"], ranks, payload / len(groups), self.what, name
+            )
+        ]
         return (*across, *(gather_in_sites(self.layout, payload) if replica == "site" else ()))
 
     def exchanges(self, step: int) -> bool:
@@ -56,7 +72,7 @@ class LocalSgd(Twin):
     @property
     def delays(self) -> float:
         replicas = self.layout.world_size if self.values["replica"] == "rank" else len(self.layout.site_names)
-        return sum_delays(replicas)
+        return sum_delays(replicas, self.values["aggregate_at"])
 
     @property
     def longest_gap(self) -> int:
@@ -67,5 +83,5 @@ class Diloco(LocalSgd):
     name = "diloco"
     summary = "train alone for H steps, then apply the mean pseudo-gradient by Nesterov momentum; sites wait for it"
     source = "Douillard et al. 2023, arXiv:2311.08105"
-    options = (EVERY, OUTER_RATE, OUTER_MOMENTUM, REPLICA)
+    options = (EVERY, OUTER_RATE, OUTER_MOMENTUM, REPLICA, AGGREGATE_AT)
     what = "pseudo-gradients"

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from testbed.core.training.ddp import Ddp
 from testbed.core.training.operation import Operation
-from testbed.core.training.site_exchange import gather_in_sites, slice_groups, sum_delays, sum_over
+from testbed.core.training.site_exchange import (
+    gather_in_sites,
+    slice_groups,
+    sum_across,
+    sum_delays,
+    unknown_aggregator,
+)
+from testbed.core.training.strategy_options import AGGREGATE_AT
+from testbed.core.training.twin import Mistake
 
 __all__ = ["Hierarchical"]
 
@@ -15,7 +23,10 @@ class Hierarchical(Ddp):
     name = "hierarchical"
     summary = "average gradients in every step in two levels: in the site, between sites by slices, in the site"
     source = "two-level all-reduce, as of BlueConnect (Cho et al., MLSys 2019)"
-    options = tuple(it for it in Ddp.options if it.name != "bits")
+    options = (*(it for it in Ddp.options if it.name != "bits"), AGGREGATE_AT)
+
+    def mistakes(self) -> Sequence[Mistake]:
+        return unknown_aggregator(self.layout, self.values["aggregate_at"])
 
     def operations(self, step: int) -> Sequence[Operation]:
         if not self._exchanges(step):
@@ -28,9 +39,13 @@ class Hierarchical(Ddp):
             if len(ranks) > 1
         ]
         groups = slice_groups(layout, suffix="/gradients")
-        across = [it for name, ranks in groups for it in sum_over(ranks, payload / len(groups), "gradients", name)]
+        across = [
+            it
+            for name, ranks in groups
+            for it in sum_across(layout, self.values["aggregate_at"], ranks, payload / len(groups), "gradients", name)
+        ]
         return (*scatter, *across, *gather_in_sites(layout, payload, "gradients", "/gather"))
 
     @property
     def delays(self) -> float:
-        return sum_delays(len(self.layout.site_names))
+        return sum_delays(len(self.layout.site_names), self.values["aggregate_at"])

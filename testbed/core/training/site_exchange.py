@@ -9,8 +9,19 @@ from collections.abc import Sequence
 
 from testbed.core.training.layout import Layout
 from testbed.core.training.operation import Operation
+from testbed.core.training.twin import Mistake
+from testbed.core.user_text import unknown
 
-__all__ = ["gather_in_sites", "mean_in_sites", "slice_groups", "sum_delays", "sum_over"]
+__all__ = [
+    "gather_in_sites",
+    "mean_in_sites",
+    "slice_groups",
+    "sum_across",
+    "sum_at",
+    "sum_delays",
+    "sum_over",
+    "unknown_aggregator",
+]
 
 
 def slice_groups(layout: Layout, replica: str = "site", suffix: str = "") -> list[tuple[str, tuple[int, ...]]]:
@@ -38,8 +49,44 @@ def sum_over(
     return [Operation("all_reduce", tuple(ranks), byte_count, what, group, fragment, lands)]
 
 
-def sum_delays(count: int) -> float:
-    """Return the one-way delays that follow one another in a sum over ``count`` replicas."""
+def sum_at(
+    ranks: Sequence[int],
+    at: int,
+    byte_count: float,
+    what: str,
+    group: str,
+    fragment: int | None = None,
+    lands: int = 0,
+) -> list[Operation]:
+    """Return the operations of a sum over ``ranks`` at the rank ``at``: all send to it, then it sends back the sum."""
+    others = [rank for rank in ranks if rank != at]
+    pairs = [*((rank, at) for rank in others), *((at, rank) for rank in others)]
+    return [Operation("send", pair, byte_count, what, group, fragment, lands) for pair in pairs]
+
+
+def sum_across(
+    layout: Layout, aggregate_at: str, ranks: Sequence[int], byte_count: float, what: str, group: str
+) -> list[Operation]:
+    """Return :func:`sum_at` of the first of ``ranks`` at the site ``aggregate_at``, or :func:`sum_over` without one."""
+    there = [rank for rank in ranks if layout.sites[rank] == aggregate_at]
+    return sum_at(ranks, there[0], byte_count, what, group) if there else sum_over(ranks, byte_count, what, group)
+
+
+def unknown_aggregator(layout: Layout, aggregate_at: str) -> list[Mistake]:
+    """Return the mistake of an ``aggregate_at`` that names no site with ranks."""
+    if not aggregate_at or aggregate_at in layout.members:
+        return []
+    message, fix = unknown("site", aggregate_at, layout.site_names)
+    return [Mistake("aggregate_at", message, fix or "name a site of the topology")]
+
+
+def sum_delays(count: int, aggregated: object = "") -> float:
+    """Return the one-way delays that follow one another in a sum over ``count`` replicas.
+
+    ``aggregated``, if it is not empty, says that one of them adds: up, and down.
+    """
+    if aggregated and count > 1:
+        return 2.0
     return 0.0 if count < 2 else 1.0 if count == 2 else 2.0 * (count - 1)
 
 

@@ -9,7 +9,18 @@ from testbed.core.training.twin import Option
 from testbed.core.units import Unreadable, parse_number
 from testbed.core.user_text import expected
 
-__all__ = ["EVERY", "OUTER_MOMENTUM", "OUTER_RATE", "REPLICA", "choice", "flag", "names_by_group", "share", "whole"]
+__all__ = [
+    "AGGREGATE_AT",
+    "EVERY",
+    "OUTER_MOMENTUM",
+    "OUTER_RATE",
+    "REPLICA",
+    "choice",
+    "flag",
+    "names_by_group",
+    "share",
+    "whole",
+]
 
 
 def whole(low: int, high: int = 10_000_000) -> Callable[[object], int]:
@@ -79,5 +90,20 @@ EVERY = Option("every", 50, whole(1), "H: inner steps between two exchanges")
 OUTER_RATE = Option("outer.rate", 0.7, share(0.0, 10.0), "learning rate of the outer optimizer")
 OUTER_MOMENTUM = Option(
     "outer.momentum", 0.5, share(0.0, 0.9999), "Nesterov momentum of the outer optimizer; papers use 0.9"
+)
+
+
+def site_name(value: object) -> str:
+    """Parse the name of a site, which the twin compares with those that have ranks; empty for none."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise Unreadable(*expected("the name of a site", value, "write a site of the topology"))
+    return value
+
+
+AGGREGATE_AT = Option(
+    "aggregate_at",
+    "",
+    site_name,
+    "site that adds what all sites send to it, and sends back the sum; else they exchange",
 )
 REPLICA = Option("replica", "site", choice("site", "rank"), "what one replica of the model is: a site, or each rank")

@@ -9,9 +9,10 @@ from typing import Any
 
 from testbed.core.plan import addressing
 from testbed.core.plan.properties import Carrier
-from testbed.core.plan.resources import Address, Bridge, Namespace, Redirect, Route, Sysctls, Veth
+from testbed.core.plan.resources import Address, Bridge, Namespace, Redirect, Route, SiteFabric, Sysctls, Veth
 from testbed.core.plan.step import Property, Step
 from testbed.errors import HostError, NameTaken, TestbedError, raise_all
+from testbed.host.drivers import fabric_limits
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import namespace, netlink, process
 
@@ -53,6 +54,7 @@ class NetnsDriver:
             Address: self._address,
             Route: self._route,
             Redirect: self._redirect,
+            SiteFabric: self._fabric,
         }
 
     @property
@@ -80,6 +82,9 @@ class NetnsDriver:
             return
         if isinstance(step, Address):
             self._space(step.namespace).delete_address(step.interface, step.cidr)
+            return
+        if isinstance(step, SiteFabric):
+            fabric_limits.remove(step, self._space)
             return
         if not isinstance(step, Namespace):
             return  # everything else is inside namespaces and is removed with them
@@ -160,6 +165,10 @@ class NetnsDriver:
 
     def _route(self, step: Route) -> Facts:
         self._space(step.namespace).add_route(step.destination, step.hops, step.metric, step.congestion)
+        return {}
+
+    def _fabric(self, step: SiteFabric) -> Facts:
+        fabric_limits.add(step, self._space)
         return {}
 
     def _redirect(self, step: Redirect) -> Facts:

@@ -20,9 +20,10 @@ from types import TracebackType
 from typing import Any
 
 from testbed.errors import HostError, NotAllowed
-from testbed.host.linux import invocation, namespace, rtnetlink
+from testbed.host.linux import invocation, namespace, rate_limit, rtnetlink
 
 IFF_LOWER_UP = 0x10000
+NUD_NOARP, NTF_MASTER = 0x40, 0x04
 
 
 @contextlib.contextmanager
@@ -44,6 +45,10 @@ def _number(error: Exception) -> int | None:
         return error.errno or 0
     known = sys.modules.get("pyroute2.netlink.exceptions")  # if not imported, it cannot have raised this
     return int(error.code or 0) if known and isinstance(error, known.NetlinkError) else None
+
+
+def _number_of(error: BaseException | None) -> int | None:
+    return _number(error) if isinstance(error, Exception) else None
 
 
 def prepare() -> None:
@@ -133,6 +138,46 @@ class Namespace:
                     self._ip.brport("set", index=self.index(port), isolated=1)
             self._ip.link("set", index=bridge, state="up")
 
+    def add_inner_veth(self, name: str, peer: str, mtu: int) -> None:
+        """Create a veth with both ends in this namespace, down."""
+        with translated(f"make the veth {self.path.name}:{name}"):
+            self._ip.link("add", ifname=name, kind="veth", mtu=mtu, peer={"ifname": peer, "mtu": mtu})
+
+    def delete_link(self, name: str) -> None:
+        with translated(f"remove {self.path.name}:{name}"):
+            self._ip.link("del", index=self.index(name))
+            self._indices.clear()
+
+    def mac(self, name: str) -> str:
+        """Return the hardware address of an interface."""
+        with translated(f"look at {self.path.name}:{name}"):
+            return str(self._ip.get_links(self.index(name))[0].get_attr("IFLA_ADDRESS"))
+
+    def set_port(self, name: str, master: str, *, learning: bool = True, hairpin: bool = False) -> None:
+        """Make an interface a port of a bridge, also one that is a port of another. With ``hairpin`` a frame may leave
+        by the port that it came in."""
+        with translated(f"make {self.path.name}:{name} a port of {master}"):
+            index = self.index(name)
+            self._ip.link("set", index=index, master=self.index(master))
+            self._ip.brport("set", index=index, learning=int(learning), mode=int(hairpin))
+
+    def add_forwarding(self, mac: str, port: str) -> None:
+        """Tell a bridge for good that the hardware address is at its ``port``."""
+        with translated(f"add {mac} to the port {self.path.name}:{port}"):
+            self._ip.fdb("add", ifindex=self.index(port), lladdr=mac, state=NUD_NOARP, flags=NTF_MASTER)
+
+    def limit(self, name: str, bucket: rate_limit.TokenBucket) -> None:
+        """Limit the rate of what an interface sends, as yet unlimited. Raises HostError if it is not in force."""
+        with translated(f"limit the rate of {self.path.name}:{name} (qdisc tbf)"):
+            rate_limit.limit(self._raw, self.index(name), bucket)
+            found = rate_limit.limit_of(self._raw, self.index(name))
+        if found != bucket.rate:
+            raise HostError(f"{self.path.name}:{name} has a rate limit of {found} B/s, expected {bucket.rate} B/s")
+
+    def unlimit(self, name: str) -> None:
+        with translated(f"remove the rate limit of {self.path.name}:{name}"):
+            rate_limit.unlimit(self._raw, self.index(name))
+
     def add_address(self, name: str, cidr: str, neighbour: tuple[str, ...] = ()) -> None:
         """Add an address, and a permanent neighbour (address, MAC) if given."""
         with translated(f"give {self.path.name}:{name} the address {cidr}"):
@@ -171,27 +216,35 @@ class Namespace:
 
     def add_redirect(self, a: str, b: str) -> None:
         """Redirect everything received on either interface to the other's egress: clsact, u32 and mirred."""
-        with translated(f"redirect {a} and {b} in {self.path.name}"):
-            for name, other in ((a, b), (b, a)):
-                index = self.index(name)
-                self._ip.tc("add", "clsact", index)
-                mirred = {
-                    "kind": "mirred",
-                    "direction": "egress",
-                    "action": "redirect",
-                    "ifindex": self.index(other),
-                }
-                self._ip.tc(
-                    "add-filter",
-                    "u32",
-                    index,
-                    parent=0xFFFFFFF2,  # clsact's ingress
-                    prio=1,
-                    protocol=0x0003,  # ETH_P_ALL
-                    target=0,
-                    keys=["0x0/0x0+0"],
-                    action=[mirred],
-                )
+        self.redirect_ingress(a, b)
+        self.redirect_ingress(b, a)
+
+    def redirect_ingress(self, name: str, other: str) -> None:
+        """Redirect everything received on an interface to the other's egress."""
+        with translated(f"redirect {name} to {other} in {self.path.name}"):
+            index = self.index(name)
+            self._ip.tc("add", "clsact", index)
+            mirred = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": self.index(other)}
+            self._ip.tc(
+                "add-filter",
+                "u32",
+                index,
+                parent=0xFFFFFFF2,  # clsact's ingress
+                prio=1,
+                protocol=0x0003,  # ETH_P_ALL
+                target=0,
+                keys=["0x0/0x0+0"],
+                action=[mirred],
+            )
+
+    def unredirect(self, name: str) -> None:
+        """Remove a redirection; a missing one is no error."""
+        try:
+            with translated(f"remove the redirection of {self.path.name}:{name}"):
+                self._ip.tc("del", "clsact", self.index(name))
+        except HostError as error:
+            if _number_of(error.__cause__) not in (errno.ENOENT, errno.EINVAL):
+                raise
 
     def set_carriers(self, states: Mapping[str, bool]) -> None:
         """Bring interfaces up or down in one send, so that their events are within a fraction of a millisecond."""

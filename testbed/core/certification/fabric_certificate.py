@@ -1,0 +1,121 @@
+"""The certificate of a site's fabric as a value: the rate of each port both ways, and that of the core. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from testbed.core.certification.link_certificate import RATE_TOLERANCE
+from testbed.core.fields import Fields, number, sequence, text
+from testbed.core.units import format_rate
+
+__all__ = ["FabricCertificate", "FabricRate"]
+
+_HELP: Final = "if the machine was busy, try again; a rate that it cannot carry needs a larger scale"
+
+
+@dataclass(frozen=True)
+class FabricRate:
+    """One measured rate of a fabric, in bit/s: of ``path``, ``east-0 > east-1`` or ``core``.
+
+    ``note`` says why it could not be measured at all, which counts for nothing; without a note a missing measurement
+    counts against the lab.
+    """
+
+    path: str
+    target_bps: float
+    measured_bps: float | None = None
+    note: str = ""
+
+    @property
+    def why(self) -> str:
+        """What is wrong with it; empty for nothing."""
+        if self.measured_bps is None:
+            return "" if self.note else f"{self.path}: no packet train came through"
+        off = self.measured_bps / self.target_bps - 1.0
+        if abs(off) <= RATE_TOLERANCE:
+            return ""
+        told = f"{self.path}: {format_rate(self.measured_bps, 3)}, expected {format_rate(self.target_bps, 3)}"
+        return f"{told} within {RATE_TOLERANCE:.0%}" + (f" ({_HELP})" if off < 0 else "")
+
+    @property
+    def verdict(self) -> str:
+        return "bad" if self.why else "ok" if self.measured_bps is not None else "inconclusive"
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "path": self.path,
+            "target_bps": self.target_bps,
+            "measured_bps": self.measured_bps,
+            "tolerance": RATE_TOLERANCE,
+            "verdict": self.verdict,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class FabricCertificate:
+    """All rates of the fabric of one site; ``rate_bps`` of a port and ``core_bps`` as the topology has them."""
+
+    site: str
+    rate_bps: float
+    core_bps: float
+    oversubscription: float
+    rates: tuple[FabricRate, ...] = ()
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        if not self.rates:
+            return (f"fabric of {self.site}: not measured",)
+        return tuple(f"fabric of {self.site}, {it.why}" for it in self.rates if it.why)
+
+    @property
+    def ok(self) -> bool:
+        return not self.why
+
+    @property
+    def verdict(self) -> str:
+        words = {it.verdict for it in self.rates}
+        return "bad" if self.why else "ok" if words == {"ok"} else "inconclusive"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"fabric of {self.site}, {it.path}: {it.note}" for it in self.rates if it.note)
+
+    def measured(self, core: bool) -> tuple[float, ...]:
+        """Return the measured rates of the core, or of the ports."""
+        return tuple(
+            it.measured_bps for it in self.rates if it.measured_bps is not None and (it.path == "core") == core
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "site": self.site,
+            "rate_bps": self.rate_bps,
+            "core_bps": self.core_bps,
+            "oversubscription": self.oversubscription,
+            "rates": [it.to_dict() for it in self.rates],
+            "verdict": self.verdict,
+            "why": list(self.why),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> FabricCertificate:
+        """Read back ``to_dict``; a missing field counts against the lab, never for it."""
+        return cls(
+            site=text(fields, "site"),
+            rate_bps=number(fields, "rate_bps") or 0.0,
+            core_bps=number(fields, "core_bps") or 0.0,
+            oversubscription=number(fields, "oversubscription") or 1.0,
+            rates=tuple(
+                FabricRate(
+                    text(each, "path"),
+                    number(each, "target_bps") or 1.0,
+                    number(each, "measured_bps"),
+                    text(each, "note"),
+                )
+                for each in sequence(fields, "rates")
+                if isinstance(each, Mapping)
+            ),
+        )

@@ -1,0 +1,175 @@
+"""Measure the fabrics of all sites: each port by a packet train to the next node, the core by trains of all nodes.
+
+A train is longer than what a port's token bucket lets pass at once, and its sender has a send buffer below the port's
+queue: it waits in ``sendto`` rather than lose packets, and the queue is never empty before the train is through. Ports
+are measured one after the other in a site, because they share its core, and side by side in different sites.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from typing import Final
+
+from testbed.core.certification.dispersion import Arrival, rate_bps, slopes_bps
+from testbed.core.certification.fabric_certificate import FabricCertificate, FabricRate
+from testbed.core.certification.link_certificate import RATE_TOLERANCE
+from testbed.core.physics import fabric_queue
+from testbed.core.plan.addressing import FABRIC_INTERFACE, Addressing
+from testbed.core.plan.build import FABRIC_BRIDGE
+from testbed.core.topology.model import Site, Topology
+from testbed.host import lab_nodes
+from testbed.host.lab_folder import LabFolder
+from testbed.host.linux.scheduling import realtime_priority, use_realtime_priority
+from testbed.host.measure.packet_trains import CAPACITY_BPS
+from testbed.host.measure.probing import Probe, ProbePath, rounds
+from testbed.host.measure.rate_trains import SHORTEST, Passage, Train, send_trains
+
+__all__ = ["measure_fabrics"]
+
+TRIES: Final = 3
+"""A rate that is too low is measured again: a starved machine is too slow, never too fast."""
+MOST_TRAIN_S: Final = 0.03
+LEAST_TRAIN_S: Final = 0.01
+LONGEST_TRAIN_S: Final = 2.0
+"""A slower port is not measured."""
+ALL_S: Final = 2.0
+"""Duration of the trains of all ports, of which CAPACITY_BPS are measured at a time."""
+BURSTS: Final = 4
+"""Length of a train in bursts of the buckets that it passes; the first of them are left out."""
+
+Tell = Callable[[str], None]
+
+
+def measure_fabrics(lab: LabFolder, topology: Topology, tell: Tell) -> tuple[FabricCertificate, ...]:
+    """Return the certificates of all sites whose fabric has a rate; nothing is sent for the others."""
+    sites = [site for site in topology.sites if site.fabric_bps]
+    if not sites:
+        return ()
+    load = sum(len(_hops(site)) * min(CAPACITY_BPS, site.fabric_bps) for site in sites)
+    train_s = min(MOST_TRAIN_S, max(LEAST_TRAIN_S, ALL_S * CAPACITY_BPS / load))
+    tell(f"fabrics of {len(sites)} sites, about {train_s * load / CAPACITY_BPS:.1f} s")
+    with ExitStack() as opened:
+        probes = {site.name: list(_probes(lab, topology, site, opened)) for site in sites}
+        rounds([probe for some in probes.values() for probe in some], 3, 0.004, 0.2)  # resolves neighbours
+        with realtime_priority(wanted=True):
+            ports = _ports(topology, sites, probes, train_s)
+            cores = {site.name: _core(topology, site, probes[site.name], train_s) for site in sites}
+    return tuple(
+        FabricCertificate(
+            site.name, site.fabric_bps, site.core_bps, site.oversubscription, (*ports[site.name], *cores[site.name])
+        )
+        for site in sites
+    )
+
+
+def _hops(site: Site) -> list[tuple[str, str]]:
+    """Return paths that cross each port of a site both ways: a ring of its nodes; to the gateway and back for one."""
+    nodes = site.node_names
+    if len(nodes) == 1:
+        return [(nodes[0], site.gateway), (site.gateway, nodes[0])]
+    return list(zip(nodes, nodes[1:] + nodes[:1], strict=True))
+
+
+def _probes(lab: LabFolder, topology: Topology, site: Site, opened: ExitStack) -> Iterator[Probe]:
+    net = Addressing(topology)
+
+    def address(place: str) -> str:
+        return str((net.gateway(site.name) if place == site.gateway else net.node(place))[0])
+
+    for here, there in _hops(site):
+        device = FABRIC_BRIDGE if here == site.gateway else FABRIC_INTERFACE
+        path = ProbePath(
+            f"{here} > {there}",
+            lab_nodes.netns(lab, here),
+            address(here),
+            lab_nodes.netns(lab, there),
+            address(there),
+            device,
+        )
+        probe = opened.enter_context(closing(Probe(path)))
+        # The kernel doubles it, and counts more than the packets' own bytes.
+        wanted = fabric_queue.queue_bytes(min(site.fabric_bps, site.core_bps)) // 4
+        probe.sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
+        yield probe
+
+
+def _mtu(topology: Topology) -> int:
+    return min((link.mtu for link in topology.links), default=1500)
+
+
+def _train(probe: Probe, mtu: int, rate_bps: float, skipped_bytes: float, train_s: float) -> Train:
+    """Return a train at ``rate_bps`` that is ``train_s`` long, and longer than the first ``skipped_bytes``."""
+    sized = Train(probe, mtu, SHORTEST, rate_bps)
+    size_bits = max(rate_bps * train_s, BURSTS * 8 * skipped_bytes)
+    return Train(probe, mtu, max(SHORTEST, round(size_bits / sized.frame_bits)), rate_bps)
+
+
+def _ports(
+    topology: Topology, sites: Sequence[Site], probes: dict[str, list[Probe]], train_s: float
+) -> dict[str, list[FabricRate]]:
+    found: dict[str, list[FabricRate]] = {site.name: [] for site in sites}
+    for turn in range(max(len(it) for it in probes.values())):
+        waiting = {site.name: site for site in sites if turn < len(probes[site.name])}
+        latest: dict[str, FabricRate] = {}
+        for _ in range(TRIES):
+            trains: dict[str, Train] = {}
+            for name, site in waiting.items():
+                probe, target = probes[name][turn], min(site.fabric_bps, site.core_bps)
+                skipped = fabric_queue.burst_bytes(site.fabric_bps)
+                train = _train(probe, _mtu(topology), target, skipped, train_s)
+                if train.lasts_s > LONGEST_TRAIN_S:
+                    latest[name] = FabricRate(probe.path.name, target, note=_too_long(train))
+                else:
+                    trains[name] = train
+            for (name, train), passage in zip(trains.items(), send_trains(list(trains.values())), strict=True):
+                skipped = fabric_queue.burst_bytes(waiting[name].fabric_bps)
+                latest[name] = FabricRate(train.probe.path.name, train.rate_bps, _rate([passage], skipped))
+            waiting = {name: waiting[name] for name in trains if _is_low(latest[name])}
+            if not waiting:
+                break
+        for name, rate in latest.items():
+            found[name].append(rate)
+    return found
+
+
+def _core(topology: Topology, site: Site, probes: Sequence[Probe], train_s: float) -> list[FabricRate]:
+    """Return the rate of the core; nothing where ports alone show all there is."""
+    if site.core_bps >= len(site.node_names) * site.fabric_bps or site.core_bps <= site.fabric_bps:
+        return []
+    if site.core_bps > CAPACITY_BPS:
+        return [FabricRate("core", site.core_bps, note="more than this machine sends at once; not measured")]
+    skipped = fabric_queue.burst_bytes(site.core_bps) + len(probes) * fabric_queue.burst_bytes(site.fabric_bps)
+    share_bps = site.core_bps / len(probes)
+    trains = [_train(probe, _mtu(topology), share_bps, skipped / len(probes), train_s) for probe in probes]
+    if (longest := max(trains, key=lambda it: it.lasts_s)).lasts_s > LONGEST_TRAIN_S:
+        return [FabricRate("core", site.core_bps, note=_too_long(longest))]
+    found = FabricRate("core", site.core_bps)
+    with ThreadPoolExecutor(len(trains), initializer=use_realtime_priority) as senders:  # each waits in `sendto`
+        for _ in range(TRIES):
+            passages = [it for some in senders.map(lambda train: send_trains([train]), trains) for it in some]
+            found = FabricRate("core", site.core_bps, _rate(passages, skipped))
+            if not _is_low(found):
+                break
+    return [found]
+
+
+def _rate(passages: Sequence[Passage], skipped_bytes: float) -> float | None:
+    """Return the rate of all passages together in bit/s, without the first bytes; None if too little arrived."""
+    first_ns = min(it.epoch_ns for it in passages)
+    arrivals: list[Arrival] = [
+        ((it.epoch_ns - first_ns) * 1e-9 + at, bits) for it in passages for at, bits in it.arrivals
+    ]
+    total = sum(bits for _, bits in arrivals)
+    last_bits = total - 8 * 1.2 * skipped_bytes
+    return rate_bps(slopes_bps(arrivals, last_bits=last_bits)) if last_bits > 0 else None
+
+
+def _is_low(found: FabricRate) -> bool:
+    return not found.note and (found.measured_bps or 0.0) < (1.0 - RATE_TOLERANCE) * found.target_bps
+
+
+def _too_long(train: Train) -> str:
+    return f"a packet train would take {train.lasts_s:.1f} s, so the rate was not measured"

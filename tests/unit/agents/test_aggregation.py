@@ -1,0 +1,102 @@
+"""The sum of replicas at one site: in the order of sites, the same bits on all, as the twin says of its messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import loopback_ranks
+import torch
+import torch.distributed as dist
+from testbed_agents import strategies
+from testbed_agents.aggregation import begin_sum_at, rank_at
+from testbed_agents.groups import Groups
+from testbed_agents.strategies import Context
+from torch import nn
+
+from testbed.core.training import strategies_built
+from testbed.core.training.layout import Layout, Tensor
+
+SITES = ("west", "mid", "east")
+PAIRS = ("west", "west", "mid", "mid", "east", "east")
+ELEMENTS = 7
+
+
+def _values(rank: int, turn: int) -> torch.Tensor:
+    """Values of which every order of adding gives other bits."""
+    return torch.randn(1000, generator=torch.Generator().manual_seed(100 * turn + rank)) * 10.0 ** (rank % 3)
+
+
+def _train(rank: int, name: str, options: dict[str, Any]) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = nn.Linear(ELEMENTS, ELEMENTS)
+    context = Context(Groups(rank, SITES), loss=lambda output, targets: ((output - targets) ** 2).mean(), steps=4)
+    strategy = strategies.make(name, options)
+    optimizer = torch.optim.SGD(strategy.prepare(model, context), lr=0.1)
+    draw = torch.Generator().manual_seed(rank)
+    for step in range(1, 5):
+        context.step = step
+        inputs = torch.randn(3, ELEMENTS, generator=draw)
+        optimizer.zero_grad()
+        strategy.run(inputs, inputs.flip(1))
+        optimizer.step()
+        strategy.after_step(step)
+    strategy.finish(4)
+    return torch.cat([it.detach().flatten() for it in model.parameters()])
+
+
+def _on_a_rank(rank: int) -> dict[str, Any]:
+    groups = Groups(rank, SITES)
+    ranks = (0, 1, 2)
+    group = groups.new(ranks, "tested")
+    found: dict[str, Any] = {}
+    at = rank_at("mid", SITES, ranks)
+    assert at == 1 and rank_at("", SITES, ranks) is None
+    begun = [begin_sum_at(_values(rank, turn), group, ranks, at) for turn in range(3)]
+    found["three at once"] = [it.wait() for it in begun]
+    dist.barrier()
+    found["alone"] = begin_sum_at(_values(rank, 0), None, (rank,), rank).wait()
+    for name, options in (("hierarchical", {}), ("diloco", {"every": 2}), ("local-sgd", {"every": 3})):
+        found[name] = _train(rank, name, options)
+        found[f"{name} at mid"] = _train(rank, name, {**options, "aggregate_at": "mid"})
+    try:
+        rank_at("nowhere", SITES, ranks)
+    except ValueError as error:
+        found["unknown"] = str(error)
+    return found
+
+
+def test_one_site_adds_in_the_order_of_sites_and_all_have_its_bits() -> None:
+    found = loopback_ranks.run(len(SITES), _on_a_rank)
+    for turn in range(3):
+        expected = (_values(0, turn) + _values(1, turn)) + _values(2, turn)
+        assert not torch.equal(expected, (_values(2, turn) + _values(1, turn)) + _values(0, turn)), "order must show"
+        for rank in range(3):
+            assert torch.equal(found[rank]["three at once"][turn], expected)
+    assert torch.equal(found[2]["alone"], _values(2, 0))
+    for name in ("hierarchical", "diloco", "local-sgd"):
+        assert all(torch.equal(it[f"{name} at mid"], found[0][f"{name} at mid"]) for it in found)
+        # A ring adds in another order: the same up to rounding, and more than nothing was learned.
+        torch.testing.assert_close(found[0][f"{name} at mid"], found[0][name], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(found[0]["diloco"], found[0]["hierarchical"], atol=1e-4)
+    assert "nowhere" in found[0]["unknown"] and "mid" in found[0]["unknown"]
+
+
+def test_the_twin_says_who_sends_to_whom() -> None:
+    tensors = (Tensor("weight", ELEMENTS * ELEMENTS), Tensor("bias", ELEMENTS))
+    layout = Layout(PAIRS, tensors, steps=4)
+    n = layout.payload_bytes
+    for name in ("hierarchical", "diloco", "local-sgd"):
+        own = {} if name == "hierarchical" else {"every": 2}
+        twin = strategies_built.make(name, {"aggregate_at": "mid", **own}, layout)
+        assert not twin.mistakes()
+        across = [it for it in twin.operations(2) if len({PAIRS[rank] for rank in it.ranks}) > 1]
+        assert all(it.kind == "send" and it.byte_count == n / 2 for it in across)
+        pairs = [it.ranks for it in across]
+        # Of both slices: up from the outer sites, then down to them.
+        assert pairs == [(0, 2), (4, 2), (2, 0), (2, 4), (1, 3), (5, 3), (3, 1), (3, 5)]
+        assert twin.delays == 2.0
+        wrong = strategies_built.make(name, {"aggregate_at": "nowhere"}, layout)
+        (mistake,) = wrong.mistakes()
+        assert mistake.option == "aggregate_at" and "nowhere" in mistake.message and "west" in mistake.message
+        unset = strategies_built.make(name, {}, layout)
+        assert unset.delays == 4.0 and not unset.mistakes()
