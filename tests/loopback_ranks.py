@@ -47,7 +47,11 @@ def run(
             pipes.append(reader)
             pids.append(pid)
         try:
-            return [_result(rank, data) for rank, data in enumerate(_read_all(pipes))]
+            found = _read_all(pipes)
+            # A rank that says why it failed comes before those that failed, or were ended, because of it.
+            for rank in sorted(range(world_size), key=lambda rank: not found[rank]):
+                _result(rank, found[rank])
+            return [_result(rank, data) for rank, data in enumerate(found)]
         finally:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):

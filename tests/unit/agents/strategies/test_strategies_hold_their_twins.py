@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import loopback_ranks
 import pytest
-from trained import BATCH, SHAPE, Case, train
+from trained import BATCH, SHAPE, Case, train, train_interrupted
 
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, gpt_tensors
@@ -59,6 +59,18 @@ def test_what_the_twin_says_of_each_step_is_so(sites: tuple[str, ...]) -> None:
         assert twin.committed(case.steps) == case.steps
         counts = [twin.committed(step) for step in range(case.steps + 1)]
         assert counts == sorted(counts) and counts[0] == 0
+
+
+def _restored(rank: int, cases: tuple[Case, ...], sites: tuple[str, ...]) -> list[tuple[int, int]]:
+    return [train_interrupted(rank, case, sites, at=4) for case in cases]
+
+
+def test_restored_from_a_checkpoint_a_job_ends_with_the_same_bits() -> None:
+    """Between two exchanges, with fragments on their way and gradients that are kept back. Accumulated gradients are
+    no part of a checkpoint: it is taken after an update."""
+    cases = tuple(it for it in CASES if it.options.get("accumulate") != 3)
+    for rank in loopback_ranks.run(4, _restored, cases, SITES["two sites of two"]):
+        assert [whole for whole, _ in rank] == [again for _, again in rank]
 
 
 def _options(case: Case) -> tuple[strategies_built.Option, ...]:

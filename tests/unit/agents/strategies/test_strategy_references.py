@@ -126,6 +126,17 @@ def test_an_upper_tier_restarts_the_lower(halves: list[dict[str, Trained]]) -> N
     assert difference(halves[0]["tiers"].outer, top) < 1e-3
 
 
+def _sites_and_one_site(rank: int) -> tuple[int, int]:
+    case = Case("ddp", {}, "adamw", 5)
+    apart, together = train(rank, case, HALVES), train(rank, case, ("west",) * 4)
+    return apart.fingerprints[-1]["parameters"], together.fingerprints[-1]["parameters"]
+
+
+def test_ddp_over_sites_is_ddp_in_one_site_bit_for_bit() -> None:
+    for apart, together in loopback_ranks.run(4, _sites_and_one_site):
+        assert apart == together
+
+
 def test_all_ranks_end_with_the_same_bits(halves: list[dict[str, Trained]]) -> None:
     for name in CASES:
         assert len({rank[name].fingerprints[-1]["parameters"] for rank in halves}) == 1, name

@@ -93,6 +93,61 @@ def train(rank: int, case: Case, sites: Sequence[str], after: Callable[[int, Str
     return found
 
 
+@dataclass
+class Saved:
+    """All that a checkpoint keeps, copied."""
+
+    step: int
+    parameters: list[Tensor]
+    strategy: dict[str, Tensor]
+    optimizer: dict[str, Any]
+
+
+def train_interrupted(rank: int, case: Case, sites: Sequence[str], at: int) -> tuple[int, int]:
+    """Return the parameters' fingerprint of a job, and that of one restored from a checkpoint after step ``at``."""
+    saved: list[Saved] = []
+    context = Context(Groups(rank, sites), steps=case.steps)
+    strategy = strategies.make(case.strategy, case.options)
+    parameters = strategy.prepare(make_model(case.seed), context)
+    optimizer = make_optimizer(case.optimizer, parameters)
+
+    def go_on(first: int, draw: Callable[[], Tensor]) -> int:
+        for step in range(first, case.steps + 1):
+            context.step = step
+            inputs = draw()
+            strategy.run(inputs, inputs)
+            if strategy.updates(step):
+                optimizer.step()
+                optimizer.zero_grad()
+            strategy.after_step(step)
+            if step == case.steps:
+                strategy.finish(step)
+            if step == at and not saved:
+                state = copy.deepcopy(strategy.state())
+                saved.append(Saved(step, copy.deepcopy(parameters), state, copy.deepcopy(optimizer.state_dict())))
+        return crc(strategy.module.parameters())
+
+    whole = go_on(1, windows(rank, case.seed))
+
+    context = Context(Groups(rank, sites), steps=case.steps)
+    strategy = strategies.make(case.strategy, case.options)
+    parameters = strategy.prepare(make_model(case.seed + 1), context)  # of another process, so not yet equal
+    optimizer = make_optimizer(case.optimizer, parameters)
+    draw = windows(rank, case.seed)
+    inputs = windows(rank, 7)()
+    strategy.rehearse(inputs, inputs)
+    with torch.no_grad():
+        for into, value in zip(parameters, saved[0].parameters, strict=True):
+            into.copy_(value)
+        for name, tensor in strategy.state().items():
+            tensor.copy_(saved[0].strategy[name])
+    optimizer.load_state_dict(saved[0].optimizer)
+    strategy.loaded()
+    for _ in range(at):
+        draw()
+    return whole, go_on(at + 1, draw)
+
+
 class Reference:
     """Sites of ranks in one process: the mean gradient of a site's windows, and what a test does between steps."""
 
