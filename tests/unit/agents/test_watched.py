@@ -123,7 +123,6 @@ class Ranks:
         )
         for work in works:
             work.wait()
-        assert got[0] == left
         if self.rank == 3:
             dist.recv(got)  # from whoever it is
         elif self.rank == 1:
