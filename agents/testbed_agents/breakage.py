@@ -125,14 +125,12 @@ class Broken:
             return False
         return operation.group.startswith(wanted.group) and wanted.operation in ("", operation.kind)
 
-    def entering(self, operation: Operation) -> None:
-        if self.fault.kind == "hang" and self._of_it(operation) and self._due():
+    def entering(self, operation: Operation) -> bool:
+        if not self._of_it(operation):
+            return True
+        if self.fault.kind == "hang" and self._due():
             self._fired = True
             time.sleep(self.fault.seconds or AN_HOUR_S)
-
-    def inputs(self, operation: Operation, given: Any) -> Any:
-        if not self._of_it(operation):
-            return given
         if self.fault.kind == "unsent" and self._crosses(operation):
             here = (operation.group, self._step)
             if self._due():
@@ -141,8 +139,11 @@ class Broken:
                 for each in operation.outputs:
                     if not any(each is it for it in operation.inputs):
                         each.zero_()
-                return None
-        if self.fault.kind == "lost-input" and self._due() and operation.inputs:
+                return False
+        return True
+
+    def inputs(self, operation: Operation, given: Any) -> Any:
+        if self.fault.kind == "lost-input" and self._of_it(operation) and self._due() and operation.inputs:
             self._fired = True
             given = given if operation.kind in ("all_reduce", "reduce") else _copied(given)
             _zero_half(list(watched.flat(given)))

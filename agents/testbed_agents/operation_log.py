@@ -123,9 +123,12 @@ class OperationLog:
         operation.note = note
         with self._lock:
             self._running.add(operation)
-            if (operation.group, operation.ranks) not in self._groups:
-                self._groups.append((operation.group, operation.ranks))
+            self._note_group(operation.group, operation.ranks)
             self.moved_t = operation.began_t
+
+    def _note_group(self, group: str, ranks: tuple[int, ...]) -> None:
+        if (group, ranks) not in self._groups:
+            self._groups.append((group, ranks))
 
     def left(self, operation: Operation) -> None:
         note = operation.note
@@ -143,6 +146,7 @@ class OperationLog:
         """Record a sum of messages as an operation of kind ``sum``, numbered for itself in its group."""
         now = time.monotonic()
         with self._lock:
+            self._note_group(group, ranks)
             sequence = self._sums[group]
             self._sums[group] += 1
         count = ELEMENTS_DRAWN if self.drawn else ELEMENTS

@@ -116,11 +116,11 @@ class Observer(Protocol):
 class Faults(Protocol):
     """Deliberate errors, for tests (:mod:`testbed_agents.breakage`)."""
 
-    def entering(self, operation: Operation) -> None:
-        """Called before the observer."""
+    def entering(self, operation: Operation) -> bool:
+        """Return whether the operation is carried out at all; called before the observer."""
 
     def inputs(self, operation: Operation, given: Any) -> Any:
-        """Return what goes in instead of ``given``, in the same structure; None: the operation is not carried out."""
+        """Return what goes in instead of ``given``, in the same structure; called after the observer."""
 
     def outputs(self, operation: Operation) -> None:
         """Called when the operation has ended, before the observer."""
@@ -206,10 +206,10 @@ class WatchedWork(Work):
     def synchronize(self) -> None:
         self._work.synchronize()
 
-    def source_rank(self) -> int:
-        return int(self._work.source_rank())
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())
 
-    _source_rank = source_rank
+    source_rank = _source_rank
 
 
 def _end(operation: Operation, observer: Observer | None, error: str = "") -> None:
@@ -287,11 +287,8 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         """Begin ``operation`` by ``begin``, of ``given`` or what a deliberate error makes of it."""
         observer, faults = _observer, _faults
         operation.position = self._position
-        if faults is not None:
-            faults.entering(operation)
-            given = faults.inputs(operation, given)
-            if given is None:
-                return _Nothing(operation.outputs)
+        if faults is not None and not faults.entering(operation):
+            return _Nothing(operation.outputs)
         with self._lock:
             if operation.kind not in ("send", "recv"):
                 operation.sequence = next(self._count)
@@ -300,6 +297,8 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         operation.began_t = time.monotonic()
         if observer is not None:
             observer.entered(operation)
+        if faults is not None:
+            given = faults.inputs(operation, given)
         try:
             work = begin(given)
         except RuntimeError as error:
