@@ -30,10 +30,10 @@ __all__ = ["Moe"]
 
 
 class Moe(Strategy):
-    """``experts``: "all" ranks, or those of a "site", have different experts. ``seed``: of the router's weights."""
+    """``experts``: "all" ranks, or those of a "site", have different ones. ``router_seed``: of the router's weights."""
 
-    def __init__(self, experts: str = "all", top_k: int = 1, capacity: float = 1.0, seed: int = 0) -> None:
-        self._experts, self._top_k, self._capacity, self._seed = experts, top_k, capacity, seed
+    def __init__(self, experts: str = "all", top_k: int = 1, capacity: float = 1.0, router_seed: int = 0) -> None:
+        self._experts, self._top_k, self._capacity, self._seed = experts, top_k, capacity, router_seed
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         self.context, self.module = context, model

@@ -119,7 +119,7 @@ def asleep_tensors(elements: int, layers: int) -> tuple[Tensor, ...]:
     [3, 2, 2, 2, 3, 2, 2, 2]
     """
     return tuple(
-        Tensor(f"blocks.{layer}.weights.{index}", part, layer)
+        Tensor(f"blocks.{layer}.weights.{index}", part, layer, rows=part)
         for layer, size in enumerate(_parts(elements, layers))
         for index, part in enumerate(it for it in _parts(size, VECTORS_PER_LAYER) if it)
     )

@@ -32,7 +32,7 @@ class Moe(Twin):
         ),
         Option("top_k", 1, whole(1, 64), "k: experts of a token"),
         Option("capacity", 1.0, share(0.01, 64.0), "what an expert takes, in equal shares of a rank's tokens"),
-        Option("seed", 0, whole(0), "of the router's first weights"),
+        Option("router_seed", 0, whole(0), "of the router's first weights"),
     )
     replicated = False
     asleep: ClassVar[bool] = False

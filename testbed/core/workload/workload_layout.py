@@ -34,6 +34,7 @@ def layout_of(workload: AgentWorkload, topology: Topology) -> Layout:
         context=workload.context,
         width=workload.width,
         layers=workload.layers,
+        heads=workload.heads,
         steps=workload.steps,
         step_s=workload.step_s,
     )

@@ -1,0 +1,308 @@
+"""Declared compute: when layers of a step end, how long it takes on average, what the sleeping model is."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from loopback_ranks import run
+from testbed_agents import compute as under_test
+from testbed_agents.bucketed_gradients import Reduce, Reduced
+from testbed_agents.compute import Asleep, Compute
+from testbed_agents.model import GPT, Shape, parameter_count
+from testbed_agents.strategies import make
+from testbed_agents.strategies.strategy import Context
+
+from testbed.core.training.strategies_built import BUILT
+
+TOKENS = torch.zeros(2, 16, dtype=torch.int64)
+SHAPE = Shape(layers=2, heads=2, width=16, context=16)
+
+
+def made(rank: int = 0, seed: int = 1, **message: Any) -> Compute:
+    return Compute.from_message(message, rank=rank, seed=seed, shape=SHAPE)
+
+
+class Clock:
+    """Time that passes only while something sleeps, or is said to work; notes when each sleep ended."""
+
+    def __init__(self) -> None:
+        self.now, self.ends = 100.0, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+        self.ends.append(self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    monkeypatch.setattr(under_test, "time", clock)
+    yield clock
+
+
+def one_step(compute: Compute, model: torch.nn.Module, clock: Clock, step: int, optimizer_s: float = 0.0) -> float:
+    """Run a step; return its compute as a record has it, and end with the record."""
+    begin = clock.now
+    compute.begin(step)
+    compute.loss(model(TOKENS), TOKENS).backward()  # type: ignore[no-untyped-call]
+    ready = clock.now
+    clock.now += optimizer_s
+    one_step.record = compute.end(begin, ready, ready, clock.now)  # type: ignore[attr-defined]
+    return clock.now - begin
+
+
+def test_layers_end_at_deadlines_in_both_passes(clock: Clock) -> None:
+    """Three layers of 90 ms: a third of it forward, two thirds backward, in equal parts."""
+    compute = made(seconds=0.09, elements=300, layers=3)
+    one_step(compute, compute.model(), clock, 1)
+    assert [end - 100 for end in clock.ends] == pytest.approx([0.01, 0.02, 0.03, 0.05, 0.07, 0.09])
+
+
+def test_what_was_late_before_is_not_late_again(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first sleep ends 15 ms late; the pass ends on time nevertheless."""
+    compute = made(seconds=0.09, elements=300, layers=3)
+    late = itertools.chain([0.015], itertools.repeat(0.0))
+    punctual = clock.sleep
+    monkeypatch.setattr(clock, "sleep", lambda seconds: punctual(seconds + next(late)))
+    one_step(compute, compute.model(), clock, 1)
+    assert clock.ends[-1] - 100 == pytest.approx(0.09)
+
+
+def test_time_blocked_by_communication_is_no_compute(clock: Clock) -> None:
+    compute = made(seconds=0.09, elements=300, layers=3)
+    compute.begin(1)
+    clock.now += 0.05
+    compute.excuse(0.05)
+    compute.model()  # the rank's own model is another object; the excuse belongs to the step
+    compute.end(100.0, 100.0, 100.0, 100.0)
+    compute.excuse(7.0)  # outside a step: nothing to move
+    took = one_step(compute, model := compute.model(), clock, 2)
+    assert took == pytest.approx(0.09)
+    begin = clock.now
+    compute.begin(3)
+    compute.excuse(0.05)
+    compute.loss(model(TOKENS), TOKENS).backward()  # type: ignore[no-untyped-call]
+    assert clock.now - begin == pytest.approx(0.09 + 0.05)
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_the_usual_time_of_the_optimizer_is_part_of_what_is_declared(clock: Clock, real: bool) -> None:
+    """The optimizer takes 12 ms; once that is known, a step takes the declared 90 ms with it."""
+    compute = made(seconds=0.09, real=real, elements=300, layers=3)
+    model = compute.model()
+    took = [one_step(compute, model, clock, step, optimizer_s=0.012) for step in range(1, 12)]
+    assert took[0] == pytest.approx(0.102)
+    assert took[1:] == pytest.approx([0.09] * 10)
+
+
+def test_overruns_are_counted_and_recorded(clock: Clock) -> None:
+    compute = made(seconds=0.1, elements=300, layers=3)
+    model = compute.model()
+    for step in range(1, 6):
+        one_step(compute, model, clock, step)
+    assert (compute.overruns, "overrun_s" in one_step.record) == (0, False)  # type: ignore[attr-defined]
+    one_step(compute, model, clock, 6, optimizer_s=0.25)
+    record: Mapping[str, float] = one_step.record  # type: ignore[attr-defined]
+    assert compute.overruns == 1
+    assert record["declared_s"] == pytest.approx(0.1)
+    assert record["overrun_s"] == pytest.approx(0.25) == pytest.approx(compute.overrun_s)
+
+
+def test_a_slower_rank_computes_longer(clock: Clock) -> None:
+    compute = made(seconds=0.1, elements=300, layers=3)
+    model = compute.model()
+    begin = clock.now
+    compute.begin(1, slower_by=0.5)
+    compute.loss(model(TOKENS), TOKENS).backward()  # type: ignore[no-untyped-call]
+    assert clock.now - begin == pytest.approx(0.15)
+
+
+def test_real_compute_is_extended_by_the_last_step(clock: Clock) -> None:
+    compute = Compute.from_message(None, rank=0, seed=0, shape=SHAPE)
+    compute.begin(1, slower_by=0.5)
+    compute.before_backward()
+    assert clock.ends == []  # no step before
+    assert compute.end(100.0, 100.2, 100.3, 100.3) == {}
+    compute.begin(2, slower_by=0.5)
+    compute.before_backward()
+    assert clock.now == pytest.approx(100.1)
+    compute.end(100.0, 100.3, 100.3, 100.3)  # 0.1 of it were the fault's
+    compute.begin(3, slower_by=0.5)
+    compute.before_backward()
+    assert clock.now == pytest.approx(100.2)
+    assert compute.job_fields() == {}
+
+
+def test_noise_is_drawn_for_rank_and_step_and_has_mean_one() -> None:
+    def factors(**words: Any) -> list[float]:
+        compute = made(seconds=1.0, noise=0.1, elements=8, layers=1, **words)
+        return [compute._noise_in(step) for step in range(1, 2001)]
+
+    found = factors(rank=2)
+    assert found == factors(rank=2)  # again, as after a resume
+    assert found != factors(rank=3) and found != factors(rank=2, seed=2)
+    assert statistics.mean(found) == pytest.approx(1.0, abs=0.01)
+    assert statistics.stdev(found) == pytest.approx(0.1, rel=0.1)
+    assert made(seconds=1.0, elements=8, layers=1)._noise_in(7) == 1.0
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_on_the_real_clock_a_step_is_never_much_shorter(real: bool) -> None:
+    """However much was learned from steps before, on a busy machine."""
+    compute = made(seconds=0.02, real=real, elements=400, layers=4)
+    model = compute.model()
+    for step in range(1, 4):
+        began = time.monotonic()
+        compute.begin(step)
+        compute.loss(model(TOKENS), TOKENS).backward()  # type: ignore[no-untyped-call]
+        ready = time.monotonic()
+        compute.end(began, ready, ready, ready)
+        assert ready - began >= 0.02 * (1 - under_test.MOST_LEARNED)
+
+
+def test_the_model_runs_at_full_speed_outside_a_step() -> None:
+    compute = made(seconds=30.0, elements=300, layers=3)
+    began = time.monotonic()
+    model = compute.model()
+    compute.loss(model(TOKENS), TOKENS).backward()  # type: ignore[no-untyped-call]
+    compute.begin(1)
+    compute.end(0.0, 0.0, 0.0, 0.0)
+    with torch.no_grad():
+        model(TOKENS)
+    assert time.monotonic() - began < 30.0
+
+
+def test_the_sleeping_model_is_a_convex_problem_with_targets_of_its_rank() -> None:
+    def built(rank: int) -> tuple[Asleep, Compute]:
+        torch.manual_seed(3)
+        compute = made(rank=rank, seconds=1e-3, elements=1001, layers=3)
+        model = compute.model()
+        assert isinstance(model, Asleep)
+        return model, compute
+
+    models = [built(rank) for rank in (0, 1)]
+    starts = [torch.cat([it.detach() for it in model.parameters()]) for model, _ in models]
+    assert torch.equal(*starts) and starts[0].numel() == 1001
+    assert parameter_count(models[0][0].blocks) == 1001  # all of them are in layers
+    gradients = []
+    for model, compute in models:
+        loss = compute.loss(model(TOKENS), TOKENS)
+        (loss / 4).backward()  # as a strategy that accumulates four steps does
+        gradients.append(torch.cat([it.grad for it in model.parameters() if it.grad is not None]))
+        targets = torch.cat([target for block in model.blocks for target in block._targets])
+        assert torch.allclose(gradients[-1], (starts[0] - targets) / 4, atol=1e-6)
+        parts = itertools.pairwise([0, 334, 668, 1001])
+        means = [0.5 * (starts[0] - targets)[a:b].square().mean() for a, b in parts]
+        assert loss.item() == pytest.approx(float(sum(means)) / 3, rel=1e-4)
+    assert not torch.equal(*gradients)
+
+
+def test_the_paced_model_is_the_real_one() -> None:
+    """Same parameters, outputs and gradients as without deadlines, bit for bit."""
+    found = []
+    for message in (None, {"seconds": 1e-3, "real": True}):
+        torch.manual_seed(5)
+        compute = Compute.from_message(message, rank=0, seed=0, shape=SHAPE)
+        model = compute.model()
+        assert isinstance(model, GPT)
+        compute.begin(1)
+        loss = compute.loss(model(TOKENS), TOKENS)
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append([loss.detach(), *(it.grad for it in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    "message", [{"seconds": 0.0}, {"seconds": 1.0, "layers": 4, "elements": 3}, {"seconds": "x"}, {}]
+)
+def test_impossible_messages(message: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        made(**message)
+
+
+def _shares(rank: int) -> tuple[list[int], list[float]]:
+    """Buckets of a declared model, and the time from the first ready one to the last."""
+    torch.manual_seed(0)
+    compute = made(rank=rank, seconds=0.06, elements=24_000, layers=6)
+    context = Context.of_default_group("ab"[rank % 2])
+    context.loss, context.compute, context.steps = compute.loss, compute, 9
+    strategy = make("ddp", {"buckets": 12})
+    strategy.prepare(compute.model(), context)
+    sizes, ready = list[int](), list[float]()
+
+    gradients: Any = strategy._gradients  # type: ignore[attr-defined]
+    reduce: Reduce = gradients.reduce
+
+    def noted(bucket: torch.Tensor) -> Reduced:
+        sizes.append(bucket.numel())
+        ready.append(time.monotonic())
+        return reduce(bucket)
+
+    gradients.reduce = noted
+    for step in range(1, 4):
+        context.begin(step)
+        sizes.clear(), ready.clear()
+        compute.begin(step)
+        strategy.run(TOKENS, TOKENS)
+    return sizes, ready
+
+
+def test_buckets_are_ready_layer_by_layer() -> None:
+    """Twelve buckets for twelve declared, below the least size of others; they spread over the backward pass, 40 ms."""
+    for sizes, ready in run(2, _shares):
+        assert sizes == [2000] * 12
+        assert ready[-1] - ready[0] > 0.8 * 40e-3 * 5 / 6
+
+
+ASLEEP = sorted(name for name, twin in BUILT.items() if twin.asleep)
+
+
+def _train_asleep(rank: int) -> dict[str, tuple[float, float]]:
+    """Loss of the first and the last of 12 steps by each strategy that can, 2 sites of 2 ranks."""
+    found = {}
+    for name in ASLEEP:
+        torch.manual_seed(0)
+        compute = made(rank=rank, seconds=2e-3, elements=4001, layers=4)
+        context = Context.of_default_group("aabb"[rank])
+        context.loss, context.compute, context.steps = compute.loss, compute, 12
+        options = {option.argument: option.default for option in BUILT[name].options}
+        if "every" in options:
+            options["every"] = 4
+        strategy = make(name, options)
+        optimizer = torch.optim.AdamW(strategy.prepare(compute.model(), context), lr=1e-2)
+        losses = []
+        for step in range(1, 13):
+            context.begin(step)
+            compute.begin(step)
+            loss = strategy.run(TOKENS, TOKENS)
+            compute.end(0.0, context.ready_t, context.ready_t, time.monotonic())
+            losses.append(float("nan") if loss is None else float(loss))
+            if strategy.updates(step):
+                optimizer.step()
+                optimizer.zero_grad()
+            strategy.after_step(step)
+        strategy.finish(12)
+        found[name] = (losses[0], losses[-1])
+    return found
+
+
+def test_every_strategy_trains_the_sleeping_model() -> None:
+    by_rank = run(4, _train_asleep)
+    for name in ASLEEP:
+        known = [losses for losses in (found[name] for found in by_rank) if losses[0] == losses[0]]
+        assert known, name  # not NaN on every rank
+        first, last = (sum(it) / len(known) for it in zip(*known, strict=True))
+        assert last < first, name
