@@ -7,7 +7,6 @@ order and add them as float32, each its own decoded value too: so their sums are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,15 +48,3 @@ def added(parts: Sequence[Tensor]) -> Tensor:
     for part in parts[1:]:
         total += part
     return total
-
-
-def failpoint(context: Any, name: str) -> bool:
-    """Return whether the planted bug ``name`` is to happen here."""
-    found = getattr(context, "failpoint", None)
-    return bool(found and found(name))
-
-
-def note_encoded(context: Any, **what: Any) -> None:
-    """Record a coded exchange for the checkers, if there is a record."""
-    if checks := getattr(context, "checks", None):
-        checks.encoded(**what)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from testbed_agents.codec import TopK
-from testbed_agents.coded_exchange import CodedExchange, added, failpoint, note_encoded
+from testbed_agents.coded_exchange import CodedExchange, added
 from testbed_agents.outer import Nesterov
 from testbed_agents.strategies.diloco import LocalSgd
 from testbed_agents.strategies.strategy import Context
@@ -48,12 +48,11 @@ class SparseLoco(LocalSgd):
         total = added(decoded)
         own = self.replicas.across_ranks.index(self.context.groups.rank) if self.slice.holds else 0
         self.residual.copy_(accumulated - decoded[own])
-        if failpoint(self.context, "dropped-residual"):
+        if self.context.failpoint("dropped-residual"):
             self.residual.zero_()
         if self.slice.holds:
-            note_encoded(
-                self.context,
-                what="sparse",
+            self.context.checks.encoded(
+                "sparse",
                 fragment=None,
                 inputs=accumulated,
                 decoded=decoded,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from testbed_agents.codec import Codec, of_bits
-from testbed_agents.coded_exchange import CodedExchange, added, failpoint, note_encoded
+from testbed_agents.coded_exchange import CodedExchange, added
 from testbed_agents.exchange import Exchange
 from testbed_agents.fragments import Schedule, cut
 from testbed_agents.outer import Nesterov, Slice
@@ -54,14 +54,14 @@ class StreamingDiloco(ReplicaTraining):
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         trained = super().prepare(model, context)
-        parts = cut(model.named_parameters(), self._schedule.count, failpoint(context, "tied-twice"))
+        parts = cut(model.named_parameters(), self._schedule.count, context.failpoint("tied-twice"))
         self._fragments = []
         for number, parameters in enumerate(parts):
             replicas = self.replicas
             if self._schedule.overlapping:
                 replicas = context.groups.replicas(self._replica, f"/fragment-{number}")
             part = Slice(parameters, replicas)
-            outer = Nesterov(part.of_parameters(), self._rate, self._momentum)
+            outer = Nesterov(part.of_parameters(), self._rate, self._momentum, f"outer.{number}")
             self._fragments.append(_Fragment(number, parameters, part, outer, self._codec, context))
         return trained
 
@@ -190,9 +190,8 @@ class _Fragment:
 
     def _note(self, decoded: list[Tensor], total: Tensor) -> None:
         if self.slice.holds:
-            note_encoded(
-                self._context,
-                what="streaming",
+            self._context.checks.encoded(
+                "streaming",
                 fragment=self.number,
                 inputs=self._delta,
                 decoded=decoded,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ torch = pytest.importorskip("torch")
 import loopback_ranks  # noqa: E402
 import replica_jobs  # noqa: E402
 import replica_reference  # noqa: E402
-from testbed_agents.check_log import crc32  # noqa: E402
+from testbed_agents import evidence, failpoints  # noqa: E402
 from testbed_agents.groups import Groups  # noqa: E402
+from testbed_agents.operation_log import crc32  # noqa: E402
 from testbed_agents.strategies.sparse_loco import SparseLoco  # noqa: E402
 
 from testbed.core.training.layout import Layout, Tensor  # noqa: E402
@@ -26,21 +28,25 @@ OPTIONS = {"every": 4, "top": 512}
 STEPS, RATE, KILLED = 13, 0.05, 5
 
 
-class Observed(SparseLoco):
-    """Notes what each exchange had, transmitted and kept back."""
+class Told(evidence.Evidence):
+    """Keeps what a strategy tells of its exchanges."""
 
-    noted: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+    def __init__(self) -> None:
+        super().__init__()
+        self.exchanges: list[dict[str, Any]] = []
 
-    def combine(self, local: torch.Tensor) -> None:
-        before, outer = self.residual.clone(), self.outer.values.clone()
-        super().combine(local)
-        self.noted.append((before, outer - local, outer - self.outer.values, self.residual.clone()))
+    def encoded(self, what: str, **told: Any) -> None:
+        count = told["inputs"].numel()
+        bound = told.pop("bound")(torch.arange(count))
+        copies = {name: it.clone() if isinstance(it, torch.Tensor) else it for name, it in told.items()}
+        self.exchanges.append({"what": what, "bound": bound, **copies})
 
 
 def _job(rank: int, sites: tuple[str, ...]) -> dict[str, Any]:
     groups = Groups(rank, sites)
-    strategy = Observed(**OPTIONS)
-    strategy.noted = []
+    strategy = SparseLoco(**OPTIONS)
+    told = Told()
+    evidence.install(told)
     job = replica_jobs.Job(groups, strategy, STEPS, RATE)
     trace: list[tuple[int, dict[str, str]]] = []
 
@@ -50,17 +56,28 @@ def _job(rank: int, sites: tuple[str, ...]) -> dict[str, Any]:
     job.run(KILLED, note)
     saved = job.saved()
     job.run(after=note)
+    evidence.install(None)
     restored = replica_jobs.Job(groups, SparseLoco(**OPTIONS), STEPS, RATE).load(saved).run()
     outer = torch.cat([it.reshape(-1) for it in strategy.outer_parameters()])
     return {
         "outer": outer,
         "parameters": job.parameters(),
         "residual": strategy.residual,
-        "noted": strategy.noted,
+        "told": told.exchanges,
+        "dropped": _dropped(groups),
         "trace": trace,
         "saved": job.saved(),
         "restored": restored.saved(),
     }
+
+
+def _dropped(groups: Groups) -> torch.Tensor:
+    """Return the residual after an exchange that drops it."""
+    failpoints.plant(lambda name: name == "dropped-residual")
+    strategy = SparseLoco(**OPTIONS)
+    replica_jobs.Job(groups, strategy, OPTIONS["every"], RATE).run()
+    failpoints.plant(None)
+    return strategy.residual
 
 
 @pytest.fixture(scope="module")
@@ -85,17 +102,25 @@ def test_sites_train_as_the_reference(jobs: dict[str, list[dict[str, Any]]]) -> 
 
 
 def test_what_was_not_transmitted_is_kept_back(jobs: dict[str, list[dict[str, Any]]]) -> None:
-    """Of all sites together: mean residual = mean (0.95 e + delta) - what the outer parameters moved by."""
-    for mates in ((0, 3), (1, 4)):  # two sites exchange each slice
-        for noted in zip(*(jobs["two"][rank]["noted"] for rank in mates), strict=True):
-            accumulated = sum(0.95 * before + delta for before, delta, _, _ in noted) / 2
-            kept = sum(residual for _, _, _, residual in noted) / 2
-            moved = noted[0][2]
-            assert (accumulated - moved - kept).abs().max() < 1e-6
-            # An eighth of the values is sent, from each site.
-            sent = [((0.95 * before + delta) != residual).sum() for before, delta, _, residual in noted]
-            assert all(0.05 * len(moved) < it <= 0.13 * len(moved) for it in sent)
-            assert kept.any()
+    for name, mates in (("two", (0, 3)), ("two", (1, 4)), ("three", (0, 1, 2))):
+        for exchanges in zip(*(jobs[name][rank]["told"] for rank in mates), strict=True):
+            assert all(it["ranks"] == mates for it in exchanges)
+            for index, told in enumerate(exchanges):
+                own = told["decoded"][told["own"]]
+                assert told["own"] == index
+                assert torch.equal(told["residual"], told["inputs"] - own)
+                assert torch.equal(told["inputs"], 0.95 * told["before"] + told["added"])
+                assert ((told["inputs"] - own).abs() <= told["bound"]).all()
+                # An eighth of the values is sent.
+                assert own.count_nonzero() == math.ceil(len(own) / 8)
+                # All decode the same, and add it in the same order.
+                assert all(map(torch.equal, told["decoded"], exchanges[0]["decoded"]))
+                assert torch.equal(told["total"], exchanges[0]["total"])
+        for before, after in itertools.pairwise(jobs[name][mates[0]]["told"]):
+            assert torch.equal(before["residual"], after["before"])
+            assert after["before"].any()
+    assert not jobs["two"][2]["told"]  # it has no slice
+    assert not any(rank["dropped"].any() for rank in jobs["two"])
 
 
 def test_equal_and_counted_as_the_twin_says(jobs: dict[str, list[dict[str, Any]]]) -> None:

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 import loopback_ranks  # noqa: E402
 import replica_jobs  # noqa: E402
 import replica_reference  # noqa: E402
-from testbed_agents.check_log import crc32  # noqa: E402
 from testbed_agents.fragments import Schedule, cut, layer_of  # noqa: E402
 from testbed_agents.groups import Groups  # noqa: E402
+from testbed_agents.operation_log import crc32  # noqa: E402
 from testbed_agents.strategies.diloco import Diloco  # noqa: E402
 from testbed_agents.strategies.streaming_diloco import StreamingDiloco  # noqa: E402
 
