@@ -4,11 +4,10 @@ Rank i of each site forms a pipeline with the ranks i of the others; it trains o
 in micro-batches. Inside a site the ranks of a stage are data-parallel.
 
 Order of the micro-batches: "gpipe" runs all forward, then all backward (Huang et al. 2019, arXiv:1811.06965); "1f1b"
-runs one backward for each forward once ``in_flight`` are on their way (Narayanan et al. 2019, PipeDream). A stage that
-is a delay d away from the next one needs more in flight than neighbours in a rack: 1 + 2 (d + A/B) / t_mb, with A bytes
-of activations and t_mb of compute for a micro-batch. With ``in_flight`` 0 that is computed by each stage from what it
-measures: the time that activations take to the last stage and back, before the first step, and the compute of the step
-before. The order of sums does not depend on it, so runs stay equal bit for bit.
+runs one backward for each forward once ``in_flight`` are on their way (Narayanan et al. 2021, arXiv:2104.04473). With
+``in_flight`` 0 each stage computes it (:func:`needed_in_flight`) from what it measures: the time that activations take
+to the last stage and back, before the first step, and its compute per micro-batch, the least of the steps so far. The
+order of sums does not depend on it, so runs stay equal bit for bit.
 
 Own isend and irecv, not torch.distributed.pipelining, though that runs on gloo: its 1F1B keeps as many in flight as
 there are stages left, and receives when it needs the activations, which costs gloo another delay for each message (a
@@ -31,10 +30,22 @@ from torch import Tensor, nn
 from testbed_agents.shards import reduce_gradients
 from testbed_agents.strategies.strategy import Context, Strategy, flatten, unflatten
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "needed_in_flight"]
 
 PROBES = 3
 """How often activations are sent there and back; the first ones also pay for TCP's slow start."""
+
+
+def needed_in_flight(round_trip_s: float, micro_batch_s: float, behind: int = 1) -> int:
+    """Return how many micro-batches keep a stage busy: one of its own, one in each stage behind it, and on the fiber.
+
+    On the fiber are 2 (d + A/B) / t_mb: ``round_trip_s`` of A bytes of activations over a delay d at a rate B, and t_mb,
+    ``micro_batch_s``, of compute for one, forward and backward. ``behind``: stages after this one.
+
+    >>> needed_in_flight(2 * (5e-3 + 50e3 / 20e6), 12.5e-3), needed_in_flight(0.0, 12.5e-3)
+    (4, 2)
+    """
+    return 1 + behind + math.ceil(round_trip_s / micro_batch_s)
 
 
 class Pipeline(Strategy):
@@ -95,7 +106,8 @@ class Pipeline(Strategy):
             else:
                 step.backward(backward)
                 backward += 1
-        self._micro_batch_s = (time.monotonic() - began - (self.context.waited_s - waited)) / self._count
+        took_s = (time.monotonic() - began - (self.context.waited_s - waited)) / self._count
+        self._micro_batch_s = min(took_s, self._micro_batch_s or took_s)
         with self.context.waiting():
             step.finish()
         self.context.gradients_ready()
@@ -114,7 +126,8 @@ class Pipeline(Strategy):
             return min(self._count, 1 + math.ceil((self._wanted - 1) * behind))
         if not self._micro_batch_s:
             return self._count
-        return min(self._count, 1 + math.ceil(self._round_trip_s / self._micro_batch_s))
+        behind = self._stages - 1 - self._stage
+        return min(self._count, needed_in_flight(self._round_trip_s, self._micro_batch_s, behind))
 
     def _probe(self, windows: torch.Size) -> None:
         """Measure how long activations take to the last stage and back. A collective call of a pipeline."""

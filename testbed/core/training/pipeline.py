@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 from testbed.core.training.hsdp import unequal_sites
@@ -13,22 +12,11 @@ from testbed.core.training.site_exchange import slice_groups
 from testbed.core.training.strategy_options import choice, whole
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 
-__all__ = ["Pipeline", "needed_in_flight"]
+__all__ = ["Pipeline"]
 
 TOKEN_BYTES = 4
 PROBES = 3
 """How often activations go to the last stage and back before the first step, if ``in_flight`` is computed."""
-
-
-def needed_in_flight(delay_s: float, activation_bytes: float, rate: float, micro_batch_s: float) -> int:
-    """Return how many micro-batches keep a stage busy whose next stage is ``delay_s`` away: 1 + 2 (d + A/B) / t_mb.
-
-    ``rate``: B in bytes/s. ``micro_batch_s``: compute of one, forward and backward.
-
-    >>> needed_in_flight(5e-3, 50_000, 20e6, 12.5e-3)
-    3
-    """
-    return 1 + math.ceil(2 * (delay_s + activation_bytes / rate) / micro_batch_s)
 
 
 class Pipeline(Twin):
