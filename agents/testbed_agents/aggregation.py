@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from testbed_agents import watched
 from testbed_agents.exchange import Exchange
 
 __all__ = ["begin_sum_at", "rank_at"]
@@ -45,13 +46,20 @@ def begin_sum_at(tensor: Tensor, group: Any, ranks: Sequence[int], at: int) -> E
     if mine == at:
         return _Aggregated(tensor, group, ranks, at)
     total = torch.empty_like(tensor)
-    up = dist.isend(tensor, at, group)
-    down = dist.irecv(total, at, group)
-    return Exchange((up, down), (total,))
+    return _Copied((dist.isend(tensor, at, group), dist.irecv(total, at, group)), (total,), group)
 
 
 _LAST: weakref.WeakKeyDictionary[Any, threading.Thread] = weakref.WeakKeyDictionary()
 """The thread of the latest sum of each group at this rank."""
+
+
+class _Copied(Exchange):
+    """A sum that another rank makes. Recorded without its parts, so that checkers can compare its bits."""
+
+    def wait(self) -> Tensor:
+        total = super().wait()
+        watched.added(self._group, (), total)
+        return total
 
 
 class _Aggregated(Exchange):
@@ -60,8 +68,10 @@ class _Aggregated(Exchange):
     def __init__(self, tensor: Tensor, group: Any, ranks: Sequence[int], at: int) -> None:
         parts = [tensor if rank == at else torch.empty_like(tensor) for rank in ranks]
         others = [rank for rank in ranks if rank != at]
-        coming = [dist.irecv(part, rank, group) for rank, part in zip(ranks, parts, strict=True) if rank != at]
-        super().__init__((), parts)
+        coming: list[Any] = [
+            dist.irecv(part, rank, group) for rank, part in zip(ranks, parts, strict=True) if rank != at
+        ]
+        super().__init__((), parts, group)
         self._error: BaseException | None = None
         self._total: Tensor | None = None
         before = _LAST.get(group)
@@ -73,7 +83,8 @@ class _Aggregated(Exchange):
                 if before is not None:
                     before.join()
                 total = super(_Aggregated, self).wait()
-                for work in [dist.isend(total, rank, group) for rank in others]:
+                going: list[Any] = [dist.isend(total, rank, group) for rank in others]
+                for work in going:
                     work.wait()
                 self._total = total
             except BaseException as error:

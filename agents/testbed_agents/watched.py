@@ -145,7 +145,7 @@ def break_by(faults: Faults | None) -> None:
 def added(group: Any, parts: Sequence[Tensor], total: Tensor) -> None:
     """Tell the observer of a sum of messages that this rank added itself: ``parts`` in the order of addition.
 
-    All ranks of ``group`` have the same parts, and add them alike.
+    All ranks of ``group`` have the same parts, and add them alike; those that got the sum itself have no parts.
     """
     if _observer is not None and isinstance(group, WatchedGroup):
         _observer.added(group.label, group.ranks, parts, total)

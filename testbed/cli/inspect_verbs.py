@@ -11,10 +11,11 @@ from rich.text import Text
 
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
-from testbed.cli.verb import AsJson, LabName, Overrides, TopologyArgument
+from testbed.cli.verb import AsJson, LabName, Overrides, StrategyOption, TopologyArgument
 from testbed.errors import FileMistakes, Finding, LabError, TestbedError, UnknownName, UserError
 
 if TYPE_CHECKING:
+    from testbed.core.topology.model import Topology
     from testbed.core.training.twin import Twin
 
 WATCH_EVERY_S = 1.0
@@ -185,11 +186,13 @@ def show(
     set_: Overrides = None,
     gradients: Annotated[str, typer.Option(metavar="SIZE", help="Gradient bytes per step, at full scale.")] = "1 GB",
     compute: Annotated[str, typer.Option(metavar="DURATION", help="Compute time per step.")] = "1 s",
+    strategy: StrategyOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every value of a topology with its origin (default, file, --set), and what is derived from them.
 
-    Derived: delays, round trips, rates, optics, and which training strategies the fibers can sustain.
+    Derived: delays, round trips, rates, optics, and which training strategies the fibers can sustain. With --strategy
+    also its placement: which dimension of parallelism crosses which fiber, with its bytes per step.
     """
     from testbed.core.physics import full_scale
     from testbed.core.prediction.topology_ways import ways
@@ -201,8 +204,10 @@ def show(
     found = catalog.load_topology(topology, verb.read_overrides(set_))
     facts, findings = survey(found), validity_of(found)
     trained = ways(found, size_bytes, compute_s)
+    placed = _placement(found, strategy)
     if as_json:
         plain = {
+            **({"placement": list(placed)} if placed else {}),
             "derived": tables.topology_facts(found),
             "interfaces": dict(found.interfaces.short),
             "survey": {
@@ -226,6 +231,24 @@ def show(
             console.show(each)
     if said := full_scale.sentence((link.rate_bps for link in found.links), found.scale):
         console.say(f"{said} Payloads are divided by {found.scale:g}, too.", style="dim")
+    for line in placed:
+        console.show_line(line)
+
+
+def _placement(topology: Topology, strategy: str | None) -> tuple[str, ...]:
+    """Return the tiers of a topology with fabrics, and where a strategy's dimensions are, if one is named."""
+    from testbed.core.training import placement_words
+    from testbed.core.workload import workload_layout, workload_words
+    from testbed.core.workload.workload import AgentWorkload
+    from testbed.host import strategy_packages
+    from testbed.lab.jobs.placement_notes import placement_notes
+
+    if strategy is None:
+        return placement_words.tiers(topology)
+    strategy_packages.register()
+    workload = workload_words.changed(AgentWorkload(), strategy)
+    warnings = map(str, workload_layout.refuse_mistakes(workload, topology, "--strategy"))
+    return (*warnings, *placement_notes(workload, topology))
 
 
 def _read_step(gradients: str, compute: str) -> tuple[int, float]:

@@ -84,6 +84,7 @@ def train(
     from testbed.core.workload.workload import AgentWorkload
     from testbed.host import strategy_packages
     from testbed.lab.jobs.declared_notes import declared_notes
+    from testbed.lab.jobs.placement_notes import placement_notes
 
     strategy_packages.register()
     described = workload_words.changed(AgentWorkload(steps, seed), strategy, compute, model, noise)
@@ -104,6 +105,7 @@ def train(
     for line in (
         *workload_layout.refuse_mistakes(described, target.topology),
         *declared_notes(described, target.topology),
+        *placement_notes(described, target.topology),
     ):
         console.say(f"note: {line}")
     what = f"{described.strategy}, {steps} steps"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from testbed.core.physics.validity import Finding
     from testbed.core.prediction.topology_ways import Way
     from testbed.core.report.document import Report
-    from testbed.core.topology.model import Link, Topology
+    from testbed.core.topology.model import Link, Site, Topology
     from testbed.core.topology.survey import Survey
     from testbed.host.doctor import Check
     from testbed.keeper.protocol import DirectionInForce
@@ -276,6 +276,8 @@ def _value(topology: Topology, key: str) -> str:
     name, _, field = rest.rpartition(".")
     if not rest:
         return f"{topology.scale:g}" if key == "scale" else str(getattr(topology, key, "-"))
+    if section == "sites" and field == "fabric":
+        return _fabric(topology, topology.site(name))
     if section == "sites":
         return str(getattr(topology.site(name), field, "-"))
     if section == "links":
@@ -284,6 +286,13 @@ def _value(topology: Topology, key: str) -> str:
         return _impair_value(topology, link, field) if "." in field else _link_value(topology, link, field)
     lengths = {duct.name: duct.length_m for duct in topology.ducts}
     return format_length(lengths[rest]) if rest in lengths else "-"
+
+
+def _fabric(topology: Topology, site: Site) -> str:
+    from testbed.core.physics import full_scale
+
+    port, core = (full_scale.written(it, topology.scale) for it in (site.fabric_bps, site.core_bps))
+    return f"{port} a node; core {core}, oversubscription {site.oversubscription:g}"
 
 
 def _impair_value(topology: Topology, link: Link, field: str) -> str:
@@ -458,7 +467,7 @@ def status_notes(found: LabStatus) -> list[str]:
     from testbed.core.physics import full_scale
 
     said = full_scale.sentence((link.rate_bps for link in found.links if link.rate_bps), found.scale)
-    return [line for line in (said, STATUS_LEGEND if found.links else "") if line]
+    return [line for line in (*found.fabrics, said, STATUS_LEGEND if found.links else "") if line]
 
 
 def _carriers(carrier: Mapping[str, bool]) -> Text:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from testbed.core.certification.certificate import Certificate
@@ -102,6 +102,8 @@ class LabStatus:
     """The topology's: rates of the lab are divided by it, distance and latency are not."""
     captures: tuple[str, ...] = ()
     """Which fibers' packets are being captured, in words."""
+    fabrics: tuple[str, ...] = ()
+    """The rates of each site's fabric that has one, with the verdict of the certificate, in words."""
     jobs: tuple[JobStatus, ...] = ()
     """The job that is running, with its figures; of older labs, whose keepers know of none, empty."""
 
@@ -190,6 +192,14 @@ def _touched_unix_s(lab: LabFolder) -> float:
     return 0.0
 
 
+def _fabrics(topology: Topology, certificate: Certificate | None) -> Iterator[str]:
+    measured = {it.site: it.verdict for it in certificate.fabrics} if certificate else {}
+    for site in topology.sites:
+        if site.fabric_bps:
+            port, core = (full_scale.stands_for(it, topology.scale) for it in (site.fabric_bps, site.core_bps))
+            yield f"Fabric of {site.name}: {port} a node, {core} together; {measured.get(site.name, 'not measured')}."
+
+
 def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) -> LabStatus:
     """Query keeper, emulator and gateways; one that is dead becomes a line of ``why``.
 
@@ -237,6 +247,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         tuple(hello["waits"]) if hello and "waits" in hello else (),
         topology.scale,
         tuple(_captured(it) for it in hello.get("captures", ())) if hello else (),
+        tuple(_fabrics(topology, certificate)),
         tuple(job_status.of(it) for it in found.jobs if it["ended_t"] is None),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from testbed.core.certification.certificate import Certificate
+from testbed.core.certification.fabric_certificate import FabricCertificate
 from testbed.core.certification.link_certificate import Check, DirectionCertificate
 from testbed.core.physics.full_scale import stands_for
 from testbed.core.units import format_delay, format_rate
@@ -21,7 +22,15 @@ def sentences(certificate: Certificate, scale: float = 1.0) -> tuple[str, ...]:
     if not directions:
         return ()
     return tuple(
-        it for it in (_verdict(certificate), _delay(directions), _lost(directions), _rate(directions, scale)) if it
+        it
+        for it in (
+            _verdict(certificate),
+            _delay(directions),
+            _lost(directions),
+            _rate(directions, scale),
+            *(_fabric(each, scale) for each in certificate.fabrics),
+        )
+        if it
     )
 
 
@@ -65,6 +74,19 @@ def _rate(directions: list[DirectionCertificate], scale: float) -> str:
     asked = stands_for(worst.target, scale)
     told = asked.replace(" for ", ", which stands for ", 1)
     return f"The slowest direction carries {format_rate(worst.measured or 0.0, 3)} of {told}."
+
+
+def _fabric(fabric: FabricCertificate, scale: float) -> str:
+    ports, core = fabric.measured(core=False), fabric.measured(core=True)
+    if not ports:
+        return f"The fabric of {fabric.site} was not measured."
+    asked = min(fabric.rate_bps, fabric.core_bps)
+    told = stands_for(asked, scale).replace(" for ", ", which stands for ", 1)
+    said = f"The slowest port of the fabric of {fabric.site} carries {format_rate(min(ports), 3)} of {told}"
+    if core:
+        told = stands_for(fabric.core_bps, scale).replace(" for ", ", which stands for ", 1)
+        said += f"; its core carries {format_rate(core[0], 3)} of {told}"
+    return f"{said}."
 
 
 def _target(check: Check | None) -> float:

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.certification.in_words import sentences
-from testbed.core.certification.link_certificate import Check, DirectionCertificate, LinkCertificate, RoundTrip
+from testbed.core.certification.link_certificate import (
+    NOT_TOLD,
+    RATE_TOLERANCE,
+    Check,
+    DirectionCertificate,
+    LinkCertificate,
+    RoundTrip,
+)
 from testbed.core.fields import Fields, number, text
 from testbed.core.physics import full_scale
 from testbed.core.records.run_info import RunInfo
@@ -92,6 +99,18 @@ def checks_table(certificate: Certificate, scale: float = 1.0) -> Table | None:
 
 
 def _check_rows(certificate: Certificate, scale: float) -> Iterator[Row]:
+    for fabric in certificate.fabrics:
+        for each in fabric.rates:
+            ends = [_rate(share * each.target_bps, scale) for share in (1 - RATE_TOLERANCE, 1 + RATE_TOLERANCE)]
+            yield (
+                f"fabric of {fabric.site}, {each.path}",
+                "rate",
+                _rate(each.target_bps, scale),
+                _rate(each.measured_bps, scale),
+                " to ".join(ends),
+                NOT_TOLD if each.verdict == "inconclusive" else each.verdict,
+                full_scale.in_text(each.why or each.note, scale),
+            )
     for link in certificate.links:
         for name, check in _checks(link):
             accepted = formats.UNKNOWN

@@ -44,6 +44,7 @@ from testbed.core.report import (
     in_force_section,
     job_end,
     open_metrics,
+    placement_section,
     program_section,
     rank_seconds_section,
     restarts_section,
@@ -60,7 +61,7 @@ from testbed.core.report.program_section import ProgramSteps
 from testbed.core.report.rank_seconds_section import TimeShares
 from testbed.core.report.restarts_section import AttemptLine
 from testbed.core.report.traffic_section import TrafficLine
-from testbed.core.topology.model import Topology
+from testbed.core.topology.model import Topology, topology_to_dict
 
 __all__ = [
     "VERSION",
@@ -174,6 +175,8 @@ class Report:
     """Of a launched program: how its steps are read."""
     traffic: tuple[TrafficLine, ...] = ()
     """Of a launched program: the silences of fibers and nodes."""
+    placement: tuple[str, ...] = ()
+    """Which dimension of parallelism crossed which fiber, and the rates of the tiers, in lines."""
     idle: tuple[str, ...] = ()
     """Of a launched program: the fibers and nodes without traffic."""
     missing: tuple[str, ...] = ()
@@ -303,6 +306,7 @@ def build(run: RunData) -> Report:
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
         program=program,
         traffic=traffic,
+        placement=placement_section.lines(logs, run.info.workload, run.topology),
         idle=talked.idle,
         missing=run.missing,
         malformed=run.malformed,
@@ -323,6 +327,7 @@ def to_json(report: Report) -> dict[str, object]:
     for fault in document["faults"]:
         fault.pop("scale")
     if report.topology:
+        document["topology"] = json_values(topology_to_dict(report.topology))
         document["topology"].pop("origins")
     return document
 

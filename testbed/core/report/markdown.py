@@ -71,6 +71,8 @@ def markdown(report: Report) -> str:
     shown = prediction_section.table(report.prediction)
     blocks += section("## Prediction", prediction_section.lead(report.prediction), shown=shown)
     blocks += _links(report) + _fidelity(report)
+    if report.placement:
+        blocks += ["## Placement", "\n".join(f"- {escape(line)}" for line in report.placement)]
     blocks += section("## Faults", shown=faults_section.table(report.faults))
     if lead := traffic_section.lead(report.traffic, report.idle):
         blocks += section("## Traffic", escape(lead), shown=traffic_section.table(report.traffic))

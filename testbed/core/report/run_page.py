@@ -61,6 +61,7 @@ def html(report: Report) -> str:
         **_program_sections(report),
         drawings=drawing.drawings(report),
         **_fidelity(report),
+        placement=report.placement,
         rank_seconds_lead=rank_seconds_section.lead(program=False),
         rank_seconds_table=None if is_program(report) else rank_seconds_section.table(report.rank_seconds),
         prediction_lead=prediction_section.lead(report.prediction),

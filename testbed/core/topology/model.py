@@ -175,6 +175,9 @@ Part = TypeVar("Part", "Site", "Link", "Duct", Impairment, SecondPath)
 def topology_to_dict(topology: Topology) -> dict[str, Any]:
     """Return ``topology`` as JSON data with every field: the content of ``topology.json``."""
     plain: dict[str, Any] = _lists(dataclasses.asdict(topology))
+    for site in plain["sites"]:
+        if not site["fabric_bps"]:  # as versions write it that know of no such limit
+            del site["fabric_bps"], site["oversubscription"]
     return plain
 
 

@@ -65,7 +65,7 @@ class Placement:
 
     @property
     def directions(self) -> dict[str, float]:
-        """Payload in bytes per step of each direction, of all dimensions together; directions without any are missing."""
+        """Payload in bytes per step of each direction, of all dimensions; directions without any are missing."""
         found = defaultdict[str, float](float)
         for each in self.dimensions:
             for direction, byte_count in each.directions.items():
@@ -132,10 +132,7 @@ def _dimension(
                     directions[direction] += byte_count / steps
     where = [tuple(site for site in order if site in {sites[rank] for rank in ranks}) for ranks, _ in groups]
     between = {
-        (one, other)
-        for several in where
-        for number, one in enumerate(several)
-        for other in several[number + 1 :]
+        (one, other) for several in where for number, one in enumerate(several) for other in several[number + 1 :]
     }
     return Dimension(
         name,

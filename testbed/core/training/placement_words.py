@@ -34,15 +34,18 @@ def tiers(topology: Topology) -> tuple[str, ...]:
     if not with_fabric:
         return ()
     scale = topology.scale
-    nodes = {format_rate(site.fabric_bps * scale): None for site in with_fabric}
+    by_rate: dict[float, list[str]] = {}
+    for site in with_fabric:
+        by_rate.setdefault(site.fabric_bps, []).append(site.name)
+    nodes = [format_rate(rate_bps * scale) + f" at {_some(names)}" for rate_bps, names in by_rate.items()]
     cores = [
-        f"{site.name} {format_rate(site.core_bps * scale)} ({site.nodes} nodes, {site.oversubscription:g}:1)"
+        f"{site.name} {format_rate(site.core_bps * scale)} ({site.nodes} node{'s' * (site.nodes > 1)}, {site.oversubscription:g}:1)"
         for site in with_fabric
     ]
     fibers = [f"{link.name} {format_rate(link.rate_bps * scale)}" for link in topology.links]
     none = [site.name for site in topology.sites if not site.fabric_bps]
     return (
-        f"tier node: {', '.join(nodes)} each way" + (f"; no limit at {', '.join(none)}" if none else ""),
+        f"tier node: {_some(nodes)}, each way" + (f"; no limit at {', '.join(none)}" if none else ""),
         f"tier site: {_some(cores)}",
         f"tier fiber: {_some(fibers) or 'none'}",
     )
@@ -75,4 +78,4 @@ def _some(items: list[str]) -> str:
 
 
 def _bytes(byte_count: float) -> str:
-    return format_size(round(byte_count))
+    return format_size(byte_count, 3)

@@ -47,6 +47,7 @@ from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.declared_notes import declared_notes
+from testbed.lab.jobs.placement_notes import placement_notes
 from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
@@ -218,7 +219,7 @@ def _of_compute(what: str, experiment: Experiment, workload: AgentWorkload, topo
     found = workload_layout.findings(workload, topology, experiment.source if lines else what, lines)
     if wrong := [it for it in found if not it.warning]:
         raise FileMistakes(wrong)
-    return (*map(str, found), *declared_notes(workload, topology))
+    return (*map(str, found), *declared_notes(workload, topology), *placement_notes(workload, topology))
 
 
 def _agents(
