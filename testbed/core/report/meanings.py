@@ -52,6 +52,12 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "measured": "Of the run's median step: half of all steps of all ranks took more, half took less.",
         "residual": "Measured less predicted. The library's own cost is not predicted here.",
     },
+    "Critical path": {
+        "per step": "Mean of all committed steps, of the rank that ended each of them last.",
+        "share of the step": "Of the mean step; the parts add up to it.",
+        "per step with an exchange": "Mean of the steps that wait for an operation across a fiber.",
+        "longest in a step": "The most that any one step spent in this part.",
+    },
     "Rank-seconds": {
         "rank-seconds": "Seconds of all ranks together: four ranks in ten seconds have 40.",
         "productive": "Compute of steps that count, at the pace they have without faults.",
