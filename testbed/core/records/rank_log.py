@@ -24,7 +24,7 @@ from testbed.core.fields import (
 )
 from testbed.core.records.progress_record import ProgressRecord
 
-__all__ = ["CheckpointRecord", "EndRecord", "JobRecord", "RankLog", "StepRecord", "TcpRecord", "read_rank"]
+__all__ = ["CheckpointRecord", "EndRecord", "EvaluationRecord", "JobRecord", "RankLog", "StepRecord", "TcpRecord", "read_rank"]
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,34 @@ class CheckpointRecord:
         )
 
 
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """The outer parameters on held-out text after a step. ``took_s`` is how long training was blocked for it.
+
+    ``heldout_loss`` is the mean over ``windows``, this rank's share of its site's; None if it could not be computed.
+    """
+
+    t: float
+    step: int
+    took_s: float | None
+    heldout_loss: float | None
+    windows: int
+    outer_version: int | None
+    attempt: int = 1
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> EvaluationRecord:
+        return cls(
+            t=need_number(fields, "t"),
+            step=int(need_number(fields, "step")),
+            took_s=number(fields, "took_s"),
+            heldout_loss=number(fields, "heldout_loss"),
+            windows=integer(fields, "windows") or 0,
+            outer_version=integer(fields, "outer_version"),
+            attempt=_attempt(fields),
+        )
+
+
 def _retransmitted(fields: Fields) -> Mapping[str, int]:
     said = mapping(fields, "retransmitted")
     return {peer: count for peer in said if (count := integer(said, peer)) is not None}
@@ -241,6 +269,7 @@ class RankLog:
     steps: tuple[StepRecord, ...] = ()
     ends: tuple[EndRecord, ...] = ()
     checkpoints: tuple[CheckpointRecord, ...] = ()
+    evaluations: tuple[EvaluationRecord, ...] = ()
     progress: tuple[ProgressRecord, ...] = ()
     """Of a launched program, which has no steps."""
 
@@ -260,11 +289,12 @@ class RankLog:
 
 def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
     """Read ``ranks/rank-<rank>.jsonl``, decoded line by line: (log, malformed lines)."""
-    readers: dict[str, Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord | ProgressRecord]] = {
+    readers: dict[str, Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord | EvaluationRecord | ProgressRecord]] = {
         "job": JobRecord.from_dict,
         "step": StepRecord.from_dict,
         "end": EndRecord.from_dict,
         "checkpoint": CheckpointRecord.from_dict,
+        "evaluation": EvaluationRecord.from_dict,
         "progress": ProgressRecord.from_dict,
     }
     found, malformed = parse(lines, readers, "kind")
@@ -274,6 +304,7 @@ def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
         steps=tuple(each for each in found if isinstance(each, StepRecord)),
         ends=tuple(each for each in found if isinstance(each, EndRecord)),
         checkpoints=tuple(each for each in found if isinstance(each, CheckpointRecord)),
+        evaluations=tuple(each for each in found if isinstance(each, EvaluationRecord)),
         progress=tuple(each for each in found if isinstance(each, ProgressRecord)),
     )
     return log, malformed

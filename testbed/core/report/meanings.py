@@ -67,6 +67,7 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "detection and restart": "From a failure until the next attempt trains.",
         "slowed by faults": "Time that steps took longer because of a fault.",
         "begin and end": "Before the first step, after the last, and between steps.",
+        "evaluation": "The outer parameters on held-out text, between two steps: in no other figure of the job.",
         "not told apart": "Time of which the records do not tell what it was for.",
     },
     "Faults": {
