@@ -41,8 +41,8 @@ from testbed_agents.board import Board, Order
 from testbed_agents.check_log import Checks
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
 from testbed_agents.compute import Compute
-from testbed_agents.fence import Fence
 from testbed_agents.evaluation import Evaluation, Plan, hold_out
+from testbed_agents.fence import Fence
 from testbed_agents.groups import Groups
 from testbed_agents.metrics import RankMetrics, interface_bytes
 from testbed_agents.model import GPT, Shape, fingerprint, parameter_count

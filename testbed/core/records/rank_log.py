@@ -24,7 +24,16 @@ from testbed.core.fields import (
 )
 from testbed.core.records.progress_record import ProgressRecord
 
-__all__ = ["CheckpointRecord", "EndRecord", "EvaluationRecord", "JobRecord", "RankLog", "StepRecord", "TcpRecord", "read_rank"]
+__all__ = [
+    "CheckpointRecord",
+    "EndRecord",
+    "EvaluationRecord",
+    "JobRecord",
+    "RankLog",
+    "StepRecord",
+    "TcpRecord",
+    "read_rank",
+]
 
 
 @dataclass(frozen=True)
@@ -289,7 +298,10 @@ class RankLog:
 
 def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
     """Read ``ranks/rank-<rank>.jsonl``, decoded line by line: (log, malformed lines)."""
-    readers: dict[str, Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord | EvaluationRecord | ProgressRecord]] = {
+    readers: dict[
+        str,
+        Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord | EvaluationRecord | ProgressRecord],
+    ] = {
         "job": JobRecord.from_dict,
         "step": StepRecord.from_dict,
         "end": EndRecord.from_dict,

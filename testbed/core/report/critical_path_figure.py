@@ -25,9 +25,9 @@ from testbed.core.report.plotly_figure import (
 
 __all__ = ["COLOR_OF_PART", "critical_path"]
 
-COLOR_OF_PART = dict(
-    zip(PARTS, (BLUE, PURPLE, ORANGE, VERMILLION, YELLOW, "#7A0018", SKY, GREY), strict=True)
-) | {"software_s": GREEN}
+COLOR_OF_PART = dict(zip(PARTS, (BLUE, PURPLE, ORANGE, VERMILLION, YELLOW, "#7A0018", SKY, GREY), strict=True)) | {
+    "software_s": GREEN
+}
 """Neighbors in a bar differ most."""
 
 
