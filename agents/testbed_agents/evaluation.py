@@ -83,7 +83,9 @@ class Evaluation:
                 mine.copy_(theirs)
             parts = [
                 cross_entropy(self._model(inputs), targets).item() * len(inputs)
-                for inputs, targets in zip(self._inputs.split(_AT_ONCE), self._targets.split(_AT_ONCE), strict=True)
+                for inputs, targets in zip(
+                    *(torch.split(it, _AT_ONCE) for it in (self._inputs, self._targets)), strict=True
+                )
             ]
         mean = sum(parts) / len(self._inputs)
         return mean if abs(mean) < float("inf") else None  # neither infinite nor NaN

@@ -60,7 +60,6 @@ class Context:
     steps: int = 0
     step: int = 0
     ready_t: float = 0.0
-    compute: Any = None
     late_s: float = 0.0
     speeds: Mapping[str, float] = field(default_factory=dict)
     waited_s: float = 0.0

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.core.records.rank_log import RankLog, StepRecord
+from testbed.core.records.rank_log import CheckpointRecord, EvaluationRecord, RankLog, StepRecord
 from testbed.core.training.operation import Operation
 from testbed.core.training.twin import Twin
 
@@ -147,8 +147,10 @@ def steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
 
 
 def checkpoint_time(log: RankLog) -> dict[tuple[int, int], float]:
-    """Return (attempt, step) -> the seconds for which a checkpoint, or an evaluation, kept this rank from beginning it."""
-    pauses = sorted((*log.checkpoints, *log.evaluations), key=lambda it: it.t)
+    """Return (attempt, step) -> the seconds for which a checkpoint or an evaluation kept this rank from beginning it."""
+    pauses: list[CheckpointRecord | EvaluationRecord] = sorted(
+        (*log.checkpoints, *log.evaluations), key=lambda it: it.t
+    )
     ends = {(record.attempt, record.step): record.t_end for record in log.steps} if pauses else {}
     found: dict[tuple[int, int], float] = {}
     for each in pauses:

@@ -53,7 +53,7 @@ class Parts:
 
     @property
     def total_s(self) -> float:
-        return sum(getattr(self, each.name) for each in fields(self))
+        return float(sum(getattr(self, each.name) for each in fields(self)))
 
     @property
     def exposed_s(self) -> float:
