@@ -11,10 +11,9 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from testbed_agents.data import Corpus, CorpusError, Windows
-from testbed_agents.model import cross_entropy
+from testbed_agents.model import GPT, Shape, cross_entropy
 from testbed_agents.strategies.strategy import Strategy
 
 __all__ = ["Evaluation", "Plan", "hold_out"]
@@ -48,16 +47,17 @@ def hold_out(corpus: Corpus, context: int) -> tuple[Corpus, Corpus]:
 
 
 class Evaluation:
-    """Evaluates outer parameters in ``model``, a copy of the job's own that nothing else uses.
+    """Evaluates outer parameters of a GPT of ``shape``, in a model of its own: the job's may be wrapped, or paced.
 
     ``share``: index of this rank among those of its site, and their number.
     """
 
-    def __init__(self, model: nn.Module, held_out: Corpus, context: int, share: tuple[int, int]) -> None:
+    def __init__(self, shape: Shape, held_out: Corpus, share: tuple[int, int]) -> None:
         index, count = share
-        drawn = Windows(held_out, batch=WINDOWS, context=context, seed=_SEED, rank=0).draw()
+        drawn = Windows(held_out, batch=WINDOWS, context=shape.context, seed=_SEED, rank=0).draw()
         self._inputs, self._targets = (part[index::count] for part in drawn)
-        self._model = model.eval()
+        with torch.random.fork_rng(devices=[]):  # training draws what it would draw without evaluation
+            self._model = GPT(shape).eval()
 
     def run(self, strategy: Strategy, step: int) -> dict[str, object]:
         """Return the fields of an ``evaluation`` record. A collective call of the ranks of a site.

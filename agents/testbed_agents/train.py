@@ -18,7 +18,6 @@ Can also be run as a program, in torchrun's environment (RANK, WORLD_SIZE, MASTE
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import re
@@ -216,7 +215,7 @@ def train(
         if job.evaluate.every and isinstance(model, GPT):  # a model that sleeps learns nothing of the text
             mates = groups.members[groups.site]
             share = groups.local_rank, len(mates)
-            evaluation = Evaluation(copy.deepcopy(model), held_out, job.shape.context, share)
+            evaluation = Evaluation(job.shape, held_out, share)
         optimizer = torch.optim.AdamW(strategy.prepare(model, context), lr=job.learning_rate)
         together = strategy.step_group or tuple(range(job.world_size))
         state = State(model, optimizer, windows, strategy.state())

@@ -53,7 +53,7 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="WORDS",
-            help="A fault of every run: FAULT TARGET, then after=40% or at=30s, for=3s and the fault's KEY=VALUE; repeatable.",
+            help="A fault of every run: FAULT TARGET, then after=40% or at=30s, for=3s, its KEY=VALUE; repeatable.",
             show_default=False,
         ),
     ] = None,

@@ -61,6 +61,7 @@ class Context:
     step: int = 0
     ready_t: float = 0.0
     late_s: float = 0.0
+    compute: Any = None
     speeds: Mapping[str, float] = field(default_factory=dict)
     waited_s: float = 0.0
     _waiting: bool = False

@@ -147,7 +147,7 @@ def steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
 
 
 def checkpoint_time(log: RankLog) -> dict[tuple[int, int], float]:
-    """Return (attempt, step) -> the seconds for which a checkpoint or an evaluation kept this rank from beginning it."""
+    """Return (attempt, step) -> the seconds for which a checkpoint or an evaluation kept the rank from beginning it."""
     pauses: list[CheckpointRecord | EvaluationRecord] = sorted(
         (*log.checkpoints, *log.evaluations), key=lambda it: it.t
     )

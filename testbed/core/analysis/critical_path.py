@@ -21,8 +21,9 @@ counts first, then its serialization; each up to what the twin and the certifica
 alike: those whose twin says the same operations.
 
 Exposed time is from ``t_ready`` to ``t_sync`` (inside the backward pass) and from ``t_stepped`` to ``t_end`` (after the
-inner optimizer): two *windows*. With records of operations, waits are those of the operations; without, the peers'
-``t_ready`` and ``t_stepped`` tell.
+inner optimizer): two *windows*. With records of operations, waits are those of the operations, and what a rank stood
+still for inside its forward and backward passes (a pipeline, sharded parameters) is no compute: a third window. Without
+them, the peers' ``t_ready`` and ``t_stepped`` tell.
 """
 
 from __future__ import annotations
@@ -114,13 +115,15 @@ class StepCost:
 class TimedOperation:
     """An operation of one rank as recorded. ``arrived_t``: when the last of its group's ranks had begun it.
 
-    ``crosses``: whether its group has ranks at several sites.
+    ``crosses``: whether its group has ranks at several sites. ``waited_s``: how long the rank stood still for it before
+    it ended; 0 if it did not, or that is not known.
     """
 
     began_t: float
     arrived_t: float
     ended_t: float
     crosses: bool
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -170,22 +173,23 @@ class _Window:
     What ``open_s`` was for is not known without records of operations.
     """
 
-    cost: WindowCost
     length_s: float
     wait_s: float = 0.0
     network_s: float = 0.0
     software_s: float = 0.0
     open_s: float = 0.0
     late_s: float = 0.0
-    cold_s: float = 0.0
 
 
 @dataclass
 class _Found:
+    """The windows of a step: blocked inside forward and backward, before the inner optimizer, after it."""
+
     row: Row
     rank: int
     cost: StepCost
-    windows: tuple[_Window, _Window]
+    windows: tuple[_Window, _Window, _Window]
+    cold_s: float = 0.0
 
     @property
     def record(self) -> StepRecord:
@@ -203,60 +207,69 @@ def critical_path(rows: Sequence[Row], costs: Costs, operations: Operations | No
     crossed_t: float | None = None
     for row in rows:
         rank = max(row, key=lambda it: (row[it].t_end, -it))
-        cost = costs(row[rank].step)
-        timed = operations(rank, row[rank]) if operations else ()
+        own, cost = row[rank], costs(row[rank].step)
+        timed = operations(rank, own) if operations else ()
         it = _Found(row, rank, cost, _windows(row, rank, cost, timed))
-        for window in it.windows:
-            if window.cost.crosses:
-                begins_t = row[rank].t_ready if window is it.windows[0] else row[rank].t_stepped
-                if crossed_t is not None and begins_t - crossed_t > window.cost.idle_s:
-                    window.cold_s = window.cost.cold_s
-                crossed_t = row[rank].t_end
+        for of, begins_t in ((cost.inner, own.t_ready), (cost.outer, own.t_stepped)):
+            if of.crosses:
+                if crossed_t is not None and begins_t - crossed_t > of.idle_s:
+                    it.cold_s += of.cold_s
+                crossed_t = own.t_end
         found.append(it)
     usual = _usual(found)
     return CriticalPath(tuple(_path(it, usual) for it in found))
 
 
-def _windows(row: Row, rank: int, cost: StepCost, timed: Sequence[TimedOperation]) -> tuple[_Window, _Window]:
+def _windows(row: Row, rank: int, cost: StepCost, timed: Sequence[TimedOperation]) -> tuple[_Window, _Window, _Window]:
     own = row[rank]
-    inner = _window(cost.inner, own.t_ready, own.t_sync, timed)
-    outer = _window(cost.outer, own.t_stepped, own.t_end, timed)
+    blocked = _window(_blocked(timed, own.t_begin, own.t_ready), timed)
+    inner = _window([(own.t_ready, own.t_sync)], timed)
+    outer = _window([(own.t_stepped, own.t_end)], timed)
     if not timed:
-        for window, of in ((inner, "t_ready"), (outer, "t_stepped")):
-            peers = window.cost.peers.get(rank, frozenset())
-            last_t = max((getattr(row[peer], of) for peer in peers if peer in row), default=getattr(own, of))
-            window.wait_s = min(window.length_s, max(0.0, last_t - getattr(own, of)))
+        for window, of, moment in ((inner, cost.inner, "t_ready"), (outer, cost.outer, "t_stepped")):
+            peers = of.peers.get(rank, frozenset())
+            last_t = max((getattr(row[peer], moment) for peer in peers if peer in row), default=getattr(own, moment))
+            window.wait_s = min(window.length_s, max(0.0, last_t - getattr(own, moment)))
             window.open_s = window.length_s - window.wait_s
-            if window.cost.crosses:
+            if of.crosses:
                 window.network_s, window.open_s = window.open_s, 0.0
             elif peers:
                 window.software_s, window.open_s = window.open_s, 0.0
     outer.late_s = min(max(0.0, own.late_s), outer.length_s)
-    return inner, outer
+    return blocked, inner, outer
 
 
-def _window(cost: WindowCost, begin_t: float, end_t: float, timed: Sequence[TimedOperation]) -> _Window:
-    """Return the window with what operations were doing in it; across the fiber goes before in the site and a wait."""
-    found = _Window(cost, max(0.0, end_t - begin_t))
-    inside = [it for it in timed if it.ended_t > begin_t and it.began_t < end_t]
-    if not inside:
-        found.open_s = found.length_s
-        return found
-    edges = {begin_t, end_t}
-    for it in inside:
-        edges |= {min(max(t, begin_t), end_t) for t in (it.began_t, it.arrived_t, it.ended_t)}
-    ordered = sorted(edges)
-    for one, other in itertools.pairwise(ordered):
-        middle = (one + other) / 2
-        going = [it for it in inside if it.began_t <= middle < it.ended_t]
-        arrived = [it for it in going if it.arrived_t <= middle]
-        if any(it.crosses for it in arrived):
-            found.network_s += other - one
-        elif arrived:
-            found.software_s += other - one
-        elif going:
-            found.wait_s += other - one
-    # The last one, so that the parts add up in spite of rounding.
+def _blocked(timed: Sequence[TimedOperation], begin_t: float, end_t: float) -> list[tuple[float, float]]:
+    """Return when the rank stood still for an operation between two times, without overlaps, in order."""
+    found: list[tuple[float, float]] = []
+    for since_t, until_t in sorted((it.ended_t - it.waited_s, it.ended_t) for it in timed if it.waited_s > 0):
+        since_t, until_t = max(since_t, begin_t), min(until_t, end_t)
+        if found:
+            since_t = max(since_t, found[-1][1])
+        if until_t > since_t:
+            found.append((since_t, until_t))
+    return found
+
+
+def _window(spans: Sequence[tuple[float, float]], timed: Sequence[TimedOperation]) -> _Window:
+    """Return what operations were doing in ``spans``; across the fiber goes before in the site, and that before a wait."""
+    found = _Window(sum(max(0.0, end_t - begin_t) for begin_t, end_t in spans))
+    for begin_t, end_t in spans:
+        inside = [it for it in timed if it.ended_t > begin_t and it.began_t < end_t]
+        edges = {begin_t, end_t} if inside else set()
+        for it in inside:
+            edges |= {min(max(t, begin_t), end_t) for t in (it.began_t, it.arrived_t, it.ended_t)}
+        for one, other in itertools.pairwise(sorted(edges)):
+            middle = (one + other) / 2
+            going = [it for it in inside if it.began_t <= middle < it.ended_t]
+            arrived = [it for it in going if it.arrived_t <= middle]
+            if any(it.crosses for it in arrived):
+                found.network_s += other - one
+            elif arrived:
+                found.software_s += other - one
+            elif going:
+                found.wait_s += other - one
+    # What is left, so that the parts add up in spite of rounding.
     found.open_s = max(0.0, found.length_s - found.network_s - found.software_s - found.wait_s)
     return found
 
@@ -279,33 +292,56 @@ def _path(found: _Found, usual: Mapping[tuple[str, int], float]) -> StepPath:
     own = found.record
     parts = Parts(compute_s=max(0.0, own.t_end - own.t_begin - sum(it.length_s for it in found.windows)))
     resent = _retransmitted(found.row)
+    left = _Left.of(found)
     for number, window in enumerate(found.windows):
         excess_s = max(0.0, window.network_s - usual.get((found.cost.like, number), window.network_s))
-        parts = parts + _parts(window, excess_s if resent else 0.0)
-    crosses = any(it.cost.crosses for it in found.windows)
+        parts = parts + _parts(window, excess_s if resent else 0.0, left)
+    crosses = found.cost.inner.crosses or found.cost.outer.crosses
     return StepPath(own.step, own.attempt, found.rank, own.t_begin, own.t_end, parts, crosses)
 
 
-def _parts(window: _Window, excess_s: float) -> Parts:
-    """Split a window. Each part takes from what is left, so their sum is the window and none is negative."""
+@dataclass
+class _Left:
+    """What of the step's exchange no window has been charged with yet."""
+
+    propagation_s: float
+    serialization_s: float
+    cold_s: float
+    library_s: float
+
+    @classmethod
+    def of(cls, found: _Found) -> _Left:
+        both = (found.cost.inner, found.cost.outer)
+        return cls(
+            sum(it.propagation_s for it in both),
+            sum(it.serialization_s for it in both),
+            found.cold_s,
+            sum(it.software_s for it in both),
+        )
+
+    def take(self, name: str, most_s: float) -> float:
+        """Return up to ``most_s`` of one of them, which is then charged."""
+        taken = min(most_s, getattr(self, name))
+        setattr(self, name, getattr(self, name) - taken)
+        return float(taken)
+
+
+def _parts(window: _Window, excess_s: float, left: _Left) -> Parts:
+    """Split a window. Each part takes from what is left of it, so their sum is the window and none is negative."""
     late_s = window.late_s
     # A late fragment's time was seen as time across the fiber, as a wait, or not at all.
     network_s, late = _taken(window.network_s, late_s)
     wait_s, late = _taken(window.wait_s, late)
     open_s, late = _taken(window.open_s, late)
     software_s, late = _taken(window.software_s, late)
-    cost = window.cost
     # The excess over the usual is the recovery's own, whatever an exchange usually takes.
-    network_s, left = _taken(network_s, excess_s)
-    tcp_s = excess_s - left
-    propagation_s = min(network_s, cost.propagation_s)
-    network_s -= propagation_s
-    serialization_s = min(network_s, cost.serialization_s)
-    network_s -= serialization_s
-    cold_s = min(network_s, window.cold_s)
-    network_s -= cold_s
+    network_s, kept = _taken(network_s, excess_s)
+    tcp_s = excess_s - kept
+    network_s -= (propagation_s := left.take("propagation_s", network_s))
+    network_s -= (serialization_s := left.take("serialization_s", network_s))
+    network_s -= (cold_s := left.take("cold_s", network_s))
     # What the library takes is known if its operations were timed without a fiber. What is more is the rest.
-    library_s = min(network_s, cost.software_s)
+    network_s -= (library_s := left.take("library_s", network_s))
     return Parts(
         peer_wait_s=wait_s,
         late_s=late_s - late,
@@ -313,7 +349,7 @@ def _parts(window: _Window, excess_s: float) -> Parts:
         serialization_s=serialization_s,
         tcp_s=tcp_s + cold_s,
         software_s=software_s + library_s,
-        rest_s=open_s + network_s - library_s,
+        rest_s=open_s + network_s,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.analysis.critical_path import StepCost, WindowCost
@@ -47,11 +47,11 @@ def step_costs(
     ``library_s``: what the library takes for an operation beside the fiber, as timed before the job; 0 if unknown.
     """
     sites = twin.layout.sites
-    outer_loop = twin.outer_updates(twin.layout.steps) > 0
 
     @functools.cache
     def of_operations(operations: tuple[Operation, ...]) -> StepCost:
-        inner, outer = _windows(operations, outer_loop)
+        inner = [it for it in operations if it.before_update]
+        outer = [it for it in operations if not it.before_update]
         return StepCost(
             _cost(inner, twin, fiber, sites, library_s),
             _cost(outer, twin, fiber, sites, library_s),
@@ -62,15 +62,6 @@ def step_costs(
         return of_operations(tuple(twin.operations(step)))
 
     return of_step
-
-
-def _windows(operations: Iterable[Operation], outer_loop: bool) -> tuple[list[Operation], list[Operation]]:
-    """Return what happens before the inner optimizer and after it. Without an outer loop all is before."""
-    inner: list[Operation] = []
-    outer: list[Operation] = []
-    for it in operations:
-        (outer if outer_loop and it.what not in ("gradients", "activations", "tokens") else inner).append(it)
-    return inner, outer
 
 
 def _cost(

@@ -76,7 +76,7 @@ def test_parts_add_up_and_none_is_negative(data: st.DataObject, world: int, reco
         found = []
         for _ in range(chance.randrange(4)):
             began, arrived, ended = sorted(it.t_begin + span * chance.uniform(-0.5, 1.5) for _ in range(3))
-            found.append(TimedOperation(began, arrived, ended, chance.random() < 0.5))
+            found.append(TimedOperation(began, arrived, ended, chance.random() < 0.5, chance.uniform(0, ended - began)))
         return found
 
     found = critical_path(rows, by_step.__getitem__, operations if recorded else None)
@@ -137,6 +137,14 @@ def test_recorded_operations_tell_waiting_from_sending_and_both_from_the_site() 
     assert values == pytest.approx((0.020, 0.030, 0.040, 0.010))
 
 
+def test_what_a_rank_stands_still_for_inside_its_passes_is_no_compute() -> None:
+    row = {0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0)}
+    operations = [TimedOperation(0.01, 0.04, 0.10, crosses=True, waited_s=0.08)]
+    found = one(row, StepCost(cost(propagation_s=0.05)), operations)
+    values = (found.compute_s, found.peer_wait_s, found.propagation_s, found.rest_s)
+    assert values == pytest.approx((0.12, 0.02, 0.05, 0.01)), "from 0.02 to 0.04 a peer is missing"
+
+
 def test_the_slowest_of_a_site_is_waited_for_in_the_site_alone() -> None:
     """DiLoCo's sites do not wait for each other between exchanges: the twin says who takes part in what."""
     of = step_costs(Diloco({"every": 10}, LAYOUT), FIBER)
@@ -158,7 +166,7 @@ def test_costs_are_the_twins_and_the_certificates() -> None:
     assert diloco(9).like == diloco(8).like != diloco(10).like
     assert not diloco(9).inner.crosses and not diloco(10).inner.crosses
     assert diloco(10).outer.serialization_s == pytest.approx(8 * n / 100e6), "two slices of n / 2 each way"
-    assert diloco(10).outer.propagation_s == pytest.approx(2 * 5e-3)
+    assert diloco(10).outer.propagation_s == pytest.approx(Diloco({}, LAYOUT).delays * 5e-3)
     assert diloco(10).outer.peers[0] >= {2}
     assert diloco(10).outer.cold_s > 0
     warm = FiberModel.of({"delay_s": 5e-3, "rate_bps": 1e8}, {"sysctls": {"net.ipv4.tcp_slow_start_after_idle": "0"}})
