@@ -252,7 +252,7 @@ def _blocked(timed: Sequence[TimedOperation], begin_t: float, end_t: float) -> l
 
 
 def _window(spans: Sequence[tuple[float, float]], timed: Sequence[TimedOperation]) -> _Window:
-    """Return what operations were doing in ``spans``; across the fiber goes before in the site, and that before a wait."""
+    """Return what operations were doing in ``spans``: across the fiber goes before in the site, then waiting."""
     found = _Window(sum(max(0.0, end_t - begin_t) for begin_t, end_t in spans))
     for begin_t, end_t in spans:
         inside = [it for it in timed if it.ended_t > begin_t and it.began_t < end_t]
