@@ -40,14 +40,15 @@ from testbed_agents.board import Board, Order
 from testbed_agents.check_log import Checks
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
 from testbed_agents.compute import Compute
+from testbed_agents.evaluation import Evaluation, Plan, hold_out
 from testbed_agents.fence import Fence
 from testbed_agents.groups import Groups
 from testbed_agents.metrics import RankMetrics, interface_bytes
-from testbed_agents.model import Shape, fingerprint, parameter_count
+from testbed_agents.model import GPT, Shape, fingerprint, parameter_count
 from testbed_agents.own_address import own_address
 from testbed_agents.records import Records
 from testbed_agents.strategies import Context, Strategy
-from testbed_agents.tcp_info import retransmitted
+from testbed_agents.tcp_info import Connections
 
 TALK_S = 1.0
 """Minimum interval between two lines of progress."""
@@ -86,6 +87,7 @@ class Job:
         resume: (step, attempt) of the checkpoint to resume from, which all ranks have; None: start from the beginning.
         checkpoint_every: steps between two checkpoints; 0: none.
         sites: the site of each rank, in rank order; empty: all at one.
+        evaluate: when to evaluate the outer parameters on held-out text.
         strategy: name of the strategy; ``options`` are arguments of its constructor.
         compute: what is declared of the compute of a step (``compute.Compute``); None for real compute.
     """
@@ -109,6 +111,7 @@ class Job:
     strategy: str = "ddp"
     options: Mapping[str, Any] = field(default_factory=dict)
     compute: Mapping[str, Any] | None = None
+    evaluate: Plan = field(default_factory=Plan)
 
     @property
     def fence(self) -> Fence:
@@ -139,6 +142,7 @@ class Job:
                 strategy=str(message.get("strategy", {}).get("name", "ddp")),
                 options=dict(message.get("strategy", {}).get("options", {})),
                 compute=message.get("compute"),
+                evaluate=Plan(int(message.get("evaluate_every", 0))),
             )
         except KeyError as error:
             raise TrainingFailed(f"the train message has no {error}") from error
@@ -183,6 +187,9 @@ def train(
     except (KeyError, TypeError, ValueError) as error:
         raise TrainingFailed(f"invalid train message: compute: {error}") from error
     corpus = data.load(job.data)
+    held_out = corpus
+    if job.evaluate.every:
+        corpus, held_out = hold_out(corpus, job.shape.context)
     windows = data.Windows(corpus, batch=job.batch, context=job.shape.context, seed=job.seed, rank=seat.rank)
     torch.manual_seed(job.seed)
     model = compute.model()
@@ -204,6 +211,11 @@ def train(
         fault = breakage.plant(seat.rank) if job.attempt == 1 else None
         broken = breakage.Broken(fault) if fault else None
         strategy = strategies.make(job.strategy, job.options)
+        evaluation = None
+        if job.evaluate.every and isinstance(model, GPT):  # a model that sleeps learns nothing of the text
+            mates = groups.members[groups.site]
+            share = groups.local_rank, len(mates)
+            evaluation = Evaluation(job.shape, held_out, share)
         optimizer = torch.optim.AdamW(strategy.prepare(model, context), lr=job.learning_rate)
         together = strategy.step_group or tuple(range(job.world_size))
         state = State(model, optimizer, windows, strategy.state())
@@ -232,6 +244,8 @@ def train(
             broken.install(strategy, optimizer)
         began()
         at_first = interface_bytes()[job.interface]
+        connections = Connections(job.interface)
+        connections.read()
         records.write(
             "job",
             t=time.monotonic(),
@@ -298,6 +312,8 @@ def train(
             waited_s += min(board.later_updated(step, range(job.world_size)), t_end - t_stepped)
             exposed_s = (t_sync - context.ready_t) + (t_end - t_stepped) + context.waited_s
             traffic = interface_bytes()[job.interface]
+            across = connections.across
+            connections.read()
             records.write(
                 "step",
                 step=step,
@@ -314,7 +330,9 @@ def train(
                 sent_bytes=traffic.sent - at_first.sent,
                 received_bytes=traffic.received - at_first.received,
                 **({"blocked_s": context.waited_s} if context.waited_s else {}),
-                **({"retransmitted": resent} if (resent := retransmitted()) else {}),
+                tcp=connections.across.since(across),
+                **({"late_s": context.late_s} if context.late_s else {}),
+                **({"retransmitted": resent} if (resent := connections.retransmitted) else {}),
                 **declared,
             )
             order = board.enter(step + 1, _wish(stop, save)) if step < job.steps else ""
@@ -336,6 +354,8 @@ def train(
                 size = checkpoints.save(step, state)
                 t = time.monotonic()
                 records.write("checkpoint", t=t, step=step, bytes=size, took_s=t - t_end)
+            if evaluation is not None and job.evaluate.due(step, job.steps):
+                records.write("evaluation", **evaluation.run(strategy, step))
         if order == "stop":
             strategy.finish(done)
             checks.finished()

@@ -15,6 +15,7 @@ import testbed.host.linux.invocation as invocation
 from testbed.cli import (
     audit_verb,
     capture_verb,
+    compare_verb,
     console,
     container_verbs,
     fault_verbs,
@@ -36,6 +37,7 @@ __all__ = ["app", "main"]
 app = verb.app
 _VERBS = (
     run_verbs,
+    compare_verb,
     job_verbs,
     validate_verb,
     lab_verbs,

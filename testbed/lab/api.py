@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from testbed.lab.jobs.program_job import ProgramJob
     from testbed.lab.lab import Lab
     from testbed.lab.progress import LiveState, Progress
+    from testbed.lab.run.compare import CompareOutcome, compare
     from testbed.lab.run.run import RunOutcome, run
     from testbed.lab.status import FOREIGN, LabStatus, LabSummary, LinkStatus, RankStatus
     from testbed.lab.validation.validation import ValidationOutcome, validate
@@ -45,6 +46,7 @@ __all__ = [
     "AgentWorkload",
     "Capture",
     "Choice",
+    "CompareOutcome",
     "Fault",
     "FiberStatus",
     "Job",
@@ -63,6 +65,7 @@ __all__ = [
     "ValidationOutcome",
     "attach",
     "choose",
+    "compare",
     "down",
     "down_all",
     "lab_names",
@@ -89,6 +92,7 @@ _ELSEWHERE: Final = {
     "AgentWorkload": "testbed.core.workload.workload",
     "Capture": "testbed.lab.capture",
     "Choice": "testbed.lab.deploy",
+    "CompareOutcome": "testbed.lab.run.compare",
     "FOREIGN": "testbed.lab.status",
     "Fault": "testbed.lab.injected_fault",
     "FiberStatus": "testbed.lab.fiber_status",
@@ -105,6 +109,7 @@ _ELSEWHERE: Final = {
     "RunOutcome": "testbed.lab.run.run",
     "Topology": "testbed.core.topology.model",
     "ValidationOutcome": "testbed.lab.validation.validation",
+    "compare": "testbed.lab.run.compare",
     "run": "testbed.lab.run.run",
     "validate": "testbed.lab.validation.validation",
 }

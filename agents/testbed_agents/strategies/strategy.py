@@ -44,6 +44,7 @@ class Context:
         told_ready: called with ``ready_t``, so before the exchange that waits for it can end on any rank.
         steps: of the whole job; the last one ends with an exchange.
         step: the step that is running, from 1; set by the loop.
+        late_s: how long ``after_step`` waited for what was to have arrived by this step; reset by the loop.
         ready_t: when this rank's last gradient of the step was ready (CLOCK_MONOTONIC, s).
         compute: how time passes in forward and backward (``testbed_agents.compute``); None outside a job.
         speeds: of each rank's site, relative to the fastest (1.0), for options that weigh sites by time.
@@ -59,6 +60,7 @@ class Context:
     steps: int = 0
     step: int = 0
     ready_t: float = 0.0
+    late_s: float = 0.0
     compute: Any = None
     speeds: Mapping[str, float] = field(default_factory=dict)
     waited_s: float = 0.0
@@ -66,7 +68,7 @@ class Context:
 
     def begin(self, step: int) -> None:
         """Begin ``step``: its gradients are not ready, and it has not waited."""
-        self.step, self.ready_t, self.waited_s = step, 0.0, 0.0
+        self.step, self.ready_t, self.waited_s, self.late_s = step, 0.0, 0.0, 0.0
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

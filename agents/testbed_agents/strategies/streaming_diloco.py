@@ -99,7 +99,7 @@ class StreamingDiloco(ReplicaTraining):
         fragment.arrive()
         if self._schedule.overlap:
             late_s = time.monotonic() - began_t
-            self.context.late_s = getattr(self.context, "late_s", 0.0) + late_s  # type: ignore[attr-defined]
+            self.context.late_s += late_s
         fragment.adopt(keep)
 
     def state(self) -> dict[str, Tensor]:

@@ -78,6 +78,7 @@ def fenced(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
             steps=tuple(it for it in log.steps if in_time(it.attempt, it.t_end)),
             ends=tuple(it for it in log.ends if in_time(it.attempt, it.t)),
             checkpoints=tuple(it for it in log.checkpoints if in_time(it.attempt, it.t)),
+            evaluations=tuple(it for it in log.evaluations if in_time(it.attempt, it.t)),
         )
         for log in logs
     )

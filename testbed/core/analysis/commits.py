@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.core.records.rank_log import RankLog, StepRecord
+from testbed.core.records.rank_log import CheckpointRecord, EvaluationRecord, RankLog, StepRecord
 from testbed.core.training.operation import Operation
 from testbed.core.training.twin import Twin
 
@@ -28,7 +28,7 @@ class Commit:
     ``attempt`` is the one whose run of the step counts; ``resumed`` marks the first commit of a later attempt, whose
     duration includes the failure, the lost steps and the restart. ``stood_t`` is when progress stopped before this
     commit: at the previous commit, or at the last of the lost steps. ``ran_t`` is when the first rank began the step.
-    ``checkpoint_s`` is how much of the duration the ranks spent on a checkpoint after the previous step.
+    ``checkpoint_s`` is how much of the duration the ranks spent on a checkpoint or an evaluation after the step before.
 
     ``exchanges`` distinguishes steps with other exchanges than most have (``Twin.operations``): steps alike have equal
     ones. ``exchange_s`` is how much longer such a step usually takes, without a fault (``paced.py``).
@@ -147,10 +147,13 @@ def steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
 
 
 def checkpoint_time(log: RankLog) -> dict[tuple[int, int], float]:
-    """Return (attempt, step) -> the seconds for which a checkpoint kept this rank from beginning the step."""
-    ends = {(record.attempt, record.step): record.t_end for record in log.steps} if log.checkpoints else {}
+    """Return (attempt, step) -> the seconds for which a checkpoint or an evaluation kept the rank from beginning it."""
+    pauses: list[CheckpointRecord | EvaluationRecord] = sorted(
+        (*log.checkpoints, *log.evaluations), key=lambda it: it.t
+    )
+    ends = {(record.attempt, record.step): record.t_end for record in log.steps} if pauses else {}
     found: dict[tuple[int, int], float] = {}
-    for each in log.checkpoints:
+    for each in pauses:
         since = ends.get((each.attempt, each.step))
         most = math.inf if since is None else max(0.0, each.t - since)
         took = each.took_s if each.took_s is not None else 0.0 if since is None else most

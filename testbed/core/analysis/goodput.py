@@ -5,7 +5,7 @@ The definitions, all in seconds of one monotonic clock:
 - *compute utilization* = sum of compute / sum of (compute + exposed); ``rank_times.py`` has the two.
 - *Goodput* = (productive + exposed communication) / (world size x wall time), all in rank-seconds of committed steps at
   their fault-free pace: ``rank_seconds.py`` puts every rank-second into one class. Checkpoints, lost work, restarts and
-  the slowdown by faults are in the wall time and not in goodput.
+  the slowdown by faults are in the wall time and not in goodput; evaluations on held-out text are in neither.
 - ``commits.py`` defines which steps count, ``recovery.py`` the recovery from a fault.
 - The goodput of a job that died is an upper bound: its wall time ends with the job, which was never completed.
 
@@ -76,12 +76,19 @@ class JobEvidence:
         return None if self.began_t is None or self.ended_t is None else self.ended_t - self.began_t
 
     @property
+    def trained_s(self) -> float | None:
+        """The wall time without evaluations, which are no part of the job."""
+        if self.wall_s is None or not self.world_size:
+            return self.wall_s
+        return self.wall_s - self.rank_seconds.evaluation_s / self.world_size
+
+    @property
     def tokens(self) -> int:
         return sum(commit.tokens for commit in self.commits)
 
     @property
     def tokens_per_s(self) -> float | None:
-        return self.tokens / self.wall_s if self.wall_s and self.tokens else None
+        return self.tokens / self.trained_s if self.trained_s and self.tokens else None
 
     @property
     def steps_committed(self) -> int:
@@ -97,7 +104,7 @@ class JobEvidence:
     def goodput(self) -> float | None:
         if self.program:
             return self.goodput_of_steps
-        return self.share_of(self.rank_seconds.good_s, self.wall_s)
+        return self.share_of(self.rank_seconds.good_s, self.trained_s)
 
     @property
     def rank_seconds(self) -> RankSeconds:

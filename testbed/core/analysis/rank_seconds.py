@@ -5,6 +5,7 @@ World size x wall time is the sum of the classes (:class:`RankSeconds`), over th
 - *productive*: compute of committed steps, at most at its fault-free pace;
 - *exposed communication* of committed steps, at most at its fault-free pace;
 - *checkpoint*: a rank saved its state, or waited for a peer that did;
+- *evaluation* on held-out text, or waiting for a peer's: the job's own time is without it, and so is goodput;
 - *lost work*: steps that do not count, because they were done again or never finished by all ranks;
 - *detection and restart*: from a rank's last step in an attempt that failed to its first step in the next one;
 - *slowed by faults*: what committed steps during a fault and its aftermath took beyond the fault-free pace;
@@ -23,11 +24,11 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from testbed.core.analysis.commits import checkpoint_time, lineage
 from testbed.core.analysis.peer_waits import peer_waits
-from testbed.core.records.rank_log import CheckpointRecord, RankLog, StepRecord
+from testbed.core.records.rank_log import CheckpointRecord, EvaluationRecord, RankLog, StepRecord
 from testbed.core.training.twin import Twin
 
 __all__ = ["RankSeconds", "Span", "account"]
@@ -38,13 +39,17 @@ Sums = dict[str, float]
 _COMPUTE, _EXPOSED, _BETWEEN = "productive_s", "exposed_communication_s", "begin_and_end_s"
 """The parts of a committed step, of each of which a pace is known; each by its class."""
 _PARTS = (_COMPUTE, _EXPOSED, _BETWEEN)
-_CHECKPOINT, _LOST, _RESTART, _ENDS, _UNTOLD = (
+_CHECKPOINT, _EVALUATION, _LOST, _RESTART, _ENDS, _UNTOLD = (
     "checkpoint_s",
+    "evaluation_s",
     "lost_work_s",
     "detection_and_restart_s",
     "begin_and_end_s",
     "not_told_apart_s",
 )
+
+
+_Pause: TypeAlias = CheckpointRecord | EvaluationRecord
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class RankSeconds:
     slowed_by_faults_s: float = 0.0
     begin_and_end_s: float = 0.0
     not_told_apart_s: float = 0.0
+    evaluation_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -228,7 +234,7 @@ class _Ends:
 
 
 def _attempts(log: RankLog) -> set[int]:
-    kinds = (log.jobs, log.steps, log.checkpoints, log.ends)
+    kinds = (log.jobs, log.steps, log.checkpoints, log.evaluations, log.ends)
     return {it.attempt for kind in kinds for it in kind}
 
 
@@ -240,8 +246,9 @@ def _tiles(
     waits: Mapping[int, tuple[float, float]],
     ends: _Ends,
 ) -> list[_Tile]:
-    records: list[StepRecord | CheckpointRecord] = [*log.steps, *log.checkpoints]
-    by_attempt: dict[int, list[StepRecord | CheckpointRecord]] = {}
+    records: list[StepRecord | _Pause] = [*log.steps, *log.checkpoints, *log.evaluations]
+    by_attempt: dict[int, list[StepRecord | _Pause]] = {}
+    saved = {(it.attempt, it.step + 1) for it in log.checkpoints}
     for each in records:
         by_attempt.setdefault(each.attempt, []).append(each)
     found: list[_Tile] = []
@@ -249,10 +256,10 @@ def _tiles(
         line = _Timeline(begin_t, end_t)
         before: StepRecord | None = None
         for each in sorted(by_attempt.get(attempt, ()), key=_end_t):
-            if isinstance(each, CheckpointRecord):
+            if isinstance(each, CheckpointRecord | EvaluationRecord):
                 took_s = each.t - line.at_t if each.took_s is None else each.took_s
                 line.until(min(each.t, each.t - took_s), ends.before(attempt) if before is None else _BETWEEN)
-                line.until(each.t, _CHECKPOINT)
+                line.until(each.t, _CHECKPOINT if isinstance(each, CheckpointRecord) else _EVALUATION)
                 continue
             if before is None:
                 line.until(each.t_begin, ends.before(attempt))
@@ -265,10 +272,11 @@ def _tiles(
                 line.until(each.t_begin, _BETWEEN, step)
                 within_s, after_s = waits.get(id(each), (0.0, 0.0))
                 line.until(each.t_ready, _COMPUTE, step)
-                line.until(each.t_ready + within_s, _CHECKPOINT)
+                waited_for = _CHECKPOINT if (attempt, each.step) in saved else _EVALUATION
+                line.until(each.t_ready + within_s, waited_for)
                 line.until(each.t_sync, _EXPOSED, step)
                 line.until(each.t_stepped, _COMPUTE, step)
-                line.until(each.t_stepped + after_s, _CHECKPOINT)
+                line.until(each.t_stepped + after_s, waited_for)
                 line.until(each.t_end, _EXPOSED, step)
             before = each
         line.until(end_t, ends.after(log, attempt))
@@ -276,8 +284,8 @@ def _tiles(
     return found
 
 
-def _end_t(record: StepRecord | CheckpointRecord) -> float:
-    return record.t if isinstance(record, CheckpointRecord) else record.t_end
+def _end_t(record: StepRecord | _Pause) -> float:
+    return record.t_end if isinstance(record, StepRecord) else record.t
 
 
 def _checkpoint_waits(logs: Sequence[RankLog], twin: Twin | None) -> dict[int, tuple[float, float]]:
@@ -286,7 +294,7 @@ def _checkpoint_waits(logs: Sequence[RankLog], twin: Twin | None) -> dict[int, t
 
     That is the peer wait, less what it would have been if no rank had saved its state before the step.
     """
-    if not any(log.checkpoints for log in logs):
+    if not any(log.checkpoints or log.evaluations for log in logs):
         return {}
     without = peer_waits(logs, twin, {log.rank: checkpoint_time(log) for log in logs})
     return {

@@ -57,7 +57,8 @@ def _workload(ran: Workload) -> dict[str, Any]:
             "keep_scratch": ran.keep_scratch or None,
         }
     own = ran.to_dict()
-    named = {"checkpoint": own.pop("checkpoint_every", None), "timeout": _time(own.pop("timeout_s", None))}
+    keys = {"checkpoint": "checkpoint_every", "evaluate": "evaluate_every"}
+    named = {key: own.pop(field, None) for key, field in keys.items()} | {"timeout": _time(own.pop("timeout_s", None))}
     return {**own, **named}
 
 

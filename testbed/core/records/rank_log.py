@@ -24,7 +24,16 @@ from testbed.core.fields import (
 )
 from testbed.core.records.progress_record import ProgressRecord
 
-__all__ = ["CheckpointRecord", "EndRecord", "JobRecord", "RankLog", "StepRecord", "read_rank"]
+__all__ = [
+    "CheckpointRecord",
+    "EndRecord",
+    "EvaluationRecord",
+    "JobRecord",
+    "RankLog",
+    "StepRecord",
+    "TcpRecord",
+    "read_rank",
+]
 
 
 @dataclass(frozen=True)
@@ -85,10 +94,36 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
+class TcpRecord:
+    """What the kernel says of a rank's connections across the fiber in one step (tcp(7), TCP_INFO).
+
+    ``busy_s``: with data on the way; ``window_limited_s`` and ``buffer_limited_s``: of that, held up by the receiver's
+    window, and by the send buffer. All are sums over connections.
+    """
+
+    sent_bytes: int = 0
+    retransmitted_bytes: int = 0
+    busy_s: float = 0.0
+    window_limited_s: float = 0.0
+    buffer_limited_s: float = 0.0
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> TcpRecord:
+        return cls(
+            sent_bytes=integer(fields, "sent") or 0,
+            retransmitted_bytes=integer(fields, "retransmitted") or 0,
+            busy_s=number(fields, "busy_s") or 0.0,
+            window_limited_s=number(fields, "window_limited_s") or 0.0,
+            buffer_limited_s=number(fields, "buffer_limited_s") or 0.0,
+        )
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the attempt began.
 
-    ``retransmitted`` is what the kernel has retransmitted over TCP so far, in bytes by the peer's address.
+    ``retransmitted`` is what the kernel has retransmitted over TCP so far, in bytes by the peer's address; ``tcp`` is
+    of this step alone, and of connections across the fiber. ``late_s``: waited for fragments that were to have arrived.
     ``t_stepped`` is when the inner optimizer was done; from then to ``t_end`` the rank waited for exchanges that follow
     the step. In records without it, and where nothing follows, it is ``t_end``.
     """
@@ -104,6 +139,8 @@ class StepRecord:
     received_bytes: int | None = None
     attempt: int = 1
     retransmitted: Mapping[str, int] = field(default_factory=dict)
+    tcp: TcpRecord | None = None
+    late_s: float = 0.0
     t_stepped: float = math.nan
 
     def __post_init__(self) -> None:
@@ -126,6 +163,8 @@ class StepRecord:
             attempt=_attempt(fields),
             retransmitted=_retransmitted(fields),
             t_stepped=math.nan if t_stepped is None else t_stepped,
+            tcp=TcpRecord.from_dict(tcp) if (tcp := mapping(fields, "tcp")) else None,
+            late_s=max(0.0, number(fields, "late_s") or 0.0),
         )
         if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_stepped <= record.t_end:
             raise Malformed(f"the times of step {record.step} are out of order")
@@ -192,6 +231,34 @@ class CheckpointRecord:
         )
 
 
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """The outer parameters on held-out text after a step. ``took_s`` is how long training was blocked for it.
+
+    ``heldout_loss`` is the mean over ``windows``, this rank's share of its site's; None if it could not be computed.
+    """
+
+    t: float
+    step: int
+    took_s: float | None
+    heldout_loss: float | None
+    windows: int
+    outer_version: int | None
+    attempt: int = 1
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> EvaluationRecord:
+        return cls(
+            t=need_number(fields, "t"),
+            step=int(need_number(fields, "step")),
+            took_s=number(fields, "took_s"),
+            heldout_loss=number(fields, "heldout_loss"),
+            windows=integer(fields, "windows") or 0,
+            outer_version=integer(fields, "outer_version"),
+            attempt=_attempt(fields),
+        )
+
+
 def _retransmitted(fields: Fields) -> Mapping[str, int]:
     said = mapping(fields, "retransmitted")
     return {peer: count for peer in said if (count := integer(said, peer)) is not None}
@@ -211,6 +278,7 @@ class RankLog:
     steps: tuple[StepRecord, ...] = ()
     ends: tuple[EndRecord, ...] = ()
     checkpoints: tuple[CheckpointRecord, ...] = ()
+    evaluations: tuple[EvaluationRecord, ...] = ()
     progress: tuple[ProgressRecord, ...] = ()
     """Of a launched program, which has no steps."""
 
@@ -230,11 +298,15 @@ class RankLog:
 
 def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
     """Read ``ranks/rank-<rank>.jsonl``, decoded line by line: (log, malformed lines)."""
-    readers: dict[str, Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord | ProgressRecord]] = {
+    readers: dict[
+        str,
+        Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord | EvaluationRecord | ProgressRecord],
+    ] = {
         "job": JobRecord.from_dict,
         "step": StepRecord.from_dict,
         "end": EndRecord.from_dict,
         "checkpoint": CheckpointRecord.from_dict,
+        "evaluation": EvaluationRecord.from_dict,
         "progress": ProgressRecord.from_dict,
     }
     found, malformed = parse(lines, readers, "kind")
@@ -244,6 +316,7 @@ def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
         steps=tuple(each for each in found if isinstance(each, StepRecord)),
         ends=tuple(each for each in found if isinstance(each, EndRecord)),
         checkpoints=tuple(each for each in found if isinstance(each, CheckpointRecord)),
+        evaluations=tuple(each for each in found if isinstance(each, EvaluationRecord)),
         progress=tuple(each for each in found if isinstance(each, ProgressRecord)),
     )
     return log, malformed

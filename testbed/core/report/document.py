@@ -17,6 +17,7 @@ from testbed.core.analysis import (
     fidelity,
     launched_seconds,
     program_evidence,
+    run_path,
     scraped_metrics,
     traffic_gaps,
     wire_check,
@@ -37,6 +38,7 @@ from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample
 from testbed.core.report import (
     answers,
+    critical_path_section,
     events_section,
     faults_section,
     fidelity_section,
@@ -51,6 +53,7 @@ from testbed.core.report import (
     traffic_section,
 )
 from testbed.core.report.answers import Answer
+from testbed.core.report.critical_path_section import PathSeries
 from testbed.core.report.events_section import EventLine
 from testbed.core.report.faults_section import Fault
 from testbed.core.report.fidelity_section import Fidelity, Machine
@@ -170,6 +173,7 @@ class Report:
     checkers: tuple[Checker, ...] = ()
     rank_seconds: TimeShares | None = None
     prediction: PredictedRun | None = None
+    critical_path: PathSeries | None = None
     scraped: ScrapedMetrics = field(default_factory=ScrapedMetrics)
     program: ProgramSteps | None = None
     """Of a launched program: how its steps are read."""
@@ -303,6 +307,7 @@ def build(run: RunData) -> Report:
         checkers=found.checkers,
         rank_seconds=_rank_seconds(run, job, origin),
         prediction=predicted_run(run),
+        critical_path=critical_path_section.series(run_path.evaluate(run, logs), origin),
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
         program=program,
         traffic=traffic,

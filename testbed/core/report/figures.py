@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testbed.core.report.critical_path_figure import critical_path
 from testbed.core.report.document import Report
 from testbed.core.report.fault_marks import time_span
 from testbed.core.report.fiber_figures import lateness, throughput
@@ -17,6 +18,7 @@ def figures(report: Report) -> tuple[Figure, ...]:
     span = time_span(report)
     drawn = (
         step_time(report, span),
+        critical_path(report, span),
         tokens_over_time(report, span),
         throughput(report, span),
         train_loss(report),

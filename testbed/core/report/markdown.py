@@ -7,6 +7,7 @@ from testbed.core.report import (
     capture_note,
     certification_section,
     checkers_section,
+    critical_path_section,
     events_section,
     faults_section,
     formats,
@@ -68,6 +69,8 @@ def markdown(report: Report) -> str:
         blocks += [*_offer(report.program), rank_seconds_section.lead(program=True)]
     shown = None if is_program(report) else rank_seconds_section.table(report.rank_seconds)
     blocks += section("## Rank-seconds", rank_seconds_section.lead(program=False), shown=shown)
+    shown = critical_path_section.table(report.critical_path)
+    blocks += section("## Critical path", critical_path_section.LEAD, shown=shown)
     shown = prediction_section.table(report.prediction)
     blocks += section("## Prediction", prediction_section.lead(report.prediction), shown=shown)
     blocks += _links(report) + _fidelity(report)

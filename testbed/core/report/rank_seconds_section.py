@@ -20,8 +20,10 @@ CLASSES = {
     "slowed_by_faults_s": "slowed by faults",
     "begin_and_end_s": "begin and end",
     "not_told_apart_s": "not told apart",
+    "evaluation_s": "evaluation",
 }
 """The name of each class, in the order of bars and tables."""
+_IF_ANY = ("not_told_apart_s", "evaluation_s")
 
 _LEAD = (
     "Every rank-second of the wall time is in one class. Goodput is the share of productive (compute of committed"
@@ -88,8 +90,8 @@ def shown_classes(shares: TimeShares) -> dict[str, str]:
     if not shares.total.good_s:
         by_class = shares.total.by_class()
         return {key: name for key, name in CLASSES.items() if by_class[key]} or CLASSES
-    left_out = "" if shares.total.not_told_apart_s > 0 else "not_told_apart_s"
-    return {key: name for key, name in CLASSES.items() if key != left_out}
+    by_class = shares.total.by_class()
+    return {key: name for key, name in CLASSES.items() if key not in _IF_ANY or by_class[key] > 0}
 
 
 def table(shares: TimeShares | None) -> Table | None:

@@ -24,7 +24,7 @@ from testbed.core.report.plotly_figure import (
 
 __all__ = ["rank_seconds", "time_of_ranks"]
 
-_COLOR_OF_CLASS = (GREEN, BLUE, YELLOW, PURPLE, SKY, VERMILLION, GREY, ORANGE)
+_COLOR_OF_CLASS = (GREEN, BLUE, YELLOW, PURPLE, SKY, VERMILLION, GREY, ORANGE, "#7A0018")
 """Of the classes of rank-seconds, in their order: neighbors in a bar differ most."""
 _SHOWN_ATTEMPTS = 12
 _SHOWN_RANKS = 16

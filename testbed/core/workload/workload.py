@@ -35,7 +35,8 @@ class AgentWorkload:
     of all fibers that lasts longer (plus TCP's retransmission delay) ends the attempt. A failed attempt is restarted up
     to ``restarts`` times, from the newest checkpoint that all ranks have. They write one every ``checkpoint_every``
     steps (0: none; restarts begin at the first step). ``strategy`` is a name of :data:`BUILT`; ``options`` are those of
-    it that are not left at their default, by the twin's names, parsed. ``compute`` is None for real compute. Raises
+    it that are not left at their default, by the twin's names, parsed. ``compute`` is None for real compute. The outer
+    parameters are evaluated on held-out text after every ``evaluate_every`` steps and the last one; 0: never. Raises
     UserError for a workload that no agent can run.
     """
 
@@ -54,6 +55,7 @@ class AgentWorkload:
     strategy: str = "ddp"
     options: Mapping[str, Any] = field(default_factory=dict)
     compute: DeclaredCompute | None = None
+    evaluate_every: int = 0
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -124,6 +126,7 @@ class AgentWorkload:
             "learning_rate": self.learning_rate,
             "checkpoint_every": self.checkpoint_every,
             "strategy": {"name": self.strategy, "options": options},
+            "evaluate_every": self.evaluate_every,
             **({} if self.compute is None else {"compute": self._compute_message(self.compute, scale)}),
         }
 

@@ -61,6 +61,7 @@ _OF_AGENTS: Final[Mapping[str, tuple[str, str]]] = {
     "seed": ("the program has a seed of its own", "hand it over: command: [..., --seed, 1]"),
     "data": ("the program reads its own data", "hand the path over in command"),
     "checkpoint": ("the testbed saves no state of a program", "remove it"),
+    "evaluate": (_ITS_OWN, "remove it"),
     **dict.fromkeys(("compute", "model", "noise"), ("the program computes itself", "remove it")),
     "restarts": ("the testbed starts a program once", "remove it, or have a launcher such as torchrun restart it"),
     **dict.fromkeys(("batch", "context", "layers", "heads", "width", "learning_rate"), (_ITS_OWN, "remove it")),
@@ -152,6 +153,7 @@ class _Section(Part):
     seed: Annotated[int | None, BeforeValidator(whole(0, 2**63 - 1))] = None
     data: Annotated[str | None, BeforeValidator(one_line)] = None
     checkpoint: Annotated[int | None, BeforeValidator(whole(0, MOST_STEPS))] = None
+    evaluate: Annotated[int | None, BeforeValidator(whole(0, MOST_STEPS))] = None
     restarts: Annotated[int | None, BeforeValidator(whole(0, 1000))] = None
     batch: Annotated[int | None, BeforeValidator(whole(1, 4096))] = None
     context: Annotated[int | None, BeforeValidator(whole(1, 4096))] = None
@@ -214,6 +216,7 @@ def _agents(raw: object, path: Path, mistakes: Mistakes) -> AgentWorkload:
         "steps": MOST_STEPS if bad_steps else section.steps,
         "timeout_s": section.timeout,
         "checkpoint_every": section.checkpoint,
+        "evaluate_every": section.evaluate,
         **{key: getattr(section, key) for key in ("strategy", "seed", "data", "restarts", "batch", "context")},
         **{key: getattr(section, key) for key in ("heads", "width", "learning_rate")},
         **{"layers": layers, "options": options or None, "compute": compute},

@@ -8,17 +8,19 @@ import os
 from pathlib import Path
 from typing import Final
 
+from testbed.core.report.comparison import ways_compared, ways_page
 from testbed.core.report.comparison.comparison import SideBySide, to_json
 from testbed.core.report.comparison.comparison_page import html
 from testbed.core.report.comparison.run_side import side_of_run
 from testbed.core.report.comparison.side import Side
 from testbed.core.report.comparison.validation_side import side_of_validation
+from testbed.core.report.comparison.ways_compared import WaysCompared
 from testbed.errors import UserError
 from testbed.host.files import beneath, store
 from testbed.host.files.store import VALIDATION, RunDirectory
 from testbed.host.files.validations import read_validation
 
-__all__ = ["FOLDER", "keep_comparison", "read_side", "write_comparison"]
+__all__ = ["FOLDER", "keep_comparison", "keep_ways", "read_side", "write_comparison"]
 
 FOLDER: Final = "comparisons"
 """Within the folder of the caller's runs. It holds no run, so `ls runs` does not list it."""
@@ -66,6 +68,15 @@ def keep_comparison(comparison: SideBySide, runs: Path) -> Path:
             store.save_beneath(runs, folder, _files(comparison))
             return runs / folder / PAGE
     raise AssertionError  # count never ends
+
+
+def keep_ways(found: WaysCompared, runs: Path, name: str) -> Path:
+    """Write index.html and comparison.json of several ways of training below ``runs``, in place of those written
+    before; return the page's path. Raises StorageError."""
+    folder = f"{FOLDER}/{name}"
+    document = json.dumps(ways_compared.to_json(found), indent=1, ensure_ascii=False, allow_nan=False)
+    store.save_beneath(runs, folder, {DATA: document + "\n", PAGE: ways_page.html(found)})
+    return runs / folder / PAGE
 
 
 def _sides(runs: Path, file: str) -> list[str]:

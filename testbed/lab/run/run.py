@@ -98,7 +98,7 @@ def run(
     """
     progress = Unbreakable(progress or Silent())
     said = {"strategy": strategy, "compute": compute, "model": model, "noise": noise}
-    prepared = _prepare(what, set, steps, seed, data, {key: it for key, it in said.items() if it is not None})
+    prepared = prepare(what, set, steps, seed, data, {key: it for key, it in said.items() if it is not None})
     topology, planned, workload = prepared.topology, prepared.planned, prepared.workload
     agents = isinstance(workload, AgentWorkload)
     if agents and (why := agent_host.missing()):
@@ -120,23 +120,23 @@ def run(
             emulator=emulator,
             allow_uncertified=allow_uncertified,
             progress=progress,
-            job=_job(workload, root),
+            job=job_files(workload, root),
         )
         try:
             run_directory = lab.open_run(root)
             progress.note(runs_folder.note(run_directory.path, runs))
             with lab.claimed("run", prepared.experiment.name) as claim:
-                outcome = _on(lab, prepared, run_directory, progress)
+                outcome = train_in(lab, prepared, run_directory, progress)
                 claim.release("failed" if outcome.exit_code else "finished", "", outcome.exit_code)
             return outcome
         finally:
             with defer_interrupts():
                 progress.phase("down", f"lab {lab.name}")
-                _down(lab)
+                take_down(lab)
                 progress.ended("done")
 
 
-def _job(workload: Workload, root: Path) -> deploy.Job:
+def job_files(workload: Workload, root: Path) -> deploy.Job:
     if isinstance(workload, AgentWorkload):
         return deploy.Job(root, (Path(workload.data),) if workload.data else ())
     assert workload.folder is not None
@@ -144,7 +144,7 @@ def _job(workload: Workload, root: Path) -> deploy.Job:
     return deploy.Job(root, program=workload.command, working=Path(workload.folder), search=path)
 
 
-def _show(prepared: _Prepared, overrides: Mapping[str, object] | None) -> str:
+def _show(prepared: Prepared, overrides: Mapping[str, object] | None) -> str:
     """Return the command that shows the run's topology."""
     experiment = prepared.experiment
     assigned = {**experiment.set, **(overrides or {})}
@@ -152,7 +152,7 @@ def _show(prepared: _Prepared, overrides: Mapping[str, object] | None) -> str:
     return invocation.command("show", experiment.topology or prepared.topology.name, *words)
 
 
-def _down(lab: Lab) -> None:
+def take_down(lab: Lab) -> None:
     """Take the lab down. A failed undo fails the run whatever its verdict was, and the report is rewritten."""
     try:
         lab.down()
@@ -165,7 +165,7 @@ def _down(lab: Lab) -> None:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class Prepared:
     """Everything known of a run before anything is built. ``workload`` is the experiment's, with what the caller
     changed and absolute paths; ``again`` is an experiment file that repeats the run; ``notes`` say what is worth
     knowing of its compute before it begins."""
@@ -178,16 +178,22 @@ class _Prepared:
     notes: tuple[str, ...] = ()
 
 
-def _prepare(
+def prepare(
     what: str,
     overrides: Mapping[str, object] | None,
     steps: int | None,
     seed: int | None,
     data: Path | None,
     said: Mapping[str, Any],
-) -> _Prepared:
+    found: tuple[Experiment, Topology] | None = None,
+) -> Prepared:
+    """Return a run of ``what``, with everything that is wrong with it found. Raises FileMistakes, UserError.
+
+    ``said``: what of the agents' workload is given beside the experiment. ``found``: experiment and topology, instead
+    of those that ``what`` names.
+    """
     try:
-        experiment, topology = _read(what, overrides)
+        experiment, topology = found or _read(what, overrides)
         if isinstance(experiment.workload, ProgramWorkload):
             _refuse_options(experiment, steps, seed, data, said)
         planned = fault_schedule.plan(experiment, topology, steps, seed)
@@ -210,7 +216,7 @@ def _prepare(
         overrides={**experiment.set, **(overrides or {})},
         workload=workload,
     )
-    return _Prepared(experiment, topology, planned, workload, again, notes)
+    return Prepared(experiment, topology, planned, workload, again, notes)
 
 
 def _of_compute(what: str, experiment: Experiment, workload: AgentWorkload, topology: Topology) -> tuple[str, ...]:
@@ -280,7 +286,7 @@ def _read(what: str, overrides: Mapping[str, object] | None) -> tuple[Experiment
     return dataclasses.replace(experiment, topology=what), topology
 
 
-def _random_faults(prepared: _Prepared) -> list[str]:
+def _random_faults(prepared: Prepared) -> list[str]:
     """Describe the randomly drawn faults in one line, if there are any."""
     outages, compression = prepared.experiment.outages, prepared.experiment.compression
     if outages is None:
@@ -301,7 +307,7 @@ def _has_bypass(topology: Topology) -> bool:
     return first.between[1] in reached
 
 
-def _on(lab: Lab, prepared: _Prepared, run_directory: RunDirectory, progress: Progress) -> RunOutcome:
+def train_in(lab: Lab, prepared: Prepared, run_directory: RunDirectory, progress: Progress) -> RunOutcome:
     """Do steps 3 to 5 of the module's list, in a running lab."""
     experiment, topology = prepared.experiment, prepared.topology
     run_metadata.amend(
@@ -354,7 +360,7 @@ def _phase(workload: Workload, nodes: int) -> tuple[str, str]:
 
 def _conclude(
     lab: Lab,
-    prepared: _Prepared,
+    prepared: Prepared,
     job: RunningJob | None,
     monitor: Monitor,
     live: LiveMetrics | None,
@@ -420,4 +426,4 @@ def _line(planned: Planned) -> dict[str, Any]:
     }
 
 
-__all__ = ["RunOutcome", "run"]
+__all__ = ["Prepared", "RunOutcome", "job_files", "prepare", "run", "take_down", "train_in"]

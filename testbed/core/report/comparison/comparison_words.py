@@ -15,6 +15,7 @@ __all__ = [
     "NOISE",
     "VERDICTS",
     "against",
+    "amount",
     "conditions",
     "difference",
     "inputs_lead",
@@ -53,7 +54,7 @@ def value(found: Quantity | None) -> str:
     if found is None or found.value is None:
         return formats.UNKNOWN
     shown = f"{open_metrics.SIGN[found.bound]} " if found.bound else ""
-    shown += _amount(found.unit, found.value)
+    shown += amount(found.unit, found.value)
     full = at_full_scale(found.value, found.scale, 3) if found.unit == "bit/s" else ""
     return f"{shown} for {full}" if full else shown
 
@@ -62,25 +63,26 @@ def range_text(found: Quantity | None) -> str:
     """Return the noise inside a run, ``89 ms to 102 ms``; empty if unknown."""
     if found is None or found.noise is None:
         return ""
-    return f"{_amount(found.unit, found.noise.low)} to {_amount(found.unit, found.noise.high)}"
+    return f"{amount(found.unit, found.noise.low)} to {amount(found.unit, found.noise.high)}"
 
 
-def _amount(unit: str, amount: float) -> str:
+def amount(unit: str, value: float) -> str:
+    """Return a value of a unit of :class:`Quantity` for a reader."""
     match unit:
         case "s":
-            return formats.duration(amount)
+            return formats.duration(value)
         case "share":
-            return formats.small_share(amount)
+            return formats.small_share(value)
         case "bit/s":
-            return formats.bits_per_s(amount) if amount else "0 b/s"
+            return formats.bits_per_s(value) if value else "0 b/s"
         case "B":
-            return formats.size(amount)
+            return formats.size(value)
         case "nats":
-            return formats.loss(amount)
-        case "count" if amount != round(amount):
-            return f"{amount:.2f}"
+            return formats.loss(value)
+        case "count" if value != round(value):
+            return f"{value:.2f}"
         case _:
-            return formats.count(amount)
+            return formats.count(value)
 
 
 def difference(pair: Compared) -> str:
@@ -92,7 +94,7 @@ def difference(pair: Compared) -> str:
     sign = "+" if pair.difference > 0 else "−"
     if pair.unit == "share":
         return f"{sign}{abs(pair.difference) * 100:.1f} points"
-    return f"{sign}{_amount(pair.unit, abs(pair.difference))}"
+    return f"{sign}{amount(pair.unit, abs(pair.difference))}"
 
 
 def ratio(pair: Compared) -> str:

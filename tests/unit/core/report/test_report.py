@@ -300,6 +300,7 @@ def test_figures_are_plotly_figures_with_units_on_their_axes(run):
     made = figures(report_of(run))
     assert [figure.id for figure in made] == [
         "step-time",
+        "critical-path",
         "tokens-per-second",
         "throughput",
         "train-loss",

@@ -1,0 +1,147 @@
+"""The verb ``compare``: the same job by several ways of training, in one report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from testbed.cli import console, tables, verb
+from testbed.cli.verb import (
+    AllowUncertified,
+    AsJson,
+    Driver,
+    Emulator,
+    LabNameToMake,
+    Overrides,
+    RunArgument,
+    RunsFolder,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from testbed.core.report.comparison.ways_compared import WaysCompared
+    from testbed.core.report.report_table import Table
+
+_MOST_COLUMNS = 4
+"""Of a table in the terminal beside the name of the way; the page has one table."""
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed compare metro-40km --strategies ddp,hierarchical,diloco:every=50",
+    "testbed compare longhaul-1000km --strategies ddp,diloco:every=50,outer.rate=0.7 --seeds 3",
+    "testbed compare metro-40km --strategies ddp,diloco --inject 'cut north after=40% for=3s'",
+    "testbed compare longhaul-1000km --strategies ddp,diloco --compute 80ms --model 1.3B",
+)
+def compare(
+    what: RunArgument,
+    strategies: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B:KEY=VALUE,...",
+            help="Ways of training, each with its options; the others are compared with the first.",
+            show_default=False,
+        ),
+    ],
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each way, with other seeds.")] = 1,
+    inject: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORDS",
+            help="A fault of every run: FAULT TARGET, then after=40% or at=30s, for=3s, its KEY=VALUE; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of training steps.", show_default="300")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The first seed.", show_default="0")] = None,
+    evaluations: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How often each run evaluates its outer parameters; 0: never.")
+    ] = 10,
+    compute: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Declared compute of a step, as of run.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="With --compute: parameters of the model at full scale.", show_default=False),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to train on (default: Python's standard library).")
+    ] = None,
+    set_: Overrides = None,
+    name: LabNameToMake = None,
+    runs: RunsFolder = None,
+    driver: Driver = "auto",
+    emulator: Emulator = "auto",
+    allow_uncertified: AllowUncertified = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run the same job by several ways of training, one after the other, and compare them in one report.
+
+    One lab is brought up and certified for all runs; each run has a directory and a report of its own. Model, data,
+    global batch, tokens, schedule and seeds are the same. Compared are the held-out loss of the outer parameters over
+    steps, time and bytes on the fiber (never the loss inside a site), compute utilization, goodput under the same
+    faults, bytes per token against theory, and where the time of a step goes; differences are paired by seed.
+
+    Ctrl-C undoes everything and keeps the comparison of the runs so far. Exit status: 0 all runs passed, 1 one was
+    measured and is bad, 3 one has no result.
+    """
+    from testbed.lab import api
+
+    with console.progress() as progress:
+        outcome = api.compare(
+            what,
+            strategies,
+            seeds=seeds,
+            inject=inject or (),
+            evaluations=evaluations,
+            set=verb.read_overrides(set_),
+            name=name,
+            runs=runs,
+            steps=steps,
+            seed=seed,
+            data=data,
+            compute=compute,
+            model=model,
+            allow_uncertified=allow_uncertified,
+            driver=driver,
+            emulator=emulator,
+            progress=progress,
+        )
+    if as_json:
+        from testbed.core.report.comparison.ways_compared import to_json
+
+        console.show_json(to_json(outcome.found))
+        return outcome.exit_code
+    _show(outcome.found)
+    console.show(f"report: {outcome.page}")
+    return outcome.exit_code
+
+
+def _show(found: WaysCompared) -> None:
+    from testbed.core.report.comparison import ways_tables
+
+    console.show(tables.verdict(found.verdict).append(f": {ways_tables.headline(found)}", style="bold default"))
+    if console.quiet():
+        return
+    for shown in _narrow(ways_tables.summary(found)):
+        console.show(shown)
+    for sentence in found.notes:
+        console.show_paragraph(Text(sentence))
+
+
+def _narrow(summary: Table | None) -> Iterator[RichTable]:
+    """Yield the summary as tables of few columns."""
+    if summary is None:
+        return
+    for first in range(1, len(summary.head), _MOST_COLUMNS):
+        columns = [0, *range(first, min(first + _MOST_COLUMNS, len(summary.head)))]
+        head = [summary.head[it] for it in columns]
+        rows: list[tables.Row] = [[str(row[it]) for it in columns] for row in summary.rows]
+        yield tables.table(head, rows, right=head[1:])

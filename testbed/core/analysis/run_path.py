@@ -1,0 +1,84 @@
+"""The critical path of each step of a run: what its twin, its certificate and its records say of it together. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from testbed.core.analysis.commits import lineage
+from testbed.core.analysis.critical_path import CriticalPath, Operations, TimedOperation, critical_path
+from testbed.core.analysis.job_twin import twin_of
+from testbed.core.analysis.measured_workload import certified_fiber
+from testbed.core.analysis.step_costs import FiberModel, step_costs
+from testbed.core.records.check_record import CheckLog
+from testbed.core.records.operation_record import Done, Tag
+from testbed.core.records.rank_log import RankLog, StepRecord
+from testbed.core.records.run_record import RunData
+from testbed.core.training.twin import Twin
+
+__all__ = ["evaluate"]
+
+_NO_WAITING = ("barrier", "sum")
+"""Kinds that no step waits for across a fiber: of the job's beginning, and additions in the rank's own memory."""
+
+
+def evaluate(run: RunData, logs: Sequence[RankLog]) -> CriticalPath | None:
+    """Return the path of each committed step; None for a launched program, or without a certificate or a step."""
+    fiber = certified_fiber(run.certificate)
+    twin = twin_of(logs, run.info.workload)
+    if fiber is None or twin is None or run.certificate is None:
+        return None
+    world_size = twin.layout.world_size
+    rows = [row for row in lineage(logs).values() if len(row) == world_size]
+    rows.sort(key=lambda row: max(record.t_end for record in row.values()))
+    costs = step_costs(twin, FiberModel.of(fiber, run.certificate.host))
+    return critical_path(rows, costs, _operations(run.checks, twin)) if rows else None
+
+
+def _operations(checks: Sequence[CheckLog], twin: Twin) -> Operations | None:
+    """Return the recorded operations of a rank in a step; None in runs of former versions, which name no groups.
+
+    Operations that go on beside later steps are left out: what a step waits of them it records itself.
+    """
+    by_tag: defaultdict[Tag, dict[int, Done]] = defaultdict(dict)
+    for log in checks:
+        for tag, done in (it for step in log.steps for it in step.operations):
+            if tag.group and done.kind not in _NO_WAITING:
+                by_tag[tag][log.rank] = done
+    if not by_tag:
+        return None
+    beside = _beside(twin)
+    found: defaultdict[tuple[int, int, int], list[TimedOperation]] = defaultdict(list)
+    sites = twin.layout.sites
+    for tag, ranks in by_tag.items():
+        ended = {rank: done for rank, done in ranks.items() if done.ended_t is not None}
+        if tag.group in beside or not ended:
+            continue
+        members = tag.ranks or (*ended,)
+        crosses = len({sites[rank] for rank in members if rank < len(sites)}) > 1
+        arrived_t = max(done.began_t for done in ranks.values())
+        for rank, done in ended.items():
+            timed = _timed(done, arrived_t, crosses)
+            found[rank, tag.attempt, done.step].append(timed)
+    return _by_step(found)
+
+
+def _timed(done: Done, arrived_t: float, crosses: bool) -> TimedOperation:
+    ended_t = done.began_t if done.ended_t is None else max(done.ended_t, done.began_t)
+    # A message may have been received after its sender had begun, and its sender cannot wait for its receipt.
+    return TimedOperation(
+        done.began_t, min(max(arrived_t, done.began_t), ended_t), ended_t, crosses, done.waited_s or 0.0
+    )
+
+
+def _by_step(found: Mapping[tuple[int, int, int], Sequence[TimedOperation]]) -> Operations:
+    def of_step(rank: int, record: StepRecord) -> Sequence[TimedOperation]:
+        return found.get((rank, record.attempt, record.step), ())
+
+    return of_step
+
+
+def _beside(twin: Twin) -> frozenset[str]:
+    """Return the groups of exchanges that land in a later step."""
+    steps = range(1, min(twin.layout.steps, twin.longest_gap) + 1)
+    return frozenset(it.group for step in steps for it in twin.operations(step) if it.lands)

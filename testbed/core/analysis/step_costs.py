@@ -1,0 +1,91 @@
+"""What the exchange of a step costs by the twin and the certificate: the model that a critical path is measured by."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.core.analysis.critical_path import StepCost, WindowCost
+from testbed.core.prediction.tcp_limits import cold_start_s
+from testbed.core.training.gloo_bytes import site_bytes
+from testbed.core.training.operation import Operation
+from testbed.core.training.twin import Twin
+
+__all__ = ["FiberModel", "step_costs"]
+
+_LEAST_RTO_S = 0.2
+"""TCP's retransmission timeout is at least that on Linux (RTO_MIN); so long must a connection idle to start slowly."""
+
+
+@dataclass(frozen=True)
+class FiberModel:
+    """The slowest certified fiber: one-way delay in seconds, payload rate in bit/s.
+
+    ``slow_after_idle``: whether connections start slowly after idling (tcp_slow_start_after_idle, and not by BBR).
+    """
+
+    delay_s: float
+    rate_bps: float
+    slow_after_idle: bool = True
+
+    @classmethod
+    def of(cls, fiber: Mapping[str, float], host: Mapping[str, object]) -> FiberModel:
+        """Return the model of a certificate's fiber and the settings of its host."""
+        sysctls = host.get("sysctls")
+        set_to = sysctls.get("net.ipv4.tcp_slow_start_after_idle", "1") if isinstance(sysctls, Mapping) else "1"
+        slow = str(set_to) != "0" and host.get("congestion_control") != "bbr"
+        return cls(fiber["delay_s"], fiber["rate_bps"], slow)
+
+
+def step_costs(
+    twin: Twin, fiber: FiberModel, library_s: Callable[[Operation], float] = lambda it: 0.0
+) -> Callable[[int], StepCost]:
+    """Return what a step costs, as a function of its number, from 1.
+
+    ``library_s``: what the library takes for an operation beside the fiber, as timed before the job; 0 if unknown.
+    """
+    sites = twin.layout.sites
+
+    @functools.cache
+    def of_operations(operations: tuple[Operation, ...]) -> StepCost:
+        inner = [it for it in operations if it.before_update]
+        outer = [it for it in operations if not it.before_update]
+        return StepCost(
+            _cost(inner, twin, fiber, sites, library_s),
+            _cost(outer, twin, fiber, sites, library_s),
+            like=repr(operations),
+        )
+
+    def of_step(step: int) -> StepCost:
+        return of_operations(tuple(twin.operations(step)))
+
+    return of_step
+
+
+def _cost(
+    operations: Sequence[Operation],
+    twin: Twin,
+    fiber: FiberModel,
+    sites: Sequence[str],
+    library_s: Callable[[Operation], float],
+) -> WindowCost:
+    peers: defaultdict[int, set[int]] = defaultdict(set)
+    awaited = [it for it in operations if not it.lands and len(it.ranks) > 1]
+    for it in awaited:
+        for rank in it.ranks:
+            peers[rank] |= set(it.ranks) - {rank}
+    across = [it for it in awaited if len({sites[rank] for rank in it.ranks}) > 1]
+    moved = max(site_bytes(across, sites).values(), default=0.0)
+    largest = max((it.byte_count for it in across), default=0.0)
+    rtt_s = 2 * fiber.delay_s
+    return WindowCost(
+        peers={rank: frozenset(others) for rank, others in peers.items()},
+        crosses=bool(across),
+        propagation_s=twin.delays * fiber.delay_s if across else 0.0,
+        serialization_s=8 * moved / fiber.rate_bps,
+        software_s=max((sum(library_s(it) for it in across if rank in it.ranks) for rank in peers), default=0.0),
+        cold_s=cold_start_s(fiber.rate_bps, rtt_s, 8 * largest) if across and fiber.slow_after_idle else 0.0,
+        idle_s=_LEAST_RTO_S + rtt_s,
+    )

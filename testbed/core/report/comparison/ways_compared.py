@@ -1,0 +1,245 @@
+"""Several ways of training compared: the same job by each of them, for each seed; paired differences with their spread.
+
+Between two seeds a loss differs by more than between two ways of training. So each run is compared with the run of the
+first way that has the same seed, and the spread is that of these differences: their least and greatest.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from testbed.core.analysis.critical_path import Parts
+from testbed.core.analysis.heldout import HeldOut, held_out, payload_until
+from testbed.core.analysis.job_twin import twin_of
+from testbed.core.fields import json_values
+from testbed.core.records.run_record import RunData
+from testbed.core.report.comparison.run_side import side_of_run
+from testbed.core.report.comparison.side import Quantity, Side
+from testbed.core.training.gloo_bytes import site_bytes
+from testbed.core.training.twin import Twin
+
+__all__ = ["VERSION", "Paired", "WayRun", "WaysCompared", "to_json", "way_of_run"]
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class WayRun:
+    """One run: ``way`` as it was written, such as ``diloco:every=50``; its quantities by id; its mean step by part."""
+
+    way: str
+    seed: int
+    side: Side
+    heldout: HeldOut
+    path: Parts | None
+    quantities: Mapping[str, Quantity]
+
+    def value(self, id: str) -> float | None:
+        found = self.quantities.get(id)
+        return found.value if found else None
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Differences of one quantity to the baseline's run of the same seed: by seed, their mean, least and greatest."""
+
+    way: str
+    id: str
+    differences: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.differences.values())
+
+    @property
+    def low(self) -> float:
+        return min(self.differences.values())
+
+    @property
+    def high(self) -> float:
+        return max(self.differences.values())
+
+
+@dataclass(frozen=True)
+class WaysCompared:
+    """The runs so far, in the order in which they were made.
+
+    Attributes:
+        ways: in the order in which they were named; the first is the baseline.
+        seeds: of each way.
+        ended: why there are fewer runs than planned; empty if there are not.
+        notes: sentences on conditions that may explain a difference.
+    """
+
+    topology: str
+    ways: tuple[str, ...]
+    seeds: tuple[int, ...]
+    runs: tuple[WayRun, ...]
+    ended: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def baseline(self) -> str:
+        return self.ways[0]
+
+    @property
+    def planned(self) -> int:
+        return len(self.ways) * len(self.seeds)
+
+    @property
+    def verdict(self) -> str:
+        """fail if a run failed; unknown if one has no verdict or is missing; else pass."""
+        verdicts = [it.side.verdict for it in self.runs]
+        if "fail" in verdicts:
+            return "fail"
+        return "pass" if verdicts.count("pass") == self.planned else "unknown"
+
+    def of(self, way: str) -> tuple[WayRun, ...]:
+        return tuple(it for it in self.runs if it.way == way)
+
+    def mean(self, way: str, id: str) -> float | None:
+        """Return the mean over seeds; None if no run has the quantity."""
+        values = [value for it in self.of(way) if (value := it.value(id)) is not None]
+        return statistics.fmean(values) if values else None
+
+    def paired(self, way: str, id: str) -> Paired | None:
+        """Return the differences to the baseline; None for the baseline itself, and without a common seed."""
+        if way == self.baseline:
+            return None
+        base = {it.seed: it.value(id) for it in self.of(self.baseline)}
+        found = {
+            it.seed: value - other
+            for it in self.of(way)
+            if (value := it.value(id)) is not None and (other := base.get(it.seed)) is not None
+        }
+        return Paired(way, id, found) if found else None
+
+    def mean_path(self, way: str) -> Parts | None:
+        """Return the mean step by part, over seeds; None if no run has it."""
+        found = [it.path for it in self.of(way) if it.path is not None]
+        return sum(found, Parts()) * (1 / len(found)) if found else None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The quantities that any run has, in their order."""
+        return tuple(dict.fromkeys(id for it in self.runs for id, of in it.quantities.items() if of.value is not None))
+
+    def quantity(self, id: str) -> Quantity:
+        """Return one of the quantity, for its name and unit."""
+        return next(it.quantities[id] for it in self.runs if id in it.quantities)
+
+
+def way_of_run(way: str, seed: int, name: str, folder: str, run: RunData) -> WayRun:
+    """Return what a run says of a way of training; every file of its directory may be missing."""
+    side = side_of_run(name, folder, run)
+    report = side.report
+    assert report is not None
+    mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
+    began_t = min((log.jobs[0].t for log in run.ranks if log.jobs), default=None)
+    curve = held_out(run.ranks, run.fibers, mtu, began_t)
+    path = report.critical_path.mean if report.critical_path else None
+    listed = _quantities(run, side, curve, path, mtu)
+    return WayRun(way, seed, side, curve, path, {it.id: it for it in listed})
+
+
+def _quantities(
+    run: RunData, side: Side, curve: HeldOut, path: Parts | None, mtu: Mapping[str, int]
+) -> Iterator[Quantity]:
+    report = side.report
+    assert report is not None
+    training = report.training
+    # Of a job that did not reach its last step it is not the loss after as many tokens as the others'.
+    whole = bool(curve.step) and curve.step[-1] == training.steps_planned
+    yield Quantity("heldout_loss", "held-out loss", "nats", curve.loss[-1] if whole else None)
+    known = {it.id: it for it in side.sections.get("figures", ())}
+    for id in ("compute_utilization", "goodput", "tokens_per_s"):
+        if id in known:
+            yield replace(known[id], name="tokens per second") if id == "tokens_per_s" else known[id]
+    evaluated_s = report.rank_seconds.total.evaluation_s if report.rank_seconds else 0.0
+    wall_s, ranks = training.wall_s, training.world_size or 1
+    yield Quantity("trained_s", "time of training", "s", None if wall_s is None else wall_s - evaluated_s / ranks)
+    yield Quantity("step_s", "step, mean", "s", path.total_s if path else None)
+    yield Quantity("exposed_s", "exposed per step", "s", path.exposed_s if path else None)
+    measured = _measured_bytes(run, mtu)
+    tokens = training.tokens
+    yield Quantity("fiber_bytes_per_token", "bytes per token", "B", measured / tokens if measured and tokens else None)
+    twin = twin_of(run.ranks, run.info.workload)
+    theory = _theory_bytes_per_token(twin) if twin and training.steps_committed == training.steps_planned else None
+    yield Quantity("theory_bytes_per_token", "by theory", "B", theory)
+    if "recovery_s" in known:
+        yield replace(known["recovery_s"], name="recovery")
+    if "steps_lost" in known:
+        yield known["steps_lost"]
+
+
+def _measured_bytes(run: RunData, mtu: Mapping[str, int]) -> float | None:
+    """Return the payload that all directions carried until the job had ended."""
+    times = [record.t for log in run.ranks for record in log.ends] + [it.t_end for log in run.ranks for it in log.steps]
+    if not run.fibers or not times:
+        return None
+    # A direction that was read last before the job's end carried a little more: the last sample has it.
+    return payload_until(run.fibers, mtu)(max(max(times), run.fibers[-1].t))
+
+
+def _theory_bytes_per_token(twin: Twin) -> float | None:
+    """Return what the twin's operations send between sites, over the tokens of all ranks."""
+    layout = twin.layout
+    tokens = layout.tokens * layout.world_size * layout.steps
+    if not tokens:
+        return None
+    per_step: dict[tuple[object, ...], float] = {}
+    total = 0.0
+    for step in range(layout.steps + 2):
+        operations = tuple(twin.operations(step))
+        if operations not in per_step:
+            per_step[operations] = sum(site_bytes(operations, layout.sites).values())
+        total += per_step[operations]
+    return total / tokens
+
+
+def to_json(found: WaysCompared) -> dict[str, object]:
+    """Return plain JSON values; a number that is not finite is null. docs/reference.md describes them."""
+    document = json_values(
+        {
+            "version": VERSION,
+            "topology": found.topology,
+            "ways": found.ways,
+            "baseline": found.baseline,
+            "seeds": found.seeds,
+            "planned": found.planned,
+            "verdict": found.verdict,
+            "ended": found.ended,
+            "notes": found.notes,
+            "quantities": {id: {"name": found.quantity(id).name, "unit": found.quantity(id).unit} for id in found.ids},
+            "means": {way: {id: found.mean(way, id) for id in found.ids} for way in found.ways},
+            "differences": [_plain(it) for it in _all_paired(found)],
+            "path": {way: found.mean_path(way) for way in found.ways},
+            "runs": [
+                {
+                    "way": it.way,
+                    "seed": it.seed,
+                    "name": it.side.name,
+                    "folder": it.side.folder,
+                    "verdict": it.side.verdict,
+                    "headline": it.side.headline,
+                    "values": {id: it.value(id) for id in found.ids},
+                    "heldout": it.heldout,
+                    "path": it.path,
+                }
+                for it in found.runs
+            ],
+        }
+    )
+    assert isinstance(document, dict)
+    return document
+
+
+def _all_paired(found: WaysCompared) -> Iterable[Paired]:
+    pairs: Sequence[Paired | None] = [found.paired(way, id) for way in found.ways for id in found.ids]
+    return [it for it in pairs if it is not None]
+
+
+def _plain(it: Paired) -> dict[str, object]:
+    return {"way": it.way, "id": it.id, "by_seed": it.differences, "mean": it.mean, "low": it.low, "high": it.high}

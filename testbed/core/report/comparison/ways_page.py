@@ -1,0 +1,31 @@
+"""The HTML page of several ways of training: what its template, ``ways.html``, shows."""
+
+from __future__ import annotations
+
+from testbed.core.report import html_page, meanings
+from testbed.core.report.comparison import comparison_words, ways_tables
+from testbed.core.report.comparison.ways_compared import WaysCompared
+from testbed.core.report.comparison.ways_figures import ways_figures
+
+__all__ = ["html"]
+
+
+def html(found: WaysCompared) -> str:
+    """Return the whole page."""
+    summary = ways_tables.summary(found)
+    return html_page.render(
+        "ways.html",
+        ways_figures(found),
+        title=ways_tables.headline(found),
+        lead=ways_tables.LEAD,
+        badge=found.verdict,
+        verdict=comparison_words.VERDICTS[found.verdict],
+        notes=found.notes,
+        summary=summary,
+        legend_of_summary=meanings.legend(summary),
+        paired=ways_tables.paired_table(found) if len(found.ways) > 1 else None,
+        baseline=found.baseline,
+        seeds=len(found.seeds),
+        path=ways_tables.path_table(found),
+        runs=ways_tables.runs_table(found),
+    )

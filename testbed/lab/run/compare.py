@@ -1,0 +1,273 @@
+"""Run the same job by several ways of training, one after the other, and compare them.
+
+One lab is brought up and certified for all of them, so they share its fibers; how the emulator kept up is measured in
+each run again. Every run has a directory of its own, like one of ``testbed run``. The runs of one seed follow each
+other, so that a host that becomes slower over the hour slows all ways alike. The comparison is written after each run,
+so that an interruption keeps what was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from testbed.core.experiment import experiment_schema
+from testbed.core.experiment.experiment_schema import Experiment
+from testbed.core.report import answers
+from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared, way_of_run
+from testbed.core.topology.model import Topology
+from testbed.core.workload.strategy_section import list_of_words
+from testbed.core.workload.workload import AgentWorkload
+from testbed.errors import FileMistakes, Finding, Interrupted, LabError, TestbedError, UserError
+from testbed.host import fork_server as agent_host
+from testbed.host.files import catalog, comparisons, runs_folder
+from testbed.host.files.store import RunDirectory
+from testbed.lab import deploy
+from testbed.lab.interruption import defer_interrupts, interruptible
+from testbed.lab.lab import Lab
+from testbed.lab.progress import Progress, Silent, Unbreakable
+from testbed.lab.run.run import Prepared, job_files, prepare, take_down, train_in
+
+__all__ = ["CompareOutcome", "compare"]
+
+STEPS: Final = 300
+"""Of each job, unless something else is said."""
+EVALUATIONS: Final = 10
+MOST_RUNS: Final = 200
+
+
+@dataclass(frozen=True)
+class CompareOutcome:
+    """``page``: path of the comparison. ``exit_code``: 0 all runs passed, 1 one did not, 3 one has no verdict."""
+
+    found: WaysCompared
+    page: Path
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """One run: the way as it was written, the seed, and all that is known before it begins."""
+
+    way: str
+    seed: int
+    prepared: Prepared
+
+
+def compare(
+    what: str,
+    strategies: str | Sequence[str],
+    *,
+    seeds: int = 1,
+    inject: Sequence[str] = (),
+    evaluations: int = EVALUATIONS,
+    set: Mapping[str, object] | None = None,
+    name: str | None = None,
+    runs: Path | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    data: Path | None = None,
+    compute: object = None,
+    model: object = None,
+    noise: object = None,
+    allow_uncertified: bool = False,
+    driver: str = "auto",
+    emulator: str = "auto",
+    progress: Progress | None = None,
+) -> CompareOutcome:
+    """Run ``what``, a topology or an experiment of the testbed's agents, by each of ``strategies``, for each seed.
+
+    Args:
+        strategies: as in ``ddp,diloco:every=50,outer.rate=0.7``; the first is what the others are compared with.
+        seeds: how many, counted from ``seed`` (default: the experiment's, else 0).
+        inject: faults of each run, as in ``cut north after=40% for=3s``; of a topology only.
+        evaluations: of the held-out loss in each run; 0: none.
+        set, name, runs, steps, data, compute, model, noise, allow_uncertified, driver, emulator: as of :func:`run`.
+
+    Raises what :func:`testbed.lab.deploy.up` raises, before anything is measured; FileMistakes with everything that is
+    wrong with any of the runs; Interrupted after everything was undone and the comparison of the runs so far written.
+    """
+    progress = Unbreakable(progress or Silent())
+    ways = tuple(list_of_words(strategies)) if isinstance(strategies, str) else tuple(strategies)
+    said = {"compute": compute, "model": model, "noise": noise}
+    planned = _plan(what, ways, seeds, inject, evaluations, set, steps, seed, data, said)
+    first = planned[0].prepared
+    if why := agent_host.missing():
+        raise LabError(f"a comparison needs training agents: {why}")
+    root = runs_folder.ready(runs)
+    for line in dict.fromkeys(note for it in planned for note in it.prepared.notes):
+        progress.note(line)
+    compared = _Compared(first.topology.name, ways, tuple(dict.fromkeys(it.seed for it in planned)), root)
+    with interruptible():
+        lab = deploy.up(
+            first.topology,
+            name=name,
+            agents=True,
+            driver=driver,
+            emulator=emulator,
+            allow_uncertified=allow_uncertified,
+            progress=progress,
+            job=job_files(first.workload, root),
+        )
+        try:
+            _run_all(lab, planned, compared, root, progress)
+        except (KeyboardInterrupt, Interrupted):
+            with defer_interrupts():
+                compared.end("interrupted")
+            raise
+        except TestbedError as error:
+            compared.end(str(error))
+            raise
+        finally:
+            with defer_interrupts():
+                progress.phase("down", f"lab {lab.name}")
+                take_down(lab)
+                progress.ended("done")
+    assert compared.page is not None
+    return CompareOutcome(compared.found, compared.page, compared.exit_code)
+
+
+def _run_all(lab: Lab, planned: Sequence[_Planned], compared: _Compared, root: Path, progress: Progress) -> None:
+    for number, it in enumerate(planned, 1):
+        progress.note(f"run {number} of {len(planned)}: {it.way}, seed {it.seed}")
+        run_directory = lab.open_run(root)
+        try:
+            with lab.claimed("run", f"{it.way}, seed {it.seed}") as claim:
+                outcome = train_in(lab, it.prepared, run_directory, progress)
+                claim.release("failed" if outcome.exit_code else "finished", "", outcome.exit_code)
+        finally:
+            with defer_interrupts():
+                compared.add(it.way, it.seed, run_directory)
+        if why := run_directory.read().info.unknown_because:
+            raise LabError(f"{it.way}, seed {it.seed}, has no result: {why}")  # the next one would have none either
+
+
+class _Compared:
+    """The comparison so far, written below ``root`` whenever it grows."""
+
+    def __init__(self, topology: str, ways: tuple[str, ...], seeds: tuple[int, ...], root: Path) -> None:
+        self.found = WaysCompared(topology, ways, seeds, ())
+        self.page: Path | None = None
+        self._root, self._name = root, f"{topology}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+    @property
+    def exit_code(self) -> int:
+        return answers.EXIT_CODES[self.found.verdict]
+
+    def add(self, way: str, seed: int, run: RunDirectory) -> None:
+        """Add a run that has ended, however it did, if it trained at all. Raises StorageError."""
+        read = run.read()
+        if not any(log.steps for log in read.ranks):
+            return
+        added: WayRun = way_of_run(way, seed, run.name, str(run.path), read)
+        self.found = dataclasses.replace(self.found, runs=(*self.found.runs, added))
+        self._write()
+
+    def end(self, why: str) -> None:
+        """Note why there are fewer runs than planned."""
+        self.found = dataclasses.replace(self.found, ended=why)
+        if self.found.runs:
+            self._write()
+
+    def _write(self) -> None:
+        self.page = comparisons.keep_ways(self.found, self._root, self._name)
+
+
+def _plan(
+    what: str,
+    ways: Sequence[str],
+    seeds: int,
+    inject: Sequence[str],
+    evaluations: int,
+    overrides: Mapping[str, object] | None,
+    steps: int | None,
+    seed: int | None,
+    data: Path | None,
+    said: Mapping[str, object],
+) -> tuple[_Planned, ...]:
+    """Return all runs in their order. Raises FileMistakes with the mistakes of all of them."""
+    if len(ways) < 2:
+        raise UserError(f"expected at least two strategies to compare, got {len(ways)}; write ddp,diloco:every=50")
+    if twice := [it for it in dict.fromkeys(ways) if ways.count(it) > 1]:
+        raise UserError(f"{twice[0]} is named twice; remove one, or give it other options")
+    if seeds < 1 or len(ways) * seeds > MOST_RUNS:
+        raise UserError(f"expected 1 to {MOST_RUNS} runs in all, got {len(ways)} strategies with {seeds} seeds each")
+    experiment, topology = _read(what, overrides, inject, steps)
+    workload = experiment.workload
+    if not isinstance(workload, AgentWorkload):
+        raise UserError(f"{what} runs a command, whose way of training is its own; name one that the agents train")
+    total = workload.steps if steps is None else steps
+    every = -(-total // evaluations) if evaluations else 0
+    experiment = dataclasses.replace(experiment, workload=dataclasses.replace(workload, evaluate_every=every))
+    begin = workload.seed if seed is None else seed
+    found, findings = list[_Planned](), list[Finding]()
+    given = {key: it for key, it in said.items() if it is not None}
+    for number in range(begin, begin + seeds):
+        for way in ways:
+            try:
+                prepared = prepare(
+                    what, overrides, steps, number, data, {**given, "strategy": way}, (experiment, topology)
+                )
+                found.append(_Planned(way, number, _same_faults(prepared, found)))
+            except FileMistakes as error:
+                findings += [it for it in error.findings if it not in findings]
+    if findings:
+        raise FileMistakes(findings)
+    return tuple(found)
+
+
+def _same_faults(prepared: Prepared, before: Sequence[_Planned]) -> Prepared:
+    """Return ``prepared`` with the faults of the first run: those that are drawn do not depend on the seed."""
+    return dataclasses.replace(prepared, planned=before[0].prepared.planned) if before else prepared
+
+
+def _read(
+    what: str, overrides: Mapping[str, object] | None, inject: Sequence[str], steps: int | None
+) -> tuple[Experiment, Topology]:
+    if catalog.kind_of(what) == "experiment":
+        if inject:
+            raise UserError("--inject is for a topology; an experiment has its faults in schedule:")
+        experiment = catalog.load_experiment(what)
+        return experiment, catalog.load_topology_of(experiment, overrides)
+    topology = catalog.load_topology(what, overrides)
+    if not topology.links:
+        raise UserError(f"{what} has no links to train across")
+    text = "\n".join(_experiment_lines(inject, STEPS if steps is None else steps))
+    experiment = experiment_schema.load_text(text.encode(), "--inject")
+    return dataclasses.replace(experiment, name="compare", topology=what), topology
+
+
+_TRIGGERS: Final = ("after", "at", "when")
+_OF_ENTRY: Final = ("for", "repeat", "every")
+
+
+def _experiment_lines(inject: Sequence[str], steps: int) -> Iterator[str]:
+    """Yield an experiment file without expectations. A line for each fault, so that mistakes name its number.
+
+    Raises UserError for words that are no fault.
+    """
+    entries = []
+    for words in inject:
+        fault, target, *rest = (*words.split(), "", "")[: max(2, len(words.split()))]
+        if not fault or not target or any("=" not in it for it in rest) or "=" in fault + target:
+            raise UserError(f"expected --inject 'FAULT TARGET [after=40%] [for=3s] [KEY=VALUE ...]', got '{words}'")
+        given = dict(it.split("=", 1) for it in rest)
+        entry: dict[str, object] = {"inject": fault, "target": target}
+        for key in (*_TRIGGERS, *_OF_ENTRY):
+            if key in given:
+                value = given.pop(key)
+                entry[key] = f"step {value}" if key == "after" else int(value) if value.isdigit() else value
+        if not any(key in entry for key in _TRIGGERS):
+            entry["after"] = "step 40%"
+        if given:
+            entry["with"] = given
+        entries.append(entry)
+    yield f"workload: {{steps: {steps}}}"
+    if entries:
+        yield "schedule:"
+        yield from (f"  - {json.dumps(it)}" for it in entries)

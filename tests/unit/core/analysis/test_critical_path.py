@@ -1,0 +1,173 @@
+"""The parts of a step add up to it and are never negative, whatever the records; each part is what it is called."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.core.analysis.critical_path import (
+    PARTS,
+    Parts,
+    StepCost,
+    TimedOperation,
+    WindowCost,
+    critical_path,
+)
+from testbed.core.analysis.step_costs import FiberModel, step_costs
+from testbed.core.records.rank_log import StepRecord
+from testbed.core.training.ddp import Ddp
+from testbed.core.training.diloco import Diloco
+from testbed.core.training.layout import Layout, gpt_tensors
+
+LAYOUT = Layout(("east", "east", "west", "west"), gpt_tensors(), steps=100)
+FIBER = FiberModel(delay_s=5e-3, rate_bps=100e6)
+EVERYONE = frozenset(range(4))
+
+
+def record(step: int, begin: float, *lengths: float, late_s: float = 0.0, resent: int | None = None) -> StepRecord:
+    """Return a record as an agent writes it: ``lengths`` from begin to ready, to sync, to stepped, to end."""
+    times = [begin]
+    for length in lengths:
+        times.append(times[-1] + length)
+    names = ("t_begin", "t_ready", "t_sync", "t_stepped", "t_end")
+    tcp = {} if resent is None else {"tcp": {"sent": 1000, "retransmitted": resent}}
+    return StepRecord.from_dict(
+        {"step": step, **dict(zip(names, times, strict=True)), "tokens": 256, "late_s": late_s, **tcp}
+    )
+
+
+def cost(crosses: bool = True, **values: float) -> WindowCost:
+    return WindowCost({rank: EVERYONE - {rank} for rank in EVERYONE}, crosses, **values)
+
+
+seconds = st.floats(0.0, 5.0)
+windows = st.builds(
+    WindowCost,
+    peers=st.sampled_from([{}, {rank: EVERYONE - {rank} for rank in EVERYONE}]),
+    crosses=st.booleans(), propagation_s=seconds, serialization_s=seconds, software_s=seconds, cold_s=seconds,
+    idle_s=seconds,
+)  # fmt: skip
+costs = st.builds(StepCost, windows, windows, like=st.sampled_from("ab"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.integers(1, 4), st.booleans())
+def test_parts_add_up_and_none_is_negative(data: st.DataObject, world: int, recorded: bool) -> None:
+    begins = st.floats(0.0, 1e6)
+    rows, by_step = [], {}
+    for step in range(1, data.draw(st.integers(1, 4)) + 1):
+        rows.append(
+            {
+                rank: record(
+                    step, data.draw(begins), *(data.draw(seconds) for _ in range(4)), late_s=data.draw(seconds),
+                    resent=data.draw(st.sampled_from([None, 0, 9])),
+                )
+                for rank in range(world)
+            }
+        )  # fmt: skip
+        by_step[step] = data.draw(costs)
+
+    def operations(rank: int, it: StepRecord) -> list[TimedOperation]:
+        chance = random.Random(f"{rank} {it.step}")
+        span = it.t_end - it.t_begin
+        found = []
+        for _ in range(chance.randrange(4)):
+            began, arrived, ended = sorted(it.t_begin + span * chance.uniform(-0.5, 1.5) for _ in range(3))
+            found.append(TimedOperation(began, arrived, ended, chance.random() < 0.5, chance.uniform(0, ended - began)))
+        return found
+
+    found = critical_path(rows, by_step.__getitem__, operations if recorded else None)
+    assert len(found.steps) == len(rows)
+    for path, row in zip(found.steps, rows, strict=True):
+        slowest = row[path.rank]
+        assert slowest.t_end == max(it.t_end for it in row.values())
+        assert path.parts.total_s == pytest.approx(slowest.t_end - slowest.t_begin, abs=1e-6)
+        assert all(getattr(path.parts, name) >= 0.0 for name in PARTS)
+    assert found.mean.total_s == pytest.approx(sum(it.parts.total_s for it in found.steps) / len(rows))
+
+
+def one(row: dict[int, StepRecord], of: StepCost, operations: list[TimedOperation] | None = None) -> Parts:
+    listed = None if operations is None else lambda rank, it: operations
+    return critical_path([row], lambda step: of, listed).steps[0].parts
+
+
+def test_each_part_is_what_it_is_called() -> None:
+    # Rank 0 was ready 30 ms before rank 1; then 10 ms of delays, 40 ms of bytes, 5 ms of the library, 15 ms of nothing.
+    row = {0: record(1, 0.0, 0.100, 0.100, 0.020, 0.0), 1: record(1, 0.0, 0.130, 0.060, 0.020, 0.0)}
+    found = one(row, StepCost(cost(propagation_s=0.010, serialization_s=0.040, software_s=0.005)))
+    expected = {"compute_s": 0.120, "peer_wait_s": 0.030, "propagation_s": 0.010, "serialization_s": 0.040}
+    expected |= {"software_s": 0.005, "rest_s": 0.015, "tcp_s": 0.0, "late_s": 0.0}
+    assert {name: getattr(found, name) for name in PARTS} == pytest.approx(expected)
+
+
+def test_recovery_is_what_a_step_took_longer_than_its_like() -> None:
+    of = StepCost(cost(propagation_s=0.010, serialization_s=0.040))
+    usual = [record(step, float(step), 0.1, 0.060, 0.0, 0.0, resent=0) for step in (1, 2, 3)]
+    slow = record(4, 4.0, 0.1, 0.260, 0.0, 0.0, resent=3000)
+    found = critical_path([{0: it, 1: it} for it in (*usual, slow)], lambda step: of).steps
+    assert [it.parts.tcp_s for it in found] == pytest.approx([0.0, 0.0, 0.0, 0.200])
+    assert found[3].parts.propagation_s == pytest.approx(0.010)
+    # A slow step without retransmission is no recovery.
+    other = record(4, 4.0, 0.1, 0.260, 0.0, 0.0, resent=0)
+    path = critical_path([{0: it, 1: it} for it in (*usual, other)], lambda step: of).steps[3].parts
+    assert (path.tcp_s, path.rest_s) == pytest.approx((0.0, 0.210))
+
+
+def test_a_connection_that_idled_starts_slowly() -> None:
+    of = {step: StepCost(outer=cost(step % 2 == 0, cold_s=0.030, idle_s=0.5)) for step in (1, 2, 3, 4)}
+    rows = [{0: record(step, begin, 0.2, 0.0, 0.01, 0.1)} for step, begin in enumerate((0.0, 0.35, 2.0, 2.4), 1)]
+    assert [it.parts.tcp_s for it in critical_path(rows, of.__getitem__).steps] == pytest.approx([0, 0, 0, 0.030])
+
+
+def test_a_late_fragment_is_not_the_fibers_doing() -> None:
+    late = {0: record(1, 0.0, 0.1, 0.0, 0.01, 0.050, late_s=0.040)}
+    found = one(late, StepCost(outer=cost(propagation_s=0.030)))
+    assert (found.late_s, found.propagation_s, found.rest_s) == pytest.approx((0.040, 0.010, 0.0))
+
+
+def test_recorded_operations_tell_waiting_from_sending_and_both_from_the_site() -> None:
+    row = {0: record(1, 0.0, 0.1, 0.100, 0.0, 0.0)}
+    operations = [TimedOperation(0.09, 0.120, 0.150, crosses=True), TimedOperation(0.140, 0.140, 0.190, crosses=False)]
+    found = one(row, StepCost(cost(propagation_s=1.0)), operations)
+    # 0.100 to 0.120 a peer is missing, to 0.150 across the fiber, to 0.190 in the site, to 0.200 nothing is going on.
+    values = (found.peer_wait_s, found.propagation_s, found.software_s, found.rest_s)
+    assert values == pytest.approx((0.020, 0.030, 0.040, 0.010))
+
+
+def test_what_a_rank_stands_still_for_inside_its_passes_is_no_compute() -> None:
+    row = {0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0)}
+    operations = [TimedOperation(0.01, 0.04, 0.10, crosses=True, waited_s=0.08)]
+    found = one(row, StepCost(cost(propagation_s=0.05)), operations)
+    values = (found.compute_s, found.peer_wait_s, found.propagation_s, found.rest_s)
+    assert values == pytest.approx((0.12, 0.02, 0.05, 0.01)), "from 0.02 to 0.04 a peer is missing"
+
+
+def test_the_slowest_of_a_site_is_waited_for_in_the_site_alone() -> None:
+    """DiLoCo's sites do not wait for each other between exchanges: the twin says who takes part in what."""
+    of = step_costs(Diloco({"every": 10}, LAYOUT), FIBER)
+    begun = {0: 0.1, 1: 0.2, 2: 0.5, 3: 0.5}
+    rows = {rank: record(3, 0.0, ready, 0.3, 0.0, 0.0) for rank, ready in begun.items()}
+    rows |= {1: record(3, 0.0, 0.2, 0.9, 0.0, 0.0)}
+    found = one({**rows, 0: record(3, 0.0, 0.1, 1.1, 0.0, 0.0)}, of(3))
+    assert found.peer_wait_s == pytest.approx(0.1)
+    assert (found.software_s, found.propagation_s) == pytest.approx((1.0, 0.0)), "all in the site"
+
+
+def test_costs_are_the_twins_and_the_certificates() -> None:
+    n = LAYOUT.payload_bytes
+    ddp = step_costs(Ddp({}, LAYOUT), FIBER)(7)
+    assert ddp.inner.propagation_s == pytest.approx(6 * 5e-3)
+    assert ddp.inner.serialization_s == pytest.approx(8 * 1.5 * n / 100e6)
+    assert not ddp.outer.crosses
+    diloco = step_costs(Diloco({"every": 10}, LAYOUT), FIBER)
+    assert diloco(9).like == diloco(8).like != diloco(10).like
+    assert not diloco(9).inner.crosses and not diloco(10).inner.crosses
+    assert diloco(10).outer.serialization_s == pytest.approx(8 * n / 100e6), "two slices of n / 2 each way"
+    assert diloco(10).outer.propagation_s == pytest.approx(Diloco({}, LAYOUT).delays * 5e-3)
+    assert diloco(10).outer.peers[0] >= {2}
+    assert diloco(10).outer.cold_s > 0
+    warm = FiberModel.of({"delay_s": 5e-3, "rate_bps": 1e8}, {"sysctls": {"net.ipv4.tcp_slow_start_after_idle": "0"}})
+    assert step_costs(Diloco({"every": 10}, LAYOUT), warm)(10).outer.cold_s == 0
