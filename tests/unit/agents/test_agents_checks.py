@@ -26,7 +26,9 @@ TIMEOUT_S = 0.4
 class Rank:
     """A linear model of six parameters under check, from step ``first`` to step 100."""
 
-    def __init__(self, path: Path, first: int = 1, also_every: int = 0, timeout_s: float = 60.0, every: int = 0) -> None:
+    def __init__(
+        self, path: Path, first: int = 1, also_every: int = 0, timeout_s: float = 60.0, every: int = 0
+    ) -> None:
         self.path = path
         self.model = torch.nn.Linear(2, 2)
         self.optimizer = torch.optim.AdamW(self.model.parameters())

@@ -16,12 +16,6 @@ torch = pytest.importorskip("torch", reason="the training agents need torch")
 import loopback_ranks  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functional  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from testbed.core.checkers.checks import Checked, check  # noqa: E402
-from testbed.core.records.check_record import CheckLog, read_checks  # noqa: E402
 from testbed_agents import evidence, watched  # noqa: E402
 from testbed_agents.breakage import Broken, Fault  # noqa: E402
 from testbed_agents.check_log import Checks  # noqa: E402
@@ -29,6 +23,12 @@ from testbed_agents.exchange import begin_sum  # noqa: E402
 from testbed_agents.groups import Groups  # noqa: E402
 from testbed_agents.records import Records  # noqa: E402
 from testbed_agents.strategies import Context, Strategy  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from testbed.core.checkers.checks import Checked, check  # noqa: E402
+from testbed.core.records.check_record import CheckLog, read_checks  # noqa: E402
 
 SITES = ("east", "east", "west", "west")
 STEPS = 2
@@ -259,7 +259,9 @@ def test_every_operation_of_torch_is_seen(recorded: Path) -> None:
 def test_groups_have_one_name_on_all_ranks_and_meshes_are_told_apart_by_ranks(recorded: Path) -> None:
     groups = {}
     for log in logs_of(recorded / "fsdp"):
-        groups[log.rank] = {(tag.group.partition("#")[0], tag.ranks) for step in log.steps for tag, _ in step.operations}
+        groups[log.rank] = {
+            (tag.group.partition("#")[0], tag.ranks) for step in log.steps for tag, _ in step.operations
+        }
     assert groups[0] == {("mesh_rank", (0, 1)), ("mesh_site", (0, 2))}
     assert groups[3] == {("mesh_rank", (2, 3)), ("mesh_site", (1, 3))}
     fragments = {tag.group for step in logs_of(recorded / "threads")[2].steps for tag, _ in step.operations}
