@@ -39,8 +39,8 @@ PROBES = 3
 def needed_in_flight(round_trip_s: float, micro_batch_s: float, behind: int = 1) -> int:
     """Return how many micro-batches keep a stage busy: one of its own, one in each stage behind it, and on the fiber.
 
-    On the fiber are 2 (d + A/B) / t_mb: ``round_trip_s`` of A bytes of activations over a delay d at a rate B, and t_mb,
-    ``micro_batch_s``, of compute for one, forward and backward. ``behind``: stages after this one.
+    On the fiber are 2 (d + A/B) / t_mb: ``round_trip_s`` of A bytes of activations over a delay d at a rate B; t_mb is
+    ``micro_batch_s``, compute of one, forward and backward. ``behind``: stages after this one.
 
     >>> needed_in_flight(2 * (5e-3 + 50e3 / 20e6), 12.5e-3), needed_in_flight(0.0, 12.5e-3)
     (4, 2)

@@ -30,7 +30,12 @@ class LocalSgd(Twin):
     what: ClassVar[str] = "parameters"
 
     def mistakes(self) -> Sequence[Mistake]:
-        return unknown_aggregator(self.layout, self.values["aggregate_at"])
+        return unknown_aggregator(self.layout, self.aggregate_at)
+
+    @property
+    def aggregate_at(self) -> str:
+        """The site that adds what all send to it; empty: they exchange with each other."""
+        return str(self.values.get("aggregate_at", ""))
 
     def operations(self, step: int) -> Sequence[Operation]:
         inside: list[Operation] = []
@@ -45,9 +50,7 @@ class LocalSgd(Twin):
         across = [
             it
             for name, ranks in groups
-            for it in sum_across(
-                self.layout, self.values["aggregate_at"], ranks, payload / len(groups), self.what, name
-            )
+            for it in sum_across(self.layout, self.aggregate_at, ranks, payload / len(groups), self.what, name)
         ]
         return (*across, *(gather_in_sites(self.layout, payload) if replica == "site" else ()))
 
@@ -72,7 +75,7 @@ class LocalSgd(Twin):
     @property
     def delays(self) -> float:
         replicas = self.layout.world_size if self.values["replica"] == "rank" else len(self.layout.site_names)
-        return sum_delays(replicas, self.values["aggregate_at"])
+        return sum_delays(replicas, self.aggregate_at)
 
     @property
     def longest_gap(self) -> int:

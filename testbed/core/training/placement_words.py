@@ -39,7 +39,8 @@ def tiers(topology: Topology) -> tuple[str, ...]:
         by_rate.setdefault(site.fabric_bps, []).append(site.name)
     nodes = [format_rate(rate_bps * scale) + f" at {_some(names)}" for rate_bps, names in by_rate.items()]
     cores = [
-        f"{site.name} {format_rate(site.core_bps * scale)} ({site.nodes} node{'s' * (site.nodes > 1)}, {site.oversubscription:g}:1)"
+        f"{site.name} {format_rate(site.core_bps * scale)}"
+        f" ({site.nodes} node{'s' * (site.nodes > 1)}, {site.oversubscription:g}:1)"
         for site in with_fabric
     ]
     fibers = [f"{link.name} {format_rate(link.rate_bps * scale)}" for link in topology.links]
