@@ -147,8 +147,9 @@ def added(group: Any, parts: Sequence[Tensor], total: Tensor) -> None:
 
     All ranks of ``group`` have the same parts, and add them alike; those that got the sum itself have no parts.
     """
-    if _observer is not None and isinstance(group, WatchedGroup):
-        _observer.added(group.label, group.ranks, parts, total)
+    note = getattr(_observer, "added", None)  # of operations alone an observer may be told too
+    if note is not None and isinstance(group, WatchedGroup):
+        note(group.label, group.ranks, parts, total)
 
 
 def flat(tensors: Any) -> Iterator[Tensor]:
