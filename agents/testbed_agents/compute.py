@@ -220,7 +220,14 @@ class Compute:
         """Return what the job record says of declared compute; nothing for real compute."""
         if self.kind == "real":
             return {}
-        return {"compute": self.kind, "declared_s": self.seconds, "noise": self.noise}
+        return {
+            "compute": {
+                "kind": self.kind,
+                "seconds": self.seconds,
+                "noise": self.noise,
+                "layers": self._layers if self.kind == "declared" else self._shape.layers,
+            }
+        }
 
     def _noise_in(self, step: int) -> float:
         """Return the factor of a step, of mean 1: log-normal, and the same after a resume."""
