@@ -22,7 +22,7 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -220,7 +220,14 @@ class Compute:
         """Return what the job record says of declared compute; nothing for real compute."""
         if self.kind == "real":
             return {}
-        return {"compute": self.kind, "declared_s": self.seconds, "noise": self.noise}
+        return {
+            "compute": {
+                "kind": self.kind,
+                "seconds": self.seconds,
+                "noise": self.noise,
+                "layers": self._layers if self.kind == "declared" else self._shape.layers,
+            }
+        }
 
     def _noise_in(self, step: int) -> float:
         """Return the factor of a step, of mean 1: log-normal, and the same after a resume."""
@@ -238,7 +245,9 @@ class Asleep(nn.Module):
     vanish in a large model), so it differs by rank, element and step, and falls as ranks agree.
     """
 
-    declared = True
+    before_blocks: ClassVar[tuple[str, ...]] = ()
+    after_blocks: ClassVar[tuple[str, ...]] = ()
+    declared: ClassVar[bool] = True
     """That its size stands for another one: gradients are exchanged in as many buckets as at full scale."""
 
     def __init__(self, elements: int, layers: int, width: int, pace: Pace, rank: int, seed: int) -> None:
@@ -249,11 +258,18 @@ class Asleep(nn.Module):
             _SleepingBlock(size, layers, layer, pace, generator) for layer, size in enumerate(_parts(elements, layers))
         )
 
+    def enter(self, tokens: Tensor) -> Tensor:
+        """Return what goes into the first layer: as many activations as of a real model."""
+        return torch.zeros(*tokens.shape, self.width)
+
+    def leave(self, x: Tensor) -> Tensor:
+        return x
+
     def forward(self, tokens: Tensor) -> Tensor:
-        x = torch.zeros(*tokens.shape, self.width)
+        x = self.enter(tokens)
         for block in self.blocks:
             x = block(x)
-        return x
+        return self.leave(x)
 
 
 class _SleepingBlock(nn.Module):

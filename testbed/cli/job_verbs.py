@@ -169,6 +169,8 @@ def _train(target: Lab, what: str, workload: dict[str, object], runs: Path | Non
         console.show(tables.answers(report))
         if told := tables.rank_seconds(report):
             console.show(told)
+        if told := tables.declared(report):
+            console.show(told)
     console.show(f"report: {directory.path / 'index.html'}")
     return status
 

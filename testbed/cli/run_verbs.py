@@ -116,6 +116,8 @@ def run(
         console.show(tables.answers(report))
         if told := tables.rank_seconds(report):
             console.show(told)
+        if told := tables.declared(report):
+            console.show(told)
         if told := tables.prediction(report):
             console.show(told)
         if offered := tables.offer(report):
@@ -398,6 +400,8 @@ def _report_one(run: Path | None, *, open_: bool, as_json: bool) -> int:
         if not console.quiet():
             console.show(tables.answers(document))
             if told := tables.rank_seconds(document):
+                console.show(told)
+            if told := tables.declared(document):
                 console.show(told)
             if told := tables.prediction(document):
                 console.show(told)

@@ -526,6 +526,13 @@ def offer(report: Report) -> str:
     return program_section.summary(report.program) if report.program else ""
 
 
+def declared(report: Report) -> str:
+    """Return declared against measured compute of a run in a line; empty for real compute."""
+    from testbed.core.report import declared_section
+
+    return declared_section.sentence(report.declared)
+
+
 def prediction(report: Report) -> str:
     """Return prediction and residual of a run in a line; empty if nothing was predicted."""
     from testbed.core.report import prediction_section

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from testbed.core.fields import integer, number
+from testbed.core.fields import integer, number, text
 from testbed.core.records.rank_log import JobRecord, RankLog
-from testbed.core.training.layout import FLOAT32_BYTES, Layout, Tensor, gpt_tensors
+from testbed.core.training.layout import FLOAT32_BYTES, Layout, Tensor, asleep_tensors, gpt_tensors
 from testbed.core.training.strategies_built import BUILT
 from testbed.core.training.twin import Twin
 from testbed.core.workload.workload import AgentWorkload
@@ -53,7 +53,7 @@ def layout_of(jobs: Sequence[JobRecord], workload: Mapping[str, object]) -> Layo
         tokens=first.tokens or 0,
         context=_shape(workload, "context"),
         width=_shape(workload, "width"),
-        layers=_shape(workload, "layers"),
+        layers=integer(first.compute, "layers") or _shape(workload, "layers"),
         steps=first.steps or 0,
         step_s=number(first.compute, "seconds"),
     )
@@ -61,6 +61,8 @@ def layout_of(jobs: Sequence[JobRecord], workload: Mapping[str, object]) -> Layo
 
 def _tensors(job: JobRecord, workload: Mapping[str, object]) -> tuple[Tensor, ...]:
     """Return the model's tensors: as recorded, else by its shape, else one of its size."""
+    if text(job.compute, "kind") == "declared" and job.parameters:
+        return asleep_tensors(job.parameters, integer(job.compute, "layers") or 1)
     if job.tensor_elements:
         return tuple(Tensor(str(index), elements) for index, elements in enumerate(job.tensor_elements))
     if job.gradient_bytes is None:

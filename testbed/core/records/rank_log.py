@@ -142,6 +142,12 @@ class StepRecord:
     tcp: TcpRecord | None = None
     late_s: float = 0.0
     t_stepped: float = math.nan
+    declared_s: float | None = None
+    """Compute as declared for this step, noise and faults included; None for real compute."""
+    overrun_s: float = 0.0
+    """How much longer than declared it took, where that is an overrun."""
+    cpu_s: float | None = None
+    """CPU time of the rank in the step, where compute is declared."""
 
     def __post_init__(self) -> None:
         if math.isnan(self.t_stepped):
@@ -165,6 +171,9 @@ class StepRecord:
             t_stepped=math.nan if t_stepped is None else t_stepped,
             tcp=TcpRecord.from_dict(tcp) if (tcp := mapping(fields, "tcp")) else None,
             late_s=max(0.0, number(fields, "late_s") or 0.0),
+            declared_s=number(fields, "declared_s"),
+            overrun_s=max(0.0, number(fields, "overrun_s") or 0.0),
+            cpu_s=number(fields, "cpu_s"),
         )
         if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_stepped <= record.t_end:
             raise Malformed(f"the times of step {record.step} are out of order")

@@ -22,6 +22,7 @@ from testbed.core.analysis import (
     traffic_gaps,
     wire_check,
 )
+from testbed.core.analysis.declared_steps import DeclaredSteps, declared_steps
 from testbed.core.analysis.goodput import JobEvidence, evaluate
 from testbed.core.analysis.job_twin import strategy_words, twin_of
 from testbed.core.analysis.predicted_run import PredictedRun, predicted_run
@@ -173,6 +174,8 @@ class Report:
     checkers: tuple[Checker, ...] = ()
     rank_seconds: TimeShares | None = None
     prediction: PredictedRun | None = None
+    declared: DeclaredSteps | None = None
+    """Of a job with declared compute: how close the ranks came to it."""
     critical_path: PathSeries | None = None
     scraped: ScrapedMetrics = field(default_factory=ScrapedMetrics)
     program: ProgramSteps | None = None
@@ -307,6 +310,7 @@ def build(run: RunData) -> Report:
         checkers=found.checkers,
         rank_seconds=_rank_seconds(run, job, origin),
         prediction=predicted_run(run),
+        declared=declared_steps(run.ranks, integer(run.info.host, "cpus")),
         critical_path=critical_path_section.series(run_path.evaluate(run, logs), origin),
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
         program=program,
@@ -327,6 +331,8 @@ def to_json(report: Report) -> dict[str, object]:
         line["ok"] = cut.ok
     for line, direction in zip(document["wire"]["directions"], report.wire.directions, strict=True):
         line |= {"ratio": direction.ratio, "ok": direction.ok}
+    if report.declared:
+        document["declared"]["verdict"] = report.declared.verdict
     if report.prediction:
         document["prediction"]["residual"] = report.prediction.residual
     for fault in document["faults"]:

@@ -8,6 +8,7 @@ from testbed.core.report import (
     certification_section,
     checkers_section,
     critical_path_section,
+    declared_section,
     events_section,
     faults_section,
     formats,
@@ -31,11 +32,13 @@ __all__ = ["escape", "markdown", "section", "table"]
 
 def markdown(report: Report) -> str:
     """Return the whole of ``report.md``."""
-    training = report.training
+    training, declared = report.training, report.declared
     blocks = [f"# {escape(report.headline)}"]
     if report.run.uncertified:
         blocks.append("**Uncertified: the fibers were not measured to be within tolerance.**")
     if said := capture_note.sentence(report.run):
+        blocks.append(f"**{escape(said)}**")
+    if said := declared_section.note(report.declared, report.topology):
         blocks.append(f"**{escape(said)}**")
     status, named = report.run.status or "unknown", report.run.name or "without a name"
     blocks.append(escape(f"Run {named}, status {status}; verdict: {report.verdict}."))
@@ -50,8 +53,8 @@ def markdown(report: Report) -> str:
         ("steps lost", formats.count(training.steps_lost)),
         ("recovery", _recovery(report)),
         ("goodput", _goodput(report)),
-        ("compute utilization", formats.share(report.compute_utilization)),
-        ("compute", f"{formats.duration(training.compute_s)} (rank-seconds)"),
+        (declared_section.beside("compute utilization", declared), formats.share(report.compute_utilization)),
+        (declared_section.beside("compute", declared), f"{formats.duration(training.compute_s)} (rank-seconds)"),
         ("peer wait", f"{formats.duration(training.peer_wait_s)} (rank-seconds)"),
         ("network", f"{formats.duration(training.network_s)} (rank-seconds)"),
         ("tokens per second", formats.count(training.tokens_per_s)),
@@ -67,6 +70,8 @@ def markdown(report: Report) -> str:
             known = [(other.get(name, name), value) for name, value in measured if formats.UNKNOWN not in value]
             blocks.append(table(Table(("quantity", "value"), known)))
         blocks += [*_offer(report.program), rank_seconds_section.lead(program=True)]
+    shown = declared_section.table(declared)
+    blocks += section("## Declared compute", escape(declared_section.lead(declared)), shown=shown)
     shown = None if is_program(report) else rank_seconds_section.table(report.rank_seconds)
     blocks += section("## Rank-seconds", rank_seconds_section.lead(program=False), shown=shown)
     shown = critical_path_section.table(report.critical_path)

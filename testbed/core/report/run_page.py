@@ -11,6 +11,7 @@ from testbed.core.report import (
     certification_section,
     checkers_section,
     critical_path_section,
+    declared_section,
     drawing,
     events_section,
     fault_timeline,
@@ -57,6 +58,9 @@ def html(report: Report) -> str:
         eyebrow=" · ".join(each for each in eyebrow if each),
         report=report,
         verdict=verdict,
+        declared=declared_section.note(report.declared, report.topology),
+        declared_lead=declared_section.lead(report.declared),
+        declared_table=declared_section.table(report.declared),
         captured=capture_note.sentence(report.run),
         tiles=_tiles(report),
         **_program_sections(report),
@@ -96,7 +100,7 @@ def _tiles(report: Report) -> tuple[tuple[str, str, str], ...]:
         told = (*(_trained(report) if has_steps(report) else ()), *_program(report))
         return tuple((name, value, note) for name, value, note in told if value != formats.UNKNOWN)
     utilization = (
-        "compute utilization",
+        declared_section.beside("compute utilization", report.declared),
         formats.share(report.compute_utilization),
         "compute ÷ (compute + exposed communication)",
     )

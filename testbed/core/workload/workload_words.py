@@ -61,6 +61,8 @@ def changed(
     said = {"compute": _mapping(compute), "model": model, "noise": noise}
     if compute is not None and model is None:
         own.pop("model", None)  # it may not go with this compute
+        if compute == "real":
+            own.pop("noise", None)
     section |= own | {key: value for key, value in said.items() if value is not None}
     if workload.layers != AgentWorkload.layers:
         section["layers"] = workload.layers

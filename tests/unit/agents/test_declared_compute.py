@@ -271,20 +271,20 @@ ASLEEP = sorted(name for name, twin in BUILT.items() if twin.asleep)
 
 
 def _train_asleep(rank: int) -> dict[str, tuple[float, float]]:
-    """Loss of the first and the last of 12 steps by each strategy that can, 2 sites of 2 ranks."""
+    """Loss of the first and the last of 8 steps by each strategy that can, 2 sites of 2 ranks."""
     found = {}
     for name in ASLEEP:
         torch.manual_seed(0)
         compute = made(rank=rank, seconds=2e-3, elements=4001, layers=4)
         context = Context.of_default_group("aabb"[rank])
-        context.loss, context.compute, context.steps = compute.loss, compute, 12
+        context.loss, context.compute, context.steps = compute.loss, compute, 8
         options = {option.argument: option.default for option in BUILT[name].options}
         if "every" in options:
             options["every"] = 4
         strategy = make(name, options)
         optimizer = torch.optim.AdamW(strategy.prepare(compute.model(), context), lr=1e-2)
         losses = []
-        for step in range(1, 13):
+        for step in range(1, 9):
             context.begin(step)
             compute.begin(step)
             loss = strategy.run(TOKENS, TOKENS)
@@ -294,7 +294,7 @@ def _train_asleep(rank: int) -> dict[str, tuple[float, float]]:
                 optimizer.step()
                 optimizer.zero_grad()
             strategy.after_step(step)
-        strategy.finish(12)
+        strategy.finish(8)
         found[name] = (losses[0], losses[-1])
     return found
 

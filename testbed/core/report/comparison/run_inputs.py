@@ -152,6 +152,8 @@ def _workload(run: RunData) -> Iterator[Input]:
         return
     yield Input("workload", "ranks", str(jobs[0].world_size))
     yield Input("workload", "strategy", strategy_words(run.ranks))
+    if declared := number(jobs[0].compute, "seconds"):
+        yield Input("workload", "compute", f"declared: {formats.duration(declared)} a step")
     yield Input("workload", "model parameters", "" if jobs[0].parameters is None else str(jobs[0].parameters))
     yield Input("workload", "data", jobs[0].corpus)
     yield Input("workload", "collectives", jobs[0].algorithm)
