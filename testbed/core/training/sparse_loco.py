@@ -9,7 +9,7 @@ from testbed.core.training.diloco import LocalSgd
 from testbed.core.training.operation import Operation
 from testbed.core.training.site_exchange import gather_in_sites, slice_groups
 from testbed.core.training.strategy_options import EVERY, REPLICA, choice, share, whole
-from testbed.core.training.twin import Option
+from testbed.core.training.twin import Mistake, Option
 
 __all__ = ["SparseLoco"]
 
@@ -28,6 +28,9 @@ class SparseLoco(LocalSgd):
     )
 
     what = "pseudo-gradients"
+
+    def mistakes(self) -> Sequence[Mistake]:
+        return ()  # codes are gathered; there is no aggregate_at
 
     def exchange(self) -> Sequence[Operation]:
         replica, layout = self.values["replica"], self.layout

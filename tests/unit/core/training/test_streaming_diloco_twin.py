@@ -165,3 +165,4 @@ def test_sparse_loco_sends_codes_every_h_steps() -> None:
     assert [twin.committed(step) for step in (9, 10, 24, 25)] == [0, 10, 20, 25]
     assert [twin.outer_updates(step) for step in (9, 10, 24, 25)] == [0, 1, 2, 3]
     assert twin.delays == 1
+    assert not twin.mistakes()
