@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from testbed.core.fields import integer, number
+from testbed.core.fields import integer
 from testbed.core.records.rank_log import JobRecord, RankLog
-from testbed.core.training.layout import FLOAT32_BYTES, Layout, Tensor, gpt_tensors
+from testbed.core.training.layout import FLOAT32_BYTES, Layout, Tensor, asleep_tensors, gpt_tensors
 from testbed.core.training.strategies_built import BUILT
 from testbed.core.training.twin import Twin
 from testbed.core.workload.workload import AgentWorkload
@@ -55,17 +55,20 @@ def layout_of(jobs: Sequence[JobRecord], workload: Mapping[str, object]) -> Layo
         width=_shape(workload, "width"),
         layers=_shape(workload, "layers"),
         steps=first.steps or 0,
-        step_s=number(first.compute, "seconds"),
+        step_s=first.declared_s,
     )
 
 
 def _tensors(job: JobRecord, workload: Mapping[str, object]) -> tuple[Tensor, ...]:
-    """Return the model's tensors: as recorded, else by its shape, else one of its size."""
+    """Return the model's tensors: as recorded, else by its kind and shape, else one of its size."""
     if job.tensor_elements:
         return tuple(Tensor(str(index), elements) for index, elements in enumerate(job.tensor_elements))
     if job.gradient_bytes is None:
         return ()
     elements = job.gradient_bytes // FLOAT32_BYTES
+    if job.compute == "declared":
+        layers = _shape(workload, "layers")
+        return asleep_tensors(elements, layers) if 1 <= layers <= elements else ()
     known = gpt_tensors(*(_shape(workload, key) for key in ("layers", "width", "context")))
     return known if sum(it.elements for it in known) == elements else (Tensor("model", elements),)
 
