@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from testbed.core.fields import integer, number, text
+from testbed.core.fields import integer, text
 from testbed.core.records.rank_log import JobRecord, RankLog
 from testbed.core.training.layout import FLOAT32_BYTES, Layout, Tensor, asleep_tensors, gpt_tensors
 from testbed.core.training.strategies_built import BUILT
@@ -55,7 +55,7 @@ def layout_of(jobs: Sequence[JobRecord], workload: Mapping[str, object]) -> Layo
         width=_shape(workload, "width"),
         layers=integer(first.compute, "layers") or _shape(workload, "layers"),
         steps=first.steps or 0,
-        step_s=number(first.compute, "seconds"),
+        step_s=first.declared_s,
     )
 
 

@@ -1,33 +1,49 @@
-"""Was the training right? Four checkers, in the manner of Jepsen, on what the ranks recorded of themselves.
+"""Was the training right? Checkers, in the manner of Jepsen, on what the ranks recorded of themselves.
 
-Each operation is tagged with attempt (from 1), process group and sequence. Each checker has a verdict true, false or
-unknown (None), never true on missing data:
+What is right for the job's strategy is asked of its twin. Each operation is tagged with attempt (from 1), process group
+and sequence. Each checker has a verdict true, false or unknown (None), never true on missing data:
 
 - **sums**: what came out of each operation is what it must be (``sums.py``).
 - **hangs**: no operation took longer than its bound, which the agents chose (half of the process group's timeout).
-- **parameters**: all ranks train a step on the same parameters, and an attempt begins with those that the previous
-  attempt had after that step.
-- **updates**: each optimizer step counts one, and changes the parameters; steps of outer optimizers are right.
+- **parameters**: tensors are equal on the ranks that the twin names, and each step and each attempt begins with what
+  the one before left (``equality.py``).
+- **updates**: the inner optimizer's updates and the exchanges in the outer parameters are as many as they must be, and
+  steps of outer optimizers are right (``counts.py``).
+- **exchanges**: each fragment is exchanged once in its round, with the twin's bytes (``exchanges.py``).
+- **served**: what a server of outer parameters took and gave: each push once, none staler than allowed, and what is
+  pulled is what was served (``served.py``).
+
+The last two are missing where there is nothing for them to judge.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.core.checkers.codecs import outer_steps
-from testbed.core.checkers.finding import Checker, Finding, conclude, named
+from testbed.core.checkers.counts import counts
+from testbed.core.checkers.equality import PARAMETERS, equality
+from testbed.core.checkers.exchanges import exchanges
+from testbed.core.checkers.finding import Checker
 from testbed.core.checkers.hangs import hangs
-from testbed.core.checkers.sums import odd_ones, sums
+from testbed.core.checkers.served import served
+from testbed.core.checkers.sums import sums
 from testbed.core.records.check_record import CheckLog, Grouped
+from testbed.core.records.rank_log import RankLog
+from testbed.core.training.layout import Layout
+from testbed.core.training.operation import Operation
+from testbed.core.training.twin import Equal, Twin
 
 __all__ = ["Checked", "check"]
 
 
+_METRICS = {"sums": "wrong_sums", "hangs": "hangs", "parameters": "stale_parameters", "updates": "lost_updates"}
+"""Metrics of the checkers that judge every job; the others fail a run by themselves."""
+
+
 @dataclass(frozen=True)
 class Checked:
-    """``checkers``: sums, hangs, parameters, updates. Empty where no rank recorded anything."""
+    """``checkers``: those of the module. Empty where no rank recorded anything."""
 
     checkers: tuple[Checker, ...] = ()
 
@@ -38,99 +54,42 @@ class Checked:
 
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics by the names of ``core.experiment.expect.METRICS``."""
-        names = {"sums": "wrong_sums", "hangs": "hangs", "parameters": "stale_parameters", "updates": "lost_updates"}
         found = {each.id: each.metric for each in self.checkers}
-        return {metric: found.get(checker) for checker, metric in names.items()}
+        return {metric: found.get(checker) for checker, metric in _METRICS.items()}
 
 
-def check(logs: Sequence[CheckLog], longest_gap: int = 1) -> Checked:
-    """Run all four checkers on the records of all ranks of a job, over all its attempts.
+def check(logs: Sequence[CheckLog], twin: Twin | None = None, ranks: Sequence[RankLog] = ()) -> Checked:
+    """Run the checkers on the records of all ranks of a job, over all its attempts.
 
-    ``longest_gap``: the most steps between two exchanges of a pair of ranks (``Twin.longest_gap``).
+    ``twin``: that of the job's strategy; without it, all ranks step together and have equal parameters, and what is
+    exchanged is not compared. ``ranks``: the step records, which have the exchanges with a server.
     """
     if not any(log.began or log.steps for log in logs):
         return Checked()
-    records = Grouped.of(logs, longest_gap)
-    return Checked((sums(records), hangs(records), _parameters(records), _updates(records)))
+    records = Grouped.of(logs, twin.longest_gap if twin else 1)
+    judged = [sums(records), hangs(records)]
+    usual = twin or _Together({}, Layout(("",) * records.world_size, ()))
+    judged += [equality(records, usual), counts(records, usual)]
+    if twin and any(each.operations for of_step in records.steps.values() for each in of_step.values()):
+        judged += [exchanges(records, twin)] if _names_groups(records) else []
+    if twin and any(log.exchanges for log in ranks):
+        judged.append(served(records, ranks, twin))
+    return Checked(tuple(judged))
 
 
-def _parameters(records: Grouped) -> Checker:
-    findings: list[Finding] = []
-    compared = 0
-    after: dict[int, str] = {}
-    """step -> the parameters that most ranks had after it, in the latest attempt so far."""
-    known: dict[str, int] = {}
-    for attempt in sorted({*records.began, *(of for of, _ in records.steps)}):
-        starts = records.began.get(attempt, {})
-        first = min((start.step for start in starts.values()), default=0)
-        if first in after:
-            compared += 1
-            other = [rank for rank, start in starts.items() if start.parameters != after[first]]
-            if other:
-                description = (
-                    f"attempt {attempt} began on {named(other)} with parameters other than those after this step"
-                )
-                findings.append(Finding(attempt, first, None, tuple(sorted(other)), description))
-        for (of, step), ranks in records.steps.items():
-            if of != attempt:
-                continue
-            trained_on = {rank: each.trained_on for rank, each in ranks.items() if each.trained_on}
-            became = {rank: each.became for rank, each in ranks.items() if each.became}
-            compared += len(trained_on) > 1 or records.world_size == 1
-            if odd := odd_ones(trained_on):
-                description = f"{named(odd)} trained on other parameters than {named({*trained_on} - {*odd})}"
-                ages = {known[trained_on[rank]] for rank in odd if trained_on[rank] in known}
-                if len(ages) == 1:
-                    description += f", namely those after step {min(ages)}"
-                findings.append(Finding(attempt, step, None, odd, description))
-            elif odd := odd_ones(became):
-                description = f"the optimizer of {named(odd)} computed other parameters from the same ones"
-                findings.append(Finding(attempt, step, None, odd, description))
-            for value in trained_on.values():
-                known.setdefault(value, step - 1)
-            for value in became.values():
-                known.setdefault(value, step)
-            if became:
-                after[step] = Counter(became.values()).most_common(1)[0][0]
-    looked_at = f"fingerprints of {records.world_size} ranks compared at {compared} steps"
-    undecided = "" if compared else "no two ranks recorded fingerprints of the same step"
-    return conclude("parameters", records, looked_at, findings, len(findings), undecided)
+def _names_groups(records: Grouped) -> bool:
+    """Whether operations were recorded with their process group, as former versions did not."""
+    return any(tag.group for tag in records.operations)
 
 
-def _updates(records: Grouped) -> Checker:
-    lost: dict[tuple[int, int, str], list[int]] = {}
-    counted = 0
-    before: dict[tuple[int, int], tuple[int, int]] = {}
-    """(attempt, rank) -> the last step before, and the optimizer's count then."""
-    for attempt, starts in records.began.items():
-        for rank, start in starts.items():
-            before[attempt, rank] = start.step, start.optimizer_steps
-            if start.optimizer_steps != start.step:
-                description = (
-                    f"attempt {attempt} began after this step with an optimizer count of {start.optimizer_steps}"
-                )
-                lost.setdefault((attempt, start.step, description), []).append(rank)
-    for (attempt, step), ranks in records.steps.items():
-        for rank, each in ranks.items():
-            counted += 1
-            last, count = before.get((attempt, rank), (step - 1, each.optimizer_steps - 1))
-            before[attempt, rank] = step, each.optimizer_steps
-            if each.optimizer_steps - count != step - last:
-                description = (
-                    f"the optimizer counts {each.optimizer_steps} steps after it and {count} after step {last}"
-                )
-                lost.setdefault((attempt, step, description), []).append(rank)
-            elif each.trained_on and each.trained_on == each.became:
-                lost.setdefault((attempt, step, "the step did not change the parameters"), []).append(rank)
-    findings = [
-        Finding(attempt, step, None, tuple(sorted(ranks)), f"{named(ranks)}: {description}")
-        for (attempt, step, description), ranks in lost.items()
-    ]
-    outer = outer_steps(records)
-    findings += outer.findings
-    looked_at = f"{counted} optimizer steps of {records.world_size} ranks counted"
-    looked_at += f"; {outer.looked_at}" if outer.looked_at else ""
-    undecided = "" if counted else "no optimizer step was recorded"
-    return conclude(
-        "updates", records, looked_at, findings, sum(map(len, lost.values())) + len(outer.findings), undecided
-    )
+class _Together(Twin):
+    """What every strategy did before there was another one: all ranks step together."""
+
+    name = "unknown"
+    summary = "all ranks have equal parameters after each step"
+
+    def operations(self, step: int) -> tuple[Operation, ...]:
+        return ()
+
+    def equal(self, step: int) -> tuple[Equal, ...]:
+        return (Equal(PARAMETERS, tuple(range(self.layout.world_size))),)

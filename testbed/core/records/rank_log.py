@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from testbed.core.fields import (
     Fields,
@@ -22,6 +23,7 @@ from testbed.core.fields import (
     parse,
     text,
 )
+from testbed.core.records.exchange_record import ExchangeRecord
 from testbed.core.records.progress_record import ProgressRecord
 
 __all__ = [
@@ -44,7 +46,8 @@ class JobRecord:
     all-reduce, as in ``gloo ring``; empty: unknown. So are ``torch``, its version, and ``corpus``, its data's name.
     ``strategy`` and ``options`` (by argument) are the way of training across sites; records of former versions have
     only ``scheme``. ``tokens`` are those of one step of this rank. ``tensor_elements``: of each parameter tensor, in
-    order; empty where they follow from the model's shape. ``compute`` says how compute was declared; empty: real.
+    order; empty where they follow from the model's shape. ``compute``: its kind, ``declared`` or
+    ``paced``, its seconds, noise and layers; empty: real.
     """
 
     t: float
@@ -91,6 +94,11 @@ class JobRecord:
             tensor_elements=tuple(int(each) for each in numbers(fields, "tensor_elements")),
             compute=mapping(fields, "compute"),
         )
+
+    @property
+    def declared_s(self) -> float | None:
+        """Compute of a step in seconds, as declared; None if it is not."""
+        return number(self.compute, "seconds")
 
 
 @dataclass(frozen=True)
@@ -290,6 +298,8 @@ class RankLog:
     evaluations: tuple[EvaluationRecord, ...] = ()
     progress: tuple[ProgressRecord, ...] = ()
     """Of a launched program, which has no steps."""
+    exchanges: tuple[ExchangeRecord, ...] = ()
+    """With a server of outer parameters."""
 
     @property
     def job(self) -> JobRecord | None:
@@ -305,18 +315,21 @@ class RankLog:
         return self.job.node if self.job else ""
 
 
+_Record: TypeAlias = (
+    JobRecord | StepRecord | EndRecord | CheckpointRecord | EvaluationRecord | ProgressRecord | ExchangeRecord
+)
+
+
 def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
     """Read ``ranks/rank-<rank>.jsonl``, decoded line by line: (log, malformed lines)."""
-    readers: dict[
-        str,
-        Callable[[Fields], JobRecord | StepRecord | EndRecord | CheckpointRecord | EvaluationRecord | ProgressRecord],
-    ] = {
+    readers: dict[str, Callable[[Fields], _Record]] = {
         "job": JobRecord.from_dict,
         "step": StepRecord.from_dict,
         "end": EndRecord.from_dict,
         "checkpoint": CheckpointRecord.from_dict,
         "evaluation": EvaluationRecord.from_dict,
         "progress": ProgressRecord.from_dict,
+        "exchange": ExchangeRecord.from_dict,
     }
     found, malformed = parse(lines, readers, "kind")
     log = RankLog(
@@ -327,5 +340,6 @@ def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
         checkpoints=tuple(each for each in found if isinstance(each, CheckpointRecord)),
         evaluations=tuple(each for each in found if isinstance(each, EvaluationRecord)),
         progress=tuple(each for each in found if isinstance(each, ProgressRecord)),
+        exchanges=tuple(each for each in found if isinstance(each, ExchangeRecord)),
     )
     return log, malformed

@@ -22,14 +22,18 @@ LEAD = (
 _NAMES: Final = {
     "sums": "sums are right",
     "hangs": "no collective hangs",
-    "parameters": "all ranks train on the same parameters",
+    "parameters": "parameters are equal where they must be",
     "updates": "no update is lost",
+    "exchanges": "everything is exchanged once",
+    "served": "the server takes and gives what it must",
 }
 _FOUND: Final = {
     "sums": ("wrong sum", "wrong sums"),
     "hangs": ("hang", "hangs"),
     "parameters": ("step on other parameters", "steps on other parameters"),
     "updates": ("lost update", "lost updates"),
+    "exchanges": ("wrong exchange", "wrong exchanges"),
+    "served": ("wrong exchange with the server", "wrong exchanges with the server"),
 }
 
 

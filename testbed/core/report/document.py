@@ -264,7 +264,7 @@ def build(run: RunData) -> Report:
     program = program_section.steps(run.info, found_program, run.output) if found_program else None
     talked = _traffic(run, job, windows) if found_program else traffic_gaps.TrafficGaps()
     traffic = traffic_section.lines(talked, origin, _ranks_of_nodes(run))
-    found = check(run.checks)
+    found = check(run.checks, twin, logs)
     bounds = open_metrics.open_metrics(job, tried, origin)
     info = replace(run.info, expectations=open_metrics.judged(run.info.expectations, bounds))
     told = answers.answer(

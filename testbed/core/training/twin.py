@@ -41,10 +41,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Equal:
-    """After a step, the tensors ``name`` (``Strategy.fingerprints``) are equal on all of ``ranks``, bit for bit."""
+    """After a step, the tensors ``name`` (``Strategy.fingerprints``) are equal on all of ``ranks``, bit for bit.
+
+    ``by_version``: on those of them whose ``outer_version`` is the same, in whichever step each of them got there.
+    """
 
     name: str
     ranks: tuple[int, ...]
+    by_version: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,11 @@ class Twin(ABC):
     def outer_updates(self, step: int) -> int:
         """Return how many exchanges are in the outer parameters after ``step``; 0 where there is no outer loop."""
         return 0
+
+    @property
+    def most_stale(self) -> int | None:
+        """Sigma: how many versions old the state may be on which a site's exchange is based; None: nobody is behind."""
+        return None
 
     @property
     def delays(self) -> float:

@@ -288,7 +288,7 @@ def test_mistakes_in_words_are_told_all_at_once() -> None:
         ("--strategy", 0),
         ("--strategy", 0),
     ]
-    with pytest.raises(FileMistakes, match="compute: .*expected a time"):
+    with pytest.raises(FileMistakes, match=r"compute: .*expected a time"):
         workload_words.changed(AgentWorkload(), compute="soon", prefix="")
 
 

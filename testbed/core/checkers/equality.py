@@ -1,0 +1,215 @@
+"""Are tensors equal where the strategy's twin says so, and does each step begin with what the one before left?
+
+After a step the tensors that :meth:`~testbed.core.training.twin.Twin.equal` names have the same CRC-32 on all of the
+ranks that it names: of all ranks, of a site, of those that hold one slice, of a stage. Replicas that train alone differ
+between exchanges, which is no finding. Besides, on each rank by itself,
+
+- nothing changes between two steps, nor from a checkpoint to the attempt that begins with it (the lineage is a chain);
+- no step goes back: a few elements of the tensors, of which every step records a CRC-32, do not return to the values
+  that they had before an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from testbed.core.checkers.finding import Checker, Finding, conclude, named
+from testbed.core.checkers.sums import odd_ones
+from testbed.core.records.check_record import CheckedStep, Grouped
+from testbed.core.training.twin import Twin
+
+__all__ = ["equality"]
+
+PARAMETERS = "parameters"
+
+
+def equality(records: Grouped, twin: Twin) -> Checker:
+    """Judge the fingerprints of all ranks, over all attempts."""
+    judge = _Judge(records, twin)
+    for attempt in sorted({*records.began, *(of for of, _ in records.steps)}):
+        judge.attempt(attempt)
+    looked_at = f"fingerprints of {records.world_size} ranks compared at {len(judge.steps)} steps"
+    undecided = "" if judge.steps else judge.undecided()
+    wrong = {(it.attempt, it.step) for it in judge.findings}
+    return conclude("parameters", records, looked_at, judge.findings, len(wrong), undecided)
+
+
+def fingerprints(step: CheckedStep) -> Mapping[str, str]:
+    """Return the fingerprints after a step; records of former versions have those of the parameters alone."""
+    return step.fingerprints or ({PARAMETERS: step.became} if step.became else {})
+
+
+def fingerprints_before(step: CheckedStep) -> Mapping[str, str]:
+    return step.fingerprints_before or ({PARAMETERS: step.trained_on} if step.trained_on else {})
+
+
+def trained_names(names: Iterable[str]) -> list[str]:
+    """Return the names whose tensors every update changes: the parameters, or the parts of them that a rank holds."""
+    listed = list(names)
+    return [PARAMETERS] if PARAMETERS in listed else listed
+
+
+@dataclass
+class _Judge:
+    records: Grouped
+    twin: Twin
+    findings: list[Finding] = field(default_factory=list)
+    steps: set[tuple[int, int]] = field(default_factory=set)
+    """(attempt, step) of what was compared between ranks, or between attempts."""
+    known: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(name, fingerprint) -> the first step after which some rank had it."""
+    after: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict)
+    """(rank, name) -> the newest step whose end has a fingerprint, and the fingerprint."""
+    by_version: dict[tuple[str, tuple[int, ...], int], tuple[str, int]] = field(default_factory=dict)
+    """(name, ranks, version) -> fingerprint, and the first rank that had it."""
+    left: dict[tuple[int, int, str], str] = field(default_factory=dict)
+    """(rank, step, name) -> fingerprint after it, in the latest attempt so far."""
+
+    def attempt(self, number: int) -> None:
+        starts = self.records.began.get(number, {})
+        first = min((start.step for start in starts.values()), default=0)
+        self.after.clear()
+        began = {
+            rank: start.fingerprints or ({PARAMETERS: start.parameters} if start.parameters else {})
+            for rank, start in starts.items()
+        }
+        wrong = self._against_last_attempt(number, first, began)
+        versions = {rank: start.outer_version for rank, start in starts.items()}
+        self._compare(number, first, began, versions, "began with", but=wrong)
+        for rank, values in began.items():
+            self.after.update({(rank, name): (first, value) for name, value in values.items() if name not in wrong})
+        traces: dict[tuple[int, str], dict[str, int]] = {}
+        for (of, step), ranks in self.records.steps.items():
+            if of == number:
+                self._step(number, step, ranks)
+                self._traces(number, step, ranks, traces)
+
+    def undecided(self) -> str:
+        if any(fingerprints(each) for ranks in self.records.steps.values() for each in ranks.values()):
+            # Where no two ranks hold the same, there is nothing to compare but a rank with itself.
+            return "" if not self.twin.equal(self.twin.layout.steps) else "no two ranks that must be equal recorded so"
+        return "no two ranks recorded fingerprints of the same step"
+
+    def _step(self, attempt: int, step: int, ranks: Mapping[int, CheckedStep]) -> None:
+        before = {rank: fingerprints_before(each) for rank, each in ranks.items()}
+        after = {rank: fingerprints(each) for rank, each in ranks.items()}
+        changed = self._changed_between(step, before)
+        wrong = self._compare(attempt, step - 1, before, {}, "trained on", at=step, suspects=changed)
+        for name, moved in changed.items():
+            if name not in wrong:
+                ages = self._age(name, {rank: before[rank][name] for rank in moved}, moved)
+                text = f"{named(moved)} began it with other {name} than step {step - 1} left{ages}"
+                self.findings.append(Finding(attempt, step, None, moved, text))
+        wrong |= set(changed)
+        versions = {rank: each.outer_version for rank, each in ranks.items()}
+        self._compare(attempt, step, after, versions, "has", but=wrong)
+        for rank, values in after.items():
+            for name, value in values.items():
+                self.known.setdefault((name, value), step)
+                self.after[rank, name] = step, value
+                self.left[rank, step, name] = value
+
+    def _compare(
+        self,
+        attempt: int,
+        after: int,
+        values: Mapping[int, Mapping[str, str]],
+        versions: Mapping[int, int | None],
+        verb: str,
+        at: int | None = None,
+        but: Collection[str] = (),
+        suspects: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    ) -> set[str]:
+        """Compare what ranks have after a step, where the twin says that it is equal, but for some names.
+
+        ``suspects``: by name, ranks that are known to have other tensors than they had, which are to blame where two
+        ranks differ. Returns the names that differ.
+        """
+        step = after if at is None else at
+        compared, different = False, set[str]()
+        for equal in self.twin.equal(after):
+            found = {rank: values[rank][equal.name] for rank in equal.ranks if equal.name in values.get(rank, {})}
+            if equal.by_version:
+                self._versions(attempt, step, equal.name, equal.ranks, found, versions)
+                compared |= any(versions.get(rank) is not None for rank in found)
+                continue
+            compared |= len(found) > 1 or (self.records.world_size == 1 and bool(found))
+            odd = odd_ones(found)
+            if odd and (blamed := tuple(rank for rank in suspects.get(equal.name, ()) if rank in found)):
+                odd = blamed if len(blamed) < len(found) else odd
+            if odd and equal.name not in but:
+                different.add(equal.name)
+                others = named({*found} - {*odd})
+                whose = f"{named(odd)} {verb} other {equal.name} than {others}"
+                if verb == "has":
+                    whose = f"after it, {equal.name} of {named(odd)} differ from those of {others}"
+                self.findings.append(Finding(attempt, step, None, odd, whose + self._age(equal.name, found, odd)))
+        if compared and verb != "began with":
+            self.steps.add((attempt, step))
+        return different
+
+    def _versions(
+        self,
+        attempt: int,
+        step: int,
+        name: str,
+        ranks: tuple[int, ...],
+        found: Mapping[int, str],
+        versions: Mapping[int, int | None],
+    ) -> None:
+        for rank, value in found.items():
+            version = versions.get(rank)
+            if version is None:
+                continue
+            other, first = self.by_version.setdefault((name, ranks, version), (value, rank))
+            if other != value:
+                text = f"{name} of version {version} differ on rank {rank} from those that rank {first} had"
+                self.findings.append(Finding(attempt, step, None, (rank,), text))
+
+    def _age(self, name: str, found: Mapping[int, str], odd: tuple[int, ...]) -> str:
+        ages = {self.known[name, found[rank]] for rank in odd if (name, found[rank]) in self.known}
+        return f", namely those after step {min(ages)}" if len(ages) == 1 else ""
+
+    def _changed_between(self, step: int, before: Mapping[int, Mapping[str, str]]) -> dict[str, tuple[int, ...]]:
+        """Return, by name, the ranks on which a step does not begin with what the one before left."""
+        changed: dict[str, list[int]] = {}
+        for rank, values in sorted(before.items()):
+            for name, value in values.items():
+                last, left = self.after.get((rank, name), (-1, ""))
+                if last == step - 1 and left != value:
+                    changed.setdefault(name, []).append(rank)
+        return {name: tuple(ranks) for name, ranks in changed.items()}
+
+    def _against_last_attempt(self, attempt: int, first: int, began: Mapping[int, Mapping[str, str]]) -> set[str]:
+        other: dict[str, list[int]] = {}
+        for rank, values in began.items():
+            for name, value in values.items():
+                left = self.left.get((rank, first, name))
+                if left is not None:
+                    self.steps.add((attempt, first))
+                if left is not None and left != value:
+                    other.setdefault(name, []).append(rank)
+        for name, ranks in other.items():
+            text = f"attempt {attempt} began on {named(ranks)} with {name} other than those after this step"
+            self.findings.append(Finding(attempt, first, None, tuple(sorted(ranks)), text))
+        return set(other)
+
+    def _traces(
+        self,
+        attempt: int,
+        step: int,
+        ranks: Mapping[int, CheckedStep],
+        seen: dict[tuple[int, str], dict[str, int]],
+    ) -> None:
+        """Report parameters that have values again that they had before an update."""
+        back: dict[int, list[int]] = {}
+        for rank, each in ranks.items():
+            for name in trained_names(each.trace):
+                earlier = seen.setdefault((rank, name), {}).setdefault(each.trace[name], step)
+                if earlier < step and self.twin.updates(step) > self.twin.updates(earlier):
+                    back.setdefault(earlier, []).append(rank)
+        for earlier, found in back.items():
+            text = f"{named(found)} went back to the parameters after step {earlier}"
+            self.findings.append(Finding(attempt, step, None, tuple(sorted(found)), text))
