@@ -55,7 +55,7 @@ windows = st.builds(
 costs = st.builds(StepCost, windows, windows, like=st.sampled_from("ab"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(1, 4), st.booleans())
 def test_parts_add_up_and_none_is_negative(data: st.DataObject, world: int, recorded: bool) -> None:
     begins = st.floats(0.0, 1e6)
