@@ -222,7 +222,7 @@ def critical_path(rows: Sequence[Row], costs: Costs, operations: Operations | No
 
 def _windows(row: Row, rank: int, cost: StepCost, timed: Sequence[TimedOperation]) -> tuple[_Window, _Window, _Window]:
     own = row[rank]
-    blocked = _window(_blocked(timed, own.t_begin, own.t_ready), timed)
+    blocked = _blocked_window(own, timed)
     inner = _window([(own.t_ready, own.t_sync)], timed)
     outer = _window([(own.t_stepped, own.t_end)], timed)
     if not timed:
@@ -237,6 +237,18 @@ def _windows(row: Row, rank: int, cost: StepCost, timed: Sequence[TimedOperation
                 window.software_s, window.open_s = window.open_s, 0.0
     outer.late_s = min(max(0.0, own.late_s), outer.length_s)
     return blocked, inner, outer
+
+
+def _blocked_window(own: StepRecord, timed: Sequence[TimedOperation]) -> _Window:
+    """Return for how long the rank stood still in its passes, by its own account, split as its operations say.
+
+    Their waits alone do not tell: a thread beside the passes may wait for them.
+    """
+    length_s = min(own.blocked_s, max(0.0, own.t_ready - own.t_begin))
+    found = _window(_blocked(timed, own.t_begin, own.t_ready), timed) if length_s > 0 else _Window(0.0)
+    share = min(1.0, length_s / found.length_s) if found.length_s > 0 else 0.0
+    parts = (found.wait_s * share, found.network_s * share, found.software_s * share)
+    return _Window(length_s, *parts, open_s=max(0.0, length_s - sum(parts)))
 
 
 def _blocked(timed: Sequence[TimedOperation], begin_t: float, end_t: float) -> list[tuple[float, float]]:

@@ -132,6 +132,7 @@ class StepRecord:
 
     ``retransmitted`` is what the kernel has retransmitted over TCP so far, in bytes by the peer's address; ``tcp`` is
     of this step alone, and of connections across the fiber. ``late_s``: waited for fragments that were to have arrived.
+    ``blocked_s``: stood still for communication inside the forward and backward passes, which is no compute.
     ``t_stepped`` is when the inner optimizer was done; from then to ``t_end`` the rank waited for exchanges that follow
     the step. In records without it, and where nothing follows, it is ``t_end``.
     """
@@ -149,6 +150,7 @@ class StepRecord:
     retransmitted: Mapping[str, int] = field(default_factory=dict)
     tcp: TcpRecord | None = None
     late_s: float = 0.0
+    blocked_s: float = 0.0
     t_stepped: float = math.nan
     declared_s: float | None = None
     """Compute as declared for this step, noise and faults included; None for real compute."""
@@ -182,6 +184,7 @@ class StepRecord:
             declared_s=number(fields, "declared_s"),
             overrun_s=max(0.0, number(fields, "overrun_s") or 0.0),
             cpu_s=number(fields, "cpu_s"),
+            blocked_s=max(0.0, number(fields, "blocked_s") or 0.0),
         )
         if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_stepped <= record.t_end:
             raise Malformed(f"the times of step {record.step} are out of order")
@@ -190,12 +193,12 @@ class StepRecord:
     @property
     def compute_s(self) -> float:
         """Forward and backward up to the last gradient, and the optimizer: (ready - begin) + (stepped - sync)."""
-        return (self.t_ready - self.t_begin) + (self.t_stepped - self.t_sync)
+        return (self.t_ready - self.t_begin - self.blocked_s) + (self.t_stepped - self.t_sync)
 
     @property
     def exposed_s(self) -> float:
         """Communication that no computation overlapped: (sync - ready) + (end - stepped)."""
-        return self.within_s + self.after_s
+        return self.within_s + self.after_s + self.blocked_s
 
     @property
     def within_s(self) -> float:

@@ -27,7 +27,9 @@ FIBER = FiberModel(delay_s=5e-3, rate_bps=100e6)
 EVERYONE = frozenset(range(4))
 
 
-def record(step: int, begin: float, *lengths: float, late_s: float = 0.0, resent: int | None = None) -> StepRecord:
+def record(
+    step: int, begin: float, *lengths: float, late_s: float = 0.0, resent: int | None = None, **more: float
+) -> StepRecord:
     """Return a record as an agent writes it: ``lengths`` from begin to ready, to sync, to stepped, to end."""
     times = [begin]
     for length in lengths:
@@ -35,7 +37,7 @@ def record(step: int, begin: float, *lengths: float, late_s: float = 0.0, resent
     names = ("t_begin", "t_ready", "t_sync", "t_stepped", "t_end")
     tcp = {} if resent is None else {"tcp": {"sent": 1000, "retransmitted": resent}}
     return StepRecord.from_dict(
-        {"step": step, **dict(zip(names, times, strict=True)), "tokens": 256, "late_s": late_s, **tcp}
+        {"step": step, **dict(zip(names, times, strict=True)), "tokens": 256, "late_s": late_s, **tcp, **more}
     )
 
 
@@ -53,7 +55,7 @@ windows = st.builds(
 costs = st.builds(StepCost, windows, windows, like=st.sampled_from("ab"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(1, 4), st.booleans())
 def test_parts_add_up_and_none_is_negative(data: st.DataObject, world: int, recorded: bool) -> None:
     begins = st.floats(0.0, 1e6)
@@ -64,6 +66,7 @@ def test_parts_add_up_and_none_is_negative(data: st.DataObject, world: int, reco
                 rank: record(
                     step, data.draw(begins), *(data.draw(seconds) for _ in range(4)), late_s=data.draw(seconds),
                     resent=data.draw(st.sampled_from([None, 0, 9])),
+                    blocked_s=data.draw(seconds) * data.draw(st.booleans()),
                 )
                 for rank in range(world)
             }
@@ -138,11 +141,13 @@ def test_recorded_operations_tell_waiting_from_sending_and_both_from_the_site() 
 
 
 def test_what_a_rank_stands_still_for_inside_its_passes_is_no_compute() -> None:
-    row = {0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0)}
+    row = {0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0, blocked_s=0.08)}
     operations = [TimedOperation(0.01, 0.04, 0.10, crosses=True, waited_s=0.08)]
     found = one(row, StepCost(cost(propagation_s=0.05)), operations)
     values = (found.compute_s, found.peer_wait_s, found.propagation_s, found.rest_s)
     assert values == pytest.approx((0.12, 0.02, 0.05, 0.01)), "from 0.02 to 0.04 a peer is missing"
+    assert one({0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0)}, StepCost(), operations).compute_s == pytest.approx(0.2)
+    assert one({0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0, blocked_s=0.05)}, StepCost()).rest_s == pytest.approx(0.05)
 
 
 def test_the_slowest_of_a_site_is_waited_for_in_the_site_alone() -> None:

@@ -1,0 +1,88 @@
+"""Several ways of training: differences are paired by seed, a missing run is told, and every loss says "toy scale"."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from testbed.core.analysis.critical_path import Parts
+from testbed.core.analysis.heldout import HeldOut
+from testbed.core.report.comparison import ways_page, ways_tables
+from testbed.core.report.comparison.side import Quantity, Side
+from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared, to_json
+from testbed.core.report.comparison.ways_figures import TOY, ways_figures
+
+WAYS = ("ddp", "diloco:every=50")
+
+
+def run(way: str, seed: int, loss: float | None, verdict: str = "pass") -> WayRun:
+    side = Side(f"{way}-{seed}", f"/runs/{way}-{seed}", "training job", verdict, "It trained.", 0.0, (), (), {})
+    curve = HeldOut((10, 20), (1.0, 2.0), (1e6, 2e6), (5.0, loss or 4.0), (0, 1))
+    quantities = {
+        "heldout_loss": Quantity("heldout_loss", "held-out loss", "nats", loss),
+        "compute_utilization": Quantity("compute_utilization", "compute utilization", "share", 0.5),
+    }
+    return WayRun(way, seed, side, curve, Parts(compute_s=0.1, propagation_s=0.02), quantities)
+
+
+def compared(losses: Mapping[tuple[str, int], float | None], **more: str) -> WaysCompared:
+    runs = tuple(run(way, seed, loss, **more) for (way, seed), loss in losses.items())
+    return WaysCompared("metro-40km", WAYS, tuple(dict.fromkeys(seed for _, seed in losses)), runs)
+
+
+FOUND = compared(
+    {
+        ("ddp", 0): 2.430, (WAYS[1], 0): 2.460,
+        ("ddp", 1): 2.465, (WAYS[1], 1): 2.497,
+        ("ddp", 2): 2.423, (WAYS[1], 2): 2.454,
+    }
+)  # fmt: skip
+
+
+def test_differences_are_of_runs_with_the_same_seed() -> None:
+    found = FOUND.paired(WAYS[1], "heldout_loss")
+    assert found is not None
+    assert found.differences == pytest.approx({0: 0.030, 1: 0.032, 2: 0.031})
+    # The seeds alone differ by 0.042; the difference of two ways by 0.002.
+    assert (found.mean, found.high - found.low) == pytest.approx((0.031, 0.002))
+    assert FOUND.paired("ddp", "heldout_loss") is None
+    table = ways_tables.paired_table(FOUND)
+    assert table is not None
+    assert table.rows[0] == ["held-out loss", "+0.0310 (+0.0300 to +0.0320)"]
+
+
+def test_a_seed_that_one_way_lacks_is_in_no_difference() -> None:
+    found = compared({("ddp", 0): 2.4, (WAYS[1], 0): 2.5, ("ddp", 1): 2.0})
+    paired = found.paired(WAYS[1], "heldout_loss")
+    assert paired is not None
+    assert paired.differences == pytest.approx({0: 0.1})
+    assert found.verdict == "unknown", "a run is missing"
+    assert compared({("ddp", 0): 2.4, (WAYS[1], 0): None}).paired(WAYS[1], "heldout_loss") is None
+
+
+def test_a_run_that_failed_decides_the_verdict() -> None:
+    assert FOUND.verdict == "pass"
+    assert compared({("ddp", 0): 2.4}, verdict="fail").verdict == "fail"
+
+
+def test_page_and_json_have_the_same_facts() -> None:
+    page, document = ways_page.html(FOUND), json.loads(json.dumps(to_json(FOUND), allow_nan=False))
+    assert "+0.0310 (+0.0300 to +0.0320)" in page
+    assert document["means"]["ddp"]["heldout_loss"] == pytest.approx((2.430 + 2.465 + 2.423) / 3)
+    assert document["differences"][0]["by_seed"] == pytest.approx({"0": 0.030, "1": 0.032, "2": 0.031})
+    assert [it["seed"] for it in document["runs"]] == [0, 0, 1, 1, 2, 2]
+    assert document["path"]["ddp"]["propagation_s"] == pytest.approx(0.02)
+
+
+def test_every_plot_of_a_loss_says_that_it_is_of_toy_scale() -> None:
+    titles = [it.title for it in ways_figures(FOUND) if "loss" in it.title.lower()]
+    assert len(titles) == 3
+    assert all(TOY in title for title in titles)
+
+
+def test_an_interrupted_comparison_says_what_is_missing() -> None:
+    found = WaysCompared("metro-40km", WAYS, (0, 1), FOUND.runs[:1], ended="interrupted")
+    assert ways_tables.headline(found) == "2 ways of training on metro-40km, 2 seeds each: 1 of 4 runs, interrupted"
+    assert "interrupted" in ways_page.html(found)
