@@ -96,7 +96,8 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     strategy = STRATEGIES.get(twin.prediction or twin.name) if twin else None
     if found["sites"] < 2 or twin is None or strategy is None:
         return None
-    inputs = Inputs(layers=1, **{**found, **_declared(twin, strategy.own)})
+    more = twin.predicted_by(found["rate_bps"], found["delay_s"])
+    inputs = Inputs(layers=1, **{**found, **_declared(twin, strategy.own), **more})
     outcome, of = strategy.predict(inputs), groups(inputs, strategy.exchanged(inputs))
     exposed_s = _usual_exposed_s(run, twin)
     scale = run.topology.scale if run.topology else 1.0

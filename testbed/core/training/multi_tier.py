@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from testbed.core.prediction.inputs import Tier
 from testbed.core.training.operation import Operation
 from testbed.core.training.site_exchange import gather_in_sites, mean_in_sites, slice_groups, sum_delays, sum_over
 from testbed.core.training.strategy_options import OUTER_MOMENTUM, OUTER_RATE, names_by_group, whole
@@ -85,6 +87,11 @@ class MultiTier(Twin):
     def outer_updates(self, step: int) -> int:
         every = int(self.values["every"])
         return step // every + (step >= self.layout.steps and step % every > 0)
+
+    def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
+        every = [self.values["every"]] if max(len(region) for region in self.regions) > 1 else []
+        steps = sorted({*every, self.values["every_regions"]})
+        return {"tiers": tuple(Tier(it, rate_bps, delay_s) for it in steps)}
 
     @property
     def delays(self) -> float:

@@ -119,6 +119,13 @@ class Twin(ABC):
         """Sigma: how many versions old the state may be on which a site's exchange is based; None: nobody is behind."""
         return None
 
+    def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
+        """Return inputs of the closed form that do not have the name of an option, over a fiber of this rate and delay.
+
+        Keys are fields of ``testbed.core.prediction.inputs.Inputs``.
+        """
+        return {}
+
     @property
     def delays(self) -> float:
         """c: one-way delays that follow one another in an exchange over the fiber."""
