@@ -46,7 +46,7 @@ def operations(twin: Twin, rank: int, step: int) -> list[Line]:
 def run_of(twin: Twin, steps: int = STEPS, versions: bool = True) -> list[list[Line]]:
     """rank -> its lines, of a job in which nothing is wrong. Fingerprints are taken in every step.
 
-    Between exchanges a site's parameters are its own; after one, all are equal. Each rank has a slice of ``outer``..
+    Between exchanges a site's parameters are its own; after one, all are equal. Each rank has a slice of ``outer``.
     """
     ranks: list[list[Line]] = []
     for rank in range(WORLD):
