@@ -118,6 +118,9 @@ class TcpRecord:
         )
 
 
+ROUNDING_S = 1e-6
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the attempt began.
@@ -125,7 +128,8 @@ class StepRecord:
     ``retransmitted`` is what the kernel has retransmitted over TCP so far, in bytes by the peer's address; ``tcp`` is
     of this step alone, and of connections across the fiber. ``late_s``: waited for fragments that were to have arrived.
     ``t_stepped`` is when the inner optimizer was done; from then to ``t_end`` the rank waited for exchanges that follow
-    the step. In records without it, and where nothing follows, it is ``t_end``.
+    the step. In records without it, and where nothing follows, it is ``t_end``. ``blocked_s``: of the time until
+    ``t_ready``, what forward and backward waited for communication, as those of a pipeline do.
     """
 
     step: int
@@ -142,6 +146,7 @@ class StepRecord:
     tcp: TcpRecord | None = None
     late_s: float = 0.0
     t_stepped: float = math.nan
+    blocked_s: float = 0.0
 
     def __post_init__(self) -> None:
         if math.isnan(self.t_stepped):
@@ -165,20 +170,23 @@ class StepRecord:
             t_stepped=math.nan if t_stepped is None else t_stepped,
             tcp=TcpRecord.from_dict(tcp) if (tcp := mapping(fields, "tcp")) else None,
             late_s=max(0.0, number(fields, "late_s") or 0.0),
+            blocked_s=max(0.0, number(fields, "blocked_s") or 0.0),
         )
         if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_stepped <= record.t_end:
             raise Malformed(f"the times of step {record.step} are out of order")
+        if record.blocked_s > record.t_ready - record.t_begin + ROUNDING_S:
+            raise Malformed(f"step {record.step} waited longer than it took")
         return record
 
     @property
     def compute_s(self) -> float:
-        """Forward and backward up to the last gradient, and the optimizer: (ready - begin) + (stepped - sync)."""
-        return (self.t_ready - self.t_begin) + (self.t_stepped - self.t_sync)
+        """Forward and backward up to the last gradient, and the optimizer, without what they waited for."""
+        return (self.t_ready - self.t_begin) - self.blocked_s + (self.t_stepped - self.t_sync)
 
     @property
     def exposed_s(self) -> float:
-        """Communication that no computation overlapped: (sync - ready) + (end - stepped)."""
-        return self.within_s + self.after_s
+        """Communication that no computation overlapped: blocked + (sync - ready) + (end - stepped)."""
+        return self.blocked_s + self.within_s + self.after_s
 
     @property
     def within_s(self) -> float:
