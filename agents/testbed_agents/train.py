@@ -239,6 +239,7 @@ def train(
             observe=metrics.collective_done,
         )
         watched.observe(checks.operations)
+        watched.wait_in(context.waiting)
         evidence.install(checks.evidence)
         if broken:
             broken.install(strategy, optimizer)
@@ -366,6 +367,7 @@ def train(
         raise TrainingFailed(f"step {done + 1}: {reason_of(error)}", done) from error
     finally:
         watched.observe(None)
+        watched.wait_in(None)
         watched.break_by(None)
         failpoints.plant(None)
         evidence.install(None)

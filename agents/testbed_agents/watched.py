@@ -17,6 +17,7 @@ ranks of the group. A message is numbered among those of its source, destination
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -136,6 +137,22 @@ def observe(observer: Observer | None) -> None:
     _observer = observer
 
 
+_waiting: tuple[int, Callable[[], contextlib.AbstractContextManager[None]]] | None = None
+"""Thread, and in what it waits."""
+
+
+def wait_in(manager: Callable[[], contextlib.AbstractContextManager[None]] | None) -> None:
+    """Let the calling thread wait for operations inside ``manager()``, which may count the time; None: plainly."""
+    global _waiting
+    _waiting = None if manager is None else (threading.get_ident(), manager)
+
+
+def _wait() -> contextlib.AbstractContextManager[None]:
+    if _waiting is None or _waiting[0] != threading.get_ident():
+        return contextlib.nullcontext()
+    return _waiting[1]()
+
+
 def break_by(faults: Faults | None) -> None:
     """Set the deliberate errors of all watched groups of this process; None: none."""
     global _faults
@@ -175,7 +192,8 @@ class WatchedWork(Work):
     def wait(self, timeout: Any = None) -> bool:
         began_t = self._operation.blocked_t = time.monotonic()
         try:
-            done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
+            with _wait():
+                done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         except RuntimeError as error:
             if not self._has_future:
                 _end(self._operation, self._observer, str(error) or type(error).__name__)

@@ -271,6 +271,7 @@ def _tiles(
                 step = (attempt, (attempt, each.step) in affected, each.step)
                 line.until(each.t_begin, _BETWEEN, step)
                 within_s, after_s = waits.get(id(each), (0.0, 0.0))
+                # When forward and backward waited is not known, only how long: shown after what they computed.
                 line.until(each.t_ready - each.blocked_s, _COMPUTE, step)
                 line.until(each.t_ready, _EXPOSED, step)
                 waited_for = _CHECKPOINT if (attempt, each.step) in saved else _EVALUATION

@@ -126,15 +126,18 @@ class TcpRecord:
         )
 
 
+ROUNDING_S = 1e-6
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the attempt began.
 
     ``retransmitted`` is what the kernel has retransmitted over TCP so far, in bytes by the peer's address; ``tcp`` is
     of this step alone, and of connections across the fiber. ``late_s``: waited for fragments that were to have arrived.
-    ``blocked_s``: stood still for communication inside the forward and backward passes, which is no compute.
     ``t_stepped`` is when the inner optimizer was done; from then to ``t_end`` the rank waited for exchanges that follow
-    the step. In records without it, and where nothing follows, it is ``t_end``.
+    the step. In records without it, and where nothing follows, it is ``t_end``. ``blocked_s``: of the time until
+    ``t_ready``, what forward and backward waited for communication, as those of a pipeline do.
     """
 
     step: int
@@ -188,17 +191,19 @@ class StepRecord:
         )
         if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_stepped <= record.t_end:
             raise Malformed(f"the times of step {record.step} are out of order")
+        if record.blocked_s > record.t_ready - record.t_begin + ROUNDING_S:
+            raise Malformed(f"step {record.step} waited longer than it took")
         return record
 
     @property
     def compute_s(self) -> float:
-        """Forward and backward up to the last gradient, and the optimizer: (ready - begin) + (stepped - sync)."""
-        return (self.t_ready - self.t_begin - self.blocked_s) + (self.t_stepped - self.t_sync)
+        """Forward and backward up to the last gradient, and the optimizer, without what they waited for."""
+        return (self.t_ready - self.t_begin) - self.blocked_s + (self.t_stepped - self.t_sync)
 
     @property
     def exposed_s(self) -> float:
-        """Communication that no computation overlapped: (sync - ready) + (end - stepped)."""
-        return self.within_s + self.after_s + self.blocked_s
+        """Communication that no computation overlapped: blocked + (sync - ready) + (end - stepped)."""
+        return self.blocked_s + self.within_s + self.after_s
 
     @property
     def within_s(self) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import loopback_ranks
 import pytest
 import torch
-from testbed_agents import strategies
+from testbed_agents import strategies, watched
 from testbed_agents.checkpoint import Checkpoints, State
 from testbed_agents.data import Corpus, Windows
 from testbed_agents.fence import Fence
@@ -73,6 +73,9 @@ class _Seen:
     def left(self, operation: Any) -> None:
         pass
 
+    def added(self, *sum_of_messages: Any) -> None:
+        pass
+
 
 class _Job:
     def __init__(self, groups: Groups, name: str) -> None:
@@ -106,19 +109,21 @@ def _crc(tensors: Iterable[Tensor]) -> int:
     return value
 
 
-def _train(rank: int, folder: Path, watched: Any) -> dict[str, Any]:
+def _train(rank: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     groups = Groups(rank, SITES)
     for name in JOBS:
         seen = _Seen()
         job = _Job(groups, name)
         watched.observe(seen)
+        watched.wait_in(job.context.waiting)
         job.train(1, SAVED_AFTER)
         checkpoints = Checkpoints(folder / name / f"rank-{rank}", Fence(folder, 1))
         if name in RESTORED:
             checkpoints.save(SAVED_AFTER, job.state)
         job.train(SAVED_AFTER + 1, STEPS)
         watched.observe(None)
+        watched.wait_in(None)
         found[name] = {
             "losses": job.losses,
             "fingerprints": job.fingerprints(),
@@ -138,8 +143,7 @@ def _train(rank: int, folder: Path, watched: Any) -> dict[str, Any]:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found, by job."""
 
-    watched = pytest.importorskip("testbed_agents.watched")
-    return loopback_ranks.run(4, _train, tmp_path_factory.mktemp("split"), watched, backend="watched")
+    return loopback_ranks.run(4, _train, tmp_path_factory.mktemp("split"), backend=watched.BACKEND)
 
 
 @pytest.fixture(autouse=True)
@@ -248,7 +252,12 @@ def test_a_pipeline_is_one_model_with_an_untied_output_layer(ranks: list[dict[st
         means = [(of_step[0] + of_step[2]) / 2 for of_step in losses]
         assert ranks[2][name]["losses"] == pytest.approx(means, rel=1e-5)
     assert ranks[0]["1f1b"]["fingerprints"] == ranks[0]["1f1b, one in flight"]["fingerprints"], "order of sums"
-    assert ranks[0]["1f1b"]["waited_s"] > 0
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_forward_and_backward_wait_for_is_not_compute(ranks: list[dict[str, Any]], name: str) -> None:
+    waits = name != "ddp"
+    assert all((rank[name]["waited_s"] > 0) == waits for rank in ranks), "torch's own waits, too"
 
 
 class _Mixture(torch.nn.Module):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from testbed.core.analysis import attempt_history
 from testbed.core.analysis.goodput import JobEvidence, evaluate
 from testbed.core.analysis.timeline import FaultWindow
+from testbed.core.fields import Malformed
 from testbed.core.records.rank_log import CheckpointRecord, EndRecord, JobRecord, RankLog, StepRecord
 
 GAP, OPTIMIZER = 0.001, 0.01
@@ -140,6 +141,26 @@ def simulate(job: Job) -> Books:
 def seconds(evidence: JobEvidence) -> dict[str, float]:
     found = evidence.rank_seconds
     return {each.name.removesuffix("_s"): getattr(found, each.name) for each in fields(found)}
+
+
+def test_what_a_pass_waited_for_is_exposed_not_productive() -> None:
+    """10 steps of 0.1 s: 0.08 s until gradients are ready, of which 0.05 s waiting, as a stage of a pipeline does."""
+    steps = [
+        StepRecord.from_dict(
+            {"step": n, "t_begin": n / 10, "t_ready": n / 10 + 0.08, "t_sync": n / 10 + 0.09, "t_end": n / 10 + 0.1}
+            | {"tokens": 10, "blocked_s": 0.05}
+        )
+        for n in range(10)
+    ]
+    assert steps[0].compute_s == pytest.approx(0.04) and steps[0].exposed_s == pytest.approx(0.06)
+    job = JobRecord(0.0, 0, 1, "n-0", "east", "pipeline", 1, 1, 10)
+    evidence = evaluate([RankLog(0, (job,), tuple(steps), (EndRecord(1.0, "ok", "", 10),))], [])
+    assert evidence.rank_seconds.productive_s == pytest.approx(0.4)
+    assert evidence.rank_seconds.exposed_communication_s == pytest.approx(0.6)
+    with pytest.raises(Malformed, match="waited longer than it took"):
+        StepRecord.from_dict(
+            {"step": 1, "t_begin": 0, "t_ready": 1, "t_sync": 1, "t_end": 1, "tokens": 1, "blocked_s": 2}
+        )
 
 
 @pytest.mark.parametrize(("took_s", "goodput"), [(0.0, 1.0), (1.0, 10 / 19), (5.0, 10 / 55)])
