@@ -38,6 +38,18 @@ def percent(share: float) -> str:
     return format_percent(share, 4)
 
 
+def _fabric(it: Prediction) -> list[tables.Row]:
+    """Return what the tier inside the sites exposes, and its rate at full scale; nothing without a limit."""
+    if not math.isfinite(it.inputs.site_rate_bps):
+        return []
+    inside, across = format_rate(it.inputs.site_rate_bps, 4), format_rate(it.inputs.rate_bps, 4)
+    exposed = format_duration(it.outcome.exposed.inside_s, 3)
+    return [
+        ["exposed: inside sites", exposed, "over their fabrics, an upper bound"],
+        ["payload rate by tier", inside, f"of a node while all of its site send; between two sites {across}"],
+    ]
+
+
 def show(it: Prediction, measured: float | None = None) -> None:
     """Print one prediction, beside the ``measured`` compute utilization of the run that it is made from."""
     outcome, exposed = it.outcome, it.outcome.exposed
@@ -54,6 +66,7 @@ def show(it: Prediction, measured: float | None = None) -> None:
         ["exposed: serialization", format_duration(exposed.serialization_s, 3), f"w = {it.pattern.wire_factor:.4g}"],
         ["exposed: software", format_duration(exposed.software_s, 3), "library, its slots, outer step"],
         ["exposed: waiting", format_duration(exposed.waiting_s, 3), "for another site or stage"],
+        *_fabric(it),
         ["bits per fiber", _bits(outcome.bits_per_step), "payload, each direction"],
         ["peak rate", format_rate(outcome.peak_bps, 4), "the largest exchange within one step of compute"],
         ["w kappa; lambda; o/T", _groups(it), "the same three mean the same utilization, TCP aside"],

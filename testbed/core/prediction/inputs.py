@@ -67,6 +67,8 @@ class Inputs:
         sites, ranks_per_site: replicas, and accelerators of each.
         bits: per exchanged value.
         payload_factor: payload sent per payload declared; 1 unless fitted to a publication.
+        site_rate_bps: payload rate of each node inside its site while all of its nodes send, in bit/s; infinite for a
+            fabric without a limit.
         wire_factor, delays: w and c of the collective; None takes those of the strategy's pattern.
         operation_s: software time per operation.
         buckets: operations of one exchange; None for one per layer.
@@ -119,6 +121,7 @@ class Inputs:
     token_bits: float = 0.0
     slowdowns: tuple[float, ...] = ()
     fibers_m: tuple[float, ...] = ()
+    site_rate_bps: float = math.inf
 
     @property
     def payload_bits(self) -> float:
@@ -171,7 +174,7 @@ def _mistakes(it: Inputs) -> Iterator[str]:
     for name in ("buckets", "in_flight", "quorum"):
         if getattr(it, name) is not None:
             yield from _outside(it, name, 1)
-    for name in ("step_s", "parameters", "rate_bps", "bits", "payload_factor"):
+    for name in ("step_s", "parameters", "rate_bps", "bits", "payload_factor", "site_rate_bps"):
         if not getattr(it, name) > 0:  # also NaN
             yield f"{option(name)} must be greater than 0, got {getattr(it, name):g}"
     for name in (

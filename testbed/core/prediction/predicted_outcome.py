@@ -17,16 +17,18 @@ class Exposed:
         serialization_s: bits are sent, or wait behind others on the same fiber.
         software_s: the library works, or the operation waits for one of its slots.
         waiting_s: another site has not come so far yet.
+        inside_s: bits are sent inside a site, over its fabric.
     """
 
     propagation_s: float = 0.0
     serialization_s: float = 0.0
     software_s: float = 0.0
     waiting_s: float = 0.0
+    inside_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.propagation_s + self.serialization_s + self.software_s + self.waiting_s
+        return self.propagation_s + self.serialization_s + self.software_s + self.waiting_s + self.inside_s
 
     def __add__(self, other: Exposed) -> Exposed:
         return Exposed(
@@ -34,6 +36,7 @@ class Exposed:
             self.serialization_s + other.serialization_s,
             self.software_s + other.software_s,
             self.waiting_s + other.waiting_s,
+            self.inside_s + other.inside_s,
         )
 
     def __mul__(self, factor: float) -> Exposed:
@@ -42,6 +45,7 @@ class Exposed:
             self.serialization_s * factor,
             self.software_s * factor,
             self.waiting_s * factor,
+            self.inside_s * factor,
         )
 
     @classmethod
@@ -52,7 +56,7 @@ class Exposed:
         waited for the lane, until ``sent_s``; then the last bit travelled. All are seconds of one clock.
 
         >>> Exposed.during(2.0, 10.0, 3.0, 4.0, 8.0)
-        Exposed(propagation_s=2.0, serialization_s=4.0, software_s=1.0, waiting_s=1.0)
+        Exposed(propagation_s=2.0, serialization_s=4.0, software_s=1.0, waiting_s=1.0, inside_s=0.0)
         """
 
         def share(begin_s: float, end_s: float) -> float:
@@ -73,7 +77,7 @@ class Exposed:
         longer than one exchange is a queue of others before it, hence serialization.
 
         >>> Exposed.tail(5.0, 2.0, 2.5, 1.0)
-        Exposed(propagation_s=2.0, serialization_s=2.5, software_s=0.5, waiting_s=0.0)
+        Exposed(propagation_s=2.0, serialization_s=2.5, software_s=0.5, waiting_s=0.0, inside_s=0.0)
         """
         left = max(0.0, exposed_s)
         propagation = min(left, propagation_s)
@@ -125,6 +129,7 @@ class Outcome:
             "rate": self.exposed.serialization_s,
             "software": self.exposed.software_s,
             "the slowest site": self.exposed.waiting_s,
+            "the fabric": self.exposed.inside_s,
         }
         return max(parts, key=lambda name: parts[name])
 

@@ -314,8 +314,10 @@ def _outcome(strategy: str, inputs: Inputs) -> Outcome:
 
 def _events(strategy: str, inputs: Inputs) -> tuple[Outcome | None, str]:
     """Return the outcome by events, or None and why there is none."""
+    of = STRATEGIES[strategy]
     try:
-        return replace(predict_events(strategy, inputs), peak_bps=STRATEGIES[strategy].predict(inputs).peak_bps), ""
+        outcome = of.with_fabric(predict_events(strategy, of.over_fabric(inputs)), inputs)
+        return replace(outcome, peak_bps=of.predict(inputs).peak_bps), ""
     except TooMany as error:
         return None, str(error)
 

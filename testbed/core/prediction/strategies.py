@@ -28,7 +28,8 @@ pipeline          (M + stages - 1) T/M + 2 (stages - 1) (o + d + A/B); a pass wh
 moe               T + 4 (o + c d + w A / B) per layer with experts                       arXiv:2006.16668
 ================  =====================================================================  ============================
 
-What all of them leave out: TCP's windows and loss, fabrics inside sites, jitter between ranks. Model quality depends
+What all of them leave out: TCP's windows and loss, jitter between ranks; what fabrics inside sites add where these have
+a rate is in ``fabric_tier.py``. Model quality depends
 on the strategy and is not predicted.
 """
 
@@ -36,11 +37,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from testbed.core.prediction.bucket_pipeline import FORWARD_SHARE, Sent, send_in_order
 from testbed.core.prediction.collective_times import Pattern, flat_ring, gather, two_level
+from testbed.core.prediction.fabric_tier import inside_s, through_fabric
 from testbed.core.prediction.inputs import Inputs, option
 from testbed.core.prediction.predicted_outcome import Exposed, Outcome
 
@@ -75,6 +77,7 @@ class Strategy:
         own_fibers: name of the input that has rates and delays in place of the one rate and delay; empty for none.
         exact: the closed form leaves out nothing that the event model knows.
         merge_s: time between two merges, where learners do not wait for each other.
+        averages_inside: whether ranks of a site average gradients over its fabric in each step.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Strategy:
     own_fibers: str = ""
     exact: bool = True
     merge_s: Callable[[Inputs, Pattern], float] | None = None
+    averages_inside: bool = False
 
     @property
     def flat(self) -> bool:
@@ -113,13 +117,25 @@ class Strategy:
         """Return c and w as measured, declared, or else of the pattern; nothing crosses a fiber with a single site."""
         return self.pattern(inputs).measured(inputs) if inputs.sites > 1 else Pattern(0, 0)
 
+    def over_fabric(self, inputs: Inputs) -> Inputs:
+        """Return ``inputs`` with the rate that the fabrics of the sites leave to a ring of all ranks."""
+        return through_fabric(inputs) if self.flat else inputs
+
+    def with_fabric(self, outcome: Outcome, inputs: Inputs) -> Outcome:
+        """Return ``outcome`` with what the fabrics of the sites expose."""
+        inside = Exposed(inside_s=inside_s(inputs, inputs.every if "every" in self.own else 0))
+        if not self.averages_inside or not inside.total_s:
+            return outcome
+        return replace(outcome, step_s=outcome.step_s + inside.total_s, exposed=outcome.exposed + inside)
+
     def predict(self, inputs: Inputs) -> Outcome:
         """Return the closed form's outcome. ``inputs`` have no mistakes (``inputs.mistakes``)."""
+        inputs = self.over_fabric(inputs)
         pattern = self.exchanged(inputs)
         cycle = self.cycle(inputs, pattern)
         missing_s = cycle.lane_s - (cycle.steps * inputs.fastest_s + cycle.exposed.total_s)
         exposed = (cycle.exposed + Exposed(serialization_s=max(0.0, missing_s))) * (1 / cycle.steps)
-        return Outcome(
+        outcome = Outcome(
             step_s=inputs.fastest_s + exposed.total_s,
             compute_s=inputs.fastest_s,
             exposed=exposed,
@@ -129,6 +145,7 @@ class Strategy:
             merge_s=None if self.merge_s is None else self.merge_s(inputs, pattern),
             bits_by_fiber=tuple(it / cycle.steps for it in cycle.by_fiber or (cycle.bits,)),
         )
+        return self.with_fabric(outcome, inputs)
 
 
 def _flat(inputs: Inputs) -> Pattern:
@@ -334,15 +351,15 @@ STRATEGIES: Final = {
     it.name: it
     for it in (
         Strategy("ddp", _flat, _data_parallel, _SYNCHRONOUS),
-        Strategy("hierarchical", _between_sites, _data_parallel, _SYNCHRONOUS),
-        Strategy("hsdp", _between_sites, _data_parallel, _SYNCHRONOUS),
+        Strategy("hierarchical", _between_sites, _data_parallel, _SYNCHRONOUS, averages_inside=True),
+        Strategy("hsdp", _between_sites, _data_parallel, _SYNCHRONOUS, averages_inside=True),
         Strategy("fsdp", _flat, _sharded, exact=False),
-        Strategy("local-sgd", _between_sites, _blocking, _PERIODIC),
-        Strategy("diloco", _between_sites, _blocking, _PERIODIC),
-        Strategy("streaming-diloco", _between_sites, _streaming, _STREAMED, exact=False),
-        Strategy("sparse-loco", _gathered, _blocking, _PERIODIC),
-        Strategy("async-diloco", _one_way, _asynchronous, _LAGGING),
-        Strategy("decoupled", _one_way, _decoupled, _MERGED, merge_s=_quorum_merge_s),
+        Strategy("local-sgd", _between_sites, _blocking, _PERIODIC, averages_inside=True),
+        Strategy("diloco", _between_sites, _blocking, _PERIODIC, averages_inside=True),
+        Strategy("streaming-diloco", _between_sites, _streaming, _STREAMED, exact=False, averages_inside=True),
+        Strategy("sparse-loco", _gathered, _blocking, _PERIODIC, averages_inside=True),
+        Strategy("async-diloco", _one_way, _asynchronous, _LAGGING, averages_inside=True),
+        Strategy("decoupled", _one_way, _decoupled, _MERGED, merge_s=_quorum_merge_s, averages_inside=True),
         Strategy("tiers", _between_sites, _tiers, _TIERED | {"outer_step_s"}, needs=_TIERED, own_fibers="tiers"),
         Strategy("pipeline", _one_way, _pipeline, _STAGED, needs=frozenset({"activation_bits"})),
         Strategy("moe", _one_way, _experts, _EXPERTS, needs=_EXPERTS),
