@@ -35,6 +35,8 @@ BOUND_S = {
     "containers": 900,
     "prediction": 120,
     "operations_in_flight": 180,
+    "strategy_bytes": 900,
+    "strategy_utilization": 900,
 }
 """Time limit of each benchmark in seconds: about twice its usual duration (docs/performance.md)."""
 
@@ -54,7 +56,10 @@ def lacking(name: str) -> str:
             return "a C compiler is missing; install it with: apt-get install gcc libc6-dev"
         if importlib.util.find_spec("ziglang") is None:
             return f"ziglang is missing; install it with: {sys.executable} -m pip install ziglang==0.15.2"
-    if name in ("rtt_under_load", "containers", "operations_in_flight") and importlib.util.find_spec("torch") is None:
+    if (
+        name in ("rtt_under_load", "containers", "operations_in_flight", "strategy_bytes", "strategy_utilization")
+        and importlib.util.find_spec("torch") is None
+    ):
         return "torch is missing; install it with: pip install 'scale-across-testbed[agents]'"
     return ""
 
