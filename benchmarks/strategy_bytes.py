@@ -1,4 +1,4 @@
-"""Payload that each strategy puts on the fiber per direction, as a share of what its twin says: 2 and 3 sites of 2 ranks.
+"""Payload that each strategy puts on the fiber per direction, of what its twin says: 2 and 3 sites of 2 ranks.
 
 One lab per number of sites; each strategy trains in it once, with its evidence and records as in any run. The figures
 are those of the report: bytes of the fibers' counters without headers, over the whole run. Needs root and torch.

@@ -1,4 +1,4 @@
-"""Compute utilization of strategies over 1000 km, with declared compute: one rank a site, 1.3 M parameters, 50 ms a step.
+"""Compute utilization of strategies over 1000 km: one rank a site, 1.3 M parameters, 50 ms of declared compute.
 
 Medians over the repeats, which are interleaved; the prediction of the report beside each. Then the order of flat,
 two-level, blocking and streaming exchanges where an exchange takes about two steps (kappa = 2), every 20 steps, in 4
