@@ -250,9 +250,17 @@ class Asleep(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = torch.zeros(*tokens.shape, self.width)
+        x = self.enter(tokens)
         for block in self.blocks:
             x = block(x)
+        return self.leave(x)
+
+    def enter(self, tokens: Tensor) -> Tensor:
+        """Return what the first block gets: (batch, time) to (batch, time, width)."""
+        return torch.zeros(*tokens.shape, self.width)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the output of the model: what the last block returns."""
         return x
 
 
