@@ -17,6 +17,7 @@ import pytest
 import torch
 from testbed_agents import strategies, watched
 from testbed_agents.checkpoint import Checkpoints, State
+from testbed_agents.compute import Compute, Kind
 from testbed_agents.data import Corpus, Windows
 from testbed_agents.fence import Fence
 from testbed_agents.groups import Groups
@@ -25,7 +26,7 @@ from testbed_agents.strategies import Context, Strategy
 from torch import Tensor
 
 from testbed.core.training import strategies_built
-from testbed.core.training.layout import Layout, gpt_tensors
+from testbed.core.training.layout import Layout, asleep_tensors, gpt_tensors
 from testbed.core.training.twin import Twin
 
 SITES = ("west", "west", "east", "east")
@@ -42,15 +43,21 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "1f1b": ("pipeline", {}),
     "gpipe": ("pipeline", {"schedule": "gpipe", "micro_batches": 2}),
     "1f1b, one in flight": ("pipeline", {"in_flight": 1}),
-    "moe": ("moe", {"seed": 3}),
+    "moe": ("moe", {"router_seed": 3}),
+    "fsdp asleep": ("fsdp", {}),
+    "pipeline asleep": ("pipeline", {"micro_batches": 2, "in_flight": 2}),
     "moe in sites": ("moe", {"experts": "site", "top_k": 2, "capacity": 0.6}),
 }
+ASLEEP = 1003
+"""Parameters of a model that sleeps: not a multiple of the ranks."""
 RESTORED = ("fsdp", "tensor", "1f1b", "moe")
 
 
 def _twin(name: str) -> Twin:
     strategy, options = JOBS[name]
     tensors = gpt_tensors(SHAPE.layers, SHAPE.width, SHAPE.context)
+    if "asleep" in name:
+        tensors = asleep_tensors(ASLEEP, SHAPE.layers)
     tokens = BATCH * SHAPE.context
     return strategies_built.make(
         strategy, options, Layout(SITES, tensors, tokens, SHAPE.context, SHAPE.width, SHAPE.layers, STEPS, heads=4)
@@ -81,8 +88,10 @@ class _Job:
     def __init__(self, groups: Groups, name: str) -> None:
         strategy, options = JOBS[name]
         torch.manual_seed(0)
-        self.model = GPT(SHAPE)
-        self.context = Context(groups, steps=STEPS)
+        kind: Kind = "declared" if "asleep" in name else "real"
+        compute = Compute(kind, 1e-3, shape=SHAPE, elements=ASLEEP, layers=SHAPE.layers, rank=groups.rank)
+        self.model = compute.model()
+        self.context = Context(groups, loss=compute.loss, steps=STEPS, compute=compute)
         self.strategy: Strategy = strategies.make(strategy, options)
         self.optimizer = torch.optim.AdamW(self.strategy.prepare(self.model, self.context), lr=1e-3)
         self.windows = Windows(CORPUS, batch=BATCH, context=SHAPE.context, seed=0, rank=groups.rank)
@@ -225,6 +234,15 @@ def _reference(
     return [it.detach() for it in model.parameters()], losses
 
 
+def test_a_model_that_sleeps_is_split_too(ranks: list[dict[str, Any]]) -> None:
+    for name in ("fsdp asleep", "pipeline asleep"):
+        assert sum(it.numel() for it in ranks[0][name]["outer"]) == ASLEEP
+        for rank in ranks:
+            assert _difference(rank[name]["outer"], ranks[0][name]["outer"]) == 0.0
+    losses = ranks[2]["pipeline asleep"]["losses"]
+    assert losses[-1] < losses[0] and ranks[0]["fsdp asleep"]["losses"][-1] < ranks[0]["fsdp asleep"]["losses"][0]
+
+
 class _Untied(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -298,8 +316,10 @@ class _Mixture(torch.nn.Module):
 
 @pytest.mark.parametrize("name", ["moe", "moe in sites"])
 def test_a_mixture_over_ranks_is_one_in_one_process(ranks: list[dict[str, Any]], name: str) -> None:
-    options = {"experts": "all", "top_k": 1, "capacity": 1.0, "seed": 0} | JOBS[name][1]
-    model = _Mixture(4 if options["experts"] == "all" else 2, options["top_k"], options["capacity"], options["seed"])
+    options = {"experts": "all", "top_k": 1, "capacity": 1.0, "router_seed": 0} | JOBS[name][1]
+    model = _Mixture(
+        4 if options["experts"] == "all" else 2, options["top_k"], options["capacity"], options["router_seed"]
+    )
     _reference(model, lambda inputs, rank: model(inputs))
     expected = dict(model.gpt.named_parameters())
     for layer in range(SHAPE.layers):
