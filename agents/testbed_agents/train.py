@@ -37,6 +37,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from testbed_agents import breakage, data, evidence, failpoints, strategies, watched
 from testbed_agents.board import Board, Order
+from testbed_agents.calibration import calibrate, time_compute
 from testbed_agents.check_log import Checks
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
 from testbed_agents.compute import Compute
@@ -44,7 +45,7 @@ from testbed_agents.evaluation import Evaluation, Plan, hold_out
 from testbed_agents.fence import Fence
 from testbed_agents.groups import Groups
 from testbed_agents.metrics import RankMetrics, interface_bytes
-from testbed_agents.model import GPT, Shape, fingerprint, parameter_count
+from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count
 from testbed_agents.own_address import own_address
 from testbed_agents.records import Records
 from testbed_agents.strategies import Context, Strategy
@@ -87,6 +88,7 @@ class Job:
         resume: (step, attempt) of the checkpoint to resume from, which all ranks have; None: start from the beginning.
         checkpoint_every: steps between two checkpoints; 0: none.
         sites: the site of each rank, in rank order; empty: all at one.
+        calibrate: operations to time alone before the first step (``calibration.py``).
         evaluate: when to evaluate the outer parameters on held-out text.
         strategy: name of the strategy; ``options`` are arguments of its constructor.
         compute: what is declared of the compute of a step (``compute.Compute``); None for real compute.
@@ -112,6 +114,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     compute: Mapping[str, Any] | None = None
     evaluate: Plan = field(default_factory=Plan)
+    calibrate: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def fence(self) -> Fence:
@@ -143,6 +146,7 @@ class Job:
                 options=dict(message.get("strategy", {}).get("options", {})),
                 compute=message.get("compute"),
                 evaluate=Plan(int(message.get("evaluate_every", 0))),
+                calibrate=tuple(message.get("calibrate", ())),
             )
         except KeyError as error:
             raise TrainingFailed(f"the train message has no {error}") from error
@@ -224,6 +228,8 @@ def train(
             checkpoints.load(*job.resume, state)
             strategy.loaded()
             metrics.last_step = resumed_from
+        if job.calibrate and job.attempt == 1:
+            _calibrate(job, groups, records, isinstance(model, GPT))
         checks = Checks(
             Records(job.directory / f"rank-{seat.rank}.checks.jsonl", job.fence),
             rank=seat.rank,
@@ -374,6 +380,19 @@ def train(
         if checks is not None:
             checks.close()
         board.close()
+
+
+def _calibrate(job: Job, groups: Groups, records: Records, real: bool) -> None:
+    """Time operations, and the real compute of a step on all ranks at once; nothing of the job's own is touched."""
+    took_s = calibrate(job.calibrate, groups)
+    found: dict[str, object] = {}
+    if real:
+        with torch.random.fork_rng(devices=[]):
+            model = GPT(job.shape)
+        inputs = torch.zeros(job.batch, job.shape.context, dtype=torch.int64)
+        dist.barrier(group=groups.world)
+        found["compute_s"] = time_compute(lambda: cross_entropy(model(inputs), inputs).backward())  # type: ignore[no-untyped-call]
+    records.write("calibration", t=time.monotonic(), took_s=took_s, **found)
 
 
 _STATUS: Mapping[Order, str] = {"": "ok", "stop": "stopped", "save": "saved"}

@@ -1,50 +1,61 @@
-"""What was predicted for a run of the testbed's agents, and what it measured: the residual. Pure.
+"""What was predicted for a run of the testbed's agents, and what it measured: the residual, part by part. Pure.
 
-Before the job: the exposed communication of a step, from the certified fibers and the agents' model. One bucket after
-the backward pass does not depend on their compute. Afterwards: compute utilization with the compute that the run
-measured, and the residual of both. The strategy's twin says which closed form is its own (``Twin.prediction``). Neither
-knows the library: c and w are those of the strategy's pattern.
+Before the first step the ranks time the strategy's operations alone (``calibrated_step.py``), and the closed form of
+``predict`` composes them with the compute: as declared, or timed alone too. Afterwards the same quantities are those of
+the critical path (``critical_path.py``), of steps without a fault in force. Runs without a calibration are predicted
+from the compute that they measured, the library's own cost left out.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from testbed.core.analysis import run_path
+from testbed.core.analysis.calibrated_step import StepPrediction, Volley, predict_step, timed_alone, volleys
+from testbed.core.analysis.critical_path import CriticalPath, Parts
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.measured_workload import FLOAT32_BITS, certified_fiber, measured_workload
+from testbed.core.analysis.measured_workload import certified_fiber
+from testbed.core.analysis.step_costs import FiberModel
+from testbed.core.analysis.timeline import Stretches, fault_windows
 from testbed.core.certification.certificate import Certificate
-from testbed.core.physics.validity import Exchange
-from testbed.core.prediction.inputs import Inputs
-from testbed.core.prediction.predicted_outcome import Outcome
+from testbed.core.prediction.predicted_outcome import Exposed
 from testbed.core.prediction.similarity import groups, length_m
 from testbed.core.prediction.strategies import STRATEGIES
+from testbed.core.records.rank_log import RankLog
 from testbed.core.records.run_record import RunData
-from testbed.core.topology.model import Topology
-from testbed.core.training.operation import Operation
 from testbed.core.training.twin import Twin
-from testbed.core.workload.workload import AgentWorkload
-from testbed.errors import UserError
 
-__all__ = ["PredictedRun", "expected_exchange", "predicted_run"]
+__all__ = ["PARTS", "PredictedRun", "expected_step", "predicted_run"]
 
-ANY_STEP_S = 1.0
-"""Compute of a step, which the exposed time of one bucket does not depend on."""
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "propagation": ("propagation_s",),
+    "serialization": ("serialization_s",),
+    "software and the site": ("software_s", "tcp_s", "rest_s"),
+    "waiting": ("peer_wait_s", "late_s"),
+}
+"""Parts of a prediction, and those of a critical path that they are compared with: TCP's recovery and what the model
+of a step does not explain are in the time that an operation takes alone, so they are the library's there."""
+_MOST_AFTER_S = 2.0
+"""So long after its end a fault may slow steps down."""
 
 
 @dataclass(frozen=True)
 class PredictedRun:
-    """Prediction and measurement of a median step of a rank, in seconds and shares.
+    """Prediction and measurement of a mean step, in seconds and shares.
 
     Attributes:
-        compute_s: measured; the prediction takes it as given.
+        compute_s: what the prediction was made with: declared, timed alone before the job, or measured by it.
         exposed_s, utilization: predicted.
-        measured_exposed_s, measured_utilization: of the same steps.
+        measured_exposed_s, measured_utilization: of the steps without a fault.
         wire_kappa, propagation, software: w kappa, lambda and o / T of the run.
         delay_s, length_m, rate_bps: of the lab's slowest fiber; the rate is payload.
         full_rate_bps: what that rate stands for if the full model's step takes as long.
+        measured_compute_s: of the same steps.
+        calibrated: whether the operations were timed before the job.
+        bytes_per_direction: predicted payload of a step.
+        parts: predicted and measured seconds of the exposed time by part, in the order of :data:`PARTS`.
     """
 
     compute_s: float
@@ -59,76 +70,107 @@ class PredictedRun:
     length_m: float
     rate_bps: float
     full_rate_bps: float
+    measured_compute_s: float = 0.0
+    calibrated: bool = False
+    bytes_per_direction: float = 0.0
+    parts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def residual(self) -> float:
         """Measured - predicted compute utilization, as a share."""
         return self.measured_utilization - self.utilization
 
+    @property
+    def step_s(self) -> float:
+        """Predicted time of a step."""
+        return self.compute_s + self.exposed_s
 
-def expected_exchange(
-    topology: Topology, certificate: Certificate | None, strategy: str = AgentWorkload.strategy
-) -> Outcome | None:
-    """Return what a step of the agents will expose over these fibers; None without a certificate or a second site.
+    @property
+    def measured_step_s(self) -> float:
+        return self.measured_compute_s + self.measured_exposed_s
 
-    ``strategy``: the name of a closed form.
+
+def expected_step(
+    twin: Twin | None, certificate: Certificate | None, logs: Sequence[RankLog], about_s: float
+) -> StepPrediction | None:
+    """Return the prediction before the first step: from the calibrations in ``logs``, else without the library's time.
+
+    ``about_s``: compute of a step, where the ranks timed none. None without a certificate, a closed form for the
+    strategy, or a second site.
     """
     fiber = certified_fiber(certificate)
-    if fiber is None or len(topology.sites) < 2:
+    if twin is None or fiber is None or certificate is None:
         return None
-    bits = 8 * Exchange(len(topology.node_names)).gradient_bytes
-    inputs = Inputs(
-        ANY_STEP_S, bits / FLOAT32_BITS, 1, fiber["rate_bps"], fiber["delay_s"], bits=FLOAT32_BITS, buckets=1,
-        sites=len(topology.sites), ranks_per_site=max(site.nodes for site in topology.sites),
-    )  # fmt: skip
-    return STRATEGIES[strategy].predict(inputs)
+    model = FiberModel.of(fiber, certificate.host)
+    planned, took_s = _timed(twin, logs, about_s)
+    return predict_step(twin, model, _compute_s(twin, logs) or about_s, planned, took_s)
 
 
 def predicted_run(run: RunData) -> PredictedRun | None:
-    """Return prediction and measurement of a run of agents; None without steps, a certificate, or a second site."""
+    """Return prediction and measurement of a run of agents; None without steps, a certificate, a closed form for its
+    strategy, or a second site."""
     if run.info.workload.get("command"):
         return None  # what a program of the user exchanges is not known
-    try:
-        found = measured_workload(run)
-    except UserError:
-        return None
     twin = twin_of(run.ranks, run.info.workload)
-    strategy = STRATEGIES.get(twin.prediction or twin.name) if twin else None
-    if found["sites"] < 2 or twin is None or strategy is None:
+    path = run_path.evaluate(run, run.ranks) if twin else None
+    if twin is None or path is None:
         return None
-    more = twin.predicted_by(found["rate_bps"], found["delay_s"])
-    inputs = Inputs(layers=1, **{**found, **_declared(twin, strategy.own), **more})
-    outcome, of = strategy.predict(inputs), groups(inputs, strategy.exchanged(inputs))
-    exposed_s = _usual_exposed_s(run, twin)
-    scale = run.topology.scale if run.topology else 1.0
+    measured = _calm(path, run).mean
+    found = expected_step(twin, run.certificate, run.ranks, measured.compute_s)
+    if found is None or measured.compute_s <= 0:
+        return None
+    inputs = found.inputs
+    form = STRATEGIES[twin.prediction or twin.name]
+    of = groups(inputs, form.exchanged(inputs))
     return PredictedRun(
-        compute_s=inputs.step_s,
-        exposed_s=outcome.exposed.total_s,
-        utilization=outcome.utilization,
-        measured_exposed_s=exposed_s,
-        measured_utilization=inputs.step_s / (inputs.step_s + max(0.0, exposed_s)),
+        compute_s=found.compute_s,
+        exposed_s=found.exposed.total_s,
+        utilization=found.utilization,
+        measured_exposed_s=measured.exposed_s,
+        measured_utilization=measured.compute_s / measured.total_s,
         wire_kappa=of.wire_kappa,
         propagation=of.propagation,
         software=of.software,
         delay_s=inputs.delay_s,
         length_m=length_m(inputs.delay_s),
         rate_bps=inputs.rate_bps,
-        full_rate_bps=inputs.rate_bps * scale,
+        full_rate_bps=inputs.rate_bps * (run.topology.scale if run.topology else 1.0),
+        measured_compute_s=measured.compute_s,
+        calibrated=any(log.calibrations for log in run.ranks),
+        bytes_per_direction=found.bytes_per_direction,
+        parts=_parts(found.exposed, measured),
     )
 
 
-def _declared(twin: Twin, own: Collection[str]) -> dict[str, Any]:
-    """Return the inputs that the strategy's options declare, by the names that both share."""
-    common = {it.name for it in fields(Inputs)} & ({*own, "every", "bits", "accumulate"})
-    values = {it.argument: twin.values[it.name] for it in twin.options}
-    return {name: float(value) if name == "bits" else value for name, value in values.items() if name in common}
+def _parts(predicted: Exposed, measured: Parts) -> dict[str, tuple[float, float]]:
+    values = (predicted.propagation_s, predicted.serialization_s, predicted.software_s, predicted.waiting_s)
+    return {
+        name: (value, sum(getattr(measured, part) for part in of))
+        for (name, of), value in zip(PARTS.items(), values, strict=True)
+    }
 
 
-def _usual_exposed_s(run: RunData, twin: Twin) -> float:
-    """Return the exposed time of a usual step: the median of those with the same exchanges, each by its share."""
-    alike: dict[tuple[Operation, ...], list[float]] = {}
-    for log in run.ranks:
-        for step in log.steps:
-            alike.setdefault(tuple(twin.operations(step.step)), []).append(step.exposed_s)
-    count = sum(map(len, alike.values()))
-    return sum(len(each) / count * statistics.median(each) for each in alike.values())
+def _calm(path: CriticalPath, run: RunData) -> CriticalPath:
+    """Return the steps that no fault touched; all, if none was spared."""
+    faults = Stretches(
+        (it.began_t, it.ended_t + _MOST_AFTER_S if it.ended_t is not None else float("inf"))
+        for it in fault_windows(run.events)
+    )
+    calm = tuple(it for it in path.steps if not faults.touch(it.began_t, it.ended_t))
+    return CriticalPath(calm) if calm else path
+
+
+def _compute_s(twin: Twin, logs: Sequence[RankLog]) -> float | None:
+    """Return the compute of a step as declared, or as the slowest rank timed it; None if neither is known."""
+    if twin.layout.step_s is not None:
+        return twin.layout.step_s
+    timed = [it.compute_s for log in logs for it in log.calibrations[-1:] if it.compute_s is not None]
+    return statistics.median(timed) if timed else None
+
+
+def _timed(twin: Twin, logs: Sequence[RankLog], about_s: float) -> tuple[tuple[Volley, ...], tuple[float, ...]]:
+    planned = volleys(twin, twin.layout.step_s or about_s)
+    ranks = {log.rank: log.calibrations[-1].took_s for log in logs if log.calibrations}
+    if not ranks or any(len(it) != len(planned) for it in ranks.values()):
+        return (), ()
+    return planned, timed_alone({rank: it[index] for rank, it in ranks.items()} for index in range(len(planned)))

@@ -21,12 +21,14 @@ from testbed.core.fields import (
     number,
     numbers,
     parse,
+    sequence,
     text,
 )
 from testbed.core.records.exchange_record import ExchangeRecord
 from testbed.core.records.progress_record import ProgressRecord
 
 __all__ = [
+    "CalibrationRecord",
     "CheckpointRecord",
     "EndRecord",
     "EvaluationRecord",
@@ -284,6 +286,29 @@ class EvaluationRecord:
         )
 
 
+@dataclass(frozen=True)
+class CalibrationRecord:
+    """What a rank timed alone before its job: each volley's repetitions in s, and a step's real compute if it has one.
+
+    The volleys are those of ``core.analysis.calibrated_step``, in their order; () for one that the rank has no part in.
+    """
+
+    t: float
+    took_s: tuple[tuple[float, ...], ...]
+    compute_s: float | None
+    attempt: int = 1
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> CalibrationRecord:
+        listed = [it if isinstance(it, list) else [] for it in sequence(fields, "took_s")]
+        return cls(
+            t=need_number(fields, "t"),
+            took_s=tuple(tuple(float(x) for x in it if isinstance(x, int | float)) for it in listed),
+            compute_s=number(fields, "compute_s"),
+            attempt=_attempt(fields),
+        )
+
+
 def _retransmitted(fields: Fields) -> Mapping[str, int]:
     said = mapping(fields, "retransmitted")
     return {peer: count for peer in said if (count := integer(said, peer)) is not None}
@@ -304,6 +329,7 @@ class RankLog:
     ends: tuple[EndRecord, ...] = ()
     checkpoints: tuple[CheckpointRecord, ...] = ()
     evaluations: tuple[EvaluationRecord, ...] = ()
+    calibrations: tuple[CalibrationRecord, ...] = ()
     progress: tuple[ProgressRecord, ...] = ()
     """Of a launched program, which has no steps."""
     exchanges: tuple[ExchangeRecord, ...] = ()
@@ -324,7 +350,14 @@ class RankLog:
 
 
 _Record: TypeAlias = (
-    JobRecord | StepRecord | EndRecord | CheckpointRecord | EvaluationRecord | ProgressRecord | ExchangeRecord
+    JobRecord
+    | StepRecord
+    | EndRecord
+    | CheckpointRecord
+    | EvaluationRecord
+    | CalibrationRecord
+    | ProgressRecord
+    | ExchangeRecord
 )
 
 
@@ -336,6 +369,7 @@ def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
         "end": EndRecord.from_dict,
         "checkpoint": CheckpointRecord.from_dict,
         "evaluation": EvaluationRecord.from_dict,
+        "calibration": CalibrationRecord.from_dict,
         "progress": ProgressRecord.from_dict,
         "exchange": ExchangeRecord.from_dict,
     }
@@ -347,6 +381,7 @@ def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
         ends=tuple(each for each in found if isinstance(each, EndRecord)),
         checkpoints=tuple(each for each in found if isinstance(each, CheckpointRecord)),
         evaluations=tuple(each for each in found if isinstance(each, EvaluationRecord)),
+        calibrations=tuple(each for each in found if isinstance(each, CalibrationRecord)),
         progress=tuple(each for each in found if isinstance(each, ProgressRecord)),
         exchanges=tuple(each for each in found if isinstance(each, ExchangeRecord)),
     )

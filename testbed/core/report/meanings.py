@@ -48,9 +48,10 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "verdict": "Holds: scaling changes nothing. Biased: too kind or too harsh, by the reason beside it.",
     },
     "Prediction": {
-        "predicted": "From the certified fibers and the compute of the run's median step, for its exchanges.",
-        "measured": "Of the run's median step: half of all steps of all ranks took more, half took less.",
-        "residual": "Measured less predicted. The library's own cost is not predicted here.",
+        "predicted": "From the certified fibers, the strategy's operations as timed alone before the job, and the"
+        " compute.",
+        "measured": "The mean step of the critical path, outside of faults.",
+        "residual": "Measured less predicted.",
     },
     "Critical path": {
         "per step": "Mean of all committed steps, of the rank that ended each of them last.",

@@ -36,7 +36,8 @@ class AgentWorkload:
     to ``restarts`` times, from the newest checkpoint that all ranks have. They write one every ``checkpoint_every``
     steps (0: none; restarts begin at the first step). ``strategy`` is a name of :data:`BUILT`; ``options`` are those of
     it that are not left at their default, by the twin's names, parsed. ``compute`` is None for real compute. The outer
-    parameters are evaluated on held-out text after every ``evaluate_every`` steps and the last one; 0: never. Raises
+    parameters are evaluated on held-out text after every ``evaluate_every`` steps and the last one; 0: never. With
+    ``calibrate`` the ranks time their operations alone before the first step, for about 1 s. Raises
     UserError for a workload that no agent can run.
     """
 
@@ -56,6 +57,7 @@ class AgentWorkload:
     options: Mapping[str, Any] = field(default_factory=dict)
     compute: DeclaredCompute | None = None
     evaluate_every: int = 0
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -139,7 +141,7 @@ class AgentWorkload:
 
         Options of the strategy and what is declared of compute have the keys of a file.
         """
-        plain = [it for it in fields(self) if it.name not in ("options", "compute")]
+        plain = [it for it in fields(self) if it.name not in ("options", "compute", "calibrate")]
         unlike = {it.name: value for it in plain if (value := getattr(self, it.name)) != it.default}
         declared = {} if self.compute is None else self.compute.written()
         return {"steps": self.steps, "seed": self.seed} | unlike | dict(self.options) | declared

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from testbed.core.analysis.calibrated_step import volleys
 from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, Addressing
 from testbed.core.topology.model import Topology
+from testbed.core.workload import workload_layout
 from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import JobFailed, LabError, StorageError, TestbedError
 from testbed.host.lab_folder import LabFolder
@@ -19,6 +21,9 @@ from testbed.keeper.protocol import RankState
 from testbed.lab.jobs.attempts import Attempts
 from testbed.lab.jobs.running_job import POLL_S, RunningJob
 from testbed.lab.jobs.step_tail import StepTail
+
+ABOUT_S: Final = 0.08
+"""A step's compute where it is real: idle times of its operations depend little on it."""
 
 _GOOD: Final = frozenset({"training", "finished"})
 
@@ -55,6 +60,7 @@ class Job(RunningJob):
             "interface": FABRIC_INTERFACE,
             "directory": str(ranks_folder),
             **workload.to_message(topology.scale),
+            **({"calibrate": _to_time(workload, topology)} if workload.calibrate else {}),
             "user": user.to_dict() if user else None,
         }
         self._attempts = Attempts(
@@ -154,3 +160,9 @@ class Job(RunningJob):
     def stop(self) -> None:
         """End the job after its current step, or after 2 s."""
         self._attempts.stop()
+
+
+def _to_time(workload: AgentWorkload, topology: Topology) -> list[dict[str, Any]]:
+    """Return the operations that the ranks time alone before the job."""
+    twin = workload_layout.twin_of(workload, topology)
+    return [it.to_message() for it in volleys(twin, workload.step_s or ABOUT_S)]

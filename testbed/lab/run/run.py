@@ -16,18 +16,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from testbed.core.analysis.predicted_run import expected_exchange
+from testbed.core.analysis.calibrated_step import StepPrediction
+from testbed.core.analysis.predicted_run import expected_step
 from testbed.core.experiment import draw, fault_schedule, replay
 from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import Monitor
 from testbed.core.physics import full_scale, validity
-from testbed.core.prediction.predicted_outcome import Outcome
 from testbed.core.report import answers
 from testbed.core.report.document import Report
 from testbed.core.report.measured import judged
@@ -47,6 +48,7 @@ from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.declared_notes import declared_notes
+from testbed.lab.jobs.job import ABOUT_S
 from testbed.lab.jobs.placement_notes import placement_notes
 from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.lab import Lab
@@ -54,6 +56,8 @@ from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.run.fault_player import FaultPlayer
 from testbed.lab.run.live_metrics import LiveMetrics
 from testbed.lab.run.loop import Follower, teller
+
+_POLL_S: Final = 0.02
 
 FIRST_CUT, ONLY_FIBER = "first-cut", "only-fiber"
 
@@ -242,6 +246,7 @@ def _agents(
         steps=written.steps if steps is None else steps,
         seed=written.seed if seed is None else seed,
         data=None if data is None else str(data),
+        calibrate=True,
     )
 
 
@@ -322,14 +327,12 @@ def train_in(lab: Lab, prepared: Prepared, run_directory: RunDirectory, progress
     live: LiveMetrics | None = None
     job: RunningJob | None = None
     try:
-        expected = expected_exchange(topology, lab.certificate)
-        if expected is not None and isinstance(prepared.workload, AgentWorkload):
-            progress.note(_said_before(expected))
         progress.phase(*_phase(prepared.workload, len(topology.node_names)))
         job = lab.start(prepared.workload, own_run=False, read_only=True, note=progress.note)
         assert lab.recorder is not None
         folder = lab_folder.folder(lab.name)
         live = LiveMetrics(topology, job, lab.recorder)
+        _say_before(prepared, lab, job, run_directory, progress)
         with FaultPlayer(folder, prepared.planned) as player:
             Follower(job, live, lab.recorder, player, monitor, progress).follow()
     except (KeyboardInterrupt, Interrupted) as error:
@@ -401,13 +404,32 @@ def _conclude(
     return store.write_report(run_directory)
 
 
-def _said_before(expected: Outcome) -> str:
-    """Return the prediction of a job in a line, before it starts."""
+def _say_before(prepared: Prepared, lab: Lab, job: RunningJob, run_directory: RunDirectory, progress: Progress) -> None:
+    """Say what a step is predicted to take, once the ranks have timed their operations, before they train."""
+    workload, topology = prepared.workload, prepared.topology
+    if not isinstance(workload, AgentWorkload):
+        return
+    ranks = len(topology.node_names)
+    while not job.over() and job.step == 0:
+        logs = run_directory.read().ranks
+        if sum(bool(log.calibrations) for log in logs) == ranks:
+            twin = workload_layout.twin_of(workload, topology)
+            expected = expected_step(twin, lab.certificate, logs, workload.step_s or ABOUT_S)
+            if expected is not None:
+                progress.note(_said_before(expected, workload.strategy))
+            return
+        time.sleep(_POLL_S)
+
+
+def _said_before(expected: StepPrediction, strategy: str) -> str:
+    """Return the prediction of a job in a line, before its first step."""
     parts = expected.exposed
     return (
-        f"predicted: {format_duration(parts.total_s, 3)} of exposed communication per step"
-        f" ({format_duration(parts.propagation_s, 3)} propagation, {format_duration(parts.serialization_s, 3)}"
-        " serialization), for a ring over the certified fibers, the library's own cost left out"
+        f"predicted for {strategy}: a step of {format_duration(expected.step_s, 3)}, compute utilization"
+        f" {expected.utilization:.1%}, {expected.bytes_per_direction / 1e3:.4g} kB per step and direction; exposed"
+        f" {format_duration(parts.total_s, 3)} ({format_duration(parts.propagation_s, 3)} propagation,"
+        f" {format_duration(parts.serialization_s, 3)} serialization, {format_duration(parts.software_s, 3)} software"
+        " and site), from its operations timed alone"
     )
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.core.analysis.predicted_run import expected_exchange, predicted_run
+from testbed.core.analysis.job_twin import twin_of
+from testbed.core.analysis.predicted_run import expected_step, predicted_run
+from testbed.core.records.rank_log import CalibrationRecord, RankLog
 from testbed.core.report import prediction_section
 from testbed.core.report.document import build
 from testbed.core.report.markdown import markdown
@@ -108,9 +110,12 @@ def test_a_run_is_predicted_from_its_own_compute_and_certificate(tmp_path: Path)
     found = predicted_run(data)
     assert found is not None
     bits = 32 * next(log.job.parameters for log in data.ranks if log.job)
-    exposed_s = 12 * found.delay_s + 1.5 * bits / found.rate_bps
-    assert found.exposed_s == pytest.approx(exposed_s)
-    assert found.utilization == pytest.approx(found.compute_s / (found.compute_s + exposed_s))
+    # All of it is exposed but what 7 of 8 buckets send during the last two thirds of the compute.
+    all_s = 12 * found.delay_s + 1.5 * bits / found.rate_bps
+    assert all_s - 2 / 3 * found.compute_s * 7 / 8 <= found.exposed_s <= all_s
+    assert found.utilization == pytest.approx(found.compute_s / found.step_s)
+    assert found.step_s == pytest.approx(found.compute_s + sum(value for value, _ in found.parts.values()))
+    assert found.measured_step_s == pytest.approx(run_factory.STEP_S, rel=0.02), "the cut is left out"
     assert found.residual == pytest.approx(found.measured_utilization - found.utilization)
     assert found.full_rate_bps == pytest.approx(1000 * found.rate_bps)
     assert found.wire_kappa == pytest.approx(1.5 * bits / (found.rate_bps * found.compute_s))
@@ -122,13 +127,24 @@ def test_a_run_is_predicted_from_its_own_compute_and_certificate(tmp_path: Path)
     assert "loss and windows are not similar" in text
 
 
-def test_before_a_job_its_exchange_is_predicted_from_the_certificate(tmp_path: Path) -> None:
+def test_before_a_job_its_step_is_predicted_from_the_certificate_and_what_was_timed(tmp_path: Path) -> None:
     data = RunDirectory(run_factory.make_run(tmp_path / "run")).read()
-    assert data.topology is not None
-    expected = expected_exchange(data.topology, data.certificate)
-    assert expected is not None
-    assert expected.exposed.propagation_s == pytest.approx(12 * 235e-6)
-    assert expected_exchange(data.topology, None) is None
+    twin = twin_of(data.ranks, data.info.workload)
+    assert twin is not None
+    plain = expected_step(twin, data.certificate, (), 0.060)
+    assert plain is not None
+    assert plain.exposed.propagation_s == pytest.approx(12 * 235e-6)
+    assert plain.bytes_per_direction == pytest.approx(1.5 * run_factory.GRADIENT_BYTES, rel=0.01)
+    # A bucket of an eighth that takes 50 ms alone: 50 ms less 12 delays and its bytes are the library's.
+    timed = [CalibrationRecord(0.0, ((0.9, 0.05, 0.05, 0.04),), 0.1) for _ in range(4)]
+    logs = [RankLog(rank, calibrations=(it,)) for rank, it in enumerate(timed)]
+    found = expected_step(twin, data.certificate, logs, 0.060)
+    assert found is not None
+    bits = 8 * 1.5 * run_factory.GRADIENT_BYTES / 8
+    assert found.library_s == pytest.approx(0.05 - 12 * 235e-6 - bits / found.inputs.rate_bps, rel=0.01)
+    assert found.compute_s == pytest.approx(0.1)
+    assert found.exposed.total_s > plain.exposed.total_s
+    assert expected_step(twin, None, (), 0.060) is None
 
 
 def test_a_run_without_steps_has_no_prediction(tmp_path: Path) -> None:
