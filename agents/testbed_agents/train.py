@@ -278,9 +278,10 @@ def train(
         known: dict[str, float] = {}
         """What the board has of the step that is running."""
 
-        def before_backward(loss: Tensor) -> None:
+        def before_backward(loss: Tensor | None) -> None:
             compute.before_backward()
-            known["loss"] = loss.item()
+            if loss is not None:
+                known["loss"] = loss.item()
             board.note(context.step, **known)
 
         def told_ready(t: float) -> None:

@@ -102,7 +102,7 @@ class Pipeline(Strategy):
                 step.forward(forward)
                 forward += 1
                 if forward == self._count:  # before the last gradient leaves, so that earlier stages find the loss
-                    self.context.before_backward(step.mean_loss())
+                    self.context.before_backward(step.mean_loss() if self._last else None)
             else:
                 step.backward(backward)
                 backward += 1
@@ -295,5 +295,5 @@ class _Step:
             work.wait()
 
     def mean_loss(self) -> Tensor:
-        """Return the mean loss over the micro-batches so far; NaN where it is not known."""
-        return torch.stack(self._losses).mean() if self._losses else torch.tensor(math.nan)
+        """Return the mean loss over the micro-batches so far: of the last stage."""
+        return torch.stack(self._losses).mean()

@@ -40,7 +40,7 @@ class Context:
         timeout_s: bound of a wait inside a collective.
         loss: of the model's output and the targets; a mean over the rank's tokens.
         address: this rank's address on the fabric, for strategies with connections of their own.
-        before_backward: called between forward and backward, with the loss.
+        before_backward: called between forward and backward, with the loss; None where this rank does not know it.
         told_ready: called with ``ready_t``, so before the exchange that waits for it can end on any rank.
         steps: of the whole job; the last one ends with an exchange.
         step: the step that is running, from 1; set by the loop.
@@ -55,7 +55,7 @@ class Context:
     timeout_s: float = 30.0
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     address: str = "127.0.0.1"
-    before_backward: Callable[[Tensor], None] = lambda loss: None
+    before_backward: Callable[[Tensor | None], None] = lambda loss: None
     told_ready: Callable[[float], None] = lambda t: None
     steps: int = 0
     step: int = 0
