@@ -403,8 +403,8 @@ ComputeOption = Annotated[
     typer.Option(
         "--compute",
         metavar="TIME",
-        help="Declare how long a step computes: 80ms of a model that sleeps, or '{real: true, at_least: 80ms}' of the "
-        "agents' own; default: real compute, as fast as the cores allow.",
+        help="Declare how long a step computes: 80ms, by a model that sleeps, or real:80ms, by the agents' own model "
+        "inside that time; default: real, as fast as the cores allow.",
         show_default=False,
     ),
 ]

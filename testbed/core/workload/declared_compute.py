@@ -4,6 +4,7 @@
 
     compute: 80ms                           # a model that sleeps: parameters and gradients, no arithmetic
     compute: {real: true, at_least: 80ms}   # the agents' GPT inside that time: loss is real, time is declared
+    compute: real:80ms                      # the same, as a command has it
     model: 1.3B                             # parameters at full scale, of a model that sleeps
     noise: 5%                               # standard deviation of a step's time, seeded, for each rank
 
@@ -89,8 +90,10 @@ class DeclaredCompute:
 
 def parse_compute(value: object) -> tuple[float, bool] | None:
     """Parse ``compute:``: (seconds, real); None for ``real``, the agents' GPT at its own speed. Raises Unreadable."""
-    if isinstance(value, str) and value.strip() == "real":
-        return None
+    if isinstance(value, str):
+        kind, colon, time = value.strip().partition(":")
+        if kind == "real":
+            return (_time(time.strip()), True) if colon else None
     if not isinstance(value, Mapping):
         return _time(value), False
     if foreign := [key for key in value if key not in ("real", "at_least")]:

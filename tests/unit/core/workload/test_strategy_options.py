@@ -126,6 +126,7 @@ def test_what_is_declared() -> None:
     found, findings = read("{compute: {real: true, at_least: 80ms}}")
     assert findings == [] and found.compute == DeclaredCompute(0.08, True)
     assert (found.asleep, found.layers, found.elements(1000)) == (False, 4, 478_272)
+    assert read("{compute: 'real:80ms'}")[0] == found
     for section in ("{compute: real}", "{compute: {real: true}}", "{}"):
         assert read(section) == (AgentWorkload(), [])
 
