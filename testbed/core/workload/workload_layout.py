@@ -117,8 +117,9 @@ def _small_messages(twin: Twin, topology: Topology) -> Iterator[Mistake]:
     if not exchanges:
         return
     least = min(exchanges, key=lambda it: it.message_bytes)
+    packet = min((link.mtu for link in topology.links), default=0) - validity.HEADER_BYTES
     for it in validity_of(topology, least):
-        if it.quantity == "operation size" and it.verdict == validity.FAILS:
+        if it.quantity == "operation size" and it.verdict == validity.FAILS and it.lab < packet:
             where = f"the smallest message of strategy {twin.name}, {least.message_bytes:.0f} bytes,"
             reason = it.reason.replace("a message of the ring", where)
             yield Mistake("strategy", f"on {it.fiber}, {reason}", it.change, warning=True)

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from testbed.core.analysis.calibrated_step import StepPrediction
 from testbed.core.analysis.predicted_run import expected_step
-from testbed.core.experiment import draw, fault_schedule, replay
+from testbed.core.experiment import applicable, draw, fault_schedule, replay
 from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import Monitor
@@ -212,7 +212,9 @@ def prepare(
         workload = _program(experiment.workload, experiment.source, planned)
     else:
         workload = _agents(experiment.workload, steps, seed, data, said)
-        notes = _of_compute(what, experiment, workload, topology)
+        notes = _of_compute(said, experiment, workload, topology)
+        experiment, unjudged = _judgeable(experiment, workload)
+        notes += unjudged
     again = replay.to_yaml(
         experiment,
         planned,
@@ -223,10 +225,26 @@ def prepare(
     return Prepared(experiment, topology, planned, workload, again, notes)
 
 
-def _of_compute(what: str, experiment: Experiment, workload: AgentWorkload, topology: Topology) -> tuple[str, ...]:
+def _judgeable(experiment: Experiment, workload: AgentWorkload) -> tuple[Experiment, tuple[str, ...]]:
+    """Return the experiment without expectations that the caller's declared compute has made meaningless, and notes.
+
+    Raises UserError for a fault or a steady state that needs what is not known.
+    """
+    for condition in (*(it.trigger.when for it in experiment.schedule), *(it.check for it in experiment.hypothesis)):
+        if condition is not None and (refused := applicable.metric_refused(condition.metric, workload)):
+            raise UserError(f"{experiment.source}: {condition.text}: {'; '.join(refused)}")
+    lost = {it.text: why for it in experiment.expectations if (why := applicable.metric_refused(it.metric, workload))}
+    kept = tuple(it for it in experiment.expectations if it.text not in lost)
+    notes = tuple(f"{text} is not judged: {why[0]}" for text, why in lost.items())
+    return dataclasses.replace(experiment, expectations=kept), notes
+
+
+def _of_compute(
+    said: Mapping[str, Any], experiment: Experiment, workload: AgentWorkload, topology: Topology
+) -> tuple[str, ...]:
     """Return warnings on the workload and what its declared compute means. Raises FileMistakes."""
-    lines = experiment.workload_lines if workload == experiment.workload else {}
-    found = workload_layout.findings(workload, topology, experiment.source if lines else what, lines)
+    place = ("--strategy", {}) if said else (experiment.source, experiment.workload_lines)
+    found = workload_layout.findings(workload, topology, *place)
     if wrong := [it for it in found if not it.warning]:
         raise FileMistakes(wrong)
     return (*map(str, found), *declared_notes(workload, topology), *placement_notes(workload, topology))
