@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from testbed.core.records.rank_log import RankLog, StepRecord
-from testbed.core.training.gloo_bytes import least_into, site_bytes
+from testbed.core.training.gloo_bytes import header_bytes, least_into, site_bytes
 from testbed.core.training.operation import Operation
 from testbed.core.training.twin import Twin
 
@@ -30,12 +31,13 @@ _AFTER_THE_STEP = ("pseudo-gradients",)
 
 @dataclass(frozen=True)
 class Load:
-    """``moved``: bytes by source and destination site. ``least``: those that must enter each site in any case.
-    ``payload``: bytes of the operations themselves."""
+    """``moved``: bytes by source and destination site, with gloo's own in ``headers``. ``least``: those that must enter
+    each site in any case. ``payload``: bytes of the operations themselves."""
 
     begin_t: float
     end_t: float
     moved: Mapping[Sites, float]
+    headers: Mapping[Sites, float]
     least: Mapping[str, float]
     payload: float
 
@@ -65,7 +67,8 @@ class AttemptLoads:
         found = Moved()
         for load in self.loads:
             inside = min(load.end_t, last_t) - max(load.begin_t, first_t)
-            byte_count = sum(times * load.moved.get(pair, 0.0) for pair, times in sites.items()) if inside >= 0 else 0.0
+            of_pair = ((times, load.moved.get(it, 0.0) + load.headers.get(it, 0.0)) for it, times in sites.items())
+            byte_count = sum(times * each for times, each in of_pair) if inside >= 0 else 0.0
             if byte_count:
                 lasted = load.end_t - load.begin_t
                 whole = load.begin_t >= first_t and load.end_t <= last_t
@@ -127,22 +130,31 @@ class _Crossing:
 
     def __init__(self, sites: Sequence[str]) -> None:
         self._sites = sites
-        self._known: dict[Operation, tuple[Mapping[Sites, float], Mapping[str, float]]] = {}
+        self._known: dict[Operation, tuple[Mapping[Sites, float], Mapping[Sites, float], Mapping[str, float]]] = {}
 
     def crosses(self, operation: Operation) -> bool:
         return bool(self._of(operation)[0])
 
     def load(self, begin_t: float, end_t: float, operations: Sequence[Operation]) -> Load:
-        moved, least = defaultdict[Sites, float](float), defaultdict[str, float](float)
-        for operation in operations:
-            of_moved, of_least = self._of(operation)
-            for pair, byte_count in of_moved.items():
-                moved[pair] += byte_count
-            for site, byte_count in of_least.items():
-                least[site] += byte_count
-        return Load(begin_t, end_t, dict(moved), dict(least), sum(it.byte_count for it in operations))
+        found = [self._of(operation) for operation in operations]
+        payload = sum(it.byte_count for it in operations)
+        moved, headers, least = _total([it[0] for it in found]), _total([it[1] for it in found]), [it[2] for it in found]
+        return Load(begin_t, end_t, moved, headers, _total(least), payload)
 
-    def _of(self, operation: Operation) -> tuple[Mapping[Sites, float], Mapping[str, float]]:
+    def _of(self, operation: Operation) -> tuple[Mapping[Sites, float], Mapping[Sites, float], Mapping[str, float]]:
         if operation not in self._known:
-            self._known[operation] = site_bytes([operation], self._sites), least_into(operation, self._sites)
+            sites = self._sites
+            headers = site_bytes([operation], sites, header_bytes)
+            self._known[operation] = site_bytes([operation], sites), headers, least_into(operation, sites)
         return self._known[operation]
+
+
+_Key = TypeVar("_Key")
+
+
+def _total(each: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
+    found = defaultdict[_Key, float](float)
+    for mapping in each:
+        for key, value in mapping.items():
+            found[key] += value
+    return dict(found)
