@@ -86,7 +86,11 @@ def attempt_loads(twin: Twin, logs: Sequence[RankLog]) -> dict[int, AttemptLoads
             rows.setdefault(step.attempt, [{} for _ in logs])[rank][step.step] = step
         ends |= {(it.attempt, rank): it.t for it in log.ends if it.status == "ok"}
     at = _Crossing(twin.layout.sites)
-    return {attempt: _of_attempt(twin, ranks, attempt, ends, at) for attempt, ranks in rows.items()}
+    resumed = {job.attempt: (job.resumed_from, job.t) for log in logs for job in log.jobs}
+    return {
+        attempt: _of_attempt(twin, ranks, attempt, ends, at, resumed.get(attempt, (0, 0.0)))
+        for attempt, ranks in rows.items()
+    }
 
 
 def _of_attempt(
@@ -95,11 +99,18 @@ def _of_attempt(
     attempt: int,
     ends: Mapping[tuple[int, int], float],
     at: _Crossing,
+    resumed: tuple[int, float],
 ) -> AttemptLoads:
+    """``resumed``: the step after which the attempt begins, and when."""
     total = twin.layout.steps or max((step for each in ranks for step in each), default=0)
     numbers = sorted({step for each in ranks for step in each})
     found: dict[tuple[float, float], list[Operation]] = defaultdict(list)
     known_until = math.inf
+    after, began_t = resumed
+    for operation in twin.resumed(after) if after else ():
+        landings = [it.t_end for each in ranks if (it := each.get(min(after + operation.lands, total)))]
+        if at.crosses(operation) and landings:
+            found[began_t, max(landings)].append(operation)
     for step in numbers:
         for operation in twin.operations(step):
             if not at.crosses(operation):
@@ -138,7 +149,11 @@ class _Crossing:
     def load(self, begin_t: float, end_t: float, operations: Sequence[Operation]) -> Load:
         found = [self._of(operation) for operation in operations]
         payload = sum(it.byte_count for it in operations)
-        moved, headers, least = _total([it[0] for it in found]), _total([it[1] for it in found]), [it[2] for it in found]
+        moved, headers, least = (
+            _total([it[0] for it in found]),
+            _total([it[1] for it in found]),
+            [it[2] for it in found],
+        )
         return Load(begin_t, end_t, moved, headers, _total(least), payload)
 
     def _of(self, operation: Operation) -> tuple[Mapping[Sites, float], Mapping[Sites, float], Mapping[str, float]]:

@@ -41,7 +41,7 @@ def hop_bytes(operation: Operation) -> dict[Hop, float]:
 
 
 def header_bytes(operation: Operation) -> dict[Hop, float]:
-    """Return gloo's own bytes on each hop that has payload: of its messages, and of answers to those of the way back."""
+    """Return gloo's own bytes on each hop that has payload: of its messages, and of answers to those coming back."""
     hops = hop_bytes(operation)
     rounds = len(operation.ranks) - 1
     messages = {"all_reduce": 4 * rounds, "reduce_scatter": 4 * rounds, "all_gather": 2 * rounds}

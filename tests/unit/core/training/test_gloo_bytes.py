@@ -26,7 +26,7 @@ TCP_INFO, BYTES_SENT = 11, 200
 
 
 def connections() -> dict[tuple[int, int], int]:
-    """Return the bytes that this process has sent on each of its connections, by own port and peer's port, once each."""
+    """Return the bytes that this process has sent on each of its connections, by own and peer's port, once each."""
     found = {}
     for descriptor in list(Path("/proc/self/fd").iterdir()):
         try:
