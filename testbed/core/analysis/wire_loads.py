@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from testbed.core.records.rank_log import RankLog, StepRecord
-from testbed.core.training.gloo_bytes import least_into, site_bytes
+from testbed.core.training.gloo_bytes import header_bytes, least_into, site_bytes
 from testbed.core.training.operation import Operation
 from testbed.core.training.twin import Twin
 
@@ -30,12 +31,13 @@ _AFTER_THE_STEP = ("pseudo-gradients",)
 
 @dataclass(frozen=True)
 class Load:
-    """``moved``: bytes by source and destination site. ``least``: those that must enter each site in any case.
-    ``payload``: bytes of the operations themselves."""
+    """``moved``: bytes by source and destination site, with gloo's own in ``headers``. ``least``: those that must enter
+    each site in any case. ``payload``: bytes of the operations themselves."""
 
     begin_t: float
     end_t: float
     moved: Mapping[Sites, float]
+    headers: Mapping[Sites, float]
     least: Mapping[str, float]
     payload: float
 
@@ -65,7 +67,8 @@ class AttemptLoads:
         found = Moved()
         for load in self.loads:
             inside = min(load.end_t, last_t) - max(load.begin_t, first_t)
-            byte_count = sum(times * load.moved.get(pair, 0.0) for pair, times in sites.items()) if inside >= 0 else 0.0
+            of_pair = ((times, load.moved.get(it, 0.0) + load.headers.get(it, 0.0)) for it, times in sites.items())
+            byte_count = sum(times * each for times, each in of_pair) if inside >= 0 else 0.0
             if byte_count:
                 lasted = load.end_t - load.begin_t
                 whole = load.begin_t >= first_t and load.end_t <= last_t
@@ -83,7 +86,11 @@ def attempt_loads(twin: Twin, logs: Sequence[RankLog]) -> dict[int, AttemptLoads
             rows.setdefault(step.attempt, [{} for _ in logs])[rank][step.step] = step
         ends |= {(it.attempt, rank): it.t for it in log.ends if it.status == "ok"}
     at = _Crossing(twin.layout.sites)
-    return {attempt: _of_attempt(twin, ranks, attempt, ends, at) for attempt, ranks in rows.items()}
+    resumed = {job.attempt: (job.resumed_from, job.t) for log in logs for job in log.jobs}
+    return {
+        attempt: _of_attempt(twin, ranks, attempt, ends, at, resumed.get(attempt, (0, 0.0)))
+        for attempt, ranks in rows.items()
+    }
 
 
 def _of_attempt(
@@ -92,11 +99,18 @@ def _of_attempt(
     attempt: int,
     ends: Mapping[tuple[int, int], float],
     at: _Crossing,
+    resumed: tuple[int, float],
 ) -> AttemptLoads:
+    """``resumed``: the step after which the attempt begins, and when."""
     total = twin.layout.steps or max((step for each in ranks for step in each), default=0)
     numbers = sorted({step for each in ranks for step in each})
     found: dict[tuple[float, float], list[Operation]] = defaultdict(list)
     known_until = math.inf
+    after, began_t = resumed
+    for operation in twin.resumed(after) if after else ():
+        landings = [it.t_end for each in ranks if (it := each.get(min(after + operation.lands, total)))]
+        if at.crosses(operation) and landings:
+            found[began_t, max(landings)].append(operation)
     for step in numbers:
         for operation in twin.operations(step):
             if not at.crosses(operation):
@@ -127,22 +141,35 @@ class _Crossing:
 
     def __init__(self, sites: Sequence[str]) -> None:
         self._sites = sites
-        self._known: dict[Operation, tuple[Mapping[Sites, float], Mapping[str, float]]] = {}
+        self._known: dict[Operation, tuple[Mapping[Sites, float], Mapping[Sites, float], Mapping[str, float]]] = {}
 
     def crosses(self, operation: Operation) -> bool:
         return bool(self._of(operation)[0])
 
     def load(self, begin_t: float, end_t: float, operations: Sequence[Operation]) -> Load:
-        moved, least = defaultdict[Sites, float](float), defaultdict[str, float](float)
-        for operation in operations:
-            of_moved, of_least = self._of(operation)
-            for pair, byte_count in of_moved.items():
-                moved[pair] += byte_count
-            for site, byte_count in of_least.items():
-                least[site] += byte_count
-        return Load(begin_t, end_t, dict(moved), dict(least), sum(it.byte_count for it in operations))
+        found = [self._of(operation) for operation in operations]
+        payload = sum(it.byte_count for it in operations)
+        moved, headers, least = (
+            _total([it[0] for it in found]),
+            _total([it[1] for it in found]),
+            [it[2] for it in found],
+        )
+        return Load(begin_t, end_t, moved, headers, _total(least), payload)
 
-    def _of(self, operation: Operation) -> tuple[Mapping[Sites, float], Mapping[str, float]]:
+    def _of(self, operation: Operation) -> tuple[Mapping[Sites, float], Mapping[Sites, float], Mapping[str, float]]:
         if operation not in self._known:
-            self._known[operation] = site_bytes([operation], self._sites), least_into(operation, self._sites)
+            sites = self._sites
+            headers = site_bytes([operation], sites, header_bytes)
+            self._known[operation] = site_bytes([operation], sites), headers, least_into(operation, sites)
         return self._known[operation]
+
+
+_Key = TypeVar("_Key")
+
+
+def _total(each: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
+    found = defaultdict[_Key, float](float)
+    for mapping in each:
+        for key, value in mapping.items():
+            found[key] += value
+    return dict(found)

@@ -94,6 +94,10 @@ class Twin(ABC):
         With ``step`` 0, those that happen once, before the first step; with ``layout.steps + 1``, those of the end.
         """
 
+    def resumed(self, step: int) -> Sequence[Operation]:
+        """Return what an attempt that resumes after ``step`` sends again, before its first step."""
+        return ()
+
     @abstractmethod
     def equal(self, step: int) -> Sequence[Equal]:
         """Return what must be equal after ``step``, its exchange applied."""
