@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from testbed.core.training.async_diloco import AsyncDiloco
 from testbed.core.training.ddp import Ddp
+from testbed.core.training.decoupled import Decoupled
 from testbed.core.training.diloco import Diloco, LocalSgd
 from testbed.core.training.fsdp import Fsdp
 from testbed.core.training.hierarchical import Hierarchical
@@ -36,6 +38,8 @@ _ALL: dict[str, type[Twin]] = {
         Diloco,
         StreamingDiloco,
         SparseLoco,
+        AsyncDiloco,
+        Decoupled,
         MultiTier,
         Pipeline,
         TensorParallel,

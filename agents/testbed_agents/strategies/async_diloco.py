@@ -1,0 +1,315 @@
+"""async-diloco: sites push their pseudo-gradients to a server when they have them, and wait only for a lag above σ.
+
+After H steps a site sends Θ - θ to the server at the site ``home`` and trains on. The server applies it at once by
+delayed Nesterov (``delayed_nesterov``) and answers with the new Θ; what the site has moved meanwhile stays (``movement``).
+A site waits when so many of its pushes are unanswered that its next one could be applied more than σ versions too
+late, and the server holds back pushes that would make another site's so late (``admission``).
+
+The Θ of a version has the same pushes in all slices. A checkpoint is a meeting of all sites: each waits until all have
+done the same step and all pushes are applied (Liu et al. 2024, arXiv:2401.09135).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from testbed_agents.admission import Admission
+from testbed_agents.delayed_nesterov import DelayedNesterov
+from testbed_agents.movement import Movement
+from testbed_agents.outer import Slice
+from testbed_agents.outer_server import OuterServer, as_floats
+from testbed_agents.parcels import Note
+from testbed_agents.site_pace import SitePace
+from testbed_agents.served_training import ServedTraining
+from testbed_agents.strategies.strategy import unflatten
+
+__all__ = ["AsyncDiloco"]
+
+
+class AsyncDiloco(ServedTraining):
+    """Options as of the twin.
+
+    ``every``: H. ``staleness``: σ in versions; 0: four times the number of sites. ``pace``: ``steps``, or ``time`` for an H
+    per site by its speed. ``weigh``: ``equal``, or ``tokens`` for pushes weighted by their tokens. ``outer_rate``,
+    ``outer_momentum``, ``outer_activation``: ε, β and c; ``outer_delay``: N, 0: the number of sites. ``home``: the site
+    of the server, empty: the first.
+    """
+
+    def __init__(
+        self,
+        every: int = 50,
+        staleness: int = 0,
+        outer_rate: float = 0.7,
+        outer_momentum: float = 0.5,
+        outer_delay: int = 0,
+        outer_activation: float = 0.0,
+        pace: str = "steps",
+        weigh: str = "equal",
+        home: str = "",
+    ) -> None:
+        super().__init__(home)
+        self._staleness, self._weigh = staleness, weigh
+        self._rate, self._momentum, self._delay, self._activation = (
+            outer_rate,
+            outer_momentum,
+            outer_delay,
+            outer_activation,
+        )
+        self._pace = SitePace(every, pace == "time")
+        self._answers: dict[int, tuple[int, Tensor]] = {}
+        """Version and Θ by number of the push."""
+        self._answered = (0, 0)
+        """The last push that was answered, and the version."""
+        self._final: tuple[int, Tensor] | None = None
+        self._gone_on: Note | None = None
+        self._version, self._since = 0, 0
+        """The version that this site holds, and the step of its last push."""
+
+    def build(self, parameters: list[nn.Parameter]) -> None:
+        self.slice = Slice(parameters, self.replicas)
+        self._staleness = self._staleness or 4 * len(self.sites)
+        self._admission = Admission(self.sites, self._staleness)
+        self._movement = Movement(self.slice.of_parameters())
+        self._saved = {
+            "numbers": torch.zeros(6, dtype=torch.int64),
+            "outer": self._movement.outer.clone(),
+        }
+        self._pace.begin(self.context)
+
+    def most_bytes(self) -> int:
+        return 4 * self.slice.size
+
+    def make_server(self, lead: bool) -> OuterServer:
+        optimizer = DelayedNesterov(
+            self._movement.outer, self._rate, self._momentum, self._delay or len(self.sites), self._activation
+        )
+        server = AsyncServer(self.sites, lead, optimizer, self._admission, self._weigh == "tokens")
+        self._saved |= server.saved
+        return server
+
+    def run(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        self._pace.step_begins()
+        return super().run(inputs, targets)
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def after_step(self, step: int) -> None:
+        self._pace.measure(step, self.context)
+        if step - self._since >= self._pace.every and step < self.context.steps:
+            self._push(step)
+        least = self._movement.taken - self._admission.window
+        if self._answered[0] < least:
+            self.wait_for(lambda: self._answered[0] >= least, "an answer")
+        self.read()
+        self._adopt()
+
+    def finish(self, step: int) -> None:
+        """Wait until all sites have done their last step; adopt the version that contains all of it."""
+        if step > self._since:
+            self._push(step, last=True)
+        else:
+            self.send({"kind": "end"})
+        self.wait_for(lambda: self._final is not None, "the end of the other sites")
+        version, outer = self._final or (0, self._movement.outer)
+        (version,) = self.agree(version)
+        self._rebase(version, outer, self._movement.taken)
+        self.close()
+
+    def _push(self, step: int, last: bool = False) -> None:
+        delta = self._movement.take(self.slice.of_parameters())
+        note = {
+            "kind": "push",
+            "push": self._movement.taken,
+            "base": self._version,
+            "first": self._since + 1,
+            "step": step,
+            "tokens": self.tokens,
+            "last": last,
+        }
+        self.context.record("exchange", what="pushed", site=self.site, **{k: note[k] for k in note if k != "kind"})
+        self._since, self.tokens = step, 0
+        self.send(note, delta)
+
+    def _adopt(self) -> None:
+        """Adopt the newest answer that all ranks of the site have."""
+        push, version = self.agree(*self._answered)
+        if push > self._movement.included:
+            outer = self._answers[push][1] if self.slice.holds else self._movement.outer
+            self._rebase(version, outer, push)
+            self._answers = {number: it for number, it in self._answers.items() if number > push}
+
+    def _rebase(self, version: int, outer: Tensor, push: int) -> None:
+        self._version = version
+        self.slice.spread(self._movement.rebase(outer, push, self.slice.of_parameters()))
+        crc = zlib.crc32(outer.numpy())
+        self.context.record(
+            "exchange", what="pulled", site=self.site, version=version, slice=self.replicas.slice, crc=crc, push=push
+        )
+
+    def take(self, note: Note, payload: Tensor) -> None:
+        match note["kind"]:
+            case "answer":
+                self._answered = (int(note["push"]), int(note["version"]))
+                self._answers[self._answered[0]] = (self._answered[1], as_floats(payload))
+            case "settled":
+                self._gone_on = {**note, "outer": as_floats(payload) if len(payload) else None}
+            case "final":
+                self._final = (int(note["version"]), as_floats(payload))
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def settle(self, step: int) -> None:
+        pushed = self._movement.taken
+        self.wait_for(lambda: self._answered[0] >= pushed, "an answer")
+        self._adopt()
+        if self.replicas.slice == 0:
+            self.send({"kind": "settled", "version": self._version, "step": step})
+        self.wait_for(lambda: self._gone_on is not None, f"the other sites at step {step}")
+        gone_on, self._gone_on = self._gone_on or {}, None
+        outer = gone_on.get("outer")
+        version, as_before = self.agree(int(gone_on.get("version", 0)), int(outer is None))
+        if not as_before:
+            self._rebase(version, self._movement.outer if outer is None else outer, pushed)
+        numbers = (pushed, self._version, self._since, self.tokens, *self._pace.numbers)
+        self._saved["numbers"].copy_(torch.tensor(numbers))
+        self._saved["outer"].copy_(self._movement.outer)
+
+    def state(self) -> dict[str, Tensor]:
+        return self._saved
+
+    def loaded(self) -> None:
+        pushed, self._version, self._since, self.tokens, *pace = (int(it) for it in self._saved["numbers"])
+        self._pace.loaded(*pace)
+        outer = self._saved["outer"]
+        self._movement.restart(outer, outer, pushed, pushed)
+        self._answered = (pushed, self._version)
+        if isinstance(self.server, AsyncServer):
+            self.server.loaded()
+
+    def fingerprints(self) -> dict[str, Iterable[Tensor]]:
+        return {**super().fingerprints(), "outer": [self._movement.outer]}
+
+    def outer_parameters(self) -> list[Tensor]:
+        found = [torch.empty_like(each) for each in self.parameters]
+        unflatten(self.slice.gather(self._movement.outer), found)
+        return found
+
+    @property
+    def outer_version(self) -> int:
+        return self._version
+
+
+class AsyncServer(OuterServer):
+    """Applies pushes one by one as they come, as far as ``admission`` lets it."""
+
+    def __init__(
+        self, sites: Sequence[str], lead: bool, optimizer: DelayedNesterov, admission: Admission, by_tokens: bool
+    ) -> None:
+        super().__init__(sites, lead)
+        self._optimizer, self._admission, self._by_tokens = optimizer, admission, by_tokens
+        self._pushed: dict[tuple[str, int], tuple[Note, Tensor]] = {}
+        self._pending: list[tuple[str, Note]] = []
+        self._tokens: dict[str, int] = {}
+        """Of the last push of each site."""
+        self.saved = {
+            "server.values": optimizer.values.clone(),
+            "server.momentum": optimizer.momentum.clone(),
+            "server.gathered": optimizer.gathered.clone(),
+            "server.numbers": torch.zeros(2 + 2 * len(self.sites), dtype=torch.int64),
+        }
+
+    def put(self, site: str, note: Note, payload: Tensor) -> None:
+        self._pushed[site, int(note["push"])] = (note, as_floats(payload))
+
+    def heard(self, site: str, note: Note) -> None:
+        if note["kind"] == "push":
+            self._pending.append((site, note))
+        if note["kind"] in ("settled", "end") or note.get("last"):
+            self._admission.rests(site, sum(1 for name, _ in self._pending if name == site))
+
+    def decide(self) -> Note | None:
+        seen: set[str] = set()
+        for index, (site, note) in enumerate(self._pending):
+            if site not in seen and self._admission.admits(site):
+                del self._pending[index]
+                return self._order(site, note)
+            seen.add(site)  # a site's pushes are applied in their order
+        return None
+
+    def _order(self, site: str, note: Note) -> Note:
+        staleness = self._admission.version - int(note["base"])
+        if staleness > self._admission.staleness:
+            raise RuntimeError(
+                f"push {note['push']} of {site} is {staleness} versions old, {self._admission.staleness} allowed"
+            )
+        tokens = self._tokens[site] = int(note["tokens"])
+        others = [self._tokens.get(name, tokens) for name in self.sites]
+        weight = tokens * len(others) / sum(others) if self._by_tokens and sum(others) else 1.0
+        version = self._admission.apply(site)
+        return {
+            "do": "apply",
+            "site": site,
+            "push": note["push"],
+            "version": version,
+            "staleness": staleness,
+            "weight": weight,
+        }
+
+    def ready(self, order: Note) -> bool:
+        return order["do"] == "settle" or (order["site"], order["push"]) in self._pushed
+
+    def apply(self, order: Note) -> None:
+        site, version = order["site"], order["version"]
+        note, delta = self._pushed.pop((site, order["push"]))
+        self._optimizer.step(delta if order["weight"] == 1.0 else delta * order["weight"])
+        self._admission.version = version
+        served: dict[str, Any] = {name: order[name] for name in ("site", "push", "version", "staleness", "weight")}
+        for name in ("base", "first", "step", "tokens"):
+            served[name] = note[name]
+        self.log.append({**served, "crc": zlib.crc32(self._optimizer.values.numpy())})
+        if not note["last"]:
+            answer = {"kind": "answer", "push": order["push"], "version": version, "staleness": order["staleness"]}
+            self.deliver[site](answer, self._optimizer.values)
+
+    def settle(self, notes: dict[str, Note]) -> Note:
+        held = {site: int(note["version"]) for site, note in notes.items()}
+        fresh = self._admission.resume(held)
+        held |= dict.fromkeys(fresh, self._admission.version)
+        return {"version": self._admission.version, "fresh": fresh, "held": held, "tokens": self._tokens}
+
+    def snapshot(self, order: Note) -> None:
+        optimizer = self._optimizer
+        for name, tensor in (
+            ("values", optimizer.values),
+            ("momentum", optimizer.momentum),
+            ("gathered", optimizer.gathered),
+        ):
+            self.saved[f"server.{name}"].copy_(tensor)
+        held = [order["held"][site] for site in self.sites]
+        tokens = [order["tokens"].get(site, 0) for site in self.sites]
+        numbers = (optimizer.pushes, order["version"], *held, *tokens)
+        self.saved["server.numbers"].copy_(torch.tensor(numbers))
+        for site in self.sites:
+            fresh = optimizer.values if site in order["fresh"] else None
+            self.deliver[site]({"kind": "settled", "version": order["version"]}, fresh)
+
+    def end(self) -> None:
+        for site in self.sites:
+            self.deliver[site]({"kind": "final", "version": self._admission.version}, self._optimizer.values)
+
+    def loaded(self) -> None:
+        """Go on from the tensors that a checkpoint has filled."""
+        with self.lock:
+            optimizer = self._optimizer
+            optimizer.values = self.saved["server.values"].clone()
+            optimizer.momentum.copy_(self.saved["server.momentum"])
+            optimizer.gathered.copy_(self.saved["server.gathered"])
+            optimizer.pushes, self._admission.version, *rest = (int(it) for it in self.saved["server.numbers"])
+            held, tokens = rest[: len(self.sites)], rest[len(self.sites) :]
+            self._tokens = {site: count for site, count in zip(self.sites, tokens, strict=True) if count}
+            self._admission.resume(dict(zip(self.sites, held, strict=True)))
