@@ -5,10 +5,10 @@ were applied since. The server cannot make a slow site faster; it can hold back 
 
 A site goes on training while at most ``window`` of its pushes are not answered, so the server knows a lower bound of
 the base of each site's next ``window`` + 1 pushes: the version that it answered a push with is held before the push
-``window`` + 1 later is made. A push that is based on b must be applied at version b + σ at the latest: these are jobs of unit
-length with deadlines, and a push is admitted only if all others can still meet theirs, earliest deadline first. With
-S sites and S (window + 1) <= σ + 1 that is so at the start, and the push with the earliest deadline is always admitted,
-so sites cannot block each other for ever.
+``window`` + 1 later is made. A push that is based on b must be applied at version b + σ at the latest: these are jobs
+of unit length with deadlines, and a push is admitted only if all others can still meet theirs, earliest deadline first.
+With S sites and S (window + 1) <= σ + 1 that is so at the start, and the push with the earliest deadline is always
+admitted, so sites cannot block each other for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Admission:
         names = tuple(sites)
         self.staleness, self.window = staleness, window(staleness, len(names))
         if self.window < 0:
-            raise ValueError(f"expected a staleness of at least {len(names) - 1} for {len(names)} sites, got {staleness}")
+            raise ValueError(
+                f"expected a staleness of at least {len(names) - 1} for {len(names)} sites, got {staleness}"
+            )
         self.version = 0
         self._bases = {name: [0] * (self.window + 1) for name in names}
         self._resting: set[str] = set()
@@ -55,7 +57,9 @@ class Admission:
     def resume(self, held: Mapping[str, int]) -> list[str]:
         """All go on, from the versions that they hold; return the sites that must first adopt the newest version."""
         versions, fresh = dict(held), []
-        while not _feasible([it for it in versions.values() for _ in range(self.window + 1)], self.version, self.staleness):
+        while not _feasible(
+            [it for it in versions.values() for _ in range(self.window + 1)], self.version, self.staleness
+        ):
             oldest = min(versions, key=lambda name: (versions[name], name))
             versions[oldest] = self.version
             fresh.append(oldest)

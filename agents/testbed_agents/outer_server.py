@@ -2,8 +2,8 @@
 
 Rank i of every site speaks to rank i of the home site only, so each part sees the pushes of its slice, in an order of
 its own. The parameters of a version must nevertheless contain the same pushes in all slices. So the part of slice 0 is
-the *lead*: it alone decides, and sends its orders to the other parts inside the home site; each part carries the orders out
-one after the other, as soon as the pushes that an order needs have arrived.
+the *lead*: it alone decides, and sends its orders to the other parts inside the home site; each part carries the orders
+out one after the other, as soon as the pushes that an order needs have arrived.
 
 All sites meet at a checkpoint (:meth:`OuterServer.snapshot`) and at the end of the job. How pushes become versions is
 up to a subclass.

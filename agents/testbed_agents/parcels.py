@@ -24,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class _Frame:
     kind: int
     number: int
     note: bytes = b""
-    payload: memoryview = memoryview(b"")
+    payload: memoryview = field(default_factory=lambda: memoryview(b""))
 
     def write(self, connection: socket.socket, token: bytes) -> None:
         head = _HEAD.pack(_MAGIC, self.kind, self.number, len(self.note), len(self.payload)) + self.note
@@ -119,7 +119,7 @@ class Channel:
         written = json.dumps(note).encode()
         if len(written) > MOST_NOTE_BYTES:
             raise ValueError(f"expected a note of at most {MOST_NOTE_BYTES} bytes, got {len(written)}")
-        payload = memoryview(b"") if tensor is None else memoryview(tensor.view(torch.uint8).numpy()).cast("B")
+        payload = memoryview(b"") if tensor is None else memoryview(tensor.view(torch.uint8).numpy().data)
         with self._changed:
             self._made += 1
             self._waiting.append(_Frame(_PARCEL, self._made, written, payload))
@@ -214,7 +214,9 @@ class Channel:
                 self._deliver(frame)
 
     def _deliver(self, frame: _Frame) -> None:
-        payload = torch.frombuffer(frame.payload, dtype=torch.uint8) if frame.payload else torch.empty(0, dtype=torch.uint8)
+        payload = (
+            torch.frombuffer(frame.payload, dtype=torch.uint8) if frame.payload else torch.empty(0, dtype=torch.uint8)
+        )
         try:
             self._take(json.loads(frame.note), payload)
         except BaseException as error:
@@ -280,10 +282,12 @@ class Dialer:
 
     def _run(self) -> None:
         while not self._channel.closed and self._owner.is_alive():
-            with contextlib.suppress(OSError, ParcelError):
-                with socket.create_connection(self._peer, CONNECT_S, (self._own, 0)) as connection:
-                    _tune(connection)
-                    self._channel.dial(connection)
+            with (
+                contextlib.suppress(OSError, ParcelError),
+                socket.create_connection(self._peer, CONNECT_S, (self._own, 0)) as connection,
+            ):
+                _tune(connection)
+                self._channel.dial(connection)
             time.sleep(REDIAL_S)
 
 

@@ -1,7 +1,7 @@
 """How many steps a site takes between two exchanges: the same at all, or by its speed.
 
-By its speed (Liu et al. 2024, arXiv:2401.09135, section 4.2, "dynamic local updates"), the fastest site takes H steps and one
-of half its speed H/2, so that all need the same time.
+By its speed (Liu et al. 2024, arXiv:2401.09135, "dynamic local updates"), the fastest site takes H steps and one of
+half its speed H/2, so that all need the same time.
 """
 
 from __future__ import annotations

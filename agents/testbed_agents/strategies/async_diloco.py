@@ -1,31 +1,31 @@
 """async-diloco: sites push their pseudo-gradients to a server when they have them, and wait only for a lag above σ.
 
 After H steps a site sends Θ - θ to the server at the site ``home`` and trains on. The server applies it at once by
-delayed Nesterov (``delayed_nesterov``) and answers with the new Θ; what the site has moved meanwhile stays (``movement``).
-A site waits when so many of its pushes are unanswered that its next one could be applied more than σ versions too
-late, and the server holds back pushes that would make another site's so late (``admission``).
+delayed Nesterov (``delayed_nesterov``) and answers with the new Θ; what the site has moved meanwhile stays
+(``movement``). A site waits when so many of its pushes are unanswered that its next one could be applied more than σ
+versions too late, and the server holds back pushes that would make another site's so late (``admission``).
 
-The Θ of a version has the same pushes in all slices. A checkpoint is a meeting of all sites: each waits until all have
-done the same step and all pushes are applied (Liu et al. 2024, arXiv:2401.09135).
+The Θ of a version has the same pushes in all slices. A checkpoint is a meeting of all sites: each waits until all
+have done the same step and all pushes are applied (Liu et al. 2024, arXiv:2401.09135).
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from testbed_agents.admission import Admission
+from testbed_agents.async_server import AsyncServer
 from testbed_agents.delayed_nesterov import DelayedNesterov
 from testbed_agents.movement import Movement
+from testbed_agents.operation_log import crc32
 from testbed_agents.outer import Slice
 from testbed_agents.outer_server import OuterServer, as_floats
 from testbed_agents.parcels import Note
-from testbed_agents.site_pace import SitePace
 from testbed_agents.served_training import ServedTraining
+from testbed_agents.site_pace import SitePace
 from testbed_agents.strategies.strategy import unflatten
 
 __all__ = ["AsyncDiloco"]
@@ -34,8 +34,8 @@ __all__ = ["AsyncDiloco"]
 class AsyncDiloco(ServedTraining):
     """Options as of the twin.
 
-    ``every``: H. ``staleness``: σ in versions; 0: four times the number of sites. ``pace``: ``steps``, or ``time`` for an H
-    per site by its speed. ``weigh``: ``equal``, or ``tokens`` for pushes weighted by their tokens. ``outer_rate``,
+    ``every``: H. ``staleness``: σ in versions; 0: four times the number of sites. ``pace``: ``steps``, or ``time`` for
+    an H per site by its speed. ``weigh``: ``equal``, or ``tokens`` for pushes weighted by their tokens. ``outer_rate``,
     ``outer_momentum``, ``outer_activation``: ε, β and c; ``outer_delay``: N, 0: the number of sites. ``home``: the site
     of the server, empty: the first.
     """
@@ -146,7 +146,7 @@ class AsyncDiloco(ServedTraining):
     def _rebase(self, version: int, outer: Tensor, push: int) -> None:
         self._version = version
         self.slice.spread(self._movement.rebase(outer, push, self.slice.of_parameters()))
-        crc = zlib.crc32(outer.numpy())
+        crc = crc32([outer])
         self.context.record(
             "exchange", what="pulled", site=self.site, version=version, slice=self.replicas.slice, crc=crc, push=push
         )
@@ -202,114 +202,3 @@ class AsyncDiloco(ServedTraining):
     @property
     def outer_version(self) -> int:
         return self._version
-
-
-class AsyncServer(OuterServer):
-    """Applies pushes one by one as they come, as far as ``admission`` lets it."""
-
-    def __init__(
-        self, sites: Sequence[str], lead: bool, optimizer: DelayedNesterov, admission: Admission, by_tokens: bool
-    ) -> None:
-        super().__init__(sites, lead)
-        self._optimizer, self._admission, self._by_tokens = optimizer, admission, by_tokens
-        self._pushed: dict[tuple[str, int], tuple[Note, Tensor]] = {}
-        self._pending: list[tuple[str, Note]] = []
-        self._tokens: dict[str, int] = {}
-        """Of the last push of each site."""
-        self.saved = {
-            "server.values": optimizer.values.clone(),
-            "server.momentum": optimizer.momentum.clone(),
-            "server.gathered": optimizer.gathered.clone(),
-            "server.numbers": torch.zeros(2 + 2 * len(self.sites), dtype=torch.int64),
-        }
-
-    def put(self, site: str, note: Note, payload: Tensor) -> None:
-        self._pushed[site, int(note["push"])] = (note, as_floats(payload))
-
-    def heard(self, site: str, note: Note) -> None:
-        if note["kind"] == "push":
-            self._pending.append((site, note))
-        if note["kind"] in ("settled", "end") or note.get("last"):
-            self._admission.rests(site, sum(1 for name, _ in self._pending if name == site))
-
-    def decide(self) -> Note | None:
-        seen: set[str] = set()
-        for index, (site, note) in enumerate(self._pending):
-            if site not in seen and self._admission.admits(site):
-                del self._pending[index]
-                return self._order(site, note)
-            seen.add(site)  # a site's pushes are applied in their order
-        return None
-
-    def _order(self, site: str, note: Note) -> Note:
-        staleness = self._admission.version - int(note["base"])
-        if staleness > self._admission.staleness:
-            raise RuntimeError(
-                f"push {note['push']} of {site} is {staleness} versions old, {self._admission.staleness} allowed"
-            )
-        tokens = self._tokens[site] = int(note["tokens"])
-        others = [self._tokens.get(name, tokens) for name in self.sites]
-        weight = tokens * len(others) / sum(others) if self._by_tokens and sum(others) else 1.0
-        version = self._admission.apply(site)
-        return {
-            "do": "apply",
-            "site": site,
-            "push": note["push"],
-            "version": version,
-            "staleness": staleness,
-            "weight": weight,
-        }
-
-    def ready(self, order: Note) -> bool:
-        return order["do"] == "settle" or (order["site"], order["push"]) in self._pushed
-
-    def apply(self, order: Note) -> None:
-        site, version = order["site"], order["version"]
-        note, delta = self._pushed.pop((site, order["push"]))
-        self._optimizer.step(delta if order["weight"] == 1.0 else delta * order["weight"])
-        self._admission.version = version
-        served: dict[str, Any] = {name: order[name] for name in ("site", "push", "version", "staleness", "weight")}
-        for name in ("base", "first", "step", "tokens"):
-            served[name] = note[name]
-        self.log.append({**served, "crc": zlib.crc32(self._optimizer.values.numpy())})
-        if not note["last"]:
-            answer = {"kind": "answer", "push": order["push"], "version": version, "staleness": order["staleness"]}
-            self.deliver[site](answer, self._optimizer.values)
-
-    def settle(self, notes: dict[str, Note]) -> Note:
-        held = {site: int(note["version"]) for site, note in notes.items()}
-        fresh = self._admission.resume(held)
-        held |= dict.fromkeys(fresh, self._admission.version)
-        return {"version": self._admission.version, "fresh": fresh, "held": held, "tokens": self._tokens}
-
-    def snapshot(self, order: Note) -> None:
-        optimizer = self._optimizer
-        for name, tensor in (
-            ("values", optimizer.values),
-            ("momentum", optimizer.momentum),
-            ("gathered", optimizer.gathered),
-        ):
-            self.saved[f"server.{name}"].copy_(tensor)
-        held = [order["held"][site] for site in self.sites]
-        tokens = [order["tokens"].get(site, 0) for site in self.sites]
-        numbers = (optimizer.pushes, order["version"], *held, *tokens)
-        self.saved["server.numbers"].copy_(torch.tensor(numbers))
-        for site in self.sites:
-            fresh = optimizer.values if site in order["fresh"] else None
-            self.deliver[site]({"kind": "settled", "version": order["version"]}, fresh)
-
-    def end(self) -> None:
-        for site in self.sites:
-            self.deliver[site]({"kind": "final", "version": self._admission.version}, self._optimizer.values)
-
-    def loaded(self) -> None:
-        """Go on from the tensors that a checkpoint has filled."""
-        with self.lock:
-            optimizer = self._optimizer
-            optimizer.values = self.saved["server.values"].clone()
-            optimizer.momentum.copy_(self.saved["server.momentum"])
-            optimizer.gathered.copy_(self.saved["server.gathered"])
-            optimizer.pushes, self._admission.version, *rest = (int(it) for it in self.saved["server.numbers"])
-            held, tokens = rest[: len(self.sites)], rest[len(self.sites) :]
-            self._tokens = {site: count for site, count in zip(self.sites, tokens, strict=True) if count}
-            self._admission.resume(dict(zip(self.sites, held, strict=True)))

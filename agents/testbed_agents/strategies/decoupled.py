@@ -1,19 +1,19 @@
 """decoupled: learners never wait; a syncer merges each fragment once K of M learners have delivered it, after a grace.
 
-The model is cut into P fragments; each site sends what a fragment has moved (``movement``) every H steps, coded in 32, 16, 8
-or 4 bits, and trains on. The syncer at the site ``home`` waits until K sites have delivered a fragment, then a grace
-time for the others; the mean of what has come, weighted by the tokens behind it, goes coded to all sites, which apply
-it by Nesterov to their own copy of the outer parameters. All decode the same bytes, so all copies of a version are equal.
+The model is cut into P fragments; each site sends what a fragment has moved (``movement``) every H steps, coded in
+32, 16, 8 or 4 bits, and trains on. The syncer at the site ``home`` waits until K sites have delivered a fragment,
+then a grace time for the others; the mean of what has come, weighted by the tokens behind it, goes coded to all
+sites, which apply it by Nesterov to their own copy of the outer parameters. All decode the same bytes, so all copies
+of a version are equal.
 
-What comes later counts in the next round of the fragment, with its own weight, and never twice. While ``HELD`` pushes of a
-fragment are not merged, a site sends no more of it; its movement grows and goes with the next one. So a cut fiber
-costs no memory, and no step: only a checkpoint and the end of the job are meetings of all sites.
+What comes later counts in the next round of the fragment, with its own weight, and never twice. While ``HELD`` pushes
+of a fragment are not merged, a site sends no more of it; its movement grows and goes with the next one. So a cut
+fiber costs no memory, and no step: only a checkpoint and the end of the job are meetings of all sites.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from testbed_agents.codec import Codec, of_bits
 from testbed_agents.fragments import Schedule, cut
 from testbed_agents.movement import Movement
+from testbed_agents.operation_log import crc32
 from testbed_agents.outer import Nesterov, Slice
 from testbed_agents.outer_server import OuterServer
 from testbed_agents.parcels import Note
@@ -67,8 +68,8 @@ class Decoupled(ServedTraining):
         if self._quorum > len(self.sites):
             raise ValueError(f"expected a quorum of at most {len(self.sites)}, the sites, got {self._quorum}")
         self._fragments = [
-            _Fragment(each, Slice(each, self.replicas), self._rate, self._momentum)
-            for each in cut(self.model.named_parameters(), self._count)
+            _Fragment(index, each, Slice(each, self.replicas), self._rate, self._momentum)
+            for index, each in enumerate(cut(self.model.named_parameters(), self._count))
         ]
         self._saved = {"numbers": torch.zeros(1 + 5 * self._count, dtype=torch.int64)}
         for index, each in enumerate(self._fragments):
@@ -146,7 +147,7 @@ class Decoupled(ServedTraining):
                 version=version,
                 push=included,
                 slice=self.replicas.slice,
-                crc=zlib.crc32(fragment.movement.outer.numpy()),
+                crc=crc32([fragment.movement.outer]),
             )
 
     def _told(self, note: Note) -> tuple[int, int, int]:
@@ -200,10 +201,10 @@ class Decoupled(ServedTraining):
 class _Fragment:
     """This rank's slice of one fragment: outer parameters and their momentum, and what has moved."""
 
-    def __init__(self, parameters: list[Tensor], slice_: Slice, rate: float, momentum: float) -> None:
+    def __init__(self, index: int, parameters: Sequence[Tensor], slice_: Slice, rate: float, momentum: float) -> None:
         self.parameters, self.slice = parameters, slice_
         self.movement = Movement(slice_.of_parameters())
-        self.optimizer = Nesterov(slice_.of_parameters(), rate, momentum)
+        self.optimizer = Nesterov(slice_.of_parameters(), rate, momentum, f"outer.{index}")
         self.version = self.since = self.tokens = 0
         """Of the outer parameters; the step of the last push; tokens of the site until then."""
         own = self.movement.outer

@@ -24,10 +24,14 @@ class AsyncDiloco(Served):
     source = "Liu et al. 2024, Asynchronous Local-SGD, arXiv:2401.09135, Algorithm 3"
     options = (
         EVERY,
-        Option("staleness", 0, whole(0, 1000), "σ: versions that a push may be late; 0: four times the number of sites"),
+        Option(
+            "staleness", 0, whole(0, 1000), "σ: versions that a push may be late; 0: four times the number of sites"
+        ),
         OUTER_RATE,
         OUTER_MOMENTUM,
-        Option("outer.delay", 0, whole(0, 1000), "N: pushes between two updates of the momentum; 0: the number of sites"),
+        Option(
+            "outer.delay", 0, whole(0, 1000), "N: pushes between two updates of the momentum; 0: the number of sites"
+        ),
         Option("outer.activation", 0.0, share(0.0, 1.0), "c: share of the momentum in the pushes between, at most 1/N"),
         Option("pace", "steps", choice("steps", "time"), "time: H of a site in proportion to its speed"),
         Option("weigh", "equal", choice("equal", "tokens"), "tokens: pushes weighted by the tokens behind them"),
@@ -40,9 +44,13 @@ class AsyncDiloco(Served):
         found = [*super().mistakes()]
         if self.window < 0:
             message = f"staleness {self.staleness} is too small for {sites} sites: each push makes a version"
-            found.append(Mistake("staleness", message, f"write at least {sites - 1}, or {2 * sites - 1} to train on meanwhile"))
+            found.append(
+                Mistake("staleness", message, f"write at least {sites - 1}, or {2 * sites - 1} to train on meanwhile")
+            )
         if self.values["outer.activation"] > 1 / delay:
-            message = f"outer.activation {self.values['outer.activation']:g} is more than 1/{delay}, one over outer.delay"
+            message = (
+                f"outer.activation {self.values['outer.activation']:g} is more than 1/{delay}, one over outer.delay"
+            )
             found.append(Mistake("outer.activation", message, f"write at most {1 / delay:.4g}"))
         return found
 
@@ -81,7 +89,7 @@ class AsyncDiloco(Served):
 
     @property
     def longest_gap(self) -> int:
-        """A site that is σ versions ahead may have to wait, at a checkpoint or at the end, until another has caught up."""
+        """A site that is σ versions ahead may have to wait, at a checkpoint or at the end, until others caught up."""
         return (self.staleness + 1) * int(self.values["every"])
 
     def wrong_exchanges(self, records: Iterable[Mapping[str, Any]]) -> Sequence[str]:

@@ -50,7 +50,9 @@ class Decoupled(Served):
         return found
 
     def pushes(self, site: str, step: int) -> Sequence[tuple[int | None, int]]:
-        return [(it, self.fragment_elements(it)) for it in self._all if self._due(it, step) or step == self.layout.steps]
+        return [
+            (it, self.fragment_elements(it)) for it in self._all if self._due(it, step) or step == self.layout.steps
+        ]
 
     def slice_bytes(self, elements: int) -> float:
         return float(dense_bytes(-(-elements // self.layout.slices), int(self.values["bits"])))
@@ -93,7 +95,7 @@ class Decoupled(Served):
         return (2 * self._every * fragment + len(self._all)) // (2 * len(self._all)) % self._every
 
     def _due(self, fragment: int, step: int) -> bool:
-        return 1 <= step and step % self._every == self._offset(fragment)
+        return step >= 1 and step % self._every == self._offset(fragment)
 
     def _begun(self, fragment: int, until: int) -> int:
         return until - (until - self._offset(fragment)) % self._every

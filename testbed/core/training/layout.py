@@ -49,11 +49,8 @@ class Layout:
     layers: int = 4
     steps: int = 500
     step_s: float | None = None
-<<<<<<< HEAD
     heads: int = 4
-=======
     speeds: Mapping[str, float] = field(default_factory=dict, hash=False)
->>>>>>> cf077dba (Add async-diloco and decoupled: sites that train at their own paces)
 
     @property
     def world_size(self) -> int:

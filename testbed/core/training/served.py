@@ -1,11 +1,11 @@
 """What twins share whose sites exchange with a server at a home site, and do not step together.
 
-A site pushes after steps of its own count, so the operations of a step are those of all ranks that begin in *their* step
-of that number, whenever it is. What the server answers belongs to the step of the push. Nothing here is a collective between
-sites: the messages are parcels over connections of their own, which the watched process group does not see; the ranks
-write an ``exchange`` record of each push, of each version that the server makes, and of each that a site adopts. From
-these :func:`faults_of_versions` tells whether every version that was adopted is the one that was made, whether
-each push is in one version exactly once, and whether one was too stale.
+A site pushes after steps of its own count, so the operations of a step are those of all ranks that begin in *their*
+step of that number, whenever it is. What the server answers belongs to the step of the push. Nothing here is a
+collective between sites: the messages are parcels over connections of their own, which the watched process group does
+not see; the ranks write an ``exchange`` record of each push, of each version that the server makes, and of each that
+a site adopts. From these :func:`faults_of_versions` tells whether every version that was adopted is the one that was
+made, whether each push is in one version exactly once, and whether one was too stale.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def faults_of_versions(records: Iterable[Mapping[str, Any]], staleness: int | No
             faults.append(f"{_name(it)} was made twice")
         made[key] = it
         if staleness is not None and it.get("staleness", 0) > staleness:
-            faults.append(f"{_name(it)} took a push of {it['site']} that was {it['staleness']} versions old, {staleness} allowed")
+            faults.append(
+                f"{_name(it)} took a push of {it['site']} that was {it['staleness']} versions old, {staleness} allowed"
+            )
     faults += _chain(made)
     for (where, number), count in _taken(made.values()).items():
         if count > 1:
@@ -183,4 +185,6 @@ def _name(it: Any) -> str:
 
 def _where(where: tuple[Any, ...]) -> str:
     fragment, part, site = where
-    return f"{site}" + ("" if fragment is None else f", fragment {fragment}") + ("" if part is None else f", slice {part}")
+    return (
+        f"{site}" + ("" if fragment is None else f", fragment {fragment}") + ("" if part is None else f", slice {part}")
+    )
