@@ -62,7 +62,8 @@ class AsyncServer(OuterServer):
             )
         tokens = self._tokens[site] = int(note["tokens"])
         others = [self._tokens.get(name, tokens) for name in self.sites]
-        weight = tokens * len(others) / sum(others) if self._by_tokens and sum(others) else 1.0
+        mean = sum(others) / len(others)
+        weight = tokens / mean if self._by_tokens and mean else 1.0
         version = self._admission.apply(site)
         return {
             "do": "apply",
