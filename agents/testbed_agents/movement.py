@@ -42,8 +42,9 @@ class Movement:
         if not self.included <= included <= self.taken:
             raise ValueError(f"expected a push from {self.included} to {self.taken}, got {included}")
         anchor = self._anchors[included]
-        there, shift = outer + (here - anchor), outer - anchor
-        self._anchors = {number: each + shift for number, each in self._anchors.items() if number > included}
+        # The same arithmetic for all: where nothing has moved since a push, the parameters stay its anchor in all bits.
+        there = outer + (here - anchor)
+        self._anchors = {number: outer + (each - anchor) for number, each in self._anchors.items() if number > included}
         self._anchors[included] = outer.clone()
         self.included = included
         return there

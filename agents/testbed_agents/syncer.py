@@ -41,6 +41,7 @@ class Syncer(OuterServer):
         self._included = [dict.fromkeys(self.sites, 0) for _ in sizes]
         self._timers: dict[int, threading.Timer] = {}
         self._due: set[int] = set()
+        self._resumes = False
         self.saved = {f"syncer.{index}": torch.zeros(len(sites), size) for index, size in enumerate(sizes)}
         self.saved["syncer.numbers"] = torch.zeros(len(sizes), 1 + 3 * len(sites), dtype=torch.int64)
 
@@ -51,7 +52,9 @@ class Syncer(OuterServer):
 
     def heard(self, site: str, note: Note) -> None:
         if note["kind"] == "push":
-            self._consider(int(note["fragment"]))
+            for fragment in range(len(self._sizes)) if self._resumes else (int(note["fragment"]),):
+                self._consider(fragment)
+            self._resumes = False
 
     def _consider(self, fragment: int) -> None:
         here = sum(1 for pushes in self._waiting[fragment].values() if pushes)
@@ -117,6 +120,7 @@ class Syncer(OuterServer):
             self.deliver[site](note, code)
 
     def settle(self, notes: dict[str, Note]) -> Note:
+        self._due.clear()
         while self._timers:
             self._timers.popitem()[1].cancel()
         pending = [{site: it[-1][0] for site, it in waiting.items() if it} for waiting in self._waiting]
@@ -134,9 +138,8 @@ class Syncer(OuterServer):
             numbers[fragment] = torch.tensor(row)
         for site in self.sites:
             self.deliver[site]({"kind": "settled"}, None)
-        if self.lead:
-            for fragment in range(len(self._sizes)):
-                self._consider(fragment)
+        # Nothing is merged until a site has gone on: the checkpoint has what all sites have applied.
+        self._resumes = True
 
     def last_orders(self) -> Sequence[Note]:
         self._due.clear()
@@ -157,8 +160,7 @@ class Syncer(OuterServer):
                     push, tokens = row[1 + count + 2 * index : 3 + count + 2 * index]
                     sums = self.saved[f"syncer.{fragment}"][index].clone()
                     self._waiting[fragment][site] = [(push, tokens, sums)] if push else []
-                if self.lead:
-                    self._consider(fragment)
+            self._resumes = True
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:

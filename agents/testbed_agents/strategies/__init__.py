@@ -33,6 +33,7 @@ _FILES: Mapping[str, str] = {
     "tensor": "tensor:TensorParallel",
     "async-diloco": "async_diloco:AsyncDiloco",
     "decoupled": "decoupled:Decoupled",
+    "torchft-diloco": "torchft_diloco:TorchftDiloco",
 }
 """Module and class by the name of the strategy."""
 

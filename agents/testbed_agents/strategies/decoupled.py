@@ -61,7 +61,9 @@ class Decoupled(ServedTraining):
         self._merged: list[tuple[Note, Tensor]] = []
         """Received and not applied yet, in order."""
         self._applied = 0
-        self._ended = self._settled = False
+        self._ended = False
+        self._settled: int | None = None
+        """The number of merged updates before the checkpoint at which all sites have met."""
 
     def build(self, parameters: list[nn.Parameter]) -> None:
         self._quorum = self._quorum or len(self.sites) // 2 + 1
@@ -126,13 +128,15 @@ class Decoupled(ServedTraining):
             case "merged":
                 self._merged.append((note, payload))
             case "settled":
-                self._settled = True
+                self._settled = self._applied + len(self._merged)
             case "final":
                 self._ended = True
 
     def _apply_agreed(self) -> None:
         """Apply the merged updates that all ranks of the site have."""
-        (agreed,) = self.agree(self._applied + len(self._merged))
+        arrived = self._applied + len(self._merged)
+        # Others may have gone on from a checkpoint already: what they sent since is not in it.
+        (agreed,) = self.agree(arrived if self._settled is None else self._settled)
         while self._applied < agreed:
             note, payload = self._merged.pop(0) if self._merged else ({}, torch.empty(0))
             index, version, included = self._told(note)
@@ -163,11 +167,11 @@ class Decoupled(ServedTraining):
     # -- state -------------------------------------------------------------------------------------------------------
 
     def settle(self, step: int) -> None:
-        self._settled = False
         if self.replicas.slice == 0:
             self.send({"kind": "settled", "step": step})
-        self.wait_for(lambda: self._settled, f"the other sites at step {step}")
+        self.wait_for(lambda: self._settled is not None, f"the other sites at step {step}")
         self._apply_agreed()
+        self._settled = None
         numbers = [self.tokens]
         for fragment in self._fragments:
             numbers += fragment.save()

@@ -22,6 +22,7 @@ from testbed.core.training.pipeline import Pipeline
 from testbed.core.training.sparse_loco import SparseLoco
 from testbed.core.training.streaming_diloco import StreamingDiloco
 from testbed.core.training.tensor import TensorParallel
+from testbed.core.training.torchft_diloco import TorchftDiloco
 from testbed.core.training.twin import Twin
 from testbed.errors import UnknownName, UserError
 
@@ -40,6 +41,7 @@ _ALL: dict[str, type[Twin]] = {
         SparseLoco,
         AsyncDiloco,
         Decoupled,
+        TorchftDiloco,
         MultiTier,
         Pipeline,
         TensorParallel,

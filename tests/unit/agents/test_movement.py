@@ -35,7 +35,11 @@ def test_pushes_and_what_is_left_are_all_that_was_moved(seed: int) -> None:
             # What the outer parameters do not contain is still where it was.
             assert torch.allclose(here, outer + sum(since[included:]), atol=1e-12)
             assert torch.equal(movement.outer, outer)
-    here = movement.rebase(outer, movement.taken, movement.last)
+    movement.take(here)
+    for included in range(movement.included, movement.taken):
+        here = movement.rebase(some(), included, here)
+        assert torch.equal(here, movement.last), "where nothing has moved, bit for bit"
+    here = movement.rebase(outer, movement.taken, here)
     assert torch.equal(here, outer), "without movement, exactly the outer parameters"
 
 
