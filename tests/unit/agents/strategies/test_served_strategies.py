@@ -141,7 +141,7 @@ def restored_job(rank: int, case: Case, groups: Groups) -> tuple[Seen, Seen]:
 
 def lost_job(rank: int, groups: Groups) -> str:
     """Return how a job ends whose connection never comes back."""
-    made = Job(rank, Case("async-diloco", {"every": 2}, dark=(3, STEPS), timeout_s=0.5), groups)
+    made = Job(rank, Case("async-diloco", {"every": 2}, dark=(1, STEPS), timeout_s=0.5), groups)
     dial = parcels.socket.create_connection
     try:
         made.run()

@@ -1,4 +1,4 @@
-"""Twins of strategies with a server: operations, bytes and certain counts; what is found wrong in records of versions."""
+"""Twins of strategies with a server: operations, bytes, certain counts; what is found wrong in records of versions."""
 
 from __future__ import annotations
 
