@@ -212,6 +212,7 @@ def train(
         context = Context(
             groups, job.timeout_s, compute.loss, own_address(job.interface), steps=job.steps, compute=compute
         )
+        context.record = lambda event, **fields: records.write(event, t=time.monotonic(), rank=seat.rank, **fields)
         fault = breakage.plant(seat.rank) if job.attempt == 1 else None
         broken = breakage.Broken(fault) if fault else None
         strategy = strategies.make(job.strategy, job.options)
@@ -359,6 +360,7 @@ def train(
                 talk_t = t_end + TALK_S
             due = job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.steps
             if order != "stop" and (due or order == "save"):
+                strategy.settle(step)
                 size = checkpoints.save(step, state)
                 t = time.monotonic()
                 records.write("checkpoint", t=t, step=step, bytes=size, took_s=t - t_end)

@@ -31,6 +31,9 @@ _FILES: Mapping[str, str] = {
     "moe": "moe:Moe",
     "pipeline": "pipeline:Pipeline",
     "tensor": "tensor:TensorParallel",
+    "async-diloco": "async_diloco:AsyncDiloco",
+    "decoupled": "decoupled:Decoupled",
+    "torchft-diloco": "torchft_diloco:TorchftDiloco",
 }
 """Module and class by the name of the strategy."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 __all__ = ["FLOAT32_BYTES", "VECTORS_PER_LAYER", "Layout", "Tensor", "asleep_tensors", "gpt_tensors"]
@@ -38,6 +38,7 @@ class Layout:
             heads of an attention.
         steps: of the whole job.
         step_s: declared compute of a step; None if it is not declared.
+        speeds: of sites relative to the fastest one, 1.0, as far as they are known; others count as 1.0.
     """
 
     sites: tuple[str, ...]
@@ -49,6 +50,7 @@ class Layout:
     steps: int = 500
     step_s: float | None = None
     heads: int = 4
+    speeds: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def world_size(self) -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from testbed.core.training.async_diloco import AsyncDiloco
 from testbed.core.training.ddp import Ddp
+from testbed.core.training.decoupled import Decoupled
 from testbed.core.training.diloco import Diloco, LocalSgd
 from testbed.core.training.fsdp import Fsdp
 from testbed.core.training.hierarchical import Hierarchical
@@ -20,6 +22,7 @@ from testbed.core.training.pipeline import Pipeline
 from testbed.core.training.sparse_loco import SparseLoco
 from testbed.core.training.streaming_diloco import StreamingDiloco
 from testbed.core.training.tensor import TensorParallel
+from testbed.core.training.torchft_diloco import TorchftDiloco
 from testbed.core.training.twin import Twin
 from testbed.errors import UnknownName, UserError
 
@@ -36,6 +39,9 @@ _ALL: dict[str, type[Twin]] = {
         Diloco,
         StreamingDiloco,
         SparseLoco,
+        AsyncDiloco,
+        Decoupled,
+        TorchftDiloco,
         MultiTier,
         Pipeline,
         TensorParallel,

@@ -8,7 +8,7 @@ the class of the same file name in ``testbed_agents/strategies``; the two share 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -117,6 +117,13 @@ class Twin(ABC):
     def outer_updates(self, step: int) -> int:
         """Return how many exchanges are in the outer parameters after ``step``; 0 where there is no outer loop."""
         return 0
+
+    def wrong_exchanges(self, records: Iterable[Mapping[str, Any]]) -> Sequence[str]:
+        """Return what is wrong with the ``exchange`` records of all ranks of an attempt, one sentence each.
+
+        For strategies that write them, because their sites compare by version of the outer parameters, not by step.
+        """
+        return ()
 
     @property
     def most_stale(self) -> int | None:

@@ -1,0 +1,39 @@
+"""Delayed Nesterov: an outer optimizer whose pseudo-gradients come one at a time, each from one site.
+
+Nesterov momentum on every push would apply the momentum once per site, and amplify whatever is stale. So the momentum
+moves only once in ``delay`` pushes, by their mean, and between those each push is applied as plain descent with a share
+``activation`` of the momentum (Liu et al. 2024, arXiv:2401.09135, Algorithm 3)::
+
+    Δ ← Δ + g
+    every N-th push:  m ← β m + Δ/N;  Θ ← Θ - ε ((1 - cN + c) β m + g/N);  Δ ← 0
+    otherwise:        Θ ← Θ - ε (c β m + g/N)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["DelayedNesterov"]
+
+
+class DelayedNesterov:
+    """ε ``rate``, β ``momentum``, N ``delay``, c ``activation`` from 0 to 1/N; ``values``: Θ, (elements,), copied."""
+
+    def __init__(self, values: Tensor, rate: float, momentum: float, delay: int, activation: float = 0.0) -> None:
+        self.values = values.clone()
+        self.momentum, self.gathered = torch.zeros_like(values), torch.zeros_like(values)
+        self.pushes = 0
+        self._rate, self._beta, self._delay, self._activation = rate, momentum, delay, activation
+
+    def step(self, gradient: Tensor) -> None:
+        """Apply one push, (elements,), to ``values``, which is another tensor afterwards: old ones may be on a wire."""
+        share = gradient / self._delay
+        self.gathered += gradient
+        self.pushes += 1
+        active = self._activation
+        if self.pushes % self._delay == 0:
+            self.momentum.mul_(self._beta).add_(self.gathered / self._delay)
+            self.gathered.zero_()
+            active = 1.0 - self._activation * self._delay + self._activation
+        self.values = self.values - self._rate * (active * self._beta * self.momentum + share)

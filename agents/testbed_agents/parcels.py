@@ -1,0 +1,363 @@
+"""Parcels: messages with a tensor between two ranks, each delivered once and in order, over connections that break.
+
+gloo cannot serve a peer that is slow on purpose: a ``recv`` that times out while idle closes the pair for good. So
+strategies whose sites do not step together use TCP connections of their own, on the ranks' addresses on the fabric.
+
+A :class:`Channel` outlives its connections. Each parcel has a sequence number; the sender keeps it until the receiver
+has acknowledged it, and after a break both say how many they have received, so the sender begins again with the first
+one that is missing. A receiver hands a number to its owner only once: a parcel whose acknowledgement was lost is sent
+again, and dropped. So no break of a connection loses a parcel, or applies one twice.
+
+Each frame ends with a keyed BLAKE2b of its bytes. The key is the job's token, which the ranks exchange over their
+process group; a frame of anyone else ends the connection. Lengths are checked against bounds before a frame is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["TOKEN_BYTES", "Channel", "Dialer", "Note", "ParcelError", "Post"]
+
+Note = Mapping[str, Any]
+"""What a parcel says beside its tensor; must be JSON of at most ``MOST_NOTE_BYTES``."""
+
+Received = Callable[[Note, Tensor], None]
+"""Takes a parcel: its note and its bytes, (bytes,) uint8. Called by one thread at a time."""
+
+TOKEN_BYTES = 32
+MOST_NOTE_BYTES = 1 << 16
+CONNECT_S = 2.0
+"""Bound of one attempt to connect: long enough for any fiber on earth, short enough to try again soon after a cut."""
+REDIAL_S = 0.2
+GREET_S = 5.0
+"""Time for the first frame of a connection."""
+SILENCE_MS = 5000
+"""A connection whose peer acknowledges nothing for so long is given up, and dialled again. TCP alone would wait for its
+own next retransmission, which comes later the longer a cut lasts."""
+MOST_STRANGERS = 64
+"""Connections that have not said yet who they are."""
+
+_MAGIC = b"tbp1"
+_HEAD = struct.Struct("!4sBQIQ")
+"""Magic, kind, number, bytes of the note, bytes of the tensor."""
+_MAC_BYTES = 16
+_GREETING, _PARCEL, _RECEIVED = 1, 2, 3
+
+
+class ParcelError(Exception):
+    """A peer sent what no rank of this job sends; the message says what."""
+
+
+@dataclass(frozen=True)
+class _Frame:
+    kind: int
+    number: int
+    note: bytes = b""
+    payload: memoryview = field(default_factory=lambda: memoryview(b""))
+
+    def write(self, connection: socket.socket, token: bytes) -> None:
+        head = _HEAD.pack(_MAGIC, self.kind, self.number, len(self.note), len(self.payload)) + self.note
+        mac = hashlib.blake2b(head, key=token, digest_size=_MAC_BYTES)
+        mac.update(self.payload)
+        connection.sendall(head)
+        if self.payload:
+            connection.sendall(self.payload)
+        connection.sendall(mac.digest())
+
+    @classmethod
+    def read(cls, connection: socket.socket, token: bytes, most_bytes: int) -> _Frame:
+        """Read a frame. Raises OSError when the connection ends, ParcelError for a frame of anyone else."""
+        head = _receive(connection, _HEAD.size)
+        magic, kind, number, note_bytes, payload_bytes = _HEAD.unpack(head)
+        if magic != _MAGIC or note_bytes > MOST_NOTE_BYTES or payload_bytes > most_bytes:
+            raise ParcelError(f"expected a parcel of at most {most_bytes} bytes, got one of {payload_bytes}")
+        note, payload = _receive(connection, note_bytes), _receive(connection, payload_bytes)
+        mac = hashlib.blake2b(head, key=token, digest_size=_MAC_BYTES)
+        mac.update(note)
+        mac.update(payload)
+        if not hmac.compare_digest(mac.digest(), bytes(_receive(connection, _MAC_BYTES))):
+            raise ParcelError("expected a parcel of this job, got one with another token")
+        return cls(kind, number, bytes(note), memoryview(payload))
+
+
+class Channel:
+    """One direction each way between this rank and a peer. ``name`` is the same at both, and unique among the peer's.
+
+    ``most_bytes``: of a tensor that may be received. ``received`` takes the peer's parcels, in order, once each.
+    """
+
+    def __init__(self, name: str, token: bytes, most_bytes: int, received: Received) -> None:
+        self.name, self._token, self._most_bytes, self._take = name, token, most_bytes, received
+        self.failure: BaseException | None = None
+        """What ``received`` raised; nothing is delivered after it."""
+        self._changed = threading.Condition()
+        self._serving = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._waiting: deque[_Frame] = deque()
+        """Not acknowledged yet, in order."""
+        self._made = self._sent = self._received = self._told = 0
+        """Numbers of the last parcel made, sent on this connection, received, and acknowledged to the peer."""
+        self._dark_since: float | None = time.monotonic()
+        self._closed = False
+
+    def send(self, note: Note, tensor: Tensor | None = None) -> None:
+        """Give a parcel away; returns at once. ``tensor``: contiguous, on the CPU, not changed afterwards."""
+        written = json.dumps(note).encode()
+        if len(written) > MOST_NOTE_BYTES:
+            raise ValueError(f"expected a note of at most {MOST_NOTE_BYTES} bytes, got {len(written)}")
+        payload = memoryview(b"") if tensor is None else memoryview(tensor.view(torch.uint8).numpy().data)
+        with self._changed:
+            self._made += 1
+            self._waiting.append(_Frame(_PARCEL, self._made, written, payload))
+            self._changed.notify_all()
+
+    @property
+    def undelivered(self) -> int:
+        """The number of parcels that the peer has not acknowledged."""
+        with self._changed:
+            return len(self._waiting)
+
+    @property
+    def dark_s(self) -> float:
+        """How long there has been no connection; 0 while there is one."""
+        with self._changed:
+            return 0.0 if self._dark_since is None else time.monotonic() - self._dark_since
+
+    @property
+    def closed(self) -> bool:
+        with self._changed:
+            return self._closed
+
+    def close(self, within_s: float = 0.0) -> bool:
+        """Deliver what is left, at most ``within_s``, then end; return whether all was delivered. Idempotent."""
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: self._closed or (not self._waiting and self._told == self._received), within_s
+            )
+            self._closed = True
+            self._drop()
+            self._changed.notify_all()
+        return done
+
+    def dial(self, connection: socket.socket) -> None:
+        """Use a connection that this side has made, until it breaks. Raises OSError or ParcelError."""
+        connection.settimeout(GREET_S)
+        with self._serving:
+            self._greet(connection)
+            greeting = _Frame.read(connection, self._token, 0)
+            self._serve(connection, greeting)
+
+    def answer(self, connection: socket.socket, greeting: _Frame) -> None:
+        """Use a connection that the peer has made, until it breaks. Raises OSError or ParcelError.
+
+        The connection that it replaces is ended first, so that nothing is still being received from it.
+        """
+        with self._changed:
+            self._drop()
+        with self._serving:
+            self._greet(connection)
+            self._serve(connection, greeting)
+
+    def _greet(self, connection: socket.socket) -> None:
+        note = json.dumps({"channel": self.name}).encode()
+        _Frame(_GREETING, self._received, note).write(connection, self._token)
+        self._told = self._received
+
+    def _serve(self, connection: socket.socket, greeting: _Frame) -> None:
+        if greeting.kind != _GREETING:
+            raise ParcelError(f"expected a greeting, got a frame of kind {greeting.kind}")
+        connection.settimeout(None)
+        with self._changed:
+            if self._closed:
+                return
+            self._forget(greeting.number)
+            self._sent = greeting.number
+            self._connection, self._dark_since = connection, None
+            self._changed.notify_all()
+        writer = threading.Thread(target=self._write, args=(connection,), name=f"parcels-{self.name}", daemon=True)
+        writer.start()
+        try:
+            self._read(connection)
+        finally:
+            with self._changed:
+                if self._connection is connection:
+                    self._drop()
+            writer.join()
+
+    def _read(self, connection: socket.socket) -> None:
+        while True:
+            frame = _Frame.read(connection, self._token, self._most_bytes)
+            with self._changed:
+                if self._connection is not connection:
+                    return
+            if frame.kind == _RECEIVED:
+                with self._changed:
+                    self._forget(frame.number)
+                    self._changed.notify_all()
+            elif frame.kind != _PARCEL or frame.number > self._received + 1:
+                raise ParcelError(f"expected parcel {self._received + 1}, got {frame.number}")
+            elif frame.number == self._received + 1:  # else it was delivered, and its acknowledgement was lost
+                self._deliver(frame)
+
+    def _deliver(self, frame: _Frame) -> None:
+        payload = (
+            torch.frombuffer(frame.payload, dtype=torch.uint8) if frame.payload else torch.empty(0, dtype=torch.uint8)
+        )
+        try:
+            self._take(json.loads(frame.note), payload)
+        except BaseException as error:
+            self.failure = error
+            self.close()
+            raise ParcelError(f"cannot use a parcel of {self.name}: {error}") from error
+        with self._changed:
+            self._received += 1
+            self._changed.notify_all()
+
+    def _write(self, connection: socket.socket) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._connection is not connection or self._has_news())
+                    if self._connection is not connection:
+                        return
+                    number, frame = self._received, self._next()
+                if self._told < number:
+                    _Frame(_RECEIVED, number).write(connection, self._token)
+                    with self._changed:
+                        self._told = number
+                        self._changed.notify_all()
+                if frame is not None:
+                    frame.write(connection, self._token)
+                    with self._changed:
+                        self._sent = frame.number
+        except OSError:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # wakes the reader
+
+    def _has_news(self) -> bool:
+        return self._told < self._received or self._sent < self._made
+
+    def _next(self) -> _Frame | None:
+        return next((frame for frame in self._waiting if frame.number > self._sent), None)
+
+    def _forget(self, number: int) -> None:
+        """Forget parcels up to ``number``, which the peer has received. Raises ParcelError for one not made yet."""
+        if number > self._made:
+            raise ParcelError(f"expected an acknowledgement of at most {self._made}, got {number}")
+        while self._waiting and self._waiting[0].number <= number:
+            self._waiting.popleft()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+            self._connection, self._dark_since = None, time.monotonic()
+        self._changed.notify_all()
+
+
+class Dialer:
+    """Keeps a channel connected to a peer's :class:`Post`, from the address ``own``, until the channel is closed.
+
+    It also ends with the thread that made it: a trainer that failed must not go on sending.
+    """
+
+    def __init__(self, channel: Channel, own: str, peer: tuple[str, int]) -> None:
+        self._channel, self._own, self._peer = channel, own, peer
+        self._owner = threading.current_thread()
+        threading.Thread(target=self._run, name=f"dial-{channel.name}", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._channel.closed and self._owner.is_alive():
+            with (
+                contextlib.suppress(OSError, ParcelError),
+                socket.create_connection(self._peer, CONNECT_S, (self._own, 0)) as connection,
+            ):
+                _tune(connection)
+                self._channel.dial(connection)
+            time.sleep(REDIAL_S)
+
+
+class Post:
+    """Listens on ``own``, an address on the fabric, for the peers of registered channels. ``port`` is any free one."""
+
+    def __init__(self, own: str, token: bytes) -> None:
+        self._token = token
+        self._channels: dict[str, Channel] = {}
+        self._owner = threading.current_thread()
+        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._closed = False
+        self._listener = socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET)
+        self._listener.settimeout(0.5)
+        self.port: int = self._listener.getsockname()[1]
+
+    def add(self, channel: Channel) -> Channel:
+        """Register a channel before :meth:`open`."""
+        self._channels[channel.name] = channel
+        return channel
+
+    def open(self) -> None:
+        """Begin to accept connections."""
+        threading.Thread(target=self._run, name="post", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _run(self) -> None:
+        with self._listener:
+            while self._owner.is_alive() and not self._closed:
+                try:
+                    connection, _ = self._listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError:
+                    return
+                if not self._strangers.acquire(blocking=False):
+                    connection.close()
+                    continue
+                threading.Thread(target=self._meet, args=(connection,), name="post-peer", daemon=True).start()
+
+    def _meet(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError, ParcelError, ValueError, KeyError, TypeError):
+            try:
+                _tune(connection)
+                connection.settimeout(GREET_S)
+                greeting = _Frame.read(connection, self._token, 0)
+                channel = self._channels[json.loads(greeting.note)["channel"]]
+            finally:
+                self._strangers.release()
+            channel.answer(connection, greeting)
+
+
+def _tune(connection: socket.socket) -> None:
+    """Send small frames at once, and give a silent peer up."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 5)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
+
+
+def _receive(connection: socket.socket, count: int) -> bytearray:
+    """Read exactly ``count`` bytes. Raises OSError when the connection ends before."""
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = connection.recv_into(view)
+        if not got:
+            raise ConnectionResetError("the peer closed the connection")
+        view = view[got:]
+    return data

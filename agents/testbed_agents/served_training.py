@@ -1,0 +1,230 @@
+"""Training at the sites' own paces: sites exchange with a server at a home site, and do not step together.
+
+Inside a site, gradients are averaged in every step. Rank i of a site speaks to rank i of the home site about slice i of
+the parameters, by parcels; the home site's own messages stay in the process. All ranks of a site must go over to what
+they received after the same step: after each step they agree on what all of them have, by an all-reduce of a few bytes
+inside the site.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from testbed_agents.exchange import gather_into
+from testbed_agents.outer_server import OuterServer
+from testbed_agents.parcels import TOKEN_BYTES, Channel, Dialer, Note, Post
+from testbed_agents.strategies.diloco import ReplicaTraining
+from testbed_agents.strategies.strategy import Context
+
+__all__ = ["ServedTraining"]
+
+_ADDRESS_BYTES = 64
+"""Of "ADDRESS PORT" in ASCII, padded."""
+_ORDER_BYTES = 1 << 16
+_UNKNOWN = 2**62
+"""What a rank says that does not know: more than any number of another."""
+CLOSE_S = 10.0
+"""Time for the last acknowledgements."""
+
+
+class ServedTraining(ReplicaTraining):
+    """``home``: the site of the server; empty for the first one."""
+
+    def __init__(self, home: str = "") -> None:
+        super().__init__("site")
+        self._home = home
+        self.server: OuterServer | None = None
+        """The part of the server at this rank."""
+        self._uplink: Channel | None = None
+        self._inbox: deque[tuple[Note, Tensor]] = deque()
+        self._news = threading.Condition()
+        self._channels: dict[str, Channel] = {}
+        """Of the server's part: to the sites by name."""
+        self._orders: list[Channel] = []
+        self._post: Post | None = None
+        self.tokens = 0
+        """Of all ranks of this site, as far as a strategy counts them."""
+
+    def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
+        self.sites = context.groups.site_names
+        self.home = self._home or self.sites[0]
+        if self.home not in self.sites:
+            raise ValueError(f"unknown home site '{self.home}' (available: {', '.join(self.sites)})")
+        parameters = super().prepare(model, context)
+        self.site = context.groups.site
+        self._site_size = len(self.replicas.inside_ranks)
+        self.build(parameters)
+        self._connect()
+        return parameters
+
+    def run(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        self.tokens += inputs.numel() * self._site_size
+        return super().run(inputs, targets)
+
+    @abstractmethod
+    def build(self, parameters: list[nn.Parameter]) -> None:
+        """Make what is needed of the parameters before the sites are connected."""
+
+    @abstractmethod
+    def make_server(self, lead: bool) -> OuterServer:
+        """Return the part of the server for this rank's slice."""
+
+    @abstractmethod
+    def most_bytes(self) -> int:
+        """Return the bytes of the largest tensor that is sent."""
+
+    @abstractmethod
+    def take(self, note: Note, payload: Tensor) -> None:
+        """Take notice of a message of the server, in the training thread."""
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def send(self, note: dict[str, Any], tensor: Tensor | None = None) -> None:
+        """Send a message to the server; a rank without a slice has nothing to say. ``tensor`` is given away."""
+        if self.server is not None:
+            payload = torch.empty(0, dtype=torch.uint8) if tensor is None else tensor.view(torch.uint8)
+            self.server.receive(self.site, note, payload)
+        elif self._uplink is not None:
+            self._uplink.send(note, tensor)
+
+    def wait_for(self, found: Callable[[], bool], what: str) -> None:
+        """Take messages until ``found``, without a bound as long as the connection is there: a slow site is no fault.
+
+        Raises RuntimeError if there was no connection for the job's timeout.
+        """
+        if self.replicas.slice is None:
+            return
+        began_t = time.monotonic()
+        while True:
+            self.read()
+            if found():
+                return
+            dark_s, peer = self._dark()
+            if dark_s > self.context.timeout_s and time.monotonic() - began_t > self.context.timeout_s:
+                raise RuntimeError(f"no connection to {peer} for {dark_s:.0f} s while waiting for {what}")
+            with self._news:
+                self._news.wait_for(lambda: bool(self._inbox), 0.1)
+
+    def read(self) -> None:
+        """Take the messages that have arrived. Raises RuntimeError if this rank's connections have failed."""
+        for channel in (self._uplink, *self._channels.values(), *self._orders):
+            if channel is not None and channel.failure is not None:
+                raise RuntimeError(str(channel.failure)) from channel.failure
+        if self.server is not None and self.server.failure is not None:
+            raise RuntimeError(str(self.server.failure)) from self.server.failure
+        while True:
+            with self._news:
+                if not self._inbox:
+                    break
+                note, payload = self._inbox.popleft()
+            self.take(note, payload)
+        if self.server is not None:
+            for entry in self.server.take_log():
+                self.context.record("exchange", what="served", slice=self.replicas.slice, **entry)
+
+    def agree(self, *values: int) -> tuple[int, ...]:
+        """Return the least of each value over the ranks of the site, those without a slice left out; collective."""
+        mine = torch.tensor(values if self.replicas.slice is not None else [_UNKNOWN] * len(values))
+        if self._site_size > 1:
+            dist.all_reduce(mine, op=dist.ReduceOp.MIN, group=self.replicas.inside)
+        return tuple(int(it) for it in mine)
+
+    def close(self) -> None:
+        """Deliver what is left, and end all connections."""
+        for channel in (self._uplink, *self._channels.values(), *self._orders):
+            if channel is not None:
+                channel.close(CLOSE_S)
+        if self._post is not None:
+            self._post.close()
+
+    def _dark(self) -> tuple[float, str]:
+        """Return how long a connection has been missing, the longest, and to whom."""
+        dark = [(channel.dark_s, f"site {name}") for name, channel in self._channels.items()]
+        if self._uplink is not None:
+            dark.append((self._uplink.dark_s, f"the server at {self.home}"))
+        return max(dark, default=(0.0, ""))
+
+    def _arrived(self, note: Note, payload: Tensor) -> None:
+        with self._news:
+            self._inbox.append((note, payload))
+            self._news.notify_all()
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Exchange the token and the addresses of the listening ranks, then connect. A collective call."""
+        groups, index = self.context.groups, self.replicas.slice
+        token = torch.frombuffer(bytearray(_random(TOKEN_BYTES)), dtype=torch.uint8)
+        dist.broadcast(token, 0)
+        key = bytes(token.tolist())
+        at_home = self.site == self.home and index is not None
+        if at_home:
+            self._post = Post(self.context.address, key)
+            self._register(key, index == 0)
+        own = f"{self.context.address} {self._post.port}" if self._post else ""
+        written = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+        written[: len(own)] = torch.tensor(list(own.encode()), dtype=torch.uint8)
+        everyone = torch.empty(groups.world_size * _ADDRESS_BYTES, dtype=torch.uint8)
+        gather_into(everyone, written)
+        addresses = [_address(each) for each in everyone.view(-1, _ADDRESS_BYTES).tolist()]
+        if self._post is not None:
+            self._post.open()
+        home_ranks = groups.members[self.home]
+        if index is None:
+            return
+        if not at_home:
+            self._uplink = Channel(_name(self.site, index), key, self.most_bytes(), self._arrived)
+            Dialer(self._uplink, self.context.address, addresses[home_ranks[index]])
+        elif index > 0 and self.server is not None:
+            server = self.server
+            orders = Channel(f"orders {index}", key, _ORDER_BYTES, lambda note, _: server.order(note))
+            self._orders.append(orders)
+            Dialer(orders, self.context.address, addresses[home_ranks[0]])
+
+    def _register(self, key: bytes, lead: bool) -> None:
+        server, post, index = self.make_server(lead), self._post, self.replicas.slice
+        assert post is not None and index is not None
+        self.server = server
+        for name in self.sites:
+            if name == self.home:
+                server.deliver[name] = lambda note, tensor: self._arrived(
+                    note, torch.empty(0, dtype=torch.uint8) if tensor is None else tensor.view(torch.uint8)
+                )
+                continue
+            channel = post.add(Channel(_name(name, index), key, self.most_bytes(), _receiver(server, name)))
+            self._channels[name] = channel
+            server.deliver[name] = channel.send
+        if lead:
+            for other in range(1, self.replicas.slices):
+                orders = post.add(Channel(f"orders {other}", key, 0, lambda note, payload: None))
+                self._orders.append(orders)
+                server.followers.append(orders.send)
+
+
+def _receiver(server: OuterServer, site: str) -> Callable[[Note, Tensor], None]:
+    return lambda note, payload: server.receive(site, note, payload)
+
+
+def _name(site: str, index: int) -> str:
+    return f"slice {index} of {site}"
+
+
+def _address(written: list[int]) -> tuple[str, int]:
+    address, _, port = bytes(written).rstrip(b"\0").decode().partition(" ")
+    return address, int(port or 0)
+
+
+def _random(count: int) -> bytes:
+    # Not torch's generator, whose state belongs to the training.
+    import secrets
+
+    return secrets.token_bytes(count)

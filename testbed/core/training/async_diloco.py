@@ -1,0 +1,100 @@
+"""Twin of ``async-diloco``: sites push pseudo-gradients to a server when they have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from testbed.core.training.served import HOME, Served, faults_of_versions
+from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, choice, share, whole
+from testbed.core.training.twin import Mistake, Option
+
+__all__ = ["AsyncDiloco"]
+
+
+class AsyncDiloco(Served):
+    """A site pushes after every H steps of its own, and goes on while at most ``window`` pushes are unanswered.
+
+    What is committed and how many versions there are is known exactly only at the end; before, these are the least that
+    is certain once all ranks have finished a step: all but the ``window`` last pushes of each site have been applied.
+    """
+
+    name = "async-diloco"
+    summary = "push to a server after H steps and train on; wait only if the lag would exceed the staleness"
+    source = "Liu et al. 2024, Asynchronous Local-SGD, arXiv:2401.09135, Algorithm 3"
+    options = (
+        EVERY,
+        Option(
+            "staleness", 0, whole(0, 1000), "σ: versions that a push may be late; 0: four times the number of sites"
+        ),
+        OUTER_RATE,
+        OUTER_MOMENTUM,
+        Option(
+            "outer.delay", 0, whole(0, 1000), "N: pushes between two updates of the momentum; 0: the number of sites"
+        ),
+        Option("outer.activation", 0.0, share(0.0, 1.0), "c: share of the momentum in the pushes between, at most 1/N"),
+        Option("pace", "steps", choice("steps", "time"), "time: H of a site in proportion to its speed"),
+        Option("weigh", "equal", choice("equal", "tokens"), "tokens: pushes weighted by the tokens behind them"),
+        HOME,
+    )
+    agreed_bytes = 16
+
+    def mistakes(self) -> Sequence[Mistake]:
+        sites, delay = len(self.layout.site_names), self._delay
+        found = [*super().mistakes()]
+        if self.window < 0:
+            message = f"staleness {self.staleness} is too small for {sites} sites: each push makes a version"
+            found.append(
+                Mistake("staleness", message, f"write at least {sites - 1}, or {2 * sites - 1} to train on meanwhile")
+            )
+        if self.values["outer.activation"] > 1 / delay:
+            message = (
+                f"outer.activation {self.values['outer.activation']:g} is more than 1/{delay}, one over outer.delay"
+            )
+            found.append(Mistake("outer.activation", message, f"write at most {1 / delay:.4g}"))
+        return found
+
+    @property
+    def staleness(self) -> int:
+        """σ."""
+        return int(self.values["staleness"]) or 4 * len(self.layout.site_names)
+
+    @property
+    def window(self) -> int:
+        """Pushes that may be unanswered while a site trains on."""
+        return (self.staleness + 1) // len(self.layout.site_names) - 1
+
+    def every(self, site: str) -> int:
+        """Return H of a site."""
+        most = int(self.values["every"])
+        if self.values["pace"] == "steps":
+            return most
+        return max(1, round(most * self.layout.speeds.get(site, 1.0)))
+
+    def pushes(self, site: str, step: int) -> Sequence[tuple[int | None, int]]:
+        due = step % self.every(site) == 0 or step == self.layout.steps
+        return ((None, self.layout.elements),) if due else ()
+
+    def committed(self, step: int) -> float:
+        if step >= self.layout.steps:
+            return float(self.layout.steps)
+        every = [self.every(site) for site in self.layout.site_names]
+        return float(min(it * max(0, step // it - self.window) for it in every))
+
+    def outer_updates(self, step: int) -> int:
+        every = [self.every(site) for site in self.layout.site_names]
+        if step >= self.layout.steps:
+            return sum(-(-step // it) for it in every)
+        return sum(max(0, step // it - self.window) for it in every)
+
+    @property
+    def longest_gap(self) -> int:
+        """A site that is σ versions ahead may have to wait, at a checkpoint or at the end, until others caught up."""
+        return (self.staleness + 1) * int(self.values["every"])
+
+    def wrong_exchanges(self, records: Iterable[Mapping[str, Any]]) -> Sequence[str]:
+        return faults_of_versions(records, self.staleness)
+
+    @property
+    def _delay(self) -> int:
+        return int(self.values["outer.delay"]) or len(self.layout.site_names)

@@ -1,0 +1,190 @@
+"""What twins share whose sites exchange with a server at a home site, and do not step together.
+
+A site pushes after steps of its own count, so the operations of a step are those of all ranks that begin in *their*
+step of that number, whenever it is. What the server answers belongs to the step of the push. Nothing here is a
+collective between sites: the messages are parcels over connections of their own, which the watched process group does
+not see; the ranks write an ``exchange`` record of each push, of each version that the server makes, and of each that
+a site adopts. From these :func:`faults_of_versions` tells whether every version that was adopted is the one that was
+made, whether each push is in one version exactly once, and whether one was too stale.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from testbed.core.training.layout import FLOAT32_BYTES, Layout
+from testbed.core.training.operation import Operation
+from testbed.core.training.twin import Equal, Mistake, Option, Twin
+from testbed.core.units import Unreadable
+from testbed.core.user_text import expected, unknown
+
+__all__ = ["HOME", "Served", "faults_of_versions"]
+
+TOKEN_BYTES, ADDRESS_BYTES = 32, 64
+"""Exchanged over the default group before the first step."""
+
+GROUP = "parcels"
+
+
+def _site(value: object) -> str:
+    if not isinstance(value, str):
+        raise Unreadable(*expected("the name of a site", value, "write one of the lab's sites"))
+    return value
+
+
+HOME = Option("home", "", _site, "site of the server of outer parameters; the first one unless it is named")
+
+
+class Served(Twin):
+    """``agreed_bytes``: what the ranks of a site agree on after each step, by an all-reduce."""
+
+    agreed_bytes: int
+
+    @property
+    def home(self) -> str:
+        return str(self.values["home"]) or self.layout.site_names[0]
+
+    def mistakes(self) -> Sequence[Mistake]:
+        if self.home in self.layout.site_names:
+            return ()
+        message, fix = unknown("home site", self.home, self.layout.site_names)
+        return (Mistake("home", message, fix or f"write one of {', '.join(self.layout.site_names)}"),)
+
+    def operations(self, step: int) -> Sequence[Operation]:
+        layout = self.layout
+        if step == 0:
+            everyone = tuple(range(layout.world_size))
+            return (
+                Operation("broadcast", everyone, TOKEN_BYTES, "state"),
+                Operation("all_gather", everyone, ADDRESS_BYTES * layout.world_size, "state"),
+            )
+        if not 1 <= step <= layout.steps:
+            return ()
+        found = in_sites(layout, "all_reduce", layout.payload_bytes, "gradients")
+        for site in layout.site_names:
+            for fragment, elements in self.pushes(site, step):
+                found += [replace(it, fragment=fragment) for it in self._exchange(site, elements)]
+        return (*found, *in_sites(layout, "all_reduce", self.agreed_bytes, "state"))
+
+    def pushes(self, site: str, step: int) -> Sequence[tuple[int | None, int]]:
+        """Return the fragments that ``site`` pushes after its ``step``, and their elements."""
+        raise NotImplementedError
+
+    def slice_bytes(self, elements: int) -> float:
+        """Return what one slice of ``elements`` puts on a fiber, each way; slices are padded to the same size."""
+        return float(FLOAT32_BYTES * -(-elements // self.layout.slices))
+
+    def equal(self, step: int) -> Sequence[Equal]:
+        members = self.layout.members
+        if 0 < step < self.layout.steps:
+            return tuple(Equal("parameters", ranks) for ranks in members.values())
+        slices = [tuple(ranks[index] for ranks in members.values()) for index in range(self.layout.slices)]
+        everyone = tuple(range(self.layout.world_size))
+        return (Equal("parameters", everyone), *(Equal("outer", ranks) for ranks in slices))
+
+    @property
+    def delays(self) -> float:
+        """There and back."""
+        return 2.0 if len(self.layout.site_names) > 1 else 0.0
+
+    def _exchange(self, site: str, elements: int) -> list[Operation]:
+        members, each = self.layout.members, self.slice_bytes(elements)
+        found = []
+        if site != self.home and self.home in members:
+            for index in range(self.layout.slices):
+                there, here = members[self.home][index], members[site][index]
+                found.append(Operation("send", (here, there), each, "pseudo-gradients", GROUP, lands=1))
+                found.append(Operation("send", (there, here), each, "parameters", GROUP, lands=1))
+        ranks = members[site]
+        if len(ranks) > 1:
+            whole = float(FLOAT32_BYTES * -(-elements // self.layout.slices) * len(ranks))
+            found.append(Operation("all_gather", ranks, whole, "parameters", f"site:{site}"))
+        return found
+
+
+def in_sites(layout: Layout, kind: Any, byte_count: float, what: str) -> list[Operation]:
+    """Return an operation of the ranks of each site that has several."""
+    return [
+        Operation(kind, ranks, byte_count, what, f"site:{name}")
+        for name, ranks in layout.members.items()
+        if len(ranks) > 1
+    ]
+
+
+def faults_of_versions(records: Iterable[Mapping[str, Any]], staleness: int | None = None) -> list[str]:
+    """Return what is wrong with the ``exchange`` records of one attempt, of all ranks, one sentence each.
+
+    ``staleness``: the most versions between the one that a push is based on and the one that it makes; None: no bound.
+    """
+    written = list(records)
+    faults: list[str] = []
+    made: dict[tuple[Any, ...], Any] = {}
+    for it in written:
+        if it["what"] != "served":
+            continue
+        key = (it.get("fragment"), it.get("slice"), it["version"])
+        if key in made:
+            faults.append(f"{_name(it)} was made twice")
+        made[key] = it
+        if staleness is not None and it.get("staleness", 0) > staleness:
+            faults.append(
+                f"{_name(it)} took a push of {it['site']} that was {it['staleness']} versions old, {staleness} allowed"
+            )
+    faults += _chain(made)
+    for (where, number), count in _taken(made.values()).items():
+        if count > 1:
+            faults.append(f"push {number} of {_where(where)} is in {count} versions")
+    told: dict[tuple[Any, ...], Any] = {}
+    for it in written:
+        if it["what"] != "pulled" or it.get("slice") is None:
+            continue
+        key = (it.get("fragment"), it["slice"], it["version"])
+        source = made.get(key, {})
+        # Where the server does not hold the parameters itself, all sites that adopted a version must agree.
+        crc = source.get("crc", told.setdefault(key, it["crc"]))
+        if it["crc"] != crc:
+            faults.append(f"{it['site']} adopted other parameters as {_name(it)} than were made")
+        if key not in made and it["version"] != 0 and any(old[:2] == key[:2] for old in made):
+            faults.append(f"{it['site']} adopted {_name(it)}, which was never made")
+    return faults
+
+
+def _chain(made: Mapping[tuple[Any, ...], Any]) -> Iterable[str]:
+    """Yield a sentence for each gap in the versions of a slice; an attempt may begin with a later one than 1."""
+    by_slice: dict[tuple[Any, ...], list[int]] = {}
+    for fragment, part, version in made:
+        by_slice.setdefault((fragment, part), []).append(version)
+    for (fragment, part), versions in by_slice.items():
+        missing = sorted(set(range(min(versions), max(versions) + 1)) - set(versions))
+        for version in missing:
+            yield f"{_name({'fragment': fragment, 'slice': part, 'version': version})} is missing"
+
+
+def _taken(made: Iterable[Any]) -> Counter[tuple[tuple[Any, ...], int]]:
+    """Count in how many versions each push is."""
+    found: Counter[tuple[tuple[Any, ...], int]] = Counter()
+    for it in made:
+        for site, numbers in _pushes(it).items():
+            for number in numbers:
+                found[(it.get("fragment"), it.get("slice"), site), number] += 1
+    return found
+
+
+def _pushes(it: Any) -> dict[str, Sequence[int]]:
+    taken = it.get("taken")
+    return {it["site"]: (it["push"],)} if taken is None else {site: tuple(numbers) for site, numbers in taken.items()}
+
+
+def _name(it: Any) -> str:
+    part = "" if it.get("slice") is None else f" of slice {it['slice']}"
+    return f"version {it['version']}{part}" + ("" if it.get("fragment") is None else f" of fragment {it['fragment']}")
+
+
+def _where(where: tuple[Any, ...]) -> str:
+    fragment, part, site = where
+    return (
+        f"{site}" + ("" if fragment is None else f", fragment {fragment}") + ("" if part is None else f", slice {part}")
+    )

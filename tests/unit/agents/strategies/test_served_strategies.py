@@ -1,0 +1,262 @@
+"""async-diloco and decoupled over loopback: two sites of different speed, breaks of their connections, a restored job.
+
+All jobs share one set of ranks: processes and groups take longer to make than the jobs to run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from testbed_agents import parcels, strategies
+from testbed_agents.groups import Groups
+from testbed_agents.strategies import Context, Strategy
+
+from testbed.core.training import strategies_built
+from testbed.core.training.layout import Layout, Tensor
+from tests import loopback_ranks
+from tests.replica_jobs import drawn, loss, tiny
+
+STEPS = 13
+EVEN, UNEVEN = ("a", "a", "b", "b"), ("a", "b", "b", "b")
+
+
+@dataclass(frozen=True)
+class Case:
+    """``dark``: steps in which site b has no connection. ``settles``: the step of a checkpoint."""
+
+    strategy: str
+    options: Mapping[str, Any]
+    sites: tuple[str, ...] = EVEN
+    slow: str = "b"
+    dark: tuple[int, int] = (0, 0)
+    settles: int = 0
+    timeout_s: float = 30.0
+
+
+CASES = {
+    "async, a slow home, as few versions as can be": Case(
+        "async-diloco", {"every": 3, "staleness": 1, "weigh": "tokens"}, slow="a"
+    ),
+    "async, by time": Case("async-diloco", {"every": 4, "pace": "time", "home": "b"}),
+    "async, unequal sites, dark": Case("async-diloco", {"every": 2, "weigh": "tokens"}, UNEVEN, dark=(4, 8)),
+    "decoupled, a quorum of one, unequal sites": Case("decoupled", {"every": 3, "quorum": 1, "grace": 0.0}, UNEVEN),
+    "decoupled, dark": Case("decoupled", {"every": 3, "fragments": 3, "bits": 4, "home": "b"}, dark=(3, 9)),
+}
+RESTORED = {
+    "async": Case("async-diloco", {"every": 2}, settles=7),
+    "decoupled": Case("decoupled", {"every": 4, "fragments": 2, "bits": 8, "grace": 0.001}, settles=6),
+}
+
+
+@dataclass
+class Seen:
+    """What one rank had."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    fingerprints: list[dict[str, list[bytes]]] = field(default_factory=list)
+    waited: list[int] = field(default_factory=list)
+    outer: list[bytes] = field(default_factory=list)
+    version: int = 0
+    failed: str = ""
+
+
+def bytes_of(tensors: Any) -> list[bytes]:
+    return [it.detach().numpy().tobytes() for it in tensors]
+
+
+class Job:
+    def __init__(self, rank: int, case: Case, groups: Groups) -> None:
+        self.case, self.rank, self.site = case, rank, groups.site
+        self.seen, self.model = Seen(), tiny()
+        self.context = Context(groups, case.timeout_s, loss=loss, steps=STEPS)
+        self.context.record = lambda event, **fields: self.seen.records.append({"step": self.context.step} | fields)
+        self.strategy: Strategy = strategies.make(case.strategy, case.options)
+        self.optimizer = torch.optim.SGD(self.strategy.prepare(self.model, self.context), lr=0.05)
+        self.state = self.strategy.state()  # as a checkpoint: once, and filled in place
+
+    def run(self, first: int = 1, last: int = STEPS) -> None:
+        dial = parcels.socket.create_connection
+        for step in range(first, last + 1):
+            self.context.step = step
+            if self.site == "b" and step == self.case.dark[0]:
+                self.darken()
+            if self.site == "b" and step == self.case.dark[1] + 1:
+                parcels.socket.create_connection = dial  # type: ignore[attr-defined]
+            self.strategy.run(*drawn(self.rank, step))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if self.site == self.case.slow:
+                time.sleep(0.004)
+            self.strategy.after_step(step)
+            if step == self.case.settles:
+                self.strategy.settle(step)
+            if step == STEPS:
+                self.strategy.finish(step)
+            self.seen.fingerprints.append({name: bytes_of(it) for name, it in self.strategy.fingerprints().items()})
+        self.seen.outer = bytes_of(self.strategy.outer_parameters())
+        self.seen.version = self.strategy.outer_version
+
+    def darken(self) -> None:
+        """End the connections of this rank across sites, and let none be made."""
+
+        def refuse(*_: Any) -> None:
+            raise OSError("dark")
+
+        parcels.socket.create_connection = refuse  # type: ignore[attr-defined, assignment]
+        for channel in (self.strategy._uplink, *self.strategy._channels.values()):  # type: ignore[attr-defined]
+            if channel is not None:
+                with channel._changed:
+                    channel._drop()
+
+
+def job(rank: int, case: Case, groups: Groups) -> Seen:
+    made = Job(rank, case, groups)
+    made.run()
+    return made.seen
+
+
+def restored_job(rank: int, case: Case, groups: Groups) -> tuple[Seen, Seen]:
+    """Run until the checkpoint; go on with another strategy of the same kind, which has the saved tensors only."""
+    before = Job(rank, case, groups)
+    before.run(last=case.settles)
+    parameters = [it.detach().clone() for it in before.model.parameters()]
+    saved = {name: it.clone() for name, it in before.state.items()}
+    before.strategy.close()  # type: ignore[attr-defined]
+    after = Job(rank, case, groups)
+    with torch.no_grad():
+        for parameter, value in zip(after.model.parameters(), parameters, strict=True):
+            parameter.copy_(value)
+    assert {name: it.shape for name, it in after.state.items()} == {name: it.shape for name, it in saved.items()}
+    for name, it in after.state.items():
+        it.copy_(saved[name])
+    after.strategy.loaded()
+    after.run(case.settles + 1)
+    return before.seen, after.seen
+
+
+def lost_job(rank: int, groups: Groups) -> str:
+    """Return how a job ends whose connection never comes back."""
+    made = Job(rank, Case("async-diloco", {"every": 2}, dark=(1, STEPS), timeout_s=0.5), groups)
+    dial = parcels.socket.create_connection
+    try:
+        made.run()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        parcels.socket.create_connection = dial  # type: ignore[attr-defined]
+        made.strategy.close()  # type: ignore[attr-defined]
+    return ""
+
+
+def everything(rank: int) -> dict[str, Any]:
+    groups = {sites: Groups(rank, sites) for sites in (EVEN, UNEVEN)}
+    found: dict[str, Any] = {name: job(rank, case, groups[case.sites]) for name, case in CASES.items()}
+    found |= {f"restored {name}": restored_job(rank, case, groups[case.sites]) for name, case in RESTORED.items()}
+    return found | {"lost": lost_job(rank, groups[EVEN])}
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[dict[str, Any]]:
+    return loopback_ranks.run(4, everything)
+
+
+def twin_of(case: Case) -> Any:
+    tensors = [
+        Tensor(name, it.numel(), int(name.split(".")[1]) if "blocks" in name else None)
+        for name, it in tiny().named_parameters()
+    ]
+    known = strategies_built.twin_class(case.strategy).options
+    options = {it.name: case.options[it.argument] for it in known if it.argument in case.options}
+    return strategies_built.make(case.strategy, options, Layout(case.sites, tuple(tensors), steps=STEPS))
+
+
+def check_equality(case: Case, ranks: Sequence[Seen], first: int = 1) -> None:
+    twin = twin_of(case)
+    assert not twin.mistakes()
+    for step in range(first, STEPS + 1):
+        for equal in twin.equal(step):
+            values = [ranks[rank].fingerprints[step - first][equal.name] for rank in equal.ranks]
+            assert all(it == values[0] for it in values), (equal, step)
+    assert all(it.outer == ranks[0].outer == it.fingerprints[-1]["parameters"] for it in ranks)
+    assert twin.committed(STEPS) == STEPS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sites_are_equal_inside_and_all_are_equal_at_the_end(seen: list[dict[str, Any]], name: str) -> None:
+    check_equality(CASES[name], [it[name] for it in seen])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_versions_are_what_was_made_and_each_push_is_in_one(seen: list[dict[str, Any]], name: str) -> None:
+    case, twin = CASES[name], twin_of(CASES[name])
+    records = [it for rank in seen for it in rank[name].records]
+    assert twin.wrong_exchanges(records) == []
+    what = {it["what"] for it in records}
+    assert what == {"pushed", "served", "pulled"}
+    pushed = {(it["site"], it.get("fragment"), it["push"]) for it in records if it["what"] == "pushed"}
+    served = {
+        (site, it.get("fragment"), push)
+        for it in records
+        if it["what"] == "served"
+        for site, numbers in it.get("taken", {it.get("site"): [it.get("push")]}).items()
+        for push in numbers
+    }
+    assert pushed == served, "everything that was sent is in a version"
+    if "pace" in case.options:
+        return
+    for site in ("a", "b"):
+        for step in range(1, STEPS + 1):
+            said = sorted(fragment or 0 for fragment, _ in twin.pushes(site, step))
+            rank = case.sites.index(site)
+            did = [it for it in seen[rank][name].records if it["what"] == "pushed" and it["step"] == step]
+            assert sorted(it.get("fragment") or 0 for it in did) == said, (site, step)
+
+
+@pytest.mark.parametrize("name", [it for it in CASES if it.startswith("async")])
+def test_no_push_is_staler_than_its_bound_and_tokens_are_counted(seen: list[dict[str, Any]], name: str) -> None:
+    case = CASES[name]
+    for rank in seen:
+        served = [it for it in rank[name].records if it["what"] == "served"]
+        assert all(it["staleness"] <= twin_of(case).staleness for it in served)
+        for site in ("a", "b"):
+            own = [it for it in served if it["site"] == site]
+            assert sum(it["tokens"] for it in own) in (0, STEPS * 6 * case.sites.count(site))
+        latest: dict[str, int] = {}
+        for it in sorted(served, key=lambda it: it["version"]):
+            latest[it["site"]] = it["tokens"]
+            mean = sum(latest.values()) / len(latest)
+            weighed = it["tokens"] / mean if case.options.get("weigh") == "tokens" else 1.0
+            assert it["weight"] == pytest.approx(weighed)
+
+
+def test_a_site_goes_on_while_its_connection_is_dark(seen: list[dict[str, Any]]) -> None:
+    name = "decoupled, dark"
+    site_b = [it for it in seen[2][name].records if it["what"] == "pushed"]
+    assert any(4 <= it["step"] <= 9 for it in site_b)
+
+
+@pytest.mark.parametrize("name", RESTORED)
+def test_a_restored_job_has_all_pushes_once_and_ends_equal(seen: list[dict[str, Any]], name: str) -> None:
+    case = RESTORED[name]
+    both = [rank[f"restored {name}"] for rank in seen]
+    check_equality(case, [after for _, after in both], case.settles + 1)
+    twin = twin_of(case)
+    for part in range(2):
+        assert twin.wrong_exchanges([it for pair in both for it in pair[part].records]) == []
+    if name == "async":
+        served = [it for pair in both for seen_ in pair for it in seen_.records if it["what"] == "served"]
+        assert twin.wrong_exchanges(served) == [], "one chain of versions over the checkpoint"
+        assert {(it["site"], it["push"]) for it in served} == {(s, p) for s in "ab" for p in range(1, 8)}
+        assert both[0][1].version == 14
+
+
+def test_without_a_connection_for_the_timeout_the_job_says_so(seen: list[dict[str, Any]]) -> None:
+    for rank in (2, 3):
+        assert "no connection to the server at a" in seen[rank]["lost"]
+    for rank in (0, 1):
+        assert "no connection to site b" in seen[rank]["lost"]

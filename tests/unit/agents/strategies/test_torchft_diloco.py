@@ -1,0 +1,57 @@
+"""The adapter to torchft: how its absence is told, and with it, that sites are equal after each of its exchanges."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import zlib
+from typing import Any
+
+import pytest
+import torch
+from testbed_agents import strategies
+from testbed_agents.groups import Groups
+from testbed_agents.strategies import Context
+
+from tests import loopback_ranks
+from tests.replica_jobs import drawn, loss, tiny
+
+SITES = ("a", "a", "b", "b")
+STEPS = 7
+
+
+def test_without_torchft_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchft", None)
+    with pytest.raises(ValueError, match=r"needs torchft .*pip install 'scale-across-testbed\[torchft\]'"):
+        strategies.make("torchft-diloco", {}).prepare(tiny(), None)  # type: ignore[arg-type]
+
+
+def job(rank: int) -> tuple[list[int], list[dict[str, Any]], int]:
+    records: list[dict[str, Any]] = []
+    context = Context(Groups(rank, SITES), loss=loss, steps=STEPS)
+    context.record = lambda event, **fields: records.append(fields)
+    model, strategy = tiny(), strategies.make("torchft-diloco", {"every": 3})
+    optimizer = torch.optim.AdamW(strategy.prepare(model, context), lr=1e-2)
+    found = []
+    for step in range(1, STEPS + 1):
+        context.step = step
+        strategy.run(*drawn(rank, step))
+        optimizer.step()
+        optimizer.zero_grad()
+        strategy.after_step(step)
+        if step == STEPS:
+            strategy.finish(step)
+        found.append(zlib.crc32(b"".join(it.detach().numpy().tobytes() for it in model.parameters())))
+    return found, records, strategy.outer_version
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
+def test_sites_are_equal_after_each_exchange_of_torchft() -> None:
+    found = loopback_ranks.run(4, job)
+    for step in range(1, STEPS + 1):
+        values = [each[0][step - 1] for each in found]
+        assert values[0] == values[1] and values[2] == values[3]
+        assert (len(set(values)) == 1) == (step % 3 == 0 or step == STEPS)
+    for _, records, version in found:
+        assert version == 3
+        assert [it["committed"] for it in records] == [True] * 3 and {it["participants"] for it in records} == {2}

@@ -1,0 +1,169 @@
+"""Parcels arrive once and in order, however often and wherever a connection breaks; nothing of a stranger arrives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from testbed_agents import parcels
+from testbed_agents.parcels import TOKEN_BYTES, Channel, Dialer, Note, ParcelError, Post, _Frame
+
+TOKEN = bytes(range(TOKEN_BYTES))
+BOUND_S = 30.0
+
+
+def eventually(found: Callable[[], bool]) -> None:
+    until = time.monotonic() + BOUND_S
+    while not found():
+        assert time.monotonic() < until, "not within its bound"
+        time.sleep(0.002)
+
+
+def copy_bytes(source: socket.socket, target: socket.socket, count: int) -> None:
+    """Pass ``count`` bytes on, then end both connections: a break in the middle of whatever is on its way."""
+    try:
+        while count > 0 and (data := source.recv(min(count, 700))):
+            target.sendall(data)
+            count -= len(data)
+    except OSError:
+        pass
+    for each in (source, target):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+def connect(a: Channel, b: Channel, budget: int, other_budget: int) -> list[threading.Thread]:
+    """Connect two channels by a relay that breaks after some bytes in either direction."""
+    one, relay_one = socket.socketpair()
+    other, relay_other = socket.socketpair()
+
+    def dial() -> None:
+        with one, contextlib.suppress(OSError, ParcelError):
+            a.dial(one)
+
+    def answer() -> None:
+        with other:
+            try:
+                other.settimeout(5)
+                b.answer(other, _Frame.read(other, TOKEN, 0))
+            except (OSError, ParcelError):
+                pass
+
+    threads = [
+        threading.Thread(target=dial, daemon=True),
+        threading.Thread(target=answer, daemon=True),
+        threading.Thread(target=copy_bytes, args=(relay_one, relay_other, budget), daemon=True),
+        threading.Thread(target=copy_bytes, args=(relay_other, relay_one, other_budget), daemon=True),
+    ]
+    for each in threads:
+        each.start()
+    return threads
+
+
+def numbered(into: list[tuple[int, int]]) -> Callable[[Note, torch.Tensor], None]:
+    return lambda note, payload: into.append((note["number"], int(payload.view(torch.int32).sum())))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_parcel_arrives_once_and_in_order_whenever_connections_break(seed: int) -> None:
+    drawn = random.Random(seed)
+    at_a: list[tuple[int, int]] = []
+    at_b: list[tuple[int, int]] = []
+    a = Channel("x", TOKEN, 1 << 16, numbered(at_a))
+    b = Channel("x", TOKEN, 1 << 16, numbered(at_b))
+    sent: dict[Channel, list[tuple[int, int]]] = {a: [], b: []}
+    breaks = 0
+    for each in (a, b):
+        for number in range(40):
+            values = torch.full((drawn.randrange(1, 900),), number, dtype=torch.int32)
+            sent[each].append((number, int(values.sum())))
+            each.send({"number": number}, values)
+    while a.undelivered or b.undelivered:
+        threads = connect(a, b, drawn.randrange(20, 30_000), drawn.randrange(20, 30_000))
+        eventually(
+            lambda threads=threads: not any(it.is_alive() for it in threads) or not (a.undelivered or b.undelivered)
+        )
+        breaks += 1
+        assert breaks < 1000
+    a.close()
+    b.close()
+    assert at_b == sent[a] and at_a == sent[b]
+    assert breaks > 3, "the connections must have broken, or nothing is shown"
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Post, Channel, list[Note]]]:
+    got: list[Note] = []
+    post = Post("127.0.0.1", TOKEN)
+    channel = post.add(Channel("x", TOKEN, 4096, lambda note, payload: got.append({**note, "bytes": len(payload)})))
+    post.open()
+    yield post, channel, got
+    channel.close()
+    post.close()
+
+
+def test_a_connection_that_breaks_is_dialled_again(served: tuple[Post, Channel, list[Note]]) -> None:
+    post, server, got = served
+    back: list[Note] = []
+    client = Channel("x", TOKEN, 4096, lambda note, payload: back.append(note))
+    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    client.send({"n": 1}, torch.zeros(10))
+    eventually(lambda: got == [{"n": 1, "bytes": 40}])
+    assert server.dark_s == 0
+    with server._changed:
+        server._drop()  # as when TCP gives up
+    server.send({"n": 2})
+    client.send({"n": 3})
+    eventually(lambda: len(got) == 2 and back == [{"n": 2}])
+    assert client.close(BOUND_S)
+
+
+def test_nothing_of_a_stranger_arrives(served: tuple[Post, Channel, list[Note]]) -> None:
+    post, server, got = served
+
+    def say(*frames: _Frame, token: bytes = TOKEN) -> bytes:
+        with socket.create_connection(("127.0.0.1", post.port), 5) as connection:
+            connection.settimeout(5)
+            try:
+                for frame in frames:
+                    frame.write(connection, token)
+                while connection.recv(1000):
+                    pass
+            except ConnectionError:
+                return b""
+        return b""
+
+    greeting = _Frame(parcels._GREETING, 0, json.dumps({"channel": "x"}).encode())
+    parcel = _Frame(parcels._PARCEL, 1, b'{"n": 1}')
+    say(greeting, parcel, token=bytes(TOKEN_BYTES))  # another token
+    say(_Frame(parcels._GREETING, 0, b'{"channel": "y"}'))  # an unknown channel
+    say(_Frame(parcels._GREETING, 7, json.dumps({"channel": "x"}).encode()), parcel)  # acknowledges what never was
+    say(greeting, _Frame(parcels._PARCEL, 2, b'{"n": 2}'))  # the first one is missing
+    say(greeting, _Frame(parcels._PARCEL, 1, b"{}", memoryview(bytes(5000))))  # larger than any tensor of the job
+    say(greeting, _Frame(9, 1))
+    assert got == []
+    say(greeting, parcel, _Frame(parcels._PARCEL, 1, b'{"n": 1}'), _Frame(9, 1))  # sent twice: taken once
+    assert [it["n"] for it in got] == [1]
+    assert server.failure is None
+
+
+def test_a_parcel_that_cannot_be_used_ends_the_channel(served: tuple[Post, Channel, list[Note]]) -> None:
+    post, server, _ = served
+
+    def refuse(note: Note, payload: torch.Tensor) -> None:
+        raise ValueError("no such fragment")
+
+    client = Channel("x", TOKEN, 4096, refuse)
+    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    server.send({"n": 1})
+    eventually(lambda: client.closed)
+    assert isinstance(client.failure, ValueError)
+    with pytest.raises(ValueError, match="note of at most"):
+        client.send({"n": "x" * (1 << 17)})
