@@ -1,0 +1,108 @@
+"""The board: all ranks end after the same step, whenever and of whomever an order is asked."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from testbed_agents.board import Board, Order
+from testbed_agents.records import RecordsError
+
+
+@pytest.fixture
+def boards(tmp_path: Path) -> list[Board]:
+    return [Board(tmp_path / "folder" / "board", rank, 4) for rank in range(4)]
+
+
+def test_an_order_names_the_newest_step_that_any_rank_has_entered(boards: list[Board]) -> None:
+    for rank, step in enumerate((3, 7, 5, 7)):
+        assert boards[rank].enter(step) == ""
+    assert boards[0].enter(4, "stop") == "", "it has not reached step 7 yet"
+    assert boards[1].enter(8) == "stop"
+    for step in (6, 7):
+        assert boards[2].enter(step) == ""
+    assert boards[2].enter(8) == "stop"
+    assert boards[3].enter(8, "save") == "stop", "the first order stands"
+
+
+@pytest.mark.parametrize("order", ["stop", "save"])
+def test_an_order_is_obeyed_at_once_by_ranks_that_are_level(boards: list[Board], order: Order) -> None:
+    for board in boards:
+        assert board.enter(1) == ""
+    assert [board.enter(2, order if rank == 2 else "") for rank, board in enumerate(boards)] == [""] * 4
+    # Ranks 0 and 1 had entered step 2 before rank 2 was asked; so all end after step 2.
+    assert [board.enter(3) for board in boards] == [order] * 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_ranks_end_after_the_same_step_at_whatever_pace(tmp_path: Path, seed: int) -> None:
+    """Threads with boards of their own: flock(2) excludes open files, not processes."""
+    chance = random.Random(seed)
+    ranks = 6
+    boards = [Board(tmp_path / "board", rank, ranks) for rank in range(ranks)]
+    asked = {chance.randrange(ranks): chance.randrange(1, 60) for _ in range(2)}
+    last: dict[int, tuple[int, Order]] = {}
+
+    def run(rank: int) -> None:
+        pace = random.Random(seed * 100 + rank)
+        step = 0
+        while step < 10_000:
+            wish: Order = "stop" if asked.get(rank, 10_001) <= step else ""
+            if order := boards[rank].enter(step + 1, wish):
+                last[rank] = step, order
+                return
+            step += 1
+            for _ in range(pace.randrange(300)):
+                pass
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(last) == ranks
+    assert len(set(last.values())) == 1, last
+
+
+def test_times_and_losses_are_those_of_the_step(boards: list[Board]) -> None:
+    for rank, board in enumerate(boards[:3]):
+        board.note(5, ready_t=10.0 + rank, updated_t=20.0, loss=1.0 + rank)
+    assert boards[0].later(5, range(4)) == 2.0
+    assert boards[2].later(5, range(4)) == 0.0
+    assert boards[0].later(5, (0, 1)) == 1.0, "of those that step together only"
+    assert boards[3].later(5, range(4)) == 0.0, "its own time is not known"
+    assert boards[0].later_updated(5, range(4)) == 0.0
+    assert boards[3].mean_loss(5, range(4)) == 2.0
+    boards[0].note(6, loss=9.0)
+    assert boards[1].mean_loss(5, range(4)) == 2.0, "the step before is kept"
+    for step in range(6, 10):
+        boards[0].note(step, loss=9.0)
+    assert boards[1].mean_loss(5, (0,)) != 9.0
+    assert math.isnan(boards[1].mean_loss(5, (0,))), "overwritten after four steps"
+
+
+def test_a_loss_that_is_no_number_is_not_an_unknown_one(boards: list[Board]) -> None:
+    boards[0].note(1, loss=math.nan)
+    boards[1].note(1, ready_t=1.0)
+    assert math.isinf(boards[2].mean_loss(1, range(4)))
+    assert math.isnan(boards[2].mean_loss(1, (1, 2, 3)))
+
+
+def test_a_board_needs_no_name_once_all_have_it(boards: list[Board]) -> None:
+    boards[0].remove_name()
+    boards[0].remove_name()
+    assert list(boards[0].path.parent.iterdir()) == []
+    assert boards[1].enter(1, "save") == "save", "no rank has entered a step, so none is run"
+    for board in boards:
+        board.close()
+        board.close()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordsError, match="cannot write"):
+        Board(tmp_path / "file" / "board", 0, 2)
