@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-
 from testbed_agents.board import Board, Order
 from testbed_agents.records import RecordsError
 
