@@ -129,7 +129,7 @@ def test_one_bit_of_a_sum_on_one_rank(parent: Parent, nodes: Nodes, tmp_path: Pa
     checkers = trained(parent, nodes, tmp_path)
     assert "sums" in wrong(checkers)
     first = checkers["sums"].findings[0]
-    assert (checkers["sums"].found, first.step, first.sequence, first.ranks) == (1, 3, 0, (1,))
+    assert (checkers["sums"].found, first.step, first.group, first.ranks) == (1, 3, "world", (1,))
 
 
 @broken("lost-input:rank=2,step=4")
@@ -138,7 +138,7 @@ def test_a_sum_that_is_wrong_on_all_ranks_alike(parent: Parent, nodes: Nodes, tm
     assert len(set(fingerprints(tmp_path))) == 1, "the ranks agree: comparing them finds nothing"
     assert wrong(checkers) == {"sums"}
     (found,) = checkers["sums"].findings
-    assert (found.step, found.sequence, found.ranks) == (4, 0, (0, 1, 2))
+    assert (found.step, found.group, found.ranks) == (4, "world", (0, 1, 2))
     assert found.text.endswith("as if the input of rank 2 were missing")
 
 
@@ -169,8 +169,8 @@ def test_who_waited_for_whom(parent: Parent, nodes: Nodes, tmp_path: Path) -> No
     assert {(it["rank"], it["status"]) for it in ends} == {(0, "failed"), (2, "failed")}
     (hangs,) = (each for each in checked(tmp_path).checkers if each.id == "hangs")
     (found,) = hangs.findings
-    assert (hangs.holds, found.step, found.sequence, found.ranks) == (False, 4, 0, (1,))
-    assert found.text.startswith("ranks 0, 2 waited more than ")
+    assert (hangs.holds, found.step, found.group, found.ranks) == (False, 4, "world", (1,))
+    assert found.text.startswith("all_reduce of world: ranks 0, 2 waited ")
     assert "rank 1 was in no collective of step 4" in found.text
 
 

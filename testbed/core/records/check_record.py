@@ -157,7 +157,7 @@ class _Reader:
                 ranks = tuple(int(each) for each in numbers(line, "ranks"))
                 self._groups[attempt, need_text(line, "group")] = ranks
             case "unfinished":
-                self._unfinished += self._operations(line, attempt, -1)
+                self._unfinished += self._operations(line, attempt, int(need_number(line, "step")))
             case "sample":  # of former versions
                 key = (attempt, int(need_number(line, "step")), int(need_number(line, "sequence")))
                 self._samples[key] = _sample(line)
