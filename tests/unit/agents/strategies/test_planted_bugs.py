@@ -36,7 +36,8 @@ BROKEN: list[tuple[str, tuple[str, dict[str, Any]], str]] = [
     # Tied weights that are sent twice.
     ("tied-twice:step=1", STREAMING, "exchanges"),
     ("tied-twice:step=1", FEW_BITS, "exchanges"),
-    ("tied-twice:step=1,rank=1", STREAMING, "exchanges"),
+    # On one rank, gloo ends those that receive more than they expect; what was recorded until then tells.
+    ("tied-twice:step=1,rank=1", STREAMING, "parameters"),
     # A rank that took another state than its mate.
     ("foreign-state:step=9,rank=1", STREAMING, "updates"),
     ("foreign-state:step=9", FEW_BITS, "updates"),
