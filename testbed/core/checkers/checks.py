@@ -8,7 +8,7 @@ and sequence. Each checker has a verdict true, false or unknown (None), never tr
 - **parameters**: tensors are equal on the ranks that the twin names, and each step and each attempt begins with what
   the one before left (``equality.py``).
 - **updates**: the inner optimizer's updates and the exchanges in the outer parameters are as many as they must be, and
-  steps of outer optimizers are right (``counts.py``).
+  steps of outer optimizers are right (``update_counts.py``).
 - **exchanges**: each fragment is exchanged once in its round, with the twin's bytes (``exchanges.py``).
 - **served**: what a server of outer parameters took and gave: each push once, none staler than allowed, and what is
   pulled is what was served (``served.py``).
@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.core.checkers.counts import counts
 from testbed.core.checkers.equality import PARAMETERS, equality
 from testbed.core.checkers.exchanges import exchanges
 from testbed.core.checkers.finding import Checker
 from testbed.core.checkers.hangs import hangs
 from testbed.core.checkers.served import served
 from testbed.core.checkers.sums import sums
+from testbed.core.checkers.update_counts import counts
 from testbed.core.records.check_record import CheckLog, Grouped
 from testbed.core.records.rank_log import RankLog
 from testbed.core.training.layout import Layout
