@@ -55,22 +55,20 @@ windows = st.builds(
 costs = st.builds(StepCost, windows, windows, like=st.sampled_from("ab"))
 
 
+def drawn(data: st.DataObject, step: int) -> StepRecord:
+    lengths = [data.draw(seconds) for _ in range(4)]
+    begin, late_s = data.draw(st.floats(0.0, 1e6)), data.draw(seconds)
+    resent = data.draw(st.sampled_from([None, 0, 9]))
+    blocked_s = 0.999 * lengths[0] * data.draw(st.sampled_from([0.0, 0.3, 1.0])) if lengths[0] > 1e-3 else 0.0
+    return record(step, begin, *lengths, late_s=late_s, resent=resent, blocked_s=blocked_s)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(1, 4), st.booleans())
 def test_parts_add_up_and_none_is_negative(data: st.DataObject, world: int, recorded: bool) -> None:
-    begins = st.floats(0.0, 1e6)
     rows, by_step = [], {}
     for step in range(1, data.draw(st.integers(1, 4)) + 1):
-        rows.append(
-            {
-                rank: record(
-                    step, data.draw(begins), *(data.draw(seconds) for _ in range(4)), late_s=data.draw(seconds),
-                    resent=data.draw(st.sampled_from([None, 0, 9])),
-                    blocked_s=data.draw(seconds) * data.draw(st.booleans()),
-                )
-                for rank in range(world)
-            }
-        )  # fmt: skip
+        rows.append({rank: drawn(data, step) for rank in range(world)})
         by_step[step] = data.draw(costs)
 
     def operations(rank: int, it: StepRecord) -> list[TimedOperation]:
