@@ -38,12 +38,18 @@ _WIRE = {torch.float64: "<f8", torch.float32: "<f4", torch.bfloat16: "<f4", torc
 """How elements are written: exactly. Other types are written as 64-bit integers."""
 
 
+_IN_NUMPY = (torch.float32, torch.float64, torch.int64, torch.uint8)
+
+
 def crc32(tensors: Iterable[Tensor]) -> str:
     """Return the CRC-32 of the concatenated bytes, in hexadecimal; misses an accidental difference 1 in 4e9 times."""
     value = 0
     for tensor in tensors:
         if tensor.numel():
-            value = zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, value)
+            flat = tensor.detach().contiguous()
+            if flat.dtype not in _IN_NUMPY:
+                flat = flat.reshape(-1).view(torch.uint8)
+            value = zlib.crc32(flat.numpy(), value)
     return f"{value:08x}"
 
 
@@ -52,12 +58,13 @@ def positions(seed: int, group: str, sequence: int, count_of: int, count: int) -
 
     Distinct; fewer are the first ones of more, so ranks that record another number can still be compared.
     """
-    chance = random.Random(f"{seed}/{group}/{sequence}")
+    # An integer seeds sooner than a text, and random() is drawn sooner than randrange().
+    chance = random.Random(zlib.crc32(f"{seed}/{group}/{sequence}".encode()))
     if count_of <= 2 * ELEMENTS_DRAWN:
         return chance.sample(range(count_of), count_of)[:count]
     found: dict[int, None] = {}
     while len(found) < count:
-        found[chance.randrange(count_of)] = None
+        found[int(chance.random() * count_of)] = None
     return list(found)
 
 
