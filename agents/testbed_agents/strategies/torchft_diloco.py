@@ -37,9 +37,9 @@ class TorchftDiloco(ReplicaTraining):
     """Options as of the twin.
 
     ``every``: H. ``lighthouse``: site whose first rank runs it, empty: the first; or the URL of one elsewhere, as
-    on the management network. ``timeout``, ``quorum_timeout``: torchft's, in s. ``start``: ``equal``, or ``copied``
-    for torchft's ``init_sync``, which copies the first site's state at the start although all are equal: with several
-    ranks a site, torchft 0.2 then leaves ranks of one site with different parameters, without an error.
+    on the management network. ``exchange_timeout``, ``quorum_timeout``: torchft's, in s. ``start``: ``equal``, or
+    ``copied`` for torchft's ``init_sync``, which copies the first site's state at the start although all are equal:
+    with several ranks a site, torchft 0.2 then leaves ranks of one site with different parameters, without an error.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class TorchftDiloco(ReplicaTraining):
         outer_rate: float = 0.7,
         outer_momentum: float = 0.5,
         lighthouse: str = "",
-        timeout: float = 8.0,
+        exchange_timeout: float = 8.0,
         quorum_timeout: float = 60.0,
         start: str = "equal",
     ) -> None:
         super().__init__("site")
         self._every, self._rate, self._momentum = every, outer_rate, outer_momentum
         self._place, self._copies = lighthouse, start == "copied"
-        self._timeout, self._quorum_timeout = timedelta(seconds=timeout), timedelta(seconds=quorum_timeout)
+        self._timeout, self._quorum_timeout = timedelta(seconds=exchange_timeout), timedelta(seconds=quorum_timeout)
         self._served: list[Any] = []
         """Lighthouse and store, which live as long as this strategy."""
         self._since = 0

@@ -37,7 +37,7 @@ class TorchftDiloco(Twin):
         Option(
             "lighthouse", "", _place, "site of the lighthouse; the first one unless it is named; or http://HOST:PORT"
         ),
-        Option("timeout", 8.0, parse_duration_s, "of torchft's collectives"),
+        Option("exchange.timeout", 8.0, parse_duration_s, "of torchft's collectives"),
         Option("quorum.timeout", 60.0, parse_duration_s, "of torchft's quorum"),
         Option("start", "equal", choice("equal", "copied"), "copied: torchft's init_sync, which its users have on"),
     )
