@@ -34,7 +34,7 @@ from testbed.core.training.layout import Layout, gpt_tensors
 
 SITES = ("a", "a", "b", "b")
 LAYERS, WIDTH, CONTEXT, BATCH = 3, 32, 32, 2
-BOUND_S = 100.0
+BOUND_S = 40.0
 
 
 @dataclass(frozen=True)
