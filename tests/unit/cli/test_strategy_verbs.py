@@ -17,7 +17,12 @@ def test_train_refuses_all_mistakes_at_once_without_a_lab() -> None:
     found = CliRunner().invoke(app, ["train", "--strategy", "ddp:every=5,bits=7", "--compute", "soon", "--model", "x"])
     text = " ".join(found.output.split())
     assert found.exit_code == 2
-    for said in ("strategy ddp has no every", "bits of strategy ddp: expected one of 32, 16", "--compute: ", "--model: "):
+    for said in (
+        "strategy ddp has no every",
+        "bits of strategy ddp: expected one of 32, 16",
+        "--compute: ",
+        "--model: ",
+    ):
         assert said in text, text
 
 
