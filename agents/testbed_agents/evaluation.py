@@ -74,15 +74,12 @@ class Evaluation:
         return {**found, "t": t, "took_s": t - began_t}
 
     def _loss(self, strategy: Strategy) -> float | None:
-        outer = strategy.outer_parameters()
-        parameters = list(self._model.parameters())
-        if [each.shape for each in outer] != [each.shape for each in parameters] or not len(self._inputs):
+        model = strategy.outer_model(self._model)
+        if model is None or not len(self._inputs):
             return None
         with torch.no_grad():
-            for mine, theirs in zip(parameters, outer, strict=True):
-                mine.copy_(theirs)
             parts = [
-                cross_entropy(self._model(inputs), targets).item() * len(inputs)
+                cross_entropy(model(inputs), targets).item() * len(inputs)
                 for inputs, targets in zip(
                     *(torch.split(it, _AT_ONCE) for it in (self._inputs, self._targets)), strict=True
                 )

@@ -49,7 +49,7 @@ def crc32(tensors: Iterable[Tensor]) -> str:
             flat = tensor.detach().contiguous()
             if flat.dtype not in _IN_NUMPY:
                 flat = flat.reshape(-1).view(torch.uint8)
-            value = zlib.crc32(flat.numpy(), value)
+            value = zlib.crc32(flat.numpy().data, value)
     return f"{value:08x}"
 
 

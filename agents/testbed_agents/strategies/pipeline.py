@@ -6,7 +6,8 @@ in micro-batches. Inside a site the ranks of a stage are data-parallel.
 Order of the micro-batches: "gpipe" runs all forward, then all backward (Huang et al. 2019, arXiv:1811.06965); "1f1b"
 runs one backward for each forward once ``in_flight`` are on their way (Narayanan et al. 2021, arXiv:2104.04473). With
 ``in_flight`` 0 each stage computes it (:func:`needed_in_flight`) from what it measures: the time that activations take
-to the last stage and back, before the first step, and its compute per micro-batch, the least of the steps so far. The
+to the last stage and back, by probes of 4 bytes and of 64 KiB when the groups are made, and its compute per
+micro-batch, the least of the steps so far; the first step has all in flight. The
 order of sums does not depend on it, so runs stay equal bit for bit.
 
 Own isend and irecv, not torch.distributed.pipelining, though that runs on gloo: its 1F1B keeps as many in flight as
@@ -26,14 +27,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 
 from testbed_agents.shards import reduce_gradients
-from testbed_agents.strategies.strategy import Context, Strategy, flatten, unflatten
+from testbed_agents.strategies.strategy import Context, Strategy, filled, flatten, unflatten
 
 __all__ = ["Pipeline", "needed_in_flight"]
 
 PROBES = 3
-"""How often activations are sent there and back; the first ones also pay for TCP's slow start."""
+"""How often each size is sent there and back; the first ones also pay for TCP's slow start."""
+PROBE_ELEMENTS = 16_384
 
 
 def needed_in_flight(round_trip_s: float, micro_batch_s: float, behind: int = 1) -> int:
@@ -73,7 +76,10 @@ class Pipeline(Strategy):
         self._shapes = [(name, it.shape) for name, it in model.named_parameters()]
         own = range(layers // self._stages * self._stage, layers // self._stages * (self._stage + 1))
         self._keep(own)
-        self._round_trip_s = self._micro_batch_s = 0.0
+        self._micro_batch_s, self._elements = 0.0, 0
+        self._probed_s = (0.0, 0.0)
+        if self._schedule == "1f1b" and not self._wanted:
+            self._probed_s = self._probe(1), self._probe(PROBE_ELEMENTS)
         if context.compute is not None:
             context.compute.calls(len(own) * self._count)
         return list(model.parameters())
@@ -91,10 +97,9 @@ class Pipeline(Strategy):
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return the mean loss of this pipeline's micro-batches at the last stage, None at the others."""
-        if self._schedule == "1f1b" and not self._wanted and not self._round_trip_s:
-            self._probe(inputs.shape)
         step = _Step(self, inputs, targets)
         began, waited = time.monotonic(), self.context.waited_s
+        self._elements = math.prod(self.activations(inputs.shape))
         in_flight = self.in_flight
         forward = backward = 0
         while backward < self._count:
@@ -127,29 +132,32 @@ class Pipeline(Strategy):
         if not self._micro_batch_s:
             return self._count
         behind = self._stages - 1 - self._stage
-        return min(self._count, needed_in_flight(self._round_trip_s, self._micro_batch_s, behind))
+        return min(self._count, needed_in_flight(self._round_trip_s(self._elements), self._micro_batch_s, behind))
 
-    def _probe(self, windows: torch.Size) -> None:
-        """Measure how long activations take to the last stage and back. A collective call of a pipeline."""
-        shape = self.activations(windows)
+    def _probe(self, elements: int) -> float:
+        """Return how long so many float32 take to the last stage and back, at best. A collective call of a pipeline."""
         times = []
-        with self.context.waiting():
-            for _ in range(PROBES):
-                there, back = torch.empty(shape), torch.empty(shape)
-                arriving = None if self._first else self.receive(there, -1, 0)
-                returning = None if self._last else self.receive(back, +1, 0)
-                if arriving is not None:
-                    arriving.wait()
-                began, sent = time.monotonic(), []
-                if returning is not None:
-                    sent.append(self.send(there, +1, 0))
-                    returning.wait()
-                    times.append(time.monotonic() - began)
-                if not self._first:
-                    sent.append(self.send(there, -1, 0))
-                for work in sent:
-                    work.wait()
-        self._round_trip_s = min(times, default=0.0) or 1e-9
+        for _ in range(PROBES):
+            there, back = torch.zeros(elements), torch.empty(elements)
+            arriving = None if self._first else self.receive(there, -1, 0)
+            returning = None if self._last else self.receive(back, +1, 0)
+            if arriving is not None:
+                arriving.wait()
+            began, sent = time.monotonic(), []
+            if returning is not None:
+                sent.append(self.send(there, +1, 0))
+                returning.wait()
+                times.append(time.monotonic() - began)
+            if not self._first:
+                sent.append(self.send(there, -1, 0))
+            for work in sent:
+                work.wait()
+        return min(times, default=0.0)
+
+    def _round_trip_s(self, elements: int) -> float:
+        """Return how long activations take to the last stage and back, from probes of two other sizes."""
+        little_s, much_s = self._probed_s
+        return little_s + max(0.0, much_s - little_s) * elements / PROBE_ELEMENTS
 
     def activations(self, windows: torch.Size) -> tuple[int, int, int]:
         """Return the shape of a micro-batch's activations; ``windows``: (batch, time) of one rank."""
@@ -196,6 +204,14 @@ class Pipeline(Strategy):
                 found[name if name not in found else f"output.{name}"] = tensor
         return [found[name] for name in (*shapes, *(it for it in found if it not in shapes))]
 
+    def outer_model(self, model: nn.Module) -> nn.Module | None:
+        *tied, output = self.outer_parameters()
+        if filled(model, tied) is None:
+            return None
+        whole: Any = model
+        whole.leave = lambda x: functional.linear(whole.last_norm(x), output)
+        return model
+
 
 class _Step:
     """One step of one stage: its micro-batches, what is on its way, and the losses."""
@@ -222,18 +238,18 @@ class _Step:
         return self._pipeline.receive(buffer, of, tag), buffer
 
     def _exchange_tokens(self, inputs: Tensor, targets: Tensor) -> list[tuple[Any, Tensor]]:
-        """Send this rank's inputs to the first stage and its targets to the last one, as int32.
+        """Send this rank's inputs to the first stage and its targets to the last one.
 
         Returns, at these two, the windows of each stage: what to wait for (None for the own), and (batch, time).
         """
         pipeline, own_stage, found = self._pipeline, self._pipeline._stage, []
         for end, own in ((0, inputs), (pipeline._stages - 1, targets)):
             if own_stage != end:
-                tokens = own.to(torch.int32)
+                tokens = own.contiguous()
                 self._sent.append((pipeline.send(tokens, end - own_stage, 1 + own_stage), tokens))
                 continue
             for stage in range(pipeline._stages):
-                tokens = own if stage == own_stage else torch.empty(own.shape, dtype=torch.int32)
+                tokens = own if stage == own_stage else torch.empty_like(own)
                 work = None if stage == own_stage else pipeline.receive(tokens, stage - own_stage, 1 + stage)
                 found.append((work, tokens))
         return found
@@ -249,7 +265,7 @@ class _Step:
                 self._wait(work)
                 self._tokens[stage] = (None, tokens)
             parts.append(tokens[max(0, low - stage * batch) : high - stage * batch])
-        return torch.cat(parts).to(torch.int64)
+        return torch.cat(parts)
 
     def _wait(self, work: Any) -> None:
         with self._context.waiting():

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,10 +176,28 @@ class Strategy(ABC):
         """Return what a user would keep, in the order of the model's parameters; ranks of a site may gather it."""
         return [parameter.detach() for parameter in self.module.parameters()]
 
+    def outer_model(self, model: nn.Module) -> nn.Module | None:
+        """Fill ``model``, unwrapped and of the job's shape, with the outer parameters, and return what to evaluate.
+
+        None if this rank cannot hold the whole model. A collective call, as :meth:`outer_parameters` is.
+        """
+        return filled(model, self.outer_parameters())
+
     @property
     def outer_version(self) -> int:
         """The number of exchanges in the outer parameters; the number of steps where there is no outer loop."""
         return self.context.step
+
+
+def filled(model: nn.Module, tensors: Sequence[Tensor]) -> nn.Module | None:
+    """Copy ``tensors`` over the parameters of ``model``; None, and nothing is changed, if their shapes differ."""
+    parameters = list(model.parameters())
+    if [each.shape for each in tensors] != [each.shape for each in parameters]:
+        return None
+    with torch.no_grad():
+        for mine, theirs in zip(parameters, tensors, strict=True):
+            mine.copy_(theirs)
+    return model
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:

@@ -14,9 +14,9 @@ from testbed.core.training.twin import Equal, Mistake, Option, Twin
 
 __all__ = ["Pipeline"]
 
-TOKEN_BYTES = 4
-PROBES = 3
-"""How often activations go to the last stage and back before the first step, if ``in_flight`` is computed."""
+TOKEN_BYTES = 8
+PROBES, PROBE_BYTES = 3, (4, 65_536)
+"""How often a message of each size goes to the last stage and back before the first step, for ``in_flight`` 0."""
 
 
 class Pipeline(Twin):
@@ -76,7 +76,9 @@ class Pipeline(Twin):
 
     def operations(self, step: int) -> Sequence[Operation]:
         if step == (0 if self.values["schedule"] == "1f1b" and not self.values["in_flight"] else -1):
-            return [it for _ in range(PROBES) for it in self._there_and_back()]
+            return [
+                it for size in PROBE_BYTES for _ in range(PROBES) for it in self._there_and_back(size, "activations")
+            ]
         if not 1 <= step <= self.layout.steps:
             return ()
         found, layout = list[Operation](), self.layout
@@ -85,20 +87,20 @@ class Pipeline(Twin):
                 others = [it for it in ranks if it != end]
                 found += [Operation("send", (it, end), TOKEN_BYTES * layout.tokens, "tokens", name) for it in others]
         for _ in range(self.values["micro_batches"]):
-            found += self._there_and_back()
+            found += self._there_and_back(self.activation_bytes, "gradients")
         for stage, (name, ranks) in enumerate(layout.members.items()):
             if len(ranks) > 1:
                 size = self._stage_bytes(stage)
                 found.append(Operation("all_reduce", ranks, size, "gradients", f"site:{name}"))
         return found
 
-    def _there_and_back(self) -> list[Operation]:
+    def _there_and_back(self, size: float, back_what: str) -> list[Operation]:
         found = []
         for name, ranks in slice_groups(self.layout):
             hops = list(itertools.pairwise(ranks))
-            found += [Operation("send", hop, self.activation_bytes, "activations", name) for hop in hops]
+            found += [Operation("send", hop, size, "activations", name) for hop in hops]
             back = [(there, here) for here, there in reversed(hops)]
-            found += [Operation("send", hop, self.activation_bytes, "gradients", name) for hop in back]
+            found += [Operation("send", hop, size, back_what, name) for hop in back]
         return found
 
     def equal(self, step: int) -> Sequence[Equal]:

@@ -123,6 +123,8 @@ def _train(rank: int, folder: Path) -> dict[str, Any]:
     groups = Groups(rank, SITES)
     for name in JOBS:
         seen = _Seen()
+        # torch's parallelize_module distributes parameters that are equal already; that is no step's exchange.
+        watched.observe(seen if JOBS[name][0] == "pipeline" else None)
         job = _Job(groups, name)
         watched.observe(seen)
         watched.wait_in(job.context.waiting)
@@ -139,6 +141,7 @@ def _train(rank: int, folder: Path) -> dict[str, Any]:
             "operations": seen.operations,
             "outer": [it.detach().clone() for it in job.strategy.outer_parameters()],
             "waited_s": job.context.waited_s,
+            "evaluated": _evaluated(job.strategy),
         }
         if name in RESTORED:
             again = _Job(groups, name)
@@ -146,6 +149,14 @@ def _train(rank: int, folder: Path) -> dict[str, Any]:
             again.train(SAVED_AFTER + 1, STEPS)
             found[name]["restored"] = again.fingerprints()
     return found
+
+
+def _evaluated(strategy: Strategy) -> float | None:
+    """Return the loss of the outer parameters on one window, as :mod:`testbed_agents.evaluation` does."""
+    inputs, targets = Windows(CORPUS, batch=1, context=SHAPE.context, seed=9, rank=9).draw()
+    with torch.no_grad():
+        model = strategy.outer_model(GPT(SHAPE))
+        return None if model is None else float(cross_entropy(model(inputs), targets))
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +280,11 @@ def test_a_pipeline_is_one_model_with_an_untied_output_layer(ranks: list[dict[st
         # Rank 2 is the last stage of ranks 0 and 2.
         means = [(of_step[0] + of_step[2]) / 2 for of_step in losses]
         assert ranks[2][name]["losses"] == pytest.approx(means, rel=1e-5)
+    inputs, targets = Windows(CORPUS, batch=1, context=SHAPE.context, seed=9, rank=9).draw()
+    loss = float(cross_entropy(model(inputs), targets).detach())
+    assert [rank["1f1b"]["evaluated"] for rank in ranks] == pytest.approx([loss] * 4, rel=1e-5)
+    assert ranks[0]["fsdp"]["evaluated"] == pytest.approx(ranks[0]["ddp"]["evaluated"], rel=1e-5)
+    assert ranks[0]["moe"]["evaluated"] is None, "its model is another one"
     assert ranks[0]["1f1b"]["fingerprints"] == ranks[0]["1f1b, one in flight"]["fingerprints"], "order of sums"
 
 

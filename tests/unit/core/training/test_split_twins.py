@@ -62,7 +62,7 @@ def test_shards_are_padded_to_a_multiple_of_the_ranks() -> None:
 def test_a_pipeline_moves_activations_whatever_the_parameters() -> None:
     twin = _twin("pipeline")
     tokens = 4 * 256
-    activations, own_windows = tokens * 96 * 4, 2 * 4 * 256
+    activations, own_windows = tokens * 96 * 4, 2 * 8 * 256
     assert _between_sites(twin) == activations + own_windows
     for count in (1, 2, 8):
         assert _between_sites(_twin("pipeline", {"micro_batches": count})) == activations + own_windows
@@ -73,7 +73,7 @@ def test_a_pipeline_moves_activations_whatever_the_parameters() -> None:
 
 
 def test_a_computed_number_in_flight_is_measured_once_before_the_first_step() -> None:
-    assert [it.kind for it in _twin("pipeline").operations(0)] == ["send"] * 3 * 2 * 2
+    assert [it.kind for it in _twin("pipeline").operations(0)] == ["send"] * 2 * 3 * 2 * 2
     assert not _twin("pipeline", {"in_flight": 3}).operations(0)
     assert not _twin("pipeline", {"schedule": "gpipe"}).operations(0)
 
