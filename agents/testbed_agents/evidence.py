@@ -33,7 +33,7 @@ Bound = float | Tensor | Callable[[Tensor], Tensor]
 
 
 class Evidence:
-    """Writes records of kind ``encoded`` and ``outer``; nothing without ``records``. Thread-safe."""
+    """Writes records of kind ``encoded``, ``outer`` and ``exchange``; nothing without ``records``. Thread-safe."""
 
     def __init__(self, records: Records | None = None, seed: int = 0, step: Callable[[], int] = lambda: 0) -> None:
         self._records, self._seed, self._step = records, seed, step
@@ -98,6 +98,11 @@ class Evidence:
         if decay is not None:
             line["decay"] = float(decay)
         self._records.write("encoded", t=time.monotonic(), step=self._step(), **line)
+
+    def exchange(self, **fields: object) -> None:
+        """Record what became of a push, or a version of the outer parameters (``Twin.wrong_exchanges``)."""
+        if self._records is not None:
+            self._records.write("exchange", t=time.monotonic(), **{"step": self._step(), **fields})
 
     def outer(
         self,

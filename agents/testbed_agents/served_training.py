@@ -8,6 +8,7 @@ inside the site.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from abc import abstractmethod
@@ -62,6 +63,12 @@ class ServedTraining(ReplicaTraining):
         parameters = super().prepare(model, context)
         self.site = context.groups.site
         self._site_size = len(self.replicas.inside_ranks)
+        self._in_site = self.replicas.inside
+        # Versions are adopted when they come, in no certain step: by a group of its own, which no step counts.
+        for name, ranks in context.groups.members.items():
+            made = context.groups.new(ranks, f"adopted:{name}")
+            if name == self.site:
+                self.replicas = dataclasses.replace(self.replicas, inside=made)
         self.build(parameters)
         self._connect()
         return parameters
@@ -129,13 +136,13 @@ class ServedTraining(ReplicaTraining):
             self.take(note, payload)
         if self.server is not None:
             for entry in self.server.take_log():
-                self.context.record("exchange", what="served", slice=self.replicas.slice, **entry)
+                self.context.checks.exchange(what="served", slice=self.replicas.slice, **entry)
 
     def agree(self, *values: int) -> tuple[int, ...]:
         """Return the least of each value over the ranks of the site, those without a slice left out; collective."""
         mine = torch.tensor(values if self.replicas.slice is not None else [_UNKNOWN] * len(values))
         if self._site_size > 1:
-            dist.all_reduce(mine, op=dist.ReduceOp.MIN, group=self.replicas.inside)
+            dist.all_reduce(mine, op=dist.ReduceOp.MIN, group=self._in_site)
         return tuple(int(it) for it in mine)
 
     def close(self) -> None:

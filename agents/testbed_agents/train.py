@@ -212,7 +212,6 @@ def train(
         context = Context(
             groups, job.timeout_s, compute.loss, own_address(job.interface), steps=job.steps, compute=compute
         )
-        context.record = lambda event, **fields: records.write(event, t=time.monotonic(), rank=seat.rank, **fields)
         fault = breakage.plant(seat.rank) if job.attempt == 1 else None
         broken = breakage.Broken(fault) if fault else None
         strategy = strategies.make(job.strategy, job.options)
@@ -345,6 +344,10 @@ def train(
                 **declared,
             )
             order = board.enter(step + 1, _wish(stop, save)) if step < job.steps else ""
+            due = job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.steps
+            saves = order != "stop" and (due or order == "save")
+            if saves:
+                strategy.settle(step)
             checks.end(last=bool(order))
             metrics.step_done(
                 step=step,
@@ -358,9 +361,7 @@ def train(
             if t_end >= talk_t:
                 print(f"step {step} of {job.steps}: train_loss {train_loss:.3f}, {t_end - t_begin:.3f} s", flush=True)
                 talk_t = t_end + TALK_S
-            due = job.checkpoint_every and step % job.checkpoint_every == 0 and step < job.steps
-            if order != "stop" and (due or order == "save"):
-                strategy.settle(step)
+            if saves:
                 size = checkpoints.save(step, state)
                 t = time.monotonic()
                 records.write("checkpoint", t=t, step=step, bytes=size, took_s=t - t_end)

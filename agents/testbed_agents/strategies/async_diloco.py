@@ -131,7 +131,7 @@ class AsyncDiloco(ServedTraining):
             "tokens": self.tokens,
             "last": last,
         }
-        self.context.record("exchange", what="pushed", site=self.site, **{k: note[k] for k in note if k != "kind"})
+        self.context.checks.exchange(what="pushed", site=self.site, **{k: note[k] for k in note if k != "kind"})
         self._since, self.tokens = step, 0
         self.send(note, delta)
 
@@ -147,8 +147,8 @@ class AsyncDiloco(ServedTraining):
         self._version = version
         self.slice.spread(self._movement.rebase(outer, push, self.slice.of_parameters()))
         crc = crc32([outer])
-        self.context.record(
-            "exchange", what="pulled", site=self.site, version=version, slice=self.replicas.slice, crc=crc, push=push
+        self.context.checks.exchange(
+            what="pulled", site=self.site, version=version, slice=self.replicas.slice, crc=crc, push=push
         )
 
     def take(self, note: Note, payload: Tensor) -> None:

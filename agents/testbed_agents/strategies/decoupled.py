@@ -120,7 +120,7 @@ class Decoupled(ServedTraining):
             "tokens": tokens,
         }
         fragment.since = step
-        self.context.record("exchange", what="pushed", site=self.site, **{k: note[k] for k in note if k != "kind"})
+        self.context.checks.exchange(what="pushed", site=self.site, **{k: note[k] for k in note if k != "kind"})
         self.send(note, self._codec.encode(delta) if fragment.slice.holds else delta)
 
     def take(self, note: Note, payload: Tensor) -> None:
@@ -143,8 +143,7 @@ class Decoupled(ServedTraining):
             self._applied += 1
             fragment = self._fragments[index]
             fragment.apply(self._codec, payload, included, version)
-            self.context.record(
-                "exchange",
+            self.context.checks.exchange(
                 what="pulled",
                 site=self.site,
                 fragment=index,

@@ -47,7 +47,6 @@ class Context:
         late_s: how long ``after_step`` waited for what was to have arrived by this step; reset by the loop.
         ready_t: when this rank's last gradient of the step was ready (CLOCK_MONOTONIC, s).
         compute: how time passes in forward and backward (``testbed_agents.compute``); None outside a job.
-        record: writes an event with fields into the rank's records; of the training thread only.
         speeds: of each rank's site, relative to the fastest (1.0), for options that weigh sites by time.
         waited_s: how long this step has waited for communication before its gradients were ready.
     """
@@ -63,7 +62,6 @@ class Context:
     ready_t: float = 0.0
     late_s: float = 0.0
     compute: Any = None
-    record: Callable[..., None] = lambda event, **fields: None
     speeds: Mapping[str, float] = field(default_factory=dict)
     waited_s: float = 0.0
     _waiting: bool = False

@@ -143,8 +143,7 @@ class TorchftDiloco(ReplicaTraining):
         committed = self.manager.current_step() > before
         failed = self.manager.errored()
         words = "" if failed is None else str(failed).partition("\n")[0]
-        self.context.record(
-            "exchange",
+        self.context.checks.exchange(
             what="torchft",
             version=self.manager.current_step(),
             committed=committed,

@@ -4,6 +4,9 @@ In each step each rank begins operations of the twin's bytes in each process gro
 missing in its round of H steps, one that is sent twice, or that has tensors of another one in it too, is too much. So
 each fragment is exchanged exactly once in H steps. Padding and what a library adds are within the slack.
 
+What the process group does not see, because a strategy has connections of its own, is judged by the records of the
+versions of the outer parameters (``Twin.wrong_exchanges``).
+
 Attempts that resume send again what was on its way; their first round is not compared. Groups of which no rank has any
 record (those of a library of its own) leave the verdict unknown.
 """
@@ -60,6 +63,9 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
         undecided = (
             f"no operation of the process group{'s' * (len(silent) > 1)} {', '.join(sorted(silent))} was recorded"
         )
+    for attempt, written in records.versions.items():
+        findings += [Finding(attempt, 0, None, (), text, "versions") for text in twin.wrong_exchanges(written)]
+        compared += len(written)
     count = len({(it.attempt, it.step, it.group) for it in findings})
     return conclude("exchanges", records, looked_at, findings, count, undecided)
 
@@ -101,14 +107,16 @@ class _Said:
     def __post_init__(self) -> None:
         self._known: dict[tuple[int, tuple[Operation, ...]], Mapping[_Place, float]] = {}
         steps = range(1, min(self.twin.layout.steps, 2 * self.twin.longest_gap + 1) + 1)
-        self.groups = {it.group for step in (*steps, self.twin.layout.steps) for it in self.twin.operations(step)}
+        self.groups = {
+            it.group for step in (*steps, self.twin.layout.steps) for it in self.twin.operations(step) if it.watched
+        }
 
     def of(self, rank: int, step: int) -> Mapping[_Place, float]:
         operations = tuple(self.twin.operations(step))
         if (rank, operations) not in self._known:
             found: dict[_Place, float] = defaultdict(float)
             for operation in operations:
-                if rank in operation.ranks:
+                if rank in operation.ranks and operation.watched:
                     receives = operation.kind == "send" and rank != operation.ranks[0]
                     found[operation.group, "recv" if receives else operation.kind] += operation.byte_count
             self._known[rank, operations] = found

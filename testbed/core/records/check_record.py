@@ -112,6 +112,8 @@ class CheckLog:
     unfinished: tuple[tuple[Tag, Done], ...] = ()
     encoded: tuple[Encoded, ...] = ()
     outer: tuple[OuterStep, ...] = ()
+    versions: tuple[tuple[int, Fields], ...] = ()
+    """Attempt, and what a strategy wrote of a version of the outer parameters."""
 
 
 def read_checks(rank: int, lines: Iterable[object]) -> tuple[CheckLog, int]:
@@ -136,6 +138,7 @@ class _Reader:
         self._unfinished: list[tuple[Tag, Done]] = []
         self._encoded: list[Encoded] = []
         self._outer: list[OuterStep] = []
+        self._versions: list[tuple[int, Fields]] = []
 
     def read(self, line: object) -> None:
         try:
@@ -165,6 +168,9 @@ class _Reader:
                 self._encoded.append(read_encoded(line))
             case "outer":
                 self._outer.append(read_outer(line))
+            case "exchange":
+                need_text(line, "what")
+                self._versions.append((attempt, line))
             case "waits":
                 self._waits.append(self._wait(line, attempt))
             case "held":
@@ -183,6 +189,7 @@ class _Reader:
             tuple(self._unfinished),
             tuple(self._encoded),
             tuple(self._outer),
+            tuple(self._versions),
         )
 
     def _with_sample(self, recorded: tuple[Tag, Done]) -> tuple[Tag, Done]:
@@ -296,6 +303,8 @@ class Grouped:
     held: Mapping[int, Sequence[Held]]
     encoded: Mapping[int, Sequence[Encoded]]
     outer: Mapping[int, Sequence[OuterStep]]
+    versions: Mapping[int, Sequence[Fields]]
+    """attempt -> what strategies wrote of versions of the outer parameters, of all ranks."""
     incomplete: str
     longest_gap: int = 1
     """How many steps one rank may be ahead of another."""
@@ -306,7 +315,10 @@ class Grouped:
         steps: dict[tuple[int, int], dict[int, CheckedStep]] = {}
         finishes: dict[int, dict[int, CheckedStep]] = {}
         operations: dict[Tag, dict[int, Done]] = {}
+        versions: dict[int, list[Fields]] = {}
         for log in logs:
+            for attempt, written in log.versions:
+                versions.setdefault(attempt, []).append(written)
             for start in log.began:
                 began.setdefault(start.attempt, {})[log.rank] = start
             for done in log.steps:
@@ -327,6 +339,7 @@ class Grouped:
             held={log.rank: log.held for log in logs},
             encoded={log.rank: log.encoded for log in logs},
             outer={log.rank: log.outer for log in logs},
+            versions=versions,
             incomplete=_incomplete(began, steps, longest_gap),
             longest_gap=longest_gap,
         )

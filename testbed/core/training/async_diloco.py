@@ -81,7 +81,8 @@ class AsyncDiloco(Served):
         every = [self.every(site) for site in self.layout.site_names]
         return float(min(it * max(0, step // it - self.window) for it in every))
 
-    def outer_updates(self, step: int) -> int:
+    def versions(self, step: int) -> int:
+        """Return how many versions there are after ``step``: certain at the end, and the least before."""
         every = [self.every(site) for site in self.layout.site_names]
         if step >= self.layout.steps:
             return sum(-(-step // it) for it in every)

@@ -70,7 +70,8 @@ class Decoupled(Served):
         taken = [max(0, self._begun(it, step - self._every)) for it in self._all]
         return sum(size * at for size, at in zip(sizes, taken, strict=True)) / max(1, sum(sizes))
 
-    def outer_updates(self, step: int) -> int:
+    def versions(self, step: int) -> int:
+        """Return how many versions there are after ``step``: certain at the end, and the least before."""
         last = self.layout.steps
         merged = sum(self._count(it, min(step - self._every, last - 1)) for it in self._all)
         return merged if step < last else sum(self._count(it, last - 1) + 1 for it in self._all)

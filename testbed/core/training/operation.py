@@ -26,6 +26,8 @@ class Operation:
         group: name of the process group (``testbed_agents.groups``), by which records are matched.
         fragment: which part of the model; None for all of it.
         lands: how many steps later its result is used; 0: the step waits for it.
+        watched: whether the process group of the ranks records it, in this step. Not so if a strategy or its library
+            has connections of its own, or if the step depends on the paces of others.
     """
 
     kind: Kind
@@ -35,6 +37,7 @@ class Operation:
     group: str = "world"
     fragment: int | None = None
     lands: int = 0
+    watched: bool = True
 
     @property
     def before_update(self) -> bool:

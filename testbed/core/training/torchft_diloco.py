@@ -65,7 +65,9 @@ class TorchftDiloco(Twin):
             for index in range(layout.slices):
                 ranks = tuple(each[index] for each in members)
                 found.append(
-                    Operation("all_reduce", ranks, layout.payload_bytes, "pseudo-gradients", f"torchft:{index}")
+                    Operation(
+                        "all_reduce", ranks, layout.payload_bytes, "pseudo-gradients", f"torchft:{index}", watched=False
+                    )
                 )
         return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from testbed_agents import strategies
+from testbed_agents import evidence, strategies
 from testbed_agents.groups import Groups
 from testbed_agents.strategies import Context
 
@@ -29,7 +29,9 @@ def test_without_torchft_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatc
 def job(rank: int) -> tuple[list[int], list[dict[str, Any]], int]:
     records: list[dict[str, Any]] = []
     context = Context(Groups(rank, SITES), loss=loss, steps=STEPS)
-    context.record = lambda event, **fields: records.append(fields)
+    monitor = evidence.Evidence()
+    monitor.exchange = lambda **fields: records.append(fields)  # type: ignore[method-assign]
+    evidence.install(monitor)
     model, strategy = tiny(), strategies.make("torchft-diloco", {"every": 3})
     optimizer = torch.optim.AdamW(strategy.prepare(model, context), lr=1e-2)
     found = []
