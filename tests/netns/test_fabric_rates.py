@@ -113,6 +113,14 @@ def test_two_sites_reach_each_other_through_an_oversubscribed_core(lab: testbed.
     assert 100 < across < 1.05 * 200, "west takes 100 Mb/s at each of two nodes"
 
 
+def test_a_port_that_was_down_is_reached_again(lab: testbed.Lab) -> None:
+    """The core's leaf knows its nodes by fixed entries, which a port without carrier must not lose."""
+    gateway = ["ip", "-n", oracle.netns(lab.name, "east-gw"), "link", "set", "east-1"]
+    for state in ("down", "up"):
+        subprocess.run([*gateway, state], check=True)
+    assert _payload_mbps(lab, [("east-0", "east-1", _address(1, 1))]) > 100
+
+
 def test_removing_the_limits_leaves_a_fabric_as_it_was(lab: testbed.Lab) -> None:
     """Last: it changes the lab of this module."""
     ports = tuple((f"east-{node}", f"east-{node}") for node in range(3))

@@ -113,6 +113,12 @@ def _header(topology: Topology, name: str, version: str) -> str:
         source=topology.name,
         fibers=fibers or "  none",
     )
+    if fabrics := [
+        f"  {site.name}: {format_rate(site.fabric_bps)} a node, {format_rate(site.core_bps)} together"
+        for site in topology.sites
+        if site.fabric_bps
+    ]:
+        text += "\n\nfabrics, whose rates `testbed up` limits as well:\n" + "\n".join(fabrics)
     return f"{text}\n\nshort names of interfaces, which have their full names as altnames:\n{short}" if short else text
 
 

@@ -107,6 +107,10 @@ def _of_topology(topology: Topology | None) -> Iterator[Input]:
     yield Input("topology", "sites", ", ".join(f"{it.name} ({it.nodes} nodes)" for it in topology.sites))
     shared = {power for it in topology.sites if (power := it.power) != it.name}
     yield Input("topology", "power domains", ", ".join(f"{it.name} on {it.power}" for it in topology.sites if shared))
+    for site in topology.sites:
+        if site.fabric_bps:
+            rate = full_scale.written(site.fabric_bps, topology.scale)
+            yield Input("topology", f"fabric of {site.name}", f"{rate}, oversubscription {site.oversubscription:g}")
     yield Input("topology", "routing", topology.routing)
     yield Input("topology", "seed of losses", str(topology.seed))
     for link in topology.links:
