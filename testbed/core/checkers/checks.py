@@ -11,7 +11,7 @@ and sequence. Each checker has a verdict true, false or unknown (None), never tr
   steps of outer optimizers are right (``update_counts.py``).
 - **exchanges**: each fragment is exchanged once in its round, with the twin's bytes (``exchanges.py``).
 - **served**: what a server of outer parameters took and gave: each push once, none staler than allowed, and what is
-  pulled is what was served (``served.py``).
+  pulled is what was served (``server_exchanges.py``).
 
 The last two are missing where there is nothing for them to judge.
 """
@@ -25,7 +25,7 @@ from testbed.core.checkers.equality import PARAMETERS, equality
 from testbed.core.checkers.exchanges import exchanges
 from testbed.core.checkers.finding import Checker
 from testbed.core.checkers.hangs import hangs
-from testbed.core.checkers.served import served
+from testbed.core.checkers.server_exchanges import served
 from testbed.core.checkers.sums import sums
 from testbed.core.checkers.update_counts import counts
 from testbed.core.records.check_record import CheckLog, Grouped
@@ -70,16 +70,11 @@ def check(logs: Sequence[CheckLog], twin: Twin | None = None, ranks: Sequence[Ra
     judged = [sums(records), hangs(records)]
     usual = twin or _Together({}, Layout(("",) * records.world_size, ()))
     judged += [equality(records, usual), counts(records, usual)]
-    if twin and any(each.operations for of_step in records.steps.values() for each in of_step.values()):
-        judged += [exchanges(records, twin)] if _names_groups(records) else []
-    if twin and any(log.exchanges for log in ranks):
+    if twin and twin.together and any(tag.group for tag in records.operations):  # which former versions lack
+        judged.append(exchanges(records, twin))
+    if twin and not twin.together:
         judged.append(served(records, ranks, twin))
     return Checked(tuple(judged))
-
-
-def _names_groups(records: Grouped) -> bool:
-    """Whether operations were recorded with their process group, as former versions did not."""
-    return any(tag.group for tag in records.operations)
 
 
 class _Together(Twin):

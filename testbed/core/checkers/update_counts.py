@@ -82,7 +82,7 @@ class _Judge:
     @property
     def _counts_exchanges(self) -> bool:
         """Whether all ranks apply the same exchanges after the same steps."""
-        return self.twin.outer_updates(max(1, self.twin.layout.steps)) > 0
+        return self.twin.together and self.twin.outer_updates(max(1, self.twin.layout.steps)) > 0
 
     def _lose(self, attempt: int, step: int, rank: int, text: str) -> None:
         self.lost.setdefault((attempt, step, text), []).append(rank)

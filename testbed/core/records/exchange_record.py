@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from testbed.core.fields import Fields, integer, mapping, need_text, text
+from testbed.core.fields import Fields, integer, mapping, need_text, numbers, text
 
 __all__ = ["ExchangeRecord"]
 
@@ -16,12 +16,12 @@ class ExchangeRecord:
 
     Attributes:
         what: ``pushed`` or ``pulled`` by a rank of a site, ``served`` by a rank of the server.
-        version: of the outer parameters, of ``fragment``: as pulled, or after the merge.
+        version: of the outer parameters, of ``fragment``: as adopted, or after the merge.
         push: number of the push of ``site``, from 1.
         base: the version on which a push is based.
         step: of the site, after which it was made.
-        pushes: of a merge of several: the newest push of each site that is in it.
-        crc: of the outer parameters of ``slice``.
+        taken: of what was served, the newest push of each site in it.
+        fields: all that was recorded.
     """
 
     attempt: int
@@ -32,33 +32,23 @@ class ExchangeRecord:
     push: int | None = None
     base: int | None = None
     step: int | None = None
-    pushes: Mapping[str, int] = field(default_factory=dict)
-    slice: int | None = None
-    crc: int | None = None
-
-    @property
-    def single(self) -> bool:
-        """Whether it takes up one push; a merge of several repeats those of sites that added nothing."""
-        return self.push is not None
-
-    @property
-    def taken(self) -> Mapping[str, int]:
-        """Return the newest push of each site that a merge has."""
-        return {self.site: self.push} if self.push is not None else self.pushes
+    taken: Mapping[str, int] = field(default_factory=dict)
+    fields: Fields = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, fields: Fields) -> ExchangeRecord:
-        pushes = mapping(fields, "pushes")
+        site, push = text(fields, "site"), integer(fields, "push")
+        merged = mapping(fields, "taken")
+        taken = {name: int(max(listed)) for name in merged if (listed := numbers(merged, name))}
         return cls(
             attempt=integer(fields, "attempt") or 1,
             what=need_text(fields, "what"),
-            site=text(fields, "site"),
+            site=site,
             version=integer(fields, "version"),
             fragment=integer(fields, "fragment"),
-            push=integer(fields, "push"),
+            push=push,
             base=integer(fields, "base"),
             step=integer(fields, "step"),
-            pushes={site: count for site in pushes if (count := integer(pushes, site)) is not None},
-            slice=integer(fields, "slice"),
-            crc=integer(fields, "crc"),
+            taken={site: push} if push is not None and not merged else taken,
+            fields=fields,
         )

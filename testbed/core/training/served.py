@@ -42,6 +42,7 @@ class Served(Twin):
     """``agreed_bytes``: what the ranks of a site agree on after each step, by an all-reduce."""
 
     agreed_bytes: int
+    together = False
 
     @property
     def home(self) -> str:

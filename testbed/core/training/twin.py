@@ -74,6 +74,8 @@ class Twin(ABC):
     """Name of its closed form in ``core/prediction``; empty: its own name."""
     asleep: ClassVar[bool] = True
     """Whether it trains a model of declared size, whose layers are vectors; if not, it needs the GPT's matrices."""
+    together: ClassVar[bool] = True
+    """Whether all ranks apply the same exchanges after the same steps; if not, a server of outer parameters decides."""
     replicated: ClassVar[bool] = True
     """Whether each site holds the whole model. If not, a lost site ends the attempt: restart only."""
 
@@ -124,11 +126,6 @@ class Twin(ABC):
         For strategies that write them, because their sites compare by version of the outer parameters, not by step.
         """
         return ()
-
-    @property
-    def most_stale(self) -> int | None:
-        """Sigma: how many versions old the state may be on which a site's exchange is based; None: nobody is behind."""
-        return None
 
     def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
         """Return inputs of the closed form that do not have the name of an option, over a fiber of this rate and delay.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog, read_ra
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, Tensor
 from testbed.core.training.operation import Operation
+from testbed.core.training.served import faults_of_versions
 from testbed.core.training.twin import Equal, Twin
 
 Line = dict[str, Any]
@@ -302,10 +303,11 @@ def test_where_a_group_has_no_records_nothing_is_told() -> None:
 
 
 class Served(Twin):
-    """As an asynchronous strategy: ranks differ, what they pulled of one version does not."""
+    """As an asynchronous strategy: ranks differ, what they adopted of one version does not."""
 
     name = "served"
     summary = "a test"
+    together = False
 
     def operations(self, step: int) -> tuple[Operation, ...]:
         return ()
@@ -314,9 +316,11 @@ class Served(Twin):
         inside = tuple(Equal("parameters", ranks) for ranks in self.layout.members.values())
         return (*inside, Equal("outer", (0, 2), by_version=True), Equal("outer", (1, 3), by_version=True))
 
-    @property
-    def most_stale(self) -> int:
-        return 2
+    def outer_updates(self, step: int) -> int:
+        return 99 * step  # which version a site has after a step is not known in advance
+
+    def wrong_exchanges(self, records: Iterable[Mapping[str, Any]]) -> Sequence[str]:
+        return faults_of_versions(records, 2)
 
 
 def served_run(steps: int = 6) -> tuple[Twin, list[list[Line]], list[list[Line]]]:
@@ -336,6 +340,7 @@ def served_run(steps: int = 6) -> tuple[Twin, list[list[Line]], list[list[Line]]
                 lines[rank].append(
                     common
                     | {"what": "served", "push": push, "base": base, "version": version, "crc": 10 * version + rank % 2}
+                    | {"slice": rank % 2, "staleness": version - 1 - base}
                 )
             if of_rank == site:
                 lines[rank].append(
@@ -379,7 +384,7 @@ def test_sites_that_do_not_wait_for_each_other_are_compared_by_version() -> None
     checked = judged(checks, twin, logs_of(lines))
     assert of(checked, "parameters").holds is True, of(checked, "parameters")
     assert of(checked, "served").holds is True, of(checked, "served")
-    assert of(checked, "served").looked_at.startswith("10 pushes and 10 pulls of 4 ranks")
+    assert of(checked, "served").looked_at.startswith("10 pushes and 10 adopted versions of 4 ranks")
     at = next(line for line in checks[2] if line.get("step") == 4 and line["kind"] == "step")
     at["fingerprints"] = at["fingerprints"] | {"outer": "o3.0"}
     at["outer_version"] = 3
@@ -394,6 +399,7 @@ def _stale(lines: list[list[Line]]) -> None:
         for line in lines[rank]:
             if line["site"] == "east" and line.get("push") == 3:
                 line["base"] = 1
+                line["staleness"] = 3
 
 
 def _twice(lines: list[list[Line]]) -> None:
@@ -421,12 +427,12 @@ def _other(lines: list[list[Line]]) -> None:
 @pytest.mark.parametrize(
     ("plant", "text"),
     [
-        (_stale, "push 3 of east was 3 versions old, 2 allowed"),
-        (_twice, "push 1 of west was taken up after push 2"),
+        (_stale, "version 5 of slice 0 took a push of east that was 3 versions old, 2 allowed"),
+        (_twice, "push 1 of west, slice 0 is in 2 versions"),
         (_lost, "push 3 of east was never taken up"),
-        (_skipped, "version 4 was served after version 2"),
-        (_other, "version 4 on rank 3 is not the one that rank 1 served"),
-        (_stale, "push 3 is based on version 1, version 3 was pulled last"),
+        (_skipped, "version 3 of slice 0 is missing"),
+        (_other, "west adopted other parameters as version 4 of slice 1 than were made"),
+        (_stale, "push 3 is based on version 1, adopted last was version 3"),
     ],
 )
 def test_what_a_server_takes_or_gives_wrongly_is_found(plant: Callable[[list[list[Line]]], None], text: str) -> None:

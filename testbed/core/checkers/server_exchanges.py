@@ -1,0 +1,80 @@
+"""Does a server of outer parameters take each push once, none too stale, and give what it has?
+
+Sites that do not wait for each other push what they learned to a server and adopt its outer parameters. What versions
+it may make of which pushes, and how stale one may be, is asked of the strategy's twin (``Twin.wrong_exchanges``).
+Besides, whatever the strategy: a push is based on the version that its rank adopted last, versions that a rank adopts
+never go back, and a job that ended in order has taken up every push.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from testbed.core.checkers.finding import Checker, Finding, conclude
+from testbed.core.records.check_record import Grouped
+from testbed.core.records.exchange_record import ExchangeRecord
+from testbed.core.records.rank_log import RankLog
+from testbed.core.training.twin import Twin
+
+__all__ = ["served"]
+
+_GROUP = "server"
+_Listed = Sequence[tuple[int, ExchangeRecord]]
+"""Rank and record, in the order of each rank."""
+
+
+def served(records: Grouped, ranks: Sequence[RankLog], twin: Twin) -> Checker:
+    """Judge the exchanges with a server of all ranks, over all attempts."""
+    attempts: dict[int, list[tuple[int, ExchangeRecord]]] = defaultdict(list)
+    for log in ranks:
+        for each in log.exchanges:
+            attempts[each.attempt].append((log.rank, each))
+    findings: list[Finding] = []
+    for attempt, listed in sorted(attempts.items()):
+        wrong = twin.wrong_exchanges([each.fields for _, each in listed])
+        findings += [Finding(attempt, 0, None, (), text, _GROUP) for text in wrong]
+        parts: dict[int | None, list[tuple[int, ExchangeRecord]]] = defaultdict(list)
+        for rank, each in listed:
+            parts[each.fragment].append((rank, each))
+        for fragment, part in parts.items():
+            findings += _based(attempt, fragment, part)
+            if all(any(it.attempt == attempt and it.status in ("ok", "stopped") for it in log.ends) for log in ranks):
+                findings += _left(attempt, fragment, part)
+    counts = {what: sum(it.what == what for log in ranks for it in log.exchanges) for what in ("pushed", "pulled")}
+    looked_at = (
+        f"{counts['pushed']} pushes and {counts['pulled']} adopted versions of {records.world_size} ranks compared with"
+        " what was served"
+    )
+    undecided = "" if all(counts.values()) else "no exchange with the server was recorded"
+    return conclude("served", records, looked_at, findings, len(findings), undecided)
+
+
+def _based(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[Finding]:
+    """A push is based on what its rank adopted last."""
+    held: dict[int, int] = {}
+    for rank, it in listed:
+        if it.what == "pulled" and it.version is not None:
+            if it.version < held.get(rank, it.version):
+                text = f"rank {rank} adopted version {it.version} after version {held[rank]}"
+                yield Finding(attempt, it.step or 0, None, (rank,), text, _GROUP, fragment)
+            held[rank] = it.version
+        elif it.what == "pushed" and it.base is not None and rank in held and it.base != held[rank]:
+            text = f"rank {rank}: push {it.push} is based on version {it.base}, adopted last was version {held[rank]}"
+            yield Finding(attempt, it.step or 0, None, (rank,), text, _GROUP, fragment)
+
+
+def _left(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[Finding]:
+    """No push is left over at the end."""
+    newest: dict[int, Mapping[str, int]] = {}
+    for rank, it in listed:
+        if it.what == "served":
+            before = newest.get(rank, {})
+            newest[rank] = {**before, **{site: max(push, before.get(site, 0)) for site, push in it.taken.items()}}
+    if not newest:
+        return
+    for rank, it in listed:
+        taken = min(each.get(it.site, 0) for each in newest.values())
+        if it.what == "pushed" and it.push is not None and it.push > taken:
+            text = f"push {it.push} of {it.site} was never taken up"
+            yield Finding(attempt, it.step or 0, None, (rank,), text, _GROUP, fragment)
