@@ -149,9 +149,7 @@ class Checks:
             operations += self.operations.unfinished()
             if operations:
                 self._write_groups(groups)
-                self._records.write(
-                    "unfinished", t=time.monotonic(), step=self.operations.step, operations=operations
-                )
+                self._records.write("unfinished", t=time.monotonic(), step=self.operations.step, operations=operations)
         except Exception:  # a full disk, or a newer attempt, of which the trainer has told
             pass
         self._records.close()

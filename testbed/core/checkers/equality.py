@@ -64,6 +64,8 @@ class _Judge:
     """(rank, name) -> the newest step whose end has a fingerprint, and the fingerprint."""
     by_version: dict[tuple[str, tuple[int, ...], int], tuple[str, int]] = field(default_factory=dict)
     """(name, ranks, version) -> fingerprint, and the first rank that had it."""
+    traces: dict[tuple[int, str], str] = field(default_factory=dict)
+    """(rank, name) -> the trace of the step before."""
     left: dict[tuple[int, int, str], str] = field(default_factory=dict)
     """(rank, step, name) -> fingerprint after it, in the latest attempt so far."""
 
@@ -207,8 +209,12 @@ class _Judge:
         back: dict[int, list[int]] = {}
         for rank, each in ranks.items():
             for name in trained_names(each.trace):
-                earlier = seen.setdefault((rank, name), {}).setdefault(each.trace[name], step)
-                if earlier < step and self.twin.updates(step) > self.twin.updates(earlier):
+                known = seen.setdefault((rank, name), {})
+                trace, last = each.trace[name], self.traces.get((rank, name))
+                self.traces[rank, name] = trace
+                earlier = known.setdefault(trace, step)
+                # A step that changed nothing is a lost update (``update_counts.py``), if it is wrong at all.
+                if earlier < step and trace != last and self.twin.updates(step) > self.twin.updates(earlier):
                     back.setdefault(earlier, []).append(rank)
         for earlier, found in back.items():
             text = f"{named(found)} went back to the parameters after step {earlier}"
