@@ -48,7 +48,13 @@ def held_out(
             if it.step <= min(later, default=it.step):  # else a later attempt did the step again
                 by_step[it.step][log.rank] = it
     site = {log.rank: log.site for log in logs}
-    crossed = payload_until(fibers, mtu)
+    until = payload_until(fibers, mtu)
+    # What was timed before the first step is not the job's.
+    before = until(min((it.t_begin for log in logs for it in log.steps), default=0.0)) or 0.0
+
+    def crossed(t: float) -> float | None:
+        return None if (found := until(t)) is None else max(0.0, found - before)
+
     paused_s, points = 0.0, []
     for step, records in sorted(by_step.items()):
         took_s = max(it.took_s or 0.0 for it in records.values())

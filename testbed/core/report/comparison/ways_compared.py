@@ -180,7 +180,11 @@ def _measured_bytes(run: RunData, mtu: Mapping[str, int]) -> float | None:
     if not run.fibers or not times:
         return None
     # A direction that was read last before the job's end carried a little more: the last sample has it.
-    return payload_until(run.fibers, mtu)(max(max(times), run.fibers[-1].t))
+    crossed = payload_until(run.fibers, mtu)
+    # What was timed before the first step is not the job's.
+    before = crossed(min((it.t_begin for log in run.ranks for it in log.steps), default=0.0)) or 0.0
+    all_of_it = crossed(max(max(times), run.fibers[-1].t))
+    return None if all_of_it is None else all_of_it - before
 
 
 def _theory_bytes_per_token(twin: Twin) -> float | None:
