@@ -192,6 +192,7 @@ def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
         goodput=None,
         rank_seconds=None,
         prediction=None,
+        declared=None,
         program=None,
     )
     return SimpleNamespace(report=report, directory=directory, exit_code=exit_code)

@@ -73,7 +73,7 @@ class Groups:
         return self.members[self.site].index(self.rank)
 
     def new(self, ranks: Sequence[int], name: str) -> ProcessGroup | None:
-        """Make a group of ``ranks``, which keep this order; None if this rank is not in it. A collective call.
+        """Make a group of ``ranks``, which torch sorts; None if this rank is not in it. A collective call.
 
         The same name is the same group, so strategies may ask for it again; operations that overlap each other need
         groups of different names.

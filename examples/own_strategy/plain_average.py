@@ -4,7 +4,7 @@ import torch.distributed as dist
 from testbed_agents.strategies.strategy import Strategy, flatten, unflatten
 
 from testbed.core.training import strategy_options, twin
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 
 
 class Agent(Strategy):

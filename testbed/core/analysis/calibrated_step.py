@@ -21,7 +21,7 @@ from testbed.core.prediction.predicted_outcome import Exposed
 from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
 __all__ = ["StepPrediction", "Volley", "predict_step", "timed_alone", "volleys"]

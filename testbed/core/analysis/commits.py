@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.core.records.rank_log import CheckpointRecord, EvaluationRecord, RankLog, StepRecord
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
 __all__ = ["Commit", "checkpoint_time", "commits", "every_run", "lineage", "steps_lost"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from testbed.core.analysis.commits import Commit
 from testbed.core.analysis.recovery import FaultRecovery, JobSpan, Pace, recover
 from testbed.core.analysis.timeline import FaultWindow, Stretches
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 
 __all__ = ["Paced", "pace"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from testbed.core.analysis.critical_path import StepCost, WindowCost
 from testbed.core.prediction.tcp_limits import cold_start_s
 from testbed.core.training.gloo_bytes import site_bytes
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
 __all__ = ["FiberModel", "step_costs"]

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from testbed.core.records.rank_log import RankLog, StepRecord
 from testbed.core.training.gloo_bytes import header_bytes, least_into, site_bytes
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
 __all__ = ["AttemptLoads", "Load", "Moved", "attempt_loads"]

@@ -31,7 +31,7 @@ from testbed.core.checkers.update_counts import counts
 from testbed.core.records.check_record import CheckLog, Grouped
 from testbed.core.records.rank_log import RankLog
 from testbed.core.training.layout import Layout
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
 
 __all__ = ["Checked", "check"]

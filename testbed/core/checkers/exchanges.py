@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from testbed.core.checkers.finding import Checker, Finding, conclude, named
 from testbed.core.records.check_record import Grouped
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
 __all__ = ["exchanges"]

@@ -63,7 +63,7 @@ class Done:
         kind: all_reduce, reduce_scatter, reduce, all_gather, all_to_all, broadcast, gather, scatter, barrier, send,
             recv, or sum.
         step: in which it began.
-        byte_count: as ``testbed.core.training.operation.Operation`` counts.
+        byte_count: as ``testbed.core.training.strategy_operation.Operation`` counts.
         ended_t: None: it never ended, as far as is recorded.
         waited_s: how long the rank was blocked for it; None if it waited otherwise.
         crc32: of the result; empty where none was taken.

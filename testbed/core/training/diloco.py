@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from testbed.core.training.operation import Operation
 from testbed.core.training.site_exchange import (
     gather_in_sites,
     mean_in_sites,
@@ -14,6 +13,7 @@ from testbed.core.training.site_exchange import (
     sum_delays,
     unknown_aggregator,
 )
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import AGGREGATE_AT, EVERY, OUTER_MOMENTUM, OUTER_RATE, REPLICA
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from testbed.core.training.layout import FLOAT32_BYTES, Layout
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
 
 __all__ = ["Fsdp", "groups_of_tensors", "padded_bytes"]

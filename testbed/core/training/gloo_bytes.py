@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 
 __all__ = ["Hop", "header_bytes", "hop_bytes", "least_into", "site_bytes"]
 

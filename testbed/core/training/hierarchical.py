@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.core.training.ddp import Ddp
-from testbed.core.training.operation import Operation
 from testbed.core.training.site_exchange import (
     gather_in_sites,
     slice_groups,
@@ -13,6 +12,7 @@ from testbed.core.training.site_exchange import (
     sum_delays,
     unknown_aggregator,
 )
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import AGGREGATE_AT
 from testbed.core.training.twin import Mistake
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from testbed.core.training.fsdp import Fsdp, groups_of_tensors, padded_bytes
 from testbed.core.training.layout import Layout
-from testbed.core.training.operation import Operation
 from testbed.core.training.site_exchange import slice_groups
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Mistake
 
 __all__ = ["Hsdp", "unequal_sites"]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.core.prediction.inputs import Tier
-from testbed.core.training.operation import Operation
 from testbed.core.training.site_exchange import gather_in_sites, mean_in_sites, slice_groups, sum_delays, sum_over
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import OUTER_MOMENTUM, OUTER_RATE, names_by_group, whole
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 

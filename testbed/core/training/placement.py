@@ -18,7 +18,7 @@ from typing import Final
 from testbed.core.topology.model import Topology
 from testbed.core.topology.survey import Survey, survey
 from testbed.core.training.gloo_bytes import hop_bytes
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
 __all__ = ["DIMENSIONS", "Dimension", "Placement", "dimension_of", "place"]

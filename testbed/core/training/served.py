@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from testbed.core.training.layout import FLOAT32_BYTES, Layout
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 from testbed.core.units import Unreadable
 from testbed.core.user_text import expected, unknown

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.core.training.layout import Layout
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Mistake
 from testbed.core.user_text import unknown
 

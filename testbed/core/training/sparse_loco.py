@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from testbed.core.training.codec_bytes import CHUNK, top_k_bytes
 from testbed.core.training.diloco import LocalSgd
-from testbed.core.training.operation import Operation
 from testbed.core.training.site_exchange import gather_in_sites, slice_groups
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import EVERY, REPLICA, choice, share, whole
 from testbed.core.training.twin import Mistake, Option
 

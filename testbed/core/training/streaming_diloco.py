@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from testbed.core.training.codec_bytes import dense_bytes
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.operation import Operation
 from testbed.core.training.site_exchange import gather_in_sites, mean_in_sites, slice_groups, sum_delays, sum_over
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, REPLICA, choice, share, whole
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 

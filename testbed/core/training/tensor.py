@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.operation import Operation
 from testbed.core.training.site_exchange import slice_groups, sum_delays, sum_over
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import flag
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 from testbed.core.units import format_size

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.core.training.operation import Operation
 from testbed.core.training.served import in_sites
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, choice
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 from testbed.core.units import Unreadable, parse_duration_s

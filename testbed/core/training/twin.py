@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from testbed.core.training.layout import Layout
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 
 __all__ = ["Equal", "Mistake", "Option", "Twin"]
 

@@ -95,7 +95,7 @@ def _foreign(strategy: str, name: str, options: Sequence[str], own: Sequence[str
         message = f"strategy {strategy} has no {name} (it belongs to {', '.join(owners)})"
         return message, f"remove it, or write strategy: {owners[0]}"
     message, fix = unknown(f"option of strategy {strategy}", name, (*options, *own))
-    return message, fix or f"see: testbed ls strategies (strategy {strategy} has {', '.join(options) or 'no options'})"
+    return message, fix or f"options of strategy {strategy}: {', '.join(options) or 'none'}"
 
 
 def parse_words(text: str) -> tuple[str, dict[str, object]]:

@@ -9,8 +9,8 @@ from testbed.core.plan import build
 from testbed.core.topology.model import Topology
 from testbed.core.topology.survey import validity_of
 from testbed.core.training.layout import Layout, asleep_tensors, gpt_tensors
-from testbed.core.training.operation import Operation
 from testbed.core.training.strategies_built import make, twin_class
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Mistake, Twin
 from testbed.core.workload.workload import BUCKETS, AgentWorkload
 from testbed.errors import FileMistakes, Finding

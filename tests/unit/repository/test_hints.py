@@ -32,7 +32,7 @@ PHRASED = {"testbed/host/linux/invocation.py", "testbed/host/installation.py"}
 PROSE = {
     "testbed/cli/container_verbs.py": {"with the libraries that testbed validate tests"},
     "testbed/core/physics/validity.py": {"testbed show"},  # a default, for callers without a shell
-    "testbed/core/plan/clab.py": {"`testbed render` prints it"},
+    "testbed/core/plan/clab.py": {"`testbed render` prints it", "whose rates `testbed up` limits"},
     "testbed/core/plan/resources.py": {", as in: testbed render"},
     "testbed/core/prometheus/scrape_config.py": {"written by `testbed up --observe`"},
     "testbed/core/report/fidelity_section.py": {"(testbed doctor says"},  # a page, read anywhere

@@ -21,7 +21,7 @@ from testbed.core.analysis.rank_times import rank_times
 from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.records.rank_log import CheckpointRecord, EndRecord, JobRecord, RankLog, StepRecord
 from testbed.core.training.layout import Layout, Tensor
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
 
 SITE_S, OPTIMIZER_S, EXCHANGE_S, GAP_S = 0.004, 0.01, 0.3, 0.001

@@ -9,7 +9,7 @@ from testbed.core.analysis.wire_check import check
 from testbed.core.records.rank_log import JobRecord, RankLog, StepRecord
 from testbed.core.records.samples import FiberSample
 from testbed.core.training.gloo_bytes import site_bytes
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 
 GRADIENT = 1_000_000
 SITES = ("east", "east", "west", "west")

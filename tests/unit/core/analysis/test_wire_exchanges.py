@@ -16,7 +16,7 @@ from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog, StepRec
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology
 from testbed.core.training.layout import Layout, Tensor
-from testbed.core.training.operation import Operation
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
 from testbed.host.files import catalog
 

@@ -14,8 +14,8 @@ from testbed.core.records.check_record import read_checks
 from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog, read_rank
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, Tensor
-from testbed.core.training.operation import Operation
 from testbed.core.training.served import faults_of_versions
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
 
 Line = dict[str, Any]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from testbed.core.training.gloo_bytes import header_bytes, hop_bytes, least_into, site_bytes
-from testbed.core.training.operation import Kind, Operation
+from testbed.core.training.strategy_operation import Kind, Operation
 from tests.loopback_ranks import run
 
 ELEMENTS = 60_000

@@ -11,8 +11,8 @@ from testbed.core.topology import resolve
 from testbed.core.training import placement_words, strategies_built
 from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.layout import Layout, gpt_tensors
-from testbed.core.training.operation import Operation
 from testbed.core.training.placement import dimension_of, place
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
 
 CHAIN = resolve.load_text(

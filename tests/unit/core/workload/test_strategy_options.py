@@ -14,8 +14,8 @@ from testbed.core.topology import resolve
 from testbed.core.topology.topology_schema import Mistakes, Written
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import asleep_tensors
-from testbed.core.training.operation import Operation
 from testbed.core.training.strategies_built import BUILT
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import choice, whole
 from testbed.core.training.twin import Mistake, Option, Twin
 from testbed.core.units import Unreadable
