@@ -191,7 +191,9 @@ def test_ranks_have_no_privileges_and_a_restart_gives_them_none(trained: testbed
             held = {str(it.readlink()) for it in Path(f"/proc/{pid}/fd").iterdir()}
             checkpoints = str(ranks / "checkpoints" / f"rank-{rank}")  # one may be written just now
             files = {it for it in held if it.startswith("/") and it != "/dev/null" and not it.startswith(checkpoints)}
-            assert files <= {str(ranks / f"rank-{rank}{end}") for end in (".jsonl", ".checks.jsonl", ".log")}
+            board = str(ranks / "checkpoints" / "rank-0" / f"board.a{attempt}")  # all ranks map it; its name is removed
+            own = {str(ranks / f"rank-{rank}{end}") for end in (".jsonl", ".checks.jsonl", ".log")}
+            assert files <= {*own, board, f"{board} (deleted)"}
         assert (ranks / "checkpoints" / "rank-0").stat().st_uid == program_user.OWN_UID
         for path in (ranks, ranks / "attempt", ranks / "checkpoints", ranks.parent / "run.json"):
             assert path.stat().st_uid == 0, path
