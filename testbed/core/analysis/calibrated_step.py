@@ -130,7 +130,9 @@ def predict_step(
     inputs = _inputs(twin, fiber, compute_s, per_direction, steps)
     if form.needs & {name for name in form.needs if not getattr(inputs, name)} or mistakes(inputs):
         return None
-    library_s = _library_s(twin, fiber, planned, took_s)
+    if len(inputs.tiers) > 1:
+        return None  # each tier has bytes and delays of its own, and the closed form has one w and one c
+    library_s = _library_s(twin, fiber, inputs.delays or 0.0, planned, took_s)
     # The form's own count of what crosses (it gathers parameters twice, say) must come to the twin's bytes.
     bits, counted = 8 * per_direction / cycle, form.predict(inputs).bits_per_step
     if counted > 0:
@@ -142,7 +144,7 @@ def predict_step(
 
 
 def _cycle(twin: Twin) -> int:
-    return max(1, min(twin.longest_gap, twin.layout.steps, _LONGEST_CYCLE))
+    return max(1, min(twin.cycle, twin.layout.steps, _LONGEST_CYCLE))
 
 
 def _buckets(twin: Twin) -> int:
@@ -183,12 +185,16 @@ def _inputs(
         fragments=int(values.get("fragments", 1) or 1),
         overlap=int(values.get("overlap", 0) or 0),
         accumulate=int(values.get("accumulate", 1) or 1),
-        staleness=int(values.get("staleness", 1) or 1),
     ).but(**twin.predicted_by(fiber.rate_bps, fiber.delay_s))
 
 
-def _library_s(twin: Twin, fiber: FiberModel, planned: Sequence[Volley], took_s: Sequence[float]) -> float:
-    """Return o: what one exchange took alone beyond its delays and its bytes; an operation, or a bucket's several."""
+def _library_s(
+    twin: Twin, fiber: FiberModel, of_bucket: float, planned: Sequence[Volley], took_s: Sequence[float]
+) -> float:
+    """Return o: what one exchange took alone beyond its delays and its bytes; an operation, or a bucket's several.
+
+    ``of_bucket``: delays of one bucket's operations, of those within the step.
+    """
     timed = list(zip(planned, took_s, strict=False))
     crossing = [it for it, _ in timed if it.crosses]
     if not crossing:
@@ -202,7 +208,8 @@ def _library_s(twin: Twin, fiber: FiberModel, planned: Sequence[Volley], took_s:
         for name, ranks in it.groups
     ]
     moved = max(site_bytes(operations, twin.layout.sites).values(), default=0.0)
-    return max(0.0, alone_s - twin.delays * fiber.delay_s - 8 * moved / fiber.rate_bps)
+    delays = of_bucket if within else twin.delays
+    return max(0.0, alone_s - delays * fiber.delay_s - 8 * moved / fiber.rate_bps)
 
 
 def _exposed_in_site(twin: Twin, compute_s: float, planned: Sequence[Volley], took_s: Sequence[float]) -> float:

@@ -80,5 +80,5 @@ def _by_step(found: Mapping[tuple[int, int, int], Sequence[TimedOperation]]) -> 
 
 def _beside(twin: Twin) -> frozenset[str]:
     """Return the groups of exchanges that land in a later step."""
-    steps = range(1, min(twin.layout.steps, twin.longest_gap) + 1)
+    steps = range(1, min(twin.layout.steps, twin.cycle) + 1)
     return frozenset(it.group for step in steps for it in twin.operations(step) if it.lands)

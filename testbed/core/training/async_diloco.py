@@ -88,6 +88,10 @@ class AsyncDiloco(Served):
             return sum(-(-step // it) for it in every)
         return sum(max(0, step // it - self.window) for it in every)
 
+    def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
+        """The closed form counts the rounds of one site that may be on their way, and doubles one way's delays."""
+        return {"staleness": self.window, "delays": self.delays / 2}
+
     @property
     def longest_gap(self) -> int:
         """A site that is σ versions ahead may have to wait, at a checkpoint or at the end, until others caught up."""

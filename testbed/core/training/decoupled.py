@@ -81,6 +81,10 @@ class Decoupled(Served):
         """Only at a checkpoint and at the end one site waits for another, however far behind that is."""
         return self.layout.steps
 
+    @property
+    def cycle(self) -> int:
+        return self._every
+
     def wrong_exchanges(self, records: Iterable[Mapping[str, Any]]) -> Sequence[str]:
         return faults_of_versions(records)
 

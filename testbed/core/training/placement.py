@@ -80,7 +80,7 @@ class Placement:
 
 def place(twin: Twin, topology: Topology) -> Placement:
     """Return where the dimensions of a job are. ``topology`` has the sites of the twin's layout."""
-    steps = min(max(twin.layout.steps, 1), _MOST_STEPS, max(_FEWEST_STEPS, _CYCLES * twin.longest_gap))
+    steps = min(max(twin.layout.steps, 1), _MOST_STEPS, max(_FEWEST_STEPS, _CYCLES * twin.cycle))
     by_group = defaultdict[tuple[str, tuple[int, ...]], list[Operation]](list)
     for step in range(1, steps + 1):
         for operation in twin.operations(step):

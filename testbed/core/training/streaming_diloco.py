@@ -113,6 +113,11 @@ class StreamingDiloco(Twin):
             after - before for before, after in zip([0, *offsets], [*offsets, offsets[0] + self._every], strict=True)
         )
 
+    @property
+    def cycle(self) -> int:
+        """Each fragment is exchanged once in so many steps."""
+        return self._every
+
     def fragment_elements(self, fragment: int) -> int:
         """Return how many parameters a fragment has."""
         fragments = int(self.values["fragments"])

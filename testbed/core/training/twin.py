@@ -143,3 +143,8 @@ class Twin(ABC):
     def longest_gap(self) -> int:
         """The most steps between two exchanges of a pair of sites: how long one may legally wait for another."""
         return 1
+
+    @property
+    def cycle(self) -> int:
+        """Steps after which the operations recur: any so many steps in a row have all of them."""
+        return self.longest_gap

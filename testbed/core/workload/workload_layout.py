@@ -107,7 +107,7 @@ def refuse_mistakes(workload: AgentWorkload, topology: Topology, label: str = "t
 def _small_messages(twin: Twin, topology: Topology) -> Iterator[Mistake]:
     """Warn of the smallest message across fibers if it is less than a packet, and is more at full scale."""
     sites = twin.layout.sites
-    steps = min(twin.layout.steps, twin.longest_gap, _MOST_STEPS)
+    steps = min(twin.layout.steps, twin.cycle, _MOST_STEPS)
     exchanges = {
         _exchange(twin, it)
         for step in range(1, steps + 1)

@@ -6,6 +6,7 @@ import pytest
 
 from testbed.core.analysis.calibrated_step import predict_step, timed_alone, volleys
 from testbed.core.analysis.step_costs import FiberModel
+from testbed.core.training.async_diloco import AsyncDiloco
 from testbed.core.training.ddp import Ddp
 from testbed.core.training.diloco import Diloco
 from testbed.core.training.layout import Layout, gpt_tensors
@@ -83,3 +84,31 @@ def test_every_strategy_is_predicted_or_has_no_closed_form(name: str) -> None:
     if found is not None:
         assert 0 < found.utilization <= 1
         assert found.bytes_per_direction > 0
+
+
+def test_bytes_are_those_of_a_whole_round_of_fragments() -> None:
+    found = predict_step(StreamingDiloco({"every": 20, "fragments": 4}, LAYOUT), FIBER, STEP_S)
+    assert found is not None
+    assert found.bytes_per_direction == pytest.approx(N / 20, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "hsdp"])
+def test_delays_of_a_whole_step_are_not_those_of_each_operation(name: str) -> None:
+    twin = make(name, {}, LAYOUT)
+    found = predict_step(twin, FIBER, STEP_S)
+    assert found is not None
+    in_sequence_s = twin.delays * FIBER.delay_s + 8 * found.bytes_per_direction / FIBER.rate_bps
+    assert found.exposed.total_s <= in_sequence_s
+
+
+def test_what_no_closed_form_has_is_not_predicted() -> None:
+    both = Layout(("a", "b", "c", "d"), gpt_tensors(), steps=400)
+    assert predict_step(make("multi-tier", {}, both), FIBER, STEP_S) is None
+    assert predict_step(make("multi-tier", {}, LAYOUT), FIBER, STEP_S) is not None
+
+
+def test_staleness_counts_versions_of_all_sites_and_the_closed_form_rounds_of_one() -> None:
+    twin = AsyncDiloco({"every": 20, "staleness": 7}, LAYOUT)
+    found = predict_step(twin, FIBER, STEP_S)
+    assert found is not None
+    assert (found.inputs.staleness, found.inputs.delays) == (twin.window, 1.0) == (3, 1.0)
