@@ -121,9 +121,9 @@ def check(
         )
     whole = [
         load
-        for attempt in attempt_loads(twin, logs).values()
+        for attempt in attempt_loads(twin, logs, windows).values()
         for load in attempt.loads
-        if first_t <= load.begin_t and load.end_t <= last_t
+        if first_t <= load.begin_t and load.crossed_t <= last_t
     ]
     cuts = []
     for toward in dict.fromkeys(sites):
@@ -214,9 +214,14 @@ def _compared(directions: Sequence[DirectionBytes], moves: str) -> str:
     used = [it for it in directions if it.ratio is not None]
     ratios = ", ".join(f"{it.ratio:.3f} on {it.direction}" for it in used[:_MOST_NAMED])
     more = f" and {len(used) - _MOST_NAMED} more" if len(used) > _MOST_NAMED else ""
+    carried = f"The fibers carried what {moves}: in {steps} calm steps {ratios}{more} of its payload"
+    far = max(used, key=lambda it: abs((it.ratio or 0.0) - 1.0), default=None)
+    if far is None or far.ratio is None or abs(far.ratio - 1.0) <= TOLERANCE:
+        return f"{carried}, each within {TOLERANCE:.0%}."
+    least, most = far.accepted
     return (
-        f"The fibers carried what {moves}: in {steps} calm steps {ratios}{more} of its payload, each within"
-        f" {TOLERANCE:.0%}."
+        f"{carried}. On {far.direction} {least:.3f} to {most:.3f} is accepted: exchanges that the samples cut in two,"
+        " or that a fault held back, may have crossed or not."
     )
 
 

@@ -53,7 +53,8 @@ class DirectionBytes:
 
     The counters were read at some moment of a step, so ``expected_bytes`` is of as many ``steps`` as lie within the
     stretches, with shares; ``least_bytes`` and ``most_bytes`` are the ends of what is accepted: of the exchanges that
-    lie wholly within them, less the tolerance, and of those that touch them, plus the tolerance. ``measured_bytes`` is
+    lie wholly within them, less the tolerance, and of those that touch them, plus the tolerance. So where few
+    exchanges were seen, or a fault held some back, it is more than the tolerance. ``measured_bytes`` is
     without retransmissions as far as these crossed twice; ``retransmitted_bytes`` is what ranks retransmitted.
     """
 
@@ -84,6 +85,13 @@ class DirectionBytes:
         return self.measured_bytes / self.expected_bytes if self.expected_bytes else None
 
     @property
+    def accepted(self) -> tuple[float, float]:
+        """Least and most ratio that count as ok; (0, 0) where nothing is expected."""
+        if not self.expected_bytes:
+            return 0.0, 0.0
+        return self.least_bytes / self.expected_bytes, self.most_bytes / self.expected_bytes
+
+    @property
     def _once(self) -> float:
         """The retransmissions taken off ``measured_bytes``, because nothing shows that they replaced a drop."""
         return max(0.0, self.retransmitted_bytes - self.dropped_bytes)
@@ -105,7 +113,7 @@ def compare(
     twin = twin or twin_of(logs)
     if twin is None or any(job.algorithm != RING for job in jobs):
         return ()
-    loads = attempt_loads(twin, logs)
+    loads = attempt_loads(twin, logs, windows)
     paths = _paths(topology, {pair for of in loads.values() for load in of.loads for pair in load.moved})
     if not paths:
         return ()

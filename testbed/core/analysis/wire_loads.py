@@ -5,16 +5,21 @@ within the step (``Operation.before_update``), pseudo-gradients from the end of 
 everything else, at the latest until the end of the step after which the result is used (``Operation.lands``), and what
 follows the last step until the job's end. Of an operation whose ranks did not all record these steps, an unknown part
 moved: from its beginning on, an attempt tells nothing (``known_until``).
+
+Where sites train on without each other, what a fault holds back waits at its sender and crosses some steps later, or in
+part again over a new connection. When, no record tells (``Load.late_until``).
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.records.rank_log import RankLog, StepRecord
 from testbed.core.training.gloo_bytes import header_bytes, least_into, site_bytes
 from testbed.core.training.strategy_operation import Operation
@@ -28,11 +33,17 @@ Sites = tuple[str, str]
 _AFTER_THE_STEP = ("pseudo-gradients",)
 """What is known only when the inner optimizer is done."""
 
+_MADE_UP_FOR_S = 2.0
+"""What waits behind the parcels that a fault has held back is late, too: for as long as the fault, and for so long."""
+_AT_MOST_TIMES = 2
+"""So often a parcel crosses whose connection broke: as far as it had come, and again."""
+
 
 @dataclass(frozen=True)
 class Load:
     """``moved``: bytes by source and destination site, with gloo's own in ``headers``. ``least``: those that must enter
-    each site in any case. ``payload``: bytes of the operations themselves."""
+    each site in any case. ``payload``: bytes of the operations themselves. ``late_until``: a fault may have held it
+    back, until then."""
 
     begin_t: float
     end_t: float
@@ -40,6 +51,17 @@ class Load:
     headers: Mapping[Sites, float]
     least: Mapping[str, float]
     payload: float
+    late_until: float = -math.inf
+
+    @property
+    def crossed_t(self) -> float:
+        """By when it has crossed, whatever held it back."""
+        return max(self.end_t, self.late_until)
+
+    @property
+    def times(self) -> int:
+        """How often its bytes may cross."""
+        return _AT_MOST_TIMES if self.late_until > self.begin_t else 1
 
 
 @dataclass(frozen=True)
@@ -66,19 +88,22 @@ class AttemptLoads:
         """Return what crossed between two times, each pair of sites counted as often as ``sites`` says."""
         found = Moved()
         for load in self.loads:
-            inside = min(load.end_t, last_t) - max(load.begin_t, first_t)
-            of_pair = ((times, load.moved.get(it, 0.0) + load.headers.get(it, 0.0)) for it, times in sites.items())
-            byte_count = sum(times * each for times, each in of_pair) if inside >= 0 else 0.0
+            inside = min(load.crossed_t, last_t) - max(load.begin_t, first_t)
+            byte_count = _bytes(load, sites) if inside >= 0 else 0.0
             if byte_count:
-                lasted = load.end_t - load.begin_t
-                whole = load.begin_t >= first_t and load.end_t <= last_t
+                lasted = load.crossed_t - load.begin_t
+                whole = load.begin_t >= first_t and load.crossed_t <= last_t
                 share = inside / lasted if lasted > 0 else 1.0
-                found += Moved(byte_count if whole else 0.0, share * byte_count, byte_count)
+                found += Moved(byte_count if whole else 0.0, share * byte_count, load.times * byte_count)
         return found
 
 
-def attempt_loads(twin: Twin, logs: Sequence[RankLog]) -> dict[int, AttemptLoads]:
-    """Return attempt -> its loads. ``logs`` are those of all ranks, in their order."""
+def _bytes(load: Load, sites: Mapping[Sites, float]) -> float:
+    return sum(times * (load.moved.get(it, 0.0) + load.headers.get(it, 0.0)) for it, times in sites.items())
+
+
+def attempt_loads(twin: Twin, logs: Sequence[RankLog], windows: Sequence[FaultWindow] = ()) -> dict[int, AttemptLoads]:
+    """Return attempt -> its loads. ``logs`` are those of all ranks, in their order; ``windows`` the run's faults."""
     rows: dict[int, list[dict[int, StepRecord]]] = {}
     ends: dict[tuple[int, int], float] = {}
     for rank, log in enumerate(logs):
@@ -87,10 +112,30 @@ def attempt_loads(twin: Twin, logs: Sequence[RankLog]) -> dict[int, AttemptLoads
         ends |= {(it.attempt, rank): it.t for it in log.ends if it.status == "ok"}
     at = _Crossing(twin.layout.sites)
     resumed = {job.attempt: (job.resumed_from, job.t) for log in logs for job in log.jobs}
-    return {
+    found = {
         attempt: _of_attempt(twin, ranks, attempt, ends, at, resumed.get(attempt, (0, 0.0)))
         for attempt, ranks in rows.items()
     }
+    if twin.together:
+        return found
+    in_order = {attempt for attempt in rows if all((attempt, rank) in ends for rank in range(len(logs)))}
+    return {attempt: _held_back(of, windows, attempt in in_order) for attempt, of in found.items()}
+
+
+def _held_back(of: AttemptLoads, windows: Sequence[FaultWindow], in_order: bool) -> AttemptLoads:
+    """Return the loads, with until when a fault may have held each back; by a job's end in order all have crossed."""
+    last_t = max((it.end_t for it in of.loads), default=0.0) if in_order else math.inf
+    begins, ends = list[float](), list[float]()
+    for begin_t, end_t in sorted((it.began_t, math.inf if it.ended_t is None else it.ended_t) for it in windows):
+        held_until = end_t + max(_MADE_UP_FOR_S, end_t - begin_t)
+        begins.append(begin_t)
+        ends.append(max([held_until, *ends[-1:]]))
+
+    def late_until(load: Load) -> float:
+        before = bisect.bisect_left(begins, load.end_t)
+        return min(ends[before - 1], last_t) if before and ends[before - 1] > load.begin_t else -math.inf
+
+    return replace(of, loads=tuple(replace(it, late_until=late_until(it)) for it in of.loads))
 
 
 def _of_attempt(

@@ -15,6 +15,7 @@ from testbed.core.analysis.wire_check import EXCESS, WireVerdict, check
 from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog, StepRecord
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology
+from testbed.core.training.async_diloco import AsyncDiloco
 from testbed.core.training.layout import Layout, Tensor
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
@@ -65,7 +66,12 @@ def track(direction: str, busy: Sequence[Busy], until_t: float = STEPS + 3.0) ->
 
 
 def crossed(
-    metro: Topology, busy: Sequence[Busy], job: Sequence[RankLog], twin: Twin | None = None, cut: float | None = None
+    metro: Topology,
+    busy: Sequence[Busy],
+    job: Sequence[RankLog],
+    twin: Twin | None = None,
+    cut: float | None = None,
+    lasts: float = 5.0,
 ) -> WireVerdict:
     fibers = [
         *track("north:west", busy),
@@ -73,7 +79,7 @@ def crossed(
         *track("south:west", ()),
         *track("south:east", ()),
     ]
-    windows = () if cut is None else (FaultWindow("f1", "cut", "south", ("south",), cut, cut + 5.0),)
+    windows = () if cut is None else (FaultWindow("f1", "cut", "south", ("south",), cut, cut + lasts),)
     return check(job, fibers, topology=metro, windows=windows, twin=twin)
 
 
@@ -189,3 +195,38 @@ def test_the_twin_of_a_former_record_is_that_of_its_scheme() -> None:
     assert found is not None
     assert (found.name, found.values["accumulate"]) == ("ddp", 1)
     assert twin_of([RankLog(0, (replace(job, strategy="novel"),))]) is None
+
+
+class _Seldom(_Streaming):
+    def operations(self, step: int) -> Sequence[Operation]:
+        return () if step % 25 else super().operations(step)
+
+
+def test_a_ratio_that_is_right_only_because_an_exchange_was_cut_in_two_is_not_said_to_be_within_5_percent(
+    metro: Topology,
+) -> None:
+    twin = _Seldom({}, Layout(SITES, (Tensor("model", BYTES // 4),), steps=STEPS))
+    busy = [(i + 0.6, i + 0.9, BYTES / 8) for i in range(25, STEPS + 1, 25)]
+    assert "each within 5%" in crossed(metro, busy, logs(every=1000), twin).sentence
+    # The fragment of step 50 crossed at once; three of the four seconds that it had lie in the fault.
+    verdict = crossed(metro, busy, logs(every=1000), twin, cut=51.2)
+    used = [it for it in verdict.directions if it.expected_bytes]
+    assert verdict.ok is True and all((it.ratio or 0.0) > 1.1 for it in used), verdict.lines
+    least, most = used[0].accepted
+    assert "each within" not in verdict.sentence
+    assert f"{least:.3f} to {most:.3f} is accepted" in verdict.sentence
+
+
+def test_pushes_that_a_fault_held_back_cross_after_it(metro: Topology) -> None:
+    """A site trains on while the fiber is dark; what it pushed crosses at once when the light is back."""
+    twin = AsyncDiloco({"every": 10}, Layout(SITES, (Tensor("model", BYTES // 4),), steps=STEPS))
+    calm = exchanges()
+    assert crossed(metro, calm, logs(), twin).ok is True
+    held = [it for it in calm if 28 < it[0] < 55]
+    busy = [it for it in calm if it not in held] + [(55.3, 56.0, BYTES * len(held))]
+    verdict = crossed(metro, busy, logs(), twin, cut=28.0, lasts=27.0)
+    assert verdict.ok is True, verdict.lines
+    assert "a fault held back" in verdict.sentence
+    missing = [it for it in busy if it[0] < 60]
+    assert crossed(metro, missing, logs(), twin, cut=28.0, lasts=27.0).ok is False
+    assert crossed(metro, [*busy, *[(61.3, 61.5, 9 * BYTES)]], logs(), twin, cut=28.0, lasts=27.0).ok is False
