@@ -27,7 +27,7 @@ from testbed.core.certification.certificate import Certificate
 from testbed.core.fields import number, text
 from testbed.core.records.check_record import read_checks
 from testbed.core.records.event import read_events
-from testbed.core.records.rank_log import read_rank
+from testbed.core.records.rank_log import RankLog, read_rank
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import read_metrics
@@ -368,6 +368,12 @@ class RunDirectory:
             malformed={name: count for name, count in malformed.items() if count},
             missing=tuple(missing),
         )
+
+    def rank_logs(self) -> tuple[RankLog, ...]:
+        """Read what the ranks have recorded so far, as :meth:`read` does."""
+        with _translated(self.path):
+            names = self._files_of_ranks(_RANK_FILE)
+            return tuple(read_rank(rank, _read_lines(self._top, name)[0])[0] for rank, name in names)
 
     def _output(self, name: str) -> tuple[str, ...]:
         """Return the last lines of a rank's output, after some of its first ones."""

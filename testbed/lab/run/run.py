@@ -57,7 +57,10 @@ from testbed.lab.run.fault_player import FaultPlayer
 from testbed.lab.run.live_metrics import LiveMetrics
 from testbed.lab.run.loop import Follower, teller
 
-_POLL_S: Final = 0.02
+_POLL_S: Final = 0.1
+"""Between two looks whether the ranks have timed their operations, which they do on the same cores."""
+_SAY_BOUND_S: Final = 60.0
+"""For so long the prediction is waited for; then the job is followed without it."""
 
 FIRST_CUT, ONLY_FIBER = "first-cut", "only-fiber"
 
@@ -427,16 +430,24 @@ def _say_before(prepared: Prepared, lab: Lab, job: RunningJob, run_directory: Ru
     workload, topology = prepared.workload, prepared.topology
     if not isinstance(workload, AgentWorkload):
         return
-    ranks = len(topology.node_names)
-    while not job.over() and job.step == 0:
-        logs = run_directory.read().ranks
+    ranks, until = len(topology.node_names), time.monotonic() + _SAY_BOUND_S
+    waits = True
+    while waits:
+        # Asked before the records are read: of a short first step, too, the prediction is said.
+        waits = not (job.over() or job.step > 0 or _lab_failure(lab) or time.monotonic() > until)
+        logs = run_directory.rank_logs()
         if sum(bool(log.calibrations) for log in logs) == ranks:
             twin = workload_layout.twin_of(workload, topology)
             expected = expected_step(twin, lab.certificate, logs, workload.step_s or ABOUT_S)
             if expected is not None:
                 progress.note(_said_before(expected, workload.strategy))
             return
-        time.sleep(_POLL_S)
+        if waits:
+            time.sleep(_POLL_S)
+
+
+def _lab_failure(lab: Lab) -> str:
+    return "" if lab.recorder is None else lab.recorder.lab_failure
 
 
 def _said_before(expected: StepPrediction, strategy: str) -> str:
