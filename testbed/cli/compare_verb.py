@@ -13,9 +13,12 @@ from testbed.cli import console, tables, verb
 from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
+    ComputeOption,
     Driver,
     Emulator,
     LabNameToMake,
+    ModelOption,
+    NoiseOption,
     Overrides,
     RunArgument,
     RunsFolder,
@@ -64,13 +67,9 @@ def compare(
     evaluations: Annotated[
         int, typer.Option(metavar="N", min=0, help="How often each run evaluates its outer parameters; 0: never.")
     ] = 10,
-    compute: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Declared compute of a step, as of run.", show_default=False)
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="With --compute: parameters of the model at full scale.", show_default=False),
-    ] = None,
+    compute: ComputeOption = None,
+    model: ModelOption = None,
+    noise: NoiseOption = None,
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text to train on (default: Python's standard library).")
     ] = None,
@@ -109,6 +108,7 @@ def compare(
             data=data,
             compute=compute,
             model=model,
+            noise=noise,
             allow_uncertified=allow_uncertified,
             driver=driver,
             emulator=emulator,

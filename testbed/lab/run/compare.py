@@ -23,8 +23,9 @@ from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared, w
 from testbed.core.topology.model import Topology
 from testbed.core.workload.strategy_section import list_of_words
 from testbed.core.workload.workload import AgentWorkload
-from testbed.errors import FileMistakes, Finding, Interrupted, LabError, TestbedError, UserError
+from testbed.errors import FileMistakes, Finding, Interrupted, JobFailed, LabError, TestbedError, UserError
 from testbed.host import fork_server as agent_host
+from testbed.host import strategy_packages
 from testbed.host.files import catalog, comparisons, runs_folder
 from testbed.host.files.store import RunDirectory
 from testbed.lab import deploy
@@ -116,10 +117,10 @@ def compare(
         )
         try:
             _run_all(lab, planned, compared, root, progress)
-        except (KeyboardInterrupt, Interrupted):
+        except (KeyboardInterrupt, Interrupted) as error:
             with defer_interrupts():
                 compared.end("interrupted")
-            raise
+            raise Interrupted(compared.interrupted(str(error))) from error
         except TestbedError as error:
             compared.end(str(error))
             raise
@@ -128,7 +129,8 @@ def compare(
                 progress.phase("down", f"lab {lab.name}")
                 take_down(lab)
                 progress.ended("done")
-    assert compared.page is not None
+    if compared.page is None:
+        raise JobFailed(f"nothing to compare: no run has trained a step; their reports are in {root}")
     return CompareOutcome(compared.found, compared.page, compared.exit_code)
 
 
@@ -174,6 +176,11 @@ class _Compared:
         if self.found.runs:
             self._write()
 
+    def interrupted(self, why: str) -> str:
+        """Return the message of an interruption, with where the comparison is if there is one."""
+        runs = f"{len(self.found.runs)} of {self.found.planned} runs"
+        return f"interrupted; the comparison of {runs} is {self.page}" if self.page else why or "interrupted"
+
     def _write(self) -> None:
         self.page = comparisons.keep_ways(self.found, self._root, self._name)
 
@@ -197,6 +204,7 @@ def _plan(
         raise UserError(f"{twice[0]} is named twice; remove one, or give it other options")
     if seeds < 1 or len(ways) * seeds > MOST_RUNS:
         raise UserError(f"expected 1 to {MOST_RUNS} runs in all, got {len(ways)} strategies with {seeds} seeds each")
+    strategy_packages.register()
     experiment, topology = _read(what, overrides, inject, steps)
     workload = experiment.workload
     if not isinstance(workload, AgentWorkload):

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.core.analysis.critical_path import Parts
+from testbed.core.analysis.declared_steps import CPU_BOUND, HELD
 from testbed.core.analysis.heldout import HeldOut, held_out, payload_until
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.fields import json_values
 from testbed.core.records.run_record import RunData
+from testbed.core.report import declared_section
 from testbed.core.report.comparison.run_side import side_of_run
 from testbed.core.report.comparison.side import Quantity, Side
 from testbed.core.training.gloo_bytes import site_bytes
@@ -70,7 +72,6 @@ class WaysCompared:
         ways: in the order in which they were named; the first is the baseline.
         seeds: of each way.
         ended: why there are fewer runs than planned; empty if there are not.
-        notes: sentences on conditions that may explain a difference.
     """
 
     topology: str
@@ -78,7 +79,6 @@ class WaysCompared:
     seeds: tuple[int, ...]
     runs: tuple[WayRun, ...]
     ended: str = ""
-    notes: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> str:
@@ -87,6 +87,15 @@ class WaysCompared:
     @property
     def planned(self) -> int:
         return len(self.ways) * len(self.seeds)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on conditions: that compute is declared, what that stands for, and where the cores fell short."""
+        reports = [(it.way, it.side.report) for it in self.runs if it.side.report is not None]
+        said = dict.fromkeys(declared_section.note(it.declared, it.topology) for _, it in reports if it.declared)
+        late = dict.fromkeys(way for way, it in reports if it.declared and it.declared.verdict != HELD)
+        bound = f"{CPU_BOUND}: steps of {', '.join(late)} took longer than declared; their exposed times are affected."
+        return (*said, *([bound] if late else []))
 
     @property
     def verdict(self) -> str:

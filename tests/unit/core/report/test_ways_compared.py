@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from testbed.core.analysis.critical_path import Parts
+from testbed.core.analysis.declared_steps import DeclaredSteps
 from testbed.core.analysis.heldout import HeldOut
 from testbed.core.report.comparison import ways_page, ways_tables
 from testbed.core.report.comparison.side import Quantity, Side
@@ -86,3 +90,21 @@ def test_an_interrupted_comparison_says_what_is_missing() -> None:
     found = WaysCompared("metro-40km", WAYS, (0, 1), FOUND.runs[:1], ended="interrupted")
     assert ways_tables.headline(found) == "2 ways of training on metro-40km, 2 seeds each: 1 of 4 runs, interrupted"
     assert "interrupted" in ways_page.html(found)
+
+
+def test_every_page_says_that_compute_is_declared_and_where_the_cores_fell_short() -> None:
+    assert FOUND.notes == ()
+
+    def declared(measured_s: float) -> Any:
+        steps = DeclaredSteps(
+            "declared", 0.1, 0.0, 0.1, measured_s, 9, 0, 0.0, 0.0, None, ranks=4, cores=2, parameters=1_300_000
+        )
+        return SimpleNamespace(declared=steps, topology=None)
+
+    took = {"ddp": 0.1, WAYS[1]: 0.15}
+    runs = tuple(replace(it, side=replace(it.side, report=declared(took[it.way]))) for it in FOUND.runs)
+    found = replace(FOUND, runs=runs)
+    first, bound = found.notes
+    assert "Times of compute on this page are declared" in first
+    assert bound.startswith(f"CPU-bound here: steps of {WAYS[1]} took longer")
+    assert first in ways_page.html(found)
