@@ -173,6 +173,7 @@ class _Found:
 
     def _added_in_order(self, tag: Tag, ranks: Mapping[int, Done]) -> None:
         """Add the recorded elements of messages again, in their order."""
+        checked = self._elements
         for rank, done in sorted(ranks.items()):
             sample = done.sample
             if sample is None or not sample.parts or done.dtype != "float32":
@@ -187,7 +188,7 @@ class _Found:
                     )
                     self._find(tag, done, [rank], text)
                     break
-        self._recomputed += 1
+        self._recomputed += self._elements > checked
 
     # What moves as it is
 

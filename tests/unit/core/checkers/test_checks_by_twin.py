@@ -441,3 +441,19 @@ def test_what_a_server_takes_or_gives_wrongly_is_found(plant: Callable[[list[lis
     served = of(judged(checks, twin, logs_of(lines)), "served")
     assert served.holds is False
     assert any(text in each.text for each in served.findings), served.findings
+
+
+def test_a_sum_of_messages_without_recorded_elements_was_not_checked() -> None:
+    done = {"operation": "sum", "group": "slice:0", "sequence": 0, "bytes": 8, "began_t": 0.5, "ended_t": 0.6}
+    begin = {
+        "kind": "begin", "attempt": 1, "t": 0.0, "world_size": 2, "step": 0, "hang_s": 15.0, "parameters": "p0",
+        "optimizer_steps": 0,
+    }  # fmt: skip
+    lines: list[Line] = [
+        begin,
+        {"kind": "group", "attempt": 1, "group": "slice:0", "ranks": [0, 1]},
+        {"kind": "step", "attempt": 1, "step": 1, "optimizer_steps": 1, "operations": [{**done, "crc32": "aa"}]},
+    ]
+    logs = [read_checks(rank, lines)[0] for rank in (0, 1)]
+    sums = next(it for it in check(logs).checkers if it.id == "sums")
+    assert (sums.holds, sums.why) == (None, "no elements to recompute were recorded")
