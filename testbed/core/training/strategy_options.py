@@ -71,7 +71,8 @@ def names_by_group(value: object) -> tuple[tuple[str, ...], ...]:
     if not isinstance(value, list | tuple):
         raise Unreadable(*expected("lists of names", value, fix))
     for group in value:
-        if not isinstance(group, list | tuple) or not all(isinstance(name, str) and name for name in group):
+        is_list = isinstance(group, list | tuple) and len(group) > 0
+        if not is_list or not all(isinstance(name, str) and name for name in group):
             raise Unreadable(*expected("a list of names", group, fix))
     return tuple(tuple(group) for group in value)
 

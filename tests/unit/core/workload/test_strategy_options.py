@@ -16,7 +16,7 @@ from testbed.core.training import strategies_built
 from testbed.core.training.layout import asleep_tensors
 from testbed.core.training.strategies_built import BUILT
 from testbed.core.training.strategy_operation import Operation
-from testbed.core.training.strategy_options import choice, whole
+from testbed.core.training.strategy_options import choice, names_by_group, whole
 from testbed.core.training.twin import Mistake, Option, Twin
 from testbed.core.units import Unreadable
 from testbed.core.workload import strategy_section, workload_layout, workload_schema, workload_words
@@ -314,3 +314,9 @@ def test_full_scale_in_words() -> None:
     assert (
         equivalent(0.08, 478_272, 1) == "compute is declared: 80 ms a step, of 478 k parameters (1.91 MB of gradients)"
     )
+
+
+@pytest.mark.parametrize("written", [[[]], [["a"], []], "a+b,", [["a", ""]], "a++b"])
+def test_a_group_of_sites_has_at_least_one(written: object) -> None:
+    with pytest.raises(Unreadable):
+        names_by_group(written)
