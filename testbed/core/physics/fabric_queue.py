@@ -33,7 +33,7 @@ def frame_rate_bytes(rate_bps: float, mtu: int) -> int:
     The kernel counts the header of a super-packet's segments, but not preamble, gap and check sequence.
 
     >>> frame_rate_bytes(400e6, 1500)
-    0
+    49219766
     """
     frame = mtu + ETHERNET_BYTES
     return round(rate_bps / 8 * frame / (frame + WIRE_OVERHEAD_BYTES))

@@ -303,7 +303,7 @@ class CalibrationRecord:
         listed = [it if isinstance(it, list) else [] for it in sequence(fields, "took_s")]
         return cls(
             t=need_number(fields, "t"),
-            took_s=tuple(tuple(float(x) for x in it if isinstance(x, int | float)) for it in listed),
+            took_s=tuple(numbers({"": it}, "") for it in listed),
             compute_s=number(fields, "compute_s"),
             attempt=_attempt(fields),
         )
