@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import socket
 import struct
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any, Final
 from testbed.core.physics.impairment import GilbertElliott
 from testbed.errors import HostError, MissingTool
 from testbed.host import installation
-from testbed.host.linux.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLMSG_ERROR, attribute, message
+from testbed.host.linux.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, attribute, attributes, dump, message
 
 __all__ = [
     "Counters",
@@ -38,7 +37,7 @@ __all__ = [
 ]
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC, RTM_NEWTFILTER, RTM_DELTFILTER = 36, 37, 38, 44, 45
-NLMSG_DONE, NLM_F_DUMP, NLM_F_REPLACE = 3, 0x300, 0x100
+NLM_F_REPLACE = 0x100
 TCA_KIND, TCA_OPTIONS, TCA_STATS2 = 1, 2, 7
 TCA_STATS_BASIC, TCA_STATS_QUEUE, TCA_STATS_PKT64 = 1, 3, 8
 TC_H_ROOT, TC_H_CLSACT, CLSACT_INGRESS = 0xFFFFFFFF, 0xFFFFFFF1, 0xFFFFFFF2
@@ -276,24 +275,15 @@ def counters(raw: socket.socket) -> dict[int, dict[str, Counters]]:
 
     Raises OSError.
     """
-    raw.send(message(RTM_GETQDISC, NLM_F_DUMP, bytes(20)))
     found: dict[int, dict[str, Counters]] = {}
-    while True:
-        data = raw.recv(1 << 17)
-        while len(data) >= 20:
-            length, kind = struct.unpack_from("=IH", data)
-            if kind == NLMSG_DONE:
-                return found
-            if kind == NLMSG_ERROR:
-                number = -struct.unpack_from("=i", data, 16)[0]
-                raise OSError(number, os.strerror(number))
-            (link,) = struct.unpack_from("=i", data, 20)
-            attributes = _attributes(data[36:length])
-            statistics = _attributes(attributes.get(TCA_STATS2, b""))
-            if TCA_STATS_BASIC in statistics and TCA_STATS_QUEUE in statistics:
-                name = attributes[TCA_KIND].rstrip(b"\0").decode()
-                found.setdefault(link, {})[name] = _counters_of(statistics)
-            data = data[(length + 3) & ~3 :]
+    for _, answer in dump(raw, RTM_GETQDISC, bytes(20)):
+        (link,) = struct.unpack_from("=i", answer, 4)
+        of_qdisc = attributes(answer[20:])
+        statistics = attributes(of_qdisc.get(TCA_STATS2, b""))
+        if TCA_STATS_BASIC in statistics and TCA_STATS_QUEUE in statistics:
+            name = of_qdisc[TCA_KIND].rstrip(b"\0").decode()
+            found.setdefault(link, {})[name] = _counters_of(statistics)
+    return found
 
 
 def _counters_of(statistics: Mapping[int, bytes]) -> Counters:
@@ -303,15 +293,6 @@ def _counters_of(statistics: Mapping[int, bytes]) -> Counters:
         (packets,) = struct.unpack_from("=Q", statistics[TCA_STATS_PKT64])
     qlen, backlog, drops = struct.unpack_from("=III", statistics[TCA_STATS_QUEUE])
     return Counters(octets, packets, drops, qlen, backlog)
-
-
-def _attributes(data: bytes) -> dict[int, bytes]:
-    found = {}
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        found[kind & 0x3FFF] = data[4:length]
-        data = data[max((length + 3) & ~3, 4) :]
-    return found
 
 
 def qdiscs() -> dict[str, dict[str, dict[str, Any]]]:

@@ -7,22 +7,12 @@ kernel, and what it has then is read back: a limit that is not in force must not
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import struct
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.host.linux.rtnetlink import (
-    NLM_F_CREATE,
-    NLM_F_DUMP,
-    NLM_F_EXCL,
-    NLMSG_DONE,
-    NLMSG_ERROR,
-    attribute,
-    exchange,
-    message,
-)
+from testbed.host.linux.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, attribute, attributes, dump, exchange, message
 
 __all__ = ["TokenBucket", "limit", "limit_of", "unlimit"]
 
@@ -67,35 +57,17 @@ def limit_of(raw: socket.socket, link: int) -> int:
 
     Raises OSError.
     """
-    raw.send(message(RTM_GETQDISC, NLM_F_DUMP, bytes(20)))
     rate = 0
-    while True:
-        data = raw.recv(1 << 17)
-        while len(data) >= 16:
-            length, kind = struct.unpack_from("=IH", data)
-            if kind == NLMSG_DONE:
-                return rate
-            if kind == NLMSG_ERROR:
-                number = -struct.unpack_from("=i", data, 16)[0]
-                raise OSError(number, os.strerror(number))
-            if kind == RTM_NEWQDISC and struct.unpack_from("=i", data, 20)[0] == link:
-                rate = rate or _rate_of(_attributes(data[36:length]))
-            data = data[(length + 3) & ~3 :]
+    for kind, answer in dump(raw, RTM_GETQDISC, bytes(20)):
+        if kind == RTM_NEWQDISC and struct.unpack_from("=i", answer, 4)[0] == link:
+            rate = rate or _rate_of(attributes(answer[20:]))
+    return rate
 
 
 def _rate_of(found: dict[int, bytes]) -> int:
     if found.get(TCA_KIND, b"").rstrip(b"\0") != b"tbf":
         return 0
-    options = _attributes(found.get(TCA_OPTIONS, b""))
+    options = attributes(found.get(TCA_OPTIONS, b""))
     if TCA_TBF_RATE64 in options:
         return int(struct.unpack_from("=Q", options[TCA_TBF_RATE64])[0])
     return int(struct.unpack_from("=I", options[TCA_TBF_PARMS], 8)[0])
-
-
-def _attributes(data: bytes) -> dict[int, bytes]:
-    found = {}
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        found[kind & 0x3FFF] = data[4:length]
-        data = data[max((length + 3) & ~3, 4) :]
-    return found

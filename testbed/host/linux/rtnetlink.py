@@ -12,7 +12,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_address, ip_network
 
 RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR, RTM_NEWROUTE, RTM_DELROUTE, RTM_NEWNEIGH = 16, 20, 21, 24, 25, 28
@@ -196,6 +196,35 @@ def _next_hop(gateway: str, link: int) -> bytes:
 
 def message(kind: int, flags: int, body: bytes) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), kind, NLM_F_REQUEST | NLM_F_ACK | flags, 0, 0) + body
+
+
+def attributes(data: bytes) -> dict[int, bytes]:
+    """Return the attributes of a message or of a nested attribute by type, without their flags."""
+    found = {}
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("=HH", data)
+        found[kind & 0x3FFF] = data[4:length]
+        data = data[max((length + 3) & ~3, 4) :]
+    return found
+
+
+def dump(raw: socket.socket, kind: int, body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Ask for a dump and yield type and content of each answer, without its header of 16 bytes. Raises OSError.
+
+    A caller that does not read all of it leaves answers behind, which the next exchange discards.
+    """
+    raw.send(message(kind, NLM_F_DUMP, body))
+    while True:
+        data = raw.recv(1 << 17)
+        while len(data) >= 16:
+            length, answer = struct.unpack_from("=IH", data)
+            if answer == NLMSG_DONE:
+                return
+            if answer == NLMSG_ERROR:
+                number = -struct.unpack_from("=i", data, 16)[0]
+                raise OSError(number, os.strerror(number))
+            yield answer, data[16:length]
+            data = data[(length + 3) & ~3 :]
 
 
 def attribute(kind: int, value: bytes) -> bytes:
