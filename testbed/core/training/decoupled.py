@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from testbed.core.training.codec_bytes import dense_bytes
+from testbed.core.training.fragments import Fragmented
 from testbed.core.training.served import HOME, Served, faults_of_versions
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, choice, whole
 from testbed.core.training.twin import Mistake, Option
@@ -14,8 +15,8 @@ from testbed.core.units import parse_duration_s
 __all__ = ["Decoupled"]
 
 
-class Decoupled(Served):
-    """Fragment p of P is due after each step s with s mod H = round(H p / P) mod H, halves up, and after the last step.
+class Decoupled(Fragmented, Served):
+    """A fragment is pushed when it is due, and after the last step.
 
     How often a fragment is merged depends on who is late. The operations are those of sites at the same pace: all
     deliver within the grace time, and each fragment is merged once in H steps. What is committed is what has had a
@@ -57,12 +58,6 @@ class Decoupled(Served):
     def slice_bytes(self, elements: int) -> float:
         return float(dense_bytes(-(-elements // self.layout.slices), int(self.values["bits"])))
 
-    def fragment_elements(self, fragment: int) -> int:
-        """Return how many parameters a fragment has; what is in no layer is in the last one."""
-        last = len(self._all) - 1
-        tensors = self.layout.tensors
-        return sum(it.elements for it in tensors if (last if it.layer is None else it.layer % (last + 1)) == fragment)
-
     def committed(self, step: int) -> float:
         if step >= self.layout.steps:
             return float(self.layout.steps)
@@ -81,30 +76,5 @@ class Decoupled(Served):
         """Only at a checkpoint and at the end one site waits for another, however far behind that is."""
         return self.layout.steps
 
-    @property
-    def cycle(self) -> int:
-        return self._every
-
     def wrong_exchanges(self, records: Iterable[Mapping[str, Any]]) -> Sequence[str]:
         return faults_of_versions(records)
-
-    @property
-    def _every(self) -> int:
-        return int(self.values["every"])
-
-    @property
-    def _all(self) -> range:
-        return range(int(self.values["fragments"]))
-
-    def _offset(self, fragment: int) -> int:
-        return (2 * self._every * fragment + len(self._all)) // (2 * len(self._all)) % self._every
-
-    def _due(self, fragment: int, step: int) -> bool:
-        return step >= 1 and step % self._every == self._offset(fragment)
-
-    def _begun(self, fragment: int, until: int) -> int:
-        return until - (until - self._offset(fragment)) % self._every
-
-    def _count(self, fragment: int, until: int) -> int:
-        first = self._offset(fragment) or self._every
-        return 0 if until < first else 1 + (until - first) // self._every

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from testbed.core.training.codec_bytes import dense_bytes
+from testbed.core.training.fragments import Fragmented
 from testbed.core.training.layout import FLOAT32_BYTES
 from testbed.core.training.site_exchange import gather_in_sites, mean_in_sites, slice_groups, sum_delays, sum_over
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, REPLICA, choice, share, whole
-from testbed.core.training.twin import Equal, Mistake, Option, Twin
+from testbed.core.training.twin import Equal, Mistake, Option
 
 __all__ = ["StreamingDiloco"]
 
 
-class StreamingDiloco(Twin):
-    """Fragment p of P is due after each step s with s mod H = round(H p / P) mod H, halves up; it lands after s + tau.
+class StreamingDiloco(Fragmented):
+    """A fragment that is due after step s lands after s + tau.
 
-    Layer i is in fragment i mod P; what is in no layer (embedding, positions, last norm) is in the last fragment. At
-    the end, what is on its way lands, and every fragment that was not due after the last step is exchanged once more.
+    At the end, what is on its way lands, and every fragment that was not due after the last step is exchanged again.
     """
 
     name = "streaming-diloco"
@@ -114,50 +114,12 @@ class StreamingDiloco(Twin):
         )
 
     @property
-    def cycle(self) -> int:
-        """Each fragment is exchanged once in so many steps."""
-        return self._every
-
-    def fragment_elements(self, fragment: int) -> int:
-        """Return how many parameters a fragment has."""
-        fragments = int(self.values["fragments"])
-        return sum(
-            it.elements
-            for it in self.layout.tensors
-            if (fragments - 1 if it.layer is None else it.layer % fragments) == fragment
-        )
-
-    @property
-    def _every(self) -> int:
-        return int(self.values["every"])
-
-    @property
     def _overlap(self) -> int:
         return int(self.values["overlap"])
 
     @property
-    def _all(self) -> range:
-        return range(int(self.values["fragments"]))
-
-    @property
     def _layers(self) -> set[int]:
         return {it.layer for it in self.layout.tensors if it.layer is not None}
-
-    def _offset(self, fragment: int) -> int:
-        # round(H p / P) in whole numbers, halves up.
-        return (2 * self._every * fragment + len(self._all)) // (2 * len(self._all)) % self._every
-
-    def _due(self, fragment: int, step: int) -> bool:
-        return 1 <= step <= self.layout.steps and step % self._every == self._offset(fragment)
-
-    def _begun(self, fragment: int, until: int) -> int:
-        """Return the last step, not after ``until``, after which the fragment was due; 0 or less for none."""
-        return until - (until - self._offset(fragment)) % self._every
-
-    def _count(self, fragment: int, until: int) -> int:
-        """Return after how many steps, 1 to ``until``, the fragment was due."""
-        first = self._offset(fragment) or self._every
-        return 0 if until < first else 1 + (until - first) // self._every
 
     def _own_groups(self) -> bool:
         """Whether a fragment is exchanged while another one is on its way."""
