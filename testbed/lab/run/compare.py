@@ -218,20 +218,16 @@ def _plan(
     for number in range(begin, begin + seeds):
         for way in ways:
             try:
-                prepared = prepare(
-                    what, overrides, steps, number, data, {**given, "strategy": way}, (experiment, topology)
-                )
-                found.append(_Planned(way, number, _same_faults(prepared, found)))
+                # Those that are drawn do not depend on the seed.
+                faults = found[0].prepared.planned if found else None
+                words = {**given, "strategy": way}
+                prepared = prepare(what, overrides, steps, number, data, words, (experiment, topology), faults)
+                found.append(_Planned(way, number, prepared))
             except FileMistakes as error:
                 findings += [it for it in error.findings if it not in findings]
     if findings:
         raise FileMistakes(findings)
     return tuple(found)
-
-
-def _same_faults(prepared: Prepared, before: Sequence[_Planned]) -> Prepared:
-    """Return ``prepared`` with the faults of the first run: those that are drawn do not depend on the seed."""
-    return dataclasses.replace(prepared, planned=before[0].prepared.planned) if before else prepared
 
 
 def _read(

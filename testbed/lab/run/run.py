@@ -193,17 +193,18 @@ def prepare(
     data: Path | None,
     said: Mapping[str, Any],
     found: tuple[Experiment, Topology] | None = None,
+    faults: tuple[Planned, ...] | None = None,
 ) -> Prepared:
     """Return a run of ``what``, with everything that is wrong with it found. Raises FileMistakes, UserError.
 
     ``said``: what of the agents' workload is given beside the experiment. ``found``: experiment and topology, instead
-    of those that ``what`` names.
+    of those that ``what`` names. ``faults``: those of another run of the same, instead of drawing them.
     """
     try:
         experiment, topology = found or _read(what, overrides)
         if isinstance(experiment.workload, ProgramWorkload):
             _refuse_options(experiment, steps, seed, data, said)
-        planned = fault_schedule.plan(experiment, topology, steps, seed)
+        planned = fault_schedule.plan(experiment, topology, steps, seed) if faults is None else faults
     except FileMistakes:
         # That was the first step which failed: say what is wrong everywhere.
         if catalog.kind_of(what) == "experiment":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from testbed.errors import FileMistakes, UserError
@@ -53,3 +55,17 @@ def test_words_that_are_no_comparison_are_refused(ways: str, inject: tuple[str, 
         plan(ways, inject=inject)
     with pytest.raises(UserError, match="1 to 200 runs"):
         plan("ddp;diloco", seeds=101)
+
+
+def test_faults_that_are_drawn_are_the_first_runs_also_in_the_files_that_repeat_each(tmp_path: Path) -> None:
+    file = tmp_path / "drawn.yaml"
+    file.write_text(
+        "topology: metro-40km\nworkload: {steps: 100}\nrandom: {from: 5s, to: 60s}\n"
+        "compress: {time: 1 year = 1s, repair: 12 h = 1s}\n"
+    )
+    found = plan("ddp;diloco", what=str(file), seeds=2)
+    first = found[0].prepared
+    assert first.planned
+    assert all(it.prepared.planned == first.planned for it in found)
+    schedules = {it.prepared.again.partition("schedule:")[2] for it in found}
+    assert len(schedules) == 1 and schedules != {""}
