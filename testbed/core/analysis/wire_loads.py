@@ -42,8 +42,8 @@ _AT_MOST_TIMES = 2
 @dataclass(frozen=True)
 class Load:
     """``moved``: bytes by source and destination site, with gloo's own in ``headers``. ``least``: those that must enter
-    each site in any case. ``payload``: bytes of the operations themselves. ``late_until``: a fault may have held it
-    back, until then."""
+    each site in any case. ``payload``: bytes of the operations themselves. ``most``: those of both that may cross,
+    where the sites' paces decide. ``late_until``: a fault may have held it back, until then."""
 
     begin_t: float
     end_t: float
@@ -51,6 +51,7 @@ class Load:
     headers: Mapping[Sites, float]
     least: Mapping[str, float]
     payload: float
+    most: Mapping[Sites, float]
     late_until: float = -math.inf
 
     @property
@@ -94,7 +95,8 @@ class AttemptLoads:
                 lasted = load.crossed_t - load.begin_t
                 whole = load.begin_t >= first_t and load.crossed_t <= last_t
                 share = inside / lasted if lasted > 0 else 1.0
-                found += Moved(byte_count if whole else 0.0, share * byte_count, load.times * byte_count)
+                most = load.times * sum(times * load.most.get(it, 0.0) for it, times in sites.items())
+                found += Moved(byte_count if whole else 0.0, share * byte_count, most)
         return found
 
 
@@ -199,7 +201,12 @@ class _Crossing:
             _total([it[1] for it in found]),
             [it[2] for it in found],
         )
-        return Load(begin_t, end_t, moved, headers, _total(least), payload)
+        most = _total(
+            {pair: it.at_most * count for pair, count in each.items()}
+            for it, of in zip(operations, found, strict=True)
+            for each in of[:2]
+        )
+        return Load(begin_t, end_t, moved, headers, _total(least), payload, most)
 
     def _of(self, operation: Operation) -> tuple[Mapping[Sites, float], Mapping[Sites, float], Mapping[str, float]]:
         if operation not in self._known:

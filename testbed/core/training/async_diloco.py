@@ -75,6 +75,11 @@ class AsyncDiloco(Served):
         due = step % self.every(site) == 0 or step == self.layout.steps
         return ((None, self.layout.elements),) if due else ()
 
+    @property
+    def most_pushes(self) -> float:
+        """A site whose speed is not known beforehand may push after each step."""
+        return 1.0 if self.values["pace"] == "steps" else float(self.values["every"])
+
     def committed(self, step: int) -> float:
         if step >= self.layout.steps:
             return float(self.layout.steps)

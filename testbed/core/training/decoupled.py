@@ -58,6 +58,12 @@ class Decoupled(Fragmented, Served):
     def slice_bytes(self, elements: int) -> float:
         return float(dense_bytes(-(-elements // self.layout.slices), int(self.values["bits"])))
 
+    @property
+    def most_answers(self) -> float:
+        """A merge takes K pushes, of which the sites make M in a round: what comes late is in another merge."""
+        sites = len(self.layout.site_names)
+        return sites / (int(self.values["quorum"]) or sites // 2 + 1)
+
     def committed(self, step: int) -> float:
         if step >= self.layout.steps:
             return float(self.layout.steps)

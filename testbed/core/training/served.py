@@ -74,6 +74,16 @@ class Served(Twin):
         """Return the fragments that ``site`` pushes after its ``step``, and their elements."""
         raise NotImplementedError
 
+    @property
+    def most_pushes(self) -> float:
+        """How many pushes a site may make for each one of :meth:`pushes`."""
+        return 1.0
+
+    @property
+    def most_answers(self) -> float:
+        """How many answers it may get for each one of them."""
+        return self.most_pushes
+
     def outer_updates(self, step: int) -> int:
         """0: which versions a site has after a step depends on the others' paces."""
         return 0
@@ -101,8 +111,9 @@ class Served(Twin):
         if site != self.home and self.home in members:
             for index in range(self.layout.slices):
                 there, here = members[self.home][index], members[site][index]
-                found.append(Operation("send", (here, there), each, "pseudo-gradients", GROUP, lands=1, watched=False))
-                found.append(Operation("send", (there, here), each, "parameters", GROUP, lands=1, watched=False))
+                push = Operation("send", (here, there), each, "pseudo-gradients", GROUP, lands=1, watched=False)
+                answer = replace(push, ranks=(there, here), what="parameters", at_most=self.most_answers)
+                found += [replace(push, at_most=self.most_pushes), answer]
         ranks = members[site]
         if len(ranks) > 1:
             whole = float(FLOAT32_BYTES * -(-elements // self.layout.slices) * len(ranks))

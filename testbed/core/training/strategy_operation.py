@@ -28,6 +28,7 @@ class Operation:
         lands: how many steps later its result is used; 0: the step waits for it.
         watched: whether the process group of the ranks records it, in this step. Not so if a strategy or its library
             has connections of its own, or if the step depends on the paces of others.
+        at_most: how often it may happen instead of once, where the paces of the sites decide.
     """
 
     kind: Kind
@@ -38,6 +39,7 @@ class Operation:
     fragment: int | None = None
     lands: int = 0
     watched: bool = True
+    at_most: float = 1.0
 
     @property
     def before_update(self) -> bool:

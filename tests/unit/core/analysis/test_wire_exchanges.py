@@ -16,6 +16,7 @@ from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog, StepRec
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology
 from testbed.core.training.async_diloco import AsyncDiloco
+from testbed.core.training.decoupled import Decoupled
 from testbed.core.training.layout import Layout, Tensor
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
@@ -230,3 +231,19 @@ def test_pushes_that_a_fault_held_back_cross_after_it(metro: Topology) -> None:
     missing = [it for it in busy if it[0] < 60]
     assert crossed(metro, missing, logs(), twin, cut=28.0, lasts=27.0).ok is False
     assert crossed(metro, [*busy, *[(61.3, 61.5, 9 * BYTES)]], logs(), twin, cut=28.0, lasts=27.0).ok is False
+
+
+def test_pushes_of_sites_whose_pace_is_not_known_beforehand_are_not_too_many(metro: Topology) -> None:
+    layout = Layout(SITES, (Tensor("model", BYTES // 4),), steps=STEPS)
+    twice_as_often = exchanges(every=5)
+    assert crossed(metro, twice_as_often, logs(every=5), AsyncDiloco({"every": 10}, layout)).ok is False
+    assert crossed(metro, twice_as_often, logs(every=5), AsyncDiloco({"every": 10, "pace": "time"}, layout)).ok is True
+
+
+@pytest.mark.parametrize(("sites", "quorum", "most"), [("ab", 0, 1.0), ("abc", 0, 1.5), ("abc", 3, 1.0)])
+def test_a_fragment_is_merged_more_often_if_a_quorum_does_not_wait_for_all(
+    sites: str, quorum: int, most: float
+) -> None:
+    twin = Decoupled({"quorum": quorum, "every": 10}, Layout(tuple(sites), (Tensor("model", 30),), steps=STEPS))
+    assert {it.at_most for it in twin.operations(10) if it.what == "parameters"} == {most}
+    assert {it.at_most for it in twin.operations(10) if it.what != "parameters"} == {1.0}
