@@ -1,12 +1,15 @@
 """The board of an attempt: a file that all ranks of a job map, for what must not travel with the collectives.
 
 All nodes of a lab are on one host, so the ranks share a file of the job's folder. On it are, by rank: the step that the
-rank has entered, when its gradients of the last steps were ready, when it had updated its parameters, its train_loss;
-and once, for all: the order to stop, or to save the state and stop.
+rank has entered, its newest checkpoint, when its gradients of the last steps were ready, when it had updated its
+parameters, its train_loss; and once, for all: the order to stop, or to save the state and stop.
 
 An order names the step after which all ranks obey: the newest that any rank has entered. Entering a step and giving
 an order exclude each other by a lock on the file, so no rank can enter a later step unseen. An order needs no bytes on
 a fiber, and reaches ranks that do not exchange anything for many steps.
+
+What is written without the lock is written and read at once, as bytes: ``pack_into`` fills with zeros first, which
+another rank would take for a time or a train_loss.
 """
 
 from __future__ import annotations
@@ -31,11 +34,13 @@ _ORDERS: tuple[Order, ...] = ("", "stop", "save")
 _HEAD = struct.Struct("<qq")
 """Number of the order, and the step after which it is obeyed."""
 _ENTERED = struct.Struct("<q")
+_SAVED = struct.Struct("<q")
+"""Step of the rank's newest checkpoint."""
 _NOTE = struct.Struct("<qddd")
 """Step; t of gradients ready; t of parameters updated; train_loss. NaN: not known."""
 _KEPT = 4
 """Notes kept per rank: how many steps ranks that step together can be apart, and one more."""
-_RANK_BYTES = _ENTERED.size + _KEPT * _NOTE.size
+_RANK_BYTES = _ENTERED.size + _SAVED.size + _KEPT * _NOTE.size
 
 
 class Board:
@@ -76,7 +81,8 @@ class Board:
         self, step: int, *, ready_t: float = math.nan, updated_t: float = math.nan, loss: float | None = None
     ) -> None:
         """Note what is known of this rank's ``step``; of one step call it with more each time."""
-        _NOTE.pack_into(self._map, self._place(self._rank, step), step, ready_t, updated_t, _known(loss))
+        at = self._place(self._rank, step)
+        self._map[at : at + _NOTE.size] = _NOTE.pack(step, ready_t, updated_t, _known(loss))
 
     def later(self, step: int, ranks: Collection[int]) -> float:
         """Return how much later than this rank the last of ``ranks`` had its gradients of ``step`` ready, in s."""
@@ -92,6 +98,14 @@ class Board:
         losses = [note[3] for rank in ranks if (note := self._note(rank, step)) and not math.isnan(note[3])]
         return math.fsum(losses) / len(losses) if losses else math.nan
 
+    def saved(self, step: int) -> int:
+        """Note that this rank's checkpoint of ``step`` is on disk; return the newest step of which all ranks had one
+        before, 0 for none in this attempt."""
+        with self._locked():
+            of_all = min(_SAVED.unpack_from(self._map, self._saved_at(rank))[0] for rank in range(self._world_size))
+            _SAVED.pack_into(self._map, self._saved_at(self._rank), step)
+            return int(of_all)
+
     def close(self) -> None:
         """Close the file. Idempotent."""
         if self._file >= 0:
@@ -105,7 +119,8 @@ class Board:
         return max(0.0, max(times) - own[which]) if own and times and not math.isnan(own[which]) else 0.0
 
     def _note(self, rank: int, step: int) -> tuple[int, float, float, float] | None:
-        found: tuple[int, float, float, float] = _NOTE.unpack_from(self._map, self._place(rank, step))
+        at = self._place(rank, step)
+        found: tuple[int, float, float, float] = _NOTE.unpack(self._map[at : at + _NOTE.size])
         return found if found[0] == step else None
 
     def _entered(self, rank: int) -> int:
@@ -115,8 +130,11 @@ class Board:
     def _at(rank: int) -> int:
         return _HEAD.size + rank * _RANK_BYTES
 
+    def _saved_at(self, rank: int) -> int:
+        return self._at(rank) + _ENTERED.size
+
     def _place(self, rank: int, step: int) -> int:
-        return self._at(rank) + _ENTERED.size + step % _KEPT * _NOTE.size
+        return self._saved_at(rank) + _SAVED.size + step % _KEPT * _NOTE.size
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

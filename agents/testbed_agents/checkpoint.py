@@ -5,10 +5,11 @@ of each file. It is written under a temporary name, synced to disk, then renamed
 corruption on disk is detected by the checksums.
 
 A checkpoint that all ranks have is removed only when a newer one that all have is *confirmed*: ranks do not all reach
-the same step before a failure, and any number of attempts may fail while they write. A checkpoint is confirmed when the
-rank writes its next one: the steps in between needed every rank's gradients, and a rank goes on only after its own
-checkpoint is on disk. The one that an attempt resumed from is confirmed, too. So there are usually two; each attempt
-that ends before it has confirmed one of its own leaves one more.
+the same step before a failure, and any number of attempts may fail while they write. Sites that exchange every H steps
+may also be H steps apart, and several checkpoints. So a rank confirms one after it has written a later one, when all
+ranks had noted that theirs is on disk (``Board.saved``). The one that an attempt resumed from is confirmed, too. So
+there are usually two, more on a rank that is ahead; each attempt that ends before it has confirmed one of its own
+leaves one more.
 """
 
 from __future__ import annotations
@@ -69,13 +70,11 @@ class Checkpoints:
         self.folder, self._fence = folder, fence
         self._confirmed: str | None = None
         """The newest that all ranks are known to have."""
-        self._written: str | None = None
+        self._written: dict[int, str] = {}
+        """Those of this attempt that are newer, by step."""
 
     def save(self, step: int, state: State) -> int:
-        """Write the checkpoint after ``step``; return its size in bytes. Raises CheckpointError.
-
-        All ranks must have taken part in every step since the last one.
-        """
+        """Write the checkpoint after ``step``; return its size in bytes. Raises CheckpointError."""
         name = _name(step, self._fence.attempt)
         unfinished = self.folder / f"unfinished-{name}"
         try:
@@ -110,11 +109,16 @@ class Checkpoints:
             raise CheckpointError(f"cannot write the checkpoint of step {step}: {error}") from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        if self._written is not None and self._written != name:
-            self._confirmed = self._written
-        self._written = name
-        self._forget_older()
+        self._written[step] = name
         return size
+
+    def confirm(self, step: int) -> None:
+        """Remove what no attempt will resume from, now that all ranks have the one that this attempt wrote after
+        ``step``; 0: only the one that it resumed from. The last one written stays unconfirmed."""
+        if step in self._written and step < max(self._written):
+            self._confirmed = self._written[step]
+            self._written = {of: name for of, name in self._written.items() if of > step}
+        self._forget_older()
 
     def load(self, step: int, attempt: int, state: State) -> None:
         """Fill ``state`` from the checkpoint that ``attempt`` wrote after ``step``. Raises CheckpointError."""
@@ -143,7 +147,7 @@ class Checkpoints:
         for folder in self.folder.iterdir():
             # Those of later attempts stay: this process may have been paused while they began.
             ours = (match := _NAME.fullmatch(folder.name)) is not None and int(match[2]) <= self._fence.attempt
-            if ours and folder.name not in (self._confirmed, self._written):
+            if ours and folder.name not in (self._confirmed, *self._written.values()):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -363,6 +363,7 @@ def train(
                 talk_t = t_end + TALK_S
             if saves:
                 size = checkpoints.save(step, state)
+                checkpoints.confirm(board.saved(step))
                 t = time.monotonic()
                 records.write("checkpoint", t=t, step=step, bytes=size, took_s=t - t_end)
             if evaluation is not None and job.evaluate.due(step, job.steps):

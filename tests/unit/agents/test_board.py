@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -82,6 +84,32 @@ def test_times_and_losses_are_those_of_the_step(boards: list[Board]) -> None:
         boards[0].note(step, loss=9.0)
     assert boards[1].mean_loss(5, (0,)) != 9.0
     assert math.isnan(boards[1].mean_loss(5, (0,))), "overwritten after four steps"
+
+
+def test_a_note_that_is_being_written_again_is_seen_whole(tmp_path: Path) -> None:
+    """By another process, while its owner adds what it knows: never as zeros."""
+    program = (
+        "import sys; from pathlib import Path; from testbed_agents.board import Board\n"
+        "board = Board(Path(sys.argv[1]), 1, 2)\n"
+        "for _ in range(100_000): board.note(5, ready_t=10.0, updated_t=20.0, loss=2.0)\n"
+    )
+    board = Board(tmp_path / "board", 0, 2)
+    board.note(5, ready_t=4.0)
+    child = subprocess.Popen([sys.executable, "-c", program, board.path])
+    seen: list[tuple[float, float]] = []
+    while child.poll() is None:
+        if (noted := (board.mean_loss(5, (1,)), board.later(5, (1,)))) not in seen[-1:]:
+            seen.append(noted)
+    assert child.returncode == 0
+    assert seen[1:] == [(2.0, 6.0)], "first nothing, then all of it"
+
+
+def test_what_all_ranks_have_saved_is_what_the_last_one_has(boards: list[Board]) -> None:
+    assert [board.saved(300) for board in boards] == [0, 0, 0, 0]
+    assert [board.saved(600) for board in boards[:2]] == [300, 300]
+    assert boards[0].saved(900) == 300, "two ranks are still at step 300"
+    assert [board.saved(600) for board in boards[2:]] == [300, 300]
+    assert boards[3].saved(900) == 600
 
 
 def test_a_loss_that_is_no_number_is_not_an_unknown_one(boards: list[Board]) -> None:
