@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -47,11 +48,18 @@ class Ended:
 
 
 def train(
-    folder: Path, strategy: str, options: Mapping[str, Any], steps: int = 21, broken: str = "", **job: Any
+    folder: Path,
+    strategy: str,
+    options: Mapping[str, Any],
+    steps: int = 21,
+    broken: str = "",
+    told: int = 0,
+    **job: Any,
 ) -> Ended:
     """Train by ``strategy``; ``options`` by the names of its constructor's arguments. ``broken``: as of ``breakage``.
 
-    With ``attempt=2, resume=(8, 1)`` a second attempt continues in the folder of the first one.
+    ``told``: the step in which rank 0 is told to stop; 0: never. With ``attempt=2, resume=(8, 1)`` a second attempt
+    continues in the folder of the first one.
     """
     data.load(None)  # once, before ranks are forked
     of = strategies_built.twin_class(strategy)
@@ -76,7 +84,7 @@ def train(
         **job,
     )
     sys.stdout.flush()
-    pids = [_forked(rank, made, broken) for rank in range(len(SITES))]
+    pids = [_forked(rank, made, broken, told) for rank in range(len(SITES))]
     until = time.monotonic() + BOUND_S
     for pid in pids:
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
@@ -95,7 +103,7 @@ def train(
     )
 
 
-def _forked(rank: int, job: trainer.Job, broken: str) -> int:
+def _forked(rank: int, job: trainer.Job, broken: str, told: int) -> int:
     end = job.directory / f"rank-{rank}.end"
     end.unlink(missing_ok=True)
     if pid := os.fork():
@@ -107,7 +115,14 @@ def _forked(rank: int, job: trainer.Job, broken: str) -> int:
         metrics = RankMetrics(site=SITES[rank], node="", rank=rank, torch_version=torch.__version__)
         records = Records(job.directory / f"rank-{rank}.jsonl")
         seat = trainer.Seat(rank, f"node-{rank}", SITES[rank])
-        outcome = trainer.train(job, seat, records, metrics, threading.Event())
+        stop, begun = threading.Event(), itertools.count(1)
+
+        def slower_by() -> float:  # asked at the beginning of each step
+            if next(begun) == told and rank == 0:
+                stop.set()
+            return 0.0
+
+        outcome = trainer.train(job, seat, records, metrics, stop, slower_by=slower_by)
         end.write_text(f"{outcome.status} {outcome.fingerprint}")
     except BaseException as error:
         end.write_text(repr(error))

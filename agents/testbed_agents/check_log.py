@@ -136,8 +136,13 @@ class Checks:
         after = self._fingerprints() if self._taken else {}
         self._write("step", last=False, before=self._before, after=after, optimizer_steps=self._steps())
 
+    def finishing(self) -> None:
+        """Begin what follows the last step: an attempt that is stopped ends with an exchange. It counts as of the step
+        after, because the twin says what belongs to a step."""
+        self.operations.begin(self.operations.step + 1, False)
+
     def finished(self) -> None:
-        """Write what followed the last step: an attempt that is stopped ends with an exchange. Raises RecordsError."""
+        """Write what followed the last step. Raises RecordsError."""
         self._write("finish", last=True, before={}, after=self._fingerprints(), optimizer_steps=self._steps())
 
     def close(self) -> None:

@@ -274,7 +274,6 @@ def train(
             torch=torch.__version__,
             **compute.job_fields(),
         )
-        optimizer.zero_grad()
         known: dict[str, float] = {}
         """What the board has of the step that is running."""
 
@@ -369,7 +368,10 @@ def train(
             if evaluation is not None and job.evaluate.due(step, job.steps):
                 records.write("evaluation", **evaluation.run(strategy, step))
         if order == "stop":
+            checks.finishing()
             strategy.finish(done)
+            if not strategy.updates(done):  # gradients that were added, and are exchanged now
+                optimizer.step()
             checks.finished()
         return Outcome(_STATUS[order], done, fingerprint(model))
     except (CheckpointError, ValueError) as error:  # ValueError: of a strategy's options

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from testbed_agents.bucketed_gradients import BUCKETS, BucketedGradients, Reduce, Reduced, mean_over
+from testbed_agents.shards import reduce_gradients
 from testbed_agents.strategies.strategy import Context, Strategy
 
 __all__ = ["Ddp"]
@@ -26,12 +27,18 @@ class Ddp(Strategy):
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         self.context = context
-        world = context.groups.world
-        size = context.groups.world_size
-        reduce = mean_over(world, size) if self._bits == 32 else _bfloat16_mean_over(world, size)
-        self._gradients = BucketedGradients(model, context, world, reduce, self._buckets)
+        self._reduce = self.make_reduce(context)
+        self._gradients = BucketedGradients(model, context, context.groups.world, self._reduce, self._buckets)
         self.module = self._gradients.wrapped
-        return list(model.parameters())
+        self._parameters = list(model.parameters())
+        # What has been added since the last exchange; a checkpoint may be taken in between.
+        self._added = [torch.zeros_like(each) for each in self._parameters] if self._accumulate > 1 else []
+        return self._parameters
+
+    def make_reduce(self, context: Context) -> Reduce:
+        """Return how the mean of a bucket over all ranks is taken; a collective call."""
+        world, size = context.groups.world, context.groups.world_size
+        return mean_over(world, size) if self._bits == 32 else _bfloat16_mean_over(world, size)
 
     def rehearse(self, inputs: Tensor, targets: Tensor) -> None:
         # After its first pass DDP rebuilds its buckets in the order in which gradients became ready. Other buckets are
@@ -53,6 +60,23 @@ class Ddp(Strategy):
 
     def updates(self, step: int) -> bool:
         return step % self._accumulate == 0 or step == self.context.steps
+
+    def finish(self, step: int) -> None:
+        """Exchange what has been added so far, if the job was stopped between two exchanges."""
+        if not self.updates(step):
+            reduce_gradients(self._parameters, lambda flat: self._reduce(flat).wait())
+
+    def settle(self, step: int) -> None:
+        for added, parameter in zip(self._added, self._parameters, strict=False):
+            added.zero_() if parameter.grad is None else added.copy_(parameter.grad)
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"gradient.{index}": added for index, added in enumerate(self._added)}
+
+    def loaded(self) -> None:
+        if any(added.any() for added in self._added):
+            for added, parameter in zip(self._added, self._parameters, strict=True):
+                parameter.grad = added.clone()
 
 
 def _bfloat16_mean_over(group: object, size: int) -> Reduce:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from testbed_agents.aggregation import begin_sum_at, rank_at
-from testbed_agents.bucketed_gradients import BUCKETS, BucketedGradients, Reduced, done
+from testbed_agents.bucketed_gradients import BUCKETS, Reduce, Reduced, done
 from testbed_agents.exchange import begin_sum, gather_into, reduce_scatter_into
 from testbed_agents.strategies.ddp import Ddp
 from testbed_agents.strategies.strategy import Context
@@ -121,10 +121,5 @@ class Hierarchical(Ddp):
         super().__init__(accumulate, 32, buckets)
         self._aggregate_at = aggregate_at
 
-    def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
-        self.context = context
-        self._gradients = BucketedGradients(
-            model, context, context.groups.world, TwoLevelMean(context, self._aggregate_at).reduce, self._buckets
-        )
-        self.module = self._gradients.wrapped
-        return list(model.parameters())
+    def make_reduce(self, context: Context) -> Reduce:
+        return TwoLevelMean(context, self._aggregate_at).reduce

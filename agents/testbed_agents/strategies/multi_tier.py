@@ -39,8 +39,6 @@ class MultiTier(ReplicaTraining):
         self._every, self._every_regions, self._regions = every, every_regions, regions
         self._rate, self._momentum = outer_rate, outer_momentum
         self._version = torch.zeros((), dtype=torch.int64)
-        self._ended = 0
-        """The last step after which the regions exchanged."""
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         trained = super().prepare(model, context)
@@ -65,21 +63,27 @@ class MultiTier(ReplicaTraining):
 
     def after_step(self, step: int) -> None:
         if step % self._every == 0:
-            self._exchange(step, step % self._every_regions == 0 or step == self.context.steps)
+            self._exchange(upper=self._ends(step))
 
     def finish(self, step: int) -> None:
-        if self._ended != step:
-            self._exchange(step, upper=True)
+        if step % self._every:
+            self._exchange(upper=True)
+        elif not self._ends(step):  # the sites of a region have exchanged after this step already
+            self._exchange(upper=True, lower=False)
 
-    def _exchange(self, step: int, upper: bool) -> None:
+    def _ends(self, step: int) -> bool:
+        """Whether the regions exchange after ``step``, a multiple of H."""
+        return step % self._every_regions == 0 or step == self.context.steps
+
+    def _exchange(self, *, upper: bool, lower: bool = True) -> None:
         if self.slice.holds:
-            gradient = self._region.values - self.slice.of_parameters()
-            self._region.step(begin_sum(gradient, self._inside, self._mates).wait() / len(self._mates))
+            if lower:
+                gradient = self._region.values - self.slice.of_parameters()
+                self._region.step(begin_sum(gradient, self._inside, self._mates).wait() / len(self._mates))
             if upper:
                 self._exchange_regions()
         self.slice.spread(self._region.values)
         self._version += 1
-        self._ended = step if upper else self._ended
 
     def _exchange_regions(self) -> None:
         if self.context.groups.rank in self._leaders:

@@ -151,7 +151,9 @@ class Strategy(ABC):
         """Begin the exchanges that are due after ``step``, and apply those that have arrived."""
 
     def finish(self, step: int) -> None:  # noqa: B027
-        """End with an exchange after the last step, so that all of it is committed; wait for what is on its way."""
+        """End with an exchange after the last step, so that all of it is committed; wait for what is on its way.
+
+        After a job that was stopped where :meth:`updates` is False, the loop updates the parameters once more."""
 
     def settle(self, step: int) -> None:  # noqa: B027
         """Bring all that the next checkpoint must have into the tensors of :meth:`state`; all ranks call it, after the
