@@ -9,6 +9,7 @@ inside the site.
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from abc import abstractmethod
@@ -35,6 +36,8 @@ _UNKNOWN = 2**62
 """What a rank says that does not know: more than any number of another."""
 CLOSE_S = 10.0
 """Time for the last acknowledgements."""
+TURN = 0.25
+"""Share of the timeout after which ranks that wait for messages meet those of their site that have none to wait for."""
 
 
 class ServedTraining(ReplicaTraining):
@@ -106,18 +109,37 @@ class ServedTraining(ReplicaTraining):
     def wait_for(self, found: Callable[[], bool], what: str) -> None:
         """Take messages until ``found``, without a bound as long as the connection is there: a slow site is no fault.
 
-        Raises RuntimeError if there was no connection for the job's timeout.
+        In a :attr:`mixed` site a collective call of its ranks. Raises RuntimeError if there was no connection for the
+        job's timeout.
         """
-        if self.replicas.slice is None:
-            return
         began_t = time.monotonic()
+        while True:
+            here = self.replicas.slice is None or self._found(found, what, began_t)
+            if not self.mixed:
+                return
+            # Those without a slice wait for the others in the process group, whose waits have a bound: so in turns.
+            told = torch.tensor([int(here)])
+            dist.all_reduce(told, op=dist.ReduceOp.MIN, group=self.replicas.inside)
+            if told.item():
+                return
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some ranks of this site have no slice."""
+        return self._site_size > self.replicas.slices
+
+    def _found(self, found: Callable[[], bool], what: str, began_t: float) -> bool:
+        """Take messages until ``found``, and return True; in a mixed site return False after a part of the timeout."""
+        until_t = time.monotonic() + (TURN * self.context.timeout_s if self.mixed else math.inf)
         while True:
             self.read()
             if found():
-                return
+                return True
             dark_s, peer = self._dark()
             if dark_s > self.context.timeout_s and time.monotonic() - began_t > self.context.timeout_s:
                 raise RuntimeError(f"no connection to {peer} for {dark_s:.0f} s while waiting for {what}")
+            if time.monotonic() > until_t:
+                return False
             with self._news:
                 self._news.wait_for(lambda: bool(self._inbox), 0.1)
 

@@ -103,7 +103,7 @@ class AsyncDiloco(ServedTraining):
         if step - self._since >= self._pace.every and step < self.context.steps:
             self._push(step)
         least = self._movement.taken - self._admission.window
-        if self._answered[0] < least:
+        if self.mixed or self._answered[0] < least:
             self.wait_for(lambda: self._answered[0] >= least, "an answer")
         self.read()
         self._adopt()

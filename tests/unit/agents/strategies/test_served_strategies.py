@@ -272,3 +272,21 @@ def test_without_a_connection_for_the_timeout_the_job_says_so(seen: list[dict[st
         assert "no connection to the server at a" in seen[rank]["lost"]
     for rank in (0, 1):
         assert "no connection to site b" in seen[rank]["lost"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["async-diloco", "decoupled"])
+def test_a_slow_site_is_waited_for_by_ranks_without_a_slice_too(strategy: str) -> None:
+    """They have no message to wait for, and an operation of a process group ends with its timeout."""
+    timeout_s = 2.0
+
+    def trained(rank: int) -> list[bytes]:
+        made = Job(rank, Case(strategy, {"every": 2}, UNEVEN, "", timeout_s=timeout_s), Groups(rank, UNEVEN, timeout_s))
+        made.run(last=6)
+        if made.site == "a":
+            time.sleep(1.5 * timeout_s)
+        made.run(first=7)
+        return made.seen.outer
+
+    found = loopback_ranks.run(4, trained)
+    assert all(it == found[0] for it in found)
