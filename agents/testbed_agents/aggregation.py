@@ -93,9 +93,6 @@ class _Aggregated(Exchange):
         self._thread = _LAST[group] = threading.Thread(target=add, name="aggregator", daemon=True)
         self._thread.start()
 
-    def arrived(self) -> bool:
-        return not self._thread.is_alive()
-
     def wait(self) -> Tensor:
         self._thread.join()
         if self._error is not None:

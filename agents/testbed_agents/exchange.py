@@ -29,10 +29,6 @@ class Exchange:
     def __init__(self, works: Sequence[Any], parts: Sequence[Tensor], group: Any = None) -> None:
         self._works, self._parts, self._group = works, parts, group
 
-    def arrived(self) -> bool:
-        """Whether ``wait`` would return at once; a message without a future counts as on its way."""
-        return all(work.is_completed() for work in self._works)
-
     def wait(self) -> Tensor:
         """Return the sum, (elements,), in the order of replicas. Raises RuntimeError if a peer is gone."""
         for work in self._works:
