@@ -24,9 +24,11 @@ import torch
 # The first optimizer of a process imports it, which takes a second: once here, not in every rank.
 import torch._dynamo
 from testbed_agents import breakage, data
-from testbed_agents import train as trainer
 from testbed_agents.metrics import RankMetrics
+from testbed_agents.model import Shape
 from testbed_agents.records import Records
+from testbed_agents.train import train as train_rank
+from testbed_agents.training_job import Job, Seat
 
 from testbed.core.checkers.checks import check
 from testbed.core.records.check_record import read_checks
@@ -68,7 +70,7 @@ def train(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    made = trainer.Job(
+    made = Job(
         job="j1",
         world_size=len(SITES),
         master=("127.0.0.1", port),
@@ -77,7 +79,7 @@ def train(
         steps=steps,
         timeout_s=8.0,
         batch=BATCH,
-        shape=trainer.Shape(layers=LAYERS, heads=2, width=WIDTH, context=CONTEXT),
+        shape=Shape(layers=LAYERS, heads=2, width=WIDTH, context=CONTEXT),
         sites=SITES,
         strategy=strategy,
         options={it.argument: options.get(it.argument, it.default) for it in of.options},
@@ -103,7 +105,7 @@ def train(
     )
 
 
-def _forked(rank: int, job: trainer.Job, broken: str, told: int) -> int:
+def _forked(rank: int, job: Job, broken: str, told: int) -> int:
     end = job.directory / f"rank-{rank}.end"
     end.unlink(missing_ok=True)
     if pid := os.fork():
@@ -114,7 +116,7 @@ def _forked(rank: int, job: trainer.Job, broken: str, told: int) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # of the fork, which ends here
         metrics = RankMetrics(site=SITES[rank], node="", rank=rank, torch_version=torch.__version__)
         records = Records(job.directory / f"rank-{rank}.jsonl")
-        seat = trainer.Seat(rank, f"node-{rank}", SITES[rank])
+        seat = Seat(rank, f"node-{rank}", SITES[rank])
         stop, begun = threading.Event(), itertools.count(1)
 
         def slower_by() -> float:  # asked at the beginning of each step
@@ -122,7 +124,7 @@ def _forked(rank: int, job: trainer.Job, broken: str, told: int) -> int:
                 stop.set()
             return 0.0
 
-        outcome = trainer.train(job, seat, records, metrics, stop, slower_by=slower_by)
+        outcome = train_rank(job, seat, records, metrics, stop, slower_by=slower_by)
         end.write_text(f"{outcome.status} {outcome.fingerprint}")
     except BaseException as error:
         end.write_text(repr(error))

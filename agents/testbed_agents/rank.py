@@ -25,7 +25,8 @@ from testbed_agents.checkpoint import CheckpointError
 from testbed_agents.data import CorpusError
 from testbed_agents.metrics import RankMetrics
 from testbed_agents.records import Records, RecordsError
-from testbed_agents.train import Job, Outcome, Seat, TrainingFailed, reason_of, train
+from testbed_agents.train import train
+from testbed_agents.training_job import Job, Outcome, Seat, TrainingFailed, reason_of
 
 STOP_GRACE_S = 2.0
 """Time for a stopped job to finish its step."""

@@ -20,20 +20,14 @@ from __future__ import annotations
 
 import math
 import os
-import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from testbed_agents import breakage, data, evidence, failpoints, strategies, watched
 from testbed_agents.board import Board, Order
@@ -41,15 +35,16 @@ from testbed_agents.calibration import calibrate, time_compute
 from testbed_agents.check_log import Checks
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
 from testbed_agents.compute import Compute
-from testbed_agents.evaluation import Evaluation, Plan, hold_out
-from testbed_agents.fence import Fence
+from testbed_agents.evaluation import Evaluation, hold_out
 from testbed_agents.groups import Groups
 from testbed_agents.metrics import RankMetrics, interface_bytes
-from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count
+from testbed_agents.model import GPT, cross_entropy, fingerprint, parameter_count
 from testbed_agents.own_address import own_address
 from testbed_agents.records import Records
+from testbed_agents.rendezvous import rendezvous
 from testbed_agents.strategies import Context, Strategy
 from testbed_agents.tcp_info import Connections
+from testbed_agents.training_job import Job, Outcome, Seat, TrainingFailed, reason_of
 
 TALK_S = 1.0
 """Minimum interval between two lines of progress."""
@@ -57,116 +52,6 @@ TALK_S = 1.0
 
 ALGORITHM = "gloo ring"
 """How gloo sums gradients: a ring over the rank order, unless asked otherwise (gloo/allreduce.cc)."""
-
-
-class TrainingFailed(Exception):
-    """The job cannot continue; the message is one sentence for the user. ``step``: the last completed step."""
-
-    def __init__(self, reason: str, step: int = 0) -> None:
-        super().__init__(reason)
-        self.step = step
-
-
-@dataclass(frozen=True)
-class Seat:
-    """The number of this rank, and where it runs."""
-
-    rank: int
-    node: str
-    site: str
-
-
-@dataclass(frozen=True)
-class Job:
-    """Parameters of a job, the same for all ranks; fields as in the message ``train`` (docs/design.md).
-
-    Attributes:
-        master: address and port of the store at rank 0.
-        interface: network interface for gloo.
-        timeout_s: timeout of a wait inside a collective.
-        attempt: number of the attempt, from 1.
-        resume: (step, attempt) of the checkpoint to resume from, which all ranks have; None: start from the beginning.
-        checkpoint_every: steps between two checkpoints; 0: none.
-        sites: the site of each rank, in rank order; empty: all at one.
-        calibrate: operations to time alone before the first step (``calibration.py``).
-        evaluate: when to evaluate the outer parameters on held-out text.
-        strategy: name of the strategy; ``options`` are arguments of its constructor.
-        compute: what is declared of the compute of a step (``compute.Compute``); None for real compute.
-    """
-
-    job: str
-    world_size: int
-    master: tuple[str, int]
-    interface: str
-    directory: Path
-    steps: int
-    seed: int = 0
-    timeout_s: float = 30.0
-    batch: int = 4
-    shape: Shape = field(default_factory=Shape)
-    data: str | None = None
-    learning_rate: float = 1e-3
-    attempt: int = 1
-    resume: tuple[int, int] | None = None
-    checkpoint_every: int = 0
-    sites: tuple[str, ...] = ()
-    strategy: str = "ddp"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    compute: Mapping[str, Any] | None = None
-    evaluate: Plan = field(default_factory=Plan)
-    calibrate: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def fence(self) -> Fence:
-        return Fence(self.directory, self.attempt)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Job:
-        """Parse a message. Raises TrainingFailed if a field is missing or invalid."""
-        try:
-            address, port = message["master"]
-            return cls(
-                job=str(message["job"]),
-                world_size=int(message["world_size"]),
-                master=(str(address), int(port)),
-                interface=str(message["interface"]),
-                directory=Path(message["directory"]),
-                steps=int(message["steps"]),
-                seed=int(message.get("seed", 0)),
-                timeout_s=float(message.get("timeout_s", 30.0)),
-                batch=int(message.get("batch", 4)),
-                shape=Shape(context=int(message.get("context", 64)), **message.get("model", {})),
-                data=message.get("data"),
-                learning_rate=float(message.get("learning_rate", 1e-3)),
-                attempt=int(message.get("attempt", 1)),
-                resume=(int(resume[0]), int(resume[1])) if (resume := message.get("resume")) else None,
-                checkpoint_every=int(message.get("checkpoint_every", 0)),
-                sites=tuple(str(it) for it in message.get("sites", ())),
-                strategy=str(message.get("strategy", {}).get("name", "ddp")),
-                options=dict(message.get("strategy", {}).get("options", {})),
-                compute=message.get("compute"),
-                evaluate=Plan(int(message.get("evaluate_every", 0))),
-                calibrate=tuple(message.get("calibrate", ())),
-            )
-        except KeyError as error:
-            raise TrainingFailed(f"the train message has no {error}") from error
-        except (TypeError, ValueError) as error:
-            raise TrainingFailed(f"invalid train message: {error}") from error
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended on this rank.
-
-    Attributes:
-        status: ok; stopped; or saved, which is stopped with a checkpoint of the last step.
-        step: last completed step.
-        fingerprint: of the final parameters.
-    """
-
-    status: str
-    step: int
-    fingerprint: str
 
 
 def train(
@@ -208,7 +93,7 @@ def train(
     # Below the checkpoints, because ranks may make files there, and nowhere else in the folder of the job.
     board = Board(job.directory / "checkpoints" / "rank-0" / f"board.a{job.attempt}", seat.rank, job.world_size)
     try:
-        groups = _meet(job, seat, board)
+        groups = rendezvous(job, seat, board)
         context = Context(
             groups, job.timeout_s, compute.loss, own_address(job.interface), steps=job.steps, compute=compute
         )
@@ -386,6 +271,8 @@ def train(
         evidence.install(None)
         if checks is not None:
             checks.close()
+        if seat.rank == 0:
+            board.remove_name()  # it has one still if the ranks did not meet
         board.close()
 
 
@@ -407,58 +294,6 @@ _STATUS: Mapping[Order, str] = {"": "ok", "stop": "stopped", "save": "saved"}
 
 def _wish(stop: threading.Event, save: Callable[[], bool]) -> Order:
     return "stop" if stop.is_set() else "save" if save() else ""
-
-
-def _meet(job: Job, seat: Seat, board: Board) -> Groups:
-    """Join the default process group; return the groups of the job. Raises TrainingFailed.
-
-    Every rank has opened its ``board`` before.
-    """
-    if job.interface not in (there := interface_bytes()):
-        raise TrainingFailed(f"unknown interface {job.interface} (available: {', '.join(there)})")
-    os.environ["GLOO_SOCKET_IFNAME"] = job.interface  # else gloo resolves the host name
-    limit = timedelta(seconds=job.timeout_s)
-    rank = seat.rank
-    if rank != 0:
-        _wait_for_listener(job.master, job.timeout_s)
-    try:
-        server = TCPStore(*job.master, job.world_size, is_master=rank == 0, timeout=limit)
-        # Prefixed by job and attempt, so that a store left over from an earlier attempt cannot answer with its keys.
-        store = PrefixStore(f"{job.job}/{job.attempt}", server)
-        dist.init_process_group(watched.BACKEND, store=store, rank=rank, world_size=job.world_size, timeout=limit)
-    except RuntimeError as error:
-        raise TrainingFailed(f"cannot form the process group: {reason_of(error)}") from error
-    if rank == 0:
-        board.remove_name()
-    return Groups(rank, job.sites or (seat.site,) * job.world_size, job.timeout_s)
-
-
-def _wait_for_listener(address: tuple[str, int], timeout_s: float) -> None:
-    """Return once the address accepts connections, or after ``timeout_s``.
-
-    The store's own client sleeps about a second if rank 0 is not listening yet; this costs milliseconds.
-    """
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        try:
-            socket.create_connection(address, timeout=max(0.01, until - time.monotonic())).close()
-            return
-        except ConnectionRefusedError:
-            time.sleep(0.02)
-        except OSError:
-            return  # unreachable: the store will report it
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the first sentence of an exception for users: without source locations, never empty, of bounded length.
-
-    From gloo, for instance: "Connection closed by peer [10.1.1.2]:41234".
-    """
-    first = str(error).strip().partition("\n")[0]
-    # torch wraps one message in another, "… when running the callback: RuntimeError: [/…/pair.cc:545] Read error …"
-    first = re.split(r"\[[^\]\s]+\.\w+:\d+\]\s*|when running the callback: ", first)[-1]
-    first = first.partition(". ")[0].rstrip(" .")
-    return (first or type(error).__name__)[:300]
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the training agents need torch")
 
-from testbed_agents.train import Job, TrainingFailed, reason_of
+from testbed_agents.training_job import Job, TrainingFailed, reason_of
 
 MESSAGE: dict[str, Any] = {
     "do": "train",
