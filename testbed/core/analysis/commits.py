@@ -111,7 +111,8 @@ def commits(logs: Sequence[RankLog], world_size: int, twin: Twin | None = None) 
 def _ended_in_order(logs: Sequence[RankLog]) -> bool:
     """Whether all ranks ended the last attempt in order: by an exchange, or by a checkpoint for the next attempt."""
     last = max((job.attempt for log in logs for job in log.jobs), default=1)
-    return bool(logs) and all(any(it.attempt == last and it.status != "failed" for it in log.ends) for log in logs)
+    ends = [[it for it in log.ends if it.attempt == last] for log in logs]
+    return bool(ends) and all(any(it.status != "failed" and not it.forced for it in each) for each in ends)
 
 
 def _committed(logs: Sequence[RankLog], world_size: int, twin: Twin) -> int:

@@ -220,20 +220,25 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class EndRecord:
+    """``forced``: the rank was stopped before it got to the step after which all were to end; no exchange followed."""
+
     t: float
     status: str
     reason: str
     step: int | None
     attempt: int = 1
+    forced: bool = False
 
     @classmethod
     def from_dict(cls, fields: Fields) -> EndRecord:
+        status = need_text(fields, "status")
         return cls(
             t=need_number(fields, "t"),
-            status=need_text(fields, "status"),
+            status=status,
             reason=text(fields, "reason"),
             step=integer(fields, "step"),
             attempt=_attempt(fields),
+            forced=status == "stopped" and "parameters_sha256" not in fields,
         )
 
 

@@ -198,6 +198,10 @@ def test_a_job_that_was_asked_to_stop_ends_with_an_exchange() -> None:
     assert evaluate(stopped, []).steps_committed == 47
     one = [*stopped[:3], replace(stopped[3], ends=())]
     assert evaluate(one, []).steps_committed == 40, "one rank did not come to the exchange"
+    line = {"t": 1.0, "status": "stopped", "reason": "its step did not end within 2 s", "step": 47}
+    forced, in_order = EndRecord.from_dict(line), EndRecord.from_dict({**line, "parameters_sha256": "…"})
+    assert evaluate([*stopped[:3], replace(stopped[3], ends=(forced,))], []).steps_committed == 40
+    assert evaluate([*stopped[:3], replace(stopped[3], ends=(in_order,))], []).steps_committed == 47
 
 
 def test_steps_before_a_checkpoint_are_committed_by_an_exchange_of_the_next_attempt() -> None:
