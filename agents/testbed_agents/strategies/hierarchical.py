@@ -37,7 +37,9 @@ class TwoLevelMean:
         self._gather = _second(context)
         self._ranks = len(self._replicas.inside_ranks)
         self._equal = len({len(ranks) for ranks in groups.members.values()}) == 1
-        self._stages = [_Stage(f"stage-{number}") for number in range(3)]
+        self.failures: list[Exception] = []
+        """Why buckets have no mean, the first one first."""
+        self._stages = [_Stage(f"stage-{number}", self.failures) for number in range(3)]
 
     def reduce(self, bucket: Tensor) -> Reduced:
         if self._world_size == 1:
@@ -93,7 +95,8 @@ def _second(context: Context) -> Any:
 class _Stage:
     """A thread that does one thing after the other. Ends with the process."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, failures: list[Exception]) -> None:
+        self._failures = failures
         self._waiting: queue.SimpleQueue[tuple[Reduced, Callable[[], Tensor], Callable[[Tensor], None]]]
         self._waiting = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -108,6 +111,7 @@ class _Stage:
             try:
                 then(work())
             except Exception as error:
+                self._failures.append(error)
                 future.set_exception(error)  # type: ignore[arg-type]
 
 
@@ -122,4 +126,13 @@ class Hierarchical(Ddp):
         self._aggregate_at = aggregate_at
 
     def make_reduce(self, context: Context) -> Reduce:
-        return TwoLevelMean(context, self._aggregate_at).reduce
+        self._mean = TwoLevelMean(context, self._aggregate_at)
+        return self._mean.reduce
+
+    def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        try:
+            return super().run(inputs, targets)
+        except RuntimeError:
+            if self._mean.failures:  # DDP says that it cannot use the future's value, not why there is none
+                raise self._mean.failures[0] from None
+            raise

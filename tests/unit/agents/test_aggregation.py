@@ -100,3 +100,21 @@ def test_the_twin_says_who_sends_to_whom() -> None:
         assert mistake.option == "aggregate_at" and "nowhere" in mistake.message and "west" in mistake.message
         unset = strategies_built.make(name, {}, layout)
         assert unset.delays == 4.0 and not unset.mistakes()
+
+
+def test_the_reason_of_a_failed_exchange_is_told() -> None:
+    def failed(rank: int) -> str:
+        context = Context(Groups(rank, ("west", "east"), timeout_s=0.3), steps=4)
+        context.loss = lambda output, targets: (output - targets).square().mean()
+        strategy = strategies.make("hierarchical", {})
+        strategy.prepare(nn.Linear(ELEMENTS, ELEMENTS), context)
+        inputs = torch.ones(3, ELEMENTS)
+        if rank == 0:  # the other one does not come
+            try:
+                strategy.run(inputs, inputs)
+            except RuntimeError as error:
+                return str(error)
+        return ""
+
+    reason, _ = loopback_ranks.run(2, failed)
+    assert "Timed out" in reason and "cast" not in reason, "not why DDP cannot use it"
