@@ -58,7 +58,7 @@ NEEDED_BYTES = 50_000_000
 VALIDATION = "validate.json"
 """The result file in a run directory of ``testbed validate``; see :mod:`testbed.host.files.validations`."""
 
-_RESERVE, _RESERVE_BYTES = ".reserve", 256 * 1024
+_RESERVE, _RESERVE_BYTES = ".reserve", 4 * 1024 * 1024
 """Space kept free for run.json until the run has ended: without it, how a run ended on a full disk would be lost."""
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
