@@ -27,14 +27,14 @@ FULL_ENOUGH = 0.99
 class BucketedGradients:
     """Reduces the gradients of a module bucket by bucket. ``wrapped`` is what forward is called on.
 
-    ``reduce`` may be replaced between steps; with ``local`` set, gradients stay as they are.
+    ``reduce`` may be replaced between steps.
     """
 
     def __init__(
         self, module: nn.Module, context: Context, group: object, reduce: Reduce, buckets: int = BUCKETS
     ) -> None:
         self._context = context
-        self.reduce, self.local = reduce, False
+        self.reduce, self._local = reduce, False
         payload = sum(each.numel() * each.element_size() for each in module.parameters() if each.requires_grad)
         # A declared model is cut as often as at full scale, so that as many delays follow one another as there.
         least = 0 if getattr(module, "declared", False) else min(payload, LEAST_BUCKET_BYTES)
@@ -42,10 +42,21 @@ class BucketedGradients:
         self.wrapped = DistributedDataParallel(module, process_group=group, bucket_cap_mb=size_mib, init_sync=False)
         self.wrapped.register_comm_hook(self, BucketedGradients._hook)
 
+    def rehearse(self, inputs: Tensor, targets: Tensor) -> None:
+        """Run one pass whose gradients stay where they are, before a checkpoint is loaded.
+
+        After its first pass DDP rebuilds its buckets in the order in which gradients became ready. Other buckets are
+        summed in another order and rounded differently: a resumed job would not end with the same parameters.
+        """
+        self._local = True
+        self._context.loss(self.wrapped(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        self._local = False
+        self.wrapped.zero_grad()
+
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         if bucket.is_last():
             self._context.gradients_ready()
-        return done(bucket.buffer()) if self.local else self.reduce(bucket.buffer())
+        return done(bucket.buffer()) if self._local else self.reduce(bucket.buffer())
 
 
 def done(value: Tensor) -> Reduced:

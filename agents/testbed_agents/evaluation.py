@@ -1,4 +1,4 @@
-"""Held-out loss of the outer parameters, between two steps: what a user would keep, on text that nobody trains on.
+"""Held-out loss of the outer parameters, between two steps: what a user would keep, on text held out of training.
 
 Every strategy is judged on the same windows, whatever its seed. The ranks of a site share them out, since they hold the
 same outer parameters; nothing is exchanged for it beside what ``Strategy.outer_parameters`` gathers inside the site.

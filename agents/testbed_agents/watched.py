@@ -1,4 +1,4 @@
-"""A process group that tells an observer of each operation, whoever asked for it.
+"""A process group that tells an observer of each operation, from any caller.
 
 ``init_process_group("watched")`` instead of ``"gloo"`` (import this module first). The group forwards every operation
 to gloo, so DDP, FSDP2, functional collectives, pipelining and a strategy's own exchanges are seen in one place: which
@@ -132,7 +132,7 @@ _faults: Faults | None = None
 
 
 def observe(observer: Observer | None) -> None:
-    """Set the observer of all watched groups of this process; None: nobody."""
+    """Set the observer of all watched groups of this process; None for none."""
     global _observer
     _observer = observer
 

@@ -41,12 +41,7 @@ class Ddp(Strategy):
         return mean_over(world, size) if self._bits == 32 else _bfloat16_mean_over(world, size)
 
     def rehearse(self, inputs: Tensor, targets: Tensor) -> None:
-        # After its first pass DDP rebuilds its buckets in the order in which gradients became ready. Other buckets are
-        # summed in another order and rounded differently: a resumed job would not end with the same parameters.
-        self._gradients.local = True
-        self.context.loss(self.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        self._gradients.local = False
-        self.module.zero_grad()
+        self._gradients.rehearse(inputs, targets)
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
         exchanges = self.updates(self.context.step)

@@ -41,11 +41,7 @@ class ReplicaTraining(Strategy):
         return self.parameters
 
     def rehearse(self, inputs: Tensor, targets: Tensor) -> None:
-        # DDP rebuilds its buckets after the first pass (ddp.py).
-        self._gradients.local = True
-        self.context.loss(self.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        self._gradients.local = False
-        self.module.zero_grad()
+        self._gradients.rehearse(inputs, targets)
 
 
 class LocalSgd(ReplicaTraining):
