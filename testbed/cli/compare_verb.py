@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +13,7 @@ from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
     ComputeOption,
+    DataOption,
     Driver,
     Emulator,
     LabNameToMake,
@@ -70,9 +70,7 @@ def compare(
     compute: ComputeOption = None,
     model: ModelOption = None,
     noise: NoiseOption = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text to train on (default: Python's standard library).")
-    ] = None,
+    data: DataOption = None,
     set_: Overrides = None,
     name: LabNameToMake = None,
     runs: RunsFolder = None,

@@ -15,6 +15,7 @@ from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
     ComputeOption,
+    DataOption,
     Detach,
     LabName,
     ModelOption,
@@ -60,9 +61,7 @@ def train(
     strategy: StrategyOption = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of training steps.")] = 500,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the model and the data.")] = 0,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text to train on (default: Python's standard library).")
-    ] = None,
+    data: DataOption = None,
     checkpoint: Annotated[int, typer.Option(metavar="N", min=0, help="Steps between checkpoints; 0: none.")] = 50,
     restarts: Annotated[int, typer.Option(metavar="N", min=0, help="Restarts after a failure.")] = 3,
     compute: ComputeOption = None,

@@ -22,6 +22,7 @@ from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
     ComputeOption,
+    DataOption,
     Detach,
     Driver,
     Emulator,
@@ -59,9 +60,7 @@ def run(
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Seed of the model, the data and the packet losses.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text to train on (default: Python's standard library).")
-    ] = None,
+    data: DataOption = None,
     strategy: StrategyOption = None,
     compute: ComputeOption = None,
     model: ModelOption = None,

@@ -398,6 +398,9 @@ StrategyOption = Annotated[
         autocompletion=strategy_words,
     ),
 ]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", metavar="FILE", help="Text to train on (default: Python's standard library).")
+]
 ComputeOption = Annotated[
     str | None,
     typer.Option(
