@@ -38,6 +38,9 @@ _WIRE = {torch.float64: "<f8", torch.float32: "<f4", torch.bfloat16: "<f4", torc
 """How elements are written: exactly. Other types are written as 64-bit integers."""
 
 
+_SETTLES_WITHIN_S, _LOOKS_EVERY_S = 10.0, 0.0002
+"""Bound of the wait for evidence that another thread is taking: milliseconds, unless the host is overloaded."""
+
 _IN_NUMPY = (torch.float32, torch.float64, torch.int64, torch.uint8)
 
 
@@ -141,7 +144,12 @@ class OperationLog:
         note = operation.note
         if not isinstance(note, _Note):  # it began before there was an observer
             return
-        line = self._line(operation, note)
+        try:
+            line = self._line(operation, note)
+        except BaseException:
+            with self._lock:
+                self._running.discard(operation)  # else the end of the step would wait for it
+            raise
         self._observe((operation.ended_t or operation.began_t) - operation.began_t)
         operation.forget()
         with self._lock:
@@ -242,7 +250,8 @@ class OperationLog:
 
     def take(self) -> tuple[list[tuple[str, tuple[int, ...]]], list[dict[str, Any]]]:
         """Return new groups, and a line of each operation that has ended since the last call; for the record of a
-        step."""
+        step. Wait for the evidence of those whose future is complete, which another thread is still taking."""
+        self._settle()
         with self._lock:
             groups, self._told = self._groups[self._told :], len(self._groups)
             done, self._done = self._done, []
@@ -253,6 +262,15 @@ class OperationLog:
                 if operation is not None and operation.waited_s is not None:  # known only after the end
                     line["waited_s"] = round(operation.waited_s, 6)
             return groups, [line for _, line, _ in done]
+
+    def _settle(self) -> None:
+        deadline = time.monotonic() + _SETTLES_WITHIN_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                running = list(self._running)
+            if not any(each.over() for each in running):
+                return
+            time.sleep(_LOOKS_EVERY_S)
 
     def unfinished(self) -> list[dict[str, Any]]:
         """Return a line of each operation that has not ended."""

@@ -9,7 +9,9 @@ observer decides what is done with the tensors: :mod:`testbed_agents.check_log` 
 
 An operation has *ended* when its result is there and before anybody who waits for it can go on: for those with a
 future, in gloo's thread; for send and recv, which have none, in ``wait``. So an observer reads a result before the
-caller can overwrite it, without a copy.
+caller can overwrite it, without a copy. Only who waits for the future itself (the reducer of DistributedDataParallel)
+may be ahead of the observer: torch wakes it before it calls back. ``Operation.over`` tells, and an observer must wait
+for those before the step ends and its buckets are filled again.
 
 Operations are numbered from 0 in each group, in the order in which this rank begins them, which is the same on all
 ranks of the group. A message is numbered among those of its source, destination and tag.
@@ -90,6 +92,8 @@ class Operation:
     note: Any = None
     position: int = 0
     """This rank's position in the group."""
+    over: Callable[[], bool] = lambda: False
+    """Whether its future is complete, so that the end has been noted or is being noted now."""
     _ended: threading.Lock = field(default_factory=threading.Lock)
 
     def forget(self) -> None:
@@ -339,6 +343,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
             else:
                 _end(operation, observer)
 
+        operation.over = future.done
         future.add_done_callback(ended)
         return WatchedWork(work, operation, observer, True)
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="the training agents need torch")
 import loopback_ranks  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functional  # noqa: E402
-from testbed_agents import evidence, watched  # noqa: E402
+from testbed_agents import evidence, operation_log, watched  # noqa: E402
 from testbed_agents.breakage import Broken, Fault  # noqa: E402
 from testbed_agents.check_log import Checks  # noqa: E402
 from testbed_agents.exchange import begin_sum  # noqa: E402
@@ -89,6 +89,7 @@ class Ranks:
         watched.break_by(None)
         evidence.install(None)
         checks.close()
+        operation_log.crc32 = PLAIN
 
     def tensor(self, elements: int = 4096) -> torch.Tensor:
         return torch.arange(elements, dtype=torch.float32) / 7 + self.rank
@@ -172,7 +173,19 @@ class Ranks:
             each.join()
 
 
-WORKS = ("ddp", "fsdp", "experts", "messages", "moved", "threads")
+    def late(self, step: int) -> None:
+        """Whoever waits for the future itself, as DDP's reducer does, is ahead of the evidence."""
+
+        def slow(tensors: Any) -> str:
+            time.sleep(0.05 * (threading.current_thread() is not threading.main_thread()))
+            return PLAIN(tensors)
+
+        operation_log.crc32 = slow
+        dist.all_reduce(self.tensor(), async_op=True).get_future().wait()
+
+
+PLAIN = operation_log.crc32
+WORKS = ("ddp", "fsdp", "experts", "messages", "moved", "threads", "late")
 
 FAULTS = {
     "wrong-sum:rank=1,step=1": ("moved", "fsdp", "experts"),
