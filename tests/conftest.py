@@ -127,7 +127,7 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # Keepers and commands are separate processes: they must import the code under test, not an installed package.
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'agents'}")
         yield folder / "state"
-        oracle.until(lambda: not oracle.started_under(folder / "state"), 10.0, "all processes have ended")
+        oracle.until_none(lambda: oracle.started_under(folder / "state"), 30.0, "processes that have not ended")
         assert oracle.left_of_labs(folder / "state") == []
 
 

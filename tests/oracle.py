@@ -51,6 +51,14 @@ def run(*argv: str | Path, timeout_s: float = 30.0, check: bool = True) -> str:
     return done.stdout
 
 
+def until_none(found: Callable[[], Sequence[str]], bound_s: float, what: str) -> None:
+    """Wait until nothing is found, at most ``bound_s`` seconds."""
+    deadline = time.monotonic() + bound_s
+    while there := found():
+        assert time.monotonic() < deadline, f"after {bound_s:g} s {what}: {there}"
+        time.sleep(0.05)
+
+
 def until(condition: Callable[[], object], bound_s: float, what: str) -> None:
     """Wait for a condition, at most ``bound_s`` seconds."""
     deadline = time.monotonic() + bound_s

@@ -304,12 +304,7 @@ def _interrupt(run: str, why: str) -> None:
         if info.get("status") != "running":
             return
         changed = {**info, "status": "interrupted", "reason": why, "ended_t": time.monotonic()}
-        try:
-            directory.write_json("run.json", changed)
-        except TestbedError:
-            if not directory.free_reserve():
-                raise
-            directory.write_json("run.json", changed)
+        directory.write_reserved("run.json", changed)
         directory.free_reserve()
         directory.give_to_caller()
     except (TestbedError, OSError) as error:

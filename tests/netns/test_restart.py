@@ -263,6 +263,9 @@ def test_a_rank_that_wakes_in_the_next_attempt_cannot_commit(tmp_path: Path) -> 
         )
         return [pids[0], pids[1]]
 
+    def checkpoints() -> set[Path]:
+        return {it for rank in (0, 1) for it in (tmp_path / "checkpoints" / f"rank-{rank}").iterdir()}
+
     try:
         nodes.build()
         (tmp_path / "attempt").write_text("1\n")
@@ -278,7 +281,7 @@ def test_a_rank_that_wakes_in_the_next_attempt_cannot_commit(tmp_path: Path) -> 
         ends = new.next("finished", 2, timeout_s=60)
         assert [it["status"] for it in ends] == ["ok", "ok"]
         before = {rank: records(tmp_path, rank) for rank in (0, 1)}
-        folders = {it for rank in (0, 1) for it in (tmp_path / "checkpoints" / f"rank-{rank}").iterdir()}
+        folders = checkpoints()
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         ends = old.next("finished", 2, timeout_s=60)
@@ -286,7 +289,9 @@ def test_a_rank_that_wakes_in_the_next_attempt_cannot_commit(tmp_path: Path) -> 
         assert any("attempt 2 has begun" in it["reason"] for it in ends)
         for rank in (0, 1):
             assert records(tmp_path, rank) == before[rank]
-        assert {it for rank in (0, 1) for it in (tmp_path / "checkpoints" / f"rank-{rank}").iterdir()} == folders
+        # It may remove what it had not finished, or what nobody resumes from.
+        assert checkpoints() <= folders
+        assert {it for it in folders if it.name.endswith((".a2", f"step-{resume:06d}.a1"))} <= checkpoints()
     finally:
         for parent in (old, new):
             parent.process.kill()

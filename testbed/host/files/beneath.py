@@ -33,6 +33,7 @@ __all__ = [
     "remove",
     "remove_all",
     "replace",
+    "replace_by",
 ]
 
 Folder = Path | int
@@ -170,6 +171,20 @@ def replace(folder: Folder, name: str, content: bytes, owner: Owner = None) -> N
         except BaseException:
             os.unlink(beside, dir_fd=above)
             raise
+
+
+def replace_by(folder: Folder, reserved: str, name: str, content: bytes, owner: Owner = None) -> None:
+    """As :func:`replace`, by a file ``reserved`` beside it that has the space already. Raises OSError."""
+    descriptor = open_file(folder, reserved, os.O_WRONLY)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.ftruncate(descriptor, len(content))
+        os.fchmod(descriptor, 0o644)
+        give(descriptor, owner)
+        os.fsync(descriptor)
+    with _parent(folder, name) as (above, last):
+        os.replace(PurePosixPath(reserved).name, last, src_dir_fd=above, dst_dir_fd=above)
 
 
 def remove(folder: Folder, name: str) -> None:

@@ -58,8 +58,9 @@ NEEDED_BYTES = 50_000_000
 VALIDATION = "validate.json"
 """The result file in a run directory of ``testbed validate``; see :mod:`testbed.host.files.validations`."""
 
-_RESERVE, _RESERVE_BYTES = ".reserve", 4 * 1024 * 1024
-"""Space kept free for run.json until the run has ended: without it, how a run ended on a full disk would be lost."""
+_RESERVED, _RESERVED_BYTES = tuple(f".reserve-{it}" for it in range(4)), 128 * 1024
+"""Files that become run.json where the disk is full, until the run has ended: without them, how it ended would be lost.
+They are written in place: space that is freed would go to whoever writes first."""
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 _OUTPUT_FILE = re.compile(r"rank-(\d{1,6})\.log")
@@ -84,6 +85,10 @@ def write_whole(path: Path, content: str) -> None:
     """Replace ``path`` atomically and durably: after a power failure it is the old or the new file, never a part."""
     # A user's path may lead through links to its folder; a run directory has none (RunDirectory.write_text).
     beneath.replace(path.parent.resolve(), path.name, _encoded(content), caller())
+
+
+def _document(value: object) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _encoded(content: str) -> bytes:
@@ -209,7 +214,7 @@ class RunDirectory:
         Raises:
             StorageError: it cannot be written.
         """
-        self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        self.write_text(name, _document(value))
 
     def read_json(self, name: str) -> dict[str, object]:
         """Read a file written by :meth:`write_json`.
@@ -227,20 +232,37 @@ class RunDirectory:
         return value
 
     def reserve(self) -> None:
-        """Reserve space for run.json, so that a run's end can be recorded on a full disk. Raises StorageError."""
+        """Reserve space for :meth:`write_reserved`. Raises StorageError."""
         with _translated(self.path):
-            handle = beneath.append(self._top, _RESERVE)
-            try:
-                os.posix_fallocate(handle, 0, _RESERVE_BYTES)
-            finally:
-                os.close(handle)
+            for each in _RESERVED:
+                handle = beneath.append(self._top, each)
+                try:
+                    os.posix_fallocate(handle, 0, _RESERVED_BYTES)
+                finally:
+                    os.close(handle)
 
-    def free_reserve(self) -> bool:
-        """Free what :meth:`reserve` took; return whether there was any. Never raises."""
-        with contextlib.suppress(OSError):
-            beneath.remove(self._top, _RESERVE)
-            return True
-        return False
+    def free_reserve(self) -> None:
+        """Free what is left of the reserved space. Never raises."""
+        for each in _RESERVED:
+            with contextlib.suppress(OSError):
+                beneath.remove(self._top, each)
+
+    def write_reserved(self, name: str, value: object) -> None:
+        """As :meth:`write_json`; where the disk is full, in space reserved by :meth:`reserve`, each time less.
+
+        Raises:
+            StorageError: it cannot be written, and nothing is reserved (any more), or less than it needs.
+        """
+        content = _encoded(_document(value))
+        try:
+            with _translated(self.path / name):
+                beneath.replace(self._top, name, content)
+        except StorageError:
+            for each in _RESERVED if len(content) <= _RESERVED_BYTES else ():
+                with contextlib.suppress(OSError):
+                    beneath.replace_by(self._top, each, name, content)
+                    return
+            raise
 
     def write_text(self, name: str, content: str) -> None:
         with _translated(self.path / name):
@@ -510,7 +532,7 @@ def save_beneath(root: Path, folder: str, files: Mapping[str, str]) -> None:
 
 def _report_files(report: Report) -> dict[str, str]:
     return {
-        "report.json": json.dumps(to_json(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        "report.json": _document(to_json(report)),
         "report.md": markdown(report),
         "index.html": html(report),
     }

@@ -17,8 +17,8 @@ import psutil
 from testbed.core.certification.certificate import Certificate
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.topology.survey import validity_of
-from testbed.errors import LabError, StorageError
-from testbed.host import lab_nodes
+from testbed.errors import LabError
+from testbed.host import lab_nodes, scratch
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import client, protocol
@@ -91,13 +91,7 @@ _amending = threading.Lock()
 def amend(run: RunDirectory, **changes: Any) -> None:
     """Change fields of run.json. Raises StorageError."""
     with _amending:
-        changed = {**run.read_json("run.json"), **changes}
-        try:
-            run.write_json("run.json", changed)
-        except StorageError:
-            if not run.free_reserve():
-                raise
-            run.write_json("run.json", changed)
+        run.write_reserved("run.json", {**run.read_json("run.json"), **changes})
 
 
 @dataclass
@@ -128,6 +122,8 @@ def end(run: RunDirectory, how: Ending, **changes: Any) -> None:
     Raises StorageError.
     """
     if run.read_json("run.json").get("status") == "running":
+        if how.status == "failed":  # ranks that cannot write their records end as if the job had failed
+            how.fail(scratch.shortage(run.path), tells_nothing=True)
         amend(run, **asdict(how), ended_t=time.monotonic(), **changes)
     run.free_reserve()
 

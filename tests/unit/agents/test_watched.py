@@ -172,7 +172,6 @@ class Ranks:
         for each in started:
             each.join()
 
-
     def late(self, step: int) -> None:
         """Whoever waits for the future itself, as DDP's reducer does, is ahead of the evidence."""
 
