@@ -38,9 +38,9 @@ def tiny() -> Tiny:
     return Tiny()
 
 
-def drawn(rank: int, step: int) -> tuple[Tensor, Tensor]:
-    """Return the inputs and targets of a rank's step."""
-    generator = torch.Generator().manual_seed(1000 * step + rank)
+def drawn(rank: int, step: int, inner: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the inputs and targets of a rank's step, or of one of its inner steps."""
+    generator = torch.Generator().manual_seed(1_000_000 * inner + 1000 * step + rank)
     return torch.randint(7, (6,), generator=generator), torch.randint(7, (6,), generator=generator)
 
 
@@ -54,20 +54,23 @@ class Job:
     Jobs that follow one another may share their ``groups``, which take long to make.
     """
 
-    def __init__(self, groups: Groups, strategy: Strategy, steps: int, rate: float) -> None:
+    def __init__(
+        self, groups: Groups, strategy: Strategy, steps: int, rate: float, speeds: Mapping[str, float] | None = None
+    ) -> None:
         self.rank, self.strategy, self.steps = groups.rank, strategy, steps
         self.model = tiny()
-        self.context = Context(groups, loss=loss, steps=steps)
+        self.context = Context(groups, loss=loss, steps=steps, speeds=speeds or {})
         self.optimizer = torch.optim.SGD(strategy.prepare(self.model, self.context), lr=rate, momentum=0.5)
         self.done = 0
 
     def run(self, until: int | None = None, after: Callable[[int], None] = lambda step: None) -> Job:
         for step in range(self.done + 1, (until or self.steps) + 1):
             self.context.step = step
-            self.strategy.run(*drawn(self.rank, step))
-            if self.strategy.updates(step):
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+            for inner in range(self.strategy.inner_steps(step)):
+                self.strategy.run(*drawn(self.rank, step, inner))
+                if self.strategy.updates(step):
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
             self.strategy.after_step(step)
             if step == self.steps:
                 self.strategy.finish(step)

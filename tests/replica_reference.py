@@ -26,10 +26,10 @@ class Replica:
         self.parameters = dict(self.model.named_parameters())
         self.velocity = {name: torch.zeros_like(it) for name, it in self.parameters.items()}
 
-    def step(self, step: int) -> None:
+    def step(self, step: int, inner: int = 0) -> None:
         mean = {name: torch.zeros_like(it) for name, it in self.parameters.items()}
         for rank in self.ranks:
-            inputs, targets = replica_jobs.drawn(rank, step)
+            inputs, targets = replica_jobs.drawn(rank, step, inner)
             loss = replica_jobs.loss(self.model(inputs), targets)
             for name, gradient in zip(
                 self.parameters, torch.autograd.grad(loss, list(self.parameters.values())), strict=True
@@ -69,6 +69,15 @@ def coded(values: Tensor, slices: int, quantize: Quantize) -> Tensor:
     return torch.tensor(found[: len(values)])
 
 
+def mean_of(values: Sequence[Tensor], tokens: Sequence[float] = ()) -> Tensor:
+    """Return the mean, weighted by ``tokens`` if there are any."""
+    weights = tokens or [1.0] * len(values)
+    total = torch.zeros_like(values[0])
+    for weight, value in zip(weights, values, strict=True):
+        total = total + weight * value
+    return total / sum(weights)
+
+
 def streaming(
     sites: Sequence[Sequence[int]],
     steps: int,
@@ -81,6 +90,7 @@ def streaming(
     outer_rate: float = 0.7,
     momentum: float = 0.5,
     rate: float,
+    tokens: Sequence[float] = (),
 ) -> tuple[list[Replica], Tensor]:
     """Return the replicas after the last exchange, and the outer parameters in the order of the model's parameters."""
     torch.set_num_threads(1)  # of tensors this small, more are slower
@@ -94,7 +104,7 @@ def streaming(
 
     def take(p: int, lands: int) -> None:
         deltas = [coded(theta[p] - it.get(names[p]), slices, quantize) for it in replicas]
-        flying.append((lands, p, sum(deltas) / len(deltas)))
+        flying.append((lands, p, mean_of(deltas, tokens)))
 
     def land(p: int, mean: Tensor, keep: float) -> None:
         velocity[p] = momentum * velocity[p] + mean
@@ -133,6 +143,7 @@ def sparse(
     decay: float = 0.95,
     outer_rate: float = 1.0,
     rate: float,
+    tokens: Sequence[float] = (),
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the outer parameters, and the residual of each replica."""
     torch.set_num_threads(1)  # of tensors this small, more are slower
@@ -150,7 +161,7 @@ def sparse(
                 accumulated = decay * residuals[index] + (theta - it.get(names))
                 sent.append(coded(accumulated, slices, lambda values: two_bits(values, keep)))
                 residuals[index] = accumulated - sent[-1]
-            theta = theta - outer_rate * sum(sent) / len(sent)
+            theta = theta - outer_rate * mean_of(sent, tokens)
             for it in replicas:
                 it.put(names, theta)
     return theta, residuals

@@ -42,9 +42,10 @@ class CodedExchange:
         return [self._codec.decode(code, self._elements) for code in torch.split(self._whole, self._sizes)]
 
 
-def added(parts: Sequence[Tensor]) -> Tensor:
-    """Return the float32 sum of ``parts`` in their order, a new tensor."""
-    total = parts[0].clone()
-    for part in parts[1:]:
+def added(parts: Sequence[Tensor], shares: Sequence[float] = ()) -> Tensor:
+    """Return the float32 sum of ``parts`` in their order, a new tensor; of share times part where there are shares."""
+    weighed = [part * share for part, share in zip(parts, shares, strict=True)] if shares else parts
+    total = weighed[0].clone()
+    for part in weighed[1:]:
         total += part
     return total

@@ -109,8 +109,9 @@ class Compute:
 
     Attributes:
         kind: real, declared or paced.
-        seconds: T, declared compute of a step; 0 for real compute.
-        noise: standard deviation of a step's time, as a share of T, drawn anew for each rank and step.
+        seconds: T, declared compute of a step at a site of speed 1; 0 for real compute.
+        speed: of this rank's site: a step takes T / speed.
+        noise: standard deviation of a step's time, as a share of it, drawn anew for each rank and inner step.
         overruns: steps so far that took longer than declared, and ``overrun_s``, by how much in all.
     """
 
@@ -125,12 +126,13 @@ class Compute:
         layers: int = 0,
         rank: int = 0,
         seed: int = 0,
+        speed: float = 1.0,
     ) -> None:
-        if kind != "real" and not seconds > 0:
+        if kind != "real" and not (seconds > 0 and speed > 0):
             raise ValueError(f"declared compute must be more than 0 s, got {seconds}")
         if kind == "declared" and not 1 <= layers <= elements:
             raise ValueError(f"a declared model needs at least one parameter per layer, got {elements} in {layers}")
-        self.kind, self.seconds, self.noise = kind, seconds, noise
+        self.kind, self.seconds, self.noise, self.speed = kind, seconds, noise, speed
         self.overruns, self.overrun_s = 0, 0.0
         self._shape, self._elements, self._layers = shape or Shape(), elements, layers
         self._rank, self._seed = rank, seed
@@ -141,7 +143,9 @@ class Compute:
         self._behind_s: deque[float] = deque(maxlen=REMEMBERED)
 
     @classmethod
-    def from_message(cls, message: Mapping[str, Any] | None, *, rank: int, seed: int, shape: Shape) -> Compute:
+    def from_message(
+        cls, message: Mapping[str, Any] | None, *, rank: int, seed: int, shape: Shape, site: str = ""
+    ) -> Compute:
         """Parse the field ``compute`` of the message ``train``; None is real compute. Raises ValueError, TypeError."""
         if message is None:
             return cls("real", shape=shape, rank=rank, seed=seed)
@@ -154,6 +158,7 @@ class Compute:
             layers=int(message.get("layers", shape.layers)),
             rank=rank,
             seed=seed,
+            speed=float(message.get("speeds", {}).get(site, 1.0)),
         )
 
     def model(self) -> nn.Module:
@@ -178,13 +183,16 @@ class Compute:
         """Say that the step was blocked by communication so long, before its last gradient was ready."""
         self._pace.excuse(seconds)
 
-    def begin(self, step: int, slower_by: float = 0.0) -> None:
-        """Begin ``step``, whose compute is extended by the share ``slower_by``; right after its begin was noted."""
+    def begin(self, step: int, slower_by: float = 0.0, inner: int = 1) -> None:
+        """Begin ``step``, whose compute is extended by the share ``slower_by``; right after its begin was noted.
+
+        ``inner``: which of the inner steps within it, from 1, where a site takes several.
+        """
         self._slower_by, self._extra_s = slower_by, 0.0
         self._cpu_t = time.process_time()
         if self.kind == "real":
             return
-        self._declared_s = self.seconds * (1 + slower_by) * self._noise_in(step)
+        self._declared_s = self.seconds / self.speed * (1 + slower_by) * self._noise_in(step, inner)
         behind_s = statistics.median(self._behind_s) if self._behind_s else 0.0
         self._planned_s = self._declared_s - min(max(behind_s, 0.0), MOST_LEARNED * self._declared_s)
         self._pace.begin(self._planned_s)
@@ -225,15 +233,17 @@ class Compute:
                 "kind": self.kind,
                 "seconds": self.seconds,
                 "noise": self.noise,
+                **({"speed": self.speed} if self.speed != 1.0 else {}),
                 "layers": self._layers if self.kind == "declared" else self._shape.layers,
             }
         }
 
-    def _noise_in(self, step: int) -> float:
+    def _noise_in(self, step: int, inner: int) -> float:
         """Return the factor of a step, of mean 1: log-normal, and the same after a resume."""
         if not self.noise:
             return 1.0
-        drawn = random.Random(f"{self._seed}/{self._rank}/{step}").gauss(0.0, 1.0)
+        which = f"{step}" if inner == 1 else f"{step}/{inner}"
+        drawn = random.Random(f"{self._seed}/{self._rank}/{which}").gauss(0.0, 1.0)
         return math.exp(self.noise * drawn - self.noise**2 / 2)
 
 

@@ -7,6 +7,7 @@ what is kept, without communication. The checkers then prove
 * |x - decoded| <= the codec's bound, for this rank's own values;
 * that all ranks decoded the same values of each member, those that the member itself decoded;
 * that the total is the float32 sum of these in the order given, bit for bit (with weights: within rounding);
+* that the mean of a weighted sum is that of its members' values with the shares that the twin says;
 * of error feedback, that accumulator = decay * before + added and residual = accumulator - decoded, and that each
   exchange begins with the residual that the one before left.
 
@@ -33,7 +34,7 @@ Bound = float | Tensor | Callable[[Tensor], Tensor]
 
 
 class Evidence:
-    """Writes records of kind ``encoded``, ``outer`` and ``exchange``; nothing without ``records``. Thread-safe."""
+    """Writes records of kind ``encoded``, ``weighed``, ``outer``, ``exchange``. Thread-safe; idle without ``records``."""
 
     def __init__(self, records: Records | None = None, seed: int = 0, step: Callable[[], int] = lambda: 0) -> None:
         self._records, self._seed, self._step = records, seed, step
@@ -98,6 +99,33 @@ class Evidence:
         if decay is not None:
             line["decay"] = float(decay)
         self._records.write("encoded", t=time.monotonic(), step=self._step(), **line)
+
+    def weighed(
+        self, name: str, *, own: Tensor, ranks: Sequence[int], share: float, mean: Tensor, taken: int | None
+    ) -> None:
+        """Record a weighted mean that an operation of the group summed. Raises RecordsError.
+
+        Args:
+            name: of the optimizer that it is for; always the same elements are recorded.
+            own: what this rank wanted to weight, (elements,); ``share``: with what; ``mean``: of all, (elements,).
+            ranks: the members, global ranks.
+            taken: the step after which ``own`` was taken; None: the one that is running.
+        """
+        if self._records is None:
+            return
+        at = self.outer_positions(name, own.numel())
+        self._records.write(
+            "weighed",
+            t=time.monotonic(),
+            step=self._step(),
+            taken=self._step() if taken is None else taken,
+            name=name,
+            ranks=list(ranks),
+            at=at,
+            own=hexadecimal(elements([own], at)),
+            share=float(share),
+            mean=hexadecimal(elements([mean], at)),
+        )
 
     def exchange(self, **fields: object) -> None:
         """Record what became of a push, or a version of the outer parameters (``Twin.wrong_exchanges``)."""

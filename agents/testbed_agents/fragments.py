@@ -63,6 +63,10 @@ class Schedule:
         """Return the fragments whose exchange begins after ``step``, from 1."""
         return [it for it, offset in enumerate(self._offsets) if step >= 1 and step % self.every == offset]
 
+    def before(self, fragment: int, step: int) -> int:
+        """Return the last step before ``step`` after which ``fragment`` was due; 0 for none."""
+        return max(0, step - 1 - (step - 1 - self._offsets[fragment]) % self.every)
+
     @property
     def overlapping(self) -> bool:
         """Whether a fragment is exchanged while another one is on its way."""

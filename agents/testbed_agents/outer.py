@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from testbed_agents import evidence
@@ -19,6 +20,7 @@ from testbed_agents.failpoints import failpoint
 from testbed_agents.groups import Replicas
 from testbed_agents.operation_log import crc32
 from testbed_agents.strategies.strategy import flatten, unflatten
+from testbed_agents.weighted_mean import mean_of, weighted
 
 __all__ = ["Nesterov", "Slice"]
 
@@ -35,6 +37,12 @@ class Slice:
         self.elements = sum(each.numel() for each in self._parameters)
         self.size = -(-self.elements // replicas.slices)
         self.holds = replicas.slice is not None
+
+    @property
+    def own(self) -> int:
+        """The index of this rank among those that exchange its slice; 0 if it has none."""
+        ranks = self.replicas.across_ranks
+        return ranks.index(dist.get_rank()) if ranks else 0
 
     def of_parameters(self) -> Tensor:
         """Return this rank's slice of the parameters as they are now, copied."""
@@ -56,9 +64,19 @@ class Slice:
             return begin_sum_at(values, self.replicas.across, self.replicas.across_ranks, self._at)
         return begin_sum(values, self.replicas.across, self.replicas.across_ranks)
 
-    def mean(self, values: Tensor) -> Tensor:
-        """Return the mean of this rank's slice over all replicas."""
-        return self.begin_sum(values).wait() / self.replicas.count
+    def mean(self, values: Tensor, shares: Sequence[float] = ()) -> Tensor:
+        """Return the mean of this rank's slice over all replicas, each with its share; empty for equal shares."""
+        return self.mean_of("outer", self.begin_mean(values, shares).wait(), values, shares)
+
+    def begin_mean(self, values: Tensor, shares: Sequence[float] = ()) -> Exchange:
+        """Begin a mean; its sum goes to :meth:`mean_of`. ``values`` must not change until then."""
+        return self.begin_sum(weighted(values, self.replicas.across_ranks, shares))
+
+    def mean_of(
+        self, name: str, total: Tensor, values: Tensor, shares: Sequence[float], taken: int | None = None
+    ) -> Tensor:
+        """Return the mean whose sum is ``total`` (``weighted_mean.py``)."""
+        return mean_of(name, total, values, self.replicas.across_ranks, shares, taken)
 
     def gather(self, values: Tensor) -> Tensor:
         """Return all slices of ``values`` in order, (elements,): a collective call of the ranks of a replica."""

@@ -1,20 +1,26 @@
-"""How many steps a site takes between two exchanges: the same at all, or by its speed.
+"""How many steps a site takes between two exchanges, the same at all or by its speed; and how much each site counts.
 
-By its speed (Liu et al. 2024, arXiv:2401.09135, "dynamic local updates"), the fastest site takes H steps and one of
-half its speed H/2, so that all need the same time.
+Where sites do not step together (:class:`SitePace`), the fastest site takes H steps and one of half its speed H/2, so
+that all need the same time (Liu et al. 2024, arXiv:2401.09135, "dynamic local updates").
+
+Where they do (:class:`InnerSteps`), the slowest site takes H, one inner step in each step of the job, and the others as
+many inner steps as fit into the same time, at their declared speeds: all ranks know of all without asking.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 import torch
 
 from testbed_agents.exchange import gather_into
+from testbed_agents.groups import Groups
 from testbed_agents.strategies.strategy import Context
 
-__all__ = ["MEASURED", "SitePace"]
+__all__ = ["MEASURED", "InnerSteps", "SitePace"]
 
 MEASURED = 4
 """The step after which speeds are compared, if they are not declared; the first one is not counted."""
@@ -61,6 +67,36 @@ class SitePace:
 
     def loaded(self, every: int, measuring: int) -> None:
         self.every, self._measuring = every, bool(measuring)
+
+
+class InnerSteps:
+    """Inner steps of each site, whose declared ``speeds`` are relative to the fastest ones; a site not named has 1.
+
+    Raises ValueError if there is none to go ``by_time``.
+    """
+
+    def __init__(self, groups: Groups, speeds: Mapping[str, float], by_time: bool) -> None:
+        if by_time and not speeds:
+            raise ValueError("pace: time needs the declared speeds of sites")
+        # As written in decimals: 0.6 is three times 0.2, which as floating-point numbers it is not.
+        found = {name: Fraction(str(speeds.get(name, 1.0))) if by_time else Fraction(1) for name in groups.site_names}
+        self._faster = {name: speed / min(found.values()) for name, speed in found.items()}
+        self._sites = groups.sites
+
+    def until(self, step: int, rank: int) -> int:
+        """Return how many inner steps ``rank`` has made after ``step`` steps of the job."""
+        return int(step * self._faster[self._sites[rank]])
+
+    def within(self, step: int, rank: int) -> int:
+        return self.until(step, rank) - self.until(step - 1, rank)
+
+    def shares(self, replicas: Sequence[Sequence[int]], since: int, step: int) -> tuple[float, ...]:
+        """Return the share of each replica, ranks each, in all they trained on in the steps after ``since``.
+
+        All ranks train on equally many tokens in an inner step, so those are counted.
+        """
+        counts = [sum(self.until(step, rank) - self.until(since, rank) for rank in ranks) for ranks in replicas]
+        return tuple(count / sum(counts) for count in counts)
 
 
 def steps_by_speed(most: int, speed: float) -> int:

@@ -72,7 +72,7 @@ def train(
     """
     torch.set_num_threads(1)
     try:
-        compute = Compute.from_message(job.compute, rank=seat.rank, seed=job.seed, shape=job.shape)
+        compute = Compute.from_message(job.compute, rank=seat.rank, seed=job.seed, shape=job.shape, site=seat.site)
     except (KeyError, TypeError, ValueError) as error:
         raise TrainingFailed(f"invalid train message: compute: {error}") from error
     corpus = data.load(job.data)
@@ -95,7 +95,13 @@ def train(
     try:
         groups = rendezvous(job, seat, board)
         context = Context(
-            groups, job.timeout_s, compute.loss, own_address(job.interface), steps=job.steps, compute=compute
+            groups,
+            job.timeout_s,
+            compute.loss,
+            own_address(job.interface),
+            steps=job.steps,
+            compute=compute,
+            speeds=job.speeds,
         )
         fault = breakage.plant(seat.rank) if job.attempt == 1 else None
         broken = breakage.Broken(fault) if fault else None
@@ -161,11 +167,14 @@ def train(
         )
         known: dict[str, float] = {}
         """What the board has of the step that is running."""
+        losses: list[float] = []
+        """Of its inner steps."""
 
         def before_backward(loss: Tensor | None) -> None:
             compute.before_backward()
             if loss is not None:
-                known["loss"] = loss.item()
+                losses.append(loss.item())
+                known["loss"] = sum(losses) / len(losses)
             board.note(context.step, **known)
 
         def told_ready(t: float) -> None:
@@ -178,11 +187,22 @@ def train(
             step = done + 1
             context.begin(step)
             checks.begin(step)
-            t_begin = time.monotonic()
-            compute.begin(step, slower_by())
             known.clear()
-            strategy.run(*windows.draw())
-            t_sync = time.monotonic()
+            losses.clear()
+            t_begin = began_t = time.monotonic()
+            declared: dict[str, float] = {}
+            inner_steps = strategy.inner_steps(step)
+            for inner in range(1, inner_steps + 1):
+                compute.begin(step, slower_by(), inner)
+                strategy.run(*windows.draw())
+                t_sync = time.monotonic()
+                if inner < inner_steps:  # of the last one the time of each part is recorded
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    updated_t = time.monotonic()
+                    _add(declared, compute.end(began_t, context.ready_t, t_sync, updated_t))
+                    context.next_inner_step(t_sync)
+                    began_t = updated_t
             train_loss = board.mean_loss(step, together)
             if not math.isfinite(train_loss):  # the mean over ranks that step together, so all of them end here
                 raise TrainingFailed(f"step {step}: train_loss is {train_loss}: training diverged", done)
@@ -199,7 +219,7 @@ def train(
 
             # What forward and backward waited for is not compute.
             compute_s = (context.ready_t - t_begin) - context.waited_s + (t_stepped - t_sync)
-            declared = compute.end(t_begin, context.ready_t, t_sync, t_stepped)
+            _add(declared, compute.end(began_t, context.ready_t, t_sync, t_stepped))
             waited_s = min(board.later(step, together), t_sync - context.ready_t)
             waited_s += min(board.later_updated(step, range(job.world_size)), t_end - t_stepped)
             exposed_s = (t_sync - context.ready_t) + (t_end - t_stepped) + context.waited_s
@@ -217,7 +237,7 @@ def train(
                 compute_s=compute_s,
                 exposed_s=exposed_s,
                 train_loss=train_loss,
-                tokens=tokens,
+                tokens=tokens * inner_steps,
                 outer_version=strategy.outer_version,
                 sent_bytes=traffic.sent - at_first.sent,
                 received_bytes=traffic.received - at_first.received,
@@ -236,7 +256,7 @@ def train(
             metrics.step_done(
                 step=step,
                 train_loss=train_loss,
-                tokens=tokens,
+                tokens=tokens * inner_steps,
                 compute_s=compute_s,
                 peer_wait_s=waited_s,
                 network_s=exposed_s - waited_s,
@@ -274,6 +294,11 @@ def train(
         if seat.rank == 0:
             board.remove_name()  # it has one still if the ranks did not meet
         board.close()
+
+
+def _add(total: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        total[name] = total.get(name, 0.0) + value
 
 
 def _calibrate(job: Job, groups: Groups, records: Records, real: bool) -> None:

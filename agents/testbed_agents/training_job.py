@@ -73,6 +73,11 @@ class Job:
     calibrate: tuple[Mapping[str, Any], ...] = ()
 
     @property
+    def speeds(self) -> Mapping[str, float]:
+        """Declared speeds of sites, relative to the fastest ones."""
+        return dict((self.compute or {}).get("speeds", {}))
+
+    @property
     def fence(self) -> Fence:
         return Fence(self.directory, self.attempt)
 

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from testbed_agents.exchange import begin_sum
 from testbed_agents.outer import Nesterov, Slice
 from testbed_agents.strategies.diloco import ReplicaTraining
 from testbed_agents.strategies.strategy import Context, unflatten
+from testbed_agents.weighted_mean import weighted_mean
 
 __all__ = ["MultiTier"]
 
@@ -34,8 +34,10 @@ class MultiTier(ReplicaTraining):
         regions: Sequence[Sequence[str]] = (),
         outer_rate: float = 0.7,
         outer_momentum: float = 0.5,
+        pace: str = "steps",
+        weigh: str = "equal",
     ) -> None:
-        super().__init__("site")
+        super().__init__("site", pace, weigh)
         self._every, self._every_regions, self._regions = every, every_regions, regions
         self._rate, self._momentum = outer_rate, outer_momentum
         self._version = torch.zeros((), dtype=torch.int64)
@@ -47,6 +49,7 @@ class MultiTier(ReplicaTraining):
         names = groups.site_names
         half = -(-len(names) // 2)
         regions = [tuple(it) for it in self._regions] or [it for it in (names[:half], names[half:]) if it]
+        self._sites = [[groups.members[name] for name in region] for region in regions]
         for number in range(self.replicas.slices):
             within = [tuple(groups.members[name][number] for name in region) for region in regions]
             leaders = tuple(ranks[0] for ranks in within)
@@ -55,7 +58,7 @@ class MultiTier(ReplicaTraining):
                 inside = groups.new(ranks, f"region:{region}:{number}")
                 if number == index and groups.rank in ranks:
                     self._between, self._leaders = between, leaders
-                    self._inside, self._mates = inside, ranks
+                    self._inside, self._mates, self._own_region = inside, ranks, region
         values = self.slice.of_parameters()
         self._region = Nesterov(values.clone(), self._rate, self._momentum, "region")
         self._top = Nesterov(values, self._rate, self._momentum)
@@ -63,32 +66,35 @@ class MultiTier(ReplicaTraining):
 
     def after_step(self, step: int) -> None:
         if step % self._every == 0:
-            self._exchange(upper=self._ends(step))
+            self._exchange(step, upper=self._ends(step))
 
     def finish(self, step: int) -> None:
         if step % self._every:
-            self._exchange(upper=True)
+            self._exchange(step, upper=True)
         elif not self._ends(step):  # the sites of a region have exchanged after this step already
-            self._exchange(upper=True, lower=False)
+            self._exchange(step, upper=True, lower=False)
 
     def _ends(self, step: int) -> bool:
         """Whether the regions exchange after ``step``, a multiple of H."""
         return step % self._every_regions == 0 or step == self.context.steps
 
-    def _exchange(self, *, upper: bool, lower: bool = True) -> None:
+    def _exchange(self, step: int, *, upper: bool, lower: bool = True) -> None:
         if self.slice.holds:
             if lower:
                 gradient = self._region.values - self.slice.of_parameters()
-                self._region.step(begin_sum(gradient, self._inside, self._mates).wait() / len(self._mates))
+                shares = self.shares((step - 1) // self._every * self._every, step, self._sites[self._own_region])
+                self._region.step(weighted_mean("region", gradient, self._inside, self._mates, shares))
             if upper:
-                self._exchange_regions()
+                self._exchange_regions(step)
         self.slice.spread(self._region.values)
         self._version += 1
 
-    def _exchange_regions(self) -> None:
+    def _exchange_regions(self, step: int) -> None:
         if self.context.groups.rank in self._leaders:
             gradient = self._top.values - self._region.values
-            self._top.step(begin_sum(gradient, self._between, self._leaders).wait() / len(self._leaders))
+            members = [[rank for site in region for rank in site] for region in self._sites]
+            shares = self.shares((step - 1) // self._every_regions * self._every_regions, step, members)
+            self._top.step(weighted_mean("outer", gradient, self._between, self._leaders, shares))
         if len(self._mates) > 1:
             dist.broadcast(self._top.values, self._mates[0], group=self._inside)
         self._region.restart(self._top.values)

@@ -29,8 +29,10 @@ class SparseLoco(LocalSgd):
         decay: float = 0.95,
         outer_rate: float = 1.0,
         replica: str = "site",
+        pace: str = "steps",
+        weigh: str = "equal",
     ) -> None:
-        super().__init__(every, replica)
+        super().__init__(every, replica, "", pace, weigh)
         self._codec, self._decay, self._rate = TopK(top, bits), decay, outer_rate
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
@@ -45,8 +47,9 @@ class SparseLoco(LocalSgd):
         before, delta = self.residual.clone(), self.outer.values - local
         accumulated = self._decay * before + delta
         decoded = CodedExchange(accumulated, self._codec, self.replicas).wait()
-        total = added(decoded)
-        own = self.replicas.across_ranks.index(self.context.groups.rank) if self.slice.holds else 0
+        shares = self.exchange_shares if self.slice.holds else ()
+        total = added(decoded, shares)
+        own = self.slice.own
         self.residual.copy_(accumulated - decoded[own])
         if self.context.failpoint("dropped-residual"):
             self.residual.zero_()
@@ -64,8 +67,9 @@ class SparseLoco(LocalSgd):
                 before=before,
                 added=delta,
                 decay=self._decay,
+                weights=shares or None,
             )
-        self.outer.step(total / self.replicas.count)
+        self.outer.step(self.slice.mean_of("outer", total, decoded[own], shares))
 
     def state(self) -> dict[str, Tensor]:
         return {**super().state(), "residual": self.residual}

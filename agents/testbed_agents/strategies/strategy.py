@@ -47,7 +47,7 @@ class Context:
         late_s: how long ``after_step`` waited for what was to have arrived by this step; reset by the loop.
         ready_t: when this rank's last gradient of the step was ready (CLOCK_MONOTONIC, s).
         compute: how time passes in forward and backward (``testbed_agents.compute``); None outside a job.
-        speeds: of each rank's site, relative to the fastest (1.0), for options that weigh sites by time.
+        speeds: of slower sites, as declared, relative to the others (1.0).
         waited_s: how long this step has waited for communication before its gradients were ready.
     """
 
@@ -88,6 +88,11 @@ class Context:
             self.waited_s += took
             if self.compute is not None:
                 self.compute.excuse(took)
+
+    def next_inner_step(self, sync_t: float) -> None:
+        """Begin another inner step of the same step; the gradients of the one before were usable at ``sync_t``."""
+        self.waited_s += sync_t - self.ready_t
+        self.ready_t = 0.0
 
     def gradients_ready(self) -> None:
         """Note that this rank has computed its last gradient of the step. Call it before the last exchange begins."""
@@ -146,6 +151,10 @@ class Strategy(ABC):
     def updates(self, step: int) -> bool:
         """Return whether the inner optimizer updates the parameters after ``step`` (from 1)."""
         return True
+
+    def inner_steps(self, step: int) -> int:
+        """Return how often this rank trains and updates within ``step``, at least once (``site_pace.py``)."""
+        return 1
 
     def after_step(self, step: int) -> None:  # noqa: B027
         """Begin the exchanges that are due after ``step``, and apply those that have arrived."""

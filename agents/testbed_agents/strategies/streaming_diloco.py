@@ -14,7 +14,7 @@ are the same again, because the seed of stochastic rounding is made of rank, fra
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,10 @@ __all__ = ["StreamingDiloco"]
 
 
 class StreamingDiloco(ReplicaTraining):
-    """Options as of diloco, and: ``fragments`` P, ``overlap`` tau in steps, ``alpha``, ``bits`` (32, 16, 8 or 4), and
-    ``rounding`` of 8 and 4 bits: ``nearest`` or ``stochastic``. Raises ValueError for options that do not fit.
+    """Options as of diloco but ``aggregate_at``, and: ``fragments`` P, ``overlap`` tau in steps, ``alpha``, ``bits``
+    (32, 16, 8 or 4), and ``rounding`` of 8 and 4 bits: ``nearest`` or ``stochastic``.
+
+    Raises ValueError for options that do not fit.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class StreamingDiloco(ReplicaTraining):
         outer_rate: float = 0.7,
         outer_momentum: float = 0.5,
         replica: str = "site",
+        pace: str = "steps",
+        weigh: str = "equal",
     ) -> None:
-        super().__init__(replica)
+        super().__init__(replica, pace, weigh)
         self._schedule = Schedule(every, fragments, overlap)
         self._alpha, self._codec = alpha, of_bits(bits, rounding == "stochastic")
         self._rate, self._momentum = outer_rate, outer_momentum
@@ -62,8 +66,12 @@ class StreamingDiloco(ReplicaTraining):
                 replicas = context.groups.replicas(self._replica, f"/fragment-{number}")
             part = Slice(parameters, replicas)
             outer = Nesterov(part.of_parameters(), self._rate, self._momentum, f"outer.{number}")
-            self._fragments.append(_Fragment(number, parameters, part, outer, self._codec, context))
+            self._fragments.append(_Fragment(number, parameters, part, outer, self._codec, context, self._shares_of))
         return trained
+
+    def _shares_of(self, number: int, taken: int) -> tuple[float, ...]:
+        """Return the shares of the replicas in the exchange of a fragment that was taken after step ``taken``."""
+        return self.shares(self._schedule.before(number, taken), taken)
 
     def loaded(self) -> None:
         for fragment in self._in_flight():
@@ -133,7 +141,9 @@ class _Fragment:
         outer: Nesterov,
         codec: Codec,
         context: Context,
+        shares_of: Callable[[int, int], tuple[float, ...]],
     ) -> None:
+        self._shares_of, self._shares = shares_of, tuple[float, ...]()
         self.number, self.parameters, self.slice, self.outer = number, parameters, part, outer
         self._codec, self._context = codec, context
         self._delta = torch.zeros_like(outer.values)
@@ -159,8 +169,9 @@ class _Fragment:
 
     def send(self) -> None:
         """Send the pseudo-gradient to the other replicas. It must not change until it has arrived."""
+        self._shares = self._shares_of(self.number, self.taken)
         if self._codec.exact:
-            self._sum = self.slice.begin_sum(self._delta)
+            self._sum = self.slice.begin_mean(self._delta, self._shares)
         else:
             seed = (self.taken * 2**20 + self.number) * 2**20 + self._context.groups.rank
             generator = torch.Generator().manual_seed(seed % 2**63)
@@ -170,13 +181,15 @@ class _Fragment:
         """Wait for the pseudo-gradients of all replicas and apply their mean to the outer parameters."""
         if self._codes is None:
             assert self._sum is not None
-            total = self._sum.wait()
+            mean = self.slice.mean_of(self.outer.name, self._sum.wait(), self._delta, self._shares, self.taken)
         else:
             decoded = self._codes.wait()
-            total = added(decoded)
+            total = added(decoded, self._shares if self.slice.holds else ())
             self._note(decoded, total)
+            own = decoded[self.slice.own]
+            mean = self.slice.mean_of(self.outer.name, total, own, self._shares, self.taken)
         self._sum = self._codes = None
-        self.outer.step(total / self.slice.replicas.count)
+        self.outer.step(mean)
         self._version += 1
         self._taken.zero_()
 
@@ -196,7 +209,8 @@ class _Fragment:
                 inputs=self._delta,
                 decoded=decoded,
                 ranks=self.slice.replicas.across_ranks,
-                own=self.slice.replicas.across_ranks.index(self._context.groups.rank),
+                own=self.slice.own,
                 total=total,
+                weights=self._shares or None,
                 bound=lambda positions: self._codec.bound(self._delta)[positions],
             )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from testbed.core.fields import number, text
@@ -26,13 +26,14 @@ class DeclaredSteps:
 
     Attributes:
         kind: ``declared``, a model that sleeps, or ``paced``, the agents' own inside declared time.
-        seconds, noise: as declared: of a step, and its standard deviation as a share.
+        seconds, noise: as declared: of a step at a site of speed 1, and its standard deviation as a share.
         declared_s, measured_s: means; the first with the noise and the faults that were drawn.
         steps: of all ranks; ``overruns``: of them, those that took longer by more than 2 % or 1 ms.
         overrun_s: mean of those; 0 without one. ``worst_s``: the longest.
         cpu_s: mean CPU time of a rank in a step, all its threads; None where it was not recorded.
         ranks, cores: of the job, and of the machine; None if unknown.
         parameters: of the model in the lab; None if unknown.
+        speeds: of slower sites, relative to the others.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class DeclaredSteps:
     ranks: int
     cores: int | None
     parameters: int | None
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -84,4 +86,5 @@ def declared_steps(logs: Sequence[RankLog], cores: int | None = None) -> Declare
         ranks=job.world_size,
         cores=cores,
         parameters=job.parameters,
+        speeds={log.job.site: log.job.speed for log in logs if log.job and log.job.speed != 1.0},
     )

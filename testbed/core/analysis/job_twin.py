@@ -55,7 +55,8 @@ def layout_of(jobs: Sequence[JobRecord], workload: Mapping[str, object]) -> Layo
         width=_shape(workload, "width"),
         layers=integer(first.compute, "layers") or _shape(workload, "layers"),
         steps=first.steps or 0,
-        step_s=first.declared_s,
+        step_s=max((job.declared_s or 0.0 for job in jobs), default=0.0) or None,
+        speeds={job.site: job.speed for job in jobs if job.speed != 1.0},
     )
 
 

@@ -67,7 +67,7 @@ def check(logs: Sequence[CheckLog], twin: Twin | None = None, ranks: Sequence[Ra
     if not any(log.began or log.steps for log in logs):
         return Checked()
     records = Grouped.of(logs, twin.longest_gap if twin else 1)
-    judged = [sums(records), hangs(records)]
+    judged = [sums(records, twin), hangs(records)]
     usual = twin or _Together({}, Layout(("",) * records.world_size, ()))
     judged += [equality(records, usual), counts(records, usual)]
     if twin and twin.together and any(tag.group for tag in records.operations):  # which former versions lack

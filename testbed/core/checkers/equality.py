@@ -214,7 +214,11 @@ class _Judge:
                 self.traces[rank, name] = trace
                 earlier = known.setdefault(trace, step)
                 # A step that changed nothing is a lost update (``update_counts.py``), if it is wrong at all.
-                if earlier < step and trace != last and self.twin.updates(step) > self.twin.updates(earlier):
+                if (
+                    earlier < step
+                    and trace != last
+                    and self.twin.updates(step, rank) > self.twin.updates(earlier, rank)
+                ):
                     back.setdefault(earlier, []).append(rank)
         for earlier, found in back.items():
             text = f"{named(found)} went back to the parameters after step {earlier}"

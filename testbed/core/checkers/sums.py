@@ -21,11 +21,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.core.checkers.codecs import codecs
+from testbed.core.checkers.codecs import Coded, codecs
 from testbed.core.checkers.finding import Checker, Finding, conclude, named
 from testbed.core.checkers.rounding import in_order, same
+from testbed.core.checkers.weighed_means import weighed_means
 from testbed.core.records.check_record import Grouped
 from testbed.core.records.operation_record import Done, Tag
+from testbed.core.training.twin import Twin
 
 __all__ = ["odd_ones", "summation_bound", "sums"]
 
@@ -62,16 +64,18 @@ def summation_bound(inputs: Sequence[float], precision: _Precision = _FLOAT32) -
     return gamma * math.fsum(map(abs, inputs)) + (additions + len(inputs)) * precision.smallest
 
 
-def sums(records: Grouped) -> Checker:
-    """Return the verdict of the checker ``sums`` on all operations and codecs of a job."""
+def sums(records: Grouped, twin: Twin | None = None) -> Checker:
+    """Return the verdict of the checker ``sums`` on all operations, codecs and weighted means of a job."""
     found = _Found(records)
     for tag in sorted(records.operations, key=_order):
         found.judge(tag, records.operations[tag])
     coded = codecs(records)
-    findings = [*found.findings, *coded.findings]
+    means = weighed_means(records, twin) if twin else Coded()
+    findings = [*found.findings, *coded.findings, *means.findings]
     wrong = {(it.attempt, it.step, it.group, it.sequence, it.fragment) for it in findings}
-    looked_at = found.looked_at() + (f"; {coded.looked_at}" if coded.looked_at else "")
-    return conclude("sums", records, looked_at, findings, len(wrong), found.undecided() or coded.undecided)
+    looked_at = "; ".join(it for it in (found.looked_at(), coded.looked_at, means.looked_at) if it)
+    undecided = found.undecided() or coded.undecided or means.undecided
+    return conclude("sums", records, looked_at, findings, len(wrong), undecided)
 
 
 def _order(tag: Tag) -> tuple[object, ...]:

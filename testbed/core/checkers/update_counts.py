@@ -48,7 +48,7 @@ class _Judge:
 
     def begin(self, attempt: int, rank: int, step: int, optimizer_steps: int, version: int | None) -> None:
         self.before[attempt, rank] = step, optimizer_steps, version
-        expected = self.twin.updates(step)
+        expected = self.twin.updates(step, rank)
         if optimizer_steps != expected:
             wanted = "" if expected == step else f", expected {expected}"
             self._lose(
@@ -64,11 +64,11 @@ class _Judge:
         step, count, twin = each.step, each.optimizer_steps, self.twin
         last, was, version = self.before.get((attempt, rank), (step - 1, None, None))
         self.before[attempt, rank] = step, count, each.outer_version
-        expected = twin.updates(step) - twin.updates(last)
+        expected = twin.updates(step, rank) - twin.updates(last, rank)
         if was is not None and count - was != expected:
             text = f"the optimizer counts {count} steps after it and {was} after step {last}"
             self._lose(attempt, step, rank, text if expected == step - last else f"{text}, expected {was + expected}")
-        elif self._unchanged(each) and twin.updates(step) > twin.updates(step - 1):
+        elif self._unchanged(each) and twin.updates(step, rank) > twin.updates(step - 1, rank):
             self._lose(attempt, step, rank, "the step did not change the parameters")
         if each.outer_version is None or version is None or not self._counts_exchanges:
             return

@@ -29,9 +29,11 @@ from testbed.core.records.operation_record import (
     OuterStep,
     Sample,
     Tag,
+    Weighed,
     read_encoded,
     read_operation,
     read_outer,
+    read_weighed,
     unpacked,
 )
 
@@ -112,6 +114,7 @@ class CheckLog:
     unfinished: tuple[tuple[Tag, Done], ...] = ()
     encoded: tuple[Encoded, ...] = ()
     outer: tuple[OuterStep, ...] = ()
+    weighed: tuple[Weighed, ...] = ()
     versions: tuple[tuple[int, Fields], ...] = ()
     """Attempt, and what a strategy wrote of a version of the outer parameters."""
 
@@ -138,6 +141,7 @@ class _Reader:
         self._unfinished: list[tuple[Tag, Done]] = []
         self._encoded: list[Encoded] = []
         self._outer: list[OuterStep] = []
+        self._weighed: list[Weighed] = []
         self._versions: list[tuple[int, Fields]] = []
 
     def read(self, line: object) -> None:
@@ -166,6 +170,8 @@ class _Reader:
                 self._samples[key] = _sample(line)
             case "encoded":
                 self._encoded.append(read_encoded(line))
+            case "weighed":
+                self._weighed.append(read_weighed(line))
             case "outer":
                 self._outer.append(read_outer(line))
             case "exchange":
@@ -189,6 +195,7 @@ class _Reader:
             tuple(self._unfinished),
             tuple(self._encoded),
             tuple(self._outer),
+            tuple(self._weighed),
             tuple(self._versions),
         )
 
@@ -303,6 +310,7 @@ class Grouped:
     held: Mapping[int, Sequence[Held]]
     encoded: Mapping[int, Sequence[Encoded]]
     outer: Mapping[int, Sequence[OuterStep]]
+    weighed: Mapping[int, Sequence[Weighed]]
     versions: Mapping[int, Sequence[Fields]]
     """attempt -> what strategies wrote of versions of the outer parameters, of all ranks."""
     incomplete: str
@@ -339,6 +347,7 @@ class Grouped:
             held={log.rank: log.held for log in logs},
             encoded={log.rank: log.encoded for log in logs},
             outer={log.rank: log.outer for log in logs},
+            weighed={log.rank: log.weighed for log in logs},
             versions=versions,
             incomplete=_incomplete(began, steps, longest_gap),
             longest_gap=longest_gap,

@@ -9,7 +9,19 @@ from typing import NamedTuple
 
 from testbed.core.fields import Fields, Malformed, integer, need_number, need_text, number, numbers, sequence, text
 
-__all__ = ["Channel", "Done", "Encoded", "OuterStep", "Sample", "Tag", "read_encoded", "read_operation", "read_outer"]
+__all__ = [
+    "Channel",
+    "Done",
+    "Encoded",
+    "OuterStep",
+    "Sample",
+    "Tag",
+    "Weighed",
+    "read_encoded",
+    "read_operation",
+    "read_outer",
+    "read_weighed",
+]
 
 Channel = tuple[int, int, int]
 """Source, destination and tag of messages."""
@@ -141,6 +153,24 @@ class OuterStep:
     restarted: bool
 
 
+@dataclass(frozen=True)
+class Weighed:
+    """Elements of a weighted mean on one rank: its own values, its share, and the mean of all ``ranks``.
+
+    ``taken``: the step after which the values were taken; ``step``: in which the mean was recorded.
+    """
+
+    attempt: int
+    step: int
+    taken: int
+    name: str
+    ranks: tuple[int, ...]
+    at: tuple[int, ...]
+    own: tuple[float, ...]
+    share: float
+    mean: tuple[float, ...]
+
+
 def read_operation(
     fields: Fields, rank: int, attempt: int, step: int, groups: Mapping[str, tuple[int, ...]]
 ) -> tuple[Tag, Done]:
@@ -239,6 +269,22 @@ def read_encoded(fields: Fields) -> Encoded:
         decay=number(fields, "decay"),
         residual_crc32=text(fields, "residual_crc32"),
         before_crc32=text(fields, "before_crc32"),
+    )
+
+
+def read_weighed(fields: Fields) -> Weighed:
+    """Read a record of kind ``weighed``. Raises Malformed."""
+    at = _positions(fields, "at")
+    return Weighed(
+        attempt=integer(fields, "attempt") or 1,
+        step=int(need_number(fields, "step")),
+        taken=int(need_number(fields, "taken")),
+        name=need_text(fields, "name"),
+        ranks=_positions(fields, "ranks"),
+        at=at,
+        own=unpacked(text(fields, "own"), len(at)),
+        share=need_number(fields, "share"),
+        mean=unpacked(text(fields, "mean"), len(at)),
     )
 
 

@@ -49,7 +49,7 @@ class JobRecord:
     ``strategy`` and ``options`` (by argument) are the way of training across sites; records of former versions have
     only ``scheme``. ``tokens`` are those of one step of this rank. ``tensor_elements``: of each parameter tensor, in
     order; empty where they follow from the model's shape. ``compute``: its kind, ``declared`` or
-    ``paced``, its seconds, noise and layers; empty: real.
+    ``paced``, its seconds at a site of speed 1, the speed of this one, noise and layers; empty: real.
     """
 
     t: float
@@ -99,8 +99,14 @@ class JobRecord:
 
     @property
     def declared_s(self) -> float | None:
-        """Compute of a step in seconds, as declared; None if it is not."""
-        return number(self.compute, "seconds")
+        """Compute of a step of this rank in seconds, as declared; None if it is not."""
+        seconds = number(self.compute, "seconds")
+        return None if seconds is None else seconds / self.speed
+
+    @property
+    def speed(self) -> float:
+        """Declared speed of the rank's site, relative to the fastest."""
+        return number(self.compute, "speed") or 1.0
 
 
 @dataclass(frozen=True)

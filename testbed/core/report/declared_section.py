@@ -27,7 +27,8 @@ def note(found: DeclaredSteps | None, topology: Topology | None) -> str:
         return ""
     scale = 1.0 if topology is None else topology.scale
     link = None if topology is None else min(topology.links, key=lambda it: it.rate_bps, default=None)
-    told = equivalent(found.seconds, found.parameters or 0, scale, None if link is None else link.rate_bps)
+    rate_bps = None if link is None else link.rate_bps
+    told = equivalent(found.seconds, found.parameters or 0, scale, rate_bps, found.speeds)
     told = f"{told[0].upper()}{told[1:]}."
     if link is not None:
         other = full_scale(link.delay_s, link.rate_bps, found.seconds, PHI * found.seconds, scale)

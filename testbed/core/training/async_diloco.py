@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from testbed.core.training.served import HOME, Served, faults_of_versions
-from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, choice, share, whole
+from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, WEIGH, choice, share, whole
 from testbed.core.training.twin import Mistake, Option
 
 __all__ = ["AsyncDiloco"]
@@ -34,7 +34,7 @@ class AsyncDiloco(Served):
         ),
         Option("outer.activation", 0.0, share(0.0, 1.0), "c: share of the momentum in the pushes between, at most 1/N"),
         Option("pace", "steps", choice("steps", "time"), "time: H of a site in proportion to its speed"),
-        Option("weigh", "equal", choice("equal", "tokens"), "tokens: pushes weighted by the tokens behind them"),
+        WEIGH,
         HOME,
     )
     agreed_bytes = 16
@@ -77,8 +77,8 @@ class AsyncDiloco(Served):
 
     @property
     def most_pushes(self) -> float:
-        """A site whose speed is not known beforehand may push after each step."""
-        return 1.0 if self.values["pace"] == "steps" else float(self.values["every"])
+        """A site whose speed is not declared may push after each step."""
+        return 1.0 if self.values["pace"] == "steps" or self.layout.speeds else float(self.values["every"])
 
     def committed(self, step: int) -> float:
         if step >= self.layout.steps:

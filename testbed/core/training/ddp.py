@@ -36,7 +36,7 @@ class Ddp(Twin):
     def committed(self, step: int) -> float:
         return float(step if step >= self.layout.steps else step - step % self.values["accumulate"])
 
-    def updates(self, step: int) -> int:
+    def updates(self, step: int, rank: int = 0) -> int:
         whole_ones, rest = divmod(step, int(self.values["accumulate"]))
         return whole_ones + (step >= self.layout.steps and rest > 0)
 

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from testbed.core.training.inner_steps import PACE, InnerSteps
 from testbed.core.training.site_exchange import (
     gather_in_sites,
-    mean_in_sites,
     slice_groups,
     sum_across,
     sum_delays,
     unknown_aggregator,
 )
 from testbed.core.training.strategy_operation import Operation
-from testbed.core.training.strategy_options import AGGREGATE_AT, EVERY, OUTER_MOMENTUM, OUTER_RATE, REPLICA
-from testbed.core.training.twin import Equal, Mistake, Option, Twin
+from testbed.core.training.strategy_options import AGGREGATE_AT, EVERY, OUTER_MOMENTUM, OUTER_RATE, REPLICA, WEIGH
+from testbed.core.training.twin import Equal, Mistake, Option
 
 __all__ = ["Diloco", "LocalSgd"]
 
 
-class LocalSgd(Twin):
+class LocalSgd(InnerSteps):
     """Also the base of all whose replicas train alone for H steps, then exchange everything and wait for it."""
 
     name = "local-sgd"
     summary = "train alone for H steps, then average the parameters of all sites; sites wait for it"
     source = "Stich 2019, arXiv:1805.09767; Lin et al. 2020, arXiv:1808.07217"
-    options: ClassVar[tuple[Option, ...]] = (EVERY, REPLICA, AGGREGATE_AT)
+    options: ClassVar[tuple[Option, ...]] = (EVERY, REPLICA, AGGREGATE_AT, PACE, WEIGH)
     what: ClassVar[str] = "parameters"
 
     def mistakes(self) -> Sequence[Mistake]:
-        return unknown_aggregator(self.layout, self.aggregate_at)
+        return [*self.wrong_pace(), *unknown_aggregator(self.layout, self.aggregate_at)]
 
     @property
     def aggregate_at(self) -> str:
@@ -40,7 +40,7 @@ class LocalSgd(Twin):
     def operations(self, step: int) -> Sequence[Operation]:
         inside: list[Operation] = []
         if 1 <= step <= self.layout.steps and self.values["replica"] == "site":
-            inside = mean_in_sites(self.layout, self.layout.payload_bytes)
+            inside = self.mean_inside(step)
         return (*inside, *(self.exchange() if self.exchanges(step) else ()))
 
     def exchange(self) -> Sequence[Operation]:
@@ -65,6 +65,13 @@ class LocalSgd(Twin):
         inside = () if self.values["replica"] == "rank" else self.layout.members.values()
         return (*(Equal("parameters", ranks) for ranks in inside), *outer)
 
+    def shares(self, step: int, name: str) -> Mapping[int, float]:
+        if not self.by_tokens:
+            return {}
+        since = (step - 1) // int(self.values["every"]) * int(self.values["every"])
+        groups = [ranks for _, ranks in slice_groups(self.layout, self.values["replica"])]
+        return self.of_members(groups, self.shares_of(self.replicas, since, step))
+
     def committed(self, step: int) -> float:
         return float(step if step >= self.layout.steps else step - step % self.values["every"])
 
@@ -86,5 +93,5 @@ class Diloco(LocalSgd):
     name = "diloco"
     summary = "train alone for H steps, then apply the mean pseudo-gradient by Nesterov momentum; sites wait for it"
     source = "Douillard et al. 2023, arXiv:2311.08105"
-    options = (EVERY, OUTER_RATE, OUTER_MOMENTUM, REPLICA, AGGREGATE_AT)
+    options = (EVERY, OUTER_RATE, OUTER_MOMENTUM, REPLICA, AGGREGATE_AT, PACE, WEIGH)
     what = "pseudo-gradients"

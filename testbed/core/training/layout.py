@@ -37,8 +37,8 @@ class Layout:
         context, width, layers, heads: of the model; tokens in a window, elements of an activation, decoder blocks,
             heads of an attention.
         steps: of the whole job.
-        step_s: declared compute of a step; None if it is not declared.
-        speeds: of sites relative to the fastest one, 1.0, as far as they are known; others count as 1.0.
+        step_s: declared compute of a step at the slowest site; None if it is not declared.
+        speeds: of sites relative to the fastest ones, as declared; those that are not named have 1.0.
     """
 
     sites: tuple[str, ...]

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.core.prediction.inputs import Tier
-from testbed.core.training.site_exchange import gather_in_sites, mean_in_sites, slice_groups, sum_delays, sum_over
+from testbed.core.training.inner_steps import PACE, InnerSteps
+from testbed.core.training.site_exchange import gather_in_sites, slice_groups, sum_delays, sum_over
 from testbed.core.training.strategy_operation import Operation
-from testbed.core.training.strategy_options import OUTER_MOMENTUM, OUTER_RATE, names_by_group, whole
-from testbed.core.training.twin import Equal, Mistake, Option, Twin
+from testbed.core.training.strategy_options import OUTER_MOMENTUM, OUTER_RATE, WEIGH, names_by_group, whole
+from testbed.core.training.twin import Equal, Mistake, Option
 
 __all__ = ["MultiTier"]
 
 
-class MultiTier(Twin):
+class MultiTier(InnerSteps):
     name = "multi-tier"
     summary = "diloco nested: sites of a region exchange every H steps, regions every H' steps"
     source = "DiLoCo (arXiv:2311.08105) applied to tiers"
@@ -25,6 +26,8 @@ class MultiTier(Twin):
         Option("regions", (), names_by_group, "names of sites by region, as in [[a, b], [c, d]]; else two halves"),
         OUTER_RATE,
         OUTER_MOMENTUM,
+        PACE,
+        WEIGH,
     )
 
     @property
@@ -35,7 +38,7 @@ class MultiTier(Twin):
         return self.values["regions"] or tuple(it for it in (names[:half], names[half:]) if it)
 
     def mistakes(self) -> Sequence[Mistake]:
-        found = []
+        found = self.wrong_pace()
         every, upper = self.values["every"], self.values["every_regions"]
         if upper % every:
             message = f"every_regions must be a multiple of every ({every}), got {upper}"
@@ -54,7 +57,7 @@ class MultiTier(Twin):
         if not 1 <= step <= self.layout.steps:
             return ()
         layout, payload = self.layout, self.layout.payload_bytes
-        found = mean_in_sites(layout, payload)
+        found = self.mean_inside(step)
         upper = step % self.values["every_regions"] == 0 or step == layout.steps
         if step % self.values["every"] and not upper:
             return found
@@ -80,6 +83,23 @@ class MultiTier(Twin):
             regions = [tuple(rank for name in region for rank in layout.members[name]) for region in self.regions]
             return (*(Equal("parameters", ranks) for ranks in regions), *mates, *tops)
         return (*(Equal("parameters", ranks) for ranks in layout.members.values()), *mates, *tops)
+
+    def shares(self, step: int, name: str) -> Mapping[int, float]:
+        if not self.by_tokens:
+            return {}
+        layout = self.layout
+        sites = [[layout.members[site] for site in region] for region in self.regions]
+        if name == "outer":
+            every = int(self.values["every_regions"])
+            regions = [[rank for ranks in region for rank in ranks] for region in sites]
+            leaders = [[region[0][index] for region in sites] for index in range(layout.slices)]
+            return self.of_members(leaders, self.shares_of(regions, (step - 1) // every * every, step))
+        every = int(self.values["every"])
+        found: dict[int, float] = {}
+        for region in sites:
+            mates = [[ranks[index] for ranks in region] for index in range(layout.slices)]
+            found |= self.of_members(mates, self.shares_of(region, (step - 1) // every * every, step))
+        return found
 
     def committed(self, step: int) -> float:
         return float(step if step >= self.layout.steps else step - step % self.values["every_regions"])

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from testbed.core.training.codec_bytes import CHUNK, top_k_bytes
 from testbed.core.training.diloco import LocalSgd
+from testbed.core.training.inner_steps import PACE
 from testbed.core.training.site_exchange import gather_in_sites, slice_groups
 from testbed.core.training.strategy_operation import Operation
-from testbed.core.training.strategy_options import EVERY, REPLICA, choice, share, whole
+from testbed.core.training.strategy_options import EVERY, REPLICA, WEIGH, choice, share, whole
 from testbed.core.training.twin import Mistake, Option
 
 __all__ = ["SparseLoco"]
@@ -25,12 +26,14 @@ class SparseLoco(LocalSgd):
         Option("decay", 0.95, share(0.0, 1.0), "share of what was kept back that is added to the next exchange"),
         Option("outer.rate", 1.0, share(0.0, 10.0), "learning rate of the outer parameters; there is no momentum"),
         REPLICA,
+        PACE,
+        WEIGH,
     )
 
     what = "pseudo-gradients"
 
     def mistakes(self) -> Sequence[Mistake]:
-        return ()  # codes are gathered; there is no aggregate_at
+        return self.wrong_pace()  # codes are gathered; there is no aggregate_at
 
     def exchange(self) -> Sequence[Operation]:
         replica, layout = self.values["replica"], self.layout

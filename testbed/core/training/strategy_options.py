@@ -15,6 +15,7 @@ __all__ = [
     "OUTER_MOMENTUM",
     "OUTER_RATE",
     "REPLICA",
+    "WEIGH",
     "choice",
     "flag",
     "names_by_group",
@@ -106,5 +107,8 @@ AGGREGATE_AT = Option(
     "",
     site_name,
     "site that adds what all sites send to it, and sends back the sum; else they exchange",
+)
+WEIGH = Option(
+    "weigh", "equal", choice("equal", "tokens"), "tokens: replicas weighted by the tokens since their last exchange"
 )
 REPLICA = Option("replica", "site", choice("site", "rank"), "what one replica of the model is: a site, or each rank")

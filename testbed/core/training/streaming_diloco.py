@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from testbed.core.training.codec_bytes import dense_bytes
 from testbed.core.training.fragments import Fragmented
+from testbed.core.training.inner_steps import PACE, InnerSteps
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.site_exchange import gather_in_sites, mean_in_sites, slice_groups, sum_delays, sum_over
+from testbed.core.training.site_exchange import gather_in_sites, slice_groups, sum_delays, sum_over
 from testbed.core.training.strategy_operation import Operation
-from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, REPLICA, choice, share, whole
+from testbed.core.training.strategy_options import (
+    EVERY,
+    OUTER_MOMENTUM,
+    OUTER_RATE,
+    REPLICA,
+    WEIGH,
+    choice,
+    share,
+    whole,
+)
 from testbed.core.training.twin import Equal, Mistake, Option
 
 __all__ = ["StreamingDiloco"]
 
 
-class StreamingDiloco(Fragmented):
+class StreamingDiloco(Fragmented, InnerSteps):
     """A fragment that is due after step s lands after s + tau.
 
     At the end, what is on its way lands, and every fragment that was not due after the last step is exchanged again.
@@ -35,10 +45,12 @@ class StreamingDiloco(Fragmented):
         OUTER_RATE,
         OUTER_MOMENTUM,
         REPLICA,
+        PACE,
+        WEIGH,
     )
 
     def mistakes(self) -> Sequence[Mistake]:
-        found = []
+        found = self.wrong_pace()
         every, fragments, overlap = (int(self.values[it]) for it in ("every", "fragments", "overlap"))
         layers = len(self._layers)
         if fragments > max(1, layers):
@@ -60,7 +72,7 @@ class StreamingDiloco(Fragmented):
         landed = [it for it in self._all if self._due(it, step - self._overlap)]
         found = [*self._across(begun, self._overlap), *self._gathered(landed)]
         if self._site:
-            found[:0] = mean_in_sites(self.layout, self.layout.payload_bytes)
+            found[:0] = self.mean_inside(step)
         return (*found, *(self._end() if step == last else ()))
 
     def resumed(self, step: int) -> Sequence[Operation]:
@@ -85,6 +97,13 @@ class StreamingDiloco(Fragmented):
             return (Equal("parameters", tuple(range(self.layout.world_size))), *outer)
         inside = self.layout.members.values() if self._site else ()
         return (*(Equal("parameters", ranks) for ranks in inside), *outer)
+
+    def shares(self, step: int, name: str) -> Mapping[int, float]:
+        if not self.by_tokens:
+            return {}
+        since = max(0, self._begun(int(name.partition(".")[2]), step - 1))
+        groups = [ranks for _, ranks in slice_groups(self.layout, self.values["replica"])]
+        return self.of_members(groups, self.shares_of(self.replicas, since, step))
 
     def committed(self, step: int) -> float:
         if step >= self.layout.steps:

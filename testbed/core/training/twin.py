@@ -112,9 +112,20 @@ class Twin(ABC):
         """
         return float(step)
 
-    def updates(self, step: int) -> int:
-        """Return how often the inner optimizer has updated the parameters after ``step`` steps."""
+    def inner_steps(self, step: int, rank: int = 0) -> int:
+        """Return how many batches ``rank`` has trained on after ``step`` steps."""
         return step
+
+    def updates(self, step: int, rank: int = 0) -> int:
+        """Return how often the inner optimizer of ``rank`` has updated its parameters after ``step`` steps."""
+        return self.inner_steps(step, rank)
+
+    def shares(self, step: int, name: str) -> Mapping[int, float]:
+        """Return the share of each rank that takes part in the mean of an exchange which was taken after ``step``.
+
+        ``name``: of the outer optimizer that the mean is for. Empty for equal shares.
+        """
+        return {}
 
     def outer_updates(self, step: int) -> int:
         """Return how many exchanges are in the outer parameters after ``step``; 0 where there is no outer loop."""

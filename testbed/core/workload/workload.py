@@ -71,8 +71,8 @@ class AgentWorkload:
 
     @property
     def step_s(self) -> float | None:
-        """Declared compute of a step; None if it is not declared."""
-        return None if self.compute is None else self.compute.seconds
+        """Declared compute of a step at the slowest site; None if it is not declared."""
+        return None if self.compute is None else self.compute.slowest_s
 
     @property
     def asleep(self) -> bool:
@@ -133,7 +133,9 @@ class AgentWorkload:
         }
 
     def _compute_message(self, compute: DeclaredCompute, scale: float) -> dict[str, Any]:
-        own = {"seconds": compute.seconds, "real": compute.real, "noise": compute.noise}
+        own: dict[str, Any] = {"seconds": compute.seconds, "real": compute.real, "noise": compute.noise}
+        if compute.speeds:
+            own["speeds"] = dict(compute.speeds)
         return own if compute.real else {**own, "elements": self.elements(scale), "layers": self.layers}
 
     def to_dict(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from testbed.core.training.layout import Layout, asleep_tensors, gpt_tensors
 from testbed.core.training.strategies_built import make, twin_class
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Mistake, Twin
+from testbed.core.user_text import unknown
 from testbed.core.workload.workload import BUCKETS, AgentWorkload
 from testbed.errors import FileMistakes, Finding
 
@@ -37,6 +38,7 @@ def layout_of(workload: AgentWorkload, topology: Topology) -> Layout:
         heads=workload.heads,
         steps=workload.steps,
         step_s=workload.step_s,
+        speeds={} if workload.compute is None else workload.compute.speeds,
     )
 
 
@@ -55,16 +57,26 @@ def examine(workload: AgentWorkload, topology: Topology, unsure: Collection[str]
         fix = f"change scale: of the topology ({topology.scale:g} now), or write another model:"
         return (Mistake("model", why, fix),)
     twin = twin_of(workload, topology)
-    found = list(twin.mistakes())
+    found = [*_wrong_speeds(twin.layout), *twin.mistakes()]
     if unsure:
         other = {name: _other(value) if name in unsure else value for name, value in twin.values.items()}
-        found = [it for it in make(twin.name, other, twin.layout).mistakes() if it in found]
+        of_any = make(twin.name, other, twin.layout).mistakes()
+        found = [it for it in found if it in of_any or it.option == "compute"]
     if workload.asleep and not twin.asleep:
         why = f"strategy {twin.name} splits the matrices of a real model, and the declared one only sleeps"
         found.append(Mistake("compute", why, f"write compute: {{real: true, at_least: {workload.step_s:g}s}}"))
     if not unsure and all(it.warning for it in found):
         found += _small_messages(twin, topology)
     return tuple(sorted(found, key=lambda it: it.warning))
+
+
+def _wrong_speeds(layout: Layout) -> Iterator[Mistake]:
+    for name in layout.speeds:
+        if name not in layout.members:
+            message, fix = unknown("site", name, layout.site_names)
+            yield Mistake("compute", f"speeds: {message}", fix or f"write one of {', '.join(layout.site_names)}")
+    if layout.speeds and not any(layout.speeds.get(name, 1.0) == 1.0 for name in layout.site_names):
+        yield Mistake("compute", "speeds: expected a site of speed 1, the fastest one", "write the time of that site")
 
 
 def _other(value: object) -> object:

@@ -161,7 +161,9 @@ class _Section(Part):
     heads: Annotated[int | None, BeforeValidator(whole(1, 1000))] = None
     width: Annotated[int | None, BeforeValidator(whole(1, 100_000))] = None
     learning_rate: Annotated[float | None, BeforeValidator(_rate)] = None
-    compute: Annotated[tuple[float, bool] | None, BeforeValidator(declared_compute.parse_compute)] = None
+    compute: Annotated[tuple[float, bool, dict[str, float]] | None, BeforeValidator(declared_compute.parse_compute)] = (
+        None
+    )
     model: Annotated[float | None, BeforeValidator(declared_compute.parse_model)] = None
     noise: Annotated[float | None, BeforeValidator(declared_compute.parse_noise)] = None
 
@@ -246,11 +248,11 @@ def _compute(
                 if key in written and (*path, key) not in mistakes.bad:
                     mistakes.note((*path, key), f"{key} belongs to declared compute", "add compute: 80ms")
         return None
-    seconds, real = section.compute
+    seconds, real, speeds = section.compute
     if real and section.model is not None:
         why = "model: the agents' GPT runs inside declared time, so a size cannot be declared; compute: has real: true"
         mistakes.note((*path, "model"), why, "remove it, or write compute: with a time alone")
-    return DeclaredCompute(seconds, real, None if real else section.model, section.noise or 0.0)
+    return DeclaredCompute(seconds, real, None if real else section.model, section.noise or 0.0, speeds)
 
 
 def _foreign(key: str, of_agents: Mapping[str, tuple[str, str]], is_command: bool) -> tuple[str, str]:

@@ -19,9 +19,10 @@ def cores() -> int:
 
 def declared_notes(workload: AgentWorkload, topology: Topology) -> tuple[str, ...]:
     """Return full scale of declared compute, and the verdict on this machine, a line each; none for real compute."""
-    if workload.step_s is None:
+    if workload.compute is None or workload.step_s is None:
         return ()
     slowest = min((link.rate_bps for link in topology.links), default=None)
-    told = equivalent(workload.step_s, workload.elements(topology.scale), topology.scale, slowest)
-    bound = cpu_bound(len(topology.node_names), workload.step_s, cores())
+    of = workload.compute
+    told = equivalent(of.seconds, workload.elements(topology.scale), topology.scale, slowest, of.speeds)
+    bound = cpu_bound(len(topology.node_names), of.seconds, cores())
     return (told, *([bound] if bound else []))

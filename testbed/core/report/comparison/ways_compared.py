@@ -199,7 +199,7 @@ def _measured_bytes(run: RunData, mtu: Mapping[str, int]) -> float | None:
 def _theory_bytes_per_token(twin: Twin) -> float | None:
     """Return what the twin's operations send between sites, over the tokens of all ranks."""
     layout = twin.layout
-    tokens = layout.tokens * layout.world_size * layout.steps
+    tokens = layout.tokens * sum(twin.inner_steps(layout.steps, rank) for rank in range(layout.world_size))
     if not tokens:
         return None
     per_step: dict[tuple[object, ...], float] = {}

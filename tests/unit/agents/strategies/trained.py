@@ -28,6 +28,7 @@ class Case:
     optimizer: str = "adamw"
     steps: int = 7
     seed: int = 0
+    speeds: dict[str, float] = field(default_factory=dict)
 
 
 def windows(rank: int, seed: int) -> Callable[[], Tensor]:
@@ -66,7 +67,7 @@ class Trained:
 
 def train(rank: int, case: Case, sites: Sequence[str], after: Callable[[int, Strategy], None] | None = None) -> Trained:
     """Train ``case`` as the loop of the agents does."""
-    context = Context(Groups(rank, sites), steps=case.steps)
+    context = Context(Groups(rank, sites), steps=case.steps, speeds=case.speeds)
     strategy = strategies.make(case.strategy, case.options)
     optimizer = make_optimizer(case.optimizer, strategy.prepare(make_model(case.seed), context))
     draw = windows(rank, case.seed)
@@ -74,12 +75,13 @@ def train(rank: int, case: Case, sites: Sequence[str], after: Callable[[int, Str
     updated = 0
     for step in range(1, case.steps + 1):
         context.step = step
-        inputs = draw()
-        strategy.run(inputs, inputs)
-        if strategy.updates(step):
-            optimizer.step()
-            optimizer.zero_grad()
-            updated += 1
+        for _ in range(strategy.inner_steps(step)):
+            inputs = draw()
+            strategy.run(inputs, inputs)
+            if strategy.updates(step):
+                optimizer.step()
+                optimizer.zero_grad()
+                updated += 1
         strategy.after_step(step)
         if step == case.steps:
             strategy.finish(step)
@@ -106,19 +108,23 @@ class Saved:
 def train_interrupted(rank: int, case: Case, sites: Sequence[str], at: int) -> tuple[int, int]:
     """Return the parameters' fingerprint of a job, and that of one restored from a checkpoint after step ``at``."""
     saved: list[Saved] = []
-    context = Context(Groups(rank, sites), steps=case.steps)
+    drawn = 0
+    context = Context(Groups(rank, sites), steps=case.steps, speeds=case.speeds)
     strategy = strategies.make(case.strategy, case.options)
     parameters = strategy.prepare(make_model(case.seed), context)
     optimizer = make_optimizer(case.optimizer, parameters)
 
     def go_on(first: int, draw: Callable[[], Tensor]) -> int:
+        nonlocal drawn
         for step in range(first, case.steps + 1):
             context.step = step
-            inputs = draw()
-            strategy.run(inputs, inputs)
-            if strategy.updates(step):
-                optimizer.step()
-                optimizer.zero_grad()
+            for _ in range(strategy.inner_steps(step)):
+                inputs = draw()
+                strategy.run(inputs, inputs)
+                drawn += not saved
+                if strategy.updates(step):
+                    optimizer.step()
+                    optimizer.zero_grad()
             strategy.after_step(step)
             if step == case.steps:
                 strategy.finish(step)
@@ -129,7 +135,7 @@ def train_interrupted(rank: int, case: Case, sites: Sequence[str], at: int) -> t
 
     whole = go_on(1, windows(rank, case.seed))
 
-    context = Context(Groups(rank, sites), steps=case.steps)
+    context = Context(Groups(rank, sites), steps=case.steps, speeds=case.speeds)
     strategy = strategies.make(case.strategy, case.options)
     parameters = strategy.prepare(make_model(case.seed + 1), context)  # of another process, so not yet equal
     optimizer = make_optimizer(case.optimizer, parameters)
@@ -143,7 +149,7 @@ def train_interrupted(rank: int, case: Case, sites: Sequence[str], at: int) -> t
             tensor.copy_(saved[0].strategy[name])
     optimizer.load_state_dict(saved[0].optimizer)
     strategy.loaded()
-    for _ in range(at):
+    for _ in range(drawn):
         draw()
     return whole, go_on(at + 1, draw)
 
