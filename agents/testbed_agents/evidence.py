@@ -34,7 +34,7 @@ Bound = float | Tensor | Callable[[Tensor], Tensor]
 
 
 class Evidence:
-    """Writes records of kind ``encoded``, ``weighed``, ``outer``, ``exchange``. Thread-safe; idle without ``records``."""
+    """Writes records ``encoded``, ``weighed``, ``outer`` and ``exchange``. Thread-safe; idle without ``records``."""
 
     def __init__(self, records: Records | None = None, seed: int = 0, step: Callable[[], int] = lambda: 0) -> None:
         self._records, self._seed, self._step = records, seed, step

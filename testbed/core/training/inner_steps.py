@@ -32,8 +32,8 @@ class InnerSteps(Twin):
         """Return the mistake of a pace by time without speeds."""
         if self.values.get("pace") != "time" or self.layout.speeds:
             return []
-        message = "pace: time needs the declared speeds of sites, and all have the same"
-        return [Mistake("pace", message, "write compute: {at_least: 80ms, speeds: {SITE: 0.5}}, or remove pace")]
+        message = "time needs the declared speeds of sites, and none is declared"
+        return [Mistake("pace", message, "write compute: {at_least: 80ms, speeds: {SITE: 0.5}}, or pace: steps")]
 
     def inner_steps(self, step: int, rank: int = 0) -> int:
         return int(step * self._faster[self.layout.sites[rank]])

@@ -142,7 +142,15 @@ def test_fragments_by_tokens_are_those_of_a_reference(trained: Any) -> None:
     )
     assert replica_jobs.distance(trained[3]["fragments"][0], outer) < 1e-5
     _, outer = replica_reference.streaming(
-        sites, STEPS, every=4, count=2, overlap=1, alpha=0.5, rate=RATE, tokens=(2, 1, 1), quantize=replica_reference.e3m0
+        sites,
+        STEPS,
+        every=4,
+        count=2,
+        overlap=1,
+        alpha=0.5,
+        rate=RATE,
+        tokens=(2, 1, 1),
+        quantize=replica_reference.e3m0,
     )
     assert replica_jobs.distance(trained[3]["coded"][0], outer) < 1e-3
     theta, _ = replica_reference.sparse(sites, STEPS, every=4, keep=512, rate=RATE, tokens=(2, 1, 1))
