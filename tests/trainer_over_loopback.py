@@ -94,7 +94,8 @@ def train(
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
     written = {it.argument: it.name for it in of.options}
-    layout = Layout(SITES, gpt_tensors(LAYERS, WIDTH, CONTEXT), BATCH * CONTEXT, CONTEXT, WIDTH, LAYERS, steps)
+    tensors = gpt_tensors(LAYERS, WIDTH, CONTEXT)
+    layout = Layout(SITES, tensors, BATCH * CONTEXT, CONTEXT, WIDTH, LAYERS, steps, speeds=made.speeds)
     twin = strategies_built.make(strategy, {written[name]: value for name, value in options.items()}, layout)
     assert not twin.mistakes()
     checked = check([_log(folder, rank) for rank in range(len(SITES))], twin)

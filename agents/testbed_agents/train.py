@@ -191,9 +191,9 @@ def train(
             losses.clear()
             t_begin = began_t = time.monotonic()
             declared: dict[str, float] = {}
-            inner_steps = strategy.inner_steps(step)
+            inner_steps, slower = strategy.inner_steps(step), slower_by()
             for inner in range(1, inner_steps + 1):
-                compute.begin(step, slower_by(), inner)
+                compute.begin(step, slower, inner)
                 strategy.run(*windows.draw())
                 t_sync = time.monotonic()
                 if inner < inner_steps:  # of the last one the time of each part is recorded
@@ -271,7 +271,9 @@ def train(
                 t = time.monotonic()
                 records.write("checkpoint", t=t, step=step, bytes=size, took_s=t - t_end)
             if evaluation is not None and job.evaluate.due(step, job.steps):
-                records.write("evaluation", **evaluation.run(strategy, step))
+                with watched.unobserved():  # its operations are no exchange of the strategy's
+                    fields = evaluation.run(strategy, step)
+                records.write("evaluation", **fields)
         if order == "stop":
             checks.finishing()
             strategy.finish(done)

@@ -141,6 +141,17 @@ def observe(observer: Observer | None) -> None:
     _observer = observer
 
 
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Begin operations inside that no observer is told of; those that run already keep theirs."""
+    before = _observer
+    observe(None)
+    try:
+        yield
+    finally:
+        observe(before)
+
+
 _waiting: tuple[int, Callable[[], contextlib.AbstractContextManager[None]]] | None = None
 """Thread, and in what it waits."""
 

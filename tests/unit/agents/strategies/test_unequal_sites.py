@@ -5,9 +5,11 @@ And what the ranks tell of their means, judged by the checker: wrong shares are 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ torch = pytest.importorskip("torch")
 import loopback_ranks  # noqa: E402
 import replica_jobs  # noqa: E402
 import replica_reference  # noqa: E402
+import trainer_over_loopback  # noqa: E402
 from testbed_agents import evidence, strategies  # noqa: E402
+from testbed_agents.evaluation import Plan  # noqa: E402
 from testbed_agents.fragments import layer_of  # noqa: E402
 from testbed_agents.groups import Groups  # noqa: E402
 from testbed_agents.site_pace import InnerSteps  # noqa: E402
@@ -217,6 +221,27 @@ def test_the_checker_finds_what_is_weighted_wrongly(trained: Any, name: str) -> 
 def _doubled(values: str) -> str:
     floats = torch.frombuffer(bytearray.fromhex(values), dtype=torch.float32)
     return (2 * floats).numpy().tobytes().hex()
+
+
+def test_a_job_with_inner_steps_and_evaluations_is_right(tmp_path: Path) -> None:
+    """Site b is half as fast. What a rank evaluates is no exchange: its operations are not the strategy's."""
+    compute = {"seconds": 0.02, "real": True, "speeds": {"b": 0.5}}
+    options = {"every": 4, "pace": "time", "weigh": "tokens"}
+    ended = trainer_over_loopback.train(tmp_path, "diloco", options, 10, compute=compute, evaluate=Plan(3))
+    assert len(set(ended.ranks)) == 1 and ended.ranks[0].startswith("ok"), ended.ranks
+    assert set(ended.holds.values()) == {True} and "exchanges" in ended.holds, ended.texts
+    for rank, (tokens, updates) in enumerate(((2, 20), (2, 20), (1, 10), (1, 10))):
+        lines = [json.loads(it) for it in (tmp_path / f"rank-{rank}.jsonl").read_text().splitlines()]
+        job = next(it for it in lines if it["kind"] == "job")
+        steps = [it for it in lines if it["kind"] == "step"]
+        assert [it["tokens"] for it in steps] == [tokens * job["tokens_per_step"]] * 10
+        assert [it["declared_s"] for it in steps] == pytest.approx([0.04] * 10)
+        assert job["compute"].get("speed", 1.0) == (0.5 if rank > 1 else 1.0)
+        for it in steps:  # the parts of a step are all of it
+            assert it["compute_s"] + it["exposed_s"] == pytest.approx(it["t_end"] - it["t_begin"])
+        assert sum(it["kind"] == "evaluation" for it in lines) == 4
+        checks = [json.loads(it) for it in (tmp_path / f"rank-{rank}.checks.jsonl").read_text().splitlines()]
+        assert max(it["optimizer_steps"] for it in checks if it["kind"] == "step") == updates
 
 
 @dataclass
