@@ -59,8 +59,10 @@ def parent(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
 def judged(
     parent: Parent, nodes: Nodes, directory: Path, strategy: str, options: Mapping[str, Any]
 ) -> dict[str, Checker]:
-    """Train to the end, or until each rank has failed or died (gloo aborts on a message of another size than it expects);
-    return what the checkers say."""
+    """Train to the end, or until each rank has failed or died; return what the checkers say.
+
+    gloo aborts on a message of another size than it expects.
+    """
     for rank, site in enumerate(SITES):
         place = {"rank": rank, "node": f"node-{rank}", "site": site, "namespaces": nodes.namespaces(rank)}
         parent.say({"do": "rank", **place, "metrics": [nodes.address(rank), 9100]})

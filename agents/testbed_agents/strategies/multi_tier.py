@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from testbed_agents import watched
 from testbed_agents.exchange import begin_sum
 from testbed_agents.outer import Nesterov, Slice
 from testbed_agents.strategies.diloco import ReplicaTraining
@@ -50,9 +51,9 @@ class MultiTier(ReplicaTraining):
         for number in range(self.replicas.slices):
             within = [tuple(groups.members[name][number] for name in region) for region in regions]
             leaders = tuple(ranks[0] for ranks in within)
-            between = groups.new(leaders, f"regions:{number}")
+            between = groups.new(leaders, f"regions:{number}", apart=True)
             for region, ranks in enumerate(within):
-                inside = groups.new(ranks, f"region:{region}:{number}")
+                inside = groups.new(ranks, f"region:{region}:{number}", apart=True)
                 if number == index and groups.rank in ranks:
                     self._between, self._leaders = between, leaders
                     self._inside, self._mates = inside, ranks
@@ -90,6 +91,7 @@ class MultiTier(ReplicaTraining):
             gradient = self._top.values - self._region.values
             self._top.step(begin_sum(gradient, self._between, self._leaders).wait() / len(self._leaders))
         if len(self._mates) > 1:
+            watched.await_everyone()  # the first of them waits for the other regions
             dist.broadcast(self._top.values, self._mates[0], group=self._inside)
         self._region.restart(self._top.values)
 

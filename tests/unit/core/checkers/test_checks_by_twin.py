@@ -181,6 +181,22 @@ def test_an_exchange_may_leave_the_traced_elements_as_they_were_if_others_change
     assert any(text.endswith("went back to the parameters after step 4") for text in texts), texts
 
 
+def test_a_wait_in_the_first_operation_of_a_group_is_of_that_operation() -> None:
+    """The group's ranks are recorded behind it, with the step."""
+    lines: list[Line] = [
+        {"kind": "waits", "attempt": 1, "t": 9.0, "since_t": 2.0, "step": 4, "group": "slice:0", "sequence": 0,
+         "operation": "send", "peer": 2},
+        {"kind": "group", "attempt": 1, "group": "slice:0", "ranks": [0, 2]},
+        {"kind": "step", "attempt": 1, "t": 10.0, "step": 4, "optimizer_steps": 4, "operations": [
+            {"group": "slice:0", "sequence": 0, "operation": "send", "peer": 2, "bytes": 8, "began_t": 2.0,
+             "ended_t": 9.5},
+        ]},
+    ]  # fmt: skip
+    log, malformed = read_checks(0, lines)
+    assert malformed == 0
+    assert log.waits[0].tag == log.steps[0].operations[0][0]
+
+
 def test_slices_of_the_outer_state_are_equal_between_sites() -> None:
     run = run_of(diloco())
     for step in (8, 12):
