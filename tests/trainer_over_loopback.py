@@ -56,12 +56,13 @@ def train(
     steps: int = 21,
     broken: str = "",
     told: int = 0,
+    slow_s: float = 0.0,
     **job: Any,
 ) -> Ended:
     """Train by ``strategy``; ``options`` by the names of its constructor's arguments. ``broken``: as of ``breakage``.
 
-    ``told``: the step in which rank 0 is told to stop; 0: never. With ``attempt=2, resume=(8, 1)`` a second attempt
-    continues in the folder of the first one.
+    ``slow_s``: by how much the ranks of site b are later in each step. ``told``: the step in which rank 0 is told to
+    stop; 0: never. With ``attempt=2, resume=(8, 1)`` a second attempt continues in the folder of the first one.
     """
     data.load(None)  # once, before ranks are forked
     of = strategies_built.twin_class(strategy)
@@ -77,16 +78,15 @@ def train(
         interface="lo",
         directory=folder,
         steps=steps,
-        timeout_s=8.0,
         batch=BATCH,
         shape=Shape(layers=LAYERS, heads=2, width=WIDTH, context=CONTEXT),
         sites=SITES,
         strategy=strategy,
         options={it.argument: options.get(it.argument, it.default) for it in of.options},
-        **job,
+        **{"timeout_s": 8.0, **job},
     )
     sys.stdout.flush()
-    pids = [_forked(rank, made, broken, told) for rank in range(len(SITES))]
+    pids = [_forked(rank, made, broken, told, slow_s) for rank in range(len(SITES))]
     until = time.monotonic() + BOUND_S
     for pid in pids:
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
@@ -106,7 +106,7 @@ def train(
     )
 
 
-def _forked(rank: int, job: Job, broken: str, told: int) -> int:
+def _forked(rank: int, job: Job, broken: str, told: int, slow_s: float) -> int:
     end = job.directory / f"rank-{rank}.end"
     end.unlink(missing_ok=True)
     if pid := os.fork():
@@ -123,6 +123,8 @@ def _forked(rank: int, job: Job, broken: str, told: int) -> int:
         def slower_by() -> float:  # asked at the beginning of each step
             if next(begun) == told and rank == 0:
                 stop.set()
+            if SITES[rank] == "b":
+                time.sleep(slow_s)
             return 0.0
 
         outcome = train_rank(job, seat, records, metrics, stop, slower_by=slower_by)

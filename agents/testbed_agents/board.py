@@ -98,6 +98,11 @@ class Board:
         losses = [note[3] for rank in ranks if (note := self._note(rank, step)) and not math.isnan(note[3])]
         return math.fsum(losses) / len(losses) if losses else math.nan
 
+    def entered(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """Return the newest step that each of ``ranks`` has entered."""
+        with self._locked():
+            return tuple(self._entered(rank) for rank in ranks)
+
     def saved(self, step: int) -> int:
         """Note that this rank's checkpoint of ``step`` is on disk; return the newest step of which all ranks had one
         before, 0 for none in this attempt."""

@@ -13,7 +13,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from testbed_agents.watched import WatchedGroup
+
 __all__ = ["Groups", "Replicas"]
+
+_APART = timedelta(days=1)
+"""gloo's timeout of groups whose ranks wait for each other as long as they train."""
 
 ProcessGroup = Any
 """torch.distributed.ProcessGroup; untyped in torch before 2.15."""
@@ -72,14 +77,19 @@ class Groups:
         """Index of this rank in its site."""
         return self.members[self.site].index(self.rank)
 
-    def new(self, ranks: Sequence[int], name: str) -> ProcessGroup | None:
+    def new(self, ranks: Sequence[int], name: str, apart: bool = False) -> ProcessGroup | None:
         """Make a group of ``ranks``, which torch sorts; None if this rank is not in it. A collective call.
+
+        ``apart``: its ranks may be many steps apart, and wait for each other by :mod:`testbed_agents.patience`.
 
         The same name is the same group, so strategies may ask for it again; operations that overlap each other need
         groups of different names.
         """
         if name not in self._by_name:
-            made = dist.new_group(list(ranks), timeout=self._timeout, group_desc=name)
+            apart = apart and len(ranks) > 1 and isinstance(self.world, WatchedGroup)
+            made = dist.new_group(list(ranks), timeout=_APART if apart else self._timeout, group_desc=name)
+            if apart and isinstance(made, WatchedGroup):
+                made.bound = self._timeout
             self._by_name[name] = made if self.rank in ranks else None
         return self._by_name[name]
 
@@ -91,8 +101,8 @@ class Groups:
             own = made if name == self.site else own
         return own
 
-    def replicas(self, kind: str = "site", suffix: str = "") -> Replicas:
-        """Return the replicas: a ``site`` each, or a ``rank`` each. A collective call.
+    def replicas(self, kind: str = "site", suffix: str = "", apart: bool = False) -> Replicas:
+        """Return the replicas: a ``site`` each, or a ``rank`` each. A collective call. ``apart``: as of :meth:`new`.
 
         ``suffix`` distinguishes groups whose operations overlap those of another.
         """
@@ -102,14 +112,14 @@ class Groups:
             for rank in everyone:
                 made = self.new((rank,), f"rank:{rank}{suffix}")
                 alone = made if rank == self.rank else alone
-            across = self.new(everyone, f"replicas{suffix}")
+            across = self.new(everyone, f"replicas{suffix}", apart)
             return Replicas(alone, (self.rank,), across, everyone, len(everyone), 1, 0)
         inside = self.in_site()
         slices = min(len(ranks) for ranks in self.members.values())
         own: tuple[ProcessGroup | None, tuple[int, ...]] = (None, ())
         for index in range(slices):
             ranks = tuple(self.members[name][index] for name in self.site_names)
-            made = self.new(ranks, f"slice:{index}{suffix}")
+            made = self.new(ranks, f"slice:{index}{suffix}", apart)
             own = (made, ranks) if index == self.local_rank else own
         mine = self.local_rank if self.local_rank < slices else None
         return Replicas(inside, self.members[self.site], *own, len(self.site_names), slices, mine)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from testbed_agents import evidence
+from testbed_agents import evidence, watched
 from testbed_agents.aggregation import begin_sum_at
 from testbed_agents.exchange import Exchange, begin_sum, gather_into
 from testbed_agents.failpoints import failpoint
@@ -93,6 +93,8 @@ class Slice:
 
         A collective call of the ranks of a replica.
         """
+        if not self.holds:
+            watched.await_everyone()  # its mates wait for the other replicas
         whole = self.gather(values)
         if keep:
             local = flatten(self._parameters)

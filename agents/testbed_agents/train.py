@@ -40,6 +40,7 @@ from testbed_agents.groups import Groups
 from testbed_agents.metrics import RankMetrics, interface_bytes
 from testbed_agents.model import GPT, cross_entropy, fingerprint, parameter_count
 from testbed_agents.own_address import own_address
+from testbed_agents.patience import Patience
 from testbed_agents.records import Records
 from testbed_agents.rendezvous import rendezvous
 from testbed_agents.strategies import Context, Strategy
@@ -137,6 +138,8 @@ def train(
         )
         watched.observe(checks.operations)
         watched.wait_in(context.waiting)
+        everyone = range(job.world_size)
+        watched.be_patient(Patience(board.entered, lambda: context.step, job.timeout_s, everyone))
         evidence.install(checks.evidence)
         if broken:
             broken.install(strategy, optimizer)
@@ -288,6 +291,7 @@ def train(
     finally:
         watched.observe(None)
         watched.wait_in(None)
+        watched.be_patient(None)
         watched.break_by(None)
         failpoints.plant(None)
         evidence.install(None)

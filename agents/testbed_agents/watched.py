@@ -63,6 +63,7 @@ class Operation:
         reduction: sum, avg, max, ...; empty where nothing is reduced.
         root: position of the source or destination of all; None for none.
         peer: position of the other rank of a message.
+        step: in which it began, where somebody is patient (:func:`be_patient`).
         sent: parts by destination; one part for all of them.
         received: parts by source; None where nothing was received.
         waited_s: how long the rank was blocked in ``wait``; None if it waited otherwise, or not yet.
@@ -82,6 +83,7 @@ class Operation:
     root: int | None = None
     peer: int | None = None
     tag: int = 0
+    step: int = 0
     sent: Callable[[], Parts] | None = None
     received: Callable[[], Sequence[Sequence[Tensor] | None]] | None = None
     began_t: float = 0.0
@@ -168,6 +170,29 @@ def _wait() -> contextlib.AbstractContextManager[None]:
     return _waiting[1]()
 
 
+class _Patience(Protocol):
+    step: Callable[[], int]
+    everyone: Sequence[int]
+
+    def await_ranks(self, ranks: Sequence[int], step: int, done: Callable[[], bool]) -> None:
+        """Wait for ranks that have not entered ``step`` yet."""
+
+
+_patience: _Patience | None = None
+
+
+def be_patient(patience: _Patience | None) -> None:
+    """Wait by ``patience`` for ranks of groups with a ``bound`` before their timeout runs; None: not."""
+    global _patience
+    _patience = patience
+
+
+def await_everyone() -> None:
+    """Wait until all ranks of the job have entered this step, before an operation with a rank that waits for them."""
+    if _patience is not None:
+        _patience.await_ranks(_patience.everyone, _patience.step(), lambda: False)
+
+
 def break_by(faults: Faults | None) -> None:
     """Set the deliberate errors of all watched groups of this process; None: none."""
     global _faults
@@ -200,14 +225,21 @@ def size_of(tensors: Any) -> int:
 class WatchedWork(Work):
     """gloo's handle of an operation, with the time that its owner is blocked in ``wait``."""
 
-    def __init__(self, work: Any, operation: Operation, observer: Observer | None, has_future: bool) -> None:
+    def __init__(
+        self, work: Any, operation: Operation, observer: Observer | None, has_future: bool, bound: Any = None
+    ) -> None:
         super().__init__()
         self._work, self._operation, self._observer, self._has_future = work, operation, observer, has_future
+        self._bound = bound
 
     def wait(self, timeout: Any = None) -> bool:
         began_t = self._operation.blocked_t = time.monotonic()
         try:
             with _wait():
+                if self._bound is not None and timeout is None:
+                    timeout = self._bound
+                    if _patience is not None:
+                        _patience.await_ranks(self._operation.ranks, self._operation.step, self._work.is_completed)
                 done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         except RuntimeError as error:
             if not self._has_future:
@@ -292,6 +324,8 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
             group._set_default_backend(ProcessGroup.BackendType.GLOO)
             group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
         self._ranks, self._position = tuple(ranks), rank
+        self.bound: Any = None
+        """How long a wait may last (a timedelta) once all ranks have come; None: gloo's timeout."""
         self._label = ""
         self._lock = threading.Lock()
         self._count = itertools.count()
@@ -329,6 +363,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
             elif operation.peer is not None:
                 operation.sequence = self._number(operation)
         operation.began_t = time.monotonic()
+        operation.step = _patience.step() if _patience is not None else 0
         if observer is not None:
             observer.entered(operation)
         if faults is not None:
@@ -344,7 +379,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         try:
             future = work.get_future()
         except RuntimeError:  # send and recv
-            return WatchedWork(work, operation, self._for_messages(observer), False)
+            return WatchedWork(work, operation, self._for_messages(observer), False, self.bound)
 
         def ended(done: Any) -> None:
             try:
@@ -356,7 +391,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
 
         operation.over = future.done
         future.add_done_callback(ended)
-        return WatchedWork(work, operation, observer, True)
+        return WatchedWork(work, operation, observer, True, self.bound)
 
     def _number(self, operation: Operation) -> int:
         own, peer = self._position, operation.peer or 0

@@ -59,7 +59,10 @@ def parent(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
 def judged(
     parent: Parent, nodes: Nodes, directory: Path, strategy: str, options: Mapping[str, Any]
 ) -> dict[str, Checker]:
-    """Train to the end, or until a rank fails because another one did not send; return what the checkers say."""
+    """Train to the end, or until each rank has failed or died; return what the checkers say.
+
+    gloo aborts on a message of another size than it expects.
+    """
     for rank, site in enumerate(SITES):
         place = {"rank": rank, "node": f"node-{rank}", "site": site, "namespaces": nodes.namespaces(rank)}
         parent.say({"do": "rank", **place, "metrics": [nodes.address(rank), 9100]})
@@ -71,7 +74,7 @@ def judged(
             "model": MODEL, "sites": list(SITES), "strategy": {"name": strategy, "options": dict(options)},
         }
     )  # fmt: skip
-    parent.next("finished", RANKS, timeout_s=60)
+    parent.wait_for(RANKS, 60, lambda it: it["event"] in ("finished", "died"))
     checks, ranks = [], []
     for rank in range(RANKS):
         lines = [json.loads(it) for it in (directory / f"rank-{rank}.checks.jsonl").read_text().splitlines()]
@@ -93,15 +96,18 @@ SPARSE = ("sparse-loco", {"every": 4})
         ("", STREAMING, set()),
         ("", SPARSE, set()),
         ("unsent:step=8", DILOCO, {"sums", "exchanges"}),
+        ("unsent:rank=1,step=8", DILOCO, {"exchanges"}),
+        ("unsent:step=5", STREAMING, {"exchanges"}),
         ("applied-twice:step=8", DILOCO, {"updates"}),
         ("applied-twice:rank=1,step=8", DILOCO, {"updates", "parameters"}),
-        ("stale-outer:step=8", DILOCO, {"updates", "parameters"}),
+        ("stale-outer:step=8", DILOCO, {"updates"}),
         ("stale-outer:rank=2,step=8", DILOCO, {"updates", "parameters"}),
-        ("foreign-state:rank=1,step=6", DILOCO, {"parameters"}),
-        ("foreign-state:step=6", DILOCO, {"parameters", "updates"}),
+        ("foreign-state:rank=1,step=6", DILOCO, {"updates", "parameters"}),
+        ("foreign-state:step=6", DILOCO, {"updates"}),
         ("dropped-residual:step=4", SPARSE, {"sums"}),
         ("dropped-residual:rank=3,step=4", SPARSE, {"sums"}),
         ("tied-twice:step=1", STREAMING, {"exchanges"}),
+        ("tied-twice:rank=1,step=1", STREAMING, {"parameters"}),
     ],
     indirect=["parent"],
 )
@@ -111,6 +117,6 @@ def test_a_planted_bug_is_found(
     checkers = judged(parent, nodes, tmp_path, *strategy)
     wrong = {name for name, each in checkers.items() if each.holds is False}
     if finders:
-        assert wrong & finders, {name: (each.holds, each.why) for name, each in checkers.items()}
+        assert finders <= wrong, {name: (each.holds, each.why) for name, each in checkers.items()}
     else:
         assert {each.holds for each in checkers.values()} == {True}, checkers

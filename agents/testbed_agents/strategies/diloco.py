@@ -37,7 +37,7 @@ class ReplicaTraining(Strategy):
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         self.context = context
         self.model = model
-        self.replicas = context.groups.replicas(self._replica)
+        self.replicas = context.groups.replicas(self._replica, apart=True)
         self.step_group = self.replicas.inside_ranks
         size = len(self.replicas.inside_ranks)
         self._gradients = BucketedGradients(model, context, self.replicas.inside, mean_over(self.replicas.inside, size))

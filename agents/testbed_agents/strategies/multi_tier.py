@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from testbed_agents import watched
 from testbed_agents.outer import Nesterov, Slice
 from testbed_agents.strategies.diloco import ReplicaTraining
 from testbed_agents.strategies.strategy import Context, unflatten
@@ -53,9 +54,9 @@ class MultiTier(ReplicaTraining):
         for number in range(self.replicas.slices):
             within = [tuple(groups.members[name][number] for name in region) for region in regions]
             leaders = tuple(ranks[0] for ranks in within)
-            between = groups.new(leaders, f"regions:{number}")
+            between = groups.new(leaders, f"regions:{number}", apart=True)
             for region, ranks in enumerate(within):
-                inside = groups.new(ranks, f"region:{region}:{number}")
+                inside = groups.new(ranks, f"region:{region}:{number}", apart=True)
                 if number == index and groups.rank in ranks:
                     self._between, self._leaders = between, leaders
                     self._inside, self._mates, self._own_region = inside, ranks, region
@@ -96,6 +97,7 @@ class MultiTier(ReplicaTraining):
             shares = self.shares((step - 1) // self._every_regions * self._every_regions, step, members)
             self._top.step(weighted_mean("outer", gradient, self._between, self._leaders, shares))
         if len(self._mates) > 1:
+            watched.await_everyone()  # the first of them waits for the other regions
             dist.broadcast(self._top.values, self._mates[0], group=self._inside)
         self._region.restart(self._top.values)
 

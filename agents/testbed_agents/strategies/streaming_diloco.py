@@ -63,7 +63,7 @@ class StreamingDiloco(ReplicaTraining):
         for number, parameters in enumerate(parts):
             replicas = self.replicas
             if self._schedule.overlapping:
-                replicas = context.groups.replicas(self._replica, f"/fragment-{number}")
+                replicas = context.groups.replicas(self._replica, f"/fragment-{number}", apart=True)
             part = Slice(parameters, replicas)
             outer = Nesterov(part.of_parameters(), self._rate, self._momentum, f"outer.{number}")
             self._fragments.append(_Fragment(number, parameters, part, outer, self._codec, context, self._shares_of))

@@ -82,7 +82,7 @@ class _Judge:
         self._compare(number, first, began, versions, "began with", but=wrong)
         for rank, values in began.items():
             self.after.update({(rank, name): (first, value) for name, value in values.items() if name not in wrong})
-        traces: dict[tuple[int, str], dict[str, int]] = {}
+        traces: dict[tuple[int, str], dict[str, tuple[int, str]]] = {}
         for (of, step), ranks in self.records.steps.items():
             if of == number:
                 self._step(number, step, ranks)
@@ -203,16 +203,23 @@ class _Judge:
         attempt: int,
         step: int,
         ranks: Mapping[int, CheckedStep],
-        seen: dict[tuple[int, str], dict[str, int]],
+        seen: dict[tuple[int, str], dict[str, tuple[int, str]]],
     ) -> None:
-        """Report parameters that have values again that they had before an update."""
+        """Report parameters that have values again that they had before an update.
+
+        Where both steps have fingerprints, these decide: an exchange of the largest values only may leave the few
+        elements of a trace as the exchange before did.
+        """
         back: dict[int, list[int]] = {}
         for rank, each in ranks.items():
             for name in trained_names(each.trace):
                 known = seen.setdefault((rank, name), {})
                 trace, last = each.trace[name], self.traces.get((rank, name))
                 self.traces[rank, name] = trace
-                earlier = known.setdefault(trace, step)
+                whole = fingerprints(each).get(name, "")
+                earlier, then = known.setdefault(trace, (step, whole))
+                if whole and then and whole != then:
+                    continue
                 # A step that changed nothing is a lost update (``update_counts.py``), if it is wrong at all.
                 if (
                     earlier < step

@@ -189,7 +189,7 @@ class _Reader:
             self._rank,
             tuple(self._began),
             tuple(replace(each, operations=tuple(map(self._with_sample, each.operations))) for each in self._steps),
-            tuple(self._waits),
+            tuple(map(self._with_ranks, self._waits)),
             tuple(self._held),
             tuple(self._finishes),
             tuple(self._unfinished),
@@ -198,6 +198,12 @@ class _Reader:
             tuple(self._weighed),
             tuple(self._versions),
         )
+
+    def _with_ranks(self, wait: Wait) -> Wait:
+        """Return the wait with the ranks of its group, which is recorded later if this is its first operation."""
+        if wait.tag is None or not wait.tag.group:
+            return wait
+        return replace(wait, tag=wait.tag._replace(ranks=self._groups.get((wait.attempt, wait.tag.group), ())))
 
     def _with_sample(self, recorded: tuple[Tag, Done]) -> tuple[Tag, Done]:
         tag, done = recorded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,10 +66,10 @@ def choice(*allowed: Any) -> Callable[[object], Any]:
 
 
 def names_by_group(value: object) -> tuple[tuple[str, ...], ...]:
-    """Parse groups of names: a list of lists, or ``a+b,c+d`` as in a command."""
-    fix = "write [[a, b], [c, d]], or a+b,c+d in a command"
+    """Parse groups of names: a list of lists, or its text as in a command."""
+    fix = "write [[a, b], [c, d]]"
     if isinstance(value, str):
-        value = [[name.strip() for name in group.split("+")] for group in value.split(",")]
+        value = _read_lists(value)
     if not isinstance(value, list | tuple):
         raise Unreadable(*expected("lists of names", value, fix))
     for group in value:
@@ -76,6 +77,13 @@ def names_by_group(value: object) -> tuple[tuple[str, ...], ...]:
         if not is_list or not all(isinstance(name, str) and name for name in group):
             raise Unreadable(*expected("a list of names", group, fix))
     return tuple(tuple(group) for group in value)
+
+
+def _read_lists(text: str) -> object:
+    """Return the lists that ``text`` means as in a file; ``text`` itself if it means none."""
+    if not re.fullmatch(r"\s*\[(\s*\[[^\[\]]*\]\s*(,|(?=\])))+\s*\]\s*", text):
+        return text
+    return [[name.strip() for name in inner.split(",")] for inner in re.findall(r"\[([^\[\]]*)\]", text)]
 
 
 def flag(value: object) -> bool:

@@ -101,12 +101,12 @@ def _foreign(strategy: str, name: str, options: Sequence[str], own: Sequence[str
 def parse_words(text: str) -> tuple[str, dict[str, object]]:
     """Parse ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``: the name, and values as written. Raises Unreadable.
 
-    >>> parse_words("diloco:every=50,outer.rate=0.7")
-    ('diloco', {'every': '50', 'outer.rate': '0.7'})
+    >>> parse_words("multi-tier:every=50,regions=[[east, west], [south]]")
+    ('multi-tier', {'every': '50', 'regions': '[[east, west], [south]]'})
     """
     name, colon, rest = text.strip().partition(":")
     options: dict[str, object] = {}
-    for word in rest.split(",") if colon else ():
+    for word in _split(rest) if colon else ():
         key, equals, value = (it.strip() for it in word.partition("="))
         if not (key and equals and value):
             raise Unreadable(*expected("KEY=VALUE", word.strip(), f"write {name}:every=50,outer.rate=0.7"))
@@ -123,9 +123,21 @@ def list_of_words(text: str) -> list[str]:
     ['ddp', 'diloco:every=50,outer.rate=0.7', 'hierarchical']
     """
     found: list[str] = []
-    for word in text.split(","):
+    for word in _split(text):
         if found and "=" in word and ":" not in word.partition("=")[0]:
             found[-1] += f",{word.strip()}"
         else:
             found.append(word.strip())
     return found
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside of brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts

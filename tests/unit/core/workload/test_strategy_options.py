@@ -316,7 +316,15 @@ def test_full_scale_in_words() -> None:
     )
 
 
-@pytest.mark.parametrize("written", [[[]], [["a"], []], "a+b,", [["a", ""]], "a++b"])
+@pytest.mark.parametrize("written", [[[]], [["a"], []], "a+b", [["a", ""]], "[[a],[]]", "[[a]", "[a, b]"])
 def test_a_group_of_sites_has_at_least_one(written: object) -> None:
     with pytest.raises(Unreadable):
         names_by_group(written)
+
+
+def test_groups_of_sites_are_written_in_a_command_as_in_a_file() -> None:
+    ways = strategy_section.list_of_words("ddp,multi-tier:every=2,regions=[[a, b],[c]],every_regions=4,fsdp")
+    assert ways == ["ddp", "multi-tier:every=2,regions=[[a, b],[c]],every_regions=4", "fsdp"]
+    _, options = strategy_section.parse_words(ways[1])
+    assert names_by_group(options["regions"]) == names_by_group([["a", "b"], ["c"]]) == (("a", "b"), ("c",))
+    assert (options["every"], options["every_regions"]) == ("2", "4")
