@@ -22,6 +22,7 @@ from testbed.cli import (
     inspect_verbs,
     job_verbs,
     lab_verbs,
+    on_host,
     predict_verb,
     run_verbs,
     streams,
@@ -59,14 +60,17 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(epilog=verb.examples_of("Get started", ("testbed doctor", "testbed run metro-40km")))
 def _testbed(
+    context: typer.Context,
     quiet: verb.Quiet = False,
     verbose: verb.Verbose = False,
+    on: on_host.On = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """AI training across sites: real collectives over emulated fiber that is measured before it is trusted."""
     console.configure(quiet=quiet, verbose=verbose)
+    context.obj = on
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
