@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -12,6 +13,7 @@ import typer
 
 from testbed.cli import console
 from testbed.core.units import format_size
+from testbed.errors import TestbedError
 
 if TYPE_CHECKING:
     from testbed.host.remote.session import SentFile
@@ -71,11 +73,25 @@ def run(
     environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
     config = os.environ.get("TESTBED_SSH_CONFIG")
     transport = ssh_connection.connect(where, Path(config) if config else None)
+    fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
     try:
-        request = session.Request(["testbed", verb, *words], environment, files, reads_stdin)
+        request = session.Request(["testbed", verb, *words], environment, files, reads_stdin, fetches)
         return session.run(transport, where, request)
     finally:
         transport.close()
+
+
+def _fetch(where: str, runs: Path | None, path: str, pieces: Callable[[], Iterator[bytes]]) -> None:
+    """Bring a run directory here, below ``runs`` or the usual folder; say where it is, or why it stays there."""
+    from testbed.host.files import runs_folder
+    from testbed.host.remote import arrivals
+
+    try:
+        target = (runs.absolute() if runs else runs_folder.runs_root()) / Path(path).name
+        size = arrivals.unpack(pieces(), target)
+        console.say(f"fetched from {where}: {target} ({format_size(size)})", style="dim")
+    except TestbedError as error:
+        console.error(f"{error}; it is on {where}: {path}")
 
 
 def _words(
@@ -87,7 +103,7 @@ def _words(
         name = str(parameter.name)
         source = getattr(context.get_parameter_source(name), "name", "")
         # Of the environment only the lab's name: the others are folders of this host.
-        if name == "on" or not (source == "COMMANDLINE" or (source == "ENVIRONMENT" and name == "lab")):
+        if name in ("on", "runs") or not (source == "COMMANDLINE" or (source == "ENVIRONMENT" and name == "lab")):
             continue
         value: Any = context.params[name]
         many = list(value) if isinstance(value, (list, tuple)) else [value]

@@ -7,9 +7,11 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["BEAT_S", "HELLO", "LONGEST", "PATIENCE_S", "Frames", "Kind", "frame", "hello"]
+__all__ = ["BEAT_S", "FAILED", "HELLO", "LONGEST", "PATIENCE_S", "WHY_BYTES", "Frames", "Kind", "frame", "hello"]
 
-Kind: TypeAlias = Literal["start", "fetch", "beat", "interrupt", "terminate", "data", "end", "window", "file", "bytes"]
+Kind: TypeAlias = Literal[
+    "start", "fetch", "done", "beat", "interrupt", "terminate", "data", "end", "window", "file", "bytes"
+]
 
 HELLO = "testbed-leash"
 """First word of the first line that the leash prints, before its version."""
@@ -20,9 +22,15 @@ BEAT_S, PATIENCE_S = 2.0, 30.0
 LONGEST = 1 << 20
 """Bytes of a frame at most."""
 
+FAILED = 0xFFFFFFFF
+"""In place of the length of a piece of a fetched folder: 500 bytes follow that say why the rest does not."""
+
+WHY_BYTES = 500
+
 _KINDS: Mapping[Kind, bytes] = {
     "start": b"s",
     "fetch": b"g",
+    "done": b"q",
     "beat": b"b",
     "interrupt": b"i",
     "terminate": b"t",

@@ -3,7 +3,9 @@
 It is started over SSH, as root by sudo, and prints one line: its version. What it reads from stdin are frames
 (:mod:`testbed.core.remote.leash_frames`): files that go into a fresh folder, the command, a sign of life each two
 seconds, Ctrl-C, data for the command's stdin. The command's stdout and stderr are the leash's own, so they stay apart,
-or a terminal made here where the client has one. The exit status is the command's.
+or a terminal made here where the client has one. The exit status is the command's. If the client wants what the
+command made, a marker that it chose follows on stdout once the command has ended, then a line of JSON that names the
+runs and files; the client fetches what it wants, and ends.
 
 The client is gone when its end of stdin is, or when it was not heard for 30 s: its cable may be dark, of which no TCP
 tells. Then the command gets what a terminal that closes would send, to its whole process group: SIGINT, which undoes;
@@ -31,7 +33,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from testbed.core.remote.leash_frames import LONGEST, PATIENCE_S, Frames, Kind, hello
+from testbed.core.remote.leash_frames import FAILED, LONGEST, PATIENCE_S, WHY_BYTES, Frames, Kind, hello
+from testbed.host.files import store
 from testbed.version import __version__
 
 __all__ = ["main"]
@@ -52,7 +55,9 @@ class _Files:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="testbed-on-", dir="/var/tmp"))
         self.folder.chmod(0o711)  # programs of the lab run as another user, and may read what they are told of
-        (self.folder / "here").mkdir(mode=0o755)
+        for name in ("here", "out"):
+            (self.folder / name).mkdir(mode=0o755)
+        self.runs = self.folder / "runs"
         self._open: BinaryIO | None = None
         self._left = 0
         self._total = 0
@@ -83,6 +88,11 @@ class _Files:
             self._open.close()
             self._open = None
 
+    def made(self) -> dict[str, list[str]]:
+        """Return the run directories that the command made, and the files that it wrote for the client."""
+        runs = self.runs.read_text().splitlines() if self.runs.exists() else []
+        return {"runs": list(dict.fromkeys(runs)), "files": sorted(it.name for it in (self.folder / "out").iterdir())}
+
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -100,6 +110,8 @@ class _Command:
         plain_in = subprocess.PIPE if reads else subprocess.DEVNULL
         words = [str(word).replace("{folder}", str(files.folder)) for word in request["words"]]
         environment = {**os.environ, **{str(key): str(value) for key, value in request["environment"].items()}}
+        environment[store.RUN_LIST] = str(files.runs)
+        self.marker = str(request.get("marker", ""))
 
         def lead() -> None:
             if slave >= 0:
@@ -165,6 +177,7 @@ class _Leash:
         self._frames = Frames()
         self._files = _Files()
         self._command: _Command | None = None
+        self._status: int | None = None
         self._heard_t = time.monotonic()
         self._holds = True
         self._stage, self._next_t = -1, 0.0
@@ -179,27 +192,31 @@ class _Leash:
         shows = True
         while True:
             command = self._command
-            if command is None and not self._holds:
-                return GONE
+            if not self._holds and (command is None or self._status is not None):
+                return GONE if self._status is None else self._status
             watched = [0] if self._holds else []
-            if command is not None:
+            if command is not None and self._status is None:
                 watched.append(command.pid_watch)
                 if command.master >= 0 and shows:
                     watched.append(command.master)
             ready, _, _ = select.select(watched, [], [], _LOOKS_EVERY_S)
             if command is not None and command.master in ready:
                 shows = command.copy_shown()
-            if 0 in ready and (fetched := self._hear()) is not None:
-                return fetched
+            if 0 in ready:
+                self._hear()
             if self._holds and time.monotonic() - self._heard_t > PATIENCE_S:
                 self._holds = False
-            if self._command is not None:
-                if self._command.pid_watch in ready and (status := self._command.process.poll()) is not None:
-                    while shows and self._command.master >= 0:
-                        shows = self._command.copy_shown()
-                    return 128 - status if status < 0 else status
-                if not self._holds:
-                    self._escalate(self._command)
+            if command is None or self._status is not None:
+                continue
+            if command.pid_watch in ready and (status := command.process.poll()) is not None:
+                while shows and command.master >= 0:
+                    shows = command.copy_shown()
+                self._status = 128 - status if status < 0 else status
+                if not command.marker:
+                    return self._status
+                _write(command.marker.encode() + json.dumps(self._files.made()).encode() + b"\n")
+            elif not self._holds:
+                self._escalate(command)
 
     def _escalate(self, command: _Command) -> None:
         now = time.monotonic()
@@ -208,22 +225,23 @@ class _Leash:
             command.signal(_ENDS[self._stage])
             self._next_t = now + (_GRACES_S[self._stage] if self._stage < len(_GRACES_S) else 0.0)
 
-    def _hear(self) -> int | None:
-        """Act on what the client sent; return an exit status where nothing is left to do."""
+    def _hear(self) -> None:
         piece = os.read(0, LONGEST)
         self._heard_t = time.monotonic()
         if not piece:
             self._holds = False
-            return None
         for kind, content in self._frames.feed(piece):
-            if kind == "fetch":
-                return _send_folder(Path(json.loads(content)["path"]))
             self._act(kind, content)
-        return None
 
     def _act(self, kind: Kind, content: bytes) -> None:
         command = self._command
-        if kind == "file":
+        if kind == "fetch":
+            _send_folder(Path(str(json.loads(content)["path"]).replace("{folder}", str(self._files.folder))))
+            self._heard_t = time.monotonic()
+        elif kind == "done":
+            self._holds = False
+            self._status = self._status or 0
+        elif kind == "file":
             self._files.begin(json.loads(content))
         elif kind == "bytes":
             self._files.more(content)
@@ -243,26 +261,49 @@ class _Leash:
             command.resize(json.loads(content))
 
 
-def _send_folder(path: Path) -> int:
-    """Write the folder to stdout as a tar stream: regular files and folders only, with names relative to it."""
-    if not path.is_dir():
-        sys.stderr.write(f"{path}: no such folder\n")
-        return 2
-    with os.fdopen(1, "wb", closefd=False) as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for each in sorted(path.rglob("*")):
-            state = each.lstat()
-            if each.is_symlink() or not (each.is_dir() or each.is_file()):
-                continue
-            member = tar.gettarinfo(each, arcname=str(each.relative_to(path)))
-            member.uid = member.gid = 0
-            member.uname = member.gname = ""
-            if member.isreg():
-                member.size = state.st_size
+class _Chunks:
+    """Writes pieces with their length before them; the length 0 ends them, and FAILED is followed by why."""
+
+    def write(self, piece: bytes) -> int:
+        for begin in range(0, len(piece), LONGEST):
+            part = piece[begin : begin + LONGEST]
+            if not _write(struct.pack(">I", len(part)) + part):
+                raise OSError("the client is gone")
+        return len(piece)
+
+    def end(self, why: str = "") -> None:
+        _write(struct.pack(">I", FAILED if why else 0) + (why.encode()[:WHY_BYTES].ljust(WHY_BYTES) if why else b""))
+
+
+def _send_folder(path: Path) -> None:
+    """Send the folder as a tar stream: regular files and folders only, with names relative to it."""
+    chunks = _Chunks()
+    try:
+        if not path.is_dir() or path.is_symlink():
+            raise OSError(f"{path}: no such folder")
+        with tarfile.open(fileobj=chunks, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
+            for each in sorted(path.rglob("*")):
+                if each.is_symlink() or not (each.is_dir() or each.is_file()):
+                    continue
+                if each.is_dir():
+                    member = tar.gettarinfo(each, arcname=str(each.relative_to(path)))
+                    _anonymous(member)
+                    tar.addfile(member)
+                    continue
                 with each.open("rb") as file:
+                    member = tar.gettarinfo(arcname=str(each.relative_to(path)), fileobj=file)
+                    member.type, member.linkname = tarfile.REGTYPE, ""  # a second name of a file is a file
+                    _anonymous(member)
                     tar.addfile(member, file)
-            else:
-                tar.addfile(member)
-    return 0
+    except OSError as error:
+        chunks.end(str(error))
+    else:
+        chunks.end()
+
+
+def _anonymous(member: tarfile.TarInfo) -> None:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import json
 import os
+import secrets
 import select
 import signal
 import struct
@@ -12,12 +15,12 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.core.remote.leash_frames import BEAT_S, HELLO, LONGEST, Kind, frame
+from testbed.core.remote.leash_frames import BEAT_S, FAILED, HELLO, LONGEST, WHY_BYTES, Kind, frame
 from testbed.errors import HostError, StorageError, UserError
 from testbed.version import __version__
 
@@ -45,12 +48,22 @@ class SentFile:
 
 @dataclass
 class Request:
-    """A command for the leash. ``words``: ``{folder}`` stands for the folder there; ``reads_stdin``: stdin is its."""
+    """A command for the leash.
+
+    Attributes:
+        words: ``{folder}`` stands for the folder there.
+        environment: added to that of the leash.
+        files: sent before the command starts.
+        reads_stdin: this process's stdin is the command's.
+        arrived: called with each run directory that the command made, by its path there, and a function that fetches it
+            as a tar stream; None if nothing is to be fetched.
+    """
 
     words: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[SentFile] = ()
     reads_stdin: bool = False
+    arrived: Callable[[str, Callable[[], Iterator[bytes]]], None] | None = None
 
 
 class _Held:
@@ -147,49 +160,122 @@ def _follow(held: _Held, where: str, request: Request) -> int:
     shown = {name: os.isatty(number) for number, name in enumerate(("stdin", "stdout", "stderr"))}
     if not request.reads_stdin:
         shown["stdin"] = False
-    terminal = {**shown, **_size()} if any(shown.values()) else {}
+    marker = b"" if request.arrived is None else b"\0" + secrets.token_hex(16).encode()
     held.say(
         "start",
         {
             "words": list(request.words),
             "environment": dict(request.environment),
-            "terminal": terminal,
+            "terminal": {**shown, **_size()} if any(shown.values()) else {},
             "reads_stdin": request.reads_stdin,
+            "marker": marker.decode(),
         },
     )
-    copies = [_Copy(held.channel.recv, 1), _Copy(held.channel.recv_stderr, 2)]
+    out, err = _Copy(held.channel.recv, 1, marker), _Copy(held.channel.recv_stderr, 2)
     with _terminal(held, shown, request.reads_stdin):
-        while not held.channel.status_event.wait(_POLL_S):
-            if any(it.failed for it in copies):
+        while not held.channel.status_event.wait(_POLL_S) and not out.after_marker.is_set():
+            if out.failed or err.failed:
                 return READER_GONE  # the leash ends the command
             if held.channel.closed:
                 break
-    for each in copies:
+    if request.arrived is not None and out.after_marker.is_set():
+        out.join(_LINGERS_S)
+        stream = _Received(held.channel, out.rest)
+        for path in json.loads(stream.line())["runs"]:
+            request.arrived(path, functools.partial(_fetch, held, where, stream, path))
+        held.say("done")
+        held.channel.status_event.wait(_ANSWER_S)
+    for each in (out, err):
         each.join(_LINGERS_S)
-    status = int(held.channel.recv_exit_status()) if held.channel.status_event.is_set() else -1
+    status = int(held.channel.exit_status) if held.channel.status_event.is_set() else -1
     if status < 0:
         raise HostError(f"{where}: the connection was lost; the command there is ended, what it measured stays there")
     return status
 
 
 class _Copy(threading.Thread):
-    """Copies what arrives to a descriptor, at once."""
+    """Copies what arrives to a descriptor, at once, up to a marker; ``rest`` is what came with and after it."""
 
-    def __init__(self, receive: Any, descriptor: int) -> None:
+    def __init__(self, receive: Callable[[int], bytes], descriptor: int, marker: bytes = b"") -> None:
         super().__init__(daemon=True)
-        self._receive, self._descriptor = receive, descriptor
+        self._receive, self._descriptor, self._marker = receive, descriptor, marker
         self.failed = False
+        self.after_marker = threading.Event()
+        self.rest = b""
         self.start()
 
     def run(self) -> None:
+        held = b""
         with contextlib.suppress(Exception):
             while piece := self._receive(_PIECE):
-                try:
-                    while piece:
-                        piece = piece[os.write(self._descriptor, piece) :]
-                except OSError:
-                    self.failed = True
+                shown, held = self._split(held + piece)
+                if not self._put(shown):
                     return
+                if self.after_marker.is_set():
+                    return
+            self._put(held)
+
+    def _split(self, content: bytes) -> tuple[bytes, bytes]:
+        """Return what is shown now, and what may be the beginning of the marker."""
+        if not self._marker:
+            return content, b""
+        before, found, self.rest = content.partition(self._marker)
+        if found:
+            self.after_marker.set()
+            return before, b""
+        start = content.rfind(self._marker[:1], -len(self._marker))
+        if start >= 0 and self._marker.startswith(content[start:]):
+            return content[:start], content[start:]
+        return content, b""
+
+    def _put(self, piece: bytes) -> bool:
+        try:
+            while piece:
+                piece = piece[os.write(self._descriptor, piece) :]
+        except OSError:
+            self.failed = True
+        return not self.failed
+
+
+class _Received:
+    """Reads exactly so many bytes of a channel; ``rest`` came before."""
+
+    def __init__(self, channel: paramiko.Channel, rest: bytes) -> None:
+        self._channel, self._rest = channel, bytearray(rest)
+
+    def line(self) -> bytes:
+        while b"\n" not in self._rest:
+            self._more()
+        line, _, rest = bytes(self._rest).partition(b"\n")
+        self._rest = bytearray(rest)
+        return line
+
+    def take(self, count: int) -> bytes:
+        while len(self._rest) < count:
+            self._more()
+        taken = bytes(self._rest[:count])
+        del self._rest[:count]
+        return taken
+
+    def _more(self) -> None:
+        piece = self._channel.recv(_PIECE)
+        if not piece:
+            raise EOFError
+        self._rest += piece
+
+
+def _fetch(held: _Held, where: str, stream: _Received, path: str) -> Iterator[bytes]:
+    """Yield a folder of that host as a tar stream. Raises HostError unless all of it arrives."""
+    held.say("fetch", {"path": path})
+    try:
+        while size := int.from_bytes(stream.take(4), "big"):
+            if size == FAILED:
+                raise HostError(f"{where}: {stream.take(WHY_BYTES).decode(errors='replace').strip()}")
+            if size > LONGEST:
+                raise HostError(f"{where}: {path} did not arrive: expected pieces of at most {LONGEST} bytes, got {size}")
+            yield stream.take(size)
+    except (EOFError, OSError) as error:
+        raise HostError(f"{where}: the connection was lost; {path} stays there") from error
 
 
 def _size() -> dict[str, int]:
@@ -246,16 +332,6 @@ def fetch(transport: paramiko.Transport, where: str, path: str) -> Iterator[byte
     """Yield a folder of that host as a tar stream. Raises HostError unless all of it arrives."""
     held = _Held(transport, where)
     try:
-        held.say("fetch", {"path": path})
-        while piece := held.channel.recv(_PIECE):
-            yield piece
-        said = b""
-        while more := held.channel.recv_stderr(4096):
-            said += more
-        status = held.channel.recv_exit_status()
-        if status != 0:
-            raise HostError(f"{where}: {path} did not arrive: {said.decode(errors='replace').strip() or f'status {status}'}")
+        yield from _fetch(held, where, _Received(held.channel, b""), path)
     finally:
         held.close()
-
-
