@@ -11,6 +11,7 @@ Never learns a host's key, never forwards an agent, never asks for a password.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -94,8 +95,9 @@ def _open(where: str, settings: SshSettings, stream: Any) -> paramiko.Transport:
     import paramiko
 
     known = _known(settings.known_hosts)
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors are told here, once
+    transport = paramiko.Transport(stream)
     try:
-        transport = paramiko.Transport(stream)
         transport.banner_timeout = transport.auth_timeout = ANSWER_S
         _prefer(transport, known_hosts.key_types(known, settings.names))
         transport.start_client(timeout=ANSWER_S)
@@ -104,18 +106,13 @@ def _open(where: str, settings: SshSettings, stream: Any) -> paramiko.Transport:
         _accept(where, settings, offered, known_hosts.judge(known, settings.names, offered))
         _authenticate(where, settings, transport)
     except (paramiko.SSHException, OSError, EOFError) as error:
-        _close(stream)
+        transport.close()
         raise HostError(f"{where}: no SSH connection to {settings.host} port {settings.port}: {error}") from error
     except BaseException:
-        _close(stream)
+        transport.close()
         raise
     transport.set_keepalive(KEEPALIVE_S)
     return transport
-
-
-def _close(stream: Any) -> None:
-    with contextlib.suppress(Exception):
-        stream.close()
 
 
 def _known(files: Sequence[str]) -> list[known_hosts.KnownHost]:
