@@ -94,9 +94,7 @@ def _fetch(where: str, runs: Path | None, path: str, pieces: Callable[[], Iterat
         console.error(f"{error}; it is on {where}: {path}")
 
 
-def _words(
-    context: typer.Context, marks: dict[str, Sent], own_words: bool, files: list[SentFile]
-) -> Iterator[str]:
+def _words(context: typer.Context, marks: dict[str, Sent], own_words: bool, files: list[SentFile]) -> Iterator[str]:
     """Yield the words that were typed, options first, as this command's parser understood them."""
     arguments: list[str] = []
     for parameter in context.command.params:

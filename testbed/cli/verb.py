@@ -70,9 +70,7 @@ def verb(
         name = function.__name__.strip("_").replace("_", "-")
 
         @functools.wraps(function)
-        def command(
-            *, context: typer.Context, quiet: bool, verbose: bool, on: str | None, **arguments: Any
-        ) -> None:
+        def command(*, context: typer.Context, quiet: bool, verbose: bool, on: str | None, **arguments: Any) -> None:
             console.configure(quiet=quiet, verbose=verbose)
             _running.set(name)
             if where := on or context.obj:

@@ -1,4 +1,4 @@
-"""Hosts of namespaces, each with a real sshd: own network, mounts (an overlay of this machine's), pids, hostname and IPC.
+"""Hosts of namespaces, each with a real sshd: own network, mounts (an overlay of this machine's), pids, hostname, IPC.
 
 A host goes with its first process. Hosts and the client are joined by a bridge in a namespace of its own, and reach
 nothing else. No testbed code.
@@ -44,16 +44,19 @@ chmod 600 root/.ssh/authorized_keys
 chown -R 0:0 root/.ssh
 hostname {name}
 echo "127.0.1.1 {name}" >> etc/hosts
-printf '%s\\n' '#!/bin/sh' 'export PYTHONPATH={root}:{root}/agents' 'exec {python} -m testbed.host.remote.leash' > usr/local/bin/testbed-leash
-printf '%s\\n' '#!/bin/sh' 'export PYTHONPATH={root}:{root}/agents' 'exec {python} -m testbed "$@"' > usr/local/bin/testbed
-chmod 755 usr/local/bin/testbed-leash usr/local/bin/testbed
+for program in testbed testbed-leash; do
+  module=$([ $program = testbed ] && echo testbed || echo testbed.host.remote.leash)
+  echo '#!/bin/sh' > usr/local/bin/$program
+  echo 'PYTHONPATH={root}:{root}/agents exec {python} -m '$module' "$@"' >> usr/local/bin/$program
+  chmod 755 usr/local/bin/$program
+done
 mkdir oldroot
 pivot_root . oldroot
 cd /
 umount -l /oldroot
 rmdir /oldroot
-/usr/sbin/sshd -h /tmp/keys/{name}.key -o PidFile=none -o UsePAM=no -o StrictModes=no -o PermitRootLogin=prohibit-password \
-  -o SetEnv=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin {options}
+/usr/sbin/sshd -h /tmp/keys/{name}.key -o PidFile=none -o UsePAM=no -o StrictModes=no {options} \
+  -o PermitRootLogin=prohibit-password -o SetEnv=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 echo up
 exec {python} -c 'import os, time
 while True:
@@ -77,11 +80,11 @@ class Host:
 
     def pids(self) -> dict[int, str]:
         """All processes there, but its first one and sshd's, with their command lines."""
-        namespace = os.readlink(f"/proc/{self._first()}/ns/pid")
+        namespace = Path(f"/proc/{self._first()}/ns/pid").readlink()
         found = {}
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and os.readlink(entry / "ns/pid") == namespace:
+                if entry.name.isdigit() and (entry / "ns/pid").readlink() == namespace:
                     line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                     if line and int(entry.name) != self._first() and not line.startswith(("sshd", "/usr/sbin/sshd")):
                         found[int(entry.name)] = line
@@ -129,7 +132,12 @@ class Hosts:
         script = self.folder / f"init-{name}.sh"
         script.write_text(
             _INIT.format(
-                name=name, folder=self.folder, root=ROOT, python=sys.executable, options=options, hidden=" ".join(_hidden())
+                name=name,
+                folder=self.folder,
+                root=ROOT,
+                python=sys.executable,
+                options=options,
+                hidden=" ".join(_hidden()),
             )
         )
         unshare = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "bash", str(script)]
@@ -148,7 +156,8 @@ class Hosts:
             stream.write(f"{address} {host.key}\n")
         with self.config.open("a") as stream:
             stream.write(
-                f"Host {name}\n HostName {address}\n User root\n IdentityFile {self.folder}/client\n IdentitiesOnly yes\n"
+                f"Host {name}\n HostName {address}\n User root\n"
+                f" IdentityFile {self.folder}/client\n IdentitiesOnly yes\n"
                 f" UserKnownHostsFile {self.known_hosts}\n GlobalKnownHostsFile none\n"
             )
         return host

@@ -69,7 +69,12 @@ def environment(hosts: ssh_hosts.Hosts, config: Path | None = None, **more: str)
 
 
 def on(
-    hosts: ssh_hosts.Hosts, *words: str, config: Path | None = None, cwd: Path | None = None, given: str = "", **more: str
+    hosts: ssh_hosts.Hosts,
+    *words: str,
+    config: Path | None = None,
+    cwd: Path | None = None,
+    given: str = "",
+    **more: str,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         hosts.client(*TESTBED, *words),
@@ -85,8 +90,13 @@ def on(
 def begun(hosts: ssh_hosts.Hosts, *words: str) -> subprocess.Popen[str]:
     # Of a child of a shell's background job SIGINT would be ignored.
     return subprocess.Popen(
-        [sys.executable, "-c", "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-         "os.execvp(sys.argv[1], sys.argv[1:])", *hosts.client(*TESTBED, *words)],
+        [
+            sys.executable,
+            "-c",
+            "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "os.execvp(sys.argv[1], sys.argv[1:])",
+            *hosts.client(*TESTBED, *words),
+        ],
         env=environment(hosts),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -97,7 +107,18 @@ def begun(hosts: ssh_hosts.Hosts, *words: str) -> subprocess.Popen[str]:
 
 def test_a_lab_there_is_used_as_one_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
     (tmp_path / "mein Labor é.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
-    up = on(hosts, "up", "mein Labor é.yaml", "--name", "near", "--no-agents", "--allow-uncertified", "--on", "h1", cwd=tmp_path)
+    up = on(
+        hosts,
+        "up",
+        "mein Labor é.yaml",
+        "--name",
+        "near",
+        "--no-agents",
+        "--allow-uncertified",
+        "--on",
+        "h1",
+        cwd=tmp_path,
+    )
     assert up.returncode == 0, up.stderr
     assert "sent to h1: mein Labor é.yaml" in " ".join(up.stderr.split())
     assert "north → west" in up.stdout
@@ -150,7 +171,9 @@ def test_a_host_is_known_by_its_key_alone(
     assert known.read_bytes() == before, "no key is learned"
     if refusal:
         assert done.returncode == 2
-        assert re.search(f"h1: refused: .*{refusal}" if "\\" in refusal else re.escape(refusal), done.stderr), done.stderr
+        assert re.search(f"h1: refused: .*{refusal}" if "\\" in refusal else re.escape(refusal), done.stderr), (
+            done.stderr
+        )
         assert done.stderr.count("\n") == 1
     else:
         assert done.returncode == 0, done.stderr
@@ -175,7 +198,11 @@ def test_another_version_there_is_not_used(hosts: ssh_hosts.Hosts, there: ssh_ho
     try:
         leash.write_text("#!/bin/sh\necho testbed-leash 0.0.1\ncat > /dev/null\n")
         done = on(hosts, "status", "--on", "h1")
-        assert (done.returncode, "has testbed 0.0.1" in done.stderr, "host prepare h1" in done.stderr) == (2, True, True)
+        assert (done.returncode, "has testbed 0.0.1" in done.stderr, "host prepare h1" in done.stderr) == (
+            2,
+            True,
+            True,
+        )
         leash.unlink()
         done = on(hosts, "status", "--on", "h1")
         assert (done.returncode, "not installed there" in done.stderr) == (2, True)

@@ -132,7 +132,9 @@ def _is_hash_of(hashed: str, name: str) -> bool:
         if version != "1":
             return False
         expected = base64.b64decode(digest, validate=True)
-        return hmac.compare_digest(hmac.new(base64.b64decode(salt, validate=True), name.encode(), "sha1").digest(), expected)
+        return hmac.compare_digest(
+            hmac.new(base64.b64decode(salt, validate=True), name.encode(), "sha1").digest(), expected
+        )
     except (ValueError, binascii.Error):
         return False
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed.core.remote.leash_frames import BEAT_S, FAILED, HELLO, LONGEST, WHY_BYTES, Kind, frame
 from testbed.errors import HostError, StorageError, UserError
+from testbed.host.linux import invocation
 from testbed.version import __version__
 
 if TYPE_CHECKING:
@@ -95,22 +96,25 @@ class _Held:
         if name != HELLO:
             raise UserError(self._why_not())
         if version != __version__:
-            raise UserError(
-                f"{self._where} has testbed {version}, this host {__version__}; install the same on it:"
-                f" testbed host prepare {self._where}"
-            )
+            here = f"{__version__} is here; install the same there"
+            raise UserError(f"{self._where} has testbed {version}, but {here}: {self._prepare()}")
 
     def _why_not(self) -> str:
         said, deadline = b"", time.monotonic() + 2.0
-        while time.monotonic() < deadline and not (self.channel.exit_status_ready() and not self.channel.recv_stderr_ready()):
+        while time.monotonic() < deadline and not (
+            self.channel.exit_status_ready() and not self.channel.recv_stderr_ready()
+        ):
             if self.channel.recv_stderr_ready():
                 said += self.channel.recv_stderr(4096)
             else:
                 time.sleep(0.01)
         text = " ".join(said.decode(errors="replace").split())
         if "password" in text or "sudoers" in text:
-            return f"{self._where}: sudo asks for a password there, but the testbed runs as root; allow {_LEASH} in sudoers"
-        return f"{self._where}: the testbed is not installed there ({text or 'no answer'}): testbed host prepare {self._where}"
+            return f"{self._where}: sudo asks for a password there; let sudoers(5) allow {_LEASH} without one"
+        return f"{self._where}: the testbed is not installed there ({text or 'no answer'}): {self._prepare()}"
+
+    def _prepare(self) -> str:
+        return invocation.command("host", "prepare", self._where)
 
     def say(self, kind: Kind, content: bytes | Mapping[str, Any] = b"") -> None:
         """Send a frame; if the connection is gone, what follows tells."""
@@ -272,7 +276,9 @@ def _fetch(held: _Held, where: str, stream: _Received, path: str) -> Iterator[by
             if size == FAILED:
                 raise HostError(f"{where}: {stream.take(WHY_BYTES).decode(errors='replace').strip()}")
             if size > LONGEST:
-                raise HostError(f"{where}: {path} did not arrive: expected pieces of at most {LONGEST} bytes, got {size}")
+                raise HostError(
+                    f"{where}: {path} did not arrive: expected pieces of at most {LONGEST} bytes, got {size}"
+                )
             yield stream.take(size)
     except (EOFError, OSError) as error:
         raise HostError(f"{where}: the connection was lost; {path} stays there") from error

@@ -47,7 +47,9 @@ def connect(where: str, config: Path | None = None) -> paramiko.Transport:
     settings = _settings(where, config)
     through: Any = None
     if settings.command:
-        raise UserError(f"{where}: ssh connects by ProxyCommand, which --on cannot; write ProxyJump in ssh's configuration")
+        raise UserError(
+            f"{where}: ssh connects by ProxyCommand, which --on cannot; write ProxyJump in ssh's configuration"
+        )
     if len(settings.jumps) > _LONGEST_CHAIN:
         raise UserError(f"{where}: expected at most {_LONGEST_CHAIN} hosts in ProxyJump, got {len(settings.jumps)}")
     transport: paramiko.Transport | None = None
@@ -61,7 +63,9 @@ def connect(where: str, config: Path | None = None) -> paramiko.Transport:
 def _settings(where: str, config: Path | None) -> SshSettings:
     program = shutil.which("ssh")
     if program is None:
-        raise MissingTool("ssh is not installed; its configuration says how to reach a host: apt install openssh-client")
+        raise MissingTool(
+            "ssh is not installed; its configuration says how to reach a host: apt install openssh-client"
+        )
     if where.startswith("-"):
         raise UserError(f"expected a host, got {where!r}")
     chosen = ["-F", str(config)] if config else []
@@ -166,7 +170,9 @@ def _authenticate(where: str, settings: SshSettings, transport: paramiko.Transpo
             return
         tried.append(f"{name} (the host wants more than a key)")
     keys = ", ".join(tried) or "no key was found"
-    raise UserError(f"{where}: {settings.user} is not let in at {settings.host}: {keys}; --on never asks for a password")
+    raise UserError(
+        f"{where}: {settings.user} is not let in at {settings.host}: {keys}; --on never asks for a password"
+    )
 
 
 def _keys(settings: SshSettings, tried: list[str]) -> list[tuple[str, paramiko.PKey]]:
