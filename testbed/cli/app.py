@@ -19,6 +19,7 @@ from testbed.cli import (
     console,
     container_verbs,
     fault_verbs,
+    host_verb,
     inspect_verbs,
     job_verbs,
     lab_verbs,
@@ -47,6 +48,7 @@ _VERBS = (
     capture_verb,
     audit_verb,
     predict_verb,
+    host_verb,
     container_verbs,
 )  # importing these modules registers their verbs
 app.registered_commands.sort(key=lambda command: verb.PANELS.index(str(command.rich_help_panel)))
