@@ -16,7 +16,7 @@ from testbed.core.units import format_size
 from testbed.errors import TestbedError
 
 if TYPE_CHECKING:
-    from testbed.host.remote.session import SentFile
+    from testbed.host.remote.leashed_command import SentFile
 
 __all__ = ["VARIABLE", "On", "Sent", "marks", "run"]
 
@@ -63,7 +63,7 @@ def run(
     ``own_words``: the last argument is a command line of its own, in which words that name files here are sent, too.
     Raises UserError, HostError (testbed.host.remote).
     """
-    from testbed.host.remote import session, ssh_connection
+    from testbed.host.remote import leashed_command, ssh_connection
 
     files: list[SentFile] = []
     words = [*_words(context, marks, own_words, files)]
@@ -75,8 +75,8 @@ def run(
     transport = ssh_connection.connect(where, Path(config) if config else None)
     fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
     try:
-        request = session.Request(["testbed", verb, *words], environment, files, reads_stdin, fetches)
-        return session.run(transport, where, request)
+        request = leashed_command.Request(["testbed", verb, *words], environment, files, reads_stdin, fetches)
+        return leashed_command.run(transport, where, request)
     finally:
         transport.close()
 
@@ -120,7 +120,7 @@ def _words(context: typer.Context, marks: dict[str, Sent], own_words: bool, file
 
 def _sent(word: str, mark: Sent | None, files: list[SentFile], own_word: bool) -> str:
     """Return the word as it is there: a file that is sent keeps its name if it is below the current folder."""
-    from testbed.host.remote.session import SentFile
+    from testbed.host.remote.leashed_command import SentFile
 
     path = Path(word)
     like_path = own_word or "/" in word or path.suffix in (".yaml", ".yml")

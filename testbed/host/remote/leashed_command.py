@@ -79,7 +79,7 @@ class _Held:
 
         try:
             self.channel = transport.open_session(timeout=_ANSWER_S)
-            self.channel.exec_command(_LEASH if root else f"sudo -n {_LEASH}")
+            self.channel.exec_command(_LEASH if root else " ".join(("sudo", "-n", _LEASH)))
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostError(f"{where}: no command can be started: {error}") from error
         self._greet()
@@ -110,7 +110,7 @@ class _Held:
                 time.sleep(0.01)
         text = " ".join(said.decode(errors="replace").split())
         if "password" in text or "sudoers" in text:
-            return f"{self._where}: sudo asks for a password there; let sudoers(5) allow {_LEASH} without one"
+            return f"{self._where}: a password is asked for there; let sudoers(5) allow {_LEASH} without one"
         return f"{self._where}: the testbed is not installed there ({text or 'no answer'}): {self._prepare()}"
 
     def _prepare(self) -> str:
