@@ -24,6 +24,7 @@ from testbed.core.remote import known_hosts, ssh_settings
 from testbed.core.remote.known_hosts import HostKey, Judgement
 from testbed.core.remote.ssh_settings import SshSettings
 from testbed.errors import HostError, MissingTool, UserError
+from testbed.host import installation
 
 if TYPE_CHECKING:
     import paramiko
