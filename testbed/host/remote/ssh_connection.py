@@ -64,9 +64,7 @@ def connect(where: str, config: Path | None = None) -> paramiko.Transport:
 def _settings(where: str, config: Path | None) -> SshSettings:
     program = shutil.which("ssh")
     if program is None:
-        raise MissingTool(
-            "ssh is not installed; its configuration says how to reach a host: apt install openssh-client"
-        )
+        raise MissingTool("ssh", installation.apt("openssh-client"), "it knows how to reach a host")
     if where.startswith("-"):
         raise UserError(f"expected a host, got {where!r}")
     chosen = ["-F", str(config)] if config else []
