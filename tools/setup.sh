@@ -157,6 +157,8 @@ release_services() {
 install_test_tools() {
     local -a missing=()
     have iperf3 || missing+=(iperf3)
+    [ -x /usr/sbin/sshd ] || missing+=(openssh-server)
+    have ssh || missing+=(openssh-client)
     have ping || missing+=(iputils-ping)
     have tcpdump || missing+=(tcpdump)
     have chromium || have google-chrome || missing+=(chromium)

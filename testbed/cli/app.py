@@ -19,9 +19,11 @@ from testbed.cli import (
     console,
     container_verbs,
     fault_verbs,
+    host_verb,
     inspect_verbs,
     job_verbs,
     lab_verbs,
+    on_host,
     predict_verb,
     run_verbs,
     streams,
@@ -46,6 +48,7 @@ _VERBS = (
     capture_verb,
     audit_verb,
     predict_verb,
+    host_verb,
     container_verbs,
 )  # importing these modules registers their verbs
 app.registered_commands.sort(key=lambda command: verb.PANELS.index(str(command.rich_help_panel)))
@@ -59,14 +62,17 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(epilog=verb.examples_of("Get started", ("testbed doctor", "testbed run metro-40km")))
 def _testbed(
+    context: typer.Context,
     quiet: verb.Quiet = False,
     verbose: verb.Verbose = False,
+    on: on_host.On = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """AI training across sites: real collectives over emulated fiber that is measured before it is trusted."""
     console.configure(quiet=quiet, verbose=verbose)
+    context.obj = on
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
+from testbed.cli.on_host import Sent
 from testbed.cli.verb import AsJson, LabName, Overrides, StrategyOption, TopologyArgument
 from testbed.errors import FileMistakes, Finding, LabError, TestbedError, UnknownName, UserError
 
@@ -274,7 +275,7 @@ def _read_step(gradients: str, compute: str) -> tuple[int, float]:
 
 @verb.verb(verb.LOOK, "testbed lint my.yaml", "testbed lint topologies/*.yaml experiments/*.yaml")
 def lint(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files."), Sent()],
     as_json: AsJson = False,
 ) -> int:
     """Check files and list every mistake with its line and the fix. Exit status 2 if there are any.

@@ -293,6 +293,7 @@ def _watch(look: Callable[[], _Look]) -> None:
     "testbed exec east-0 bash",
     own_status=125,
     passes_on_arguments=True,
+    reads_stdin=True,
 )
 def exec_(
     node: NodeArgument,

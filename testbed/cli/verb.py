@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import console, streams
+from testbed.cli import console, on_host, streams
+from testbed.cli.on_host import Sent
 from testbed.cli.streams import OutputError, ReaderGone
 from testbed.errors import CannotStart, FidelityError, Interrupted, LabBusy, ProgramBarred, TestbedError, UserError
 
@@ -48,7 +49,11 @@ BROKEN_PIPE = 141
 
 
 def verb(
-    panel: str, *examples: str, own_status: int | None = None, passes_on_arguments: bool = False
+    panel: str,
+    *examples: str,
+    own_status: int | None = None,
+    passes_on_arguments: bool = False,
+    reads_stdin: bool = False,
 ) -> Callable[[Verb], Verb]:
     """Register a function as the verb of its name; its return value is the exit status (None: 0).
 
@@ -57,6 +62,7 @@ def verb(
         examples: command lines shown at the end of the verb's help; ``#`` begins a comment.
         own_status: exit status for errors of the testbed itself, in verbs that otherwise pass on a child's status.
         passes_on_arguments: all words after the first positional argument belong to the child, options included.
+        reads_stdin: stdin is the child's.
     """
 
     def register(function: Verb) -> Verb:
@@ -64,17 +70,23 @@ def verb(
         name = function.__name__.strip("_").replace("_", "-")
 
         @functools.wraps(function)
-        def command(*, quiet: bool, verbose: bool, **arguments: Any) -> None:
+        def command(*, context: typer.Context, quiet: bool, verbose: bool, on: str | None, **arguments: Any) -> None:
             console.configure(quiet=quiet, verbose=verbose)
             _running.set(name)
+            if where := on or context.obj:
+                marks = on_host.marks(signature)
+                there = functools.partial(on_host.run, where, name, context, marks, passes_on_arguments, reads_stdin)
+                raise typer.Exit(guarded(there, own_status))
             raise typer.Exit(guarded(lambda: function(**arguments), own_status))
 
         parameters = [
             *signature.parameters.values(),
             inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
             inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
+            inspect.Parameter("on", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=on_host.On),
+            inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
         ]
-        # typer reads a command's options from its signature: add -q and -v to that of each verb.
+        # typer reads a command's options from its signature: add these to that of each verb.
         command.__dict__["__signature__"] = signature.replace(parameters=parameters, return_annotation=None)
         command.__dict__.pop("__wrapped__")
         command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -301,6 +313,7 @@ TopologyArgument = Annotated[
         help=f"A shipped topology (see {invocation.command('ls', 'topologies')}) or a YAML file.",
         autocompletion=completing(topologies),
     ),
+    Sent(),
 ]
 RunArgument = Annotated[
     str,
@@ -309,6 +322,7 @@ RunArgument = Annotated[
         help=f"A shipped topology (see {invocation.command('ls', 'topologies')}) or experiment, or a YAML file.",
         autocompletion=completing(_runnables),
     ),
+    Sent(),
 ]
 RunsFolder = Annotated[
     Path | None,
@@ -399,7 +413,9 @@ StrategyOption = Annotated[
     ),
 ]
 DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="FILE", help="Text to train on (default: Python's standard library).")
+    Path | None,
+    typer.Option("--data", metavar="FILE", help="Text to train on (default: Python's standard library)."),
+    Sent(always=True),
 ]
 ComputeOption = Annotated[
     str | None,

@@ -42,6 +42,7 @@ from testbed.host.linux.program_user import caller
 
 __all__ = [
     "NEEDED_BYTES",
+    "RUN_LIST",
     "RunDirectory",
     "build_report",
     "check_writable",
@@ -61,6 +62,9 @@ VALIDATION = "validate.json"
 _RESERVED, _RESERVED_BYTES = tuple(f".reserve-{it}" for it in range(4)), 128 * 1024
 """Files that become run.json where the disk is full, until the run has ended: without them, how it ended would be lost.
 They are written in place: space that is freed would go to whoever writes first."""
+
+RUN_LIST = "TESTBED_RUN_LIST"
+"""Environment variable that names a file to which the path of each created run is appended."""
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 _OUTPUT_FILE = re.compile(r"rank-(\d{1,6})\.log")
@@ -85,6 +89,13 @@ def write_whole(path: Path, content: str) -> None:
     """Replace ``path`` atomically and durably: after a power failure it is the old or the new file, never a part."""
     # A user's path may lead through links to its folder; a run directory has none (RunDirectory.write_text).
     beneath.replace(path.parent.resolve(), path.name, _encoded(content), caller())
+
+
+def _list(run: Path) -> None:
+    """Tell the client of another host, if there is one, that a run was created (testbed.host.remote.leash)."""
+    if told := os.environ.get(RUN_LIST):
+        with contextlib.suppress(OSError), Path(told).open("a") as stream:
+            stream.write(f"{run.absolute()}\n")
 
 
 def _document(value: object) -> str:
@@ -148,6 +159,7 @@ class RunDirectory:
                     break
             run = cls(path, _Held(path))
             beneath.make_folder(run._top, "ranks")
+        _list(path)
         return run
 
     def admit(self, user: tuple[int, int], ranks: int, *, records: bool = True) -> None:

@@ -25,7 +25,10 @@ __all__ = ["cli", "fake_lab"]  # fixtures
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = ("run", "compare", "launch", "train", "jobs", "attach", "stop", "report", "validate")
 LABS = ("up", "down", "status", "exec", "logs", "certify", "observe", "capture", "ssh-config")
-FAULTS, LOOK = ("inject", "cut", "heal"), ("ls", "show", "lint", "doctor", "audit", "predict", "render", "image")
+FAULTS, LOOK = (
+    ("inject", "cut", "heal"),
+    ("ls", "show", "lint", "doctor", "audit", "predict", "host", "render", "image"),
+)
 VERBS = (*RUNS, *LABS, *FAULTS, *LOOK)
 ERRORS = [
     (errors.TestbedError("it broke"), 3),

@@ -91,7 +91,7 @@ def test_the_reference_has_every_verb_with_its_options(site: Path) -> None:
         assert f"\ntestbed {name}" in page.text, name
         section = page.text.split(f"testbed {name} [OPTIONS]", 1)[1].split("[OPTIONS]", 1)[0]
         for option in (each for each in command.params if each.param_type_name == "option"):
-            assert option.name in ("quiet", "verbose") or option.opts[0] in section, (name, option.opts)
+            assert option.name in ("quiet", "verbose", "on") or option.opts[0] in section, (name, option.opts)
     up = page.text.split("testbed up [OPTIONS]", 1)[1].split("[OPTIONS]", 1)[0]
     for shown in ("--driver NAME", "auto", "testbed up metro-40km --set links.north.km=80"):
         assert shown in up

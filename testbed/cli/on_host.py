@@ -1,0 +1,133 @@
+"""``--on HOST``: the same command on another host, over SSH; its words, files, streams and exit status are as here."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from testbed.cli import console
+from testbed.core.units import format_size
+from testbed.errors import TestbedError
+
+if TYPE_CHECKING:
+    from testbed.host.remote.leashed_command import SentFile
+
+__all__ = ["VARIABLE", "On", "Sent", "marks", "run"]
+
+VARIABLE = "TESTBED_ON"
+
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="HOST",
+        envvar=VARIABLE,
+        help="Do this on another host, over SSH: whatever ssh HOST takes.",
+        show_default=False,
+    ),
+]
+
+_ENVIRONMENT = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TZ", "LANG", "LC_ALL")
+"""What decides how output looks, and travels with a command."""
+
+
+class Sent:
+    """Marks an argument or option that may name a file here, which travels with the command. ``always``: it does
+    name one, otherwise only if it is written like a path, as in the catalog of topologies."""
+
+    def __init__(self, always: bool = False) -> None:
+        self.always = always
+
+
+def marks(signature: inspect.Signature) -> dict[str, Sent]:
+    """Return what is marked of a verb's parameters, by name."""
+    found = {}
+    for name, parameter in signature.parameters.items():
+        for each in get_args(parameter.annotation)[1:]:
+            if isinstance(each, Sent):
+                found[name] = each
+    return found
+
+
+def run(
+    where: str, verb: str, context: typer.Context, marks: dict[str, Sent], own_words: bool, reads_stdin: bool
+) -> int:
+    """Run the verb of a command line, as parsed into ``context``, on the host ``where``; return its exit status there.
+
+    ``own_words``: the last argument is a command line of its own, in which words that name files here are sent, too.
+    Raises UserError, HostError (testbed.host.remote).
+    """
+    from testbed.host.remote import leashed_command, ssh_connection
+
+    files: list[SentFile] = []
+    words = [*_words(context, marks, own_words, files)]
+    if files:
+        size = sum(it.here.stat().st_size for it in files)
+        console.say(f"sent to {where}: {', '.join(str(it.here) for it in files)} ({format_size(size)})", style="dim")
+    environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
+    config = os.environ.get("TESTBED_SSH_CONFIG")
+    transport = ssh_connection.connect(where, Path(config) if config else None)
+    fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
+    try:
+        request = leashed_command.Request(["testbed", verb, *words], environment, files, reads_stdin, fetches)
+        return leashed_command.run(transport, where, request)
+    finally:
+        transport.close()
+
+
+def _fetch(where: str, runs: Path | None, path: str, pieces: Callable[[], Iterator[bytes]]) -> None:
+    """Bring a run directory here, below ``runs`` or the usual folder; say where it is, or why it stays there."""
+    from testbed.host.files import runs_folder
+    from testbed.host.remote import arrivals
+
+    try:
+        target = (runs.absolute() if runs else runs_folder.runs_root()) / Path(path).name
+        size = arrivals.unpack(pieces(), target)
+        console.say(f"fetched from {where}: {target} ({format_size(size)})", style="dim")
+    except TestbedError as error:
+        console.error(f"{error}; it is on {where}: {path}")
+
+
+def _words(context: typer.Context, marks: dict[str, Sent], own_words: bool, files: list[SentFile]) -> Iterator[str]:
+    """Yield the words that were typed, options first, as this command's parser understood them."""
+    arguments: list[str] = []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = getattr(context.get_parameter_source(name), "name", "")
+        # Of the environment only the lab's name: the others are folders of this host.
+        if name in ("on", "runs") or not (source == "COMMANDLINE" or (source == "ENVIRONMENT" and name == "lab")):
+            continue
+        value: Any = context.params[name]
+        many = list(value) if isinstance(value, (list, tuple)) else [value]
+        if parameter.param_type_name == "argument":
+            last = own_words and parameter is context.command.params[-1]
+            arguments += [_sent(str(each), Sent() if last else marks.get(name), files, last) for each in many]
+        else:
+            flag = (parameter.opts if value is not False else parameter.secondary_opts or parameter.opts)[0]
+            for each in many:
+                yield flag
+                if not getattr(parameter, "is_flag", False):
+                    yield _sent(str(each), marks.get(name), files, False)
+    yield "--"
+    yield from arguments
+
+
+def _sent(word: str, mark: Sent | None, files: list[SentFile], own_word: bool) -> str:
+    """Return the word as it is there: a file that is sent keeps its name if it is below the current folder."""
+    from testbed.host.remote.leashed_command import SentFile
+
+    path = Path(word)
+    like_path = own_word or "/" in word or path.suffix in (".yaml", ".yml")
+    if mark is None or not (mark.always or like_path) or not path.is_file():
+        return word
+    inside = not path.is_absolute() and ".." not in path.parts
+    there = str(Path("here") / path) if inside else str(Path("there") / path.resolve().relative_to("/"))
+    if there not in {it.there for it in files}:
+        files.append(SentFile(path, there))
+    return word if inside else f"{{folder}}/{there}"

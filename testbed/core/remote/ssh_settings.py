@@ -1,0 +1,81 @@
+"""What ``ssh -G HOST`` prints: the settings with which ssh itself would connect (ssh_config(5))."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["SshSettings", "parse"]
+
+DEFAULT_PORT = 22
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """How to reach a host.
+
+    Attributes:
+        host: address or name that is connected to (HostName).
+        port: TCP port.
+        user: login name.
+        identity_files: private keys in order, as written (``~`` not expanded); those that do not exist included.
+        agent: path of the agent's socket, ``SSH_AUTH_SOCK`` for the usual one, empty for none.
+        identities_only: whether keys of the agent that no identity file names are not tried.
+        known_hosts: files of host keys in order, as written; the user's before the host's.
+        key_alias: name under which the host's key is known instead of its own; empty for none.
+        jumps: hosts to go through, in order, each as ssh takes it.
+        command: ProxyCommand; empty for none.
+    """
+
+    host: str
+    port: int
+    user: str
+    identity_files: tuple[str, ...] = ()
+    agent: str = "SSH_AUTH_SOCK"
+    identities_only: bool = False
+    known_hosts: tuple[str, ...] = ()
+    key_alias: str = ""
+    jumps: tuple[str, ...] = ()
+    command: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names to look the host's key up by, in order: as known_hosts writes them (sshd(8)). ssh, too, looks for the
+        name without a port where the one with it is unknown."""
+        name = self.key_alias or self.host.lower()
+        if self.key_alias or self.port == DEFAULT_PORT:
+            return (name,)
+        return f"[{name}]:{self.port}", name
+
+
+def parse(printed: str) -> SshSettings:
+    """Parse the output of ``ssh -G``. Raises ValueError if host, port or user are missing."""
+    found: dict[str, list[str]] = {}
+    for line in printed.splitlines():
+        key, _, value = line.strip().partition(" ")
+        found.setdefault(key.lower(), []).append(value.strip())
+    missing = [key for key in ("hostname", "port", "user") if not found.get(key)]
+    if missing:
+        raise ValueError(f"expected {', '.join(missing)}, got {len(printed.splitlines())} lines without")
+    agent = _one(found, "identityagent", "SSH_AUTH_SOCK")
+    return SshSettings(
+        host=found["hostname"][0],
+        port=int(found["port"][0]),
+        user=found["user"][0],
+        identity_files=tuple(found.get("identityfile", ())),
+        agent="" if agent == "none" else agent,
+        identities_only=_one(found, "identitiesonly") == "yes",
+        known_hosts=tuple(_files(found, ("userknownhostsfile", "globalknownhostsfile"))),
+        key_alias=_one(found, "hostkeyalias"),
+        jumps=tuple(it for it in _one(found, "proxyjump").split(",") if it and it != "none"),
+        command="" if _one(found, "proxycommand") == "none" else _one(found, "proxycommand"),
+    )
+
+
+def _one(found: dict[str, list[str]], key: str, default: str = "") -> str:
+    return found.get(key, [default])[0]
+
+
+def _files(found: dict[str, list[str]], keys: Sequence[str]) -> list[str]:
+    # `ssh -G` prints names apart by blanks, and does not quote: a name with a blank in it cannot be told from two.
+    return [name for key in keys for name in _one(found, key).split() if name != "none"]

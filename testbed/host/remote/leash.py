@@ -1,0 +1,325 @@
+"""The leash: runs a command on this host for as long as a client of another host holds it (``testbed-leash``).
+
+It is started over SSH, as root by sudo, and prints one line: its version. What it reads from stdin are frames
+(:mod:`testbed.core.remote.leash_frames`): files that go into a fresh folder, the command, a sign of life each two
+seconds, Ctrl-C, data for the command's stdin. The command's stdout and stderr are the leash's own, so they stay apart,
+or a terminal made here where the client has one. The exit status is the command's. If the client wants what the
+command made, a marker that it chose follows on stdout once the command has ended, then a line of JSON that names the
+runs and files; the client fetches what it wants, and ends.
+
+The client is gone when its end of stdin is, or when it was not heard for 30 s: its cable may be dark, of which no TCP
+tells. Then the command gets what a terminal that closes would send, to its whole process group: SIGINT, which undoes;
+after 20 s SIGTERM; after 10 s more SIGKILL. A lab that is up is no part of the command, and stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from testbed.core.remote.leash_frames import FAILED, LONGEST, PATIENCE_S, WHY_BYTES, Frames, Kind, hello
+from testbed.host.files import store
+from testbed.version import __version__
+
+__all__ = ["main"]
+
+_GRACES_S = (20.0, 10.0)
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+_LOOKS_EVERY_S = 0.5
+_MOST_BYTES = 1 << 33
+"""Of files that a client sends, at most 8 GiB: what it may fill this host's disk with by mistake."""
+
+GONE = 129
+"""Exit status where the client went before it named a command: 128 + SIGHUP."""
+
+
+class _Files:
+    """The folder of a command: what the client sent, and where the command starts. Removed at the end."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="testbed-on-", dir="/var/tmp"))
+        self.folder.chmod(0o711)  # programs of the lab run as another user, and may read what they are told of
+        for name in ("here", "out"):
+            (self.folder / name).mkdir(mode=0o755)
+        self.runs = self.folder / "runs"
+        self._open: BinaryIO | None = None
+        self._left = 0
+        self._total = 0
+
+    def begin(self, header: dict[str, Any]) -> None:
+        parts = PurePosixPath(str(header["path"])).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise ValueError(f"expected a path below the folder, got {header['path']!r}")
+        self._left = int(header["size"])
+        self._total += self._left
+        if self._left < 0 or self._total > _MOST_BYTES:
+            raise ValueError(f"expected at most {_MOST_BYTES} bytes of files, got {self._total}")
+        path = self.folder.joinpath(*parts)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        self._open = os.fdopen(os.open(path, flags, 0o755 if header.get("executable") else 0o644), "wb")
+        self._close_if_whole()
+
+    def more(self, piece: bytes) -> None:
+        if self._open is None or len(piece) > self._left:
+            raise ValueError("more bytes than the file has")
+        self._open.write(piece)
+        self._left -= len(piece)
+        self._close_if_whole()
+
+    def _close_if_whole(self) -> None:
+        if self._left == 0 and self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def made(self) -> dict[str, list[str]]:
+        """Return the run directories that the command made, and the files that it wrote for the client."""
+        runs = self.runs.read_text().splitlines() if self.runs.exists() else []
+        return {"runs": list(dict.fromkeys(runs)), "files": sorted(it.name for it in (self.folder / "out").iterdir())}
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Command:
+    """The command, its stdin, and the terminal made for it."""
+
+    def __init__(self, request: dict[str, Any], files: _Files) -> None:
+        terminal: dict[str, Any] = request.get("terminal") or {}
+        shown = {name for name in ("stdin", "stdout", "stderr") if terminal.get(name)}
+        self.master, slave = pty.openpty() if shown else (-1, -1)
+        if shown:
+            self.resize(terminal)
+        reads = bool(request.get("reads_stdin"))
+        plain_in = subprocess.PIPE if reads else subprocess.DEVNULL
+        words = [str(word).replace("{folder}", str(files.folder)) for word in request["words"]]
+        environment = {**os.environ, **{str(key): str(value) for key, value in request["environment"].items()}}
+        environment[store.RUN_LIST] = str(files.runs)
+        self.marker = str(request.get("marker", ""))
+
+        def lead() -> None:
+            if slave >= 0:
+                fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+        self.process = subprocess.Popen(
+            words,
+            stdin=slave if "stdin" in shown else plain_in,
+            stdout=slave if "stdout" in shown else None,
+            stderr=slave if "stderr" in shown else None,
+            cwd=files.folder / "here",
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lead,  # no other thread is there
+        )
+        if slave >= 0:
+            os.close(slave)
+        self._pipe = self.process.stdin.fileno() if self.process.stdin else -1
+        self._on_terminal = "stdin" in shown
+        self.pid_watch = os.pidfd_open(self.process.pid)
+
+    def resize(self, size: dict[str, Any]) -> None:
+        if self.master >= 0:
+            packed = struct.pack("HHHH", int(size.get("rows") or 24), int(size.get("columns") or 80), 0, 0)
+            fcntl.ioctl(self.master, termios.TIOCSWINSZ, packed)
+
+    def put_in(self, piece: bytes) -> None:
+        where = self.master if self._on_terminal else self._pipe
+        with contextlib.suppress(OSError):  # it does not read (any more)
+            while piece and where >= 0:
+                piece = piece[os.write(where, piece) :]
+
+    def end_input(self) -> None:
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+            self._pipe = -1
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def copy_shown(self) -> bool:
+        """Copy what the terminal shows to stdout; return False once it is closed."""
+        try:
+            piece = os.read(self.master, 65536)
+        except OSError:  # EIO: the last process on the terminal has ended
+            piece = b""
+        return bool(piece) and _write(piece)
+
+
+def _write(piece: bytes) -> bool:
+    try:
+        while piece:
+            piece = piece[os.write(1, piece) :]
+    except OSError:
+        return False  # the client is gone, which stdin tells
+    return True
+
+
+class _Leash:
+    def __init__(self) -> None:
+        self._frames = Frames()
+        self._files = _Files()
+        self._command: _Command | None = None
+        self._status: int | None = None
+        self._heard_t = time.monotonic()
+        self._holds = True
+        self._stage, self._next_t = -1, 0.0
+
+    def run(self) -> int:
+        try:
+            return self._run()
+        finally:
+            self._files.remove()
+
+    def _run(self) -> int:
+        shows = True
+        while True:
+            command = self._command
+            if not self._holds and (command is None or self._status is not None):
+                return GONE if self._status is None else self._status
+            watched = [0] if self._holds else []
+            if command is not None and self._status is None:
+                watched.append(command.pid_watch)
+                if command.master >= 0 and shows:
+                    watched.append(command.master)
+            ready, _, _ = select.select(watched, [], [], _LOOKS_EVERY_S)
+            if command is not None and command.master in ready:
+                shows = command.copy_shown()
+            if 0 in ready:
+                self._hear()
+            if self._holds and time.monotonic() - self._heard_t > PATIENCE_S:
+                self._holds = False
+            if command is None or self._status is not None:
+                continue
+            if command.pid_watch in ready and (status := command.process.poll()) is not None:
+                while shows and command.master >= 0:
+                    shows = command.copy_shown()
+                self._status = 128 - status if status < 0 else status
+                if not command.marker:
+                    return self._status
+                _write(command.marker.encode() + json.dumps(self._files.made()).encode() + b"\n")
+            elif not self._holds:
+                self._escalate(command)
+
+    def _escalate(self, command: _Command) -> None:
+        now = time.monotonic()
+        if self._stage < 0 or (now >= self._next_t and self._stage < len(_ENDS) - 1):
+            self._stage += 1
+            command.signal(_ENDS[self._stage])
+            self._next_t = now + (_GRACES_S[self._stage] if self._stage < len(_GRACES_S) else 0.0)
+
+    def _hear(self) -> None:
+        piece = os.read(0, LONGEST)
+        self._heard_t = time.monotonic()
+        if not piece:
+            self._holds = False
+        for kind, content in self._frames.feed(piece):
+            self._act(kind, content)
+
+    def _act(self, kind: Kind, content: bytes) -> None:
+        command = self._command
+        if kind == "fetch":
+            _send_folder(Path(str(json.loads(content)["path"]).replace("{folder}", str(self._files.folder))))
+            self._heard_t = time.monotonic()
+        elif kind == "done":
+            self._holds = False
+            self._status = self._status or 0
+        elif kind == "file":
+            self._files.begin(json.loads(content))
+        elif kind == "bytes":
+            self._files.more(content)
+        elif kind == "start" and command is None:
+            self._command = _Command(json.loads(content), self._files)
+        elif command is None:
+            return
+        elif kind == "interrupt":
+            command.signal(signal.SIGINT)
+        elif kind == "terminate":
+            command.signal(signal.SIGTERM)
+        elif kind == "data":
+            command.put_in(content)
+        elif kind == "end":
+            command.end_input()
+        elif kind == "window":
+            command.resize(json.loads(content))
+
+
+class _Chunks:
+    """Writes pieces with their length before them; the length 0 ends them, and FAILED is followed by why."""
+
+    def write(self, piece: bytes) -> int:
+        for begin in range(0, len(piece), LONGEST):
+            part = piece[begin : begin + LONGEST]
+            if not _write(struct.pack(">I", len(part)) + part):
+                raise OSError("the client is gone")
+        return len(piece)
+
+    def end(self, why: str = "") -> None:
+        _write(struct.pack(">I", FAILED if why else 0) + (why.encode()[:WHY_BYTES].ljust(WHY_BYTES) if why else b""))
+
+
+def _send_folder(path: Path) -> None:
+    """Send the folder as a tar stream: regular files and folders only, with names relative to it."""
+    chunks = _Chunks()
+    try:
+        if not path.is_dir() or path.is_symlink():
+            raise OSError(f"{path}: no such folder")
+        with tarfile.open(fileobj=chunks, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
+            for each in sorted(path.rglob("*")):
+                if each.is_symlink() or not (each.is_dir() or each.is_file()):
+                    continue
+                if each.is_dir():
+                    member = tar.gettarinfo(each, arcname=str(each.relative_to(path)))
+                    _anonymous(member)
+                    tar.addfile(member)
+                    continue
+                with each.open("rb") as file:
+                    member = tar.gettarinfo(arcname=str(each.relative_to(path)), fileobj=file)
+                    member.type, member.linkname = tarfile.REGTYPE, ""  # a second name of a file is a file
+                    _anonymous(member)
+                    tar.addfile(member, file)
+    except OSError as error:
+        chunks.end(str(error))
+    else:
+        chunks.end()
+
+
+def _anonymous(member: tarfile.TarInfo) -> None:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the leash on stdin, stdout and stderr; exit with the command's status."""
+    with contextlib.suppress(OSError):
+        os.setsid()  # sshd's hang-up is not for the command: it learns of it from here
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which the command would inherit
+    os.write(1, hello(__version__).encode())
+    try:
+        status = _Leash().run()
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        sys.stderr.write(f"testbed-leash: {error}\n")
+        status = 3
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

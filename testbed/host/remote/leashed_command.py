@@ -1,0 +1,343 @@
+"""A command on another host, held by a leash: its output here as it comes, its exit status, Ctrl-C and terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import secrets
+import select
+import signal
+import struct
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from testbed.core.remote.leash_frames import BEAT_S, FAILED, HELLO, LONGEST, WHY_BYTES, Kind, frame
+from testbed.errors import HostError, StorageError, UserError
+from testbed.host.linux import invocation
+from testbed.version import __version__
+
+if TYPE_CHECKING:
+    import paramiko
+
+__all__ = ["Request", "SentFile", "fetch", "run"]
+
+_LEASH = "testbed-leash"
+_ANSWER_S = 20.0
+_PIECE = 1 << 16
+_POLL_S = 0.1
+_LINGERS_S = 5.0
+READER_GONE = 141
+"""128 + SIGPIPE: whoever reads stdout here has closed it."""
+
+
+@dataclass(frozen=True)
+class SentFile:
+    """A file of this host, and its path below the folder of the command there."""
+
+    here: Path
+    there: str
+
+
+@dataclass
+class Request:
+    """A command for the leash.
+
+    Attributes:
+        words: ``{folder}`` stands for the folder there.
+        environment: added to that of the leash.
+        files: sent before the command starts.
+        reads_stdin: this process's stdin is the command's.
+        arrived: called with each run directory that the command made, by its path there, and a function that fetches it
+            as a tar stream; None if nothing is to be fetched.
+    """
+
+    words: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[SentFile] = ()
+    reads_stdin: bool = False
+    arrived: Callable[[str, Callable[[], Iterator[bytes]]], None] | None = None
+
+
+class _Held:
+    """The leash's channel."""
+
+    def __init__(self, transport: paramiko.Transport, where: str) -> None:
+        self._where = where
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        root = transport.get_username() == "root"
+        import paramiko
+
+        try:
+            self.channel = transport.open_session(timeout=_ANSWER_S)
+            self.channel.exec_command(_LEASH if root else " ".join(("sudo", "-n", _LEASH)))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise HostError(f"{where}: no command can be started: {error}") from error
+        self._greet()
+        threading.Thread(target=self._beat, daemon=True, name="signs of life").start()
+
+    def _greet(self) -> None:
+        line = b""
+        self.channel.settimeout(_ANSWER_S)
+        with contextlib.suppress(TimeoutError, OSError):
+            while not line.endswith(b"\n") and len(line) < 1000 and (piece := self.channel.recv(1)):
+                line += piece
+        self.channel.settimeout(None)
+        name, _, version = line.decode(errors="replace").strip().partition(" ")
+        if name != HELLO:
+            raise UserError(self._why_not())
+        if version != __version__:
+            here = f"{__version__} is here; install the same there"
+            raise UserError(f"{self._where} has testbed {version}, but {here}: {self._prepare()}")
+
+    def _why_not(self) -> str:
+        said, deadline = b"", time.monotonic() + 2.0
+        while time.monotonic() < deadline and not (
+            self.channel.exit_status_ready() and not self.channel.recv_stderr_ready()
+        ):
+            if self.channel.recv_stderr_ready():
+                said += self.channel.recv_stderr(4096)
+            else:
+                time.sleep(0.01)
+        text = " ".join(said.decode(errors="replace").split())
+        if "password" in text or "sudoers" in text:
+            return f"{self._where}: a password is asked for there; let sudoers(5) allow {_LEASH} without one"
+        return f"{self._where}: the testbed is not installed there ({text or 'no answer'}): {self._prepare()}"
+
+    def _prepare(self) -> str:
+        return invocation.command("host", "prepare", self._where)
+
+    def say(self, kind: Kind, content: bytes | Mapping[str, Any] = b"") -> None:
+        """Send a frame; if the connection is gone, what follows tells."""
+        with self._lock, contextlib.suppress(OSError):
+            self.channel.sendall(frame(kind, content))
+
+    def send(self, each: SentFile) -> None:
+        """Send a file. Raises StorageError if it cannot be read, or changes meanwhile."""
+        try:
+            with each.here.open("rb") as file:
+                state = os.fstat(file.fileno())
+                self.say("file", {"path": each.there, "size": state.st_size, "executable": bool(state.st_mode & 0o111)})
+                left = state.st_size
+                while left and (piece := file.read(min(left, LONGEST))):
+                    self.say("bytes", piece)
+                    left -= len(piece)
+        except OSError as error:
+            raise StorageError(f"{each.here}: {error.strerror}") from error
+        if left:
+            raise StorageError(f"{each.here}: the file became shorter while it was sent")
+
+    def close(self) -> None:
+        self._ended.set()
+        self.channel.close()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            self.say("beat")
+
+
+def run(transport: paramiko.Transport, where: str, request: Request) -> int:
+    """Run a command there, with this process's streams, and return its exit status.
+
+    Ctrl-C is passed on, as often as it is typed; the command decides what it means. Raises HostError if the connection
+    is lost: then the leash there ends the command.
+    """
+    held = _Held(transport, where)
+    try:
+        for each in request.files:
+            held.send(each)
+        return _follow(held, where, request)
+    finally:
+        held.close()
+
+
+def _follow(held: _Held, where: str, request: Request) -> int:
+    shown = {name: os.isatty(number) for number, name in enumerate(("stdin", "stdout", "stderr"))}
+    if not request.reads_stdin:
+        shown["stdin"] = False
+    marker = b"" if request.arrived is None else b"\0" + secrets.token_hex(16).encode()
+    held.say(
+        "start",
+        {
+            "words": list(request.words),
+            "environment": dict(request.environment),
+            "terminal": {**shown, **_size()} if any(shown.values()) else {},
+            "reads_stdin": request.reads_stdin,
+            "marker": marker.decode(),
+        },
+    )
+    out, err = _Copy(held.channel.recv, 1, marker), _Copy(held.channel.recv_stderr, 2)
+    with _terminal(held, shown, request.reads_stdin):
+        while not held.channel.status_event.wait(_POLL_S) and not out.after_marker.is_set():
+            if out.failed or err.failed:
+                return READER_GONE  # the leash ends the command
+            if held.channel.closed:
+                break
+    if request.arrived is not None and out.after_marker.is_set():
+        out.join(_LINGERS_S)
+        stream = _Received(held.channel, out.rest)
+        for path in json.loads(stream.line())["runs"]:
+            request.arrived(path, functools.partial(_fetch, held, where, stream, path))
+        held.say("done")
+        held.channel.status_event.wait(_ANSWER_S)
+    for each in (out, err):
+        each.join(_LINGERS_S)
+    status = int(held.channel.exit_status) if held.channel.status_event.is_set() else -1
+    if status < 0:
+        raise HostError(f"{where}: the connection was lost; the command there is ended, what it measured stays there")
+    return status
+
+
+class _Copy(threading.Thread):
+    """Copies what arrives to a descriptor, at once, up to a marker; ``rest`` is what came with and after it."""
+
+    def __init__(self, receive: Callable[[int], bytes], descriptor: int, marker: bytes = b"") -> None:
+        super().__init__(daemon=True)
+        self._receive, self._descriptor, self._marker = receive, descriptor, marker
+        self.failed = False
+        self.after_marker = threading.Event()
+        self.rest = b""
+        self.start()
+
+    def run(self) -> None:
+        held = b""
+        with contextlib.suppress(Exception):
+            while piece := self._receive(_PIECE):
+                shown, held = self._split(held + piece)
+                if not self._put(shown):
+                    return
+                if self.after_marker.is_set():
+                    return
+            self._put(held)
+
+    def _split(self, content: bytes) -> tuple[bytes, bytes]:
+        """Return what is shown now, and what may be the beginning of the marker."""
+        if not self._marker:
+            return content, b""
+        before, found, self.rest = content.partition(self._marker)
+        if found:
+            self.after_marker.set()
+            return before, b""
+        start = content.rfind(self._marker[:1], -len(self._marker))
+        if start >= 0 and self._marker.startswith(content[start:]):
+            return content[:start], content[start:]
+        return content, b""
+
+    def _put(self, piece: bytes) -> bool:
+        try:
+            while piece:
+                piece = piece[os.write(self._descriptor, piece) :]
+        except OSError:
+            self.failed = True
+        return not self.failed
+
+
+class _Received:
+    """Reads exactly so many bytes of a channel; ``rest`` came before."""
+
+    def __init__(self, channel: paramiko.Channel, rest: bytes) -> None:
+        self._channel, self._rest = channel, bytearray(rest)
+
+    def line(self) -> bytes:
+        while b"\n" not in self._rest:
+            self._more()
+        line, _, rest = bytes(self._rest).partition(b"\n")
+        self._rest = bytearray(rest)
+        return line
+
+    def take(self, count: int) -> bytes:
+        while len(self._rest) < count:
+            self._more()
+        taken = bytes(self._rest[:count])
+        del self._rest[:count]
+        return taken
+
+    def _more(self) -> None:
+        piece = self._channel.recv(_PIECE)
+        if not piece:
+            raise EOFError
+        self._rest += piece
+
+
+def _fetch(held: _Held, where: str, stream: _Received, path: str) -> Iterator[bytes]:
+    """Yield a folder of that host as a tar stream. Raises HostError unless all of it arrives."""
+    held.say("fetch", {"path": path})
+    try:
+        while size := int.from_bytes(stream.take(4), "big"):
+            if size == FAILED:
+                raise HostError(f"{where}: {stream.take(WHY_BYTES).decode(errors='replace').strip()}")
+            if size > LONGEST:
+                raise HostError(
+                    f"{where}: {path} did not arrive: expected pieces of at most {LONGEST} bytes, got {size}"
+                )
+            yield stream.take(size)
+    except (EOFError, OSError) as error:
+        raise HostError(f"{where}: the connection was lost; {path} stays there") from error
+
+
+def _size() -> dict[str, int]:
+    for descriptor in (1, 2, 0):
+        with contextlib.suppress(OSError):
+            rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(descriptor, termios.TIOCGWINSZ, bytes(8)))
+            return {"rows": rows, "columns": columns}
+    return {}
+
+
+@contextlib.contextmanager
+def _terminal(held: _Held, shown: Mapping[str, bool], reads_stdin: bool) -> Iterator[None]:
+    """Pass on stdin, Ctrl-C and the size of the terminal; the terminal is as before at the end."""
+    interrupted = signal.signal(signal.SIGINT, lambda *_: held.say("interrupt"))
+    terminated = signal.signal(signal.SIGTERM, lambda *_: held.say("terminate"))
+    resized = signal.signal(signal.SIGWINCH, lambda *_: held.say("window", _size()))
+    before = termios.tcgetattr(0) if shown["stdin"] else None
+    ended, wake = os.pipe()
+    reader = threading.Thread(target=_read_stdin, args=(held, ended), daemon=True)
+    try:
+        if before is not None:
+            tty.setraw(0)
+        if reads_stdin:
+            reader.start()
+        yield
+    finally:
+        os.close(wake)
+        if reads_stdin:
+            reader.join()
+        os.close(ended)
+        if before is not None:
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGINT, interrupted)
+        signal.signal(signal.SIGTERM, terminated)
+        signal.signal(signal.SIGWINCH, resized)
+
+
+def _read_stdin(held: _Held, ended: int) -> None:
+    while True:
+        ready, _, _ = select.select([0, ended], [], [])
+        if ended in ready:
+            return
+        try:
+            piece = os.read(0, _PIECE)
+        except OSError:
+            piece = b""
+        if not piece:
+            held.say("end")
+            return
+        held.say("data", piece)
+
+
+def fetch(transport: paramiko.Transport, where: str, path: str) -> Iterator[bytes]:
+    """Yield a folder of that host as a tar stream. Raises HostError unless all of it arrives."""
+    held = _Held(transport, where)
+    try:
+        yield from _fetch(held, where, _Received(held.channel, b""), path)
+    finally:
+        held.close()

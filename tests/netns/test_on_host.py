@@ -1,0 +1,292 @@
+"""Every verb on another host: a host of namespaces with a real sshd, seen by `ip`, /proc and `ls` there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import oracle
+import pytest
+import ssh_hosts
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+    pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs sshd: apt install openssh-server"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTBED = [sys.executable, "-m", "testbed"]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[ssh_hosts.Hosts]:
+    with ssh_hosts.hosts("h1") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lab(hosts: ssh_hosts.Hosts) -> Iterator[str]:
+    """Provide the name of a lab that is up there."""
+    up = ("up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", "h1")
+    assert on(hosts, *up).returncode == 0
+    yield "far"
+    assert on(hosts, "down", "far", "--on", "h1").returncode == 0
+
+
+@pytest.fixture
+def there(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
+    """Provide the host; nothing of a command may be left there afterwards, after `down` of what is up."""
+    (host,) = hosts.hosts
+    before = state(host)
+    yield host
+    oracle.until(lambda: state(host) == before, 10.0, f"nothing is left of {before}: {state(host)}")
+
+
+def state(host: ssh_hosts.Host) -> tuple[list[str], list[str], list[str]]:
+    """Processes, namespaces, and folders that are temporary or of labs."""
+    labs = host.path("/var/lib/testbed/labs")
+    folders = [*map(str, host.path("/var/tmp").iterdir()), *map(str, labs.iterdir() if labs.exists() else ())]
+    return sorted(host.pids().values()), sorted(it.name for it in host.path("/run/netns").iterdir()), sorted(folders)
+
+
+def environment(hosts: ssh_hosts.Hosts, config: Path | None = None, **more: str) -> dict[str, str]:
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'agents'}", "TESTBED_SSH_CONFIG": str(config or hosts.config)}
+    return {**os.environ, **paths, **more}
+
+
+def on(
+    hosts: ssh_hosts.Hosts,
+    *words: str,
+    config: Path | None = None,
+    cwd: Path | None = None,
+    given: str = "",
+    **more: str,
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        hosts.client(*TESTBED, *words),
+        env=environment(hosts, config, **more),
+        cwd=cwd,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def begun(hosts: ssh_hosts.Hosts, *words: str) -> subprocess.Popen[str]:
+    # Of a child of a shell's background job SIGINT would be ignored.
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "os.execvp(sys.argv[1], sys.argv[1:])",
+            *hosts.client(*TESTBED, *words),
+        ],
+        env=environment(hosts),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_lab_there_is_used_as_one_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
+    (tmp_path / "mein Labor é.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
+    up = on(
+        hosts,
+        "up",
+        "mein Labor é.yaml",
+        "--name",
+        "near",
+        "--no-agents",
+        "--allow-uncertified",
+        "--on",
+        "h1",
+        cwd=tmp_path,
+    )
+    assert up.returncode == 0, up.stderr
+    assert "sent to h1: mein Labor é.yaml" in " ".join(up.stderr.split())
+    assert "north → west" in up.stdout
+    assert {"tb.near.east-0", "tb.near.plant"} <= {it.name for it in there.path("/run/netns").iterdir()}
+    assert not oracle.namespaces("near"), "nothing is made here"
+    shown = on(hosts, "--on", "h1", "status", "-l", "near", "--json")
+    assert json.loads(shown.stdout)["name"] == "near"
+    script = "cat; echo here >&2; hostname; exit 4"
+    done = on(hosts, "exec", "--on", "h1", "-l", "near", "east-0", "--", "sh", "-c", script, given="1\n2\n")
+    assert (done.returncode, done.stdout, done.stderr) == (4, "1\n2\neast-0\n", "here\n")
+    assert on(hosts, "down", "near", "--on", "h1").returncode == 0
+
+
+def test_a_mistake_is_told_as_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("sites: 3\n")
+    far = on(hosts, "lint", "bad.yaml", "--on", "h1", cwd=tmp_path)
+    near = on(hosts, "lint", "bad.yaml", cwd=tmp_path)
+    assert far.returncode == near.returncode == 2
+    assert far.stdout == near.stdout
+    assert near.stderr in far.stderr
+
+
+KEYS = {
+    "unknown": ("{nothing}", "its key is not known (ssh-ed25519 SHA256:"),
+    "changed": ("192.0.2.11 {other}", r"offers another key .* than \S+/kh:1 says"),
+    "revoked": ("192.0.2.11 {key}\n@revoked * {key}", r"is revoked by \S+/kh:2"),
+    "authority": ("@cert-authority 192.0.2.* {other}", r"only the certificate authority of \S+/kh:1 vouches for it"),
+    "known": ("@cert-authority *.example.net {other}\n@revoked * {other}\nnonsense\n192.0.2.11 {key}", ""),
+    "hashed": ("{hashed}", ""),
+}
+
+
+@pytest.mark.parametrize("what", KEYS)
+def test_a_host_is_known_by_its_key_alone(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path, what: str
+) -> None:
+    lines, refusal = KEYS[what]
+    oracle.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other")
+    other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
+    known = tmp_path / "kh"
+    known.write_text(f"192.0.2.11 {there.key}\n")
+    if what == "hashed":
+        oracle.run("ssh-keygen", "-q", "-H", "-f", known)
+    else:
+        known.write_text(lines.format(key=there.key, other=other, nothing="") + "\n")
+    config = tmp_path / "config"
+    config.write_text(hosts.config.read_text().replace(str(hosts.known_hosts), str(known)))
+    before = known.read_bytes()
+    done = on(hosts, "ls", "labs", "--on", "h1", config=config)
+    assert known.read_bytes() == before, "no key is learned"
+    if refusal:
+        assert done.returncode == 2
+        assert re.search(f"h1: refused: .*{refusal}" if "\\" in refusal else re.escape(refusal), done.stderr), (
+            done.stderr
+        )
+        assert done.stderr.count("\n") == 1
+    else:
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_user_whose_key_is_not_accepted(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
+    oracle.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other")
+    config = tmp_path / "config"
+    config.write_text(hosts.config.read_text().replace(f"{hosts.folder}/client", str(tmp_path / "other")))
+    done = on(hosts, "status", "--on", "h1", config=config)
+    assert done.returncode == 2
+    assert "root is not let in at 192.0.2.11" in done.stderr
+    assert done.stderr.count("\n") == 1
+    nobody = on(hosts, "status", "--on", "192.0.2.99", config=config)
+    assert nobody.returncode == 3
+    assert "cannot connect to 192.0.2.99 port 22" in nobody.stderr
+
+
+def test_another_version_there_is_not_used(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host) -> None:
+    leash = there.path("/usr/local/bin/testbed-leash")
+    content = leash.read_text()
+    try:
+        leash.write_text("#!/bin/sh\necho testbed-leash 0.0.1\ncat > /dev/null\n")
+        done = on(hosts, "status", "--on", "h1")
+        assert (done.returncode, "has testbed 0.0.1" in done.stderr, "host prepare h1" in done.stderr) == (
+            2,
+            True,
+            True,
+        )
+        leash.unlink()
+        done = on(hosts, "status", "--on", "h1")
+        assert (done.returncode, "not installed there" in done.stderr) == (2, True)
+    finally:
+        leash.write_text(content)
+        leash.chmod(0o755)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_runs_there_ends_with_the_client(
+    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, number: signal.Signals
+) -> None:
+    client = begun(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "sleep", "7136")
+    oracle.until(lambda: "sleep 7136" in there.pids().values(), 20.0, "it runs there")
+    client.send_signal(number)
+    client.communicate(timeout=20)
+    assert client.returncode in (-number, 128 + number, 130)
+    oracle.until(lambda: "sleep 7136" not in there.pids().values(), 5.0, "nothing is left of it")
+    assert json.loads(on(hosts, "status", "-l", lab, "--json", "--on", "h1").stdout)["name"] == lab, "it stays"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_up_undoes_itself(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, number: signal.Signals) -> None:
+    client = begun(hosts, "up", "metro-40km", "--name", "fast", "--no-agents", "--allow-uncertified", "--on", "h1")
+    netns = there.path("/run/netns")
+    oracle.until(lambda: any(it.name.startswith("tb.fast.") for it in netns.iterdir()), 30.0, "it is being built")
+    time.sleep(random.Random(number).random() * 0.5)
+    client.send_signal(number)
+    client.communicate(timeout=20)
+    assert client.returncode in (-number, 130)
+    oracle.until(lambda: not any(it.name.startswith("tb.fast.") for it in netns.iterdir()), 10.0, "it is undone")
+
+
+def test_a_terminal_is_one_there(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
+    """Its size, a resize, Ctrl-C as its line discipline makes it, and what is typed."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        words = hosts.client(*TESTBED, "exec", "--on", "h1", "-l", lab, "east-0", "--", "bash", "--norc")
+        os.execvpe(words[0], words, environment(hosts, TERM="dumb", PS1="$ "))
+    seen = b""
+
+    def shows(text: str) -> bool:
+        nonlocal seen
+        with contextlib.suppress(OSError):  # EIO: it has ended
+            seen += os.read(terminal, 65536)
+        return re.search(text.encode(), seen) is not None
+
+    try:
+        os.set_blocking(terminal, False)
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 31, 97, 0, 0))
+        oracle.until(lambda: shows(r"[$#] "), 20.0, "a prompt")
+        os.write(terminal, b"stty size; tty\n")
+        oracle.until(lambda: shows(r"31 97[\r\n]+/dev/pts/"), 10.0, "the size")
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        os.kill(pid, signal.SIGWINCH)
+        oracle.until(lambda: os.write(terminal, b"stty size\n") and shows(r"40 120"), 10.0, "the new size")
+        os.write(terminal, b"sleep 7137\n")
+        oracle.until(lambda: "sleep 7137" in there.pids().values(), 10.0, "it sleeps")
+        os.write(terminal, b"\x03")
+        oracle.until(lambda: "sleep 7137" not in there.pids().values(), 5.0, "Ctrl-C ends it")
+        os.write(terminal, b"exit 5\n")
+        ended: list[int] = []
+
+        def over() -> bool:
+            shows("$^")
+            done, status = os.waitpid(pid, os.WNOHANG)
+            ended.extend([os.waitstatus_to_exitcode(status)] if done else [])
+            return bool(done)
+
+        oracle.until(over, 10.0, "it ends")
+        assert ended == [5]
+    finally:
+        os.close(terminal)
+
+
+@pytest.mark.thorough
+def test_a_dark_cable_ends_it_at_both_ends(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
+    client = begun(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "sleep", "7138")
+    oracle.until(lambda: "sleep 7138" in there.pids().values(), 20.0, "it runs there")
+    hosts.cable(there, False)
+    try:
+        oracle.until(lambda: "sleep 7138" not in there.pids().values(), 45.0, "it ends there")
+        _, told = client.communicate(timeout=45)
+        assert client.returncode == 125
+        assert "the connection was lost" in told
+    finally:
+        hosts.cable(there, True)
