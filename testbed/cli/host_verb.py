@@ -1,4 +1,4 @@
-"""The verb ``host``: prepare another host for ``--on``."""
+"""The verbs ``host`` and ``fetch``: prepare another host for ``--on``, and bring a run of it here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from testbed.cli import verb
+from testbed.cli import console, on_host, verb
+from testbed.cli.verb import RunsFolder
+from testbed.errors import UserError
 
 
 @verb.verb(
@@ -32,3 +34,25 @@ def host(
 
     given = list(options or ())
     return preparation.prepare(where, given[1:] if given[:1] == ["--"] else given)
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed fetch metro-40km-20261121-054212 --on lab1",
+    "testbed ls runs --on lab1                  # which there are",
+    acts_here=True,
+)
+def fetch(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of a run on the host of --on, or its directory there.")
+    ],
+    runs: RunsFolder = None,
+    on: str | None = None,
+) -> None:
+    """Bring a run of another host here: one that was detached, or whose client went before its end.
+
+    The run must have ended. It arrives whole or not at all, byte for byte, and stays there, too.
+    """
+    if not on:
+        raise UserError("fetch brings a run of another host here; name the host: --on HOST")
+    console.show_line(str(on_host.fetch(on, run, runs)))

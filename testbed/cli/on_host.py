@@ -13,12 +13,14 @@ import typer
 
 from testbed.cli import console
 from testbed.core.units import format_size
-from testbed.errors import TestbedError
+from testbed.errors import HostError, TestbedError
 
 if TYPE_CHECKING:
+    import paramiko
+
     from testbed.host.remote.leashed_command import SentFile
 
-__all__ = ["VARIABLE", "On", "Sent", "marks", "run"]
+__all__ = ["VARIABLE", "On", "Sent", "fetch", "marks", "run"]
 
 VARIABLE = "TESTBED_ON"
 
@@ -63,7 +65,7 @@ def run(
     ``own_words``: the last argument is a command line of its own, in which words that name files here are sent, too.
     Raises UserError, HostError (testbed.host.remote).
     """
-    from testbed.host.remote import leashed_command, ssh_connection
+    from testbed.host.remote import leashed_command
 
     files: list[SentFile] = []
     words = [*_words(context, marks, own_words, files)]
@@ -71,8 +73,7 @@ def run(
         size = sum(it.here.stat().st_size for it in files)
         console.say(f"sent to {where}: {', '.join(str(it.here) for it in files)} ({format_size(size)})", style="dim")
     environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
-    config = os.environ.get("TESTBED_SSH_CONFIG")
-    transport = ssh_connection.connect(where, Path(config) if config else None)
+    transport = _connect(where)
     fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
     try:
         request = leashed_command.Request(["testbed", verb, *words], environment, files, reads_stdin, fetches)
@@ -82,21 +83,49 @@ def run(
 
 
 def _fetch(where: str, runs: Path | None, path: str, pieces: Callable[[], Iterator[bytes]]) -> None:
-    """Bring a run directory here, below ``runs`` or the usual folder; say where it is, or why it stays there."""
+    """Bring a run here that a command made; say where it is, or why it stays there."""
+    try:
+        _arrive(where, runs, pieces())
+    except TestbedError as error:
+        console.error(f"{error}; the run is on {where}: {path}")
+
+
+def _arrive(where: str, runs: Path | None, pieces: Iterator[bytes]) -> Path:
+    """Make a run directory of pieces, below ``runs`` or the usual folder, and say where it is."""
     from testbed.host.files import runs_folder
     from testbed.host.remote import arrivals
 
+    name = next(pieces, b"").decode(errors="replace")
+    if not name or "/" in name or name.startswith(".") or not name.isprintable():
+        raise HostError(f"{where}: refused: a run named {name[:100]!r}")
+    target = (runs.absolute() if runs else runs_folder.runs_root()) / name
+    size = arrivals.unpack(pieces, target)
+    console.say(f"fetched from {where}: {target} ({format_size(size)})", style="dim")
+    return target
+
+
+def fetch(where: str, run: str, runs: Path | None) -> Path:
+    """Bring a run of another host here; return where it is. Raises HostError, UserError, StorageError."""
+    from testbed.host.remote import leashed_command
+
+    transport = _connect(where)
     try:
-        target = (runs.absolute() if runs else runs_folder.runs_root()) / Path(path).name
-        size = arrivals.unpack(pieces(), target)
-        console.say(f"fetched from {where}: {target} ({format_size(size)})", style="dim")
-    except TestbedError as error:
-        console.error(f"{error}; it is on {where}: {path}")
+        return _arrive(where, runs, leashed_command.fetch(transport, where, run))
+    finally:
+        transport.close()
+
+
+def _connect(where: str) -> paramiko.Transport:
+    from testbed.host.remote import ssh_connection
+
+    config = os.environ.get("TESTBED_SSH_CONFIG")
+    return ssh_connection.connect(where, Path(config) if config else None)
 
 
 def _words(context: typer.Context, marks: dict[str, Sent], own_words: bool, files: list[SentFile]) -> Iterator[str]:
     """Yield the words that were typed, options first, as this command's parser understood them."""
     arguments: list[str] = []
+    last_argument = [it for it in context.command.params if it.param_type_name == "argument"][-1:]
     for parameter in context.command.params:
         name = str(parameter.name)
         source = getattr(context.get_parameter_source(name), "name", "")
@@ -106,7 +135,7 @@ def _words(context: typer.Context, marks: dict[str, Sent], own_words: bool, file
         value: Any = context.params[name]
         many = list(value) if isinstance(value, (list, tuple)) else [value]
         if parameter.param_type_name == "argument":
-            last = own_words and parameter is context.command.params[-1]
+            last = own_words and parameter in last_argument
             arguments += [_sent(str(each), Sent() if last else marks.get(name), files, last) for each in many]
         else:
             flag = (parameter.opts if value is not False else parameter.secondary_opts or parameter.opts)[0]

@@ -54,6 +54,7 @@ def verb(
     own_status: int | None = None,
     passes_on_arguments: bool = False,
     reads_stdin: bool = False,
+    acts_here: bool = False,
 ) -> Callable[[Verb], Verb]:
     """Register a function as the verb of its name; its return value is the exit status (None: 0).
 
@@ -63,6 +64,7 @@ def verb(
         own_status: exit status for errors of the testbed itself, in verbs that otherwise pass on a child's status.
         passes_on_arguments: all words after the first positional argument belong to the child, options included.
         reads_stdin: stdin is the child's.
+        acts_here: with ``--on`` the function runs here, and gets the host as its argument ``on``.
     """
 
     def register(function: Verb) -> Verb:
@@ -73,14 +75,17 @@ def verb(
         def command(*, context: typer.Context, quiet: bool, verbose: bool, on: str | None, **arguments: Any) -> None:
             console.configure(quiet=quiet, verbose=verbose)
             _running.set(name)
-            if where := on or context.obj:
+            where = on or context.obj
+            if acts_here:
+                arguments["on"] = where
+            elif where:
                 marks = on_host.marks(signature)
                 there = functools.partial(on_host.run, where, name, context, marks, passes_on_arguments, reads_stdin)
                 raise typer.Exit(guarded(there, own_status))
             raise typer.Exit(guarded(lambda: function(**arguments), own_status))
 
         parameters = [
-            *signature.parameters.values(),
+            *(it for it in signature.parameters.values() if it.name != "on"),
             inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
             inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
             inspect.Parameter("on", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=on_host.On),

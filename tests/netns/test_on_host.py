@@ -57,10 +57,12 @@ def there(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
 
 
 def state(host: ssh_hosts.Host) -> tuple[list[str], list[str], list[str]]:
-    """Processes, namespaces, and folders that are temporary or of labs."""
+    """Processes, namespaces, and folders of commands; not what belongs to the lab that stays up."""
+    processes = sorted(line for line in host.pids().values() if "/labs/far" not in line and "tb.far." not in line)
+    namespaces = sorted(it.name for it in host.path("/run/netns").iterdir())
+    folders = [it.name for it in host.path("/var/tmp").iterdir() if not it.name.startswith("testbed-far-")]
     labs = host.path("/var/lib/testbed/labs")
-    folders = [*map(str, host.path("/var/tmp").iterdir()), *map(str, labs.iterdir() if labs.exists() else ())]
-    return sorted(host.pids().values()), sorted(it.name for it in host.path("/run/netns").iterdir()), sorted(folders)
+    return processes, namespaces, sorted([*folders, *(it.name for it in (labs.iterdir() if labs.exists() else ()))])
 
 
 def environment(hosts: ssh_hosts.Hosts, config: Path | None = None, **more: str) -> dict[str, str]:
@@ -276,6 +278,37 @@ def test_a_terminal_is_one_there(hosts: ssh_hosts.Hosts, lab: str, there: ssh_ho
         assert ended == [5]
     finally:
         os.close(terminal)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(it.relative_to(folder)): it.read_bytes() for it in folder.rglob("*") if it.is_file()}
+
+
+def test_a_run_is_here_when_it_has_ended(
+    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    (tmp_path / "mine é.py").write_text("import os; print('rank', os.environ['RANK'], 'of mine')\n")
+    words = ("launch", "-l", lab, "--on", "h1", "--runs", str(tmp_path / "runs"), "--allow-uncertified")
+    done = on(hosts, *words, "--", sys.executable, "mine é.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of mine") == 4
+    (run,) = (tmp_path / "runs").iterdir()
+    assert f"fetched from h1: {run}" in done.stderr.replace("\n", "").replace("  ", " ") or str(run.name) in done.stderr
+    (far,) = there.path("/var/lib/testbed/runs").glob(run.name)
+    assert contents(run) == contents(far)
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    again = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again"))
+    assert (again.returncode, again.stdout.strip()) == (0, str(tmp_path / "again" / run.name))
+    assert contents(tmp_path / "again" / run.name) == contents(far)
+    twice = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again"))
+    assert (twice.returncode, "exists" in twice.stderr) == (3, True)
+    none = on(hosts, "fetch", "no-such-run", "--on", "h1", "--runs", str(tmp_path / "again"))
+    assert (none.returncode, "no-such-run" in none.stderr) == (3, True)
+    document = json.loads((far / "run.json").read_text())
+    (far / "run.json").write_text(json.dumps(document | {"status": "running"}))
+    running = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "third"))
+    assert (running.returncode, "has not ended" in running.stderr) == (3, True)
+    assert not (tmp_path / "third").exists() or list((tmp_path / "third").iterdir()) == []
 
 
 @pytest.mark.thorough

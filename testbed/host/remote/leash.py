@@ -34,7 +34,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from testbed.core.remote.leash_frames import FAILED, LONGEST, PATIENCE_S, WHY_BYTES, Frames, Kind, hello
-from testbed.host.files import store
+from testbed.errors import TestbedError
+from testbed.host.files import runs_folder, store
 from testbed.version import __version__
 
 __all__ = ["main"]
@@ -236,7 +237,7 @@ class _Leash:
     def _act(self, kind: Kind, content: bytes) -> None:
         command = self._command
         if kind == "fetch":
-            _send_folder(Path(str(json.loads(content)["path"]).replace("{folder}", str(self._files.folder))))
+            _send_run(Path(json.loads(content)["path"]))
             self._heard_t = time.monotonic()
         elif kind == "done":
             self._holds = False
@@ -275,12 +276,16 @@ class _Chunks:
         _write(struct.pack(">I", FAILED if why else 0) + (why.encode()[:WHY_BYTES].ljust(WHY_BYTES) if why else b""))
 
 
-def _send_folder(path: Path) -> None:
-    """Send the folder as a tar stream: regular files and folders only, with names relative to it."""
+def _send_run(run: Path) -> None:
+    """Send a run directory, by its name or path, as a tar stream: regular files and folders only, with names relative
+    to it. The name of the run comes first, as a piece of its own."""
     chunks = _Chunks()
     try:
-        if not path.is_dir() or path.is_symlink():
-            raise OSError(f"{path}: no such folder")
+        found = runs_folder.find(run)
+        path = found.path
+        if found.read_json("run.json").get("status") == "running":
+            raise OSError(f"run {path.name} has not ended")
+        chunks.write(path.name.encode())
         with tarfile.open(fileobj=chunks, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
             for each in sorted(path.rglob("*")):
                 if each.is_symlink() or not (each.is_dir() or each.is_file()):
@@ -295,7 +300,7 @@ def _send_folder(path: Path) -> None:
                     member.type, member.linkname = tarfile.REGTYPE, ""  # a second name of a file is a file
                     _anonymous(member)
                     tar.addfile(member, file)
-    except OSError as error:
+    except (OSError, TestbedError) as error:
         chunks.end(str(error))
     else:
         chunks.end()

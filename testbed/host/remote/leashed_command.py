@@ -269,7 +269,10 @@ class _Received:
 
 
 def _fetch(held: _Held, where: str, stream: _Received, path: str) -> Iterator[bytes]:
-    """Yield a folder of that host as a tar stream. Raises HostError unless all of it arrives."""
+    """Yield the name of a run of that host, then its directory as a tar stream, in pieces.
+
+    Raises HostError unless all of it arrives.
+    """
     held.say("fetch", {"path": path})
     try:
         while size := int.from_bytes(stream.take(4), "big"):
@@ -335,7 +338,10 @@ def _read_stdin(held: _Held, ended: int) -> None:
 
 
 def fetch(transport: paramiko.Transport, where: str, path: str) -> Iterator[bytes]:
-    """Yield a folder of that host as a tar stream. Raises HostError unless all of it arrives."""
+    """Yield the name of a run of that host, then its directory as a tar stream, in pieces.
+
+    Raises HostError unless all of it arrives: there is no such run, it has not ended, or the connection is lost.
+    """
     held = _Held(transport, where)
     try:
         yield from _fetch(held, where, _Received(held.channel, b""), path)

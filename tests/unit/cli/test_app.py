@@ -23,7 +23,7 @@ from testbed.lab import api
 __all__ = ["cli", "fake_lab"]  # fixtures
 
 ROOT = Path(__file__).resolve().parents[3]
-RUNS = ("run", "compare", "launch", "train", "jobs", "attach", "stop", "report", "validate")
+RUNS = ("run", "compare", "launch", "train", "jobs", "attach", "stop", "report", "validate", "fetch")
 LABS = ("up", "down", "status", "exec", "logs", "certify", "observe", "capture", "ssh-config")
 FAULTS, LOOK = (
     ("inject", "cut", "heal"),
