@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from testbed_agents.strategies.strategy import Context
+from testbed_agents.watched import WatchedGroup
 
 Reduced = torch.futures.Future[Tensor]
 Reduce = Callable[[Tensor], Reduced]
@@ -72,7 +73,10 @@ def mean_over(group: object, size: int) -> Reduce:
     def reduce(bucket: Tensor) -> Reduced:
         if size == 1:
             return done(bucket)
-        work = dist.all_reduce(bucket.div_(size), group=group, async_op=True)
+        divided = bucket.div_(size)
+        if isinstance(group, WatchedGroup):
+            return group.all_reduce_of(divided)
+        work = dist.all_reduce(divided, group=group, async_op=True)
         reduced: Reduced = work.get_future().then(lambda future: future.value()[0])
         return reduced
 

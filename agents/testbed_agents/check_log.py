@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from testbed_agents.evidence import Evidence
-from testbed_agents.operation_log import OperationLog, crc32
+from testbed_agents.operation_log import OperationLog, crc32, elements
 from testbed_agents.records import Records
 
 __all__ = ["EVERY", "Checks", "Fingerprinted", "drawn", "optimizer_steps"]
@@ -242,7 +242,7 @@ class _Traces:
             if key not in self._chosen:
                 self._chosen[key] = self._choose(name, [each.numel() for each in listed])
             chosen = self._chosen[key]
-            found[name] = crc32(listed[which].detach().reshape(-1)[at] for which, at in chosen)
+            found[name] = crc32(elements([listed[which]], at) for which, at in chosen)
         return found
 
     def _choose(self, name: str, sizes: list[int]) -> list[tuple[int, list[int]]]:
@@ -255,5 +255,5 @@ class _Traces:
 
 def optimizer_steps(optimizer: torch.optim.Optimizer) -> int:
     """Return the number of updates by the optimizer's own count, the minimum over parameters; 0 before the first."""
-    counts: list[Callable[[], float]] = [state["step"].item for state in optimizer.state.values() if "step" in state]
-    return int(min((count() for count in counts), default=0.0))
+    counts = [state["step"] for state in optimizer.state.values() if "step" in state]
+    return int(torch.stack(counts).min()) if counts else 0

@@ -7,6 +7,7 @@ number and writes nothing more.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 FILE = "attempt"
@@ -25,7 +26,11 @@ class Fence:
     def check(self) -> None:
         """Raises Fenced."""
         try:
-            now = int(self._path.read_text())
+            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)  # twice a step, in a third of Path.read_text's time
+            try:
+                now = int(os.read(file, 32))
+            finally:
+                os.close(file)
         except (FileNotFoundError, ValueError):
             return
         if now > self.attempt:

@@ -14,7 +14,11 @@ memory, and happens in gloo's threads, beside the operations that are still runn
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import random
+import struct
+import sys
 import threading
 import time
 import weakref
@@ -27,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from testbed_agents.watched import REDUCTIONS, Operation
+from testbed_agents.watched import MESSAGES, REDUCTIONS, Operation
 
 __all__ = ["ELEMENTS", "ELEMENTS_DRAWN", "OperationLog", "crc32", "elements", "hexadecimal", "positions"]
 
@@ -40,6 +44,8 @@ _WIRE = {torch.float64: "<f8", torch.float32: "<f4", torch.bfloat16: "<f4", torc
 
 _SETTLES_WITHIN_S, _LOOKS_EVERY_S = 10.0, 0.0002
 """Bound of the wait for evidence that another thread is taking: milliseconds, unless the host is overloaded."""
+
+_WORDS = struct.Struct("<8Q")
 
 _IN_NUMPY = (torch.float32, torch.float64, torch.int64, torch.uint8)
 
@@ -61,20 +67,26 @@ def positions(seed: int, group: str, sequence: int, count_of: int, count: int) -
 
     Distinct; fewer are the first ones of more, so ranks that record another number can still be compared.
     """
-    # An integer seeds sooner than a text, and random() is drawn sooner than randrange().
-    chance = random.Random(zlib.crc32(f"{seed}/{group}/{sequence}".encode()))
+    key = f"{seed}/{group}/{sequence}".encode()
     if count_of <= 2 * ELEMENTS_DRAWN:
-        return chance.sample(range(count_of), count_of)[:count]
+        return random.Random(zlib.crc32(key)).sample(range(count_of), count_of)[:count]
+    # A digest costs a tenth of seeding a generator, which is done for each operation.
     found: dict[int, None] = {}
+    block = 0
     while len(found) < count:
-        found[int(chance.random() * count_of)] = None
-    return list(found)
+        digest = hashlib.blake2b(key, salt=block.to_bytes(4, "little")).digest()
+        found.update(dict.fromkeys(word % count_of for word in _WORDS.unpack(digest)))
+        block += 1
+    return list(found)[:count]
 
 
 def elements(tensors: Sequence[Tensor], at: Sequence[int]) -> Tensor:
     """Return the elements at these positions of the concatenated tensors, copied."""
     if len(tensors) == 1:
-        return tensors[0].detach().reshape(-1)[list(at)].clone()
+        flat = tensors[0].detach().reshape(-1)
+        if flat.dtype in _IN_NUMPY:
+            return torch.from_numpy(flat.numpy().take(at)) if at else flat[:0].clone()  # a third of torch's time
+        return flat[list(at)]
     found: dict[int, Tensor] = {}
     begin = 0
     for tensor in tensors:
@@ -88,9 +100,16 @@ def elements(tensors: Sequence[Tensor], at: Sequence[int]) -> Tensor:
 
 def hexadecimal(tensor: Tensor) -> str:
     """Encode little-endian in hexadecimal, exactly: float64 as such, other floats as float32, the rest as int64."""
+    if tensor.dtype == torch.float32 and sys.byteorder == "little":
+        return tensor.detach().numpy().tobytes().hex()
     wire = _WIRE.get(tensor.dtype, "<i8")
     wide = tensor.float() if wire == "<f4" else tensor
     return wide.detach().numpy().astype(wire).tobytes().hex()
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass
@@ -109,7 +128,8 @@ class OperationLog:
     def __init__(self, seed: int, observe: Callable[[float], None] = lambda seconds: None) -> None:
         self._seed, self._observe = seed, observe
         self._lock = threading.Lock()
-        self._running: weakref.WeakSet[Operation] = weakref.WeakSet()
+        self._running: set[Operation] = set()
+        self._messages: weakref.WeakSet[Operation] = weakref.WeakSet()  # nothing tells of one that nobody waits for
         self._done: list[tuple[int, dict[str, Any], Operation | None]] = []
         self._sums: Counter[str] = Counter()
         self._groups: list[tuple[str, tuple[int, ...]]] = []
@@ -132,9 +152,12 @@ class OperationLog:
             note.sent = [crc32(part) for part in operation.sent()]  # gone once the result takes its place
         operation.note = note
         with self._lock:
-            self._running.add(operation)
+            (self._messages if operation.kind in MESSAGES else self._running).add(operation)
             self._note_group(operation.group, operation.ranks)
             self.moved_t = operation.began_t
+
+    def _forget(self, operation: Operation) -> None:
+        (self._messages if operation.kind in MESSAGES else self._running).discard(operation)
 
     def _note_group(self, group: str, ranks: tuple[int, ...]) -> None:
         if (group, ranks) not in self._groups:
@@ -145,17 +168,17 @@ class OperationLog:
         if not isinstance(note, _Note):  # it began before there was an observer
             return
         try:
-            line = self._line(operation, note)
+            evidence = {} if operation.error else self._evidence(operation, note)
         except BaseException:
             with self._lock:
-                self._running.discard(operation)  # else the end of the step would wait for it
+                self._forget(operation)  # else the end of the step would wait for it
             raise
-        self._observe((operation.ended_t or operation.began_t) - operation.began_t)
         operation.forget()
         with self._lock:
-            self._running.discard(operation)
-            self._done.append((note.step, line, operation))
-            self.moved_t = time.monotonic()
+            self._forget(operation)
+            # What remains to be done for the record is done at the end of the step, for all of them together.
+            self._done.append((note.step, evidence, operation))
+            self.moved_t = operation.ended_t or operation.began_t
 
     def added(self, group: str, ranks: tuple[int, ...], parts: Sequence[Tensor], total: Tensor) -> None:
         """Record a sum of messages as an operation of kind ``sum``, numbered for itself in its group."""
@@ -173,7 +196,7 @@ class OperationLog:
             "bytes": total.numel() * total.element_size(),
             "began_t": round(now, 6),
             "ended_t": round(now, 6),
-            "dtype": str(total.dtype).removeprefix("torch."),
+            "dtype": _name(total.dtype),
             "crc32": crc32([total]),
             "sample": {
                 "at": at,
@@ -184,12 +207,21 @@ class OperationLog:
         with self._lock:
             self._done.append((self.step, line, None))
 
-    def _line(self, operation: Operation, note: _Note) -> dict[str, Any]:
-        line = self._head(operation)
-        if operation.error:
-            line["failed"] = operation.error.partition("\n")[0][:200]
-        else:
-            line |= self._evidence(operation, note)
+    def _line(self, step: int, evidence: dict[str, Any], operation: Operation | None) -> dict[str, Any]:
+        line = evidence
+        if operation is not None:
+            line = self._head(operation)
+            if operation.error:
+                line["failed"] = operation.error.partition("\n")[0][:200]
+            line |= evidence
+            if operation.waited_s is not None:  # known only after the end
+                line["waited_s"] = round(operation.waited_s, 6)
+            self._observe((operation.ended_t or operation.began_t) - operation.began_t)
+        if step != self.step:
+            line["step"] = step
+        if "sample" in line:
+            sample = line["sample"]
+            line["sample"] = {key: hexadecimal(it) if isinstance(it, Tensor) else it for key, it in sample.items()}
         return line
 
     def _head(self, operation: Operation) -> dict[str, Any]:
@@ -205,7 +237,7 @@ class OperationLog:
         for name, position in (("root", operation.root), ("peer", operation.peer)):
             if position is not None:
                 line[name] = operation.ranks[position]
-        if operation.kind in ("send", "recv") and operation.tag:
+        if operation.kind in MESSAGES and operation.tag:
             line["tag"] = operation.tag
         return line
 
@@ -229,18 +261,18 @@ class OperationLog:
             outputs, at = operation.outputs, note.at
             found["crc32"] = crc32(outputs)
         if operation.inputs:
-            found["dtype"] = str(operation.inputs[0].dtype).removeprefix("torch.")
+            found["dtype"] = _name(operation.inputs[0].dtype)
         if note.inputs is None:
             return found
-        sample: dict[str, Any] = {"at": note.at, "inputs": hexadecimal(note.inputs)}
+        sample: dict[str, Any] = {"at": note.at, "inputs": note.inputs}
         if operation.kind == "reduce_scatter":
             size = sum(each.numel() for each in outputs)
             begin = operation.position * size
             at = [position for position in at if begin <= position < begin + size]
             sample["outputs_at"] = at
-            sample["outputs"] = hexadecimal(elements(outputs, [position - begin for position in at]))
+            sample["outputs"] = elements(outputs, [position - begin for position in at])
         elif outputs:
-            sample["outputs"] = hexadecimal(elements(outputs, at))
+            sample["outputs"] = elements(outputs, at)
         return {**found, "sample": sample}
 
     def begin(self, step: int, drawn: bool) -> None:
@@ -256,26 +288,23 @@ class OperationLog:
             groups, self._told = self._groups[self._told :], len(self._groups)
             done, self._done = self._done, []
             self.moved_t = time.monotonic()
-            for step, line, operation in done:
-                if step != self.step:
-                    line["step"] = step
-                if operation is not None and operation.waited_s is not None:  # known only after the end
-                    line["waited_s"] = round(operation.waited_s, 6)
-            return groups, [line for _, line, _ in done]
+        return groups, [self._line(*each) for each in done]
 
     def _settle(self) -> None:
         deadline = time.monotonic() + _SETTLES_WITHIN_S
         while time.monotonic() < deadline:
-            with self._lock:
-                running = list(self._running)
+            running = self._all_running()
             if not any(each.over() for each in running):
                 return
             time.sleep(_LOOKS_EVERY_S)
 
+    def _all_running(self) -> list[Operation]:
+        with self._lock:
+            return [*self._running, *self._messages]
+
     def unfinished(self) -> list[dict[str, Any]]:
         """Return a line of each operation that has not ended."""
-        with self._lock:
-            running = list(self._running)
+        running = self._all_running()
         return [{**self._head(each), "step": each.note.step} for each in running]
 
     def waiting(self) -> tuple[Operation | None, float]:
@@ -286,8 +315,8 @@ class OperationLog:
         with self._lock:
             found = [
                 (since_t, id(each), each)
-                for each in self._running
-                if (since_t := each.blocked_t if each.kind in ("send", "recv") else each.began_t) is not None
+                for each in (*self._running, *self._messages)
+                if (since_t := each.blocked_t if each.kind in MESSAGES else each.began_t) is not None
             ]
             if found:
                 since_t, _, operation = min(found)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from testbed_agents.fence import Fence, Fenced
 
+_encoded = json.JSONEncoder(allow_nan=False).encode
+
 
 class RecordsError(Exception):
     """A record could not be written; the message has the file and the reason."""
@@ -38,7 +40,7 @@ class Records:
     def write(self, kind: str, **fields: object) -> None:
         """Append one record. Numbers must be finite, as JSON has no others."""
         attempt = {"attempt": self._fence.attempt} if self._fence else {}
-        line = json.dumps({"kind": kind, **attempt, **fields}, allow_nan=False).encode() + b"\n"
+        line = _encoded({"kind": kind, **attempt, **fields}).encode() + b"\n"
         with self._lock:
             try:
                 if self._fence:

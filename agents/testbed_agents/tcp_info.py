@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 import socket
+import stat
 import struct
 from collections import Counter
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ _FIELDS = struct.Struct("=QQQIIQQ")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _buffer = ctypes.create_string_buffer(_AT_BUSY + _FIELDS.size)
+
+
+LOOKS_EVERY = 16
+"""Reads after which descriptors are listed again: one that was closed while another was made leaves their number."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Sums:
 class Connections:
     """The open TCP connections of this process. ``interface``: the network of its IPv4 address is the site's own.
 
-    ``read`` costs about 2 us per connection; a connection's peer is looked up once.
+    ``read`` costs about 2 us per connection. A connection's peer is looked up once, and which descriptors are
+    connections every :data:`LOOKS_EVERY` times, or once their number has changed.
     """
 
     def __init__(self, interface: str) -> None:
@@ -56,18 +62,33 @@ class Connections:
         """Payload bytes retransmitted so far, by the peer's address. Peers without any are left out, as most are."""
         self.across = Sums()
         """Of the connections to other networks, which cross a fiber."""
+        self._descriptors: list[int] = []
+        self._count, self._reads = -1, 0
+
+    def _look(self) -> bool:
+        """Update which descriptors may be connections. Returns False if that cannot be known."""
+        try:
+            count = os.stat("/proc/self/fd").st_size  # noqa: PTH116 (their number since Linux 6.2, before that 0)
+            if count == 0 or count != self._count or self._reads % LOOKS_EVERY == 0:
+                names = os.listdir("/proc/self/fd")  # noqa: PTH208 (a path per descriptor would double the cost)
+                self._descriptors = [number for name in names if _is_socket(number := int(name))]
+                self._count = count
+        except OSError:
+            return False
+        self._reads += 1
+        return True
 
     def read(self) -> None:
         """Update :attr:`retransmitted` and :attr:`across`. Never raises: no figure is worth a failed step."""
         again: Counter[str] = Counter()
         sent = resent = busy_us = window_us = buffer_us = 0
-        try:
-            names = os.listdir("/proc/self/fd")  # noqa: PTH208 (a path per descriptor would double the cost)
-        except OSError:
+        if not self._look():
             return
-        for name in names:
-            descriptor, length = int(name), ctypes.c_uint(len(_buffer))
-            if _libc.getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, _buffer, ctypes.byref(length)) != 0:
+        length = ctypes.c_uint()
+        reference = ctypes.byref(length)
+        for descriptor in self._descriptors:
+            length.value = len(_buffer)
+            if _libc.getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, _buffer, reference) != 0:
                 continue  # no TCP socket
             if length.value < len(_buffer):
                 continue  # an older kernel
@@ -98,6 +119,13 @@ class Connections:
             return False  # IPv6 on the loopback device
         network, mask = self._near
         return mask != 0 and address & mask != network and address >> 24 != 127
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False  # that of the list itself
 
 
 def retransmitted() -> dict[str, int]:

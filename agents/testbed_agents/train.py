@@ -18,6 +18,7 @@ Can also be run as a program, in torchrun's environment (RANK, WORLD_SIZE, MASTE
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -37,7 +38,7 @@ from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
 from testbed_agents.compute import Compute
 from testbed_agents.evaluation import Evaluation, hold_out
 from testbed_agents.groups import Groups
-from testbed_agents.metrics import RankMetrics, interface_bytes
+from testbed_agents.metrics import InterfaceBytes, RankMetrics
 from testbed_agents.model import GPT, cross_entropy, fingerprint, parameter_count
 from testbed_agents.own_address import own_address
 from testbed_agents.patience import Patience
@@ -93,6 +94,7 @@ def train(
     checks: Checks | None = None
     # Below the checkpoints, because ranks may make files there, and nowhere else in the folder of the job.
     board = Board(job.directory / "checkpoints" / "rank-0" / f"board.a{job.attempt}", seat.rank, job.world_size)
+    opened = contextlib.ExitStack()
     try:
         groups = rendezvous(job, seat, board)
         context = Context(
@@ -144,7 +146,8 @@ def train(
         if broken:
             broken.install(strategy, optimizer)
         began()
-        at_first = interface_bytes()[job.interface]
+        interface = opened.enter_context(contextlib.closing(InterfaceBytes(job.interface)))
+        at_first = interface.read()
         connections = Connections(job.interface)
         connections.read()
         records.write(
@@ -226,7 +229,7 @@ def train(
             waited_s = min(board.later(step, together), t_sync - context.ready_t)
             waited_s += min(board.later_updated(step, range(job.world_size)), t_end - t_stepped)
             exposed_s = (t_sync - context.ready_t) + (t_end - t_stepped) + context.waited_s
-            traffic = interface_bytes()[job.interface]
+            traffic = interface.read()
             across = connections.across
             connections.read()
             records.write(
@@ -299,6 +302,7 @@ def train(
             checks.close()
         if seat.rank == 0:
             board.remove_name()  # it has one still if the ranks did not meet
+        opened.close()
         board.close()
 
 

@@ -20,6 +20,7 @@ ranks of the group. A message is numbered among those of its source, destination
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import time
@@ -45,9 +46,11 @@ _ProcessGroup: Any = ProcessGroup
 """Untyped: operations have several signatures, which differ between versions of torch."""
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+MESSAGES = ("send", "recv")
+"""Kinds without a future: their end is noted in ``wait``."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Operation:
     """One operation of this rank. Times are seconds of CLOCK_MONOTONIC.
 
@@ -218,8 +221,15 @@ def flat(tensors: Any) -> Iterator[Tensor]:
             yield from flat(each)
 
 
+def listed(tensors: Any) -> list[Tensor]:
+    """Return all tensors of nested lists, in order."""
+    if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], Tensor):
+        return tensors.copy()  # as nearly all operations have it
+    return list(flat(tensors))
+
+
 def size_of(tensors: Any) -> int:
-    return sum(each.numel() * each.element_size() for each in flat(tensors))
+    return sum(int(each.nbytes) for each in listed(tensors))
 
 
 class WatchedWork(Work):
@@ -317,6 +327,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, rank: int, size: int, timeout: Any, ranks: Sequence[int]) -> None:
         super().__init__(rank, size)
         gloo = ProcessGroupGloo(store, rank, size, timeout)
+        self._gloo: Any = gloo
         # gloo's own class lacks coalesced operations, a plain process group has them. This one has the backend too,
         # else functional collectives do not find the name of the group.
         self._inner = ProcessGroup(store, rank, size)
@@ -337,6 +348,8 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
     @property
     def label(self) -> str:
         """The name in records: ``group_desc``, ``world`` for the default group; told apart from others of its ranks."""
+        if self._label:
+            return self._label
         with self._lock:
             if not self._label:
                 name = str(self.group_desc)
@@ -351,16 +364,16 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         """Its global ranks, in the group's order."""
         return self._ranks
 
-    def _do(self, operation: Operation, given: Any, begin: Callable[[Any], Any]) -> Any:
-        """Begin ``operation`` by ``begin``, of ``given`` or what a deliberate error makes of it."""
-        observer, faults = _observer, _faults
+    def _begun(self, operation: Operation, given: Any, begin: Callable[[Any], Any], observer: Observer | None) -> Any:
+        """Begin ``operation`` by ``begin``, of ``given`` or what a deliberate error makes of it; return its handle."""
+        faults = _faults
         operation.position = self._position
         if faults is not None and not faults.entering(operation):
             return _Nothing(operation.outputs)
-        with self._lock:
-            if operation.kind not in ("send", "recv"):
-                operation.sequence = next(self._count)
-            elif operation.peer is not None:
+        if operation.kind not in MESSAGES:
+            operation.sequence = next(self._count)
+        elif operation.peer is not None:
+            with self._lock:
                 operation.sequence = self._number(operation)
         operation.began_t = time.monotonic()
         operation.step = _patience.step() if _patience is not None else 0
@@ -369,10 +382,17 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         if faults is not None:
             given = faults.inputs(operation, given)
         try:
-            work = begin(given)
+            return begin(given)
         except RuntimeError as error:
             _end(operation, observer, str(error) or type(error).__name__)
             raise
+
+    def _do(self, operation: Operation, given: Any, begin: Callable[[Any], Any]) -> Any:
+        """Begin ``operation`` as :meth:`_begun` does; return the handle that its caller gets."""
+        observer = _observer
+        work = self._begun(operation, given, begin, observer)
+        if isinstance(work, _Nothing):
+            return work
         if work is None:
             _end(operation, observer)
             return None
@@ -405,18 +425,39 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
     def _operation(
         self, kind: str, inputs: Any, outputs: Any, byte_count: int | None = None, **fields: Any
     ) -> Operation:
-        put_in = list(flat(inputs))
+        put_in = listed(inputs)
         return Operation(
             self.label,
             self._ranks,
             kind,
             size_of(put_in) if byte_count is None else byte_count,
             put_in,
-            list(flat(outputs)),
+            listed(outputs),
             **fields,
         )
 
     # Reductions
+
+    def all_reduce_of(self, tensor: Tensor) -> torch.futures.Future[Tensor]:
+        """Begin to sum ``tensor`` over the group, in place; the future has it, and is complete once the end is noted.
+
+        As ``dist.all_reduce(tensor, async_op=True).get_future()`` for who begins many of them: half of its CPU.
+        """
+        operation = self._operation("all_reduce", [tensor], [tensor], reduction="sum")
+        observer = _observer
+        work = self._begun(operation, [tensor], self._gloo.allreduce, observer)
+
+        def ended(done: Any) -> Tensor:
+            try:
+                done.value()
+            except Exception as error:
+                _end(operation, observer, str(error) or type(error).__name__)
+                raise
+            _end(operation, observer)
+            return tensor
+
+        summed: torch.futures.Future[Tensor] = work.get_future().then(ended)
+        return summed
 
     def allreduce(self, tensors: Any, *options: Any, **named: Any) -> Any:
         operation = self._operation("all_reduce", tensors, tensors, reduction=_reduction(options, named))
@@ -609,7 +650,12 @@ def _reduction(options: Sequence[Any], named: dict[str, Any]) -> str:
     found = _option(options, named, "reduceOp")
     if found is None:
         found = next((each for each in (*options, *named.values()) if isinstance(each, dist.ReduceOp)), None)
-    return "sum" if found is None else str(getattr(found, "op", found)).rpartition(".")[2].lower()
+    return "sum" if found is None else _name(getattr(found, "op", found))
+
+
+@functools.cache
+def _name(reduction: Any) -> str:
+    return str(reduction).rpartition(".")[2].lower()
 
 
 def _root(options: Sequence[Any], named: dict[str, Any]) -> int:

@@ -124,6 +124,7 @@ class Strategy(ABC):
     context: Context
     module: nn.Module
     """What ``run`` calls; set by ``prepare``."""
+    _compared: list[nn.Parameter] | None = None
     step_group: tuple[int, ...] = ()
     """Ranks that end each step together with this one; set by ``prepare``; empty for all ranks."""
 
@@ -179,7 +180,9 @@ class Strategy(ABC):
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
         """Return tensors by the names that the twin compares between ranks (``equal``), without communication."""
-        return {"parameters": [parameter.detach() for parameter in self.module.parameters()]}
+        if self._compared is None:
+            self._compared = list(self.module.parameters())  # a walk through all modules takes 0.3 ms
+        return {"parameters": self._compared}
 
     def outer_parameters(self) -> list[Tensor]:
         """Return what a user would keep, in the order of the model's parameters; ranks of a site may gather it."""

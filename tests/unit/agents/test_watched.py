@@ -18,6 +18,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functional  # noqa: E402
 from testbed_agents import evidence, operation_log, watched  # noqa: E402
 from testbed_agents.breakage import Broken, Fault  # noqa: E402
+from testbed_agents.bucketed_gradients import mean_over  # noqa: E402
 from testbed_agents.check_log import Checks  # noqa: E402
 from testbed_agents.exchange import begin_sum  # noqa: E402
 from testbed_agents.groups import Groups  # noqa: E402
@@ -98,6 +99,12 @@ class Ranks:
         torch.manual_seed(0)
         model = DistributedDataParallel(torch.nn.Linear(64, 64), bucket_cap_mb=0.005)
         model(self.tensor(64)).sum().backward()
+
+    def buckets(self, step: int) -> None:
+        """What a hook of DDP begins for each of its buckets."""
+        means = [mean_over(dist.group.WORLD, 4)(self.tensor()) for _ in range(3)]
+        for mean in means:
+            mean.wait()
 
     def fsdp(self, step: int) -> None:
         torch.manual_seed(0)
@@ -184,14 +191,15 @@ class Ranks:
 
 
 PLAIN = operation_log.crc32
-WORKS = ("ddp", "fsdp", "experts", "messages", "moved", "threads", "late")
+WORKS = ("ddp", "buckets", "fsdp", "experts", "messages", "moved", "threads", "late")
 
 FAULTS = {
-    "wrong-sum:rank=1,step=1": ("moved", "fsdp", "experts"),
+    "wrong-sum:rank=1,step=1": ("buckets", "moved", "fsdp", "experts"),
     "wrong-sum:rank=1,step=1,operation=all_reduce": ("ddp",),
     "wrong-sum:rank=1,step=1,operation=recv": ("messages",),
     "lost-input:rank=2,step=1": ("fsdp", "experts", "messages", "moved"),
-    "lost-input:rank=2,step=1,operation=all_reduce": ("ddp",),
+    "lost-input:rank=2,step=1,operation=all_reduce": ("ddp", "buckets"),
+    "lost-input:step=1,operation=all_reduce": ("buckets",),
     "lost-input:rank=2,step=1,operation=broadcast": ("moved",),
     "lost-input:step=1,operation=reduce_scatter": ("fsdp", "moved"),
     "lost-input:step=1": ("messages",),
@@ -213,14 +221,32 @@ def ranks_of(rank: int, folder: Path) -> list[str]:
     work = dist.all_reduce(it.tensor(), async_op=True)
     work.wait()
     seen = [str(torch.equal(one, other)), dist.get_backend(), str(work.is_completed())]
-    return [*seen, str(work.get_future().value()[0][0].item())]
+    seen.append(str(work.get_future().value()[0][0].item()))
+    told = Told()
+    watched.observe(told)
+    mean = mean_over(dist.group.WORLD, 4)(it.tensor()).wait()
+    return [*seen, str(told.ended), str(torch.equal(mean, mean_over(plain, 4)(it.tensor()).wait()))]
+
+
+class Told:
+    """An observer that takes its time."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def entered(self, operation: watched.Operation) -> None:
+        pass
+
+    def left(self, operation: watched.Operation) -> None:
+        time.sleep(0.05)
+        self.ended.append(operation.kind)
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("watched")
     found = loopback_ranks.run(4, ranks_of, folder, backend=watched.BACKEND)
-    assert found == [["True", watched.BACKEND, "True", "6.0"]] * 4
+    assert found == [["True", watched.BACKEND, "True", "6.0", "['all_reduce']", "True"]] * 4
     return folder
 
 

@@ -1,0 +1,20 @@
+"""Where the ranks of `watched_group` run, without torch: what starts them must not import it too soon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+METRICS_PORT = 9464
+"""Of rank 0; the next ranks have the next ports."""
+WARM_UP = 10
+"""Steps at the beginning that do not count."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs. ``network``: path of its network namespace; empty for this one."""
+
+    site: str
+    address: str
+    interface: str
+    network: str = ""
