@@ -178,7 +178,11 @@ class _Compared:
 
     def interrupted(self, why: str) -> str:
         """Return the message of an interruption, with where the comparison is if there is one."""
-        runs = f"{len(self.found.runs)} of {self.found.planned} runs"
+        parts = len(self.found.ended_early)
+        runs = f"{len(self.found.runs) - parts} of {self.found.planned} runs"
+        runs += (
+            ", and of what another did until then," if parts == 1 else f", and of parts of {parts}," if parts else ""
+        )
         return f"interrupted; the comparison of {runs} is {self.page}" if self.page else why or "interrupted"
 
     def _write(self) -> None:
