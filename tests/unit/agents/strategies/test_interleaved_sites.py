@@ -18,6 +18,7 @@ import replica_reference  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from testbed_agents import strategies  # noqa: E402
 from testbed_agents.groups import Groups  # noqa: E402
+from testbed_agents.strategies import Context  # noqa: E402
 
 SITES = ("a", "b", "b", "a")
 RANKS = ([0, 3], [1, 2])
@@ -40,6 +41,8 @@ def _train(rank: int) -> tuple[dict[str, Any], Any, tuple[int, ...], list[int]]:
         found[name] = torch.cat([it.reshape(-1) for it in made.outer_parameters()])
         if name == "sparse":
             residual = made.residual  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="numbered site by site"):  # on all ranks, or some would wait for ever
+        strategies.make("tensor", {"across": True}).prepare(replica_jobs.tiny(), Context(groups))
     replicas = groups.replicas("site")
     return found, residual, replicas.across_ranks, dist.get_process_group_ranks(replicas.across)
 
