@@ -162,9 +162,14 @@ class _Compared:
         return answers.EXIT_CODES[self.found.verdict]
 
     def add(self, way: str, seed: int, run: RunDirectory) -> None:
-        """Add a run that has ended, however it did, if it trained at all. Raises StorageError."""
+        """Add a run that has ended, however it did; of one that did not train at all, why. Raises StorageError."""
         read = run.read()
         if not any(log.steps for log in read.ranks):
+            if read.info.status == "failed" and not read.info.unknown_because:
+                failed = (*self.found.failed, (way, seed, read.info.reason))
+                self.found = dataclasses.replace(self.found, failed=failed)
+                if self.found.runs:
+                    self._write()
             return
         added: WayRun = way_of_run(way, seed, run.name, str(run.path), read)
         self.found = dataclasses.replace(self.found, runs=(*self.found.runs, added))

@@ -72,6 +72,7 @@ class WaysCompared:
         ways: in the order in which they were named; the first is the baseline.
         seeds: of each way.
         ended: why there are fewer runs than planned; empty if there are not.
+        failed: way, seed and reason of each run that failed before its first step: it has nothing to compare.
     """
 
     topology: str
@@ -79,6 +80,7 @@ class WaysCompared:
     seeds: tuple[int, ...]
     runs: tuple[WayRun, ...]
     ended: str = ""
+    failed: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def baseline(self) -> str:
@@ -105,7 +107,9 @@ class WaysCompared:
 
     def _incomplete(self) -> Iterator[str]:
         """Yield a sentence on runs that are missing, and one on those that ended before their last step."""
-        had = {(it.way, it.seed) for it in self.runs}
+        for way, seed, why in self.failed:
+            yield f"Failed before its first step: {_run(way, seed)} ({why})."
+        had = {(it.way, it.seed) for it in self.runs} | {(way, seed) for way, seed, _ in self.failed}
         if missing := [_run(way, seed) for seed in self.seeds for way in self.ways if (way, seed) not in had]:
             yield f"Missing: {', '.join(missing)}{f' ({self.ended})' if self.ended else ''}."
         early = []
@@ -137,7 +141,7 @@ class WaysCompared:
     def verdict(self) -> str:
         """fail if a run failed; unknown if one has no verdict or is missing; else pass."""
         verdicts = [it.side.verdict for it in self.runs]
-        if "fail" in verdicts:
+        if "fail" in verdicts or self.failed:
             return "fail"
         return "pass" if verdicts.count("pass") == self.planned else "unknown"
 
@@ -264,6 +268,7 @@ def to_json(found: WaysCompared) -> dict[str, object]:
             "planned": found.planned,
             "verdict": found.verdict,
             "ended": found.ended,
+            "failed": [{"way": way, "seed": seed, "reason": why} for way, seed, why in found.failed],
             "notes": found.notes,
             "quantities": {id: {"name": found.quantity(id).name, "unit": found.quantity(id).unit} for id in found.ids},
             "means": {way: {id: found.mean(way, id) for id in found.ids} for way in found.ways},

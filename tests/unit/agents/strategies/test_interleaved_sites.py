@@ -1,7 +1,7 @@
 """Ranks of sites that interleave: torch sorts the ranks of a group, and a slice's ranks are in the order of sites.
 
-At sites a, b, b, a slice 1 belongs to ranks 3 and 2, in this order. What is gathered comes in torch's order, and must be
-taken for that of the sites; regions may be named in any order.
+At sites a, b, b, a slice 1 belongs to ranks 3 and 2, in this order. What is gathered comes in the order of torch, not
+of the sites. Regions may be named in any order.
 """
 
 from __future__ import annotations

@@ -108,6 +108,14 @@ def test_a_run_that_was_interrupted_is_told_although_none_is_missing() -> None:
     assert found.notes[0].startswith(f"Ended early: {WAYS[1]} of seed 2 after step 7 of 20;")
 
 
+def test_a_way_that_cannot_begin_is_told_with_its_reason() -> None:
+    found = WaysCompared("metro-40km", WAYS, (0,), FOUND.runs[:1], failed=((WAYS[1], 0, "rank 3 has no such library"),))
+    (told,) = found.notes
+    assert told == f"Failed before its first step: {WAYS[1]} of seed 0 (rank 3 has no such library)."
+    assert found.verdict == "fail" and told in ways_page.html(found)
+    assert to_json(found)["failed"] == [{"way": WAYS[1], "seed": 0, "reason": "rank 3 has no such library"}]
+
+
 def test_ways_that_train_on_more_tokens_in_a_step_are_told() -> None:
     runs = tuple(_trained(it, 20, 5120 if it.way == "ddp" else 7680) for it in FOUND.runs)
     (told,) = replace(FOUND, runs=runs).notes
