@@ -12,7 +12,18 @@ from testbed.core.analysis.critical_path import PARTS
 from testbed.core.report import formats
 from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared
 from testbed.core.report.critical_path_figure import COLOR_OF_PART
-from testbed.core.report.plotly_figure import CYCLE, DASHES, Figure, Json, axis, categories, made, plain, short, trace_mode
+from testbed.core.report.plotly_figure import (
+    CYCLE,
+    DASHES,
+    Figure,
+    Json,
+    axis,
+    categories,
+    made,
+    plain,
+    short,
+    trace_mode,
+)
 
 __all__ = ["FEW", "TOY", "ways_figures"]
 
