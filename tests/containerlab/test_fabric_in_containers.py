@@ -25,7 +25,9 @@ links:
 
 def _tc(lab: str, node: str) -> list[str]:
     """Return the kinds of queues of a container, as seen from the host."""
-    pid = json.loads(subprocess.run(["docker", "inspect", f"clab-{lab}-{node}"], check=True, capture_output=True).stdout)
+    pid = json.loads(
+        subprocess.run(["docker", "inspect", f"clab-{lab}-{node}"], check=True, capture_output=True).stdout
+    )
     shown = oracle.run("nsenter", "-t", str(pid[0]["State"]["Pid"]), "-n", "tc", "-j", "qdisc")
     return [it["kind"] for it in json.loads(shown)]
 

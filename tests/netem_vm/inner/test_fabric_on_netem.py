@@ -1,4 +1,4 @@
-"""Fabrics with a rate beside fibers of netem: both are limits of the kernel's queues, and neither may disturb the other."""
+"""Fabrics with a rate beside fibers of netem: both are queues of the kernel, and neither may disturb the other."""
 
 from __future__ import annotations
 
