@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.thorough]
 LAB = b"""
 scale: 1000
 sites:
-  east: {nodes: 2, fabric: {rate: 200G, oversubscription: 2}}
+  east: {nodes: 3, fabric: {rate: 200G, oversubscription: 2}}
   west: {nodes: 1}
 links:
   north: {between: [east, west], km: 40}
@@ -40,8 +40,8 @@ def test_ports_and_core_keep_their_rates(containers: str) -> None:
         assert lab.certificate is not None
         (east,) = lab.certificate.fabrics
         found = {it.path: it for it in east.rates}
-        assert set(found) == {"east-0 > east-1", "east-1 > east-0", "core"} or "core" in found
-        assert found["core"].target_bps == 200e6 and found["east-0 > east-1"].target_bps == 200e6
+        assert set(found) == {"east-0 > east-1", "east-1 > east-2", "east-2 > east-0", "core"}
+        assert found["core"].target_bps == 300e6 and found["east-0 > east-1"].target_bps == 200e6
         print([(path, it.target_bps, it.measured_bps) for path, it in found.items()])
         for rate in found.values():
             assert rate.measured_bps is not None, rate

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.thorough]
 LAB = b"""
 scale: 1000
 sites:
-  east: {nodes: 2, fabric: {rate: 60G, oversubscription: 2}}
+  east: {nodes: 3, fabric: {rate: 60G, oversubscription: 2}}
   west: {nodes: 2, fabric: {rate: 40G}}
 links:
   north: {between: [east, west], km: 40}
@@ -39,7 +39,7 @@ def test_a_fabric_keeps_its_rates_beside_fibers_of_netem(lab_name: str, state_fo
         found = {it.site: {rate.path: rate for rate in it.rates} for it in certificate.fabrics}
         print([(path, rate.target_bps, rate.measured_bps) for rates in found.values() for path, rate in rates.items()])
         assert set(found) == {"east", "west"} and "core" in found["east"]
-        assert found["east"]["core"].target_bps == 60e6 and found["west"]["west-0 > west-1"].target_bps == 40e6
+        assert found["east"]["core"].target_bps == 90e6 and found["west"]["west-0 > west-1"].target_bps == 40e6
         for rates in found.values():
             for rate in rates.values():
                 # One CPU need not fill the port; that it is not wider it can show.
