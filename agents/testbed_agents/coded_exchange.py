@@ -29,17 +29,20 @@ class CodedExchange:
     ) -> None:
         self._codec, self._elements = codec, values.numel()
         code = codec.encode(values, generator)
-        self._sizes = [code.numel()] * (1 if replicas.slice is None else replicas.count)
+        # What is gathered comes in the order of torch, which sorts the ranks of a group; replicas have their own.
+        self._places = [sorted(replicas.across_ranks).index(rank) for rank in replicas.across_ranks] or [0]
+        self._size = code.numel()
         self._whole, self._work = code, None
-        if len(self._sizes) > 1:
-            self._whole = code.new_empty(sum(self._sizes))
+        if len(self._places) > 1:
+            self._whole = code.new_empty(self._size * len(self._places))
             self._work = gather_into(self._whole, code, group=replicas.across, async_op=True)
 
     def wait(self) -> list[Tensor]:
         """Return the decoded values of each replica, in order. Raises RuntimeError if a peer is gone."""
         if self._work is not None:
             self._work.wait()
-        return [self._codec.decode(code, self._elements) for code in torch.split(self._whole, self._sizes)]
+        codes = torch.split(self._whole, self._size)
+        return [self._codec.decode(codes[place], self._elements) for place in self._places]
 
 
 def added(parts: Sequence[Tensor], shares: Sequence[float] = ()) -> Tensor:

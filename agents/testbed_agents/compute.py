@@ -238,7 +238,7 @@ class Compute:
             }
         }
 
-    def _noise_in(self, step: int, inner: int) -> float:
+    def _noise_in(self, step: int, inner: int = 1) -> float:
         """Return the factor of a step, of mean 1: log-normal, and the same after a resume."""
         if not self.noise:
             return 1.0

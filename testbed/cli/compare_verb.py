@@ -9,20 +9,8 @@ import typer
 from rich.text import Text
 
 from testbed.cli import console, tables, verb
-from testbed.cli.verb import (
-    AllowUncertified,
-    AsJson,
-    ComputeOption,
-    DataOption,
-    Driver,
-    Emulator,
-    LabNameToMake,
-    ModelOption,
-    NoiseOption,
-    Overrides,
-    RunArgument,
-    RunsFolder,
-)
+from testbed.cli.run_options import RunOptions
+from testbed.cli.verb import AsJson, RunArgument
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -67,16 +55,8 @@ def compare(
     evaluations: Annotated[
         int, typer.Option(metavar="N", min=0, help="How often each run evaluates its outer parameters; 0: never.")
     ] = 10,
-    compute: ComputeOption = None,
-    model: ModelOption = None,
-    noise: NoiseOption = None,
-    data: DataOption = None,
-    set_: Overrides = None,
-    name: LabNameToMake = None,
-    runs: RunsFolder = None,
-    driver: Driver = "auto",
-    emulator: Emulator = "auto",
-    allow_uncertified: AllowUncertified = False,
+    *,
+    options: RunOptions,
     as_json: AsJson = False,
 ) -> int:
     """Run the same job by several ways of training, one after the other, and compare them in one report.
@@ -98,19 +78,10 @@ def compare(
             seeds=seeds,
             inject=inject or (),
             evaluations=evaluations,
-            set=verb.read_overrides(set_),
-            name=name,
-            runs=runs,
             steps=steps,
             seed=seed,
-            data=data,
-            compute=compute,
-            model=model,
-            noise=noise,
-            allow_uncertified=allow_uncertified,
-            driver=driver,
-            emulator=emulator,
             progress=progress,
+            **options.keywords(),
         )
     if as_json:
         from testbed.core.report.comparison.ways_compared import to_json

@@ -18,19 +18,12 @@ import typer
 import testbed.host.linux.invocation as invocation
 from testbed.cli import comparison_verb, console, tables, verb
 from testbed.cli.ci import junit_file
+from testbed.cli.run_options import RunOptions
 from testbed.cli.verb import (
     AllowUncertified,
     AsJson,
-    ComputeOption,
-    DataOption,
     Detach,
-    Driver,
-    Emulator,
     LabName,
-    LabNameToMake,
-    ModelOption,
-    NoiseOption,
-    Overrides,
     RunArgument,
     RunsFolder,
     StrategyOption,
@@ -55,21 +48,13 @@ if TYPE_CHECKING:
 )
 def run(
     what: RunArgument,
-    set_: Overrides = None,
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of training steps.")] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Seed of the model, the data and the packet losses.")
     ] = None,
-    data: DataOption = None,
     strategy: StrategyOption = None,
-    compute: ComputeOption = None,
-    model: ModelOption = None,
-    noise: NoiseOption = None,
-    name: LabNameToMake = None,
-    runs: RunsFolder = None,
-    driver: Driver = "auto",
-    emulator: Emulator = "auto",
-    allow_uncertified: AllowUncertified = False,
+    *,
+    options: RunOptions,
     junit: Annotated[
         Path | None,
         typer.Option("--junit", metavar="FILE", help="Also write the verdict as JUnit XML, for CI."),
@@ -88,20 +73,11 @@ def run(
     with junit_file(junit, what, _junit) as verdict, console.progress() as progress:
         outcome = api.run(
             what,
-            set=verb.read_overrides(set_),
-            name=name,
-            runs=runs,
             steps=steps,
             seed=seed,
-            data=data,
             strategy=strategy,
-            compute=compute,
-            model=model,
-            noise=noise,
-            allow_uncertified=allow_uncertified,
-            driver=driver,
-            emulator=emulator,
             progress=progress,
+            **options.keywords(),
         )
         verdict.append(outcome.report)
     report = outcome.report

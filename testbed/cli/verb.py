@@ -11,8 +11,9 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -58,6 +59,8 @@ def verb(
 ) -> Callable[[Verb], Verb]:
     """Register a function as the verb of its name; its return value is the exit status (None: 0).
 
+    A parameter that is a dataclass stands for the options that are its fields (``run_options.py``).
+
     Args:
         panel: heading in ``testbed --help``.
         examples: command lines shown at the end of the verb's help; ``#`` begins a comment.
@@ -71,6 +74,16 @@ def verb(
         signature = inspect.signature(function, eval_str=True)
         name = function.__name__.strip("_").replace("_", "-")
 
+        groups: dict[str, Any] = {
+            it.name: it.annotation for it in signature.parameters.values() if is_dataclass(it.annotation)
+        }
+        options = [
+            it.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for each in signature.parameters.values()
+            for it in (_of_group(groups[each.name]) if each.name in groups else [each])
+        ]
+        signature = signature.replace(parameters=options)
+
         @functools.wraps(function)
         def command(*, context: typer.Context, quiet: bool, verbose: bool, on: str | None, **arguments: Any) -> None:
             console.configure(quiet=quiet, verbose=verbose)
@@ -82,6 +95,8 @@ def verb(
                 marks = on_host.marks(signature)
                 there = functools.partial(on_host.run, where, name, context, marks, passes_on_arguments, reads_stdin)
                 raise typer.Exit(guarded(there, own_status))
+            for group, made in groups.items():
+                arguments[group] = made(**{it.name: arguments.pop(it.name) for it in fields(made)})
             raise typer.Exit(guarded(lambda: function(**arguments), own_status))
 
         parameters = [
@@ -105,6 +120,15 @@ def verb(
         return function
 
     return register
+
+
+def _of_group(group: Any) -> list[inspect.Parameter]:
+    """Return the parameters that a dataclass of options stands for."""
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(it.name, inspect.Parameter.KEYWORD_ONLY, default=it.default, annotation=hints[it.name])
+        for it in fields(group)
+    ]
 
 
 def _reflowed(docstring: str) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from testbed_agents.aggregation import rank_at
 from testbed_agents.codec import Codec, of_bits
 from testbed_agents.coded_exchange import CodedExchange, added
 from testbed_agents.exchange import Exchange
@@ -31,8 +32,8 @@ __all__ = ["StreamingDiloco"]
 
 
 class StreamingDiloco(ReplicaTraining):
-    """Options as of diloco but ``aggregate_at``, and: ``fragments`` P, ``overlap`` tau in steps, ``alpha``, ``bits``
-    (32, 16, 8 or 4), and ``rounding`` of 8 and 4 bits: ``nearest`` or ``stochastic``.
+    """Options as of diloco, and: ``fragments`` P, ``overlap`` tau in steps, ``alpha``, ``bits``
+    (32, 16, 8 or 4), and ``rounding`` of 8 and 4 bits: ``nearest`` or ``stochastic``. ``aggregate_at`` needs 32 bits.
 
     Raises ValueError for options that do not fit.
     """
@@ -48,11 +49,15 @@ class StreamingDiloco(ReplicaTraining):
         outer_rate: float = 0.7,
         outer_momentum: float = 0.5,
         replica: str = "site",
+        aggregate_at: str = "",
         pace: str = "steps",
         weigh: str = "equal",
     ) -> None:
         super().__init__(replica, pace, weigh)
+        self._aggregate_at = aggregate_at
         self._schedule = Schedule(every, fragments, overlap)
+        if aggregate_at and bits != 32:
+            raise ValueError(f"expected bits: 32 with aggregate_at, got {bits}")
         self._alpha, self._codec = alpha, of_bits(bits, rounding == "stochastic")
         self._rate, self._momentum = outer_rate, outer_momentum
 
@@ -64,7 +69,9 @@ class StreamingDiloco(ReplicaTraining):
             replicas = self.replicas
             if self._schedule.overlapping:
                 replicas = context.groups.replicas(self._replica, f"/fragment-{number}", apart=True)
-            part = Slice(parameters, replicas)
+            ranks = replicas.across_ranks
+            at = rank_at(self._aggregate_at, context.groups.sites, ranks) if ranks else None
+            part = Slice(parameters, replicas, at)
             outer = Nesterov(part.of_parameters(), self._rate, self._momentum, f"outer.{number}")
             self._fragments.append(_Fragment(number, parameters, part, outer, self._codec, context, self._shares_of))
         return trained

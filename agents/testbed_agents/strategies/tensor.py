@@ -43,6 +43,10 @@ class TensorParallel(Strategy):
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         self.context, self.module = context, model
+        columns = zip(*context.groups.members.values(), strict=False)
+        if self._across and any(list(ranks) != sorted(ranks) for ranks in columns):
+            # torch sorts the ranks of a group, so the ranks of a site would hold different shards.
+            raise ValueError("expected ranks that are numbered site by site, to split matrices across sites")
         replicas, mesh = context.groups.replicas(), site_mesh(context.groups)
         sites, in_site = (replicas.across, replicas.count), (replicas.inside, len(replicas.inside_ranks))
         split, peers = (sites, in_site) if self._across else (in_site, sites)

@@ -65,11 +65,20 @@ def sum_at(
 
 
 def sum_across(
-    layout: Layout, aggregate_at: str, ranks: Sequence[int], byte_count: float, what: str, group: str
+    layout: Layout,
+    aggregate_at: str,
+    ranks: Sequence[int],
+    byte_count: float,
+    what: str,
+    group: str,
+    fragment: int | None = None,
+    lands: int = 0,
 ) -> list[Operation]:
     """Return :func:`sum_at` of the first of ``ranks`` at the site ``aggregate_at``, or :func:`sum_over` without one."""
     there = [rank for rank in ranks if layout.sites[rank] == aggregate_at]
-    return sum_at(ranks, there[0], byte_count, what, group) if there else sum_over(ranks, byte_count, what, group)
+    if there:
+        return sum_at(ranks, there[0], byte_count, what, group, fragment, lands)
+    return sum_over(ranks, byte_count, what, group, fragment, lands)
 
 
 def unknown_aggregator(layout: Layout, aggregate_at: str) -> list[Mistake]:

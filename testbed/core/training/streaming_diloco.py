@@ -9,9 +9,16 @@ from testbed.core.training.codec_bytes import dense_bytes
 from testbed.core.training.fragments import Fragmented
 from testbed.core.training.inner_steps import PACE, InnerSteps
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.site_exchange import gather_in_sites, slice_groups, sum_delays, sum_over
+from testbed.core.training.site_exchange import (
+    gather_in_sites,
+    slice_groups,
+    sum_across,
+    sum_delays,
+    unknown_aggregator,
+)
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import (
+    AGGREGATE_AT,
     EVERY,
     OUTER_MOMENTUM,
     OUTER_RATE,
@@ -45,12 +52,13 @@ class StreamingDiloco(Fragmented, InnerSteps):
         OUTER_RATE,
         OUTER_MOMENTUM,
         REPLICA,
+        AGGREGATE_AT,
         PACE,
         WEIGH,
     )
 
     def mistakes(self) -> Sequence[Mistake]:
-        found = self.wrong_pace()
+        found = [*self.wrong_pace(), *unknown_aggregator(self.layout, self._aggregate_at)]
         every, fragments, overlap = (int(self.values[it]) for it in ("every", "fragments", "overlap"))
         layers = len(self._layers)
         if fragments > max(1, layers):
@@ -59,6 +67,9 @@ class StreamingDiloco(Fragmented, InnerSteps):
         if overlap >= every:
             fix = f"write at most {every - 1}, or a larger every"
             found.append(Mistake("overlap", f"expected fewer steps than every, {every}, got {overlap}", fix))
+        if self._aggregate_at and self.values["bits"] != 32:
+            message = f"a site adds float32 values, and codes of {self.values['bits']} bits are gathered"
+            found.append(Mistake("aggregate_at", message, "remove it, or write bits: 32"))
         if self.values["rounding"] == "stochastic" and self.values["bits"] > 8:
             message = f"expected nearest for {self.values['bits']} bits, got stochastic"
             found.append(Mistake("rounding", message, "write bits: 8 or 4, or rounding: nearest"))
@@ -122,7 +133,7 @@ class StreamingDiloco(Fragmented, InnerSteps):
     def delays(self) -> float:
         """Of a sum, or of an all-gather of codes, whose ring goes round once."""
         replicas = len(self.layout.site_names) if self._site else self.layout.world_size
-        return sum_delays(replicas) if self.values["bits"] == 32 else float(replicas - 1)
+        return sum_delays(replicas, self._aggregate_at) if self.values["bits"] == 32 else float(replicas - 1)
 
     @property
     def longest_gap(self) -> int:
@@ -131,6 +142,10 @@ class StreamingDiloco(Fragmented, InnerSteps):
         return max(
             after - before for before, after in zip([0, *offsets], [*offsets, offsets[0] + self._every], strict=True)
         )
+
+    @property
+    def _aggregate_at(self) -> str:
+        return str(self.values["aggregate_at"])
 
     @property
     def _overlap(self) -> int:
@@ -160,7 +175,8 @@ class StreamingDiloco(Fragmented, InnerSteps):
             coded = dense_bytes(-(-self.fragment_elements(fragment) // len(groups)), bits)
             for name, ranks in groups:
                 if bits == 32:
-                    found += sum_over(ranks, coded, "pseudo-gradients", name, fragment=fragment, lands=lands)
+                    at, what = self._aggregate_at, "pseudo-gradients"
+                    found += sum_across(self.layout, at, ranks, coded, what, name, fragment, lands)
                 elif len(ranks) > 1:
                     size = coded * len(ranks)
                     found.append(Operation("all_gather", ranks, size, "pseudo-gradients", name, fragment, lands))

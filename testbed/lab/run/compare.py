@@ -162,9 +162,14 @@ class _Compared:
         return answers.EXIT_CODES[self.found.verdict]
 
     def add(self, way: str, seed: int, run: RunDirectory) -> None:
-        """Add a run that has ended, however it did, if it trained at all. Raises StorageError."""
+        """Add a run that has ended, however it did; of one that did not train at all, why. Raises StorageError."""
         read = run.read()
         if not any(log.steps for log in read.ranks):
+            if read.info.status == "failed" and not read.info.unknown_because:
+                failed = (*self.found.failed, (way, seed, read.info.reason))
+                self.found = dataclasses.replace(self.found, failed=failed)
+                if self.found.runs:
+                    self._write()
             return
         added: WayRun = way_of_run(way, seed, run.name, str(run.path), read)
         self.found = dataclasses.replace(self.found, runs=(*self.found.runs, added))
@@ -178,7 +183,11 @@ class _Compared:
 
     def interrupted(self, why: str) -> str:
         """Return the message of an interruption, with where the comparison is if there is one."""
-        runs = f"{len(self.found.runs)} of {self.found.planned} runs"
+        parts = len(self.found.ended_early)
+        runs = f"{len(self.found.runs) - parts} of {self.found.planned} runs"
+        runs += (
+            ", and of what another did until then," if parts == 1 else f", and of parts of {parts}," if parts else ""
+        )
         return f"interrupted; the comparison of {runs} is {self.page}" if self.page else why or "interrupted"
 
     def _write(self) -> None:

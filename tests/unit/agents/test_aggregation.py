@@ -55,7 +55,10 @@ def _on_a_rank(rank: int) -> dict[str, Any]:
     found["three at once"] = [it.wait() for it in begun]
     dist.barrier()
     found["alone"] = begin_sum_at(_values(rank, 0), None, (rank,), rank).wait()
-    for name, options in (("hierarchical", {}), ("diloco", {"every": 2}), ("local-sgd", {"every": 3})):
+    one = {"every": 2, "fragments": 1, "overlap": 1}
+    for name, options in (
+        ("hierarchical", {}), ("diloco", {"every": 2}), ("local-sgd", {"every": 3}), ("streaming-diloco", one),
+    ):  # fmt: skip
         found[name] = _train(rank, name, options)
         found[f"{name} at mid"] = _train(rank, name, {**options, "aggregate_at": "mid"})
     try:
@@ -73,7 +76,7 @@ def test_one_site_adds_in_the_order_of_sites_and_all_have_its_bits() -> None:
         for rank in range(3):
             assert torch.equal(found[rank]["three at once"][turn], expected)
     assert torch.equal(found[2]["alone"], _values(2, 0))
-    for name in ("hierarchical", "diloco", "local-sgd"):
+    for name in ("hierarchical", "diloco", "local-sgd", "streaming-diloco"):
         assert all(torch.equal(it[f"{name} at mid"], found[0][f"{name} at mid"]) for it in found)
         # A ring adds in another order: the same up to rounding, and more than nothing was learned.
         torch.testing.assert_close(found[0][f"{name} at mid"], found[0][name], rtol=1e-5, atol=1e-6)
@@ -85,8 +88,9 @@ def test_the_twin_says_who_sends_to_whom() -> None:
     tensors = (Tensor("weight", ELEMENTS * ELEMENTS), Tensor("bias", ELEMENTS))
     layout = Layout(PAIRS, tensors, steps=4)
     n = layout.payload_bytes
-    for name in ("hierarchical", "diloco", "local-sgd"):
+    for name in ("hierarchical", "diloco", "local-sgd", "streaming-diloco"):
         own = {} if name == "hierarchical" else {"every": 2}
+        own |= {"fragments": 1, "overlap": 0} if name == "streaming-diloco" else {}
         twin = strategies_built.make(name, {"aggregate_at": "mid", **own}, layout)
         assert not twin.mistakes()
         across = [it for it in twin.operations(2) if len({PAIRS[rank] for rank in it.ranks}) > 1]
@@ -95,11 +99,14 @@ def test_the_twin_says_who_sends_to_whom() -> None:
         # Of both slices: up from the outer sites, then down to them.
         assert pairs == [(0, 2), (4, 2), (2, 0), (2, 4), (1, 3), (5, 3), (3, 1), (3, 5)]
         assert twin.delays == 2.0
-        wrong = strategies_built.make(name, {"aggregate_at": "nowhere"}, layout)
+        wrong = strategies_built.make(name, {"aggregate_at": "nowhere", **own}, layout)
         (mistake,) = wrong.mistakes()
         assert mistake.option == "aggregate_at" and "nowhere" in mistake.message and "west" in mistake.message
-        unset = strategies_built.make(name, {}, layout)
+        unset = strategies_built.make(name, own, layout)
         assert unset.delays == 4.0 and not unset.mistakes()
+    coded = {"every": 2, "fragments": 1, "bits": 8, "aggregate_at": "mid"}
+    (mistake,) = strategies_built.make("streaming-diloco", coded, layout).mistakes()
+    assert mistake.option == "aggregate_at" and "codes of 8 bits are gathered" in mistake.message
 
 
 def test_the_reason_of_a_failed_exchange_is_told() -> None:

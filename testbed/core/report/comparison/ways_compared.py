@@ -72,6 +72,7 @@ class WaysCompared:
         ways: in the order in which they were named; the first is the baseline.
         seeds: of each way.
         ended: why there are fewer runs than planned; empty if there are not.
+        failed: way, seed and reason of each run that failed before its first step: it has nothing to compare.
     """
 
     topology: str
@@ -79,6 +80,7 @@ class WaysCompared:
     seeds: tuple[int, ...]
     runs: tuple[WayRun, ...]
     ended: str = ""
+    failed: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def baseline(self) -> str:
@@ -95,13 +97,51 @@ class WaysCompared:
         said = dict.fromkeys(declared_section.note(it.declared, it.topology) for _, it in reports if it.declared)
         late = dict.fromkeys(way for way, it in reports if it.declared and it.declared.verdict != HELD)
         bound = f"{CPU_BOUND}: steps of {', '.join(late)} took longer than declared; their exposed times are affected."
-        return (*said, *([bound] if late else []))
+        return (*self._incomplete(), *said, *([bound] if late else []), *self._unlike())
+
+    @property
+    def ended_early(self) -> tuple[WayRun, ...]:
+        """Runs that did not commit their last step."""
+        known = [(it, it.side.report.training) for it in self.runs if it.side.report is not None]
+        return tuple(it for it, of in known if of.steps_planned and of.steps_committed < of.steps_planned)
+
+    def _incomplete(self) -> Iterator[str]:
+        """Yield a sentence on runs that are missing, and one on those that ended before their last step."""
+        for way, seed, why in self.failed:
+            yield f"Failed before its first step: {_run(way, seed)} ({why})."
+        had = {(it.way, it.seed) for it in self.runs} | {(way, seed) for way, seed, _ in self.failed}
+        if missing := [_run(way, seed) for seed in self.seeds for way in self.ways if (way, seed) not in had]:
+            yield f"Missing: {', '.join(missing)}{f' ({self.ended})' if self.ended else ''}."
+        early = []
+        for it in self.ended_early:
+            assert it.side.report is not None
+            done = it.side.report.training
+            early.append(f"{_run(it.way, it.seed)} after step {done.steps_committed} of {done.steps_planned}")
+        if early:
+            yield f"Ended early: {', '.join(early)}; what is said of them is of their steps until then."
+
+    def _unlike(self) -> Iterator[str]:
+        """Yield a sentence on ways whose steps have other tokens than the baseline's."""
+        base = self._tokens_of_a_step(self.baseline)
+        found = {way: tokens / base for way in self.ways if base and (tokens := self._tokens_of_a_step(way))}
+        if others := [f"{way} {ratio:.3g} times" for way, ratio in found.items() if abs(ratio - 1) > 1e-3]:
+            yield (
+                f"Tokens differ: in a step, {', '.join(others)} as many as {self.baseline}. Compare over time or"
+                " tokens, not over steps."
+            )
+
+    def _tokens_of_a_step(self, way: str) -> float | None:
+        for it in self.of(way):
+            training = None if it.side.report is None else it.side.report.training
+            if training and training.tokens and training.steps_committed:
+                return training.tokens / training.steps_committed
+        return None
 
     @property
     def verdict(self) -> str:
         """fail if a run failed; unknown if one has no verdict or is missing; else pass."""
         verdicts = [it.side.verdict for it in self.runs]
-        if "fail" in verdicts:
+        if "fail" in verdicts or self.failed:
             return "fail"
         return "pass" if verdicts.count("pass") == self.planned else "unknown"
 
@@ -138,6 +178,10 @@ class WaysCompared:
     def quantity(self, id: str) -> Quantity:
         """Return one of the quantity, for its name and unit."""
         return next(it.quantities[id] for it in self.runs if id in it.quantities)
+
+
+def _run(way: str, seed: int) -> str:
+    return f"{way} of seed {seed}"
 
 
 def way_of_run(way: str, seed: int, name: str, folder: str, run: RunData) -> WayRun:
@@ -224,6 +268,7 @@ def to_json(found: WaysCompared) -> dict[str, object]:
             "planned": found.planned,
             "verdict": found.verdict,
             "ended": found.ended,
+            "failed": [{"way": way, "seed": seed, "reason": why} for way, seed, why in found.failed],
             "notes": found.notes,
             "quantities": {id: {"name": found.quantity(id).name, "unit": found.quantity(id).unit} for id in found.ids},
             "means": {way: {id: found.mean(way, id) for id in found.ids} for way in found.ways},

@@ -12,11 +12,24 @@ from testbed.core.analysis.critical_path import PARTS
 from testbed.core.report import formats
 from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared
 from testbed.core.report.critical_path_figure import COLOR_OF_PART
-from testbed.core.report.plotly_figure import CYCLE, DASHES, Figure, Json, axis, categories, made, plain, trace_mode
+from testbed.core.report.plotly_figure import (
+    CYCLE,
+    DASHES,
+    Figure,
+    Json,
+    axis,
+    categories,
+    made,
+    plain,
+    short,
+    trace_mode,
+)
 
-__all__ = ["TOY", "ways_figures"]
+__all__ = ["FEW", "TOY", "ways_figures"]
 
 TOY = "(toy scale)"
+FEW = 4
+"""Ways whose names have room beside each other in half of the page's width."""
 
 
 def ways_figures(found: WaysCompared) -> tuple[Figure, ...]:
@@ -51,7 +64,7 @@ def _losses(
                         [step, version] for step, version in zip(run.heldout.step, run.heldout.version, strict=True)
                     ],
                     "mode": trace_mode(run.heldout.loss),
-                    "name": plain(way),
+                    "name": plain(short(way, 28)),
                     "legendgroup": way,
                     "showlegend": index == 0,
                     "line": {"color": color, "width": 2, "dash": dash},
@@ -66,11 +79,12 @@ def _losses(
     last = ", ".join(
         f"{way} {formats.loss(loss)}" for way in found.ways if (loss := found.mean(way, "heldout_loss")) is not None
     )
-    seeds = "a line for each seed; " if len(found.seeds) > 1 else ""
+    seeds = "; a line for each seed" if len(found.seeds) > 1 else ""
+    at_end = f"; at the end {last or 'unknown'}" if len(found.ways) <= FEW else ""
     return made(
         f"heldout-over-{over}",
         f"Held-out loss over {over} {TOY}",
-        f"Held-out loss of the outer parameters over {over}; {seeds}at the end {last or 'unknown'}.",
+        f"Held-out loss of the outer parameters over {over}{seeds}{at_end}.",
         lines,
         {
             "xaxis": axis(title, rangemode="tozero"),

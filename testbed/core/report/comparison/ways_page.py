@@ -5,7 +5,7 @@ from __future__ import annotations
 from testbed.core.report import html_page, meanings
 from testbed.core.report.comparison import comparison_words, ways_tables
 from testbed.core.report.comparison.ways_compared import WaysCompared
-from testbed.core.report.comparison.ways_figures import ways_figures
+from testbed.core.report.comparison.ways_figures import FEW, ways_figures
 
 __all__ = ["html"]
 
@@ -13,9 +13,11 @@ __all__ = ["html"]
 def html(found: WaysCompared) -> str:
     """Return the whole page."""
     summary = ways_tables.summary(found)
+    figures = ways_figures(found)
     return html_page.render(
         "ways.html",
-        ways_figures(found),
+        figures,
+        wide=[it.id for it in figures if it.id == "paths" or len(found.ways) > FEW],
         title=ways_tables.headline(found),
         lead=ways_tables.LEAD,
         badge=found.verdict,

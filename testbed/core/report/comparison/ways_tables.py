@@ -14,7 +14,7 @@ from testbed.core.report.report_table import Table
 __all__ = ["LEAD", "headline", "paired_table", "path_table", "runs_table", "summary"]
 
 LEAD = (
-    "All runs have the same model, data, global batch, tokens and schedule. The held-out loss is that of the parameters"
+    "All runs have the same model, data, global batch, steps and schedule. The held-out loss is that of the parameters"
     " that a user would keep, on text that no run trains on; the loss inside a site is never compared. At this size it"
     " says nothing about large models."
 )
@@ -42,7 +42,7 @@ def headline(found: WaysCompared) -> str:
     seeds = formats.plural(len(found.seeds), "seed")
     what = f"{formats.plural(len(found.ways), 'way')} of training on {found.topology}, {seeds} each"
     if len(found.runs) == found.planned:
-        return what
+        return f"{what}, {found.ended}" if found.ended else what
     return f"{what}: {len(found.runs)} of {found.planned} runs" + (f", {found.ended}" if found.ended else "")
 
 

@@ -90,6 +90,38 @@ def test_an_interrupted_comparison_says_what_is_missing() -> None:
     found = WaysCompared("metro-40km", WAYS, (0, 1), FOUND.runs[:1], ended="interrupted")
     assert ways_tables.headline(found) == "2 ways of training on metro-40km, 2 seeds each: 1 of 4 runs, interrupted"
     assert "interrupted" in ways_page.html(found)
+    (missing,) = found.notes
+    assert missing == (f"Missing: {WAYS[1]} of seed 0, ddp of seed 1, {WAYS[1]} of seed 1 (interrupted).")
+    assert missing in ways_page.html(found)
+
+
+def _trained(it: WayRun, steps: int, tokens: int) -> WayRun:
+    training = SimpleNamespace(steps_planned=20, steps_committed=steps, tokens=tokens)
+    report: Any = SimpleNamespace(declared=None, topology=None, training=training)
+    return replace(it, side=replace(it.side, report=report))
+
+
+def test_a_run_that_was_interrupted_is_told_although_none_is_missing() -> None:
+    runs = tuple(_trained(it, 7 if number == 5 else 20, 5120) for number, it in enumerate(FOUND.runs))
+    found = replace(FOUND, runs=runs, ended="interrupted")
+    assert ways_tables.headline(found).endswith("3 seeds each, interrupted")
+    assert found.notes[0].startswith(f"Ended early: {WAYS[1]} of seed 2 after step 7 of 20;")
+
+
+def test_a_way_that_cannot_begin_is_told_with_its_reason() -> None:
+    found = WaysCompared("metro-40km", WAYS, (0,), FOUND.runs[:1], failed=((WAYS[1], 0, "rank 3 has no such library"),))
+    (told,) = found.notes
+    assert told == f"Failed before its first step: {WAYS[1]} of seed 0 (rank 3 has no such library)."
+    assert found.verdict == "fail" and told in ways_page.html(found)
+    assert to_json(found)["failed"] == [{"way": WAYS[1], "seed": 0, "reason": "rank 3 has no such library"}]
+
+
+def test_ways_that_train_on_more_tokens_in_a_step_are_told() -> None:
+    runs = tuple(_trained(it, 20, 5120 if it.way == "ddp" else 7680) for it in FOUND.runs)
+    (told,) = replace(FOUND, runs=runs).notes
+    assert told.startswith(f"Tokens differ: in a step, {WAYS[1]} 1.5 times as many as ddp.")
+    same = tuple(_trained(it, 20, 5120) for it in FOUND.runs)
+    assert replace(FOUND, runs=same).notes == ()
 
 
 def test_every_page_says_that_compute_is_declared_and_where_the_cores_fell_short() -> None:
@@ -99,7 +131,8 @@ def test_every_page_says_that_compute_is_declared_and_where_the_cores_fell_short
         steps = DeclaredSteps(
             "declared", 0.1, 0.0, 0.1, measured_s, 9, 0, 0.0, 0.0, None, ranks=4, cores=2, parameters=1_300_000
         )
-        return SimpleNamespace(declared=steps, topology=None)
+        training = SimpleNamespace(steps_planned=20, steps_committed=20, tokens=5120)
+        return SimpleNamespace(declared=steps, topology=None, training=training)
 
     took = {"ddp": 0.1, WAYS[1]: 0.15}
     runs = tuple(replace(it, side=replace(it.side, report=declared(took[it.way]))) for it in FOUND.runs)

@@ -25,7 +25,8 @@ class _Lab:
 
     def open_run(self, root: Path) -> object:
         ranks = (SimpleNamespace(steps=(1,) if self._trained else ()),)
-        read = SimpleNamespace(ranks=ranks, info=SimpleNamespace(unknown_because=""))
+        info = SimpleNamespace(unknown_because="", status="failed", reason="rank 3 has no such library")
+        read = SimpleNamespace(ranks=ranks, info=info)
         return SimpleNamespace(name="run", path=root / "run", read=lambda: read)
 
     def claimed(self, kind: str, what: str) -> contextlib.AbstractContextManager[Any]:
@@ -77,6 +78,20 @@ def test_where_no_run_trained_a_step_there_is_nothing_to_compare(
     with pytest.raises(JobFailed, match="no run has trained a step"):
         compare(monkeypatch, tmp_path, lab, [None, None])
     assert lab.down == 1
+
+
+def test_a_way_that_cannot_begin_does_not_keep_the_others_from_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Lab(_Lab):
+        def open_run(self, root: Path) -> object:
+            found = super().open_run(root)
+            self._trained = True  # the next one does
+            return found
+
+    kept = compare(monkeypatch, tmp_path, Lab(trained=False), [None, None])
+    assert [it.way for it in kept[-1].runs] == ["diloco"]
+    assert kept[-1].failed == (("ddp", 0, "rank 3 has no such library"),)
 
 
 def test_all_runs_are_in_the_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
