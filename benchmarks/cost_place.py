@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 METRICS_PORT = 9464
 """Of rank 0; the next ranks have the next ports."""
@@ -12,9 +13,9 @@ WARM_UP = 10
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs. ``network``: path of its network namespace; empty for this one."""
+    """Where a rank runs. ``namespaces``: paths by kind; empty for those of this process."""
 
     site: str
     address: str
     interface: str
-    network: str = ""
+    namespaces: Mapping[str, str] = field(default_factory=dict)

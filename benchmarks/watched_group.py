@@ -68,7 +68,10 @@ def _places(words: argparse.Namespace) -> Iterator[list[Place]]:
                 site.name,
                 str(addressing.node(node)[0]),
                 FABRIC_INTERFACE,
-                f"/run/netns/{namespace_name(lab.name, node)}",
+                {
+                    "net": f"/run/netns/{namespace_name(lab.name, node)}",
+                    **{kind: str(lab._folder.handles / node / kind) for kind in ("mnt", "uts", "ipc")},
+                },
             )
             for site in topology.sites
             for node in site.node_names
@@ -153,8 +156,7 @@ def _forked(place: Place, function: Callable[..., None], *arguments: Any) -> int
     if pid == 0:
         code = 1
         try:
-            if place.network:
-                namespaces.enter({"net": place.network})
+            namespaces.enter(place.namespaces)
             function(*arguments)
             code = 0
         except BaseException as error:

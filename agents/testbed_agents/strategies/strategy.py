@@ -124,7 +124,7 @@ class Strategy(ABC):
     context: Context
     module: nn.Module
     """What ``run`` calls; set by ``prepare``."""
-    _compared: list[nn.Parameter] | None = None
+    _compared: list[Tensor] | None = None
     step_group: tuple[int, ...] = ()
     """Ranks that end each step together with this one; set by ``prepare``; empty for all ranks."""
 
@@ -180,8 +180,8 @@ class Strategy(ABC):
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
         """Return tensors by the names that the twin compares between ranks (``equal``), without communication."""
-        if self._compared is None:
-            self._compared = list(self.module.parameters())  # a walk through all modules takes 0.3 ms
+        if self._compared is None:  # a walk through all modules in each step would take 0.3 ms
+            self._compared = [parameter.detach() for parameter in self.module.parameters()]
         return {"parameters": self._compared}
 
     def outer_parameters(self) -> list[Tensor]:
