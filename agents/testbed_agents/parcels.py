@@ -103,10 +103,12 @@ class Channel:
     def __init__(self, name: str, token: bytes, most_bytes: int, received: Received) -> None:
         self.name, self._token, self._most_bytes, self._take = name, token, most_bytes, received
         self.failure: BaseException | None = None
-        """What ``received`` raised; nothing is delivered after it."""
+        """What ``received`` or the connecting thread raised; nothing is delivered after it."""
         self._changed = threading.Condition()
         self._serving = threading.Lock()
         self._connection: socket.socket | None = None
+        self._newest: socket.socket | None = None
+        """Of those that were made for this channel; only it may become ``_connection``."""
         self._waiting: deque[_Frame] = deque()
         """Not acknowledged yet, in order."""
         self._made = self._sent = self._received = self._told = 0
@@ -142,20 +144,36 @@ class Channel:
         with self._changed:
             return self._closed
 
-    def close(self, within_s: float = 0.0) -> bool:
-        """Deliver what is left, at most ``within_s``, then end; return whether all was delivered. Idempotent."""
+    def close(self, dark_s: float | None = None) -> bool:
+        """Deliver what is left, then end; return whether all was delivered. Idempotent.
+
+        Gives up after ``dark_s`` without a connection; while there is one, the peer will read on. None: end at once.
+        """
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: self._closed or (not self._waiting and self._told == self._received), within_s
-            )
+            while not (done := self._closed or (not self._waiting and self._told == self._received)):
+                if dark_s is None:
+                    break
+                if self._dark_since is None:
+                    self._changed.wait()
+                    continue
+                left_s = self._dark_since + dark_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
             self._closed = True
             self._drop()
-            self._changed.notify_all()
         return done
+
+    def fail(self, error: BaseException) -> None:
+        """End at once, because of ``error``, which its owner will find in :attr:`failure`."""
+        self.failure = error
+        self.close()
 
     def dial(self, connection: socket.socket) -> None:
         """Use a connection that this side has made, until it breaks. Raises OSError or ParcelError."""
         connection.settimeout(GREET_S)
+        with self._changed:
+            self._newest = connection
         with self._serving:
             self._greet(connection)
             greeting = _Frame.read(connection, self._token, 0)
@@ -164,11 +182,15 @@ class Channel:
     def answer(self, connection: socket.socket, greeting: _Frame) -> None:
         """Use a connection that the peer has made, until it breaks. Raises OSError or ParcelError.
 
-        The connection that it replaces is ended first, so that nothing is still being received from it.
+        The connection that it replaces is ended first, so that nothing is still being received from it. One that the
+        peer has replaced meanwhile is not used: over a dark fiber nobody would say that its other end is gone.
         """
         with self._changed:
+            self._newest = connection
             self._drop()
         with self._serving:
+            if self._newest is not connection:
+                return
             self._greet(connection)
             self._serve(connection, greeting)
 
@@ -182,7 +204,7 @@ class Channel:
             raise ParcelError(f"expected a greeting, got a frame of kind {greeting.kind}")
         connection.settimeout(None)
         with self._changed:
-            if self._closed:
+            if self._closed or self._newest is not connection:
                 return
             self._forget(greeting.number)
             self._sent = greeting.number
@@ -220,8 +242,7 @@ class Channel:
         try:
             self._take(json.loads(frame.note), payload)
         except BaseException as error:
-            self.failure = error
-            self.close()
+            self.fail(error)
             raise ParcelError(f"cannot use a parcel of {self.name}: {error}") from error
         with self._changed:
             self._received += 1
@@ -281,14 +302,17 @@ class Dialer:
         threading.Thread(target=self._run, name=f"dial-{channel.name}", daemon=True).start()
 
     def _run(self) -> None:
-        while not self._channel.closed and self._owner.is_alive():
-            with (
-                contextlib.suppress(OSError, ParcelError),
-                socket.create_connection(self._peer, CONNECT_S, (self._own, 0)) as connection,
-            ):
-                _tune(connection)
-                self._channel.dial(connection)
-            time.sleep(REDIAL_S)
+        try:
+            while not self._channel.closed and self._owner.is_alive():
+                with (
+                    contextlib.suppress(OSError, ParcelError),
+                    socket.create_connection(self._peer, CONNECT_S, (self._own, 0)) as connection,
+                ):
+                    _tune(connection)
+                    self._channel.dial(connection)
+                time.sleep(REDIAL_S)
+        except Exception as error:  # a bug, or no room for a thread: without this one nobody would dial again
+            self._channel.fail(error)
 
 
 class Post:
@@ -323,12 +347,17 @@ class Post:
                     connection, _ = self._listener.accept()
                 except TimeoutError:
                     continue
-                except OSError:
-                    return
+                except OSError:  # of one connection, or no room for its descriptor
+                    time.sleep(REDIAL_S)
+                    continue
                 if not self._strangers.acquire(blocking=False):
                     connection.close()
                     continue
-                threading.Thread(target=self._meet, args=(connection,), name="post-peer", daemon=True).start()
+                try:
+                    threading.Thread(target=self._meet, args=(connection,), name="post-peer", daemon=True).start()
+                except RuntimeError:  # no room for a thread; the peer dials again
+                    self._strangers.release()
+                    connection.close()
 
     def _meet(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, ParcelError, ValueError, KeyError, TypeError):

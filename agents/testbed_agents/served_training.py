@@ -34,8 +34,6 @@ _ADDRESS_BYTES = 64
 _ORDER_BYTES = 1 << 16
 _UNKNOWN = 2**62
 """What a rank says that does not know: more than any number of another."""
-CLOSE_S = 10.0
-"""Time for the last acknowledgements."""
 TURN = 0.25
 """Share of the timeout after which ranks that wait for messages meet those of their site that have none to wait for."""
 
@@ -168,10 +166,10 @@ class ServedTraining(ReplicaTraining):
         return tuple(int(it) for it in mine)
 
     def close(self) -> None:
-        """Deliver what is left, and end all connections."""
+        """Deliver what is left, and end all connections; one that is dark for the job's timeout is given up."""
         for channel in (self._uplink, *self._channels.values(), *self._orders):
             if channel is not None:
-                channel.close(CLOSE_S)
+                channel.close(self.context.timeout_s)
         if self._post is not None:
             self._post.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import random
 import socket
@@ -123,6 +124,117 @@ def test_a_connection_that_breaks_is_dialled_again(served: tuple[Post, Channel, 
     client.send({"n": 3})
     eventually(lambda: len(got) == 2 and back == [{"n": 2}])
     assert client.close(BOUND_S)
+
+
+def test_of_two_connections_the_newer_one_is_used() -> None:
+    """The peer has given the older one up, and a dark fiber keeps that to itself: it stays open here."""
+    got: list[Note] = []
+    channel = Channel("x", TOKEN, 4096, lambda note, payload: got.append(note))
+    peers: list[socket.socket] = []
+
+    def answer(here: socket.socket) -> None:
+        with here, contextlib.suppress(OSError):
+            channel.answer(here, _Frame.read(here, TOKEN, 0))
+
+    with channel._serving:  # as while a parcel of the connection before is still being taken
+        for _ in range(2):
+            peer, here = socket.socketpair()
+            peers.append(peer)
+            _Frame(parcels._GREETING, 0).write(peer, TOKEN)
+            threading.Thread(target=answer, args=(here,), daemon=True).start()
+            eventually(lambda here=here: channel._newest is here)
+    older, newer = peers
+    newer.settimeout(BOUND_S)
+    assert _Frame.read(newer, TOKEN, 0).kind == parcels._GREETING
+    _Frame(parcels._PARCEL, 1, b'{"n": 1}').write(newer, TOKEN)
+    eventually(lambda: got == [{"n": 1}])
+    channel.close()
+    older.close()
+    newer.close()
+
+
+def test_the_end_waits_for_a_peer_that_is_connected_and_not_for_one_that_is_dark(
+    served: tuple[Post, Channel, list[Note]],
+) -> None:
+    post, server, _ = served
+    began, may = threading.Event(), threading.Event()
+
+    def take_slowly(note: Note, payload: torch.Tensor) -> None:
+        began.set()
+        assert may.wait(BOUND_S)
+
+    client = Channel("x", TOKEN, 4096, take_slowly)
+    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    server.send({"n": 1})
+    assert began.wait(BOUND_S)
+    found: list[bool] = []
+    closing = threading.Thread(target=lambda: found.append(server.close(0.05)), daemon=True)
+    closing.start()
+    closing.join(0.3)
+    assert closing.is_alive(), "longer than the bound, which is not of a connection that is there"
+    may.set()
+    closing.join(BOUND_S)
+    assert found == [True]
+    dark = Channel("y", TOKEN, 4096, take_slowly)
+    dark.send({"n": 1})
+    assert not dark.close(0.05)
+
+
+def test_the_last_parcel_arrives_although_its_connection_broke(served: tuple[Post, Channel, list[Note]]) -> None:
+    post, server, _ = served
+    server.send({"n": "the end"})
+    found: list[bool] = []
+    closing = threading.Thread(target=lambda: found.append(server.close(BOUND_S)), daemon=True)
+    closing.start()
+    breaking = socket.create_connection(("127.0.0.1", post.port), 5)
+    _Frame(parcels._GREETING, 0, json.dumps({"channel": "x"}).encode()).write(breaking, TOKEN)
+    _Frame.read(breaking, TOKEN, 0)
+    assert _Frame.read(breaking, TOKEN, 0).number == 1  # it was sent, and this peer never says that it has it
+    breaking.close()
+    back: list[Note] = []
+    client = Channel("x", TOKEN, 4096, lambda note, payload: back.append(note))
+    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    closing.join(BOUND_S)
+    assert found == [True] and back == [{"n": "the end"}]
+    client.close()
+
+
+def test_an_error_of_one_connection_does_not_end_the_listener() -> None:
+    post = Post("127.0.0.1", TOKEN)
+    channel = post.add(Channel("x", TOKEN, 4096, lambda note, payload: None))
+    listener, errors = post._listener, [OSError(errno.EMFILE, "no room")]
+
+    class Flaky:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None:
+            listener.close()
+
+        def accept(self) -> object:
+            if errors:
+                raise errors.pop()
+            return listener.accept()
+
+    post._listener = Flaky()  # type: ignore[assignment]
+    post.open()
+    client = Channel("x", TOKEN, 4096, lambda note, payload: None)
+    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    eventually(lambda: not channel.dark_s)
+    for each in (client, channel):
+        each.close()
+    post.close()
+
+
+def test_a_dialer_that_cannot_go_on_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(parcels, "_tune", no_room)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = Channel("x", TOKEN, 4096, lambda note, payload: None)
+        Dialer(client, "127.0.0.1", listener.getsockname())
+        eventually(lambda: client.closed)
+    assert "new thread" in str(client.failure)
 
 
 def test_nothing_of_a_stranger_arrives(served: tuple[Post, Channel, list[Note]]) -> None:
