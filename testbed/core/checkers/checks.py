@@ -62,7 +62,7 @@ def check(logs: Sequence[CheckLog], twin: Twin | None = None, ranks: Sequence[Ra
     """Run the checkers on the records of all ranks of a job, over all its attempts.
 
     ``twin``: that of the job's strategy; without it, all ranks step together and have equal parameters, and what is
-    exchanged is not compared. ``ranks``: the step records, which have the exchanges with a server.
+    exchanged is not compared. ``ranks``: the step records, which say how each attempt ended.
     """
     if not any(log.began or log.steps for log in logs):
         return Checked()
@@ -70,7 +70,7 @@ def check(logs: Sequence[CheckLog], twin: Twin | None = None, ranks: Sequence[Ra
     judged = [sums(records, twin), hangs(records)]
     usual = twin or _Together({}, Layout(("",) * records.world_size, ()))
     judged += [equality(records, usual), counts(records, usual)]
-    if twin and twin.together and any(tag.group for tag in records.operations):  # which former versions lack
+    if twin and any(tag.group for tag in records.operations):  # which former versions lack
         judged.append(exchanges(records, twin))
     if twin and not twin.together:
         judged.append(served(records, ranks, twin))

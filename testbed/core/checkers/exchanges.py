@@ -4,8 +4,9 @@ In each step each rank begins operations of the twin's bytes in each process gro
 missing in its round of H steps, one that is sent twice, or that has tensors of another one in it too, is too much. So
 each fragment is exchanged exactly once in H steps. Padding and what a library adds are within the slack.
 
-What the process group does not see, because a strategy has connections of its own, is judged by the records of the
-versions of the outer parameters (``Twin.wrong_exchanges``).
+What the process group does not see, because a strategy has groups or connections of its own, is judged by the records
+of the versions of the outer parameters (``Twin.wrong_exchanges``): here where all ranks apply the same exchanges after
+the same steps, else with the server's (``server_exchanges.py``).
 
 Attempts that resume send again what was on its way; their first round is not compared. Groups of which no rank has any
 record (those of a library of its own) leave the verdict unknown.
@@ -63,8 +64,9 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
         undecided = (
             f"no operation of the process group{'s' * (len(silent) > 1)} {', '.join(sorted(silent))} was recorded"
         )
-    for attempt, written in records.versions.items():
-        findings += [Finding(attempt, 0, None, (), text, "versions") for text in twin.wrong_exchanges(written)]
+    for attempt, written in records.versions.items() if twin.together else ():
+        wrong_ones = twin.wrong_exchanges([it.fields for _, it in written])
+        findings += [Finding(attempt, 0, None, (), text, "versions") for text in wrong_ones]
         compared += len(written)
     count = len({(it.attempt, it.step, it.group) for it in findings})
     return conclude("exchanges", records, looked_at, findings, count, undecided)

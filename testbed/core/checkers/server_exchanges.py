@@ -25,13 +25,9 @@ _Listed = Sequence[tuple[int, ExchangeRecord]]
 
 
 def served(records: Grouped, ranks: Sequence[RankLog], twin: Twin) -> Checker:
-    """Judge the exchanges with a server of all ranks, over all attempts."""
-    attempts: dict[int, list[tuple[int, ExchangeRecord]]] = defaultdict(list)
-    for log in ranks:
-        for each in log.exchanges:
-            attempts[each.attempt].append((log.rank, each))
+    """Judge the exchanges with a server of all ranks, over all attempts. ``ranks``: how each attempt ended."""
     findings: list[Finding] = []
-    for attempt, listed in sorted(attempts.items()):
+    for attempt, listed in sorted(records.versions.items()):
         wrong = twin.wrong_exchanges([each.fields for _, each in listed])
         findings += [Finding(attempt, 0, None, (), text, _GROUP) for text in wrong]
         parts: dict[int | None, list[tuple[int, ExchangeRecord]]] = defaultdict(list)
@@ -39,15 +35,21 @@ def served(records: Grouped, ranks: Sequence[RankLog], twin: Twin) -> Checker:
             parts[each.fragment].append((rank, each))
         for fragment, part in parts.items():
             findings += _based(attempt, fragment, part)
-            if all(any(it.attempt == attempt and it.status in ("ok", "stopped") for it in log.ends) for log in ranks):
+            if ranks and all(_ended(log, attempt) for log in ranks):
                 findings += _left(attempt, fragment, part)
-    counts = {what: sum(it.what == what for log in ranks for it in log.exchanges) for what in ("pushed", "pulled")}
+    everything = [it.what for listed in records.versions.values() for _, it in listed]
+    counts = {what: everything.count(what) for what in ("pushed", "pulled")}
     looked_at = (
         f"{counts['pushed']} pushes and {counts['pulled']} adopted versions of {records.world_size} ranks compared with"
         " what was served"
     )
     undecided = "" if all(counts.values()) else "no exchange with the server was recorded"
     return conclude("served", records, looked_at, findings, len(findings), undecided)
+
+
+def _ended(log: RankLog, attempt: int) -> bool:
+    """Whether a rank ended in order, so after an exchange of all that was left."""
+    return any(it.attempt == attempt and it.status in ("ok", "stopped") and not it.forced for it in log.ends)
 
 
 def _based(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[Finding]:

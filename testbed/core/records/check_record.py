@@ -23,6 +23,7 @@ from testbed.core.fields import (
     sequence,
     text,
 )
+from testbed.core.records.exchange_record import ExchangeRecord
 from testbed.core.records.operation_record import (
     Done,
     Encoded,
@@ -115,8 +116,8 @@ class CheckLog:
     encoded: tuple[Encoded, ...] = ()
     outer: tuple[OuterStep, ...] = ()
     weighed: tuple[Weighed, ...] = ()
-    versions: tuple[tuple[int, Fields], ...] = ()
-    """Attempt, and what a strategy wrote of a version of the outer parameters."""
+    versions: tuple[ExchangeRecord, ...] = ()
+    """What a strategy wrote of versions of the outer parameters, in order."""
 
 
 def read_checks(rank: int, lines: Iterable[object]) -> tuple[CheckLog, int]:
@@ -142,7 +143,7 @@ class _Reader:
         self._encoded: list[Encoded] = []
         self._outer: list[OuterStep] = []
         self._weighed: list[Weighed] = []
-        self._versions: list[tuple[int, Fields]] = []
+        self._versions: list[ExchangeRecord] = []
 
     def read(self, line: object) -> None:
         try:
@@ -175,8 +176,7 @@ class _Reader:
             case "outer":
                 self._outer.append(read_outer(line))
             case "exchange":
-                need_text(line, "what")
-                self._versions.append((attempt, line))
+                self._versions.append(ExchangeRecord.from_dict(line))
             case "waits":
                 self._waits.append(self._wait(line, attempt))
             case "held":
@@ -317,8 +317,8 @@ class Grouped:
     encoded: Mapping[int, Sequence[Encoded]]
     outer: Mapping[int, Sequence[OuterStep]]
     weighed: Mapping[int, Sequence[Weighed]]
-    versions: Mapping[int, Sequence[Fields]]
-    """attempt -> what strategies wrote of versions of the outer parameters, of all ranks."""
+    versions: Mapping[int, Sequence[tuple[int, ExchangeRecord]]]
+    """attempt -> rank, and what its strategy wrote of a version of the outer parameters; in the order of each rank."""
     incomplete: str
     longest_gap: int = 1
     """How many steps one rank may be ahead of another."""
@@ -329,10 +329,10 @@ class Grouped:
         steps: dict[tuple[int, int], dict[int, CheckedStep]] = {}
         finishes: dict[int, dict[int, CheckedStep]] = {}
         operations: dict[Tag, dict[int, Done]] = {}
-        versions: dict[int, list[Fields]] = {}
+        versions: dict[int, list[tuple[int, ExchangeRecord]]] = {}
         for log in logs:
-            for attempt, written in log.versions:
-                versions.setdefault(attempt, []).append(written)
+            for written in log.versions:
+                versions.setdefault(written.attempt, []).append((log.rank, written))
             for start in log.began:
                 began.setdefault(start.attempt, {})[log.rank] = start
             for done in log.steps:

@@ -24,7 +24,6 @@ from testbed.core.fields import (
     sequence,
     text,
 )
-from testbed.core.records.exchange_record import ExchangeRecord
 from testbed.core.records.progress_record import ProgressRecord
 
 __all__ = [
@@ -343,8 +342,6 @@ class RankLog:
     calibrations: tuple[CalibrationRecord, ...] = ()
     progress: tuple[ProgressRecord, ...] = ()
     """Of a launched program, which has no steps."""
-    exchanges: tuple[ExchangeRecord, ...] = ()
-    """With a server of outer parameters."""
 
     @property
     def job(self) -> JobRecord | None:
@@ -361,14 +358,7 @@ class RankLog:
 
 
 _Record: TypeAlias = (
-    JobRecord
-    | StepRecord
-    | EndRecord
-    | CheckpointRecord
-    | EvaluationRecord
-    | CalibrationRecord
-    | ProgressRecord
-    | ExchangeRecord
+    JobRecord | StepRecord | EndRecord | CheckpointRecord | EvaluationRecord | CalibrationRecord | ProgressRecord
 )
 
 
@@ -382,7 +372,6 @@ def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
         "evaluation": EvaluationRecord.from_dict,
         "calibration": CalibrationRecord.from_dict,
         "progress": ProgressRecord.from_dict,
-        "exchange": ExchangeRecord.from_dict,
     }
     found, malformed = parse(lines, readers, "kind")
     log = RankLog(
@@ -394,6 +383,5 @@ def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
         evaluations=tuple(each for each in found if isinstance(each, EvaluationRecord)),
         calibrations=tuple(each for each in found if isinstance(each, CalibrationRecord)),
         progress=tuple(each for each in found if isinstance(each, ProgressRecord)),
-        exchanges=tuple(each for each in found if isinstance(each, ExchangeRecord)),
     )
     return log, malformed

@@ -11,7 +11,7 @@ import pytest
 from testbed.core.checkers.checks import Checked, check
 from testbed.core.checkers.finding import Checker
 from testbed.core.records.check_record import read_checks
-from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog, read_rank
+from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, Tensor
 from testbed.core.training.served import faults_of_versions
@@ -397,29 +397,46 @@ def served_run(steps: int = 6) -> tuple[Twin, list[list[Line]], list[list[Line]]
     return Served({}, layout), checks, lines
 
 
-def logs_of(lines: Sequence[Sequence[Line]]) -> list[RankLog]:
-    found = []
-    for rank, listed in enumerate(lines):
-        log, malformed = read_rank(rank, listed)
-        assert malformed == 0
-        job = JobRecord(0.0, rank, WORLD, f"n{rank}", SITES[rank], "served", 1, BYTES, 6)
-        found.append(RankLog(rank, (job,), ends=(EndRecord(9.0, "ok", "", 6),), exchanges=log.exchanges))
-    return found
+def judged_served(run: tuple[Twin, list[list[Line]], list[list[Line]]], end: EndRecord | None = None) -> Checked:
+    """Judge a job of which each rank ended with ``end``, in order unless it is given."""
+    twin, checks, lines = run
+    end = end or EndRecord(9.0, "ok", "", 6)
+    logs = [
+        RankLog(rank, (JobRecord(0.0, rank, WORLD, f"n{rank}", SITES[rank], "served", 1, BYTES, 6),), ends=(end,))
+        for rank in range(WORLD)
+    ]
+    return judged([[*one, *other] for one, other in zip(checks, lines, strict=True)], twin, logs)
 
 
 def test_sites_that_do_not_wait_for_each_other_are_compared_by_version() -> None:
-    twin, checks, lines = served_run()
-    checked = judged(checks, twin, logs_of(lines))
+    run = served_run()
+    checked = judged_served(run)
     assert of(checked, "parameters").holds is True, of(checked, "parameters")
     assert of(checked, "served").holds is True, of(checked, "served")
     assert of(checked, "served").looked_at.startswith("10 pushes and 10 adopted versions of 4 ranks")
-    at = next(line for line in checks[2] if line.get("step") == 4 and line["kind"] == "step")
+    at = next(line for line in run[1][2] if line.get("step") == 4 and line["kind"] == "step")
     at["fingerprints"] = at["fingerprints"] | {"outer": "o3.0"}
     at["outer_version"] = 3
-    assert of(judged(checks, twin, logs_of(lines)), "parameters").holds is True
+    assert of(judged_served(run), "parameters").holds is True
     at["fingerprints"] = at["fingerprints"] | {"outer": "o9.0"}
-    (found,) = of(judged(checks, twin, logs_of(lines)), "parameters").findings
+    (found,) = of(judged_served(run), "parameters").findings
     assert (found.step, found.ranks) == (4, (2,)) or found.ranks == (0,)
+
+
+def test_without_a_record_of_the_server_nothing_is_told() -> None:
+    twin, checks, _ = served_run()
+    served = of(judged_served((twin, checks, [[] for _ in SITES])), "served")
+    assert served.holds is None and served.why == "no exchange with the server was recorded"
+
+
+@pytest.mark.parametrize("end", [EndRecord(9.0, "failed", "", 6), EndRecord(9.0, "stopped", "", 6, forced=True)])
+def test_a_push_that_is_left_over_is_wrong_only_after_an_orderly_end(end: EndRecord) -> None:
+    run = served_run()
+    for rank in (2, 3):
+        run[2][rank].append({"kind": "exchange", "attempt": 1, "what": "pushed", "site": "west", "push": 3, "base": 4})
+    assert of(judged_served(run, end), "served").holds is True
+    (text,) = {it.text for it in of(judged_served(run), "served").findings}
+    assert text == "push 3 of west was never taken up"
 
 
 def _stale(lines: list[list[Line]]) -> None:
@@ -464,9 +481,9 @@ def _other(lines: list[list[Line]]) -> None:
     ],
 )
 def test_what_a_server_takes_or_gives_wrongly_is_found(plant: Callable[[list[list[Line]]], None], text: str) -> None:
-    twin, checks, lines = served_run()
-    plant(lines)
-    served = of(judged(checks, twin, logs_of(lines)), "served")
+    run = served_run()
+    plant(run[2])
+    served = of(judged_served(run), "served")
     assert served.holds is False
     assert any(text in each.text for each in served.findings), served.findings
 
