@@ -57,7 +57,9 @@ class TorchftDiloco(ReplicaTraining):
         self._place, self._copies = lighthouse, start == "copied"
         self._timeout, self._quorum_timeout = timedelta(seconds=exchange_timeout), timedelta(seconds=quorum_timeout)
         self._served: list[Any] = []
-        """Lighthouse and store, which live as long as this strategy."""
+        """Lighthouse and store, which others use until all have ended."""
+        self._version = 0
+        """Exchanges that torchft has committed."""
         self._since = 0
         """Steps since the last exchange."""
 
@@ -79,9 +81,11 @@ class TorchftDiloco(ReplicaTraining):
             raise ValueError(f"unknown site of the lighthouse '{place}' (available: {', '.join(sites)})")
         url = place if "://" in place else f"http://{told[sites[place][0]].partition(' ')[2]}"
         host, _, port = told[ranks[0]].partition(" ")[0].rpartition(":")
+        self._group = ProcessGroupGloo(timeout=self._timeout)
+        self._transport = _transport(context, self._timeout)
         try:
             self.manager = Manager(
-                pg=ProcessGroupGloo(timeout=self._timeout),
+                pg=self._group,
                 load_state_dict=model.load_state_dict,
                 state_dict=model.state_dict,
                 min_replica_size=1,
@@ -96,7 +100,7 @@ class TorchftDiloco(ReplicaTraining):
                 lighthouse_addr=url,
                 replica_id=f"{context.groups.site_names.index(context.groups.site)}-{context.groups.site}",
                 hostname=context.address,
-                checkpoint_transport=_transport(context, self._timeout),
+                checkpoint_transport=self._transport,
                 init_sync=self._copies,
             )
         except (RuntimeError, TimeoutError) as error:
@@ -126,7 +130,21 @@ class TorchftDiloco(ReplicaTraining):
             self._count(step)
         self._diloco.__exit__(None, None, None)
         dist.barrier()  # the lighthouse must be there until all have ended
+        self._leave()
+
+    def _leave(self) -> None:
+        """End torchft's own threads, connections and listeners here: with the job, not with the process."""
+        # Manager.shutdown(wait=False) leaves the transport's thread and port (torchft 0.2), and with True it may wait
+        # for a quorum as long as its timeout.
+        self._transport.shutdown(wait=True)
         self.manager.shutdown(wait=False)
+        for served in self._served:
+            if hasattr(served, "shutdown"):
+                served.shutdown()
+        self._group.shutdown()
+        # The rest ends with its objects. They refer to each other, and to collect them takes seconds on a busy machine.
+        self._served.clear()
+        vars(self.manager).clear()
 
     def _count(self, step: int) -> None:
         self._since += 1
@@ -140,12 +158,13 @@ class TorchftDiloco(ReplicaTraining):
         if self._since < self._every:
             return
         self._since = 0
-        committed = self.manager.current_step() > before
+        self._version = self.manager.current_step()
+        committed = self._version > before
         failed = self.manager.errored()
         words = "" if failed is None else str(failed).partition("\n")[0]
         self.context.checks.exchange(
             what="torchft",
-            version=self.manager.current_step(),
+            version=self._version,
             committed=committed,
             participants=self.manager.num_participants(),
             took_s=time.monotonic() - began_t,
@@ -159,19 +178,19 @@ class TorchftDiloco(ReplicaTraining):
             )
 
     def settle(self, step: int) -> None:
-        self._saved["numbers"].copy_(torch.tensor((self._since, self.manager.current_step())))
+        self._saved["numbers"].copy_(torch.tensor((self._since, self._version)))
 
     def state(self) -> dict[str, Tensor]:
         return self._saved
 
     def loaded(self) -> None:
-        self._since, version = (int(it) for it in self._saved["numbers"])
+        self._since, self._version = (int(it) for it in self._saved["numbers"])
         self._diloco._local_step = self._since
-        self.manager.load_state_dict({"step": version, "batches_committed": 0})
+        self.manager.load_state_dict({"step": self._version, "batches_committed": 0})
 
     @property
     def outer_version(self) -> int:
-        return int(self.manager.current_step())
+        return self._version
 
     def outer_parameters(self) -> list[Tensor]:
         return [each.detach() for each in self.parameters]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
+import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +29,14 @@ def test_without_torchft_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatc
         strategies.make("torchft-diloco", {}).prepare(tiny(), None)  # type: ignore[arg-type]
 
 
-def job(rank: int) -> tuple[list[int], list[dict[str, Any]], int]:
+def threads_of_torchft() -> list[str]:
+    """The names of its native threads, and of the one that serves checkpoints."""
+    names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    names += [it.name for it in threading.enumerate() if "(_serve)" in it.name]
+    return [it for it in names if "torchft" in it or "tcpstore" in it or "_serve" in it]
+
+
+def job(rank: int) -> tuple[list[int], list[dict[str, Any]], int, list[str]]:
     records: list[dict[str, Any]] = []
     context = Context(Groups(rank, SITES), loss=loss, steps=STEPS)
     monitor = evidence.Evidence()
@@ -43,17 +53,23 @@ def job(rank: int) -> tuple[list[int], list[dict[str, Any]], int]:
         strategy.after_step(step)
         if step == STEPS:
             strategy.finish(step)
+        elif step == 1:
+            assert threads_of_torchft(), "nothing is shown without them"
         found.append(zlib.crc32(b"".join(it.detach().numpy().tobytes() for it in model.parameters())))
-    return found, records, strategy.outer_version
+    deadline = time.monotonic() + 10
+    while threads_of_torchft() and time.monotonic() < deadline:
+        time.sleep(0.01)  # the kernel's list is a little behind
+    return found, records, strategy.outer_version, threads_of_torchft()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
-def test_sites_are_equal_after_each_exchange_of_torchft() -> None:
+def test_sites_are_equal_after_each_exchange_of_torchft_and_nothing_of_it_lives_on() -> None:
     found = loopback_ranks.run(4, job)
     for step in range(1, STEPS + 1):
         values = [each[0][step - 1] for each in found]
         assert values[0] == values[1] and values[2] == values[3]
         assert (len(set(values)) == 1) == (step % 3 == 0 or step == STEPS)
-    for _, records, version in found:
+    for _, records, version, threads in found:
+        assert threads == []
         assert version == 3
         assert [it["committed"] for it in records] == [True] * 3 and {it["participants"] for it in records} == {2}
