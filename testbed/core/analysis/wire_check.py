@@ -19,7 +19,7 @@ from itertools import pairwise
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.analysis.wire_directions import HEADERS, LEAST_STEPS, RING, TOLERANCE, DirectionBytes, compare
-from testbed.core.analysis.wire_loads import attempt_loads
+from testbed.core.analysis.wire_loads import Exchanges, attempt_loads
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology
@@ -80,13 +80,15 @@ def check(
     topology: Topology | None = None,
     windows: Sequence[FaultWindow] = (),
     twin: Twin | None = None,
+    exchanges: Exchanges | None = None,
 ) -> WireVerdict:
     """Compare the job's steps with the fibers' counters.
 
     With ``topology`` and a known algorithm, each direction is compared outside the fault ``windows``. For the bound,
     only steps that lie wholly between two samples of the counters count, so that a late first or an early last sample
     cannot make a good job look bad. ``mtu`` is by link, 1500 where a link is missing. ``twin`` is that of
-    the logs unless it is given.
+    the logs unless it is given. ``exchanges``: what the ranks recorded of exchanges with a server, which decides how
+    often these happened (``Twin.as_recorded``); that all of it was taken up is for the checkers.
     """
     logs = sorted(logs, key=lambda log: log.rank)
     jobs = [log.job for log in logs if log.job]
@@ -121,7 +123,7 @@ def check(
         )
     whole = [
         load
-        for attempt in attempt_loads(twin, logs, windows).values()
+        for attempt in attempt_loads(twin, logs, windows, exchanges).values()
         for load in attempt.loads
         if first_t <= load.begin_t and load.crossed_t <= last_t
     ]
@@ -140,7 +142,7 @@ def check(
         minimum = sum(load.least.get(toward, 0.0) for load in whole)
         cuts.append(WireCut(toward, expected, minimum, payload, wire))
     algorithm = jobs[0].algorithm
-    directions = compare(topology, logs, fibers, windows, twin) if topology else ()
+    directions = compare(topology, logs, fibers, windows, twin, exchanges) if topology else ()
     bypassed = not all(cut.ok for cut in cuts)
     by_bound = bypassed or not directions
     ok: bool | None

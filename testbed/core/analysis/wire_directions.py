@@ -22,7 +22,7 @@ from itertools import pairwise
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow, Stretches
-from testbed.core.analysis.wire_loads import AttemptLoads, Moved, attempt_loads
+from testbed.core.analysis.wire_loads import AttemptLoads, Exchanges, Moved, attempt_loads
 from testbed.core.plan import routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.records.rank_log import JobRecord, RankLog
@@ -103,6 +103,7 @@ def compare(
     fibers: Iterable[FiberSample],
     windows: Sequence[FaultWindow],
     twin: Twin | None = None,
+    exchanges: Exchanges | None = None,
 ) -> tuple[DirectionBytes, ...]:
     """Return the comparison of each direction; () if what the library moves, the route or enough calm steps are not
     known.
@@ -113,7 +114,7 @@ def compare(
     twin = twin or twin_of(logs)
     if twin is None or any(job.algorithm != RING for job in jobs):
         return ()
-    loads = attempt_loads(twin, logs, windows)
+    loads = attempt_loads(twin, logs, windows, exchanges)
     paths = _paths(topology, {pair for of in loads.values() for load in of.loads for pair in load.moved})
     if not paths:
         return ()

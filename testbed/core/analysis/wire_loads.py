@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.records.rank_log import RankLog, StepRecord
@@ -25,7 +25,7 @@ from testbed.core.training.gloo_bytes import header_bytes, least_into, site_byte
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
-__all__ = ["AttemptLoads", "Load", "Moved", "attempt_loads"]
+__all__ = ["AttemptLoads", "Exchanges", "Load", "Moved", "attempt_loads"]
 
 Sites = tuple[str, str]
 """Source and destination."""
@@ -104,7 +104,13 @@ def _bytes(load: Load, sites: Mapping[Sites, float]) -> float:
     return sum(times * (load.moved.get(it, 0.0) + load.headers.get(it, 0.0)) for it, times in sites.items())
 
 
-def attempt_loads(twin: Twin, logs: Sequence[RankLog], windows: Sequence[FaultWindow] = ()) -> dict[int, AttemptLoads]:
+Exchanges = Mapping[int, Sequence[Mapping[str, Any]]]
+"""Attempt -> the ``exchange`` records of all ranks."""
+
+
+def attempt_loads(
+    twin: Twin, logs: Sequence[RankLog], windows: Sequence[FaultWindow] = (), exchanges: Exchanges | None = None
+) -> dict[int, AttemptLoads]:
     """Return attempt -> its loads. ``logs`` are those of all ranks, in their order; ``windows`` the run's faults."""
     rows: dict[int, list[dict[int, StepRecord]]] = {}
     ends: dict[tuple[int, int], float] = {}
@@ -114,10 +120,10 @@ def attempt_loads(twin: Twin, logs: Sequence[RankLog], windows: Sequence[FaultWi
         ends |= {(it.attempt, rank): it.t for it in log.ends if it.status == "ok"}
     at = _Crossing(twin.layout.sites)
     resumed = {job.attempt: (job.resumed_from, job.t) for log in logs for job in log.jobs}
-    found = {
-        attempt: _of_attempt(twin, ranks, attempt, ends, at, resumed.get(attempt, (0, 0.0)))
-        for attempt, ranks in rows.items()
-    }
+    found = {}
+    for attempt, ranks in rows.items():
+        happened = twin.as_recorded((exchanges or {}).get(attempt, ()))
+        found[attempt] = _of_attempt(happened, ranks, attempt, ends, at, resumed.get(attempt, (0, 0.0)))
     if twin.together:
         return found
     in_order = {attempt for attempt in rows if all((attempt, rank) in ends for rank in range(len(logs)))}

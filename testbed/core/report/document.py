@@ -21,6 +21,7 @@ from testbed.core.analysis import (
     scraped_metrics,
     traffic_gaps,
     wire_check,
+    wire_loads,
 )
 from testbed.core.analysis.declared_steps import DeclaredSteps, declared_steps
 from testbed.core.analysis.goodput import JobEvidence, evaluate
@@ -255,7 +256,7 @@ def build(run: RunData) -> Report:
     under_load = tuple(fidelity_section.direction(each, emulator) for each in measured)
     host = fidelity_section.machine(run.hosts, job.began_t, job.ended_t)
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
-    crossed = wire_check.check(logs, run.fibers, mtu, run.topology, windows, twin)
+    crossed = wire_check.check(logs, run.fibers, mtu, run.topology, windows, twin, _exchanges(run))
     attempts = found_program.attempts if found_program else attempt_history.evaluate(logs, run.events, windows, job)
     tried = restarts_section.lines(attempts, origin)
     scale = run.topology.scale if run.topology else 1.0
@@ -368,6 +369,15 @@ def _ranks_of_nodes(run: RunData) -> Mapping[str, Sequence[int]]:
     for rank, node in pairs:
         if rank is not None and node:
             found.setdefault(node, []).append(rank)
+    return found
+
+
+def _exchanges(run: RunData) -> wire_loads.Exchanges:
+    """Return what the ranks recorded of exchanges with a server, by attempt."""
+    found: dict[int, list[Mapping[str, object]]] = {}
+    for log in run.checks:
+        for it in log.versions:
+            found.setdefault(it.attempt, []).append(it.fields)
     return found
 
 

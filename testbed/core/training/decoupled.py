@@ -55,6 +55,9 @@ class Decoupled(Fragmented, Served):
             (it, self.fragment_elements(it)) for it in self._all if self._due(it, step) or step == self.layout.steps
         ]
 
+    def elements(self, fragment: int | None) -> int:
+        return self.fragment_elements(fragment or 0)
+
     def slice_bytes(self, elements: int) -> float:
         return float(dense_bytes(-(-elements // self.layout.slices), int(self.values["bits"])))
 

@@ -10,7 +10,8 @@ made, whether each push is in one version exactly once, and whether one was too 
 
 from __future__ import annotations
 
-from collections import Counter
+import copy
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,10 @@ class Served(Twin):
 
     agreed_bytes: int
     together = False
+    _pushed: Mapping[tuple[str, int], frozenset[int | None]] | None = None
+    """Fragments by site and step of its own, as recorded; None: at equal paces."""
+    _merged: Mapping[int, Mapping[tuple[int | None, int], int]] = {}
+    """Step of the home site -> (fragment, slice) -> how many versions were sent to all sites, as recorded."""
 
     @property
     def home(self) -> str:
@@ -66,13 +71,42 @@ class Served(Twin):
             return ()
         found = in_sites(layout, "all_reduce", layout.payload_bytes, "gradients")
         for site in layout.site_names:
-            for fragment, elements in self.pushes(site, step):
+            for fragment, elements in self._due_or_done(site, step):
                 found += [replace(it, fragment=fragment) for it in self._exchange(site, elements)]
+        for (fragment, index), count in self._merged.get(step, {}).items():
+            for site in layout.site_names if self.home in layout.members else ():
+                if site != self.home:
+                    found += [replace(self._answer(site, index, fragment), fragment=fragment)] * count
         return (*found, *in_sites(layout, "all_reduce", self.agreed_bytes, "state"))
+
+    def as_recorded(self, records: Iterable[Mapping[str, Any]]) -> Served:
+        pushed: dict[tuple[str, int], set[int | None]] = defaultdict(set)
+        merged: dict[int, Counter[tuple[int | None, int]]] = defaultdict(Counter)
+        for it in records:
+            if it.get("what") == "pushed":
+                pushed[str(it.get("site")), int(it.get("step", 0))].add(it.get("fragment"))
+            elif it.get("what") == "served" and "taken" in it:  # an update of all sites, no answer to one
+                merged[int(it.get("step", 0))][it.get("fragment"), int(it.get("slice", 0))] += 1
+        if not pushed:
+            return self
+        found = copy.copy(self)
+        found._pushed = {place: frozenset(fragments) for place, fragments in pushed.items()}
+        found._merged = merged
+        return found
 
     def pushes(self, site: str, step: int) -> Sequence[tuple[int | None, int]]:
         """Return the fragments that ``site`` pushes after its ``step``, and their elements."""
         raise NotImplementedError
+
+    def elements(self, fragment: int | None) -> int:
+        """Return how many parameters a fragment has; None: all of them."""
+        return self.layout.elements
+
+    def _due_or_done(self, site: str, step: int) -> Sequence[tuple[int | None, int]]:
+        if self._pushed is None:
+            return self.pushes(site, step)
+        done = self._pushed.get((site, step), frozenset())
+        return [(it, self.elements(it)) for it in sorted(done, key=lambda it: -1 if it is None else it)]
 
     @property
     def most_pushes(self) -> float:
@@ -113,12 +147,21 @@ class Served(Twin):
                 there, here = members[self.home][index], members[site][index]
                 push = Operation("send", (here, there), each, "pseudo-gradients", GROUP, lands=1, watched=False)
                 answer = replace(push, ranks=(there, here), what="parameters", at_most=self.most_answers)
-                found += [replace(push, at_most=self.most_pushes), answer]
+                if self._pushed is None:
+                    found += [replace(push, at_most=self.most_pushes), answer]
+                else:
+                    found += [push] if self._merged else [push, replace(answer, at_most=1.0)]
         ranks = members[site]
         if len(ranks) > 1:
             whole = float(FLOAT32_BYTES * -(-elements // self.layout.slices) * len(ranks))
             found.append(Operation("all_gather", ranks, whole, "parameters", f"adopted:{site}", watched=False))
         return found
+
+    def _answer(self, site: str, index: int, fragment: int | None) -> Operation:
+        """Return what the server sends to ``site`` of one slice of a merged fragment."""
+        ranks = (self.layout.members[self.home][index], self.layout.members[site][index])
+        each = self.slice_bytes(self.elements(fragment))
+        return Operation("send", ranks, each, "parameters", GROUP, lands=1, watched=False)
 
 
 def in_sites(layout: Layout, kind: Any, byte_count: float, what: str) -> list[Operation]:

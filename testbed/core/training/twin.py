@@ -96,6 +96,14 @@ class Twin(ABC):
         With ``step`` 0, those that happen once, before the first step; with ``layout.steps + 1``, those of the end.
         """
 
+    def as_recorded(self, records: Iterable[Mapping[str, Any]]) -> Twin:
+        """Return the twin of what happened in an attempt, of whose ranks these are the ``exchange`` records.
+
+        For strategies whose operations depend on the paces of the sites: what each of them had to move is then known,
+        whoever was late. Without records, what would have happened at equal paces.
+        """
+        return self
+
     def resumed(self, step: int) -> Sequence[Operation]:
         """Return what an attempt that resumes after ``step`` sends again, before its first step."""
         return ()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,7 @@ def crossed(
     twin: Twin | None = None,
     cut: float | None = None,
     lasts: float = 5.0,
+    records: Sequence[dict[str, Any]] = (),
 ) -> WireVerdict:
     fibers = [
         *track("north:west", busy),
@@ -81,7 +83,7 @@ def crossed(
         *track("south:east", ()),
     ]
     windows = () if cut is None else (FaultWindow("f1", "cut", "south", ("south",), cut, cut + lasts),)
-    return check(job, fibers, topology=metro, windows=windows, twin=twin)
+    return check(job, fibers, topology=metro, windows=windows, twin=twin, exchanges={1: records})
 
 
 @pytest.mark.parametrize("every", [1, 10, 30])
@@ -231,6 +233,23 @@ def test_pushes_that_a_fault_held_back_cross_after_it(metro: Topology) -> None:
     missing = [it for it in busy if it[0] < 60]
     assert crossed(metro, missing, logs(), twin, cut=28.0, lasts=27.0).ok is False
     assert crossed(metro, [*busy, *[(61.3, 61.5, 9 * BYTES)]], logs(), twin, cut=28.0, lasts=27.0).ok is False
+
+
+def test_pushes_that_were_not_made_while_others_were_held_back_are_not_missed(metro: Topology) -> None:
+    """What bypasses the fiber is found all the same: it was recorded."""
+    twin = Decoupled({"every": 10}, Layout(SITES, (Tensor("model", BYTES // 4),), steps=STEPS))
+    made = [step for step in range(10, STEPS + 1, 10) if step not in (40, 50, 60)]
+    records: list[dict[str, Any]] = [
+        {"what": "pushed", "site": site, "fragment": 0, "step": step} for site in set(SITES) for step in made
+    ]
+    records += [
+        {"what": "served", "fragment": 0, "slice": part, "step": step, "taken": {}} for step in made for part in (0, 1)
+    ]
+    busy = [it for it in exchanges() if it[0] < 39 or it[0] > 69]
+    assert crossed(metro, busy, logs(), twin).ok is False
+    assert crossed(metro, busy, logs(), twin, records=records).ok is True
+    assert crossed(metro, busy[:-1], logs(), twin, records=records).ok is False
+    assert crossed(metro, exchanges(), logs(), twin, records=records).ok is False
 
 
 def test_pushes_of_sites_whose_pace_is_not_known_beforehand_are_not_too_many(metro: Topology) -> None:

@@ -48,6 +48,38 @@ def test_bytes_of_two_sites_each_way(name: str, options: dict[str, Any], per_ste
         assert count / 400 == pytest.approx(per_step, rel=0.05)  # at the end, all fragments once more
 
 
+def pushed(site: str, step: int, fragment: int | None = None) -> dict[str, Any]:
+    """As one of the two ranks of a site records it."""
+    return {"what": "pushed", "site": site, "step": step, "push": 1, "fragment": fragment}
+
+
+def test_what_was_pushed_and_merged_is_what_crosses_however_late_a_site_was() -> None:
+    of = twin("decoupled", every=10, fragments=2)
+    halves = [of.fragment_elements(it) * 4 for it in (0, 1)]  # type: ignore[attr-defined]
+    records = [pushed(site, step, 0) for site in ("west", "east") for step in (10, 20) for _ in range(2)]
+    records += [pushed("east", 37, 1)] * 2  # later than it was due: four pushes before were not merged yet
+    for step, fragment in ((11, 0), (12, 0), (40, 1)):
+        records += [
+            {"what": "served", "slice": index, "fragment": fragment, "step": step, "taken": {}} for index in (0, 1)
+        ]
+    found = crossing(of.as_recorded(records))
+    assert found["east", "west"] == pytest.approx(2 * halves[0] + halves[1], abs=8)
+    assert found["west", "east"] == pytest.approx(2 * halves[0] + halves[1], abs=8)
+    once = crossing(of.as_recorded([*records, {"what": "served", "slice": 0, "fragment": 0, "step": 50, "taken": {}}]))
+    assert once["west", "east"] - found["west", "east"] == pytest.approx(halves[0] / 2, abs=4)
+    assert once["east", "west"] == found["east", "west"]
+
+
+def test_each_recorded_push_is_answered_once_whatever_the_pace() -> None:
+    of = twin("async-diloco", every=10, pace="time")
+    assert {it.at_most for it in of.operations(10) if not it.watched and it.kind == "send"} == {10.0}
+    happened = of.as_recorded([pushed("east", step) for step in (4, 8, 100)] + [pushed("west", 7)])
+    assert crossing(happened) == dict.fromkeys((("west", "east"), ("east", "west")), 3 * N)
+    assert {it.at_most for it in happened.operations(4)} == {1.0}
+    assert of.as_recorded([]) is of
+    assert twin("diloco", every=10).as_recorded([pushed("east", 4)]).operations(4) == twin("diloco").operations(4)
+
+
 def test_the_home_site_sends_to_each_of_the_others_and_nothing_to_itself() -> None:
     found = crossing(twin("async-diloco", ("a", "b", "c"), every=10, home="b"))
     assert found == dict.fromkeys((("a", "b"), ("b", "a"), ("b", "c"), ("c", "b")), 10 * N)
