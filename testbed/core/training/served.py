@@ -193,6 +193,7 @@ def faults_of_versions(records: Iterable[Mapping[str, Any]], staleness: int | No
                 f"{_name(it)} took a push of {it['site']} that was {it['staleness']} versions old, {staleness} allowed"
             )
     faults += _chain(made)
+    faults += _steps_pushed(written)
     for (where, number), count in _taken(made.values()).items():
         if count > 1:
             faults.append(f"push {number} of {_where(where)} is in {count} versions")
@@ -221,6 +222,21 @@ def _chain(made: Mapping[tuple[Any, ...], Any]) -> Iterable[str]:
         missing = sorted(set(range(min(versions), max(versions) + 1)) - set(versions))
         for version in missing:
             yield f"{_name({'fragment': fragment, 'slice': part, 'version': version})} is missing"
+
+
+def _steps_pushed(written: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """Yield a sentence for each inner step that is in two pushes of its site or in none, or if its ranks differ."""
+    by_site: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = {}
+    for it in written:
+        if it["what"] == "pushed" and "first" in it:
+            where, steps = (it.get("fragment"), None, it["site"]), (it["first"], it["step"])
+            if by_site.setdefault(where, {}).setdefault(it["push"], steps) != steps:
+                yield f"ranks of {_where(where)} made push {it['push']} of different steps"
+    for where, pushes in by_site.items():
+        for push, (_, last) in pushes.items():
+            first = pushes.get(push + 1, (last + 1, 0))[0]
+            if first != last + 1:
+                yield f"push {push} of {_where(where)} ends with step {last}, and the next one begins with step {first}"
 
 
 def _taken(made: Iterable[Any]) -> Counter[tuple[tuple[Any, ...], int]]:

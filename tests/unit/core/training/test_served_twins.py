@@ -179,6 +179,21 @@ def test_what_is_wrong_with_versions_is_found(records: list[dict[str, Any]], sai
     assert any(said in it for it in of.wrong_exchanges(records)), of.wrong_exchanges(records)
 
 
+def test_each_step_of_a_site_is_in_one_push() -> None:
+    def made(push: int, first: int, step: int, site: str = "east") -> dict[str, Any]:
+        return {"what": "pushed", "site": site, "fragment": 1, "push": push, "first": first, "step": step}
+
+    of = twin("decoupled", every=10)
+    right = [made(1, 1, 10), made(1, 1, 10), made(2, 11, 20), made(3, 21, 47), made(1, 1, 10, "west")]
+    assert of.wrong_exchanges(right) == []
+    (twice,) = of.wrong_exchanges([*right, made(4, 47, 50)])
+    assert twice == "push 3 of east, fragment 1 ends with step 47, and the next one begins with step 47"
+    (never,) = of.wrong_exchanges([*right, made(4, 49, 50)])
+    assert never.endswith("the next one begins with step 49")
+    (differ,) = of.wrong_exchanges([*right, made(3, 21, 46)])
+    assert differ == "ranks of east, fragment 1 made push 3 of different steps"
+
+
 def test_copies_of_a_merged_fragment_must_agree() -> None:
     merged = {"what": "served", "slice": 1, "fragment": 2, "version": 1, "taken": {"a": [1, 2], "b": [1]}}
     west = {"what": "pulled", "slice": 1, "fragment": 2, "version": 1, "site": "a", "crc": "1"}
