@@ -15,6 +15,7 @@ import torch
 from testbed_agents import evidence, strategies
 from testbed_agents.groups import Groups
 from testbed_agents.strategies import Context
+from trained import Case, train_interrupted
 
 from tests import loopback_ranks
 from tests.replica_jobs import drawn, loss, tiny
@@ -73,3 +74,11 @@ def test_sites_are_equal_after_each_exchange_of_torchft_and_nothing_of_it_lives_
         assert threads == []
         assert version == 3
         assert [it["committed"] for it in records] == [True] * 3 and {it["participants"] for it in records} == {2}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
+@pytest.mark.parametrize("at", [4, 6], ids=["between exchanges", "after one"])
+def test_restored_from_a_checkpoint_a_job_ends_with_the_same_bits(at: int) -> None:
+    case = Case("torchft-diloco", {"every": 3}, steps=10)
+    for whole, again in loopback_ranks.run(4, lambda rank: train_interrupted(rank, case, SITES, at)):
+        assert whole == again

@@ -129,6 +129,7 @@ def train_interrupted(rank: int, case: Case, sites: Sequence[str], at: int) -> t
             if step == case.steps:
                 strategy.finish(step)
             if step == at and not saved:
+                strategy.settle(step)
                 state = copy.deepcopy(strategy.state())
                 saved.append(Saved(step, copy.deepcopy(parameters), state, copy.deepcopy(optimizer.state_dict())))
         return crc(strategy.module.parameters())
