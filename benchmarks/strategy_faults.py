@@ -151,17 +151,21 @@ def _computed(steps: Sequence[Sequence[Mapping[str, Any]]], first_t: float, last
 
 
 def outcome(cell: Mapping[str, Any]) -> str:
-    """Return what became of a job: it failed, restarted, waited or went on."""
+    """Return what became of a job: it failed, restarted, waited or went on; for how long, and the share computed.
+
+    In brackets, the same before the fault.
+    """
     if "error" in cell:
         return f"not measured: {cell['error']}"
     if cell["failed"]:
         return f"**failed**: {cell['failed']}"
     lost = f", {cell['steps_lost']} steps lost" if cell["steps_lost"] else ""
-    share = f"{cell['calm_utilization']:.2f} → {cell['utilization']:.2f}"
+    shown = f"{cell['pause_s']:.1f} s ({cell['calm_pause_s']:.1f}){lost}"
+    shown += f"; {cell['utilization']:.2f} ({cell['calm_utilization']:.2f})"
     if cell["attempts"] > 1:
-        return f"restarts, {cell['pause_s']:.1f} s{lost}; {share}"
+        return f"restarts, {shown}"
     waited = cell["pause_s"] > max(2.0 * cell["calm_pause_s"], cell["calm_pause_s"] + PAUSE_S)
-    return f"{'waits' if waited else 'goes on'}, {cell['pause_s']:.1f} s{lost}; {share}"
+    return f"{'waits' if waited else 'goes on'}, {shown}"
 
 
 def table(result: Mapping[str, Any]) -> str:

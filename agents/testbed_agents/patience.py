@@ -20,7 +20,8 @@ _LOOK_S = 0.01
 class Patience:
     """``entered``: returns the newest step that each of some ranks has entered. ``step``: this rank's own.
 
-    ``everyone``: all ranks of the job.
+    ``everyone``: all ranks of the job. ``ended``: whether the job is to end, as when a rank has died: then the
+    operation itself is waited for, which fails at once where a connection is broken.
     """
 
     def __init__(
@@ -29,18 +30,19 @@ class Patience:
         step: Callable[[], int],
         timeout_s: float,
         everyone: Sequence[int],
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._entered, self._timeout_s = entered, timeout_s
+        self._entered, self._timeout_s, self._ended = entered, timeout_s, ended
         self.step, self.everyone = step, everyone
 
     def await_ranks(self, ranks: Sequence[int], step: int, done: Callable[[], bool]) -> None:
-        """Return when all ``ranks`` have entered ``step``, or when ``done``.
+        """Return when all ``ranks`` have entered ``step``, when ``done``, or when the job is to end.
 
         Raises RuntimeError if none of those behind has entered another step for the timeout.
         """
         seen: tuple[int, ...] = ()
         moved_t = time.monotonic()
-        while not done():
+        while not (done() or self._ended()):
             now, reached = time.monotonic(), self._entered(ranks)
             behind = tuple(number for number in reached if number < step)
             if not behind:

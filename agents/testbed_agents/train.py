@@ -141,7 +141,7 @@ def train(
         watched.observe(checks.operations)
         watched.wait_in(context.waiting)
         everyone = range(job.world_size)
-        watched.be_patient(Patience(board.entered, lambda: context.step, job.timeout_s, everyone))
+        watched.be_patient(Patience(board.entered, lambda: context.step, job.timeout_s, everyone, stop.is_set))
         evidence.install(checks.evidence)
         if broken:
             broken.install(strategy, optimizer)

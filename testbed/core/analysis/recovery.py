@@ -57,7 +57,8 @@ class FaultRecovery:
         back_s: from its beginning to the end of the first step at 1.1 x the median or less, after the stall; 0 when
             no step was slower; None when the job never came back, or only after another fault.
         back_after_end_s: the same from the end of the fault.
-        recovered: False when the job never came back; None when unknown.
+        recovered: False when the job never came back; None when unknown. A job that ended with all of its steps while
+            the fault was still active came through, however slow it was.
         gap_began_t: when the longest gap began, which may be before the fault or long after its beginning; if
             ``gap_open``, when the open one did.
         gap_open: whether no step came after the fault.
@@ -142,7 +143,8 @@ def recover(
         return outside
     longest = max(near, default=None)
     back_s = _back(committed, window, faults, window.began_t, median)
-    recovered = back_s is not None
+    # A fault that outlasts a job's last step leaves nothing to come back to: the job went on under it to its end.
+    recovered = back_s is not None or (job.complete and (window.ended_t is None or window.ended_t >= job.ended_t))
     after_s, aftermath_end_t = None, None
     if window.ended_t is not None:
         after_s = _back(committed, window, faults, window.ended_t, median)

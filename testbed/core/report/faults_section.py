@@ -184,7 +184,10 @@ def sentence(fault: Fault) -> str:
         )
         return f"{began}: {gap}; no step near its beginning took more than {BACK:g} × the median{after}."
     if fault.back_s is None:
-        return f"{began}: {gap}; another fault began or ended before a step was back to {BACK:g} × the median."
+        return (
+            f"{began}: {gap}; another fault began or ended, or the job had all of its steps, before one was back to"
+            f" {BACK:g} × the median."
+        )
     return (
         f"{began}: {gap}; the first step back to {BACK:g} × the median ended"
         f" {formats.duration(fault.back_s)} after it began."

@@ -100,6 +100,10 @@ def test_what_has_arrived_needs_no_wait() -> None:
     assert next(looks) == 2
 
 
+def test_nobody_is_waited_for_once_the_job_is_to_end() -> None:
+    Patience(lambda ranks: (8, 3), lambda: 8, 60.0, range(2), lambda: True).await_ranks((0, 1), 8, lambda: False)
+
+
 def test_groups_that_step_together_keep_their_timeout() -> None:
     def bounds(rank: int) -> tuple[bool, bool]:
         groups = Groups(rank, ("east", "west"), timeout_s=7.0)

@@ -162,6 +162,16 @@ def test_a_job_that_ends_during_a_fault_that_it_had_come_through(planned, status
     assert (fault.recovered, fault.back_s) == (True, 0.0)
 
 
+@pytest.mark.parametrize(("planned", "status", "recovered"), [(40, "ok", True), (100, "stopped", False)])
+@pytest.mark.parametrize("until", [None, 9.0])
+def test_a_job_with_all_its_steps_came_through_a_fault_that_outlasts_it(planned, status, recovered, until):
+    """A straggler from the 20th step on: it is never back to its pace, but nothing is left to come back to."""
+    steps = job_of([0.1] * 20 + [0.2] * 20)
+    logs = [rank(log.rank, log.steps, planned=planned, ends=[EndRecord(6.1, status, "", 40)]) for log in steps]
+    (fault,) = evaluate(logs, [window(2.05, until)], ended_t=9.5).faults
+    assert (fault.recovered, fault.back_s, fault.gap_open) == (recovered, None, False)
+
+
 def test_a_fault_after_the_last_step_says_nothing_about_recovery():
     (fault,) = evaluate(job_of([0.1] * 20), [window(2.1, 2.2)], ended_t=2.3).faults
     assert (fault.recovered, fault.longest_gap_s) == (None, None)
