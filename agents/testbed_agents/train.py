@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from testbed_agents import breakage, data, evidence, failpoints, strategies, watched
 from testbed_agents.board import Board, Order
@@ -123,7 +123,7 @@ def train(
             strategy.loaded()
             metrics.last_step = resumed_from
         if job.calibrate and job.attempt == 1:
-            _calibrate(job, groups, records, isinstance(model, GPT))
+            _calibrate(job, groups, records, strategy, model)
         checks = Checks(
             Records(job.directory / f"rank-{seat.rank}.checks.jsonl", job.fence),
             rank=seat.rank,
@@ -311,11 +311,11 @@ def _add(total: dict[str, float], more: Mapping[str, float]) -> None:
         total[name] = total.get(name, 0.0) + value
 
 
-def _calibrate(job: Job, groups: Groups, records: Records, real: bool) -> None:
-    """Time operations, and the real compute of a step on all ranks at once; nothing of the job's own is touched."""
-    took_s = calibrate(job.calibrate, groups)
+def _calibrate(job: Job, groups: Groups, records: Records, strategy: Strategy, model: nn.Module) -> None:
+    """Time operations, and the real compute of a step on all ranks at once; the job's state is as it was before."""
+    took_s = calibrate(job.calibrate, groups, strategy, list(model.parameters()))
     found: dict[str, object] = {}
-    if real:
+    if job.compute is None or job.compute.get("real"):
         with torch.random.fork_rng(devices=[]):
             model = GPT(job.shape)
         inputs = torch.zeros(job.batch, job.shape.context, dtype=torch.int64)

@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from testbed.core.analysis import run_path
-from testbed.core.analysis.calibrated_step import StepPrediction, Volley, predict_step, timed_alone, volleys
+from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
 from testbed.core.analysis.critical_path import CriticalPath, Parts
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.measured_workload import certified_fiber
 from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.timeline import Stretches, fault_windows
+from testbed.core.analysis.volleys import Volley, timed_alone, volleys
 from testbed.core.certification.certificate import Certificate
 from testbed.core.prediction.predicted_outcome import Exposed
-from testbed.core.prediction.similarity import groups, length_m
-from testbed.core.prediction.strategies import STRATEGIES
+from testbed.core.prediction.similarity import length_m
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.run_record import RunData
 from testbed.core.training.twin import Twin
@@ -119,9 +119,7 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     found = expected_step(twin, run.certificate, run.ranks, measured.compute_s)
     if found is None or measured.compute_s <= 0:
         return None
-    inputs = found.inputs
-    form = STRATEGIES[twin.prediction or twin.name]
-    of = groups(inputs, form.exchanged(inputs))
+    inputs, of = found.inputs, found.groups
     return PredictedRun(
         compute_s=found.compute_s,
         exposed_s=found.exposed.total_s,

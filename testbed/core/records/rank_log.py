@@ -301,7 +301,7 @@ class EvaluationRecord:
 class CalibrationRecord:
     """What a rank timed alone before its job: each volley's repetitions in s, and a step's real compute if it has one.
 
-    The volleys are those of ``core.analysis.calibrated_step``, in their order; () for one that the rank has no part in.
+    The volleys are those of ``core.analysis.volleys``, in their order; () for one that the rank has no part in.
     """
 
     t: float

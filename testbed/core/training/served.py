@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from testbed.core.training.layout import FLOAT32_BYTES, Layout
+from testbed.core.training.site_exchange import mean_in_sites
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 from testbed.core.units import Unreadable
@@ -43,6 +44,7 @@ class Served(Twin):
 
     agreed_bytes: int
     together = False
+    composed = False
 
     @property
     def home(self) -> str:
@@ -64,7 +66,7 @@ class Served(Twin):
             )
         if not 1 <= step <= layout.steps:
             return ()
-        found = in_sites(layout, "all_reduce", layout.payload_bytes, "gradients")
+        found = mean_in_sites(layout, layout.payload_bytes)
         for site in layout.site_names:
             for fragment, elements in self.pushes(site, step):
                 found += [replace(it, fragment=fragment) for it in self._exchange(site, elements)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.core.analysis.calibrated_step import predict_step, timed_alone, volleys
+from testbed.core.analysis.calibrated_step import predict_step
 from testbed.core.analysis.step_costs import FiberModel
+from testbed.core.analysis.volleys import timed_alone, volleys
 from testbed.core.training.async_diloco import AsyncDiloco
 from testbed.core.training.ddp import Ddp
 from testbed.core.training.diloco import Diloco
