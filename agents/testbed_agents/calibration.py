@@ -10,7 +10,7 @@ them. All ranks have equal parameters then, and afterwards parameters and state 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,10 @@ EXCHANGE = "exchange"
 
 REPETITIONS = 5
 """The first one warms connections, and does not count."""
-BUDGET_S = 1.0
+MOST_REPETITIONS = 13
+"""Of volleys that follow one another within a step: they are short, and their times vary most."""
+SHORT_GAP_S = 0.05
+BUDGET_S = 2.0
 """Idle time of all repetitions of volleys together, and of exchanges; a longer one is shortened to this, but each is
 timed twice."""
 _ELEMENT_BYTES = 4
@@ -87,7 +90,8 @@ def _volleys(planned: Sequence[Mapping[str, Any]], groups: Groups, meeting: _Mee
     found: list[list[float]] = []
     for volley, mine in zip(planned, own, strict=True):
         gap_s = max(0.0, float(volley["gap_s"]))
-        repetitions = min(REPETITIONS, max(2, int(left_s / gap_s))) if gap_s else REPETITIONS
+        most = MOST_REPETITIONS if 0 < gap_s < SHORT_GAP_S else REPETITIONS
+        repetitions = min(most, max(2, int(left_s / gap_s))) if gap_s else most
         left_s -= repetitions * gap_s
         times = []
         for _ in range(repetitions):
@@ -124,14 +128,17 @@ def _exchanges(
     return found
 
 
-def time_compute(step: Any, repetitions: int = 3) -> float:
-    """Return the median time of ``step()``, in s; the first call does not count."""
-    times = []
-    for _ in range(repetitions + 1):
-        began_t = time.monotonic()
-        step()
+def time_compute(step: Callable[[int], None], groups: Groups, seconds: float = 0.0) -> list[float]:
+    """Return the times of ``step(number)``, in s, begun by all ranks together; the first one does not count.
+
+    ``seconds``: about how long one takes; they are repeated for as long as volleys, 2 to 4 times. A collective call.
+    """
+    meeting, times = _Meeting(groups), []
+    for number in range(1 + max(2, min(4, int(BUDGET_S / 2 / seconds) if seconds else 4))):
+        began_t = meeting.begin_after(0.0)
+        step(number)
         times.append(time.monotonic() - began_t)
-    return sorted(times[1:])[repetitions // 2]
+    return times[1:]
 
 
 def _own(volley: Mapping[str, Any], groups: Groups) -> list[tuple[Any, tuple[int, ...]]]:

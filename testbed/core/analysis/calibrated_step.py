@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from testbed.core.analysis.composed_step import IN_FLIGHT, Alone, composed, library_s
 from testbed.core.analysis.step_costs import FiberModel
-from testbed.core.analysis.volleys import Volley, cycle_of
+from testbed.core.analysis.volleys import Volley, cycle_of, why_not
 from testbed.core.prediction.collective_times import Pattern
 from testbed.core.prediction.inputs import Inputs, mistakes
 from testbed.core.prediction.plans import predict_events
@@ -55,21 +55,27 @@ class StepPrediction:
 
 
 def predict_step(
-    twin: Twin, fiber: FiberModel, compute_s: float, planned: Sequence[Volley] = (), took_s: Sequence[float] = ()
+    twin: Twin,
+    fiber: FiberModel,
+    compute_s: float,
+    planned: Sequence[Volley] = (),
+    took_s: Sequence[float] = (),
+    steps_s: Sequence[Sequence[float]] = (),
 ) -> StepPrediction | None:
-    """Return the prediction; None for a strategy that has none (``Twin.unpredicted``), or a single site.
+    """Return the prediction; None for a strategy that has none (:func:`why_not`), or without times and a closed form.
 
     Args:
         compute_s: of a step, as declared or measured.
         planned, took_s: the volleys and how long each took alone; empty: the library's time is left out.
+        steps_s: compute of steps that all ranks began together, of each rank.
     """
-    if twin.unpredicted or len(twin.layout.site_names) < 2:
+    if why_not(twin):
         return None
     cycle = cycle_of(twin)
     steps = [site_bytes(twin.operations(step), twin.layout.sites) for step in range(1, cycle + 1)]
     pairs = {pair for it in steps for pair in it}
     per_direction = max((sum(it.get(pair, 0.0) for it in steps) for pair in pairs), default=0.0)
-    alone = Alone(planned, took_s)
+    alone = Alone(planned, took_s, steps_s)
     inputs = _inputs(twin, fiber, compute_s, per_direction, steps).but(operation_s=library_s(twin, fiber, alone))
     exposed, site_s = composed(twin, fiber, compute_s, alone) if alone else (Exposed(), 0.0)
     if not alone or not twin.composed:
@@ -77,7 +83,7 @@ def predict_step(
         if outcome is None:
             return None
         # What waits inside the site is the same, whoever composes the rest.
-        exposed = outcome.exposed + Exposed(software_s=site_s)
+        exposed = outcome.exposed + Exposed(software_s=site_s, waiting_s=exposed.waiting_s)
     return StepPrediction(compute_s, exposed, site_s, per_direction / cycle, inputs.operation_s, inputs)
 
 

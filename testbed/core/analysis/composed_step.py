@@ -4,7 +4,8 @@ What the rank stands still for takes what it took alone, one operation after the
 pass, bucket by bucket, exposes what ends after it: buckets queue for the slots of the library and for the lane of the
 fiber as in ``predict`` (``bucket_pipeline.py``), several operations of a bucket one after the other, each at one bucket
 at a time. Of a fragment that lands some steps later, what it takes longer than those is exposed; fragments queue
-for the lane.
+for the lane. A rank waits for the slowest of those with which it ends the step: by how much their compute differs was
+timed, too.
 
 The library's time for a bucket is the one with which that queue takes as long as the burst that was timed.
 """
@@ -34,10 +35,11 @@ _HALVINGS: Final = 40
 
 @dataclass(frozen=True)
 class Alone:
-    """What was timed: volleys, and how long each took."""
+    """What was timed: volleys, and how long each took; and steps of compute, each with the time of every rank."""
 
     planned: Sequence[Volley]
     took_s: Sequence[float]
+    steps_s: Sequence[Sequence[float]] = ()
 
     def __bool__(self) -> bool:
         return bool(self.planned)
@@ -138,8 +140,21 @@ def _step(
     moved = max(site_bytes(crossing, twin.layout.sites).values(), default=0.0)
     propagation_s = min(across_s, twin.delays * fiber.delay_s)
     serialization_s = min(across_s - propagation_s, 8 * moved / fiber.rate_bps)
-    exposed = Exposed(propagation_s, serialization_s, across_s - propagation_s - serialization_s + in_site_s)
+    software_s = across_s - propagation_s - serialization_s + in_site_s
+    together = [it for of in (*awaited, *beside) for it in of.operations]
+    exposed = Exposed(propagation_s, serialization_s, software_s, _peer_wait_s(together, alone.steps_s))
     return exposed, in_site_s, tail_s, begun
+
+
+def _peer_wait_s(operations: Sequence[Operation], steps_s: Sequence[Sequence[float]]) -> float:
+    """Return how long a rank waits, on average, for the slowest of those with which it ends the step."""
+    world = min((len(row) for row in steps_s), default=0)
+    mates = {rank: {rank} for rank in range(world)}
+    for it in operations:
+        joined = set().union(*(mates.get(rank, set()) for rank in it.ranks))
+        mates.update(dict.fromkeys(joined, joined))
+    waits = [max(row[mate] for mate in mates[rank]) - row[rank] for row in steps_s for rank in range(world)]
+    return sum(waits) / len(waits) if waits else 0.0
 
 
 def _tail(

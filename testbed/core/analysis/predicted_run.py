@@ -25,6 +25,7 @@ from testbed.core.prediction.predicted_outcome import Exposed
 from testbed.core.prediction.similarity import length_m
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.run_record import RunData
+from testbed.core.topology.model import Topology
 from testbed.core.training.twin import Twin
 
 __all__ = ["PARTS", "PredictedRun", "expected_step", "predicted_run"]
@@ -50,7 +51,7 @@ class PredictedRun:
         exposed_s, utilization: predicted.
         measured_exposed_s, measured_utilization: of the steps without a fault.
         wire_kappa, propagation, software: w kappa, lambda and o / T of the run.
-        delay_s, length_m, rate_bps: of the lab's slowest fiber; the rate is payload.
+        delay_s, length_m, rate_bps: of the lab's slowest fiber in use; the rate is payload.
         full_rate_bps: what that rate stands for if the full model's step takes as long.
         measured_compute_s: of the same steps.
         calibrated: whether the operations were timed before the job.
@@ -91,19 +92,25 @@ class PredictedRun:
 
 
 def expected_step(
-    twin: Twin | None, certificate: Certificate | None, logs: Sequence[RankLog], about_s: float
+    twin: Twin | None,
+    certificate: Certificate | None,
+    logs: Sequence[RankLog],
+    about_s: float,
+    topology: Topology | None = None,
 ) -> StepPrediction | None:
     """Return the prediction before the first step: from the calibrations in ``logs``, else without the library's time.
 
     ``about_s``: compute of a step, where the ranks timed none. None without a certificate, a closed form for the
     strategy, or a second site.
     """
-    fiber = certified_fiber(certificate)
+    fiber = certified_fiber(certificate, topology)
     if twin is None or fiber is None or certificate is None:
         return None
     model = FiberModel.of(fiber, certificate.host)
     planned, took_s = _timed(twin, logs, about_s)
-    return predict_step(twin, model, _compute_s(twin, logs) or about_s, planned, took_s)
+    ranks = [log.calibrations[-1].compute_times_s for log in sorted(logs, key=lambda it: it.rank) if log.calibrations]
+    steps_s = tuple(zip(*ranks, strict=False))
+    return predict_step(twin, model, _compute_s(twin, logs) or about_s, planned, took_s, steps_s)
 
 
 def predicted_run(run: RunData) -> PredictedRun | None:
@@ -116,7 +123,7 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     if twin is None or path is None:
         return None
     measured = _calm(path, run).mean
-    found = expected_step(twin, run.certificate, run.ranks, measured.compute_s)
+    found = expected_step(twin, run.certificate, run.ranks, measured.compute_s, run.topology)
     if found is None or measured.compute_s <= 0:
         return None
     inputs, of = found.inputs, found.groups

@@ -30,11 +30,13 @@ __all__ = [
     "signature",
     "timed_alone",
     "volleys",
+    "why_not",
 ]
 
 EXCHANGE: Final = "exchange"
-_LONGEST_GAP_S: Final = 0.35
-"""Beyond TCP's least retransmission timeout (0.2 s): a connection that idles longer is no colder."""
+_LONGEST_GAP_S: Final = 1.0
+"""TCP halves its window for each retransmission timeout (0.2 s and more) that a connection idles: after so long hardly
+one is larger than at its beginning."""
 _LONGEST_CYCLE: Final = 2000
 _MOST_IN_BURST: Final = 4
 _MOST_EXCHANGES: Final = 8
@@ -117,6 +119,11 @@ def cycle_of(twin: Twin) -> int:
     return max(1, min(twin.cycle, twin.layout.steps, _LONGEST_CYCLE))
 
 
+def why_not(twin: Twin) -> str:
+    """Return why the time of a step is not predicted; empty if it is."""
+    return twin.unpredicted or ("" if len(twin.layout.site_names) > 1 else "all ranks are at one site")
+
+
 def rounds(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Round, ...]:
     """Return the operations of a step in the order in which its ranks do them.
 
@@ -136,11 +143,11 @@ def rounds(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Round
 
 
 def volleys(twin: Twin, step_s: float) -> tuple[Volley, ...]:
-    """Return what is to be timed, in the order in which a cycle does it; () if the twin is not predicted.
+    """Return what is to be timed, in the order in which a cycle does it; () if nothing is predicted from it.
 
     ``step_s``: about how long a step takes.
     """
-    if twin.unpredicted:
+    if why_not(twin):
         return ()
     cycle = cycle_of(twin)
     found: list[Volley] = []

@@ -308,6 +308,8 @@ class CalibrationRecord:
     took_s: tuple[tuple[float, ...], ...]
     compute_s: float | None
     attempt: int = 1
+    compute_times_s: tuple[float, ...] = ()
+    """Compute of steps that all ranks began together; runs of former versions have none."""
 
     @classmethod
     def from_dict(cls, fields: Fields) -> CalibrationRecord:
@@ -317,6 +319,7 @@ class CalibrationRecord:
             took_s=tuple(numbers({"": it}, "") for it in listed),
             compute_s=number(fields, "compute_s"),
             attempt=_attempt(fields),
+            compute_times_s=numbers(fields, "compute_times_s"),
         )
 
 
