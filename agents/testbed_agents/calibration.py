@@ -106,22 +106,21 @@ def _volleys(planned: Sequence[Mapping[str, Any]], groups: Groups, meeting: _Mee
 def _exchanges(
     planned: Sequence[Mapping[str, Any]], meeting: _Meeting, strategy: Strategy, parameters: Sequence[Tensor]
 ) -> list[list[float]]:
-    """Go through the exchanges of a cycle several times, without the steps between them, and end as a job ends."""
+    """Go through the exchanges of a cycle several times, without the steps between them."""
     tensors = [*(it.detach() for it in parameters), *strategy.state().values()]
     kept = [it.clone() for it in tensors]
     repetitions = min(REPETITIONS, max(2, round(BUDGET_S / max(1e-3, sum(float(it["gap_s"]) for it in planned)))))
     found: list[list[float]] = [[] for _ in planned]
-    step = 0
     for number in range(repetitions):
         for it, times in zip(planned, found, strict=True):
             step = int(it["step"]) + number * int(it["cycle"])
             began_t = meeting.begin_after(max(0.0, float(it["gap_s"])))
             strategy.after_step(step)
-            if it.get("last"):
+            if it.get("ends") == "timed":
                 strategy.finish(step)
             times.append(time.monotonic() - began_t)
-    if not planned[-1].get("last"):
-        strategy.finish(step)
+            if it.get("ends") == "after":
+                strategy.finish(step)
     with torch.no_grad():
         for tensor, before in zip(tensors, kept, strict=True):
             tensor.copy_(before)

@@ -37,6 +37,8 @@ EXCHANGE: Final = "exchange"
 _LONGEST_GAP_S: Final = 1.0
 """TCP halves its window for each retransmission timeout (0.2 s and more) that a connection idles: after so long hardly
 one is larger than at its beginning."""
+_SHORTER_GAP_S: Final = 0.35
+"""Of what does not cross a fiber, for fragments to arrive that land by then."""
 _LONGEST_CYCLE: Final = 2000
 _MOST_IN_BURST: Final = 4
 _MOST_EXCHANGES: Final = 8
@@ -55,8 +57,8 @@ class Volley:
         beside: whether it is a part of an operation that goes on beside the backward pass.
         burst: so many of them follow one another; more than 1 only of such parts.
         at_once: all of a burst are begun at once; else each when the one before it has ended.
-        step: for the kind ``exchange``: what the strategy does after this step of a cycle of ``cycle`` steps; with
-            ``last`` also what it does at the end.
+        step: for the kind ``exchange``: what the strategy does after this step of a cycle of ``cycle`` steps; and
+            what it does at the end of a job, if ``ends``: ``timed`` too, or only to land what is on its way.
     """
 
     kind: str
@@ -70,13 +72,13 @@ class Volley:
     what: str = ""
     step: int = 0
     cycle: int = 0
-    last: bool = False
+    ends: str = ""
 
     def to_message(self) -> dict[str, Any]:
         """Return what the agents are told."""
         if self.kind == EXCHANGE:
             found = {"kind": self.kind, "step": self.step, "cycle": self.cycle, "gap_s": self.gap_s}
-            return {**found, "last": True} if self.last else found
+            return {**found, "ends": self.ends} if self.ends else found
         groups = [[name, list(ranks)] for name, ranks in self.groups]
         more = {"burst": self.burst, "at_once": self.at_once} if self.burst > 1 else {}
         return {"kind": self.kind, "bytes": round(self.byte_count), "groups": groups, "gap_s": self.gap_s, **more}
@@ -179,26 +181,36 @@ def has_outer_loop(twin: Twin) -> bool:
     return twin.composed and twin.outer_updates(twin.layout.steps) > 0
 
 
-Signature = tuple[tuple[str, tuple[int, ...], float, int], ...]
+Signature = tuple[tuple[str, tuple[int, ...], int], ...]
 
 
 def signature(operations: Iterable[Operation]) -> Signature:
-    """Return what follows the inner optimizer: kind, ranks, bytes, and steps until it lands; () for nothing."""
+    """Return what follows the inner optimizer: kind, ranks, and steps until it lands; () for nothing."""
     after = (it for it in operations if not (it.before_update or it.parts))
-    return tuple(sorted((str(it.kind), it.ranks, it.byte_count, it.lands) for it in after))
+    return tuple(sorted((str(it.kind), it.ranks, it.lands) for it in after))
 
 
 def _exchanges(twin: Twin, cycle: int, step_s: float) -> Iterator[Volley]:
-    """Yield the exchanges of a cycle, one for each step that has some; what lands needs steps before it."""
+    """Yield the first exchanges of a cycle, until each kind was there; what lands needs those before it."""
     if not has_outer_loop(twin):
         return
-    last = twin.layout.steps
-    flies = max((it.lands for step in range(1, cycle + 1) for it in twin.operations(step)), default=0)
-    due = [step for step in range(1, min(cycle + flies, last - 1) + 1) if signature(twin.operations(step))]
-    due = due[:_MOST_EXCHANGES] or [last]  # a job that is shorter than a cycle ends with its only exchange
+    last, sites = twin.layout.steps, twin.layout.sites
+    of = {step: tuple(twin.operations(step)) for step in range(1, 2 * cycle + 1) if step < last}
+    kinds = {signature(it) for it in of.values()} - {()}
+    due: list[int] = []
+    for step, operations in of.items():
+        if signature(operations) and kinds and len(due) < _MOST_EXCHANGES:
+            due.append(step)
+            kinds.discard(signature(operations))
+    due = due or [last]  # a job that is shorter than a cycle ends with its only exchange
+    flies = any(it.lands for operations in of.values() for it in operations)
     for before, step in itertools.pairwise((0, *due)):
-        gap_s = min(_LONGEST_GAP_S, step_s * (step - before))
-        yield Volley(EXCHANGE, 0.0, (), gap_s, True, False, step=step, cycle=cycle, last=step == last)
+        awaited = [it for it in twin.operations(step) if not (it.before_update or it.parts or it.lands)]
+        longest_s = _LONGEST_GAP_S if _crosses(awaited, sites) else _SHORTER_GAP_S
+        ends = "timed" if step == last else "after" if flies and step == due[-1] else ""
+        yield Volley(
+            EXCHANGE, 0.0, (), min(longest_s, step_s * (step - before)), True, False, step=step, cycle=cycle, ends=ends
+        )
 
 
 def _planned(found: Sequence[Volley], counts: Sequence[int], cycle: int, step_s: float) -> Iterator[Volley]:
