@@ -50,10 +50,10 @@ class Bed:
 BEDS: Final = {
     it.topology: it
     for it in (
-        Bed("metro-40km", {"scale": 8000}, "200ms", "5.2B"),
-        Bed("longhaul-1000km", {"scale": 8000}, "200ms", "2.6B"),
-        Bed("metro-triangle", {"scale": 8000}, "300ms", "5.2B"),
-        Bed("continental-4000km", {"scale": 4000, "sites.*.nodes": 1}, "150ms", "2.6B", held_out=True),
+        Bed("metro-40km", {"scale": 16000}, "400ms", "10.4B"),
+        Bed("longhaul-1000km", {"scale": 16000}, "400ms", "5.2B"),
+        Bed("metro-triangle", {"scale": 16000}, "500ms", "10.4B"),
+        Bed("continental-4000km", {"scale": 8000, "sites.*.nodes": 1}, "300ms", "5.2B", held_out=True),
     )
 }
 WAYS: Final = (
@@ -65,7 +65,7 @@ WAYS: Final = (
     "sparse-loco:every=2",
 )
 HELD_OUT: Final = ("hsdp", "sparse-loco")
-STEPS: Final = 32
+STEPS: Final = 24
 
 
 def run_one(lab: Any, bed: Bed, way: str, folder: Path) -> tuple[dict[str, Any], Path | None]:

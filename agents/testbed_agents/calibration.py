@@ -4,7 +4,7 @@ What is to be timed comes with the job (``testbed.core.analysis.volleys.volleys`
 strategy. The ranks meet before each repetition. No operation is recorded as one of the job.
 
 Exchanges of an outer loop are timed by the strategy itself (``Strategy.after_step``), with all that it computes for
-them. All ranks have equal parameters then, and afterwards parameters and state are put back bit by bit.
+them, of parameters that differ by rank; afterwards parameters and state are put back bit by bit.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ BUDGET_S = 2.0
 """Idle time of all repetitions of volleys together, and of exchanges; a longer one is shortened to this, but each is
 timed twice."""
 _ELEMENT_BYTES = 4
+_MOVEMENT = 1e-3
 _MORE = 1.5
 """So many times as long as ranks need to agree on a time it lies ahead."""
 
@@ -114,6 +115,7 @@ def _exchanges(
     for number in range(repetitions):
         for it, times in zip(planned, found, strict=True):
             step = int(it["step"]) + number * int(it["cycle"])
+            _disturb(parameters, step)
             began_t = meeting.begin_after(max(0.0, float(it["gap_s"])))
             strategy.after_step(step)
             if it.get("ends") == "timed":
@@ -125,6 +127,14 @@ def _exchanges(
         for tensor, before in zip(tensors, kept, strict=True):
             tensor.copy_(before)
     return found
+
+
+def _disturb(parameters: Sequence[Tensor], seed: int) -> None:
+    """Move ``parameters`` as steps of the optimizer would, on each rank elsewhere: to code zeros is quicker."""
+    generator = torch.Generator().manual_seed(dist.get_rank() + 1_000_003 * seed)
+    with torch.no_grad():
+        for it in parameters:
+            it.add_(torch.empty_like(it).normal_(0.0, _MOVEMENT, generator=generator))
 
 
 def time_compute(step: Callable[[int], None], groups: Groups, seconds: float = 0.0) -> list[float]:

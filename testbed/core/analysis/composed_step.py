@@ -185,6 +185,8 @@ def _bucket(it: Round, twin: Twin, fiber: FiberModel, alone: Alone, *, staged: b
         serial_s, propagation_s = 8 * moved / fiber.rate_bps / it.times, twin.delays * fiber.delay_s
     count, took_s = alone.burst(it)
     in_flight = 1 if staged else IN_FLIGHT
+    if staged:  # ranks of a site meet for each bucket, so it takes as long as the slice that is last
+        took_s = max(took_s, count * alone.one(it))
 
     def takes_s(software_s: float) -> float:
         return send_in_order([0.0] * count, serial_s, propagation_s, software_s, in_flight)[-1].arrived_s

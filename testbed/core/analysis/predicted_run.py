@@ -156,12 +156,15 @@ def _parts(predicted: Exposed, measured: Parts) -> dict[str, tuple[float, float]
 
 
 def _calm(path: CriticalPath, run: RunData) -> CriticalPath:
-    """Return the steps that no fault touched; all, if none was spared."""
+    """Return the steps that no fault touched, without the first of each attempt, which makes connections and touches
+    its memory for the first time; all, if none was spared."""
     faults = Stretches(
         (it.began_t, it.ended_t + _MOST_AFTER_S if it.ended_t is not None else float("inf"))
         for it in fault_windows(run.events)
     )
-    calm = tuple(it for it in path.steps if not faults.touch(it.began_t, it.ended_t))
+    first = {it.attempt: it.step for it in reversed(path.steps)}
+    later = [it for it in path.steps if it.step != first[it.attempt]]
+    calm = tuple(it for it in later if not faults.touch(it.began_t, it.ended_t))
     return CriticalPath(calm) if calm else path
 
 
