@@ -178,7 +178,7 @@ class Compute:
         shape, elements = self._shape, min(self._elements, MOST_REHEARSED)
         return Compute(
             self.kind, self.seconds, self.noise, shape=shape, elements=elements, layers=self._layers,
-            rank=self._rank, seed=self._seed,
+            rank=self._rank, seed=self._seed, speed=self.speed,
         )  # fmt: skip
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:

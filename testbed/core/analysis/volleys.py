@@ -123,7 +123,13 @@ def cycle_of(twin: Twin) -> int:
 
 def why_not(twin: Twin) -> str:
     """Return why the time of a step is not predicted; empty if it is."""
-    return twin.unpredicted or ("" if len(twin.layout.site_names) > 1 else "all ranks are at one site")
+    if twin.unpredicted:
+        return twin.unpredicted
+    if len(twin.layout.site_names) < 2:
+        return "all ranks are at one site"
+    if any(speed != 1.0 for speed in twin.layout.speeds.values()):
+        return "its sites have different speeds, and the model of a step has one"
+    return ""
 
 
 def rounds(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Round, ...]:
