@@ -2,10 +2,10 @@
 
 What the rank stands still for takes what it took alone, one operation after the other. What goes on beside the backward
 pass, bucket by bucket, exposes what ends after it: buckets queue for the slots of the library and for the lane of the
-fiber as in ``predict`` (``bucket_pipeline.py``), several operations of a bucket one after the other, each at one bucket
-at a time. Of a fragment that lands some steps later, what it takes longer than those is exposed; fragments queue
-for the lane. A rank waits for the slowest of those with which it ends the step: by how much their compute differs was
-timed, too.
+fiber as in ``predict`` (``bucket_pipeline.py``); several operations of a bucket follow one another, those inside the
+site each for one bucket at a time. Of a fragment that lands some steps later, what it takes longer than those is
+exposed; fragments queue for the lane. A rank waits for the slowest of those with which it ends the step: by how much
+their compute differs was timed, too.
 
 The library's time for a bucket is the one with which that queue takes as long as the burst that was timed.
 """
@@ -73,7 +73,7 @@ class _Bucket:
     serial_s: float
     propagation_s: float
     cold_s: float
-    in_flight: int
+    in_flight: int | None
 
 
 @dataclass
@@ -110,11 +110,15 @@ def library_s(twin: Twin, fiber: FiberModel, alone: Alone) -> float:
     """Return o: what the library takes for an operation across the fiber, the mean over those of a cycle; 0 if
     nothing was timed."""
     found = []
-    for step in range(1, cycle_of(twin) + 1):
-        for it in rounds(twin.operations(step), twin.layout.sites):
-            if it.crosses and alone:
-                bucket = _bucket(it, twin, fiber, alone, staged=False)
-                found.append(bucket.software_s)
+    for step in range(1, cycle_of(twin) + 1 if alone else 1):
+        operations = twin.operations(step)
+        crossing = [it for it in rounds(operations, twin.layout.sites) if it.crosses]
+        exchange_s = alone.exchange_s(signature(operations), twin)
+        if exchange_s is not None and any(not it.first.lands for it in crossing):
+            moved = max(site_bytes([op for it in crossing for op in it.operations], twin.layout.sites).values())
+            found.append(max(0.0, exchange_s - twin.delays * fiber.delay_s - 8 * moved / fiber.rate_bps))
+        else:
+            found += [_bucket(it, twin, fiber, alone, staged=False).software_s for it in crossing]
     return sum(found) / len(found) if found else 0.0
 
 
@@ -184,9 +188,7 @@ def _bucket(it: Round, twin: Twin, fiber: FiberModel, alone: Alone, *, staged: b
         moved = max(site_bytes(it.operations, twin.layout.sites).values(), default=0.0) / max(1, it.first.parts)
         serial_s, propagation_s = 8 * moved / fiber.rate_bps / it.times, twin.delays * fiber.delay_s
     count, took_s = alone.burst(it)
-    in_flight = 1 if staged else IN_FLIGHT
-    if staged:  # ranks of a site meet for each bucket, so it takes as long as the slice that is last
-        took_s = max(took_s, count * alone.one(it))
+    in_flight = 1 if staged and not it.crosses else None if it.first.kind == "send" else IN_FLIGHT
 
     def takes_s(software_s: float) -> float:
         return send_in_order([0.0] * count, serial_s, propagation_s, software_s, in_flight)[-1].arrived_s

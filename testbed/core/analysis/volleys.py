@@ -172,7 +172,7 @@ def volleys(twin: Twin, step_s: float) -> tuple[Volley, ...]:
                 found.append(
                     Volley(
                         str(first.kind), it.part_bytes, it.groups, 0.0, it.crosses, first.parts > 0,
-                        max(1, min(first.parts, _MOST_IN_BURST)), not staged, first.what,
+                        max(1, min(first.parts, _MOST_IN_BURST)), it.crosses or not staged, first.what,
                     )
                 )  # fmt: skip
                 counts.append(it.times)
