@@ -36,6 +36,7 @@ BOUND_S = {
     "prediction": 120,
     "operations_in_flight": 180,
     "strategy_bytes": 900,
+    "strategy_prediction": 1800,
     "strategy_utilization": 900,
     "many_ranks": 300,
 }
@@ -58,17 +59,8 @@ def lacking(name: str) -> str:
         if importlib.util.find_spec("ziglang") is None:
             return f"ziglang is missing; install it with: {sys.executable} -m pip install ziglang==0.15.2"
     if (
-        name
-        in (
-            "rtt_under_load",
-            "containers",
-            "operations_in_flight",
-            "strategy_bytes",
-            "strategy_utilization",
-            "many_ranks",
-        )
-        and importlib.util.find_spec("torch") is None
-    ):
+        name in ("rtt_under_load", "containers", "operations_in_flight", "many_ranks") or name.startswith("strategy_")
+    ) and importlib.util.find_spec("torch") is None:
         return "torch is missing; install it with: pip install 'scale-across-testbed[agents]'"
     return ""
 

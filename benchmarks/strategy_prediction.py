@@ -66,6 +66,7 @@ WAYS: Final = (
 )
 HELD_OUT: Final = ("hsdp", "sparse-loco")
 STEPS: Final = 24
+QUICK: Final = ("metro-40km/ddp", "metro-40km/diloco")
 
 
 def run_one(lab: Any, bed: Bed, way: str, folder: Path) -> tuple[dict[str, Any], Path | None]:
@@ -116,7 +117,8 @@ def chosen(only: Sequence[str], cells: Mapping[str, Any]) -> dict[str, list[str]
     return found
 
 
-def table(cells: Mapping[str, Any]) -> str:
+def table(result: Mapping[str, Any]) -> str:
+    cells = result["cells"]
     lines = [
         "| lab | strategy | utilization: predicted, measured | exposed: predicted, measured (ms) | residual |"
         " propagation | serialization | software, site | waiting | within |",
@@ -156,6 +158,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("strategy_prediction.json"), help="the file to continue")
     parser.add_argument("--keep", type=Path, help="folder in which the runs are kept")
     parser.add_argument("--again", action="store_true", help="predict the kept runs anew; measure nothing")
+    parser.add_argument("--quick", action="store_true", help="one lab and two strategies, to check that it works")
     parser.add_argument("--name", default="strategy-prediction", help="of the labs")
     words = parser.parse_args()
     result = json.loads(words.json.read_text()) if words.json.exists() else {"machine": machine(), "cells": {}}
@@ -164,12 +167,12 @@ def main() -> int:
         for cell in cells.values():
             if kept := cell.get("run"):
                 cell.update(judge(RunDirectory.open(Path(kept))))
-        print(table(cells))
+        print(table(result))
         return 0
     with tempfile.TemporaryDirectory() if words.keep is None else nullcontext(str(words.keep)) as folder:
         Path(folder).mkdir(exist_ok=True)
         Path(folder).chmod(0o755)  # ranks are no root
-        for name, ways in chosen(words.only, cells).items():
+        for name, ways in chosen(QUICK if words.quick else words.only, cells).items():
             bed = BEDS[name]
             with testbed.up(testbed.load(bed.topology, dict(bed.changes)), name=words.name) as lab:
                 for way in ways:
@@ -178,7 +181,7 @@ def main() -> int:
                     cells[f"{name}/{way}"] = {**cell, **({"run": str(path)} if words.keep and path else {})}
                     words.json.write_text(json.dumps(result, indent=1) + "\n")  # a call that is ended loses one cell
                     print(f"{name}/{way}: {cell} ({time.monotonic() - began:.0f} s)", flush=True)
-    print(table(cells))
+    print(table(result))
     return 0
 
 

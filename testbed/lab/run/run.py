@@ -463,7 +463,7 @@ def _said_before(expected: StepPrediction, strategy: str) -> str:
         f" {expected.utilization:.1%}, {expected.bytes_per_direction / 1e3:.4g} kB per step and direction; exposed"
         f" {format_duration(parts.total_s, 3)} ({format_duration(parts.propagation_s, 3)} propagation,"
         f" {format_duration(parts.serialization_s, 3)} serialization, {format_duration(parts.software_s, 3)} software"
-        " and site), from its operations timed alone"
+        f" and site, {format_duration(parts.waiting_s, 3)} waiting), from its operations timed alone"
     )
 
 
