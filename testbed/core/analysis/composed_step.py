@@ -7,12 +7,13 @@ site each for one bucket at a time. Of a fragment that lands some steps later, w
 exposed; fragments queue for the lane. A rank waits for the slowest of those with which it ends the step: by how much
 their compute differs was timed, too.
 
-The library's time for a bucket is the one with which that queue takes as long as the burst that was timed.
+A bucket's time on the lane, at least that of its bytes, and the library's are those with which that queue takes as long
+as one bucket and a burst of them were timed to take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -190,18 +191,33 @@ def _bucket(it: Round, twin: Twin, fiber: FiberModel, alone: Alone, *, staged: b
     count, took_s = alone.burst(it)
     in_flight = 1 if staged and not it.crosses else None if it.first.kind == "send" else IN_FLIGHT
 
-    def takes_s(software_s: float) -> float:
-        return send_in_order([0.0] * count, serial_s, propagation_s, software_s, in_flight)[-1].arrived_s
+    def takes_s(software_s: float, lane_s: float) -> float:
+        return send_in_order([0.0] * count, lane_s, propagation_s, software_s, in_flight)[-1].arrived_s
 
-    low_s, high_s = 0.0, took_s
-    if (least_s := takes_s(0.0)) >= took_s:  # faster than the model of the fiber: part of it is hidden
-        factor = took_s / least_s if least_s > 0 else 0.0
-        serial_s, propagation_s, high_s = serial_s * factor, propagation_s * factor, 0.0
+    one_s = alone.one(it)
+    if takes_s(0.0, serial_s) >= took_s:  # faster than the model of the fiber: part of it is hidden
+        factor = took_s / takes_s(0.0, serial_s) if took_s > 0 else 0.0
+        serial_s, propagation_s, software_s = serial_s * factor, propagation_s * factor, 0.0
+    else:
+        if it.crosses:  # of what one takes longer behind another, the fiber is not free, at whatever rate
+
+            def with_lane_s(lane_s: float) -> float:
+                return takes_s(max(0.0, one_s - lane_s - propagation_s), lane_s)
+
+            serial_s = _where(with_lane_s, took_s, serial_s, max(serial_s, took_s / count))
+        software_s = _where(lambda it_s: takes_s(it_s, serial_s), took_s, 0.0, took_s)
+    cold_s = max(0.0, one_s - (software_s + serial_s + propagation_s))
+    return _Bucket(software_s, serial_s, propagation_s, cold_s, in_flight)
+
+
+def _where(rising: Callable[[float], float], value: float, low: float, high: float) -> float:
+    """Return where ``rising`` reaches ``value``, from ``low`` to ``high``."""
+    if rising(low) >= value:
+        return low
     for _ in range(_HALVINGS):
-        middle_s = (low_s + high_s) / 2
-        low_s, high_s = (middle_s, high_s) if takes_s(middle_s) < took_s else (low_s, middle_s)
-    cold_s = max(0.0, alone.one(it) - (high_s + serial_s + propagation_s))
-    return _Bucket(high_s, serial_s, propagation_s, cold_s, in_flight)
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < value else (low, middle)
+    return high
 
 
 def _fragments(clock: _Clock, step: int, begun: Sequence[Round], twin: Twin, fiber: FiberModel, alone: Alone) -> float:
