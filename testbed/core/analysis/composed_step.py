@@ -7,8 +7,7 @@ site each for one bucket at a time. Of a fragment that lands some steps later, w
 exposed; fragments queue for the lane. A rank waits for the slowest of those with which it ends the step: by how much
 their compute differs was timed, too.
 
-A bucket's time on the lane, at least that of its bytes, and the library's are those with which that queue takes as long
-as one bucket and a burst of them were timed to take.
+The library's time for a bucket is the one with which that queue takes as long as the burst that was timed.
 """
 
 from __future__ import annotations
@@ -194,19 +193,12 @@ def _bucket(it: Round, twin: Twin, fiber: FiberModel, alone: Alone, *, staged: b
     def takes_s(software_s: float, lane_s: float) -> float:
         return send_in_order([0.0] * count, lane_s, propagation_s, software_s, in_flight)[-1].arrived_s
 
-    one_s = alone.one(it)
     if takes_s(0.0, serial_s) >= took_s:  # faster than the model of the fiber: part of it is hidden
         factor = took_s / takes_s(0.0, serial_s) if took_s > 0 else 0.0
         serial_s, propagation_s, software_s = serial_s * factor, propagation_s * factor, 0.0
     else:
-        if it.crosses:  # of what one takes longer behind another, the fiber is not free, at whatever rate
-
-            def with_lane_s(lane_s: float) -> float:
-                return takes_s(max(0.0, one_s - lane_s - propagation_s), lane_s)
-
-            serial_s = _where(with_lane_s, took_s, serial_s, max(serial_s, took_s / count))
         software_s = _where(lambda it_s: takes_s(it_s, serial_s), took_s, 0.0, took_s)
-    cold_s = max(0.0, one_s - (software_s + serial_s + propagation_s))
+    cold_s = max(0.0, alone.one(it) - (software_s + serial_s + propagation_s))
     return _Bucket(software_s, serial_s, propagation_s, cold_s, in_flight)
 
 
