@@ -1,4 +1,4 @@
-"""Prediction before a run against its measurement: exposed time of a step, four labs x six strategies.
+"""Prediction before a run against its measurement: exposed time of a step, four labs x eight strategies.
 
 A cell agrees if measured and predicted exposed time differ by at most 15 % of the measured one, or by 2 % of the
 declared compute, whichever is greater. What is *held out* was not looked at while the model of a step was made.
@@ -63,8 +63,10 @@ WAYS: Final = (
     "streaming-diloco:every=4,fragments=2,overlap=1",
     "hsdp",
     "sparse-loco:every=2",
+    "local-sgd:every=4",
+    "fsdp",
 )
-HELD_OUT: Final = ("hsdp", "sparse-loco")
+HELD_OUT: Final = ("local-sgd", "fsdp")
 STEPS: Final = 24
 QUICK: Final = ("metro-40km/ddp", "metro-40km/diloco")
 
