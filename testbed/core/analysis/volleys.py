@@ -232,14 +232,16 @@ def _planned(found: Sequence[Volley], counts: Sequence[int], cycle: int, step_s:
 def timed_alone(rows: Iterable[Mapping[int, Sequence[float]]]) -> tuple[float, ...]:
     """Return how long each volley took: the mean over repetitions of the slowest rank's time.
 
-    The mean and not the median, because the mean step is predicted, and what delays an operation now and then is in it.
+    Of four and more the least and the greatest are left out: a stall of the machine would be a quarter of the mean, and is
+    not one of the operation's.
 
     ``rows``: of each volley, rank -> its times in s; the first repetition, which warms connections, does not count.
     """
     found = []
     for ranks in rows:
         slowest = [max(times) for times in zip(*(it for it in ranks.values() if it), strict=False)]
-        found.append(statistics.fmean(slowest[1:] or slowest) if slowest else 0.0)
+        counted = sorted(slowest[1:] or slowest)
+        found.append(statistics.fmean(counted[1:-1] if len(counted) > 3 else counted) if counted else 0.0)
     return tuple(found)
 
 

@@ -54,6 +54,8 @@ def test_a_bucket_is_timed_and_a_burst_of_them_not_the_whole_gradient() -> None:
 def test_the_slowest_rank_counts_and_the_first_repetition_does_not() -> None:
     assert timed_alone([{0: [9.0, 0.1, 0.2, 0.3], 1: [9.0, 0.4, 0.1, 0.1]}]) == (pytest.approx(0.3),)
     assert timed_alone([{0: [], 1: []}]) == (0.0,)
+    stalled = [9.0, 0.1, 0.2, 0.3, 5.0]
+    assert timed_alone([{0: stalled, 1: stalled}]) == (pytest.approx(0.25),), "a stall of the machine does not count"
 
 
 def test_blocking_exchange_takes_what_it_took_alone_and_the_site_what_it_takes_beyond_the_backward_pass() -> None:
