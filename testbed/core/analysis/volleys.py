@@ -232,8 +232,7 @@ def _planned(found: Sequence[Volley], counts: Sequence[int], cycle: int, step_s:
 def timed_alone(rows: Iterable[Mapping[int, Sequence[float]]]) -> tuple[float, ...]:
     """Return how long each volley took: the mean over repetitions of the slowest rank's time.
 
-    Of four and more the least and the greatest are left out: a stall of the machine would be a quarter of the mean, and is
-    not one of the operation's.
+    Of four and more the least and the greatest are left out: a stall of the machine would be a quarter of the mean.
 
     ``rows``: of each volley, rank -> its times in s; the first repetition, which warms connections, does not count.
     """
