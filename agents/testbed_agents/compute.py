@@ -41,6 +41,8 @@ TOLERANCE_SHARE = 0.02
 """A step that took longer than declared by more than the greater of these two is an overrun."""
 REMEMBERED = 9
 """Steps from whose median the usual time of optimizer and layers is taken."""
+MOST_REHEARSED = 5_000_000
+"""Parameters of a sleeping model before the job; a copy of a large one would cost its memory again."""
 MOST_LEARNED = 0.5
 """Share of the declared time that may be taken off for what is learned."""
 
@@ -170,6 +172,14 @@ class Compute:
             for layer, block in enumerate(made.blocks):
                 block.register_forward_hook(_Marker(self._pace, layer))
         return made
+
+    def rehearsed(self) -> Compute:
+        """Return compute like this one for steps before the job, whose model is not larger than it has to be."""
+        shape, elements = self._shape, min(self._elements, MOST_REHEARSED)
+        return Compute(
+            self.kind, self.seconds, self.noise, shape=shape, elements=elements, layers=self._layers,
+            rank=self._rank, seed=self._seed, speed=self.speed,
+        )  # fmt: skip
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of the model's output, a mean over the rank's tokens: ``Context.loss``."""

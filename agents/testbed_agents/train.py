@@ -21,14 +21,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from testbed_agents import breakage, data, evidence, failpoints, strategies, watched
 from testbed_agents.board import Board, Order
@@ -39,7 +39,7 @@ from testbed_agents.compute import Compute
 from testbed_agents.evaluation import Evaluation, hold_out
 from testbed_agents.groups import Groups
 from testbed_agents.metrics import InterfaceBytes, RankMetrics
-from testbed_agents.model import GPT, cross_entropy, fingerprint, parameter_count
+from testbed_agents.model import GPT, fingerprint, parameter_count
 from testbed_agents.own_address import own_address
 from testbed_agents.patience import Patience
 from testbed_agents.records import Records
@@ -123,7 +123,7 @@ def train(
             strategy.loaded()
             metrics.last_step = resumed_from
         if job.calibrate and job.attempt == 1:
-            _calibrate(job, groups, records, isinstance(model, GPT))
+            _calibrate(job, groups, records, strategy, model)
         checks = Checks(
             Records(job.directory / f"rank-{seat.rank}.checks.jsonl", job.fence),
             rank=seat.rank,
@@ -311,17 +311,24 @@ def _add(total: dict[str, float], more: Mapping[str, float]) -> None:
         total[name] = total.get(name, 0.0) + value
 
 
-def _calibrate(job: Job, groups: Groups, records: Records, real: bool) -> None:
-    """Time operations, and the real compute of a step on all ranks at once; nothing of the job's own is touched."""
-    took_s = calibrate(job.calibrate, groups)
-    found: dict[str, object] = {}
-    if real:
-        with torch.random.fork_rng(devices=[]):
-            model = GPT(job.shape)
-        inputs = torch.zeros(job.batch, job.shape.context, dtype=torch.int64)
-        dist.barrier(group=groups.world)
-        found["compute_s"] = time_compute(lambda: cross_entropy(model(inputs), inputs).backward())  # type: ignore[no-untyped-call]
-    records.write("calibration", t=time.monotonic(), took_s=took_s, **found)
+def _calibrate(job: Job, groups: Groups, records: Records, strategy: Strategy, model: nn.Module) -> None:
+    """Time operations, and the compute of steps on all ranks at once; the job's state is as it was before."""
+    took_s = calibrate(job.calibrate, groups, strategy, list(model.parameters()))
+    inputs = torch.zeros(job.batch, job.shape.context, dtype=torch.int64)
+    compute = Compute.from_message(job.compute, rank=groups.rank, seed=job.seed, shape=job.shape).rehearsed()
+    with torch.random.fork_rng(devices=[]):
+        plain = compute.model()
+
+    def step(number: int) -> None:
+        began_t = time.monotonic()
+        compute.begin(number)
+        compute.loss(plain(inputs), inputs).backward()  # type: ignore[no-untyped-call]
+        ended_t = time.monotonic()
+        compute.end(began_t, ended_t, ended_t, ended_t)
+
+    times = time_compute(step, groups, compute.seconds)
+    real = {} if compute.seconds else {"compute_s": statistics.median(times)}
+    records.write("calibration", t=time.monotonic(), took_s=took_s, compute_times_s=times, **real)
 
 
 _STATUS: Mapping[Order, str] = {"": "ok", "stop": "stopped", "save": "saved"}

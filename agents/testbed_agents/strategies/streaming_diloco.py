@@ -110,11 +110,9 @@ class StreamingDiloco(ReplicaTraining):
         return sorted(flying, key=lambda fragment: (fragment.taken, fragment.number))
 
     def _land(self, fragment: _Fragment, keep: float) -> None:
-        began_t = time.monotonic()
-        fragment.arrive()
+        waited_s = fragment.arrive()
         if self._schedule.overlap:
-            late_s = time.monotonic() - began_t
-            self.context.late_s += late_s
+            self.context.late_s += waited_s
         fragment.adopt(keep)
 
     def state(self) -> dict[str, Tensor]:
@@ -184,13 +182,20 @@ class _Fragment:
             generator = torch.Generator().manual_seed(seed % 2**63)
             self._codes = CodedExchange(self._delta, self._codec, self.slice.replicas, generator)
 
-    def arrive(self) -> None:
-        """Wait for the pseudo-gradients of all replicas and apply their mean to the outer parameters."""
+    def arrive(self) -> float:
+        """Wait for the pseudo-gradients of all replicas and apply their mean to the outer parameters.
+
+        Returns how long that took until they were there, decoded if they are coded.
+        """
+        began_t = time.monotonic()
         if self._codes is None:
             assert self._sum is not None
-            mean = self.slice.mean_of(self.outer.name, self._sum.wait(), self._delta, self._shares, self.taken)
+            total = self._sum.wait()
+            waited_s = time.monotonic() - began_t
+            mean = self.slice.mean_of(self.outer.name, total, self._delta, self._shares, self.taken)
         else:
             decoded = self._codes.wait()
+            waited_s = time.monotonic() - began_t
             total = added(decoded, self._shares if self.slice.holds else ())
             self._note(decoded, total)
             own = decoded[self.slice.own]
@@ -199,6 +204,7 @@ class _Fragment:
         self.outer.step(mean)
         self._version += 1
         self._taken.zero_()
+        return waited_s
 
     def adopt(self, keep: float) -> None:
         """θ ← keep θ + (1 - keep) Θ; a collective call of the ranks of a replica."""

@@ -325,7 +325,7 @@ class _Left:
     def of(cls, found: _Found) -> _Left:
         both = (found.cost.inner, found.cost.outer)
         return cls(
-            sum(it.propagation_s for it in both),
+            max(it.propagation_s for it in both),  # the twin's delays are those of a step, in whichever window
             sum(it.serialization_s for it in both),
             found.cold_s,
             sum(it.software_s for it in both),

@@ -13,18 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from testbed.core.analysis import run_path
-from testbed.core.analysis.calibrated_step import StepPrediction, Volley, predict_step, timed_alone, volleys
+from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
 from testbed.core.analysis.critical_path import CriticalPath, Parts
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.measured_workload import certified_fiber
 from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.timeline import Stretches, fault_windows
+from testbed.core.analysis.volleys import Volley, timed_alone, volleys
 from testbed.core.certification.certificate import Certificate
 from testbed.core.prediction.predicted_outcome import Exposed
-from testbed.core.prediction.similarity import groups, length_m
-from testbed.core.prediction.strategies import STRATEGIES
+from testbed.core.prediction.similarity import length_m
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.run_record import RunData
+from testbed.core.topology.model import Topology
 from testbed.core.training.twin import Twin
 
 __all__ = ["PARTS", "PredictedRun", "expected_step", "predicted_run"]
@@ -50,7 +51,7 @@ class PredictedRun:
         exposed_s, utilization: predicted.
         measured_exposed_s, measured_utilization: of the steps without a fault.
         wire_kappa, propagation, software: w kappa, lambda and o / T of the run.
-        delay_s, length_m, rate_bps: of the lab's slowest fiber; the rate is payload.
+        delay_s, length_m, rate_bps: of the lab's slowest fiber in use; the rate is payload.
         full_rate_bps: what that rate stands for if the full model's step takes as long.
         measured_compute_s: of the same steps.
         calibrated: whether the operations were timed before the job.
@@ -91,19 +92,25 @@ class PredictedRun:
 
 
 def expected_step(
-    twin: Twin | None, certificate: Certificate | None, logs: Sequence[RankLog], about_s: float
+    twin: Twin | None,
+    certificate: Certificate | None,
+    logs: Sequence[RankLog],
+    about_s: float,
+    topology: Topology | None = None,
 ) -> StepPrediction | None:
     """Return the prediction before the first step: from the calibrations in ``logs``, else without the library's time.
 
     ``about_s``: compute of a step, where the ranks timed none. None without a certificate, a closed form for the
     strategy, or a second site.
     """
-    fiber = certified_fiber(certificate)
+    fiber = certified_fiber(certificate, topology)
     if twin is None or fiber is None or certificate is None:
         return None
     model = FiberModel.of(fiber, certificate.host)
     planned, took_s = _timed(twin, logs, about_s)
-    return predict_step(twin, model, _compute_s(twin, logs) or about_s, planned, took_s)
+    ranks = [log.calibrations[-1].compute_times_s for log in sorted(logs, key=lambda it: it.rank) if log.calibrations]
+    steps_s = tuple(zip(*ranks, strict=False))
+    return predict_step(twin, model, _compute_s(twin, logs) or about_s, planned, took_s, steps_s)
 
 
 def predicted_run(run: RunData) -> PredictedRun | None:
@@ -116,12 +123,10 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     if twin is None or path is None:
         return None
     measured = _calm(path, run).mean
-    found = expected_step(twin, run.certificate, run.ranks, measured.compute_s)
+    found = expected_step(twin, run.certificate, run.ranks, measured.compute_s, run.topology)
     if found is None or measured.compute_s <= 0:
         return None
-    inputs = found.inputs
-    form = STRATEGIES[twin.prediction or twin.name]
-    of = groups(inputs, form.exchanged(inputs))
+    inputs, of = found.inputs, found.groups
     return PredictedRun(
         compute_s=found.compute_s,
         exposed_s=found.exposed.total_s,
@@ -151,12 +156,15 @@ def _parts(predicted: Exposed, measured: Parts) -> dict[str, tuple[float, float]
 
 
 def _calm(path: CriticalPath, run: RunData) -> CriticalPath:
-    """Return the steps that no fault touched; all, if none was spared."""
+    """Return the steps that no fault touched, without the first of each attempt, which makes connections and touches
+    its memory for the first time; all, if none was spared."""
     faults = Stretches(
         (it.began_t, it.ended_t + _MOST_AFTER_S if it.ended_t is not None else float("inf"))
         for it in fault_windows(run.events)
     )
-    calm = tuple(it for it in path.steps if not faults.touch(it.began_t, it.ended_t))
+    first = {it.attempt: it.step for it in reversed(path.steps)}
+    later = [it for it in path.steps if it.step != first[it.attempt]]
+    calm = tuple(it for it in later if not faults.touch(it.began_t, it.ended_t))
     return CriticalPath(calm) if calm else path
 
 

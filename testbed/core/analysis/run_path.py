@@ -24,7 +24,7 @@ _NO_WAITING = ("barrier", "sum")
 
 def evaluate(run: RunData, logs: Sequence[RankLog]) -> CriticalPath | None:
     """Return the path of each committed step; None for a launched program, or without a certificate or a step."""
-    fiber = certified_fiber(run.certificate)
+    fiber = certified_fiber(run.certificate, run.topology)
     twin = twin_of(logs, run.info.workload)
     if fiber is None or twin is None or run.certificate is None:
         return None

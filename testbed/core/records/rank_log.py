@@ -300,13 +300,15 @@ class EvaluationRecord:
 class CalibrationRecord:
     """What a rank timed alone before its job: each volley's repetitions in s, and a step's real compute if it has one.
 
-    The volleys are those of ``core.analysis.calibrated_step``, in their order; () for one that the rank has no part in.
+    The volleys are those of ``core.analysis.volleys``, in their order; () for one that the rank has no part in.
     """
 
     t: float
     took_s: tuple[tuple[float, ...], ...]
     compute_s: float | None
     attempt: int = 1
+    compute_times_s: tuple[float, ...] = ()
+    """Compute of steps that all ranks began together; runs of former versions have none."""
 
     @classmethod
     def from_dict(cls, fields: Fields) -> CalibrationRecord:
@@ -316,6 +318,7 @@ class CalibrationRecord:
             took_s=tuple(numbers({"": it}, "") for it in listed),
             compute_s=number(fields, "compute_s"),
             attempt=_attempt(fields),
+            compute_times_s=numbers(fields, "compute_times_s"),
         )
 
 

@@ -19,6 +19,7 @@ from testbed.core.report.plotly_figure import (
     Json,
     Span,
     axis,
+    level,
     made,
     over_time,
 )
@@ -51,6 +52,8 @@ def critical_path(report: Report, span: Span) -> Figure | None:
         for name, called in PARTS.items()
         if max(means[name]) > 0
     ]
+    if (of := report.prediction) is not None and of.calibrated:
+        bars.append(level(span, 1e3 * of.step_s, f"predicted: {formats.duration(of.step_s)}", VERMILLION))
     return made(
         "critical-path",
         "Critical path of a step",
@@ -60,7 +63,7 @@ def critical_path(report: Report, span: Span) -> Figure | None:
             **over_time(span),
             "barmode": "stack",
             "bargap": 0,
-            "yaxis": axis("time of a step (ms)", rangemode="tozero", exponentformat="none", separatethousands=True),
+            "yaxis": axis("time of a step (ms)", rangemode="tozero", exponentformat="none"),
             "showlegend": True,
             "legend": {"traceorder": "normal"},
         },

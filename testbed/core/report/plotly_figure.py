@@ -31,6 +31,7 @@ __all__ = [
     "Span",
     "axis",
     "categories",
+    "level",
     "made",
     "over_time",
     "plain",
@@ -91,6 +92,19 @@ class Span:
     @property
     def length_s(self) -> float:
         return self.last_s - self.first_s
+
+
+def level(span: Span, height: float, name: str, color: str = GREEN) -> Json:
+    """A horizontal line across the plot."""
+    return {
+        "type": "scatter",
+        "x": [span.first_s, span.last_s],
+        "y": [height, height],
+        "mode": "lines",
+        "name": name,
+        "line": {"color": color, "width": 1.5, "dash": "dash"},
+        "hoverinfo": "skip",
+    }
 
 
 def made(id: str, title: str, summary: str, data: Sequence[Json], layout: Json, marks: Marks | None = None) -> Figure:

@@ -9,8 +9,8 @@ from testbed.core.report.report_table import Table
 __all__ = ["LEAD", "lead", "sentence", "table"]
 
 LEAD = (
-    "The prediction is the closed form of the strategy over the slowest certified fiber. The residual is measured less"
-    " predicted, of the mean step of the critical path, outside of faults."
+    "What a step of the strategy was predicted to take over the slowest certified fiber in use. The residual is"
+    " measured less predicted, of the mean step of the critical path, outside of faults and without the first step."
 )
 
 
@@ -19,9 +19,11 @@ def lead(found: PredictedRun | None) -> str:
     if found is None:
         return ""
     how = (
-        " Before the first step the ranks timed the strategy's operations alone, and the compute unless it is declared."
+        " Before the first step the ranks timed the strategy's own operations, and the compute unless it is declared;"
+        " the prediction composes these."
         if found.calibrated
-        else " Nothing was timed before the job: the library's own cost is left out, and the compute is the run's own."
+        else " Nothing was timed before the job: the closed form of the strategy leaves out the library's own cost, and"
+        " the compute is the run's own."
     )
     return (
         f"{LEAD}{how} By the similarity law a lab with the same w kappa ({found.wire_kappa:.3g}), lambda"
@@ -36,37 +38,15 @@ def table(found: PredictedRun | None) -> Table | None:
     """Predicted, measured and residual; None if nothing was predicted."""
     if found is None:
         return None
-    rows: list[tuple[str, str, str, str]] = [
-        (
-            "time of a step",
-            formats.duration(found.step_s),
-            formats.duration(found.measured_step_s),
-            _signed(found.measured_step_s - found.step_s),
-        ),
-        (
-            "compute of a step",
-            formats.duration(found.compute_s),
-            formats.duration(found.measured_compute_s),
-            _signed(found.measured_compute_s - found.compute_s),
-        ),
-        (
-            "compute utilization",
-            formats.share(found.utilization),
-            formats.share(found.measured_utilization),
-            _points(found),
-        ),
-        (
-            "exposed communication per step",
-            formats.duration(found.exposed_s),
-            formats.duration(found.measured_exposed_s),
-            _signed(found.measured_exposed_s - found.exposed_s),
-        ),
-    ]
-    rows += [
-        (f"of it {name}", formats.duration(predicted), formats.duration(measured), _signed(measured - predicted))
-        for name, (predicted, measured) in found.parts.items()
-        if predicted > 0 or measured > 0
-    ]
+    times = {
+        "time of a step": (found.step_s, found.measured_step_s),
+        "compute of a step": (found.compute_s, found.measured_compute_s),
+        "exposed communication per step": (found.exposed_s, found.measured_exposed_s),
+        **{f"of it {name}": both for name, both in found.parts.items() if max(both) > 0},
+    }
+    rows = [(name, _ms(a), _ms(b), _ms(b - a, "+")) for name, (a, b) in times.items()]
+    utilization = (formats.share(found.utilization), formats.share(found.measured_utilization), _points(found))
+    rows.insert(2, ("compute utilization", *utilization))
     return Table.of(("quantity", "predicted", "measured", "residual"), rows, "Prediction", range(1, 4))
 
 
@@ -85,5 +65,7 @@ def _points(found: PredictedRun) -> str:
     return f"{100 * found.residual:+.1f} percentage points"
 
 
-def _signed(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{formats.duration(abs(seconds))}"
+def _ms(seconds: float, sign: str = "") -> str:
+    """Format always in ms, so that a column can be compared."""
+    digits = 1 if abs(seconds) >= 0.01 else 2
+    return f"{round(1e3 * seconds, digits) + 0.0:{sign}.{digits}f} ms"

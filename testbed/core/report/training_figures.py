@@ -11,11 +11,11 @@ from testbed.core.report.document import Report, StepSeries
 from testbed.core.report.fault_marks import fault_marks, shaded, violations, with_faults
 from testbed.core.report.plotly_figure import (
     BLUE,
-    GREEN,
     Figure,
     Json,
     Span,
     axis,
+    level,
     made,
     over_time,
     trace_mode,
@@ -82,7 +82,7 @@ def step_time(report: Report, span: Span) -> Figure | None:
         }
     ]
     if median:
-        lines.append(_level(span, 1e3 * BACK * median, f"back at its pace: {BACK:g} × median"))
+        lines.append(level(span, 1e3 * BACK * median, f"back at its pace: {BACK:g} × median"))
     of_several = ", divided by the steps between them" if any(count > 1 for count in steps.covers) else ""
     far = bool(median) and max(steps.duration_s) > _FAR_FROM_THE_MEDIAN * (median or 0.0)
     scale: Json = {"type": "log", "dtick": 1} if far else {"rangemode": "tozero"}
@@ -124,7 +124,7 @@ def tokens_over_time(report: Report, span: Span) -> Figure | None:
     ]
     mean = report.training.tokens_per_s
     if mean:
-        lines.append(_level(span, mean, f"mean of the job: {formats.count(mean)}"))
+        lines.append(level(span, mean, f"mean of the job: {formats.count(mean)}"))
     return made(
         "tokens-per-second",
         "Tokens per second",
@@ -134,19 +134,6 @@ def tokens_over_time(report: Report, span: Span) -> Figure | None:
         {**over_time(span), "yaxis": axis("tokens/s", rangemode="tozero"), "showlegend": True},
         fault_marks(report, span),
     )
-
-
-def _level(span: Span, height: float, name: str) -> Json:
-    """A horizontal line across the plot."""
-    return {
-        "type": "scatter",
-        "x": [span.first_s, span.last_s],
-        "y": [height, height],
-        "mode": "lines",
-        "name": name,
-        "line": {"color": GREEN, "width": 1.5, "dash": "dash"},
-        "hoverinfo": "skip",
-    }
 
 
 def _binned(steps: StepSeries, end_s: float) -> tuple[float, Sequence[float]]:

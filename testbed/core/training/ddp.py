@@ -28,7 +28,7 @@ class Ddp(Twin):
         everyone = tuple(range(self.layout.world_size))
         # How torch cuts buckets does not matter for the bytes; one operation stands for all of them.
         byte_count = self.layout.payload_bytes * self.values["bits"] / 32
-        return (Operation("all_reduce", everyone, byte_count, "gradients"),)
+        return (Operation("all_reduce", everyone, byte_count, "gradients", parts=int(self.values["buckets"])),)
 
     def equal(self, step: int) -> Sequence[Equal]:
         return (Equal("parameters", tuple(range(self.layout.world_size))),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from testbed.core.training.ddp import Ddp
 from testbed.core.training.site_exchange import (
@@ -44,7 +45,8 @@ class Hierarchical(Ddp):
             for name, ranks in groups
             for it in sum_across(layout, self.values["aggregate_at"], ranks, payload / len(groups), "gradients", name)
         ]
-        return (*scatter, *across, *gather_in_sites(layout, payload, "gradients", "/gather"))
+        stages = (*scatter, *across, *gather_in_sites(layout, payload, "gradients", "/gather"))
+        return tuple(replace(it, parts=int(self.values["buckets"])) for it in stages)
 
     @property
     def delays(self) -> float:

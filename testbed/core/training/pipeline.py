@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
@@ -30,6 +31,7 @@ class Pipeline(Twin):
         Option("in_flight", 0, whole(0, 10_000), "micro-batches of the first stage before one comes back; 0: computed"),
     )
     replicated = False
+    composed = False
 
     def mistakes(self) -> Sequence[Mistake]:
         layout, stages, found = self.layout, self.values["stages"], list[Mistake]()
@@ -102,6 +104,16 @@ class Pipeline(Twin):
             back = [(there, here) for here, there in reversed(hops)]
             found += [Operation("send", hop, size, back_what, name) for hop in back]
         return found
+
+    def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
+        """The pipelines of all ranks of a site share the fiber."""
+        return {
+            "stages": self.values["stages"],
+            "micro_batches": self.values["micro_batches"],
+            "activation_bits": 8 * self.activation_bytes * self.layout.slices,
+            "wire_factor": 1.0,
+            "delays": 1.0,
+        }
 
     def equal(self, step: int) -> Sequence[Equal]:
         return [Equal("stage", ranks) for ranks in self.layout.members.values()]

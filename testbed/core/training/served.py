@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from testbed.core.training.layout import FLOAT32_BYTES, Layout
+from testbed.core.training.site_exchange import mean_in_sites
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 from testbed.core.units import Unreadable
@@ -44,10 +45,14 @@ class Served(Twin):
 
     agreed_bytes: int
     together = False
+<<<<<<< HEAD
     _pushed: Mapping[tuple[str, int], frozenset[int | None]] | None = None
     """Fragments by site and step of its own, as recorded; None: at equal paces."""
     _merged: Mapping[int, Mapping[tuple[int | None, int], int]] = {}
     """Step of the home site -> (fragment, slice) -> how many versions were sent to all sites, as recorded."""
+=======
+    composed = False
+>>>>>>> 256511d724ac49c0b05dd08d2b488d7e6ff849b2
 
     @property
     def home(self) -> str:
@@ -69,7 +74,7 @@ class Served(Twin):
             )
         if not 1 <= step <= layout.steps:
             return ()
-        found = in_sites(layout, "all_reduce", layout.payload_bytes, "gradients")
+        found = mean_in_sites(layout, layout.payload_bytes)
         for site in layout.site_names:
             for fragment, elements in self._due_or_done(site, step):
                 found += [replace(it, fragment=fragment) for it in self._exchange(site, elements)]

@@ -13,6 +13,7 @@ from testbed.core.training.twin import Mistake
 from testbed.core.user_text import unknown
 
 __all__ = [
+    "BUCKETS_IN_SITE",
     "gather_in_sites",
     "mean_in_sites",
     "slice_groups",
@@ -22,6 +23,9 @@ __all__ = [
     "sum_over",
     "unknown_aggregator",
 ]
+
+BUCKETS_IN_SITE = 8
+"""Parts of the mean gradient of a site (``testbed_agents.bucketed_gradients.BUCKETS``)."""
 
 
 def slice_groups(layout: Layout, replica: str = "site", suffix: str = "") -> list[tuple[str, tuple[int, ...]]]:
@@ -100,9 +104,9 @@ def sum_delays(count: int, aggregated: object = "") -> float:
 
 
 def mean_in_sites(layout: Layout, byte_count: float, what: str = "gradients") -> list[Operation]:
-    """Return the operations of a mean over the ranks of each site."""
+    """Return the operations of a mean over the ranks of each site, beside the backward pass."""
     return [
-        Operation("all_reduce", ranks, byte_count, what, f"site:{name}")
+        Operation("all_reduce", ranks, byte_count, what, f"site:{name}", parts=BUCKETS_IN_SITE)
         for name, ranks in layout.members.items()
         if len(ranks) > 1
     ]

@@ -29,6 +29,8 @@ class Operation:
         watched: whether the process group of the ranks records it, in this step. Not so if a strategy or its library
             has connections of its own, or if the step depends on the paces of others.
         at_most: how often it may happen instead of once, where the paces of the sites decide.
+        parts: into how many equal parts it is cut that go on beside the backward pass, each as soon as its gradients
+            are computed; 0: the rank stands still for it, all of it at once.
     """
 
     kind: Kind
@@ -40,6 +42,7 @@ class Operation:
     lands: int = 0
     watched: bool = True
     at_most: float = 1.0
+    parts: int = 0
 
     @property
     def before_update(self) -> bool:

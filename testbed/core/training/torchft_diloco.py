@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.core.training.served import in_sites
+from testbed.core.training.site_exchange import mean_in_sites
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, choice
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
@@ -41,7 +41,7 @@ class TorchftDiloco(Twin):
         Option("quorum.timeout", 60.0, parse_duration_s, "of torchft's quorum"),
         Option("start", "equal", choice("equal", "copied"), "copied: torchft's init_sync, which its users have on"),
     )
-    prediction = "diloco"
+    unpredicted = "torchft makes its own process groups and waits for its quorum, which cannot be timed before the job"
 
     def mistakes(self) -> Sequence[Mistake]:
         found = []
@@ -59,7 +59,7 @@ class TorchftDiloco(Twin):
         layout = self.layout
         if not 1 <= step <= layout.steps:
             return ()
-        found = in_sites(layout, "all_reduce", layout.payload_bytes, "gradients")
+        found = mean_in_sites(layout, layout.payload_bytes)
         if self._syncs(step) and len(layout.site_names) > 1:
             members = layout.members.values()
             for index in range(layout.slices):

@@ -72,6 +72,11 @@ class Twin(ABC):
     options: ClassVar[tuple[Option, ...]] = ()
     prediction: ClassVar[str] = ""
     """Name of its closed form in ``core/prediction``; empty: its own name."""
+    composed: ClassVar[bool] = True
+    """Whether a step takes its compute and its operations, one after the other or beside the backward pass. If not,
+    sites wait inside each other's passes, or not at all, and the model that ``prediction`` names says how long."""
+    unpredicted: ClassVar[str] = ""
+    """Why the time of a step is not predicted; empty if it is."""
     asleep: ClassVar[bool] = True
     """Whether it trains a model of declared size, whose layers are vectors; if not, it needs the GPT's matrices."""
     together: ClassVar[bool] = True

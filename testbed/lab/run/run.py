@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from testbed.core.analysis.calibrated_step import StepPrediction
 from testbed.core.analysis.predicted_run import expected_step
+from testbed.core.analysis.volleys import why_not
 from testbed.core.experiment import applicable, draw, fault_schedule, replay
 from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
@@ -431,6 +432,10 @@ def _say_before(prepared: Prepared, lab: Lab, job: RunningJob, run_directory: Ru
     workload, topology = prepared.workload, prepared.topology
     if not isinstance(workload, AgentWorkload):
         return
+    twin = workload_layout.twin_of(workload, topology)
+    if why := why_not(twin):
+        progress.note(f"no prediction for {workload.strategy}: {why}")
+        return
     ranks, until = len(topology.node_names), time.monotonic() + _SAY_BOUND_S
     waits = True
     while waits:
@@ -438,8 +443,7 @@ def _say_before(prepared: Prepared, lab: Lab, job: RunningJob, run_directory: Ru
         waits = not (job.over() or job.step > 0 or _lab_failure(lab) or time.monotonic() > until)
         logs = run_directory.rank_logs()
         if sum(bool(log.calibrations) for log in logs) == ranks:
-            twin = workload_layout.twin_of(workload, topology)
-            expected = expected_step(twin, lab.certificate, logs, workload.step_s or ABOUT_S)
+            expected = expected_step(twin, lab.certificate, logs, workload.step_s or ABOUT_S, topology)
             if expected is not None:
                 progress.note(_said_before(expected, workload.strategy))
             return
@@ -459,7 +463,7 @@ def _said_before(expected: StepPrediction, strategy: str) -> str:
         f" {expected.utilization:.1%}, {expected.bytes_per_direction / 1e3:.4g} kB per step and direction; exposed"
         f" {format_duration(parts.total_s, 3)} ({format_duration(parts.propagation_s, 3)} propagation,"
         f" {format_duration(parts.serialization_s, 3)} serialization, {format_duration(parts.software_s, 3)} software"
-        " and site), from its operations timed alone"
+        f" and site, {format_duration(parts.waiting_s, 3)} waiting), from its operations timed alone"
     )
 
 

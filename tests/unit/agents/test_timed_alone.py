@@ -1,13 +1,22 @@
-"""Operations are timed alone: every kind, in a strategy's groups and in new ones, on the ranks that take part."""
+"""Operations are timed alone: every kind, in a strategy's groups and in new ones, on the ranks that take part; and
+exchanges by the strategy itself, which leave its parameters and state as they were."""
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
-from testbed_agents import calibration
+from testbed_agents import calibration, strategies
 from testbed_agents.calibration import calibrate, time_compute
 from testbed_agents.groups import Groups
+from testbed_agents.model import GPT, Shape
+from testbed_agents.strategies import Context
 
+from testbed.core.analysis.volleys import volleys
+from testbed.core.training import strategies_built
+from testbed.core.training.layout import Layout, gpt_tensors
 from tests.loopback_ranks import run
+
+LAYOUT = Layout(("east", "east", "west", "west"), gpt_tensors(2, 32, 16), steps=40, layers=2)
 
 PLANNED = [
     {"kind": "all_reduce", "bytes": 4000, "groups": [["world", [0, 1, 2]]], "gap_s": 0.0},
@@ -15,7 +24,12 @@ PLANNED = [
     {"kind": "all_gather", "bytes": 4001, "groups": [["site:east", [0, 1]], ["site:west", [2]]], "gap_s": 0.0},
     {"kind": "send", "bytes": 40, "groups": [["slice:0", [0, 2]], ["slice:0", [2, 0]]], "gap_s": 0.001},
     {"kind": "broadcast", "bytes": 40, "groups": [["world", [1, 0, 2]]], "gap_s": 0.0},
-]
+    {"kind": "all_reduce", "bytes": 400, "groups": [["world", [0, 1, 2]]], "gap_s": 0.0, "burst": 3},
+    {
+        "kind": "send", "bytes": 40, "groups": [["slice:0", [0, 2]], ["slice:0", [2, 0]]], "gap_s": 0.0, "burst": 2,
+        "at_once": False,
+    },
+]  # fmt: skip
 
 
 def test_each_kind_is_timed_on_the_ranks_that_take_part() -> None:
@@ -29,13 +43,54 @@ def test_each_kind_is_timed_on_the_ranks_that_take_part() -> None:
 
     results = run(3, rank_of_job)
     counts = [[len(times) for times in found] for found, _ in results]
-    of = calibration.REPETITIONS
-    assert counts == [[of, of, of, of, of], [of, of, of, 0, of], [of, 0, of, of, of]]
+    of, more = calibration.REPETITIONS, calibration.MOST_REPETITIONS
+    assert counts == [[of, of, of, more, of, of, of], [of, of, of, 0, of, of, 0], [of, 0, of, more, of, of, of]]
     assert all(made == ["slice:0"] for _, made in results), "groups of the strategy are used again"
     assert all(time_s > 0 for found, _ in results for times in found for time_s in times)
 
 
-def test_a_step_that_is_timed_counts_without_its_first_call() -> None:
-    calls: list[int] = []
-    assert time_compute(lambda: calls.append(1)) >= 0
-    assert len(calls) == 4
+def test_steps_are_timed_on_all_ranks_without_their_first_one() -> None:
+    def rank_of_job(rank: int) -> tuple[list[int], list[float]]:
+        calls: list[int] = []
+        return calls, time_compute(calls.append, Groups(rank, ["east", "east"]))
+
+    for calls, times in run(2, rank_of_job):
+        assert calls == [0, 1, 2, 3, 4]
+        assert len(times) == 4 and all(it >= 0 for it in times)
+
+
+SITES = ("east", "east", "west", "west")
+OUTER: tuple[tuple[str, dict[str, object]], ...] = (
+    ("diloco", {"every": 3}),
+    ("local-sgd", {"every": 50}),  # which a job of 40 steps exchanges at its end only
+    ("streaming-diloco", {"every": 4, "fragments": 2, "overlap": 2}),
+    ("streaming-diloco", {"every": 4, "fragments": 2, "overlap": 0, "bits": 4, "rounding": "stochastic"}),
+    ("sparse-loco", {"every": 2}),
+    ("multi-tier", {"every": 2, "every_regions": 4}),
+)
+
+
+def test_exchanges_that_are_timed_change_no_bit() -> None:
+    planned = [
+        [it.to_message() | {"gap_s": 0.0} for it in volleys(strategies_built.make(name, options, LAYOUT), 0.1)]
+        for name, options in OUTER
+    ]
+
+    def rank_of_job(rank: int) -> list[tuple[bool, list[int]]]:
+        context = Context(Groups(rank, SITES), steps=LAYOUT.steps)
+        found = []
+        for (name, options), of in zip(OUTER, planned, strict=True):
+            torch.manual_seed(1)
+            model = GPT(Shape(layers=2, width=32, context=16))
+            strategy = strategies.make(name, options)
+            tensors = [*strategy.prepare(model, context), *strategy.state().values()]
+            before = [it.clone() for it in tensors]
+            times = calibrate(of, context.groups, strategy, list(model.parameters()))
+            same = all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+            exchanged = [times[index] for index, it in enumerate(of) if it["kind"] == "exchange"]
+            found.append((same and strategy.outer_version == 0, [sum(t > 0 for t in each) for each in exchanged]))
+        return found
+
+    for of_rank in run(len(SITES), rank_of_job):
+        assert all(same for same, _ in of_rank)
+        assert all(counts and all(count == calibration.REPETITIONS for count in counts) for _, counts in of_rank)

@@ -91,7 +91,7 @@ def test_a_run_gives_its_compute_its_model_and_its_certified_fiber(tmp_path: Pat
     found, utilization = api.measured_inputs(run_factory.make_run(tmp_path / "run"))
     assert (found["sites"], found["ranks_per_site"]) == (2, 2)
     assert found["step_s"] == pytest.approx(run_factory.COMPUTE_S, rel=0.2)
-    assert found["delay_s"] == pytest.approx(235e-6)
+    assert found["delay_s"] == pytest.approx(200e-6), "of the fiber in use, not of the one that stands by"
     assert found["rate_bps"] == pytest.approx(0.8e9 * 1448 / 1538, rel=0.05)
     assert utilization == pytest.approx(run_factory.COMPUTE_S / run_factory.STEP_S, rel=0.1)
 
@@ -135,13 +135,16 @@ def test_before_a_job_its_step_is_predicted_from_the_certificate_and_what_was_ti
     assert plain is not None
     assert plain.exposed.propagation_s == pytest.approx(12 * 235e-6)
     assert plain.bytes_per_direction == pytest.approx(1.5 * run_factory.GRADIENT_BYTES, rel=0.01)
-    # A bucket of an eighth that takes 50 ms alone: 50 ms less 12 delays and its bytes are the library's.
-    timed = [CalibrationRecord(0.0, ((0.9, 0.05, 0.05, 0.04),), 0.1) for _ in range(4)]
+    # A bucket of an eighth takes 50 ms alone. Four of them take 100 ms, two at a time: of these, two spans of 12 delays
+    # and three of the bytes that are not sent beside another's delays are not the library's.
+    burst = (0.9, 0.1, 0.1, 0.1)
+    timed = [CalibrationRecord(0.0, ((0.9, 0.05, 0.05, 0.04), burst), 0.1) for _ in range(4)]
     logs = [RankLog(rank, calibrations=(it,)) for rank, it in enumerate(timed)]
     found = expected_step(twin, data.certificate, logs, 0.060)
     assert found is not None
     bits = 8 * 1.5 * run_factory.GRADIENT_BYTES / 8
-    assert found.library_s == pytest.approx(0.05 - 12 * 235e-6 - bits / found.inputs.rate_bps, rel=0.01)
+    lane_s = bits / found.inputs.rate_bps
+    assert found.library_s == pytest.approx((0.1 - 2 * 12 * 235e-6 - 3 * lane_s) / 2, rel=0.01)
     assert found.compute_s == pytest.approx(0.1)
     assert found.exposed.total_s > plain.exposed.total_s
     assert expected_step(twin, None, (), 0.060) is None

@@ -1,0 +1,264 @@
+"""A strategy's own operations, timed alone before the job: which, how often, after which idle time. Pure.
+
+The twin knows the operations; :func:`volleys` says which of them the agents time (``testbed_agents.calibration``): each
+distinct one of a cycle, at its size and after as long an idle time as in the job, with all groups that do it at the
+same time. Of operations that go on beside the backward pass part by part, a burst of parts is timed, too: what they
+take behind one another is not what one takes alone. Of strategies with an outer loop the whole of an exchange is timed,
+what each rank computes for it included, by the strategy itself: with equal parameters it changes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from testbed.core.prediction.bucket_pipeline import FORWARD_SHARE
+from testbed.core.training.strategy_operation import Operation
+from testbed.core.training.twin import Twin
+
+__all__ = [
+    "EXCHANGE",
+    "Round",
+    "Signature",
+    "Volley",
+    "cycle_of",
+    "has_outer_loop",
+    "rounds",
+    "signature",
+    "timed_alone",
+    "volleys",
+    "why_not",
+]
+
+EXCHANGE: Final = "exchange"
+_LONGEST_GAP_S: Final = 1.0
+"""TCP halves its window for each retransmission timeout (0.2 s and more) that a connection idles: after so long hardly
+one is larger than at its beginning."""
+_SHORTER_GAP_S: Final = 0.35
+"""Of what does not cross a fiber, for fragments to arrive that land by then."""
+_LONGEST_CYCLE: Final = 2000
+_MOST_IN_BURST: Final = 4
+_MOST_EXCHANGES: Final = 8
+_ALIKE: Final = 1.25
+"""Operations whose sizes differ by no more than this factor take as long as each other."""
+
+
+@dataclass(frozen=True)
+class Volley:
+    """Operations of one kind and size that groups do at the same time.
+
+    Attributes:
+        groups: names and ranks.
+        gap_s: for how long the connections idle before it in the job.
+        crosses: whether a group has ranks at several sites.
+        beside: whether it is a part of an operation that goes on beside the backward pass.
+        burst: so many of them follow one another; more than 1 only of such parts.
+        at_once: all of a burst are begun at once; else each when the one before it has ended.
+        step: for the kind ``exchange``: what the strategy does after this step of a cycle of ``cycle`` steps; and
+            what it does at the end of a job, if ``ends``: ``timed`` too, or only to land what is on its way.
+    """
+
+    kind: str
+    byte_count: float
+    groups: tuple[tuple[str, tuple[int, ...]], ...]
+    gap_s: float
+    crosses: bool
+    beside: bool
+    burst: int = 1
+    at_once: bool = True
+    what: str = ""
+    step: int = 0
+    cycle: int = 0
+    ends: str = ""
+
+    def to_message(self) -> dict[str, Any]:
+        """Return what the agents are told."""
+        if self.kind == EXCHANGE:
+            found = {"kind": self.kind, "step": self.step, "cycle": self.cycle, "gap_s": self.gap_s}
+            return {**found, "ends": self.ends} if self.ends else found
+        groups = [[name, list(ranks)] for name, ranks in self.groups]
+        more = {"burst": self.burst, "at_once": self.at_once} if self.burst > 1 else {}
+        return {"kind": self.kind, "bytes": round(self.byte_count), "groups": groups, "gap_s": self.gap_s, **more}
+
+
+@dataclass(frozen=True)
+class Round:
+    """Equal operations of a step that different groups do at the same time, each ``times`` one after the other."""
+
+    operations: tuple[Operation, ...]
+    times: int
+    crosses: bool
+
+    @property
+    def first(self) -> Operation:
+        return self.operations[0]
+
+    @property
+    def part_bytes(self) -> float:
+        """Bytes of one part, or of all of it."""
+        return self.first.byte_count / max(1, self.first.parts)
+
+    @property
+    def groups(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple(dict.fromkeys((it.group, tuple(it.ranks)) for it in self.operations))
+
+    def like(self, volley: Volley) -> bool:
+        """Whether ``volley`` times operations such as these."""
+        small, large = sorted((self.part_bytes, volley.byte_count))
+        return (
+            volley.kind != EXCHANGE
+            and (volley.kind, volley.what, volley.beside) == (self.first.kind, self.first.what, self.first.parts > 0)
+            and {ranks for _, ranks in volley.groups} == {ranks for _, ranks in self.groups}
+            and large <= _ALIKE * small
+        )
+
+
+def cycle_of(twin: Twin) -> int:
+    """Return the steps after which the operations recur, as far as they are looked at."""
+    return max(1, min(twin.cycle, twin.layout.steps, _LONGEST_CYCLE))
+
+
+def why_not(twin: Twin) -> str:
+    """Return why the time of a step is not predicted; empty if it is."""
+    if twin.unpredicted:
+        return twin.unpredicted
+    if len(twin.layout.site_names) < 2:
+        return "all ranks are at one site"
+    if any(speed != 1.0 for speed in twin.layout.speeds.values()):
+        return "its sites have different speeds, and the model of a step has one"
+    return ""
+
+
+def rounds(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Round, ...]:
+    """Return the operations of a step in the order in which its ranks do them.
+
+    Equal operations of different groups are done at the same time, unless a rank is in two of the groups: a rank does
+    one after the other. Connections of a strategy's own across fibers are left out.
+    """
+    found: list[list[Operation]] = []
+    for it in operations:
+        if len(it.ranks) < 2 or it.byte_count <= 0 or (not it.watched and _crosses([it], sites)):
+            continue
+        same = next((group for group in reversed(found) if _together(group, it)), None)
+        if same is None:
+            found.append([it])
+        else:
+            same.append(it)
+    return tuple(Round(tuple(group), _times(group), _crosses(group, sites)) for group in found)
+
+
+def volleys(twin: Twin, step_s: float) -> tuple[Volley, ...]:
+    """Return what is to be timed, in the order in which a cycle does it; () if nothing is predicted from it.
+
+    ``step_s``: about how long a step takes.
+    """
+    if why_not(twin):
+        return ()
+    cycle = cycle_of(twin)
+    found: list[Volley] = []
+    counts: list[int] = []
+    for step in range(1, cycle + 1):
+        of_step = rounds(twin.operations(step), twin.layout.sites)
+        if has_outer_loop(twin):
+            of_step = tuple(it for it in of_step if it.first.parts or it.first.lands)
+        staged = sum(it.first.parts > 0 for it in of_step) > 1
+        for it in of_step:
+            known = next((index for index, volley in enumerate(found) if it.like(volley)), None)
+            if known is None:
+                first = it.first
+                found.append(
+                    Volley(
+                        str(first.kind), it.part_bytes, it.groups, 0.0, it.crosses, first.parts > 0,
+                        max(1, min(first.parts, _MOST_IN_BURST)), it.crosses or not staged, first.what,
+                    )
+                )  # fmt: skip
+                counts.append(it.times)
+            else:
+                found[known] = replace(found[known], byte_count=max(found[known].byte_count, it.part_bytes))
+                counts[known] += it.times
+    return (*_planned(found, counts, cycle, step_s), *_exchanges(twin, cycle, step_s))
+
+
+def has_outer_loop(twin: Twin) -> bool:
+    """Whether what follows the inner optimizer is an exchange of its own, that the strategy can rehearse."""
+    return twin.composed and twin.outer_updates(twin.layout.steps) > 0
+
+
+Signature = tuple[tuple[str, tuple[int, ...], int], ...]
+
+
+def signature(operations: Iterable[Operation]) -> Signature:
+    """Return what follows the inner optimizer: kind, ranks, and steps until it lands; () for nothing."""
+    after = (it for it in operations if not (it.before_update or it.parts))
+    return tuple(sorted((str(it.kind), it.ranks, it.lands) for it in after))
+
+
+def _exchanges(twin: Twin, cycle: int, step_s: float) -> Iterator[Volley]:
+    """Yield the first exchanges of a cycle, until each kind was there; what lands needs those before it."""
+    if not has_outer_loop(twin):
+        return
+    last, sites = twin.layout.steps, twin.layout.sites
+    of = {step: tuple(twin.operations(step)) for step in range(1, 2 * cycle + 1) if step < last}
+    kinds = {signature(it) for it in of.values()} - {()}
+    due: list[int] = []
+    for step, operations in of.items():
+        if signature(operations) and kinds and len(due) < _MOST_EXCHANGES:
+            due.append(step)
+            kinds.discard(signature(operations))
+    due = due or [last]  # a job that is shorter than a cycle ends with its only exchange
+    flies = any(it.lands for operations in of.values() for it in operations)
+    for before, step in itertools.pairwise((0, *due)):
+        awaited = [it for it in twin.operations(step) if not (it.before_update or it.parts or it.lands)]
+        longest_s = _LONGEST_GAP_S if _crosses(awaited, sites) else _SHORTER_GAP_S
+        ends = "timed" if step == last else "after" if flies and step == due[-1] else ""
+        yield Volley(
+            EXCHANGE, 0.0, (), min(longest_s, step_s * (step - before)), True, False, step=step, cycle=cycle, ends=ends
+        )
+
+
+def _planned(found: Sequence[Volley], counts: Sequence[int], cycle: int, step_s: float) -> Iterator[Volley]:
+    for it, count in zip(found, counts, strict=True):
+        idle_s = step_s * cycle / count
+        if it.beside:  # parts of the backward pass follow one another; before the first one is a forward pass
+            idle_s -= (1 - FORWARD_SHARE) * step_s
+        yield replace(it, gap_s=min(_LONGEST_GAP_S, idle_s), burst=1)
+        if it.burst > 1:
+            yield it
+
+
+def timed_alone(rows: Iterable[Mapping[int, Sequence[float]]]) -> tuple[float, ...]:
+    """Return how long each volley took: the mean over repetitions of the slowest rank's time.
+
+    Of four and more the least and the greatest are left out: a stall of the machine would be a quarter of the mean.
+
+    ``rows``: of each volley, rank -> its times in s; the first repetition, which warms connections, does not count.
+    """
+    found = []
+    for ranks in rows:
+        slowest = [max(times) for times in zip(*(it for it in ranks.values() if it), strict=False)]
+        counted = sorted(slowest[1:] or slowest)
+        found.append(statistics.fmean(counted[1:-1] if len(counted) > 3 else counted) if counted else 0.0)
+    return tuple(found)
+
+
+def _together(group: Sequence[Operation], more: Operation) -> bool:
+    first = group[0]
+    if (first.kind, first.what, first.fragment, first.byte_count, first.lands, first.parts) != (
+        more.kind, more.what, more.fragment, more.byte_count, more.lands, more.parts,
+    ):  # fmt: skip
+        return False
+    return not any(it.group != more.group and {*it.ranks} & {*more.ranks} for it in group)
+
+
+def _times(group: Sequence[Operation]) -> int:
+    counts: dict[tuple[str, tuple[int, ...]], int] = {}
+    for it in group:
+        counts[it.group, it.ranks] = counts.get((it.group, it.ranks), 0) + 1
+    return max(counts.values())
+
+
+def _crosses(operations: Iterable[Operation], sites: Sequence[str]) -> bool:
+    return any(len({sites[rank] for rank in it.ranks}) > 1 for it in operations)
