@@ -26,7 +26,7 @@ class Fence:
     def check(self) -> None:
         """Raises Fenced."""
         try:
-            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)  # twice a step, in a third of Path.read_text's time
+            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)  # twice a step, in half of Path.read_text's time
             try:
                 now = int(os.read(file, 32))
             finally:

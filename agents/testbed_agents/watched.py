@@ -441,7 +441,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
     def all_reduce_of(self, tensor: Tensor) -> torch.futures.Future[Tensor]:
         """Begin to sum ``tensor`` over the group, in place; the future has it, and is complete once the end is noted.
 
-        As ``dist.all_reduce(tensor, async_op=True).get_future()`` for who begins many of them: half of its CPU.
+        As ``dist.all_reduce(tensor, async_op=True).get_future()`` of many: half of the cost over gloo's own.
         """
         operation = self._operation("all_reduce", [tensor], [tensor], reduction="sum")
         observer = _observer
