@@ -80,7 +80,9 @@ def _strategy(value: object) -> str:
             f"strategy {shown(value)} is not built yet; it can only be predicted (available: {built})",
             f"write strategy: {next(iter(BUILT))}, or run your own program by command:",
         )
-    message, fix = unknown("strategy", str(value), BUILT)
+    if not isinstance(value, str):
+        raise Unreadable(*expected("the name of a strategy", value, f"write strategy: {next(iter(BUILT))}"))
+    message, fix = unknown("strategy", value, BUILT)
     raise Unreadable(message, fix or f"write strategy: {next(iter(BUILT))}")
 
 
