@@ -35,7 +35,9 @@ def whole(low: int, high: int = 10_000_000) -> Callable[[object], int]:
             raise Unreadable(*expected(what, value, f"write it in digits, such as {max(low, 1)}"))
         number = int(written)
         if not low <= number <= high:
-            raise Unreadable(*expected(what, value, f"write {low} or more" if number < low else f"write {high} or less"))
+            raise Unreadable(
+                *expected(what, value, f"write {low} or more" if number < low else f"write {high} or less")
+            )
         return number
 
     return parse

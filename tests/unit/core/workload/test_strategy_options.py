@@ -294,7 +294,9 @@ def test_mistakes_in_words_are_told_all_at_once() -> None:
         workload_words.changed(AgentWorkload(), compute="soon", prefix="")
 
 
-@pytest.mark.parametrize("text", ["diloco:every", "diloco:", "diloco:=3", "diloco:every=", "diloco:every=1,every=2", ":every=3"])
+@pytest.mark.parametrize(
+    "text", ["diloco:every", "diloco:", "diloco:=3", "diloco:every=", "diloco:every=1,every=2", ":every=3"]
+)
 def test_words_that_are_not_options(text: str) -> None:
     with pytest.raises(Unreadable):
         strategy_section.parse_words(text)
