@@ -8,7 +8,9 @@ import os
 import platform
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -106,4 +108,44 @@ def command(doc: str | None, measure: Callable[[bool], dict[str, Any]], table: C
     print(table(result))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+@dataclass
+class Parts:
+    """Results of a benchmark that takes longer than one call may, by name, kept in ``file`` after each."""
+
+    file: Path | None
+    until: float
+    quick: bool
+    head: dict[str, Any]
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def wanted(self, name: str) -> bool:
+        """Return whether a part is still to be measured, and the time of this call is not up."""
+        return name not in self.results and time.monotonic() < self.until
+
+    def keep(self, name: str, result: Any) -> None:
+        self.results[name] = result
+        if self.file:
+            self.file.write_text(json.dumps({**self.head, "runs": self.results}, indent=1) + "\n")
+
+
+def command_by_parts(
+    doc: str | None, measure: Callable[[Parts], None], table: Callable[[dict[str, Any]], str], *, root: bool
+) -> int:
+    """Command line of a benchmark in parts: a part that ``--json FILE`` has already is not measured again."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few steps, to check that it works")
+    parser.add_argument("--json", type=Path, help="keep the results in this file, and measure what it lacks")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no part after so many seconds")
+    arguments = parser.parse_args()
+    if root and os.geteuid() != 0:
+        parser.error("creates network namespaces: run as root")
+    head = {"machine": machine(), "load": load(), "quick": arguments.quick}
+    parts = Parts(arguments.json, time.monotonic() + arguments.seconds, arguments.quick, head)
+    if arguments.json and arguments.json.exists():
+        parts.results.update(json.loads(arguments.json.read_text())["runs"])
+    measure(parts)
+    print(table({**head, "runs": parts.results}))
     return 0

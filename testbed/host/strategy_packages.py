@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from testbed.core.training import strategies_built
 from testbed.core.training.twin import Twin
@@ -48,6 +50,7 @@ def _loaded() -> tuple[Mapping[str, str], Mapping[str, str]]:
         except Exception as error:  # any: it is somebody else's code
             what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             wrong[point.name] = f"strategy {point.name}, registered by {package} as {point.value}: {what}"
+            strategies_built.UNUSABLE[point.name] = wrong[point.name]
     return packages, wrong
 
 
@@ -66,3 +69,30 @@ def _add(point: importlib.metadata.EntryPoint) -> None:
     if taken := sorted({option.name.partition(".")[0] for option in twin.options} & OWN_KEYS):
         raise UserError(f"its option {taken[0]} is a key of workload: already; give it another name")
     strategies_built.add(twin)
+    _guard(twin, point)
+
+
+def _guard(twin: type[Twin], point: importlib.metadata.EntryPoint) -> None:
+    """Have what the package's own methods and properties raise name the package: it is no bug of the testbed."""
+    for owner in twin.__mro__:
+        if owner.__module__.partition(".")[0] == Twin.__module__.partition(".")[0]:
+            continue
+        for name, found in list(vars(owner).items()):
+            if name.startswith("__") or not hasattr(Twin, name):
+                continue
+            if isinstance(found, property) and found.fget is not None:
+                setattr(owner, name, property(_guarded(found.fget, point, name)))
+            elif inspect.isfunction(found):
+                setattr(owner, name, _guarded(found, point, name))
+
+
+def _guarded(method: Callable[..., Any], point: importlib.metadata.EntryPoint, name: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def guarded(*arguments: Any, **named: Any) -> Any:
+        try:
+            return method(*arguments, **named)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise UserError(f"strategy {point.name}: {name} of its Twin ({point.value}) failed: {what}") from error
+
+    return guarded

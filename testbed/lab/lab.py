@@ -576,7 +576,9 @@ class Lab:
         lab_nodes.pin(self._folder, self.topology.node_names, run.path)
         if user is not None:
             run.admit((user.uid, user.gid), len(self.topology.node_names))
-        run_metadata.amend(run, program_user=user.to_dict() if user else None)
+        # The report asks the twin of this workload, whose shape the ranks do not record.
+        told = workload.to_dict()
+        run_metadata.amend(run, workload=told, program_user=user.to_dict() if user else None)
         self.recorder = Recorder(self._folder, self.topology, run)
         self.recorder.start()
         self._job = job = Job(

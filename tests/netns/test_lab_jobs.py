@@ -100,6 +100,7 @@ def test_a_detached_job_is_listed_followed_and_stopped(
     assert now["step"] >= 3 and now["steps"] == 900 and now["train_loss"] > 0 and now["tokens_per_s"] > 0
     assert now["pid"] != os.getpid() and Path(f"/proc/{now['pid']}").exists()
 
+    assert json.loads((run / "run.json").read_text())["workload"]["steps"] == 900
     shown = json.loads(command("status", "-l", lab.name, "--json").stdout)
     (of_status,) = shown["jobs"]
     assert of_status["id"] == job and of_status["step"] >= now["step"] and of_status["elapsed_s"] > 0

@@ -52,6 +52,11 @@ class DeclaredSteps:
     speeds: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def asleep(self) -> bool:
+        """Whether layers only sleep, so that a loss says nothing."""
+        return self.kind == "declared"
+
+    @property
     def verdict(self) -> str:
         """:data:`HELD`, or :data:`CPU_BOUND`: layers that sleep are late for want of a core, and of nothing else."""
         late_s = self.measured_s - self.declared_s

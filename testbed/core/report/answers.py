@@ -75,6 +75,8 @@ class Evidence:
     steady: tuple[Steady, ...]
     program: ProgramSteps | None = None
     traffic: tuple[TrafficLine, ...] = ()
+    asleep: bool = False
+    """Whether layers only slept, so that train_loss says nothing."""
 
 
 def answer(found: Evidence) -> tuple[Answer, ...]:
@@ -95,7 +97,7 @@ def _answer(found: Evidence) -> tuple[Answer, ...]:
     info = found.info
     launched = text(info.workload, "command")
     return (
-        _ran(info, launched) if launched else _trained(info, found.job),
+        _ran(info, launched) if launched else _trained(info, found.job, found.asleep),
         *(_of_program(found, found.program) if found.program else ()),
         *([_came_through(found.faults)] if found.faults and not launched else []),
         *([_went_on(found.attempts)] if len(found.attempts) > 1 else []),
@@ -124,7 +126,7 @@ def _answer(found: Evidence) -> tuple[Answer, ...]:
     )
 
 
-def _trained(info: RunInfo, job: JobEvidence) -> Answer:
+def _trained(info: RunInfo, job: JobEvidence, asleep: bool) -> Answer:
     question = "Did it train?"
     first, last = job.train_loss_first, job.train_loss_last
     done, planned = len(job.commits), job.steps_planned
@@ -134,18 +136,27 @@ def _trained(info: RunInfo, job: JobEvidence) -> Answer:
         why = "; ".join(job.failures) or info.reason or "no step was committed by all ranks"
         told = "no" if info.status == "failed" else "unknown"
         return Answer("trained", question, told, f"It did not train: {why.rstrip('.')}.")
+    if asleep:
+        went = f"{steps}{ranks}, whose layers sleep: train_loss says nothing"
+        return _ended_early(info, job, went) or Answer("trained", question, "yes", f"{went}.")
     if first is None or last is None:
         return Answer("trained", question, "unknown", f"{steps}{ranks}, but train_loss has no numeric value.")
     if done == planned == 1 and not job.failures:
         said = f"train_loss was {formats.loss(first)} in {steps}{ranks}; one step has no trend."
         return Answer("trained", question, "yes", said)
     went = f"train_loss went from {formats.loss(first)} to {formats.loss(last)} in {steps}{ranks}"
+    return _ended_early(info, job, went) or Answer("trained", question, word(last < first), f"{went}.")
+
+
+def _ended_early(info: RunInfo, job: JobEvidence, went: str) -> Answer | None:
+    """Return the answer of a job that failed, or did not reach its last step; None for another."""
+    question = "Did it train?"
     if job.failures:
         return Answer("trained", question, "no", f"{went}; then {'; '.join(job.failures).rstrip('.')}.")
-    if planned and done < planned:
+    if job.steps_planned and len(job.commits) < job.steps_planned:
         told = "unknown" if info.status in ("interrupted", "running") else "no"
         return Answer("trained", question, told, f"{went}; the job did not reach its last step.")
-    return Answer("trained", question, word(last < first), f"{went}.")
+    return None
 
 
 def _ran(info: RunInfo, command: str) -> Answer:

@@ -222,6 +222,11 @@ class Report:
         return self.training.compute_utilization
 
     @property
+    def asleep(self) -> bool:
+        """Whether layers only slept, so that train_loss says nothing."""
+        return self.declared is not None and self.declared.asleep
+
+    @property
     def train_loss_first(self) -> float | None:
         return self.training.train_loss_first
 
@@ -268,6 +273,7 @@ def build(run: RunData) -> Report:
     found = check(run.checks, twin, logs)
     bounds = open_metrics.open_metrics(job, tried, origin)
     info = replace(run.info, expectations=open_metrics.judged(run.info.expectations, bounds))
+    declared = declared_steps(run.ranks, integer(run.info.host, "cpus"))
     told = answers.answer(
         answers.Evidence(
             info=info,
@@ -284,6 +290,7 @@ def build(run: RunData) -> Report:
             steady=checks,
             program=program,
             traffic=traffic,
+            asleep=declared is not None and declared.asleep,
         )
     )
     verdict = answers.verdict(info, told)
@@ -311,7 +318,7 @@ def build(run: RunData) -> Report:
         checkers=found.checkers,
         rank_seconds=_rank_seconds(run, job, origin),
         prediction=predicted_run(run),
-        declared=declared_steps(run.ranks, integer(run.info.host, "cpus")),
+        declared=declared,
         critical_path=critical_path_section.series(run_path.evaluate(run, logs), origin),
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
         program=program,

@@ -48,7 +48,11 @@ def markdown(report: Report) -> str:
     blocks += _experiment(report)
     measured = (
         *((("strategy", training.strategy),) if training.strategy else ()),
-        ("train_loss", f"{formats.loss(report.train_loss_first)} → {formats.loss(report.train_loss_last)}"),
+        *(
+            ()
+            if report.asleep
+            else (("train_loss", f"{formats.loss(report.train_loss_first)} → {formats.loss(report.train_loss_last)}"),)
+        ),
         ("steps committed", formats.count(training.steps_committed)),
         ("steps lost", formats.count(training.steps_lost)),
         ("recovery", _recovery(report)),

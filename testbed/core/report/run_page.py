@@ -116,12 +116,15 @@ def _trained(report: Report) -> tuple[tuple[str, str, str], ...]:
     averaged = loss_steps(rows)
     of = f" of {formats.count(training.steps_planned)}" if training.steps_planned else ""
     first, last = formats.loss(report.train_loss_first), formats.loss(report.train_loss_last)
+    counted = f"{done}{of} step{'' if (training.steps_planned or training.steps_committed) == 1 else 's'}"
+    means = f"{counted}, means of the first and last {averaged}" if averaged > 1 else counted
     return (
-        (
+        ("steps committed", f"{done}{of}", "layers sleep: train_loss says nothing")
+        if report.asleep
+        else (
             "train_loss",
             formats.UNKNOWN if program and report.train_loss_first is None else f"{first} → {last}",
-            f"{done}{of} step{'' if (training.steps_planned or training.steps_committed) == 1 else 's'}"
-            + (f", means of the first and last {averaged}" if averaged > 1 else ""),
+            means,
         ),
         (
             "recovery",

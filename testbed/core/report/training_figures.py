@@ -32,7 +32,7 @@ _STEPS_IN_A_BIN = 4
 
 def train_loss(report: Report) -> Figure | None:
     steps = report.steps
-    if not any(value is not None for value in steps.train_loss):
+    if report.asleep or not any(value is not None for value in steps.train_loss):
         return None
 
     def step_at(t_s: float) -> float:

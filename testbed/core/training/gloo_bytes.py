@@ -41,12 +41,14 @@ def hop_bytes(operation: Operation) -> dict[Hop, float]:
 
 
 def header_bytes(operation: Operation) -> dict[Hop, float]:
-    """Return gloo's own bytes on each hop that has payload: of its messages, and of answers to those coming back."""
-    hops = hop_bytes(operation)
-    rounds = len(operation.ranks) - 1
+    """Return gloo's own bytes on each hop: of its messages, and of the answers to them, which go the other way."""
+    rounds, found = len(operation.ranks) - 1, defaultdict[Hop, float](float)
     messages = {"all_reduce": 4 * rounds, "reduce_scatter": 4 * rounds, "all_gather": 2 * rounds}
     count = messages.get(operation.kind, 1)
-    return {(a, b): count * (MESSAGE_BYTES + (ANSWER_BYTES if (b, a) in hops else 0)) for a, b in hops}
+    for source, destination in hop_bytes(operation):
+        found[source, destination] += count * MESSAGE_BYTES
+        found[destination, source] += count * ANSWER_BYTES
+    return dict(found)
 
 
 def site_bytes(

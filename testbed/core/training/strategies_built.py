@@ -26,7 +26,7 @@ from testbed.core.training.torchft_diloco import TorchftDiloco
 from testbed.core.training.twin import Twin
 from testbed.errors import UnknownName, UserError
 
-__all__ = ["BUILT", "add", "make", "twin_class"]
+__all__ = ["BUILT", "UNUSABLE", "add", "make", "twin_class"]
 
 _ALL: dict[str, type[Twin]] = {
     it.name: it
@@ -51,6 +51,10 @@ _ALL: dict[str, type[Twin]] = {
 
 BUILT: Mapping[str, type[Twin]] = _ALL
 """Twins by name, those of packages included once they are added."""
+
+
+UNUSABLE: dict[str, str] = {}
+"""Why each strategy of a package that cannot be loaded is not among them, by name."""
 
 
 def add(twin: type[Twin]) -> None:

@@ -27,17 +27,17 @@ __all__ = [
 
 def whole(low: int, high: int = 10_000_000) -> Callable[[object], int]:
     """Return a parser of integers from ``low`` to ``high``, written as a number or as text."""
+    what = f"a whole number from {low} to {high}"
 
     def parse(value: object) -> int:
-        fix = f"write a whole number from {low} to {high}"
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise Unreadable(*expected(f"a whole number of at least {low}", value, fix))
-        try:
-            number = int(value)
-        except ValueError:
-            raise Unreadable(*expected(f"a whole number of at least {low}", value, fix)) from None
+        written = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", written):
+            raise Unreadable(*expected(what, value, f"write it in digits, such as {max(low, 1)}"))
+        number = int(written)
         if not low <= number <= high:
-            raise Unreadable(*expected(f"a whole number from {low} to {high}", value, fix))
+            raise Unreadable(
+                *expected(what, value, f"write {low} or more" if number < low else f"write {high} or less")
+            )
         return number
 
     return parse

@@ -93,7 +93,7 @@ def _foreign(strategy: str, name: str, options: Sequence[str], own: Sequence[str
     owners = [it.name for it in BUILT.values() if any(option.name == name for option in it.options)]
     if owners:
         message = f"strategy {strategy} has no {name} (it belongs to {', '.join(owners)})"
-        return message, f"remove it, or write strategy: {owners[0]}"
+        return message, f"remove it, or write strategy: {owners[0]}" if len(owners) == 1 else "remove it"
     message, fix = unknown(f"option of strategy {strategy}", name, (*options, *own))
     return message, fix or f"options of strategy {strategy}: {', '.join(options) or 'none'}"
 
@@ -105,6 +105,8 @@ def parse_words(text: str) -> tuple[str, dict[str, object]]:
     ('multi-tier', {'every': '50', 'regions': '[[east, west], [south]]'})
     """
     name, colon, rest = text.strip().partition(":")
+    if colon and not name.strip():
+        raise Unreadable(*expected("NAME:KEY=VALUE", text, "write diloco:every=50,outer.rate=0.7"))
     options: dict[str, object] = {}
     for word in _split(rest) if colon else ():
         key, equals, value = (it.strip() for it in word.partition("="))

@@ -54,7 +54,7 @@ def examine(workload: AgentWorkload, topology: Topology, unsure: Collection[str]
     are is returned.
     """
     if why := workload.refused(topology.scale):
-        fix = f"change scale: of the topology ({topology.scale:g} now), or write another model:"
+        fix = f"write another model, or change scale: of the topology ({topology.scale:g} now)"
         return (Mistake("model", why, fix),)
     twin = twin_of(workload, topology)
     found = [*_wrong_speeds(twin.layout), *twin.mistakes()]

@@ -34,7 +34,7 @@ from pydantic import BeforeValidator, Field
 
 from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.topology.topology_schema import Mistakes, check, whole
-from testbed.core.training.strategies_built import BUILT
+from testbed.core.training.strategies_built import BUILT, UNUSABLE
 from testbed.core.units import Unreadable, format_duration, parse_number
 from testbed.core.user_text import expected, shown, unknown
 from testbed.core.workload import declared_compute, progress_schema, strategy_section
@@ -80,7 +80,11 @@ def _strategy(value: object) -> str:
             f"strategy {shown(value)} is not built yet; it can only be predicted (available: {built})",
             f"write strategy: {next(iter(BUILT))}, or run your own program by command:",
         )
-    message, fix = unknown("strategy", str(value), BUILT)
+    if not isinstance(value, str):
+        raise Unreadable(*expected("the name of a strategy", value, f"write strategy: {next(iter(BUILT))}"))
+    if value in UNUSABLE:
+        raise Unreadable(UNUSABLE[value], "mend that package, or choose another strategy")
+    message, fix = unknown("strategy", value, BUILT)
     raise Unreadable(message, fix or f"write strategy: {next(iter(BUILT))}")
 
 

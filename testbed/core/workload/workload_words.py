@@ -18,6 +18,8 @@ from testbed.errors import FileMistakes, Finding
 __all__ = ["changed"]
 
 _OF_SECTION = ("compute", "model", "noise")
+_SAID = (*_OF_SECTION, "steps", "seed", "data")
+"""Keys of the workload that have an option or argument of their own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,10 @@ def _section(
         name, words = strategy_section.parse_words(strategy)
     except Unreadable as error:
         raise FileMistakes([Finding(f"{prefix}strategy", 0, error.message, error.fix)]) from error
+    if own := [key for key in words if key in workload_schema.OWN_KEYS]:
+        message = f"{own[0]} belongs to the workload, not to a strategy"
+        fix = f"write {prefix}{own[0]}" if own[0] in _SAID else f"write {own[0]}: in an experiment, under workload:"
+        raise FileMistakes([Finding(f"{prefix}strategy", 0, message, fix)])
     return {"strategy": name, **words, **options}
 
 

@@ -233,10 +233,16 @@ def _plan(
                 prepared = prepare(what, overrides, steps, number, data, words, (experiment, topology), faults)
                 found.append(_Planned(way, number, prepared))
             except FileMistakes as error:
-                findings += [it for it in error.findings if it not in findings]
+                told = [_of_list(it, way) for it in error.findings]
+                findings += [it for it in told if it not in findings]
     if findings:
         raise FileMistakes(findings)
     return tuple(found)
+
+
+def _of_list(finding: Finding, way: str) -> Finding:
+    """Return a finding on ``--strategy`` as one on the strategy ``way`` of the list."""
+    return dataclasses.replace(finding, file=f"--strategies {way}") if finding.file == "--strategy" else finding
 
 
 def _read(

@@ -21,7 +21,7 @@ from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, Tensor
 from testbed.core.workload.workload import AgentWorkload
 from testbed.core.workload.workload_words import changed
-from testbed.errors import FileMistakes
+from testbed.errors import FileMistakes, UserError
 from testbed.host import strategy_packages
 from testbed.host.files import catalog
 
@@ -52,6 +52,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     for name in set(sys.modules) - modules:
         if name in ("plain_average", "broken_one"):
             del sys.modules[name]
+    strategies_built.UNUSABLE.clear()
     strategy_packages._loaded.cache_clear()
 
 
@@ -149,5 +150,21 @@ def test_a_package_that_does_not_fit_is_named_and_left_out(install: Install, sou
     assert strategy_packages.broken()["broken-one"].startswith("strategy broken-one, registered by broken-one as")
     listed = CliRunner().invoke(app, ["ls", "strategies"])
     assert listed.exit_code == 0 and "registered by broken-one" in listed.output.replace("\n", " ")
-    with pytest.raises(FileMistakes, match="unknown strategy"):
+    with pytest.raises(FileMistakes, match="strategy broken-one, registered by broken-one as"):
         changed(AgentWorkload(), "broken-one")
+
+
+def test_a_twin_that_raises_is_no_bug_of_the_testbed(install: Install) -> None:
+    """Methods and properties; other strategies are left as they are."""
+    source = (EXAMPLE / "plain_average.py").read_text()
+    raising = source.replace("def operations(self, step):", "def operations(self, step):\n        return 1 / 0\n")
+    install("plain-average", raising.replace('return self.values["every"]', "return 1 / 0"))
+    strategy_packages.register()
+    layout = Layout(("a", "b"), (Tensor("model", 10),))
+    twin = strategies_built.make("plain-average", {}, layout)
+    why = r"strategy plain-average: {} of its Twin \(plain_average\) failed: ZeroDivisionError: division by zero"
+    with pytest.raises(UserError, match=why.format("operations")):
+        twin.operations(1)
+    with pytest.raises(UserError, match=why.format("longest_gap")):
+        assert twin.longest_gap
+    assert strategies_built.make("ddp", {}, layout).operations(1)

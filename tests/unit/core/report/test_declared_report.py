@@ -87,6 +87,7 @@ def test_every_page_says_that_compute_is_declared(tmp_path: Path) -> None:
                 line |= {"declared_s": 0.1, "cpu_s": 0.02}
         file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     report = build(RunDirectory(path).read())
+    assert "train_loss says nothing" in report.answers[0].text
     document = to_json(report)
     jsonschema.validate(document, SCHEMA)
     assert document["declared"]["verdict"] in ("held", "CPU-bound here")  # type: ignore[index]
@@ -94,4 +95,5 @@ def test_every_page_says_that_compute_is_declared(tmp_path: Path) -> None:
         assert "Compute is declared: 100 ms a step; at full scale" in page
         assert "compute utilization (declared compute)" in page
         assert "steps that took longer (overruns)" in page
+        assert "train_loss went from" not in page and "nats per byte" not in page
         assert "By the similarity law a step of 1 s would stand for 400 km" in page

@@ -21,6 +21,8 @@ from tests.loopback_ranks import run
 ELEMENTS = 60_000
 """Divisible by 3 and 4; 240 kB, beside which gloo's 96 bytes a message are nothing."""
 BYTES = 4 * ELEMENTS
+OFTEN = 20
+"""All-reduces in a row, whose answers outweigh the messages of a barrier."""
 TCP_INFO, BYTES_SENT = 11, 200
 """linux/tcp.h: the option, and the offset of tcpi_bytes_sent, which tcpi_bytes_retrans follows."""
 
@@ -65,6 +67,10 @@ def measured(rank: int) -> tuple[list[dict[tuple[int, int], int]], list[tuple[in
         elif rank == 1:
             dist.recv(whole, 0)
 
+    def often() -> None:
+        for _ in range(OFTEN):
+            dist.all_reduce(whole)
+
     calls: list[Any] = [
         lambda: dist.all_reduce(whole),
         lambda: dist.reduce_scatter_tensor(part, whole),
@@ -72,6 +78,7 @@ def measured(rank: int) -> tuple[list[dict[tuple[int, int], int]], list[tuple[in
         lambda: dist.all_to_all_single(torch.empty(ELEMENTS), whole),
         lambda: dist.broadcast(whole, 1),
         send,
+        often,
     ]
     found = []
     for call in calls:
@@ -100,18 +107,28 @@ def test_each_hop_carries_what_gloo_sends_over_it(size: int) -> None:
         Operation("broadcast", (1, *(rank for rank in everyone if rank != 1)), BYTES, "state"),
         Operation("send", (0, 1), BYTES, "state"),
     ]
-    for index, operation in enumerate(expected):
+
+    def sent(index: int) -> dict[tuple[int, int], int]:
         hops = defaultdict[tuple[int, int], int](int)
         for rank, (found, _) in enumerate(told):
             for (own, peers), count in found[index].items():
                 if (peers, own) in owner:
                     hops[rank, owner[peers, own]] += count
+        return hops
+
+    for index, operation in enumerate(expected):
+        hops = sent(index)
         carried = {hop: count for hop, count in hops.items() if count > 0.01 * BYTES}
         assert carried == pytest.approx(hop_bytes(operation), rel=0.01), operation.kind
-        headers = header_bytes(operation)
+        headers = {hop: count for hop, count in header_bytes(operation).items() if hop in carried}
         more = {hop: count - hop_bytes(operation)[hop] for hop, count in carried.items()}
         # Not all of gloo's answers have come when the counters are read; a barrier's messages may be among them.
         assert more == pytest.approx(headers, abs=400), operation.kind
+    # In a ring of three ranks nothing but the answers goes the other way.
+    hops, headers, payload = sent(len(expected)), header_bytes(expected[0]), hop_bytes(expected[0])
+    back = {hop: count for hop, count in hops.items() if hop in headers and hop not in payload}
+    assert back == pytest.approx({hop: OFTEN * headers[hop] for hop in back}, abs=400)
+    assert bool(back) == (size > 2)
 
 
 def test_a_group_is_in_the_order_of_rank_numbers_however_it_is_written() -> None:

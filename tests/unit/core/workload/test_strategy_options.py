@@ -144,6 +144,7 @@ def test_what_is_declared() -> None:
         ("{compute: {real: true, at_least: 1s}, model: 1.3B}", "a size cannot be declared"),
         ("{compute: 1s, noise: 200%}", "out of range"),
         ("{compute: 1s, model: 0}", "out of range"),
+        ("{strategy: [sample]}", "expected the name of a strategy"),
         ("{strategy: sample, code: 8}", "code of strategy sample: expected a mapping"),
         ("{strategy: sample, code: {bots: 8}}", "unknown option of strategy sample 'code.bots'"),
         ("{strategy: sample, code: {bits: 8}, code.bits: 8}", "code.bits is written twice"),
@@ -293,12 +294,33 @@ def test_mistakes_in_words_are_told_all_at_once() -> None:
         workload_words.changed(AgentWorkload(), compute="soon", prefix="")
 
 
-@pytest.mark.parametrize("text", ["diloco:every", "diloco:", "diloco:=3", "diloco:every=", "diloco:every=1,every=2"])
+@pytest.mark.parametrize(
+    "text", ["diloco:every", "diloco:", "diloco:=3", "diloco:every=", "diloco:every=1,every=2", ":every=3"]
+)
 def test_words_that_are_not_options(text: str) -> None:
     with pytest.raises(Unreadable):
         strategy_section.parse_words(text)
     with pytest.raises(FileMistakes, match="--strategy: "):
         workload_words.changed(AgentWorkload(), text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"), [("ddp:compute=80ms", "write --compute"), ("ddp:layers=3", "write layers: in an experiment")]
+)
+def test_a_key_of_the_workload_is_no_option_in_words(text: str, fix: str) -> None:
+    with pytest.raises(FileMistakes, match="belongs to the workload, not to a strategy") as caught:
+        workload_words.changed(AgentWorkload(), text)
+    assert caught.value.findings[0].fix.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"), [(0, "write 1 or more"), ("10", "write 9 or less"), (2.0, "digits"), ("\u0665", "digits")]
+)
+def test_a_whole_number_is_written_in_digits(value: object, fix: str) -> None:
+    with pytest.raises(Unreadable) as caught:
+        whole(1, 9)(value)
+    assert fix in caught.value.fix
+    assert whole(1, 9)(5) == whole(1, 9)("5") == 5
 
 
 def test_options_of_another_strategy_are_refused_in_python() -> None:
