@@ -36,11 +36,8 @@ BOUND_S = {
     "prediction": 120,
     "operations_in_flight": 180,
     "strategy_bytes": 900,
-<<<<<<< HEAD
     "strategy_faults": 3600,
-=======
     "strategy_prediction": 1800,
->>>>>>> 256511d724ac49c0b05dd08d2b488d7e6ff849b2
     "strategy_utilization": 900,
     "many_ranks": 300,
 }

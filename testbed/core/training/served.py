@@ -45,14 +45,11 @@ class Served(Twin):
 
     agreed_bytes: int
     together = False
-<<<<<<< HEAD
     _pushed: Mapping[tuple[str, int], frozenset[int | None]] | None = None
     """Fragments by site and step of its own, as recorded; None: at equal paces."""
     _merged: Mapping[int, Mapping[tuple[int | None, int], int]] = {}
     """Step of the home site -> (fragment, slice) -> how many versions were sent to all sites, as recorded."""
-=======
     composed = False
->>>>>>> 256511d724ac49c0b05dd08d2b488d7e6ff849b2
 
     @property
     def home(self) -> str:
