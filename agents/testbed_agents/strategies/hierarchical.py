@@ -49,8 +49,8 @@ class TwoLevelMean:
             return done(bucket)
         future: Reduced = torch.futures.Future()
         first, second, third = self._stages
-        # The second stage only begins an exchange, so several buckets are on the fiber at once: one after the other, each
-        # would take its one-way delay. The third stage waits for them in the same order.
+        # The second stage only begins an exchange, so several buckets are on the fiber at once: one after the other,
+        # each would take its one-way delay. The third stage waits for them in the same order.
         first.add(future, lambda: self._scatter(bucket), lambda mine: second.add(
             future, lambda: self._across(mine), lambda begun: third.add(
                 future, lambda: self._whole(bucket, begun.wait()), future.set_result)))  # fmt: skip
