@@ -1,7 +1,7 @@
 """Two-level exchange over 1000 km: its time against the bound d + n/B, and its exposed time against that of flat DDP.
 
-`exchange`: two ranks at each of two sites exchange 5.2 MB by the agents' own two-level mean, in 8 buckets that are ready
-at once, on warm connections. d and the rate are those of the certificate; B is the TCP payload of the rate. With the
+`exchange`: two ranks at each of two sites exchange 5.2 MB by the agents' own two-level mean, in 8 buckets that are
+ready at once, on warm connections. d and the rate are those of the certificate; B is the TCP payload of the rate. With the
 lab's default congestion control (cubic), and with `congestion: bbr`. Beside it gloo's flat all_reduce of the same.
 
 `exposed`: 16 ranks train a declared model of 260 k parameters with DDP and in two levels, in 1 and 8 buckets.
@@ -108,7 +108,12 @@ def _exchanges(congestion: str, repeats: int, times: int, folder: Path) -> dict[
                 raise SystemExit("the program failed:\n" + "\n".join(said[-20:]))
             line = next(it for it in said if "TIMES " in it)
             runs.append(json.loads(line.partition("TIMES ")[2]))
-            print(congestion, {name: round(1e3 * median(it)) for name, it in runs[-1].items()}, os.getloadavg(), flush=True)
+            print(
+                congestion,
+                {name: round(1e3 * median(it)) for name, it in runs[-1].items()},
+                os.getloadavg(),
+                flush=True,
+            )
     return {
         "delay_s": delay_s,
         "rate_bps": rate_bps,

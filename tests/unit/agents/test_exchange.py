@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +42,9 @@ class Order:
 def busy_connections() -> list[tuple[bool, bool]]:
     """Return, of each connection of this process that carried a large message: whether it sent, and received one."""
     found = []
-    for name in os.listdir("/proc/self/fd"):
+    for each in Path("/proc/self/fd").iterdir():
         try:
-            copy = os.dup(int(name))
+            copy = os.dup(int(each.name))
         except OSError:
             continue
         try:
