@@ -1,8 +1,8 @@
 """Two-level exchange over 1000 km: its time against the bound d + n/B, and its exposed time against that of flat DDP.
 
 `exchange`: two ranks at each of two sites exchange 5.2 MB by the agents' own two-level mean, in 8 buckets that are
-ready at once, on warm connections. d and the rate are those of the certificate; B is the TCP payload of the rate. With the
-lab's default congestion control (cubic), and with `congestion: bbr`. Beside it gloo's flat all_reduce of the same.
+ready at once, on warm connections. d and the rate are those of the certificate; B is the TCP payload of the rate. With
+the lab's default congestion control (cubic), and with `congestion: bbr`. Beside it gloo's flat all_reduce of the same.
 
 `exposed`: 16 ranks train a declared model of 260 k parameters with DDP and in two levels, in 1 and 8 buckets.
 
@@ -92,7 +92,7 @@ def _exchanges(congestion: str, repeats: int, times: int, folder: Path) -> dict[
     runs = []
     with testbed.up(topology, name="two-level", agents=False) as lab:
         assert lab.certificate is not None
-        certificate = lab.certificate.to_dict()
+        certificate: Any = lab.certificate.to_dict()
         north = [it for link in certificate["links"] if link["name"] == "north" for it in link["directions"]]
         delay_s = max(it["measured_s"]["median"] for it in north)
         rate_bps = min(it["rate"]["measured_bps"] for it in north)

@@ -80,7 +80,7 @@ def test_messages_of_opposite_directions_have_connections_of_their_own() -> None
 def test_a_receipt_from_any_source_is_the_other_rank_s() -> None:
     def rank_of(rank: int) -> float:
         value = torch.full((4,), float(rank))
-        going = dist.isend(value.clone(), 1 - rank)
+        going: Any = dist.isend(value.clone(), 1 - rank)
         source = dist.recv(value)  # of any source
         going.wait()
         assert source == 1 - rank
