@@ -95,16 +95,27 @@ def delay(seconds: float) -> str:
     return f"{seconds * 1e3:g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:g} us"
 
 
-def command(doc: str | None, measure: Callable[[bool], dict[str, Any]], table: Callable[[dict[str, Any]], str]) -> int:
-    """Command line of a benchmark: measure, print the table, with ``--json`` write every sample."""
+def command(
+    doc: str | None,
+    measure: Callable[..., dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+    parts: Sequence[str] = (),
+) -> int:
+    """Command line of a benchmark: measure, print the table, with ``--json`` write every sample.
+
+    ``measure`` gets whether to be quick; with ``parts``, also those that are to be measured (none: all).
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few repeats, to check that it works")
+    if parts:
+        parser.add_argument("--part", action="append", choices=parts, help="measure only this part; may be repeated")
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("creates network namespaces: run as root")
     before = load()
-    result = {"machine": machine(), "load": before, "quick": arguments.quick, **measure(arguments.quick)}
+    chosen = (tuple(arguments.part or ()),) if parts else ()
+    result = {"machine": machine(), "load": before, "quick": arguments.quick, **measure(arguments.quick, *chosen)}
     print(table(result))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")

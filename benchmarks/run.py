@@ -40,6 +40,7 @@ BOUND_S = {
     "strategy_prediction": 1800,
     "strategy_utilization": 900,
     "many_ranks": 300,
+    "two_level": 600,
 }
 """Time limit of each benchmark in seconds: about twice its usual duration (docs/performance.md)."""
 
@@ -60,7 +61,8 @@ def lacking(name: str) -> str:
         if importlib.util.find_spec("ziglang") is None:
             return f"ziglang is missing; install it with: {sys.executable} -m pip install ziglang==0.15.2"
     if (
-        name in ("rtt_under_load", "containers", "operations_in_flight", "many_ranks") or name.startswith("strategy_")
+        name in ("rtt_under_load", "containers", "operations_in_flight", "many_ranks", "two_level")
+        or name.startswith("strategy_")
     ) and importlib.util.find_spec("torch") is None:
         return "torch is missing; install it with: pip install 'scale-across-testbed[agents]'"
     return ""

@@ -46,7 +46,7 @@ def begin_sum_at(tensor: Tensor, group: Any, ranks: Sequence[int], at: int) -> E
     if mine == at:
         return _Aggregated(tensor, group, ranks, at)
     total = torch.empty_like(tensor)
-    return _Copied((dist.isend(tensor, at, group), dist.irecv(total, at, group)), (total,), group)
+    return _Copied((dist.irecv(total, at, group), dist.isend(tensor, at, group)), (total,), group)
 
 
 _LAST: weakref.WeakKeyDictionary[Any, threading.Thread] = weakref.WeakKeyDictionary()

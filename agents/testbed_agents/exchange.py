@@ -50,10 +50,6 @@ def begin_sum(tensor: Tensor, group: Any, ranks: Sequence[int]) -> Exchange:
         return Exchange((dist.all_reduce(total, group=group, async_op=True),), (total,))
     mine = ranks.index(dist.get_rank())
     other = torch.empty_like(tensor)
-    works = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.isend, tensor, ranks[1 - mine], group),
-            dist.P2POp(dist.irecv, other, ranks[1 - mine], group),
-        ]
-    )
+    # gloo sends nothing before the receiver has announced the receipt: first, or that would come behind its own data.
+    works = [dist.irecv(other, ranks[1 - mine], group), dist.isend(tensor, ranks[1 - mine], group)]
     return Exchange(works, (tensor, other) if mine == 0 else (other, tensor), group)

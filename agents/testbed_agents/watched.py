@@ -32,7 +32,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, ProcessGroupGloo
+from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Work
 
 __all__ = ["BACKEND", "Faults", "Observer", "Operation", "Parts", "observe"]
@@ -322,7 +322,11 @@ _named: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
 class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
-    """A gloo process group that tells of its operations. ``ranks``: the global ones, in the group's order."""
+    """A gloo process group that tells of its operations. ``ranks``: the global ones, in the group's order.
+
+    A group of two has a connection for messages of each direction. gloo announces each receipt to the sender; behind
+    what the receiver itself is sending, this would come late, and two large messages would take turns.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any, ranks: Sequence[int]) -> None:
         super().__init__(rank, size)
@@ -334,6 +338,9 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         for group in (self._inner, self):
             group._set_default_backend(ProcessGroup.BackendType.GLOO)
             group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
+        self._backward: Any = self._inner
+        if size == 2:
+            self._backward = ProcessGroupGloo(PrefixStore("backward", store), rank, size, timeout)
         self._ranks, self._position = tuple(ranks), rank
         self.bound: Any = None
         """How long a wait may last (a timedelta) once all ranks have come; None: gloo's timeout."""
@@ -594,13 +601,21 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Any, to: int, tag: int = 0) -> Any:
         operation = self._operation("send", tensors, [], peer=to, tag=tag)
         operation.sent = lambda: [operation.inputs]
-        return self._do(operation, tensors, lambda given: self._inner.send(given, to, tag))
+        return self._do(operation, tensors, lambda given: self._toward(to).send(given, to, tag))
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
-        return self._recv(tensors, source, tag, lambda given: self._inner.recv(given, source, tag))
+        return self._recv(tensors, source, tag, lambda given: self._from(source).recv(given, source, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        return self._recv(tensors, None, tag, lambda given: self._inner.recv_anysource(given, tag))
+        group = self._inner if self.size() != 2 else self._from(1 - self._position)
+        return self._recv(tensors, None, tag, lambda given: group.recv_anysource(given, tag))
+
+    def _toward(self, to: int) -> Any:
+        """Return what carries messages to a position."""
+        return self._backward if to < self._position else self._inner
+
+    def _from(self, source: int) -> Any:
+        return self._backward if source > self._position else self._inner
 
     def _recv(self, tensors: Any, source: int | None, tag: int, begin: Callable[[Any], Any]) -> Any:
         operation = self._operation("recv", [], tensors, size_of(tensors), peer=source, tag=tag)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,11 +18,14 @@ from torch import Tensor
 
 from testbed_agents.aggregation import begin_sum_at, rank_at
 from testbed_agents.bucketed_gradients import BUCKETS, Reduce, Reduced, done
-from testbed_agents.exchange import begin_sum, gather_into, reduce_scatter_into
+from testbed_agents.exchange import Exchange, begin_sum, gather_into, reduce_scatter_into
 from testbed_agents.strategies.ddp import Ddp
 from testbed_agents.strategies.strategy import Context
 
 __all__ = ["Hierarchical", "TwoLevelMean"]
+
+
+_Done = TypeVar("_Done")
 
 
 class TwoLevelMean:
@@ -46,9 +49,11 @@ class TwoLevelMean:
             return done(bucket)
         future: Reduced = torch.futures.Future()
         first, second, third = self._stages
+        # The second stage only begins an exchange, so several buckets are on the fiber at once: one after the other,
+        # each would take its one-way delay. The third stage waits for them in the same order.
         first.add(future, lambda: self._scatter(bucket), lambda mine: second.add(
-            future, lambda: self._across(mine), lambda total: third.add(
-                future, lambda: self._whole(bucket, total), future.set_result)))  # fmt: skip
+            future, lambda: self._across(mine), lambda begun: third.add(
+                future, lambda: self._whole(bucket, begun.wait()), future.set_result)))  # fmt: skip
         return future
 
     def _scatter(self, bucket: Tensor) -> Tensor:
@@ -65,12 +70,13 @@ class TwoLevelMean:
         index = self._replicas.slice
         return padded[:0] if index is None else padded[index * size : (index + 1) * size].clone()
 
-    def _across(self, mine: Tensor) -> Tensor:
+    def _across(self, mine: Tensor) -> Exchange:
+        """Begin to exchange this rank's slice."""
         if self._replicas.slice is None:
-            return mine
+            return Exchange((), (mine,))
         if self._at is not None:
-            return begin_sum_at(mine, self._replicas.across, self._replicas.across_ranks, self._at).wait()
-        return begin_sum(mine, self._replicas.across, self._replicas.across_ranks).wait()
+            return begin_sum_at(mine, self._replicas.across, self._replicas.across_ranks, self._at)
+        return begin_sum(mine, self._replicas.across, self._replicas.across_ranks)
 
     def _whole(self, bucket: Tensor, total: Tensor) -> Tensor:
         """Put the mean of all slices into the bucket."""
@@ -97,11 +103,11 @@ class _Stage:
 
     def __init__(self, name: str, failures: list[Exception]) -> None:
         self._failures = failures
-        self._waiting: queue.SimpleQueue[tuple[Reduced, Callable[[], Tensor], Callable[[Tensor], None]]]
+        self._waiting: queue.SimpleQueue[tuple[Reduced, Callable[[], Any], Callable[[Any], None]]]
         self._waiting = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def add(self, future: Reduced, work: Callable[[], Tensor], then: Callable[[Tensor], None]) -> None:
+    def add(self, future: Reduced, work: Callable[[], _Done], then: Callable[[_Done], None]) -> None:
         """Do ``work``, then hand its result over; an error is the future's."""
         self._waiting.put((future, work, then))
 

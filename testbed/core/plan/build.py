@@ -47,9 +47,6 @@ from testbed.core.topology.model import Link, Topology
 FIRST_INDEX = 10_001
 """First interface index set by the testbed, far above those that the kernel assigns in a fresh namespace."""
 
-CONGESTION = "cubic"
-"""Fixed, so that results do not depend on the machine's default; the certificate records the one in use."""
-
 FABRIC_BRIDGE = "fabric"
 MANAGEMENT_BRIDGE = "mgmt"
 
@@ -194,7 +191,7 @@ def _fabrics(topology: Topology, net: Addressing) -> Iterator[Step]:
         for node in site.node_names:
             yield from _addresses(node, FABRIC_INTERFACE, net.node(node), net.site_networks(site.name))
             for prefix, gateway in zip((LAB_V4, LAB_V6), net.gateway(site.name), strict=True):
-                yield Route(node, str(prefix), ((str(gateway), FABRIC_INTERFACE),), congestion=CONGESTION)
+                yield Route(node, str(prefix), ((str(gateway), FABRIC_INTERFACE),), congestion=topology.congestion)
 
 
 def _management(topology: Topology, net: Addressing) -> Iterator[Step]:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from testbed.core.fields import LARGEST
 from testbed.core.physics.fiber import propagation_s
@@ -19,6 +19,8 @@ from testbed.core.physics.protection_selector import SecondPath
 from testbed.core.topology import site_fabric
 from testbed.core.topology.interface_names import InterfaceNames
 from testbed.core.user_text import shown
+
+DEFAULT_CONGESTION: Final = "cubic"
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,9 @@ class Link:
 class Topology:
     """``scale`` divides rates and payloads, never latency. ``routing`` is ``shortest`` or ``multipath``.
 
+    ``congestion`` is the TCP congestion control of connections over the fibers. Fixed, so that results do not depend on
+    the machine's default; the certificate records the one in use.
+
     ``origins`` maps each dotted field (``links.north.km``) to the source of its value: ``default``, ``--set`` or
     ``file:line``.
     """
@@ -144,6 +149,7 @@ class Topology:
     seed: int = 0
     source: str = ""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    congestion: str = DEFAULT_CONGESTION
 
     def site(self, name: str) -> Site:
         return next(site for site in self.sites if site.name == name)
@@ -178,6 +184,8 @@ def topology_to_dict(topology: Topology) -> dict[str, Any]:
     for site in plain["sites"]:
         if not site["fabric_bps"]:  # as versions write it that know of no such limit
             del site["fabric_bps"], site["oversubscription"]
+    if topology.congestion == DEFAULT_CONGESTION:  # likewise
+        del plain["congestion"]
     return plain
 
 
@@ -205,6 +213,7 @@ def topology_from_dict(data: Mapping[str, Any]) -> Topology:
             seed=int(data["seed"]),
             source=str(data.get("source", "")),
             origins=dict(data.get("origins", {})),
+            congestion=str(data.get("congestion", DEFAULT_CONGESTION)),
         )
         for link in topology.links:
             for site in link.between:

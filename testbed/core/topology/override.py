@@ -22,7 +22,7 @@ from testbed.errors import FileMistakes, UnknownName, UserError
 
 __all__ = ["apply", "split"]
 
-_TOP: Final = ("name", "scale", "seed", "routing")
+_TOP: Final = ("name", "scale", "seed", "routing", "congestion")
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "sites": tuple(SiteText.model_fields),
     "links": tuple(LinkText.model_fields),

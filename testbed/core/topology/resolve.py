@@ -15,7 +15,15 @@ from testbed.core.physics import fiber, optics
 from testbed.core.topology import link_impairments, link_protection, override, site_fabric
 from testbed.core.topology.link_impairments import LEAST_RATE_BPS
 from testbed.core.topology.link_protection import ProtectionText
-from testbed.core.topology.model import Duct, Link, Site, Topology, topology_from_dict, topology_to_dict
+from testbed.core.topology.model import (
+    DEFAULT_CONGESTION,
+    Duct,
+    Link,
+    Site,
+    Topology,
+    topology_from_dict,
+    topology_to_dict,
+)
 from testbed.core.topology.names import LONGEST, check_name
 from testbed.core.topology.site_fabric import FabricText
 from testbed.core.topology.topology_limits import BRIDGE_PORTS, MOST_DUCTS, MOST_LINKS, MOST_SITES
@@ -308,6 +316,7 @@ def _build(content: TopologyText, written: Written, label: str) -> Topology:
         seed=content.seed or 0,
         source=label,
         origins=dict(_origins(content, written)),
+        congestion=content.congestion or DEFAULT_CONGESTION,
     )
 
 
@@ -375,6 +384,8 @@ def _origins(content: TopologyText, written: Written) -> Iterator[tuple[str, str
 
     for key in ("name", "scale", "seed", "routing"):
         yield key, origin((key,))
+    if content.congestion is not None:
+        yield "congestion", origin(("congestion",))
     for name in content.sites:
         for key in SiteText.model_fields:
             if key == "fabric" and _fabric_text(content.sites[name], content) is None:

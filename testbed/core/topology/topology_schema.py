@@ -177,6 +177,7 @@ class _Top(_Part):
     scale: Annotated[float | None, BeforeValidator(_scale)] = None
     seed: Annotated[int | None, BeforeValidator(whole(0, 2**63 - 1))] = None
     routing: Annotated[str | None, BeforeValidator(_one_of(("shortest", "multipath")))] = None
+    congestion: Annotated[str | None, BeforeValidator(_one_of(("cubic", "bbr", "reno")))] = None
     defaults: Any = None
     sites: Any = None
     ducts: Any = None
@@ -202,6 +203,7 @@ class TopologyText:
     scale: float | None
     seed: int | None
     routing: str | None
+    congestion: str | None
     defaults: DefaultsText
     sites: Mapping[str, SiteText]
     ducts: Mapping[str, float | None]
@@ -304,6 +306,7 @@ def read(written: Written, mistakes: Mistakes) -> TopologyText:
         scale=top.scale,
         seed=top.seed,
         routing=top.routing,
+        congestion=top.congestion,
         defaults=DefaultsText(
             link=_link(LinkDefaults, defaults.link, ("defaults", "link"), "the default link", mistakes),
             site=check(SiteText, defaults.site, ("defaults", "site"), "the default site", mistakes),

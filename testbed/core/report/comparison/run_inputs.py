@@ -112,6 +112,7 @@ def _of_topology(topology: Topology | None) -> Iterator[Input]:
             rate = full_scale.written(site.fabric_bps, topology.scale)
             yield Input("topology", f"fabric of {site.name}", f"{rate}, oversubscription {site.oversubscription:g}")
     yield Input("topology", "routing", topology.routing)
+    yield Input("topology", "congestion control", topology.congestion)
     yield Input("topology", "seed of losses", str(topology.seed))
     for link in topology.links:
         for name, value in _of_link(link, topology.scale):

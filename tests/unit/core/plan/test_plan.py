@@ -90,6 +90,14 @@ def test_no_light_before_the_emulator_forwards(name: str) -> None:
     assert dark == lit == {end for link in topology.links for end in topology.interfaces.ends(link.name)}
 
 
+def test_routes_of_nodes_have_the_congestion_control_of_the_topology() -> None:
+    for overrides, used in (({}, "cubic"), ({"congestion": "bbr"}, "bbr")):
+        topology = catalog.load_topology("metro-40km", overrides)
+        routes = [step for step in build.build(topology) if isinstance(step, Route) and step.congestion]
+        assert {step.congestion for step in routes} == {used}
+        assert {step.namespace for step in routes} == set(topology.node_names)
+
+
 def test_agents_are_left_out_on_wish() -> None:
     topology = catalog.load_topology("metro-40km", None)
     with_agents, without = build.build(topology), build.build(topology, agents=False)

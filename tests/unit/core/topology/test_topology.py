@@ -89,6 +89,16 @@ def test_a_rate_replaces_that_of_the_optics_and_is_scaled() -> None:
     assert metro({"links.north.rate": "100 Gb/s"}).link("north").rate_bps == 100e6
 
 
+def test_the_congestion_control_over_the_fibers_may_be_chosen() -> None:
+    topology = metro({"congestion": "bbr"})
+    assert (topology.congestion, topology.origins["congestion"]) == ("bbr", "--set")
+    assert topology_from_dict(topology_to_dict(topology)) == topology
+    assert metro().congestion == "cubic"
+    assert "congestion" not in topology_to_dict(metro()), "as versions write it that know of no choice"
+    with pytest.raises(FileMistakes, match="vegas"):
+        metro({"congestion": "vegas"})
+
+
 def test_one_site_needs_no_links() -> None:
     assert load("sites: {a: {nodes: 3}}").links == ()
 
