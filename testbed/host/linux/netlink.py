@@ -164,7 +164,8 @@ class Namespace:
     def add_forwarding(self, mac: str, port: str) -> None:
         """Tell a bridge for good that the hardware address is at its ``port``."""
         with translated(f"add {mac} to the port {self.path.name}:{port}"):
-            self._ip.fdb("add", ifindex=self.index(port), lladdr=mac, state=NUD_NOARP, flags=NTF_MASTER)
+            # "replace": the bridge may have learned the address since the interface became its port.
+            self._ip.fdb("replace", ifindex=self.index(port), lladdr=mac, state=NUD_NOARP, flags=NTF_MASTER)
 
     def limit(self, name: str, bucket: rate_limit.TokenBucket) -> None:
         """Limit the rate of what an interface sends, as yet unlimited. Raises HostError if it is not in force."""
