@@ -23,11 +23,12 @@ __all__ = ["begin_sum_at", "rank_at"]
 
 
 def rank_at(site: str, sites: Sequence[str], ranks: Sequence[int]) -> int | None:
-    """Return the first of ``ranks`` that is at ``site``; None for no site. Raises ValueError if none of them is there.
+    """Return the first of ``ranks`` that is at ``site``; None for no site, and for no ranks: a rank without a slice
+    takes no part between sites. Raises ValueError if none of them is there.
 
     ``sites``: of all ranks, in rank order.
     """
-    if not site:
+    if not site or not ranks:
         return None
     found = [rank for rank in ranks if sites[rank] == site]
     if not found:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from testbed.cli import console
+from testbed.cli.streams import ReaderGone
 from testbed.core.units import format_size
 from testbed.errors import HostError, TestbedError
 
 if TYPE_CHECKING:
-    import paramiko
-
     from testbed.host.remote.leashed_command import SentFile
 
 __all__ = ["VARIABLE", "On", "Sent", "fetch", "marks", "run"]
@@ -65,7 +64,7 @@ def run(
     ``own_words``: the last argument is a command line of its own, in which words that name files here are sent, too.
     Raises UserError, HostError (testbed.host.remote).
     """
-    from testbed.host.remote import leashed_command
+    from testbed.host.remote import leashed_command, ssh_connection
 
     files: list[SentFile] = []
     words = [*_words(context, marks, own_words, files)]
@@ -73,11 +72,13 @@ def run(
         size = sum(it.here.stat().st_size for it in files)
         console.say(f"sent to {where}: {', '.join(str(it.here) for it in files)} ({format_size(size)})", style="dim")
     environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
-    transport = _connect(where)
+    transport = ssh_connection.connect(where)
     fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
     try:
         request = leashed_command.Request(["testbed", verb, *words], environment, files, reads_stdin, fetches)
         return leashed_command.run(transport, where, request)
+    except BrokenPipeError as error:
+        raise ReaderGone(str(error)) from error
     finally:
         transport.close()
 
@@ -106,20 +107,13 @@ def _arrive(where: str, runs: Path | None, pieces: Iterator[bytes]) -> Path:
 
 def fetch(where: str, run: str, runs: Path | None) -> Path:
     """Bring a run of another host here; return where it is. Raises HostError, UserError, StorageError."""
-    from testbed.host.remote import leashed_command
+    from testbed.host.remote import leashed_command, ssh_connection
 
-    transport = _connect(where)
+    transport = ssh_connection.connect(where)
     try:
         return _arrive(where, runs, leashed_command.fetch(transport, where, run))
     finally:
         transport.close()
-
-
-def _connect(where: str) -> paramiko.Transport:
-    from testbed.host.remote import ssh_connection
-
-    config = os.environ.get("TESTBED_SSH_CONFIG")
-    return ssh_connection.connect(where, Path(config) if config else None)
 
 
 def _words(context: typer.Context, marks: dict[str, Sent], own_words: bool, files: list[SentFile]) -> Iterator[str]:

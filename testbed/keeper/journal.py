@@ -40,6 +40,7 @@ from typing import Any, Final, cast
 from testbed.core.plan import codec
 from testbed.core.plan.step import Property, Step
 from testbed.errors import LabError, StorageError
+from testbed.host.linux.descriptor import write_all
 
 VERSION = 3
 """Older ones can be read too: version 1 has no ``forgotten`` lines, version 2 was never compacted."""
@@ -402,5 +403,4 @@ def _open(path: Path) -> int:
 
 def _append(file: int, data: bytes) -> None:
     # No fsync: an event that loses the page cache ends the namespaces and processes too.
-    while data:
-        data = data[os.write(file, data) :]
+    write_all(file, data)

@@ -87,12 +87,7 @@ class LocalSgd(ReplicaTraining):
 
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         trained = super().prepare(model, context)
-        # A rank without a slice takes no part between sites.
-        at = (
-            rank_at(self._aggregate_at, context.groups.sites, self.replicas.across_ranks)
-            if self.replicas.across
-            else None
-        )
+        at = rank_at(self._aggregate_at, context.groups.sites, self.replicas.across_ranks)
         self.slice = Slice(trained, self.replicas, at)
         self.outer = self.make_outer(self.slice.of_parameters())
         return trained

@@ -36,7 +36,7 @@ class TwoLevelMean:
         self._world_size = groups.world_size
         self._replicas = groups.replicas("site", "/gradients")
         ranks = self._replicas.across_ranks
-        self._at = rank_at(aggregate_at, groups.sites, ranks) if ranks else None
+        self._at = rank_at(aggregate_at, groups.sites, ranks)
         self._gather = _second(context)
         self._ranks = len(self._replicas.inside_ranks)
         self._equal = len({len(ranks) for ranks in groups.members.values()}) == 1

@@ -69,8 +69,7 @@ class StreamingDiloco(ReplicaTraining):
             replicas = self.replicas
             if self._schedule.overlapping:
                 replicas = context.groups.replicas(self._replica, f"/fragment-{number}", apart=True)
-            ranks = replicas.across_ranks
-            at = rank_at(self._aggregate_at, context.groups.sites, ranks) if ranks else None
+            at = rank_at(self._aggregate_at, context.groups.sites, replicas.across_ranks)
             part = Slice(parameters, replicas, at)
             outer = Nesterov(part.of_parameters(), self._rate, self._momentum, f"outer.{number}")
             self._fragments.append(_Fragment(number, parameters, part, outer, self._codec, context, self._shares_of))

@@ -36,6 +36,7 @@ from typing import Any, BinaryIO
 from testbed.core.remote.leash_frames import FAILED, LONGEST, PATIENCE_S, WHY_BYTES, Frames, Kind, hello
 from testbed.errors import TestbedError
 from testbed.host.files import runs_folder, store
+from testbed.host.linux.descriptor import write_all
 from testbed.version import __version__
 
 __all__ = ["main"]
@@ -141,9 +142,9 @@ class _Command:
 
     def put_in(self, piece: bytes) -> None:
         where = self.master if self._on_terminal else self._pipe
-        with contextlib.suppress(OSError):  # it does not read (any more)
-            while piece and where >= 0:
-                piece = piece[os.write(where, piece) :]
+        if where >= 0:
+            with contextlib.suppress(OSError):  # it does not read (any more)
+                write_all(where, piece)
 
     def end_input(self) -> None:
         if self.process.stdin is not None:
@@ -166,8 +167,7 @@ class _Command:
 
 def _write(piece: bytes) -> bool:
     try:
-        while piece:
-            piece = piece[os.write(1, piece) :]
+        write_all(1, piece)
     except OSError:
         return False  # the client is gone, which stdin tells
     return True

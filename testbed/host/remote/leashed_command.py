@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from testbed.core.remote.leash_frames import BEAT_S, FAILED, HELLO, LONGEST, WHY_BYTES, Kind, frame
 from testbed.errors import HostError, StorageError, UserError
 from testbed.host.linux import invocation
+from testbed.host.linux.descriptor import write_all
 from testbed.version import __version__
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ _ANSWER_S = 20.0
 _PIECE = 1 << 16
 _POLL_S = 0.1
 _LINGERS_S = 5.0
-READER_GONE = 141
-"""128 + SIGPIPE: whoever reads stdout here has closed it."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +147,8 @@ class _Held:
 def run(transport: paramiko.Transport, where: str, request: Request) -> int:
     """Run a command there, with this process's streams, and return its exit status.
 
-    Ctrl-C is passed on, as often as it is typed; the command decides what it means. Raises HostError if the connection
-    is lost: then the leash there ends the command.
+    Ctrl-C is passed on, as often as it is typed; the command decides what it means. The leash there ends the command if
+    the connection is lost, which raises HostError, or if stdout or stderr here cannot be written: BrokenPipeError.
     """
     held = _Held(transport, where)
     try:
@@ -179,7 +178,7 @@ def _follow(held: _Held, where: str, request: Request) -> int:
     with _terminal(held, shown, request.reads_stdin):
         while not held.channel.status_event.wait(_POLL_S) and not out.after_marker.is_set():
             if out.failed or err.failed:
-                return READER_GONE  # the leash ends the command
+                raise BrokenPipeError("stdout or stderr cannot be written")  # the leash ends the command
             if held.channel.closed:
                 break
     if request.arrived is not None and out.after_marker.is_set():
@@ -234,8 +233,7 @@ class _Copy(threading.Thread):
 
     def _put(self, piece: bytes) -> bool:
         try:
-            while piece:
-                piece = piece[os.write(self._descriptor, piece) :]
+            write_all(self._descriptor, piece)
         except OSError:
             self.failed = True
         return not self.failed

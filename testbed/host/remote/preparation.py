@@ -12,6 +12,7 @@ from pathlib import Path
 
 from testbed.errors import MissingTool, UserError
 from testbed.host import installation
+from testbed.host.remote import ssh_connection
 
 __all__ = ["prepare"]
 
@@ -33,7 +34,7 @@ def prepare(where: str, options: Sequence[str]) -> int:
     if program is None:
         raise MissingTool("ansible-playbook", installation.adding("ansible"))
     user, at, name = where.rpartition("@")
-    config = os.environ.get("TESTBED_SSH_CONFIG")
+    config = ssh_connection.configuration()
     lines = ["testbed_hosts:", "  hosts:", f"    {name}:", *([f"      ansible_user: {user}"] if at else ())]
     lines += [f"      ansible_ssh_common_args: -F {config}"] if config else []
     with tempfile.TemporaryDirectory(prefix="testbed-prepare-") as inventory:

@@ -29,7 +29,7 @@ from testbed.host import installation
 if TYPE_CHECKING:
     import paramiko
 
-__all__ = ["DEAD_AFTER_S", "connect"]
+__all__ = ["DEAD_AFTER_S", "configuration", "connect"]
 
 CONNECT_S, ANSWER_S = 10.0, 15.0
 DEAD_AFTER_S = 30.0
@@ -39,14 +39,18 @@ KEEPALIVE_S = 5
 _LONGEST_CHAIN = 8
 
 
-def connect(where: str, config: Path | None = None) -> paramiko.Transport:
+def configuration() -> str:
+    """Return the file that $TESTBED_SSH_CONFIG names in place of ~/.ssh/config; empty for none."""
+    return os.environ.get("TESTBED_SSH_CONFIG", "")
+
+
+def connect(where: str) -> paramiko.Transport:
     """Return an authenticated connection to ``where``, which is whatever ``ssh WHERE`` takes.
 
-    ``config``: another file than ~/.ssh/config. Raises UserError (the host's key, or this user, is not accepted, or
+    Raises UserError (the host's key, or this user, is not accepted, or
     ssh's settings cannot be used), HostError (it cannot be reached), MissingTool (no ssh here).
     """
-    settings = _settings(where, config)
-    through: Any = None
+    settings = _settings(where)
     if settings.command:
         raise UserError(
             f"{where}: ssh connects by ProxyCommand, which --on cannot; write ProxyJump in ssh's configuration"
@@ -55,19 +59,18 @@ def connect(where: str, config: Path | None = None) -> paramiko.Transport:
         raise UserError(f"{where}: expected at most {_LONGEST_CHAIN} hosts in ProxyJump, got {len(settings.jumps)}")
     transport: paramiko.Transport | None = None
     for jump in settings.jumps:
-        hop = _settings(jump, config)
+        hop = _settings(jump)
         transport = _open(jump, hop, _through(transport, hop, jump))
-    through = _through(transport, settings, where)
-    return _open(where, settings, through)
+    return _open(where, settings, _through(transport, settings, where))
 
 
-def _settings(where: str, config: Path | None) -> SshSettings:
+def _settings(where: str) -> SshSettings:
     program = shutil.which("ssh")
     if program is None:
         raise MissingTool("ssh", installation.apt("openssh-client"), "it knows how to reach a host")
     if where.startswith("-"):
         raise UserError(f"expected a host, got {where!r}")
-    chosen = ["-F", str(config)] if config else []
+    chosen = ["-F", config] if (config := configuration()) else []
     try:
         done = subprocess.run([program, *chosen, "-G", "--", where], capture_output=True, text=True, timeout=CONNECT_S)
         if done.returncode:
