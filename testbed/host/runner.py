@@ -19,7 +19,7 @@ from typing import IO, Final
 
 from testbed.errors import MissingTool
 from testbed.host import installation
-from testbed.host.linux import program_user
+from testbed.host.linux import attended, program_user
 from testbed.host.linux.program_user import ProgramUser
 
 READ_BYTES = 1 << 16
@@ -115,8 +115,11 @@ def tool(name: str) -> str:
 
 
 def run(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run on the caller's standard streams; return the exit status, 128 + n for signal n as in a shell."""
-    return shell_status(subprocess.call(list(argv), env=dict(environment) if environment is not None else None))
+    """Run on the caller's standard streams; return the exit status, 128 + n for signal n as in a shell.
+
+    Signals to this process are the program's (:mod:`testbed.host.linux.attended`).
+    """
+    return shell_status(attended.run(argv, environment))
 
 
 def shell_status(code: int) -> int:

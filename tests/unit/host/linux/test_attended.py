@@ -1,0 +1,178 @@
+"""Signals of a program in the foreground, with and without a terminal; what ends is seen in /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+RUN = "import sys; from testbed.host.linux import attended; print('=', attended.run(sys.argv[1:]), flush=True)"
+COUNTS = (
+    "import os, signal, sys, time\n"
+    "for it in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n"
+    "    signal.signal(it, lambda number, frame: print('got', number, flush=True))\n"
+    "print('pid', os.getpid(), flush=True)\n"
+    "while True: time.sleep(60)\n"
+)
+"""A program that tells each signal that it gets."""
+
+needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+
+
+def attending(*words: str) -> list[str]:
+    return [sys.executable, "-c", RUN, *words]
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return state(pid) != "Z"
+    return False
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def begun() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Provide a function that attends a program without a terminal, in a process group of its own."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(*words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(attending(*words), stdout=subprocess.PIPE, text=True, start_new_session=True)
+        processes.append(process)
+        return process
+
+    yield begin
+    for each in processes:
+        each.kill()
+        each.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_without_a_terminal_each_signal_arrives_once(begun: Callable[..., subprocess.Popen[str]], group: bool) -> None:
+    process = begun(sys.executable, "-c", COUNTS)
+    pid = int(line(process).removeprefix("pid "))
+    for number in NUMBERS * 2:
+        (os.killpg if group else os.kill)(process.pid, number)
+        assert line(process) == f"got {number}"
+    os.kill(pid, signal.SIGKILL)
+    assert line(process) == "= -9"
+    assert process.wait(10) == 0
+
+
+def test_what_a_program_started_gets_signals_too(begun: Callable[..., subprocess.Popen[str]]) -> None:
+    process = begun("sh", "-c", "sleep 7151 & echo $!; wait")
+    pid = int(line(process))
+    os.kill(process.pid, signal.SIGTERM)
+    assert line(process) == "= -15"
+    until(lambda: not alive(pid), "the sleep has ended")
+
+
+def test_nothing_of_a_program_is_left_after_a_kill(begun: Callable[..., subprocess.Popen[str]]) -> None:
+    process = begun("sh", "-c", "trap '' INT TERM HUP; sleep 7152 & echo $$ $!; wait")
+    pids = [int(it) for it in line(process).split()]
+    # The guard is the last thing that is started.
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    until(lambda: len(children.read_text().split()) == 2, "program and guard run")
+    guards = {int(it) for it in children.read_text().split()} - {*pids}
+    process.kill()
+    until(lambda: not any(map(alive, (*pids, *guards))), "neither program nor guard is left")
+
+
+def test_an_ordinary_end_leaves_what_went_to_the_background(begun: Callable[..., subprocess.Popen[str]]) -> None:
+    process = begun("sh", "-c", "sleep 7153 >/dev/null & echo $!; exit 5")
+    pid = int(line(process))
+    try:
+        assert line(process) == "= 5"
+        process.wait(10)
+        assert alive(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+class Terminal:
+    """A shell with job control on a terminal of its own; ``reads`` waits for a text that it shows."""
+
+    def __init__(self) -> None:
+        self.pid, self.side = pty.fork()
+        if self.pid == 0:
+            shell = ["bash", "--norc", "--noprofile", "-i"]
+            os.execvpe(shell[0], shell, {**os.environ, "PS1": "> ", "TERM": "dumb", "HISTFILE": ""})
+        self.seen = ""
+
+    def types(self, text: str) -> None:
+        os.write(self.side, text.encode())
+
+    def reads(self, text: str, seconds: float = 20.0) -> str:
+        """Return what was shown up to a text, which is gone then."""
+        deadline = time.monotonic() + seconds
+        while text not in self.seen:
+            left = deadline - time.monotonic()
+            assert left > 0, f"expected {text!r}, got {self.seen!r}"
+            if select.select([self.side], [], [], left)[0]:
+                self.seen += os.read(self.side, 65536).decode(errors="replace")
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    made = Terminal()
+    made.reads("> ")
+    yield made
+    os.close(made.side)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(made.pid, signal.SIGKILL)
+    os.waitpid(made.pid, 0)
+
+
+@needs_setpriv
+def test_a_terminal_has_its_job_control(terminal: Terminal, tmp_path: Path) -> None:
+    """Ctrl-Z stops both, fg goes on; Ctrl-C arrives once, and so does what another process sends to this one alone."""
+    program, attend = tmp_path / "program.py", tmp_path / "attend.py"
+    program.write_text(COUNTS)
+    attend.write_text(f"import os; print('attends', os.getpid(), flush=True)\n{RUN}\n")
+    root = Path(__file__).resolve().parents[4]
+    words = f"setpriv --pdeathsig KILL -- {sys.executable} {program}"
+    terminal.types(f"PYTHONPATH={root} {sys.executable} {attend} {words}\n")
+    terminal.reads("attends ")
+    own = int(terminal.reads("\r\n"))
+    terminal.reads("pid ")
+    pid = int(terminal.reads("\r\n"))
+    for number in NUMBERS:
+        os.kill(own, number)
+        assert "got" not in terminal.reads(f"got {number}\r\n")
+    terminal.types("\x03")
+    assert "got" not in terminal.reads("got 2\r\n")
+    terminal.types("\x1a")
+    terminal.reads("> ")
+    until(lambda: {state(own), state(pid)} == {"T"}, "both are stopped")
+    terminal.types("fg\n")
+    until(lambda: "T" not in (state(own), state(pid)), "both go on")
+    os.kill(own, signal.SIGKILL)
+    until(lambda: not alive(pid), "the program ends with what attends it")
+    assert "got" not in terminal.reads("> "), "no signal came twice"
