@@ -38,21 +38,23 @@ def run(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> in
     # Blocked, they are read one by one with their senders; no handler of this process runs.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*heeded, signal.SIGCHLD})
     try:
-        with subprocess.Popen(
-            list(argv),
-            env=own,
-            process_group=None if terminal else 0,
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
-        ) as child:
-            with contextlib.nullcontext() if terminal else _guarded(child.pid):
-                while (status := child.poll()) is None:
-                    heard = signal.sigwaitinfo({*heeded, signal.SIGCHLD})
-                    if heard.si_signo == signal.SIGCHLD:
-                        continue
-                    if not terminal:
-                        os.killpg(child.pid, heard.si_signo)
-                    elif heard.si_code <= 0:  # of a process (SI_USER and the like), not of the terminal
-                        child.send_signal(heard.si_signo)
+        with (
+            subprocess.Popen(
+                list(argv),
+                env=own,
+                process_group=None if terminal else 0,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+            ) as child,
+            contextlib.nullcontext() if terminal else _guarded(child.pid),
+        ):
+            while (status := child.poll()) is None:
+                heard = signal.sigwaitinfo({*heeded, signal.SIGCHLD})
+                if heard.si_signo == signal.SIGCHLD:
+                    continue
+                if not terminal:
+                    os.killpg(child.pid, heard.si_signo)
+                elif heard.si_code <= 0:  # of a process (SI_USER and the like), not of the terminal
+                    child.send_signal(heard.si_signo)
         return status
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
