@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-import testbed.host.linux.invocation as invocation
 from testbed.cli import console, on_host, run_verbs, verb
 from testbed.cli.run_options import RunOptions
 from testbed.cli.verb import Overrides, RunArgument
@@ -96,7 +95,7 @@ def _kubernetes_job(what: str, assignments: list[str], options: list[str], name:
     except Exception as error:
         if not hasattr(error, "format_message"):  # of typer's parser, whose errors have no public base
             raise
-        raise UserError(f"{error.format_message().rstrip('.')}; see: {invocation.command('run', '--help')}") from error
+        raise UserError(f"options of the run: {error.format_message().rstrip('.')}") from error
     for option in ("on", "runs", "junit"):
         if getattr(context.get_parameter_source(option), "name", "") == "COMMANDLINE":
             raise UserError(f"--{option} names a place outside of the pod; remove it (results go to --claim)")

@@ -1,6 +1,7 @@
 """Render one run as Kubernetes objects: a ConfigMap of the files that it names, and a Job of one pod.
 
-A pod holds a whole lab, because a lab is namespaces of one kernel; the pod needs what a lab needs of root, no more. Fields are those of Kubernetes 1.31, whose exit-code rules are stable (KEP-3329); reference:
+A pod holds a whole lab, because a lab is namespaces of one kernel; the pod needs what a lab needs of root, no more.
+Fields are those of Kubernetes 1.31, whose exit-code rules are stable (KEP-3329); reference:
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/.
 """
 
@@ -272,7 +273,8 @@ def _unexpanded(word: str) -> str:
 
 def _quoted(text: str) -> DoubleQuotedScalarString:
     """Return a text that every YAML parser reads as a string: for those of YAML 1.1 ``no`` and ``1:30`` are none."""
-    return DoubleQuotedScalarString(text)
+    made: DoubleQuotedScalarString = DoubleQuotedScalarString(text)
+    return made
 
 
 def _text(text: str) -> str:
@@ -280,5 +282,6 @@ def _text(text: str) -> str:
     lines = text.split("\n")
     plain = all(it.isprintable() and it == it.rstrip() for it in lines)
     if plain and len(lines) > 1 and lines[-1] == "" and lines[0][:1].strip() and lines[-2]:
-        return LiteralScalarString(text)
+        block: str = LiteralScalarString(text)
+        return block
     return _quoted(text)
