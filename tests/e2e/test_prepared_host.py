@@ -75,9 +75,9 @@ class Client:
         print(*words, done.returncode, done.stdout, done.stderr, sep="\n")
         return done
 
-    def prepare(self, checkout: Path = ROOT) -> dict[str, int]:
-        """Run `host prepare` and return the numbers of Ansible's recap."""
-        settings: dict[str, object] = {"testbed_host_containers": False}
+    def prepare(self, checkout: Path, commit: str) -> dict[str, int]:
+        """Run `host prepare` for a commit, and return the numbers of Ansible's recap."""
+        settings: dict[str, object] = {"testbed_host_containers": False, "testbed_host_commit": commit}
         if folder := bare_machine.wheels():
             settings["testbed_host_wheels"] = str(folder)
         names = ("PIP_CERT", "PIP_INDEX_URL", "https_proxy")
@@ -120,13 +120,19 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         pytest.skip(str(why))
 
 
+def head(checkout: Path) -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 def test_a_bare_host_is_prepared_used_and_brought_to_another_version(client: Client, tmp_path: Path) -> None:
     before = client.run("status", "--on", "lab1")
     assert before.returncode == 2
     assert "the testbed is not installed there" in before.stderr and "host prepare lab1" in before.stderr
 
-    assert client.prepare()["changed"] > 0
-    assert client.prepare()["changed"] == 0
+    commit = head(ROOT)  # a commit made meanwhile would make the second run change
+    assert client.prepare(ROOT, commit)["changed"] > 0
+    assert client.prepare(ROOT, commit)["changed"] == 0
     assert client.run("doctor", "--on", "lab1").returncode == 0
     up = client.run("up", "metro-single", "--no-agents", "--allow-uncertified", "--on", "lab1")
     assert up.returncode == 0, up.stderr
@@ -148,5 +154,5 @@ def test_a_bare_host_is_prepared_used_and_brought_to_another_version(client: Cli
     assert refused.returncode == 2
     assert f"lab1 has testbed {__version__}, but 0.9.9 is here" in refused.stderr
     assert "host prepare lab1" in refused.stderr and refused.stderr.count("\n") == 1
-    assert client.prepare(newer)["changed"] > 0
+    assert client.prepare(newer, head(newer))["changed"] > 0
     assert client.of(newer, "ls", "labs", "--on", "lab1").returncode == 0
