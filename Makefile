@@ -63,7 +63,7 @@ test-ansible:
 test-bare:
 	@tools/setup.sh test
 	@tools/verdict.sh test-bare "the tests on a bare machine passed, or were skipped with a reason" \
-	    env TESTBED_BARE=1 $(VENV)/bin/python -m pytest tests/e2e/test_bare_machine.py -rs $(PYTEST_FLAGS)
+	    env TESTBED_BARE=1 $(VENV)/bin/python -m pytest tests/e2e/test_bare_machine.py tests/e2e/test_prepared_host.py -rs $(PYTEST_FLAGS)
 
 check:
 	@tools/setup.sh check

@@ -8,12 +8,13 @@ reaches here; labs make network namespaces of their own. When the command ends, 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,9 +60,10 @@ class Unavailable(Exception):
     """Why there is no bare machine here."""
 
 
-def base() -> Path:
-    """Return the folder of the bare root; made the first time (a minute). Raises Unavailable."""
-    folder = CACHE / hashlib.sha256("\0".join([SUITE, *PACKAGES]).encode()).hexdigest()[:12]
+def base(*more: str) -> Path:
+    """Return the folder of the bare root, with ``more`` packages; made once (a minute). Raises Unavailable."""
+    packages = [*PACKAGES, *more]
+    folder = CACHE / hashlib.sha256("\0".join([SUITE, *packages]).encode()).hexdigest()[:12]
     if folder.is_dir():
         return folder
     tool = shutil.which("debootstrap")
@@ -70,7 +72,7 @@ def base() -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         made = Path(scratch) / "root"
-        words = ["--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(made)]
+        words = ["--variant=minbase", f"--include={','.join(packages)}", SUITE, str(made)]
         # In a mount namespace of its own: what it mounts below the new root is gone when it ends, however it ends.
         apart = ["unshare", "--mount", "--propagation", "private", "--"]
         try:
@@ -112,7 +114,20 @@ def run(
 
     ``log`` receives the output as it comes. Raises Unavailable.
     """
-    kept = base()
+    with started(argv, log, environment=environment) as child:
+        try:
+            status = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            status = 124
+    return status, log.read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def started(
+    argv: Sequence[str], log: Path, *, packages: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start ``argv`` as :func:`run` does, with ``packages`` too; it ends with the block. Raises Unavailable."""
+    kept = base(*packages)
     found = wheels()
     variables = {key: value for key, value in os.environ.items() if key in ("https_proxy", "PIP_INDEX_URL")}
     variables |= {"PIP_CERT": str(CERTIFICATES)} if CERTIFICATES.exists() else {}
@@ -132,10 +147,7 @@ def run(
                 env={**os.environ, "CERTIFICATES": str(CERTIFICATES), "WHEELS": str(found or "")},
             )  # fmt: skip
             try:
-                status = child.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                status = 124
+                yield child
             finally:
                 child.kill()  # and with it pid 1 inside, and all that it started
                 child.wait()
-    return status, log.read_text(errors="replace")

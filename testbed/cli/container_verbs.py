@@ -1,16 +1,18 @@
-"""Verbs for the containerlab driver: render its topology file, build the container image."""
+"""Verbs for containers: render a lab for containerlab or a run for Kubernetes, build the container image."""
 
 from __future__ import annotations
 
+import inspect
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from testbed.cli import console, verb
-from testbed.cli.verb import Overrides, TopologyArgument
-from testbed.errors import StorageError
+from testbed.cli import console, on_host, run_verbs, verb
+from testbed.cli.run_options import RunOptions
+from testbed.cli.verb import Overrides, RunArgument
+from testbed.errors import StorageError, UserError
 
 
 class What(StrEnum):
@@ -24,14 +26,29 @@ class What(StrEnum):
     verb.LOOK,
     "testbed render metro-40km",
     "testbed render metro-40km --output metro.clab.yml",
+    "testbed render metro-40km --kubernetes -- --steps 100",
 )
 def render(
-    topology: TopologyArgument,
+    topology: RunArgument,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- OPTIONS...]", help="With --kubernetes: further options of the run."),
+    ] = None,
     set_: Overrides = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the lab (default: the topology's name).")] = "",
-    image: Annotated[
-        str, typer.Option(metavar="IMAGE", help="Image of all containers (default: this version's image).")
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="Print a Kubernetes Job of one run instead.", show_default=False)
+    ] = False,
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the lab (default: the topology's name), or of the Job.")
     ] = "",
+    image: Annotated[
+        str,
+        typer.Option(metavar="IMAGE", help="Image of all containers (default: this version's image), or of the pod."),
+    ] = "",
+    claim: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="With --kubernetes: PersistentVolumeClaim that the run directory goes to."),
+    ] = "testbed-runs",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of stdout.")
     ] = None,
@@ -40,11 +57,22 @@ def render(
 
     This is the file that `testbed up --driver containerlab` deploys. Deployed without the testbed, the sites come up
     with dark fibers; the testbed lights the fibers, adds delay, rate and loss, and measures them.
+
+    With --kubernetes: print a Job that runs a topology or an experiment in one pod, and a ConfigMap of its files.
     """
     from testbed.host.files import catalog
-    from testbed.lab import containers
 
-    text = containers.render(catalog.load_topology(topology, verb.read_overrides(set_)), name=name, image=image)
+    if kubernetes:
+        text = _kubernetes_job(topology, set_ or [], options or [], name, image, claim)
+        follow_up = f"kubectl create -f {output}"
+    else:
+        from testbed.lab import containers
+
+        if options:
+            given = " ".join([topology, *options])
+            raise UserError(f"expected one topology, got {given}; options of a run need --kubernetes")
+        text = containers.render(catalog.load_topology(topology, verb.read_overrides(set_)), name=name, image=image)
+        follow_up = f"containerlab deploy --topo {output}"
     if output is None:
         console.show_line(text.rstrip("\n"))
         return
@@ -52,7 +80,39 @@ def render(
         output.write_text(text)
     except OSError as error:
         raise StorageError(f"cannot write {output}: {error.strerror}") from error
-    console.say(f"written to {output}; next: containerlab deploy --topo {output}")
+    console.say(f"written to {output}; next: {follow_up}")
+
+
+def _kubernetes_job(what: str, assignments: list[str], options: list[str], name: str, image: str, claim: str) -> str:
+    """Return the Job of ``testbed run WHAT``; its options are read as `run` reads them."""
+    from testbed.host.remote.leashed_command import SentFile
+    from testbed.lab import kubernetes_job
+
+    run = typer.main.get_command(verb.app).commands["run"]  # type: ignore[attr-defined]
+    words = [*(word for it in assignments for word in ("--set", it)), *options, "--", what]
+    try:
+        context = run.make_context("run", words)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # of typer's parser, whose errors have no public base
+            raise
+        raise UserError(f"options of the run: {error.format_message().rstrip('.')}") from error
+    for option in ("on", "runs", "junit"):
+        if getattr(context.get_parameter_source(option), "name", "") == "COMMANDLINE":
+            raise UserError(f"--{option} names a place outside of the pod; remove it (results go to --claim)")
+    files: list[SentFile] = []
+    marks = on_host.marks(inspect.signature(run_verbs.run, eval_str=True)) | on_host.marks(
+        inspect.signature(RunOptions, eval_str=True)
+    )
+    typed = [*on_host.typed_words(context, marks, False, files)]
+    return kubernetes_job.render(
+        what,
+        ["run", *typed],
+        [it.here for it in files],
+        overrides=verb.read_overrides(context.params["set_"]),
+        name=name,
+        image=image,
+        claim=claim,
+    )
 
 
 @verb.verb(

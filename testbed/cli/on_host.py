@@ -19,7 +19,7 @@ from testbed.errors import HostError, TestbedError
 if TYPE_CHECKING:
     from testbed.host.remote.leashed_command import SentFile
 
-__all__ = ["VARIABLE", "On", "Sent", "fetch", "marks", "run"]
+__all__ = ["VARIABLE", "On", "Sent", "fetch", "marks", "run", "typed_words"]
 
 VARIABLE = "TESTBED_ON"
 
@@ -67,7 +67,7 @@ def run(
     from testbed.host.remote import leashed_command, ssh_connection
 
     files: list[SentFile] = []
-    words = [*_words(context, marks, own_words, files)]
+    words = [*typed_words(context, marks, own_words, files)]
     if files:
         size = sum(it.here.stat().st_size for it in files)
         console.say(f"sent to {where}: {', '.join(str(it.here) for it in files)} ({format_size(size)})", style="dim")
@@ -116,7 +116,9 @@ def fetch(where: str, run: str, runs: Path | None) -> Path:
         transport.close()
 
 
-def _words(context: typer.Context, marks: dict[str, Sent], own_words: bool, files: list[SentFile]) -> Iterator[str]:
+def typed_words(
+    context: typer.Context, marks: dict[str, Sent], own_words: bool, files: list[SentFile]
+) -> Iterator[str]:
     """Yield the words that were typed, options first, as this command's parser understood them."""
     arguments: list[str] = []
     last_argument = [it for it in context.command.params if it.param_type_name == "argument"][-1:]

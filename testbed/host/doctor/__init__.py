@@ -5,7 +5,7 @@ One module per subject. Checks that need an attempt (create a veth, attach netem
 
 from __future__ import annotations
 
-from testbed.host.doctor import kernel, limits, machine, programs, trial
+from testbed.host.doctor import kernel, limits, machine, programs, sessions, trial
 from testbed.host.doctor.check import Check, can_run, can_train
 
 __all__ = ["Check", "can_run", "can_train", "examine"]
@@ -27,5 +27,6 @@ def examine() -> tuple[Check, ...]:
         *machine.headroom(),
         *limits.limits(),
         *limits.folders(),
+        sessions.lasting(),
         *programs.containers(),
     )

@@ -1,0 +1,67 @@
+"""`testbed render --kubernetes`: the words of the run, and which files of this machine go along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli_fixtures import Cli, cli
+
+__all__ = ["cli"]  # a fixture
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def rendered(cli: Cli, *words: str) -> list[dict[str, Any]]:
+    said = cli("render", *words)
+    assert said.status == 0, said.err
+    return list(yaml.safe_load_all(said.out))
+
+
+def test_a_shipped_name_needs_no_files(cli: Cli) -> None:
+    (job,) = rendered(cli, "metro-40km", "--kubernetes", "--name", "mine", "--", "--steps", "30")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["testbed", "run", "--steps", "30", "--", "metro-40km"]
+    assert job["metadata"]["name"] == "mine"
+
+
+def test_an_experiment_brings_what_it_names(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "mein lab.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
+    (tmp_path / "jobs" / "train.py").write_text("print(1)\n")
+    (tmp_path / "jobs" / "x.yaml").write_text(
+        "topology: mein lab.yaml\nworkload: {command: [python, train.py], steps: 5}\n"
+    )
+    config, job = rendered(cli, "jobs/x.yaml", "--kubernetes", "--set", "links.north.km=50")
+    assert config["data"]["train.py"] == "print(1)\n"
+    pod = job["spec"]["template"]["spec"]
+    volume = next(it for it in pod["volumes"] if "configMap" in it)
+    assert {it["path"] for it in volume["configMap"]["items"]} == {"jobs/x.yaml", "mein lab.yaml", "jobs/train.py"}
+    assert pod["containers"][0]["args"] == ["testbed", "run", "--set", "links.north.km=50", "--", "jobs/x.yaml"]
+    assert pod["containers"][0]["workingDir"] == "/experiment"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("metro-40km", "--kubernetes", "--", "--nonsense"), "--nonsense"),
+        (("metro-40km", "--kubernetes", "--", "--runs", "x"), "--runs names a place outside of the pod"),
+        (("metro-40km", "--kubernetes", "--name", "A"), "DNS-1123 label"),
+        (("metro-40km", "--kubernetes", "--image", "A B"), "expected an image name"),
+        (("no-such", "--kubernetes"), "no-such"),
+        (("{outside}", "--kubernetes"), "expected files below the current folder"),
+        (("metro-40km", "x"), "options of a run need --kubernetes"),
+    ],
+)
+def test_mistakes_are_one_line(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "lab.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
+    monkeypatch.chdir(tmp_path / "here")
+    done = cli("render", *(it.format(outside=tmp_path / "lab.yaml") for it in words))
+    assert done.status == 2
+    assert said in done.err and done.err.strip().count("\n") == 0
