@@ -71,7 +71,7 @@ def html(report: Report) -> str:
         rank_seconds_table=None if is_program(report) else rank_seconds_section.table(report.rank_seconds),
         path_lead=critical_path_section.LEAD,
         path_table=critical_path_section.table(report.critical_path),
-        prediction_lead=prediction_section.lead(report.prediction),
+        prediction_lead=prediction_section.lead(report.prediction, report.unpredicted),
         prediction_table=prediction_section.table(report.prediction),
         faults_table=faults_section.table(report.faults),
         in_force_table=in_force_section.table(
