@@ -179,6 +179,9 @@ class _Steps:
 
     begins: tuple[float, ...]
     ends: tuple[float, ...]
+    all_began_t: float
+    """When the last rank began the first of them. Until then what ranks sent before it (tensors that torch spreads
+    over them, say) may still be on its way: a sender goes on once the kernel has the bytes."""
 
     def within(self, first_t: float, last_t: float) -> tuple[int, float, int]:
         """Return the steps wholly between two times, their number with shares, and those that touch the interval."""
@@ -206,7 +209,9 @@ def _steps(logs: Sequence[RankLog]) -> dict[int, _Steps]:
             (min(t for t, _ in ranks), max(t for _, t in ranks)) for ranks in steps.values() if len(ranks) == len(logs)
         )
         if times:
-            attempts[attempt] = _Steps(tuple(t for t, _ in times), tuple(t for _, t in times))
+            first = min(step for step, ranks in steps.items() if len(ranks) == len(logs))
+            began_t = max(t for t, _ in steps[first])
+            attempts[attempt] = _Steps(tuple(t for t, _ in times), tuple(t for _, t in times), began_t)
     return attempts
 
 
@@ -267,7 +272,7 @@ def _stretches(
     for steps, loads in attempts:
         begun: FiberSample | None = None
         before: FiberSample | None = None
-        inside = [it for it in track if steps.begins[0] <= it.t <= _last_t(track, steps, loads)]
+        inside = [it for it in track if steps.all_began_t <= it.t <= _last_t(track, steps, loads)]
         for one, other in pairwise(inside):
             calm = not faults.touch(one.t, other.t) and other.byte_count >= one.byte_count  # an emulator that restarted
             if calm:

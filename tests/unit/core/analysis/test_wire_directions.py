@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -137,6 +138,20 @@ def test_what_was_retransmitted_is_no_payload(metro: Topology) -> None:
     (west,) = [it for it in verdict.directions if it.direction == "north:west"]
     assert west.ratio == pytest.approx(1.0, abs=0.02)
     assert west.retransmitted_bytes > 0
+
+
+def test_what_ranks_sent_before_their_first_step_does_not_count(metro: Topology) -> None:
+    """Rank 3 begins the first step 0.7 s later: until then parameters that were spread before are on their way."""
+    late = [
+        replace(log, steps=(replace(log.steps[0], t_begin=1.7), *log.steps[1:])) if log.rank == 3 else log
+        for log in logs()
+    ]
+    samples = [
+        replace(it, byte_count=it.byte_count + 20 * GRADIENT) if it.t > 1.3 and it.direction == "north:west" else it
+        for it in fibers(1.5)
+    ]
+    assert check(logs(), samples, topology=metro).ok is False
+    assert check(late, samples, topology=metro).ok is True
 
 
 def test_lists_of_what_came_out_of_order_are_no_excess(metro: Topology) -> None:
