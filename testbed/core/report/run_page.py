@@ -273,6 +273,10 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
     listed += _flat("scheduling of ", run.scheduling)
     listed += _flat("", run.host)
     if report.certificate:
+        used = str(report.certificate.host.get("congestion_control", ""))
+        wanted = report.topology.congestion if report.topology else used
+        if used and used != wanted:
+            listed.append(("congestion control of the topology", f"{wanted}, which this kernel lacks: {used} instead"))
         listed += [(name, value) for name, value in _flat("", report.certificate.host) if name not in dict(listed)]
     empty = ("", formats.UNKNOWN) if is_program(report) else ("",)
     return tuple((name, value) for name, value in listed if value not in empty)

@@ -53,3 +53,15 @@ def test_that_and_why_there_is_no_prediction_is_on_every_page(tmp_path: Path, st
 def test_a_run_that_was_predicted_says_nothing_of_that(tmp_path: Path) -> None:
     report = store.build_report(store.RunDirectory(changed(tmp_path / "run", "diloco")))
     assert report.prediction is not None and not report.unpredicted
+
+
+def test_a_congestion_control_that_the_kernel_lacks_is_told(tmp_path: Path) -> None:
+    path = run_factory.make_run(tmp_path / "run")
+    topology = json.loads((path / "topology.json").read_text())
+    (path / "topology.json").write_text(json.dumps({**topology, "congestion": "bbr"}))
+    certificate = json.loads((path / "certificate.json").read_text())
+    certificate["host"] = {**certificate.get("host", {}), "congestion_control": "cubic"}
+    (path / "certificate.json").write_text(json.dumps(certificate))
+    assert "bbr, which this kernel lacks: cubic instead" in markdown.markdown(
+        store.build_report(store.RunDirectory(path))
+    )
