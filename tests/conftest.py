@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +27,10 @@ from testbed.host.linux import invocation  # noqa: E402
 # those for the command that started pytest. Before any module that has help texts is imported.
 invocation.current = invocation.Invocation
 installation._has_lists = lambda: True
+
+# A loaded machine takes longer than hypothesis' 200 ms for an example.
+hypothesis.settings.register_profile("testbed", deadline=None)
+hypothesis.settings.load_profile("testbed")
 
 THOROUGH = "thorough: make test-thorough runs it; ordinary tests cover the same in less time"
 

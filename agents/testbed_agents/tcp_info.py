@@ -17,9 +17,12 @@ _AT_BUSY = 168
 """Of tcpi_busy_time in struct tcp_info; tcpi_rwnd_limited and tcpi_sndbuf_limited (all us, since Linux 4.10),
 tcpi_delivered and tcpi_delivered_ce, tcpi_bytes_sent and tcpi_bytes_retrans (since Linux 4.19) follow."""
 _FIELDS = struct.Struct("=QQQIIQQ")
+_AT_ORDER = _AT_BUSY + _FIELDS.size
+_ORDER = struct.Struct("=III")
+"""tcpi_dsack_dups, tcpi_reord_seen (since Linux 4.19), tcpi_rcv_ooopack (since Linux 5.4)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_buffer = ctypes.create_string_buffer(_AT_BUSY + _FIELDS.size)
+_buffer = ctypes.create_string_buffer(_AT_ORDER + _ORDER.size)
 
 
 LOOKS_EVERY = 16
@@ -60,6 +63,9 @@ class Connections:
         """Peers by descriptor and inode, which no later socket has."""
         self.retransmitted: dict[str, int] = {}
         """Payload bytes retransmitted so far, by the peer's address. Peers without any are left out, as most are."""
+        self.out_of_order: dict[str, int] = {}
+        """Packets received so far before an earlier one, likewise. The acknowledgement of each lists what arrived
+        (SACK), in up to 28 bytes that look like payload to whoever counts bytes and segments."""
         self.across = Sums()
         """Of the connections to other networks, which cross a fiber."""
         self._descriptors: list[int] = []
@@ -79,8 +85,12 @@ class Connections:
         return True
 
     def read(self) -> None:
-        """Update :attr:`retransmitted` and :attr:`across`. Never raises: no figure is worth a failed step."""
+        """Update :attr:`retransmitted`, :attr:`out_of_order` and :attr:`across`.
+
+        Never raises: no figure is worth a failed step.
+        """
         again: Counter[str] = Counter()
+        early: Counter[str] = Counter()
         sent = resent = busy_us = window_us = buffer_us = 0
         if not self._look():
             return
@@ -90,17 +100,20 @@ class Connections:
             length.value = len(_buffer)
             if _libc.getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, _buffer, reference) != 0:
                 continue  # no TCP socket
-            if length.value < len(_buffer):
+            if length.value < _AT_ORDER:
                 continue  # an older kernel
             busy, window, small, _, _, out, more = _FIELDS.unpack_from(_buffer, _AT_BUSY)
-            if not out or not (peer := self._peer(descriptor)):
+            before = _ORDER.unpack_from(_buffer, _AT_ORDER)[2] if length.value >= len(_buffer) else 0
+            if not (out or before) or not (peer := self._peer(descriptor)):
                 continue
             if more:
                 again[peer] += more
+            if before:
+                early[peer] += before
             if self._crosses(peer):
                 sent, resent = sent + out, resent + more
                 busy_us, window_us, buffer_us = busy_us + busy, window_us + window, buffer_us + small
-        self.retransmitted = dict(again)
+        self.retransmitted, self.out_of_order = dict(again), dict(early)
         self.across = Sums(sent, resent, busy_us / 1e6, window_us / 1e6, buffer_us / 1e6)
 
     def _peer(self, descriptor: int) -> str:

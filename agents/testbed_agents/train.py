@@ -251,6 +251,7 @@ def train(
                 tcp=connections.across.since(across),
                 **({"late_s": context.late_s} if context.late_s else {}),
                 **({"retransmitted": resent} if (resent := connections.retransmitted) else {}),
+                **({"out_of_order": early} if (early := connections.out_of_order) else {}),
                 **declared,
             )
             order = board.enter(step + 1, _wish(stop, save)) if step < job.steps else ""

@@ -534,10 +534,10 @@ def declared(report: Report) -> str:
 
 
 def prediction(report: Report) -> str:
-    """Return prediction and residual of a run in a line; empty if nothing was predicted."""
+    """Return prediction and residual of a run in a line, or why there is none; empty for a program."""
     from testbed.core.report import prediction_section
 
-    return prediction_section.sentence(report.prediction)
+    return prediction_section.sentence(report.prediction, report.unpredicted)
 
 
 def checks(found: Sequence[Check]) -> Table:

@@ -124,6 +124,12 @@ def up(
                 progress.phase("certify", f"{len(topology.links)} links, both directions")
                 certificate = lab.certify(calibrate_first=True)
                 progress.certificate(certificate)
+                used = str(certificate.host.get("congestion_control", ""))
+                if used and used != topology.congestion:
+                    progress.note(
+                        f"connections over the fibers use {used}: this kernel lacks the congestion control"
+                        f" {topology.congestion} of the topology"
+                    )
                 if not certificate.certified and not allow_uncertified:
                     raise FidelityError(certificate.refusal, certificate, topology.scale)
             except BaseException as error:

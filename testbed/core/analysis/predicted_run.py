@@ -19,7 +19,7 @@ from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.measured_workload import certified_fiber
 from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.timeline import Stretches, fault_windows
-from testbed.core.analysis.volleys import Volley, timed_alone, volleys
+from testbed.core.analysis.volleys import Volley, timed_alone, volleys, why_not
 from testbed.core.certification.certificate import Certificate
 from testbed.core.prediction.predicted_outcome import Exposed
 from testbed.core.prediction.similarity import length_m
@@ -28,7 +28,7 @@ from testbed.core.records.run_record import RunData
 from testbed.core.topology.model import Topology
 from testbed.core.training.twin import Twin
 
-__all__ = ["PARTS", "PredictedRun", "expected_step", "predicted_run"]
+__all__ = ["PARTS", "PredictedRun", "expected_step", "predicted_run", "why_unpredicted"]
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "propagation": ("propagation_s",),
@@ -111,6 +111,23 @@ def expected_step(
     ranks = [log.calibrations[-1].compute_times_s for log in sorted(logs, key=lambda it: it.rank) if log.calibrations]
     steps_s = tuple(zip(*ranks, strict=False))
     return predict_step(twin, model, _compute_s(twin, logs) or about_s, planned, took_s, steps_s)
+
+
+def why_unpredicted(
+    twin: Twin | None, certificate: Certificate | None, logs: Sequence[RankLog], topology: Topology | None = None
+) -> str:
+    """Return why :func:`expected_step` has no prediction of a job of agents; empty if it has one."""
+    if twin is None:
+        return "what its ranks exchange is unknown"
+    if why := why_not(twin):
+        return why
+    if certificate is None or certified_fiber(certificate, topology) is None:
+        return "no fiber in use was certified"
+    if expected_step(twin, certificate, logs, 1.0, topology) is not None:
+        return ""
+    if any(log.calibrations for log in logs):
+        return "not every operation was timed before the first step, and it has no closed form for this lab"
+    return "its operations were not timed before the first step, and it has no closed form"
 
 
 def predicted_run(run: RunData) -> PredictedRun | None:

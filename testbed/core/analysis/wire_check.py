@@ -223,7 +223,8 @@ def _compared(directions: Sequence[DirectionBytes], moves: str) -> str:
     least, most = far.accepted
     return (
         f"{carried}. On {far.direction} {least:.3f} to {most:.3f} is accepted: exchanges that the samples cut in two,"
-        " that a fault held back, or that depend on the sites' paces may have crossed or not."
+        " that a fault held back, or that depend on the sites' paces may have crossed or not, and acknowledgements of"
+        " packets out of order count."
     )
 
 

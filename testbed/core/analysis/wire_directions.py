@@ -9,6 +9,11 @@ The payload is that of TCP: every segment less its headers, so acknowledgements 
 payload: the ranks record how many bytes their kernels retransmitted to each peer. Those that replace a dropped segment
 cross once, others a second time. Where the drops do not tell, the truth lies between counting them and not, and both
 must be outside the tolerance for a verdict of no.
+
+An acknowledgement that lists what arrived out of order (SACK, RFC 2018) is longer than the headers, so its list looks
+like payload of the direction that it takes. Where little payload goes that way and much comes the other way, that can
+be most of what is counted. The ranks record how many packets came out of order, each of which has one such
+acknowledgement.
 """
 
 from __future__ import annotations
@@ -35,6 +40,9 @@ __all__ = ["HEADERS", "LEAST_STEPS", "RING", "TOLERANCE", "DirectionBytes", "com
 HEADERS = 14 + 20 + 32
 """Bytes around the payload of a TCP segment: Ethernet, IPv4, TCP with timestamps."""
 
+SACK = 28
+"""Most bytes of a list of what arrived out of order: 3 blocks of 8 beside timestamps, 2, and 2 of padding."""
+
 TOLERANCE = 0.05
 
 RING = "gloo ring"
@@ -54,8 +62,9 @@ class DirectionBytes:
     The counters were read at some moment of a step, so ``expected_bytes`` is of as many ``steps`` as lie within the
     stretches, with shares; ``least_bytes`` and ``most_bytes`` are the ends of what is accepted: of the exchanges that
     lie wholly within them, less the tolerance, and of those that touch them, plus the tolerance. So where few
-    exchanges were seen, or a fault held some back, it is more than the tolerance. ``measured_bytes`` is
-    without retransmissions as far as these crossed twice; ``retransmitted_bytes`` is what ranks retransmitted.
+    exchanges were seen, or a fault held some back, it is more than the tolerance. ``most_bytes`` includes what
+    acknowledgements may list of packets out of order. ``measured_bytes`` is without retransmissions as far as these
+    crossed twice; ``retransmitted_bytes`` is what ranks retransmitted.
     """
 
     direction: str
@@ -130,7 +139,8 @@ def compare(
     calm = Stretches(
         (window.began_t, window.ended_t if window.ended_t is not None else float("inf")) for window in windows
     )
-    resent = _Resent(topology, logs)
+    resent = _ByPeer(topology, logs, "retransmitted")
+    early = _ByPeer(topology, logs, "out_of_order")
     mtu = {link.name: link.mtu for link in topology.links}
     found = [
         _direction(
@@ -140,6 +150,7 @@ def compare(
             attempts,
             calm,
             resent,
+            early,
             mtu,
         )
         for group in sorted(groups, key=sorted)
@@ -168,6 +179,9 @@ class _Steps:
 
     begins: tuple[float, ...]
     ends: tuple[float, ...]
+    all_began_t: float
+    """When the last rank began the first of them. Until then what ranks sent before it (tensors that torch spreads
+    over them, say) may still be on its way: a sender goes on once the kernel has the bytes."""
 
     def within(self, first_t: float, last_t: float) -> tuple[int, float, int]:
         """Return the steps wholly between two times, their number with shares, and those that touch the interval."""
@@ -195,7 +209,9 @@ def _steps(logs: Sequence[RankLog]) -> dict[int, _Steps]:
             (min(t for t, _ in ranks), max(t for _, t in ranks)) for ranks in steps.values() if len(ranks) == len(logs)
         )
         if times:
-            attempts[attempt] = _Steps(tuple(t for t, _ in times), tuple(t for _, t in times))
+            first = min(step for step, ranks in steps.items() if len(ranks) == len(logs))
+            began_t = max(t for t, _ in steps[first])
+            attempts[attempt] = _Steps(tuple(t for t, _ in times), tuple(t for _, t in times), began_t)
     return attempts
 
 
@@ -205,13 +221,14 @@ def _direction(
     sites: Mapping[tuple[str, str], int],
     attempts: Sequence[tuple[_Steps, AttemptLoads]],
     faults: Stretches,
-    resent: _Resent,
+    resent: _ByPeer,
+    early: _ByPeer,
     mtu: Mapping[str, int],
 ) -> DirectionBytes | None:
     """Compare one direction; ``sites``: how often the traffic of a pair of sites crosses it."""
     whole, share, slack = 0, 0.0, 0.0
     moved = Moved()
-    payload = dropped = retransmitted = 0.0
+    payload = dropped = retransmitted = listed = 0.0
     for track_number, track in enumerate(tracks):
         for first, last, steps, loads in _stretches(track, attempts, faults):
             frame = mtu.get(first.direction.partition(":")[0], 1500) + 14
@@ -225,6 +242,7 @@ def _direction(
                 slack += TOLERANCE * loads.per_step * found[2]
                 moved += loads.between(first.t, last.t, sites)
                 retransmitted += resent.between(group, first.t, last.t)
+                listed += SACK * early.between(group, first.t, last.t)
     if whole < LEAST_STEPS or (sites and not moved.whole):
         return None
     twice = max(0.0, retransmitted - dropped)
@@ -234,7 +252,7 @@ def _direction(
         expected_bytes=moved.share,
         least_bytes=(1.0 - TOLERANCE) * moved.whole,
         # Where nothing is expected: as much as would matter beside what crosses elsewhere.
-        most_bytes=(1.0 + TOLERANCE) * moved.touched + (slack if not sites else 0.0),
+        most_bytes=(1.0 + TOLERANCE) * moved.touched + (slack if not sites else 0.0) + listed,
         measured_bytes=payload - twice,
         retransmitted_bytes=retransmitted,
         dropped_bytes=dropped,
@@ -254,7 +272,7 @@ def _stretches(
     for steps, loads in attempts:
         begun: FiberSample | None = None
         before: FiberSample | None = None
-        inside = [it for it in track if steps.begins[0] <= it.t <= _last_t(track, steps, loads)]
+        inside = [it for it in track if steps.all_began_t <= it.t <= _last_t(track, steps, loads)]
         for one, other in pairwise(inside):
             calm = not faults.touch(one.t, other.t) and other.byte_count >= one.byte_count  # an emulator that restarted
             if calm:
@@ -274,10 +292,13 @@ def _last_t(track: Sequence[FiberSample], steps: _Steps, loads: AttemptLoads) ->
     return min(loads.known_until, last_t)
 
 
-class _Resent:
-    """Bytes that ranks retransmitted, by the directions that these crossed, cumulative over time."""
+class _ByPeer:
+    """What step records count by peer, by the directions from the rank to the peer, cumulative over time.
 
-    def __init__(self, topology: Topology, logs: Sequence[RankLog]) -> None:
+    ``name``: ``retransmitted``, bytes sent again; or ``out_of_order``, packets whose acknowledgements go there.
+    """
+
+    def __init__(self, topology: Topology, logs: Sequence[RankLog], name: str) -> None:
         net = Addressing(topology)
         site = {str(it): topology.site_of(node).name for node in topology.node_names for it in net.node(node)}
         self._times: dict[str, list[float]] = {}
@@ -287,7 +308,7 @@ class _Resent:
             job: JobRecord | None = log.job
             before: dict[tuple[int, str], int] = {}
             for step in log.steps:
-                for peer, total in step.retransmitted.items():
+                for peer, total in getattr(step, name).items():
                     more, before[step.attempt, peer] = total - before.get((step.attempt, peer), 0), total
                     there = site.get(peer, "")
                     if job is None or more <= 0 or there in ("", job.site):
@@ -301,7 +322,7 @@ class _Resent:
             self._totals[direction] = list(itertools.accumulate(more for _, more in listed))
 
     def between(self, group: _Group, first_t: float, last_t: float) -> float:
-        """Return the bytes, from the end of the step before ``first_t`` to the end of that in which ``last_t`` lies."""
+        """Return the count, from the end of the step before ``first_t`` to the end of that in which ``last_t`` lies."""
         direction = min(group)  # a retransmission counts for all directions of a group
         times, totals = self._times.get(direction, []), [0.0, *self._totals.get(direction, [])]
         last = bisect.bisect_right(times, last_t)

@@ -140,7 +140,8 @@ ROUNDING_S = 1e-6
 class StepRecord:
     """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the attempt began.
 
-    ``retransmitted`` is what the kernel has retransmitted over TCP so far, in bytes by the peer's address; ``tcp`` is
+    ``retransmitted`` is what the kernel has retransmitted over TCP so far, in bytes by the peer's address, and
+    ``out_of_order`` how many packets came before an earlier one. ``tcp`` is
     of this step alone, and of connections across the fiber. ``late_s``: waited for fragments that were to have arrived.
     ``t_stepped`` is when the inner optimizer was done; from then to ``t_end`` the rank waited for exchanges that follow
     the step. In records without it, and where nothing follows, it is ``t_end``. ``blocked_s``: of the time until
@@ -158,6 +159,7 @@ class StepRecord:
     received_bytes: int | None = None
     attempt: int = 1
     retransmitted: Mapping[str, int] = field(default_factory=dict)
+    out_of_order: Mapping[str, int] = field(default_factory=dict)
     tcp: TcpRecord | None = None
     late_s: float = 0.0
     blocked_s: float = 0.0
@@ -187,7 +189,8 @@ class StepRecord:
             sent_bytes=integer(fields, "sent_bytes"),
             received_bytes=integer(fields, "received_bytes"),
             attempt=_attempt(fields),
-            retransmitted=_retransmitted(fields),
+            retransmitted=_by_peer(fields, "retransmitted"),
+            out_of_order=_by_peer(fields, "out_of_order"),
             t_stepped=math.nan if t_stepped is None else t_stepped,
             tcp=TcpRecord.from_dict(tcp) if (tcp := mapping(fields, "tcp")) else None,
             late_s=max(0.0, number(fields, "late_s") or 0.0),
@@ -322,8 +325,8 @@ class CalibrationRecord:
         )
 
 
-def _retransmitted(fields: Fields) -> Mapping[str, int]:
-    said = mapping(fields, "retransmitted")
+def _by_peer(fields: Fields, name: str) -> Mapping[str, int]:
+    said = mapping(fields, name)
     return {peer: count for peer in said if (count := integer(said, peer)) is not None}
 
 

@@ -26,7 +26,7 @@ from testbed.core.analysis import (
 from testbed.core.analysis.declared_steps import DeclaredSteps, declared_steps
 from testbed.core.analysis.goodput import JobEvidence, evaluate
 from testbed.core.analysis.job_twin import strategy_words, twin_of
-from testbed.core.analysis.predicted_run import PredictedRun, predicted_run
+from testbed.core.analysis.predicted_run import PredictedRun, predicted_run, why_unpredicted
 from testbed.core.analysis.rank_times import RankTime
 from testbed.core.analysis.scraped_metrics import ScrapedMetrics
 from testbed.core.analysis.timeline import FaultWindow, fault_windows
@@ -175,6 +175,8 @@ class Report:
     checkers: tuple[Checker, ...] = ()
     rank_seconds: TimeShares | None = None
     prediction: PredictedRun | None = None
+    unpredicted: str = ""
+    """Of a job of agents that trained: why its step was not predicted; empty if it was."""
     declared: DeclaredSteps | None = None
     """Of a job with declared compute: how close the ranks came to it."""
     critical_path: PathSeries | None = None
@@ -274,6 +276,9 @@ def build(run: RunData) -> Report:
     bounds = open_metrics.open_metrics(job, tried, origin)
     info = replace(run.info, expectations=open_metrics.judged(run.info.expectations, bounds))
     declared = declared_steps(run.ranks, integer(run.info.host, "cpus"))
+    predicted, unpredicted = predicted_run(run), ""
+    if found_program is None and predicted is None and any(log.steps for log in logs):
+        unpredicted = why_unpredicted(twin, run.certificate, run.ranks, run.topology) or "no whole step was measured"
     told = answers.answer(
         answers.Evidence(
             info=info,
@@ -317,7 +322,8 @@ def build(run: RunData) -> Report:
         in_force=in_force_section.lines(run.events, origin),
         checkers=found.checkers,
         rank_seconds=_rank_seconds(run, job, origin),
-        prediction=predicted_run(run),
+        prediction=predicted,
+        unpredicted=unpredicted,
         declared=declared,
         critical_path=critical_path_section.series(run_path.evaluate(run, logs), origin),
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),

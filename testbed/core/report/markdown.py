@@ -80,8 +80,9 @@ def markdown(report: Report) -> str:
     blocks += section("## Rank-seconds", rank_seconds_section.lead(program=False), shown=shown)
     shown = critical_path_section.table(report.critical_path)
     blocks += section("## Critical path", critical_path_section.LEAD, shown=shown)
-    shown = prediction_section.table(report.prediction)
-    blocks += section("## Prediction", prediction_section.lead(report.prediction), shown=shown)
+    if lead := prediction_section.lead(report.prediction, report.unpredicted):
+        shown = prediction_section.table(report.prediction)
+        blocks += ["## Prediction", escape(lead), *section(shown=shown)]
     blocks += _links(report) + _fidelity(report)
     if report.placement:
         blocks += ["## Placement", "\n".join(f"- {escape(line)}" for line in report.placement)]

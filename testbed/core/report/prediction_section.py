@@ -6,7 +6,7 @@ from testbed.core.analysis.predicted_run import PredictedRun
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 
-__all__ = ["LEAD", "lead", "sentence", "table"]
+__all__ = ["LEAD", "lead", "missing", "sentence", "table"]
 
 LEAD = (
     "What a step of the strategy was predicted to take over the slowest certified fiber in use. The residual is"
@@ -14,10 +14,16 @@ LEAD = (
 )
 
 
-def lead(found: PredictedRun | None) -> str:
-    """Return what the table means, and what this lab stands for at full scale."""
+def missing(why: str) -> str:
+    """Return in a line that a step was not predicted, and why; empty if ``why`` is."""
+    return f"no prediction of a step: {why}" if why else ""
+
+
+def lead(found: PredictedRun | None, unpredicted: str = "") -> str:
+    """Return what the table means, and what this lab stands for at full scale; without a prediction why there is
+    none."""
     if found is None:
-        return ""
+        return f"{told[0].upper()}{told[1:]}." if (told := missing(unpredicted)) else ""
     how = (
         " Before the first step the ranks timed the strategy's own operations, and the compute unless it is declared;"
         " the prediction composes these."
@@ -50,10 +56,10 @@ def table(found: PredictedRun | None) -> Table | None:
     return Table.of(("quantity", "predicted", "measured", "residual"), rows, "Prediction", range(1, 4))
 
 
-def sentence(found: PredictedRun | None) -> str:
-    """Return prediction and residual in a line; empty if nothing was predicted."""
+def sentence(found: PredictedRun | None, unpredicted: str = "") -> str:
+    """Return prediction and residual in a line, or why there is none; empty for what is never predicted."""
     if found is None:
-        return ""
+        return missing(unpredicted)
     return (
         f"predicted compute utilization {formats.share(found.utilization)}, measured"
         f" {formats.share(found.measured_utilization)}: residual {_points(found)}; exposed per step"

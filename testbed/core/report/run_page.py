@@ -71,7 +71,7 @@ def html(report: Report) -> str:
         rank_seconds_table=None if is_program(report) else rank_seconds_section.table(report.rank_seconds),
         path_lead=critical_path_section.LEAD,
         path_table=critical_path_section.table(report.critical_path),
-        prediction_lead=prediction_section.lead(report.prediction),
+        prediction_lead=prediction_section.lead(report.prediction, report.unpredicted),
         prediction_table=prediction_section.table(report.prediction),
         faults_table=faults_section.table(report.faults),
         in_force_table=in_force_section.table(
@@ -273,6 +273,10 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
     listed += _flat("scheduling of ", run.scheduling)
     listed += _flat("", run.host)
     if report.certificate:
+        used = str(report.certificate.host.get("congestion_control", ""))
+        wanted = report.topology.congestion if report.topology else used
+        if used and used != wanted:
+            listed.append(("congestion control of the topology", f"{wanted}, which this kernel lacks: {used} instead"))
         listed += [(name, value) for name, value in _flat("", report.certificate.host) if name not in dict(listed)]
     empty = ("", formats.UNKNOWN) if is_program(report) else ("",)
     return tuple((name, value) for name, value in listed if value not in empty)

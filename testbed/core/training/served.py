@@ -50,6 +50,7 @@ class Served(Twin):
     _merged: Mapping[int, Mapping[tuple[int | None, int], int]] = {}
     """Step of the home site -> (fragment, slice) -> how many versions were sent to all sites, as recorded."""
     composed = False
+    unpredicted = "its sites go at their own paces, and what one waits for at the server cannot be timed before the job"
 
     @property
     def home(self) -> str:

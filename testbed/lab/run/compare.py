@@ -32,7 +32,8 @@ from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
-from testbed.lab.run.run import Prepared, job_files, prepare, take_down, train_in
+from testbed.lab.run.prepared_run import Prepared, prepare
+from testbed.lab.run.run import job_files, take_down, train_in
 
 __all__ = ["CompareOutcome", "compare"]
 

@@ -14,7 +14,7 @@ from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import FileMistakes, UserError
 from testbed.lab.jobs import declared_notes
 
-module = importlib.import_module("testbed.lab.run.run")
+module = importlib.import_module("testbed.lab.run.prepared_run")
 
 
 def prepared(what: str, **said: Any) -> Any:

@@ -19,7 +19,7 @@ def html(found: WaysCompared) -> str:
         figures,
         wide=[it.id for it in figures if it.id == "paths" or len(found.ways) > FEW],
         title=ways_tables.headline(found),
-        lead=ways_tables.LEAD,
+        lead=ways_tables.lead(found),
         badge=found.verdict,
         verdict=comparison_words.VERDICTS[found.verdict],
         notes=found.notes,

@@ -11,13 +11,20 @@ from testbed.core.report.comparison.side import Quantity
 from testbed.core.report.comparison.ways_compared import Paired, WaysCompared
 from testbed.core.report.report_table import Table
 
-__all__ = ["LEAD", "headline", "paired_table", "path_table", "runs_table", "summary"]
+__all__ = ["headline", "lead", "paired_table", "path_table", "runs_table", "summary"]
 
-LEAD = (
-    "All runs have the same model, data, global batch, steps and schedule. The held-out loss is that of the parameters"
-    " that a user would keep, on text that no run trains on; the loss inside a site is never compared. At this size it"
-    " says nothing about large models."
+LEAD = "All runs have the same model, data, global batch, steps and schedule."
+_OF_LOSS = (
+    " The held-out loss is that of the parameters that a user would keep, on text that no run trains on; the loss"
+    " inside a site is never compared. At this size it says nothing about large models."
 )
+_WITHOUT_LOSS = " No run has a held-out loss."
+
+
+def lead(found: WaysCompared) -> str:
+    """Return what is alike in all runs, and what their held-out loss means if there is one."""
+    return LEAD + (_OF_LOSS if "heldout_loss" in found.ids else _WITHOUT_LOSS)
+
 
 _OF_SUMMARY = (
     "heldout_loss",

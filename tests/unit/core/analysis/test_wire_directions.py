@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -29,8 +30,10 @@ def logs(
     sites: Sequence[str] = ("east", "east", "west", "west"),
     algorithm: str = "gloo ring",
     resent: dict[int, dict[str, list[int]]] | None = None,
+    early: dict[int, dict[str, list[int]]] | None = None,
 ) -> list[RankLog]:
-    """A step a second: step i from i to i + 0.8. ``resent``: by rank and peer, the cumulative bytes of each step."""
+    """A step a second: step i from i to i + 0.8. ``resent``: by rank and peer, the cumulative bytes of each step.
+    ``early``: likewise packets that came out of order."""
     found = []
     for rank, site in enumerate(sites):
         rows = tuple(
@@ -42,6 +45,7 @@ def logs(
                 i + 0.9,
                 8,
                 retransmitted={peer: counts[i - 1] for peer, counts in (resent or {}).get(rank, {}).items()},
+                out_of_order={peer: counts[i - 1] for peer, counts in (early or {}).get(rank, {}).items()},
             )
             for i in range(1, STEPS + 1)
         )
@@ -134,6 +138,32 @@ def test_what_was_retransmitted_is_no_payload(metro: Topology) -> None:
     (west,) = [it for it in verdict.directions if it.direction == "north:west"]
     assert west.ratio == pytest.approx(1.0, abs=0.02)
     assert west.retransmitted_bytes > 0
+
+
+def test_what_ranks_sent_before_their_first_step_does_not_count(metro: Topology) -> None:
+    """Rank 3 begins the first step 0.7 s later: until then parameters that were spread before are on their way."""
+    late = [
+        replace(log, steps=(replace(log.steps[0], t_begin=1.7), *log.steps[1:])) if log.rank == 3 else log
+        for log in logs()
+    ]
+    samples = [
+        replace(it, byte_count=it.byte_count + 20 * GRADIENT) if it.t > 1.3 and it.direction == "north:west" else it
+        for it in fibers(1.5)
+    ]
+    assert check(logs(), samples, topology=metro).ok is False
+    assert check(late, samples, topology=metro).ok is True
+
+
+def test_lists_of_what_came_out_of_order_are_no_excess(metro: Topology) -> None:
+    """A tenth of what goes east is in acknowledgements of packets from the east that came out of order at rank 2."""
+    peer, often = "10.1.1.2", round(0.15 * GRADIENT / 28)  # east-1
+    samples = fibers(1.5, east=1.65)
+    assert check(logs(), samples, topology=metro).ok is False
+    verdict = check(logs(early={2: {peer: [often * i for i in range(1, STEPS + 1)]}}), samples, topology=metro)
+    assert verdict.ok is True
+    assert "acknowledgements of packets out of order" in verdict.sentence
+    # The other way they excuse nothing.
+    assert check(logs(early={1: {"10.2.1.1": [often * STEPS] * STEPS}}), samples, topology=metro).ok is False
 
 
 def test_a_retransmission_that_replaces_a_drop_crosses_once(metro: Topology) -> None:

@@ -1,0 +1,181 @@
+"""Prepare a run: everything that is known, and everything that is wrong, before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from testbed.core.experiment import applicable, fault_schedule, replay
+from testbed.core.experiment.experiment_schema import Experiment
+from testbed.core.experiment.fault_schedule import Planned
+from testbed.core.topology.model import Topology
+from testbed.core.workload import workload_layout, workload_words
+from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
+from testbed.errors import FileMistakes, UserError
+from testbed.host.files import catalog
+from testbed.host.linux import invocation
+from testbed.lab.jobs.declared_notes import declared_notes
+from testbed.lab.jobs.placement_notes import placement_notes
+
+__all__ = ["Prepared", "has_bypass", "prepare", "read"]
+
+FIRST_CUT, ONLY_FIBER = "first-cut", "only-fiber"
+
+STALL_S: Final = 120.0
+"""Default of a command's ``stall``, beyond the longest fault: so long may it report no step."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything known of a run before anything is built. ``workload`` is the experiment's, with what the caller
+    changed and absolute paths; ``again`` is an experiment file that repeats the run; ``notes`` say what is worth
+    knowing of its compute before it begins."""
+
+    experiment: Experiment
+    topology: Topology
+    planned: tuple[Planned, ...]
+    workload: Workload
+    again: str
+    notes: tuple[str, ...] = ()
+
+
+def prepare(
+    what: str,
+    overrides: Mapping[str, object] | None,
+    steps: int | None,
+    seed: int | None,
+    data: Path | None,
+    said: Mapping[str, Any],
+    found: tuple[Experiment, Topology] | None = None,
+    faults: tuple[Planned, ...] | None = None,
+) -> Prepared:
+    """Return a run of ``what``, with everything that is wrong with it found. Raises FileMistakes, UserError.
+
+    ``said``: what of the agents' workload is given beside the experiment. ``found``: experiment and topology, instead
+    of those that ``what`` names. ``faults``: those of another run of the same, instead of drawing them.
+    """
+    try:
+        experiment, topology = found or read(what, overrides)
+        if isinstance(experiment.workload, ProgramWorkload):
+            _refuse_options(experiment, steps, seed, data, said)
+        planned = fault_schedule.plan(experiment, topology, steps, seed) if faults is None else faults
+    except FileMistakes:
+        # That was the first step which failed: say what is wrong everywhere.
+        if catalog.kind_of(what) == "experiment":
+            raise FileMistakes(catalog.examine_experiment(what, overrides, steps, seed)) from None
+        raise
+    workload: Workload
+    notes: tuple[str, ...] = ()
+    if isinstance(experiment.workload, ProgramWorkload):
+        workload = _program(experiment.workload, experiment.source, planned)
+    else:
+        workload = _agents(experiment.workload, steps, seed, data, said)
+        notes = _of_compute(said, experiment, workload, topology)
+        experiment, unjudged = _judgeable(experiment, workload)
+        notes += unjudged
+    again = replay.to_yaml(
+        experiment,
+        planned,
+        topology=_found_anywhere(experiment.topology or what),
+        overrides={**experiment.set, **(overrides or {})},
+        workload=workload,
+    )
+    return Prepared(experiment, topology, planned, workload, again, notes)
+
+
+def _judgeable(experiment: Experiment, workload: AgentWorkload) -> tuple[Experiment, tuple[str, ...]]:
+    """Return the experiment without expectations that the caller's declared compute has made meaningless, and notes.
+
+    Raises UserError for a fault or a steady state that needs what is not known.
+    """
+    for condition in (*(it.trigger.when for it in experiment.schedule), *(it.check for it in experiment.hypothesis)):
+        if condition is not None and (refused := applicable.metric_refused(condition.metric, workload)):
+            raise UserError(f"{experiment.source}: {condition.text}: {'; '.join(refused)}")
+    lost = {it.text: why for it in experiment.expectations if (why := applicable.metric_refused(it.metric, workload))}
+    kept = tuple(it for it in experiment.expectations if it.text not in lost)
+    notes = tuple(f"{text} is not judged: {why[0]}" for text, why in lost.items())
+    return dataclasses.replace(experiment, expectations=kept), notes
+
+
+def _of_compute(
+    said: Mapping[str, Any], experiment: Experiment, workload: AgentWorkload, topology: Topology
+) -> tuple[str, ...]:
+    """Return warnings on the workload and what its declared compute means. Raises FileMistakes."""
+    place = ("--strategy", {}) if said else (experiment.source, experiment.workload_lines)
+    found = workload_layout.findings(workload, topology, *place)
+    if wrong := [it for it in found if not it.warning]:
+        raise FileMistakes(wrong)
+    return (*map(str, found), *declared_notes(workload, topology), *placement_notes(workload, topology))
+
+
+def _agents(
+    written: AgentWorkload, steps: int | None, seed: int | None, data: Path | None, said: Mapping[str, Any]
+) -> AgentWorkload:
+    if data is None and written.data is not None:
+        data = Path(written.data)
+    if data is not None:
+        data = data.absolute()  # ranks run in another directory
+        if not (data.is_file() or data.is_dir()):
+            raise UserError(f"no such file or folder to train on: {data}")
+    return dataclasses.replace(
+        workload_words.changed(written, **said),
+        steps=written.steps if steps is None else steps,
+        seed=written.seed if seed is None else seed,
+        data=None if data is None else str(data),
+        calibrate=True,
+    )
+
+
+def _program(written: ProgramWorkload, source: str, planned: tuple[Planned, ...]) -> ProgramWorkload:
+    """Return the command with its absolute folder, seen from the experiment's file, and its limits."""
+    folder = (Path(source).absolute().parent / (written.folder or ".")).resolve()
+    if not folder.is_dir():
+        raise UserError(f"{source}: no such folder to run the command in: {folder}; correct folder: of the workload")
+    stall_s = written.stall_s
+    if stall_s is None and written.progress is not None and written.for_s is None:
+        stall_s = STALL_S + max((it.lasts_s or 0.0 for it in planned), default=0.0)
+    return dataclasses.replace(written, folder=str(folder), stall_s=stall_s)
+
+
+def _refuse_options(
+    experiment: Experiment, steps: int | None, seed: int | None, data: Path | None, said: Mapping[str, Any]
+) -> None:
+    """Raise UserError for options that say what the agents train: a program is told by its own arguments."""
+    drawn = experiment.outages is not None and experiment.outages.seed is None
+    given = {"steps": steps, "data": data, **said, **({} if drawn else {"seed": seed})}
+    if names := [name for name, value in given.items() if value is not None]:
+        options = " and ".join(f"--{name}" for name in names)
+        raise UserError(
+            f"{experiment.source} runs a command, which {options} cannot change; write the program's own options"
+            " into command:"
+        )
+
+
+def _found_anywhere(name_or_path: str) -> str:
+    is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+    return str(Path(name_or_path).absolute()) if is_path else name_or_path
+
+
+def read(what: str, overrides: Mapping[str, object] | None) -> tuple[Experiment, Topology]:
+    if catalog.kind_of(what) == "experiment":
+        experiment = catalog.load_experiment(what)
+        return experiment, catalog.load_topology_of(experiment, overrides)
+    topology = catalog.load_topology(what, overrides)
+    if not topology.links:
+        raise UserError(f"{what} has no links to train across; bring it up with: {invocation.command('up', what)}")
+    experiment = catalog.load_experiment(FIRST_CUT if has_bypass(topology) else ONLY_FIBER)
+    return dataclasses.replace(experiment, topology=what), topology
+
+
+def has_bypass(topology: Topology) -> bool:
+    """Whether the sites of the first link stay connected without it."""
+    first, *others = topology.links
+    reached, grown = {first.between[0]}, True
+    while grown:
+        more = {site for link in others if reached & {*link.between} for site in link.between}
+        grown = not more <= reached
+        reached |= more
+    return first.between[1] in reached
