@@ -189,6 +189,10 @@ class HostError(TestbedError):
     exit_code = 3
 
 
+class HostBusy(HostError):
+    """Another measurement holds this host; the message names it. Nothing began."""
+
+
 class MissingTool(HostError):
     """``tool`` is not installed on this host; ``install`` is the command that installs it."""
 

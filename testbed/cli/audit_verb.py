@@ -19,6 +19,7 @@ from testbed.cli.verb import (
     Overrides,
     RunsFolder,
     TopologyArgument,
+    Wait,
 )
 from testbed.core.units import format_delay, format_duration, format_number, format_probability, format_rate
 from testbed.errors import UserError
@@ -58,6 +59,7 @@ def audit(
     driver: Driver = "auto",
     emulator: Emulator = "auto",
     allow_uncertified: AllowUncertified = False,
+    wait: Wait = False,
     as_json: AsJson = False,
 ) -> int:
     """Find links that look diverse but share a duct, single points of failure, and the cost of each duct's cut.
@@ -92,6 +94,7 @@ def audit(
                 driver=driver,
                 emulator=emulator,
                 allow_uncertified=allow_uncertified,
+                wait=wait,
                 progress=progress,
             )
     if as_json:

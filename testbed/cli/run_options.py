@@ -16,6 +16,7 @@ from testbed.cli.verb import (
     NoiseOption,
     Overrides,
     RunsFolder,
+    Wait,
     read_overrides,
 )
 
@@ -36,6 +37,7 @@ class RunOptions:
     driver: Driver = "auto"
     emulator: Emulator = "auto"
     allow_uncertified: AllowUncertified = False
+    wait: Wait = False
 
     def keywords(self) -> dict[str, Any]:
         """Return them as the keyword arguments of :func:`testbed.run` and :func:`testbed.compare`.
@@ -53,4 +55,5 @@ class RunOptions:
             "allow_uncertified": self.allow_uncertified,
             "driver": self.driver,
             "emulator": self.emulator,
+            "wait": self.wait,
         }

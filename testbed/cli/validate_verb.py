@@ -14,7 +14,7 @@ from rich.text import Text
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
 from testbed.cli.ci import junit_file
-from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabNameToMake, Overrides, RunsFolder
+from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabNameToMake, Overrides, RunsFolder, Wait
 
 if TYPE_CHECKING:
     from testbed.core.validation.baseline import Comparison
@@ -104,6 +104,7 @@ def validate(
     driver: Driver = "auto",
     emulator: Emulator = "auto",
     allow_uncertified: AllowUncertified = False,
+    wait: Wait = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the lab up afterwards.", show_default=False)] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML, for CI.")
@@ -132,6 +133,7 @@ def validate(
             emulator=emulator,
             allow_uncertified=allow_uncertified,
             keep=keep,
+            wait=wait,
             progress=progress,
         )
         results.append((outcome.validation, outcome.comparison))

@@ -480,6 +480,14 @@ Detach = Annotated[
         "--detach", "-d", help="Return when the job has begun; it continues without this terminal.", show_default=False
     ),
 ]
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait",
+        help="Wait until no other run, compare, validate or audit --measure holds this host.",
+        show_default=False,
+    ),
+]
 AllowUncertified = Annotated[
     bool,
     typer.Option(

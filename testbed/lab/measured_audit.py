@@ -5,6 +5,7 @@ Measurements are kept however the audit ends: an interruption, a job that did no
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from testbed.errors import FidelityError, Interrupted, JobFailed, LabError, Test
 from testbed.host import fork_server as agent_host
 from testbed.host.files import runs_folder
 from testbed.host.files.store import RunDirectory
-from testbed.lab import deploy
+from testbed.lab import deploy, host_slot
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.job import Job
@@ -65,12 +66,13 @@ def measure(
     driver: str = "auto",
     emulator: str = "auto",
     allow_uncertified: bool = False,
+    wait: bool = False,
     progress: Progress | None = None,
 ) -> Measured:
     """Train on ``topology`` and cut each duct for ``hold_s`` seconds; ``only`` selects ducts.
 
     Raises what :func:`testbed.lab.deploy.up` raises, UnknownName for a duct that no link passes through, and UserError
-    for a topology without links; later failures are part of the result.
+    for a topology without links, HostBusy unless ``wait``; later failures are part of the result.
     """
     progress = Unbreakable(progress or Silent())
     ducts = _chosen(topology, only)
@@ -79,27 +81,30 @@ def measure(
     if not 0.5 <= hold_s <= 20.0:
         raise UserError(f"--hold must be from 0.5 s to 20 s, below the job's timeout of 30 s; got {hold_s:g} s")
     root = runs_folder.ready(runs)
-    try:
-        with interruptible():
-            lab = deploy.up(
-                topology,
-                name=name,
-                driver=driver,
-                emulator=emulator,
-                allow_uncertified=allow_uncertified,
-                progress=progress,
-            )
-    except Interrupted as error:
-        return Measured((), ducts, "interrupted", str(error), None)
-    try:
-        run = lab.open_run(root)
-        progress.note(runs_folder.note(run.path, runs))
-        return _on(lab, ducts, hold_s, run, progress)
-    finally:
-        with defer_interrupts():
-            progress.phase("down", f"lab {lab.name}")
-            lab.down()
-            progress.ended("done")
+    slot = host_slot.held(f"audit {topology.name}", name or topology.name, progress, wait=wait)
+    with contextlib.ExitStack() as until_end:
+        try:
+            with interruptible():
+                until_end.enter_context(slot)
+                lab = deploy.up(
+                    topology,
+                    name=name,
+                    driver=driver,
+                    emulator=emulator,
+                    allow_uncertified=allow_uncertified,
+                    progress=progress,
+                )
+        except Interrupted as error:
+            return Measured((), ducts, "interrupted", str(error), None)
+        try:
+            run = lab.open_run(root)
+            progress.note(runs_folder.note(run.path, runs))
+            return _on(lab, ducts, hold_s, run, progress)
+        finally:
+            with defer_interrupts():
+                progress.phase("down", f"lab {lab.name}")
+                lab.down()
+                progress.ended("done")
 
 
 def _chosen(topology: Topology, only: Sequence[str]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from testbed.host import fork_server as agent_host
 from testbed.host import strategy_packages
 from testbed.host.files import catalog, comparisons, runs_folder
 from testbed.host.files.store import RunDirectory
-from testbed.lab import deploy
+from testbed.lab import deploy, host_slot
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
@@ -80,6 +80,7 @@ def compare(
     allow_uncertified: bool = False,
     driver: str = "auto",
     emulator: str = "auto",
+    wait: bool = False,
     progress: Progress | None = None,
 ) -> CompareOutcome:
     """Run ``what``, a topology or an experiment of the testbed's agents, by each of ``strategies``, for each seed.
@@ -89,7 +90,8 @@ def compare(
         seeds: how many, counted from ``seed`` (default: the experiment's, else 0).
         inject: faults of each run, as in ``cut north after=40% for=3s``; of a topology only.
         evaluations: of the held-out loss in each run; 0: none.
-        set, name, runs, steps, data, compute, model, noise, allow_uncertified, driver, emulator: as of :func:`run`.
+        set, name, runs, steps, data, compute, model, noise, allow_uncertified, driver, emulator, wait: as of
+            :func:`run`.
 
     Raises what :func:`testbed.lab.deploy.up` raises, before anything is measured; FileMistakes with everything that is
     wrong with any of the runs; Interrupted after everything was undone and the comparison of the runs so far written.
@@ -105,7 +107,8 @@ def compare(
     for line in dict.fromkeys(note for it in planned for note in it.prepared.notes):
         progress.note(line)
     compared = _Compared(first.topology.name, ways, tuple(dict.fromkeys(it.seed for it in planned)), root)
-    with interruptible():
+    slot = host_slot.held(f"compare {what}", name or first.topology.name, progress, wait=wait)
+    with interruptible(), slot:
         lab = deploy.up(
             first.topology,
             name=name,

@@ -38,7 +38,7 @@ from testbed.host.files import runs_folder, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.linux import invocation
 from testbed.keeper import client, protocol
-from testbed.lab import deploy
+from testbed.lab import deploy, host_slot
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.running_job import RunningJob
@@ -76,12 +76,15 @@ def run(
     allow_uncertified: bool = False,
     driver: str = "auto",
     emulator: str = "auto",
+    wait: bool = False,
     progress: Progress | None = None,
 ) -> RunOutcome:
     """Run a topology or an experiment from end to end; see the module.
 
     ``strategy``, ``compute``, ``model`` and ``noise`` are as of :meth:`testbed.lab.lab.Lab.train`, in place of what the
     experiment says.
+
+    ``wait``: until no other measurement holds this host; otherwise HostBusy is raised.
 
     Raises what :func:`testbed.lab.deploy.up` raises, before there is anything to report; later failures are part of the
     outcome. Raises Interrupted after every change was undone and the report was written.
@@ -101,7 +104,8 @@ def run(
     valid = validity.summary(validity_of(topology), _show(prepared, set)) if agents else of_scale
     for line in (*_random_faults(prepared), *valid, *prepared.notes):
         progress.note(line)
-    with interruptible():
+    slot = host_slot.held(f"run {what}", name or topology.name, progress, wait=wait)
+    with interruptible(), slot:
         lab = deploy.up(
             topology,
             name=name,

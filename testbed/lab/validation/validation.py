@@ -52,7 +52,7 @@ from testbed.host.files import catalog, runs_folder, store, validations
 from testbed.host.files.store import RunDirectory
 from testbed.host.linux import invocation
 from testbed.keeper import client, protocol
-from testbed.lab import deploy, program_rights
+from testbed.lab import deploy, host_slot, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
 from testbed.lab.lab import Lab
@@ -104,11 +104,13 @@ def validate(
     emulator: str = "auto",
     allow_uncertified: bool = False,
     keep: bool = False,
+    wait: bool = False,
     progress: Watching | None = None,
 ) -> ValidationOutcome:
     """Validate libraries, by name or by the path of a rank program; see the module.
 
     ``lab`` names a lab that is up, which stays up. ``only`` limits the parts. ``keep`` leaves a new lab up.
+    ``wait``: until no other measurement holds this host; otherwise HostBusy is raised.
 
     Raises UserError, UnknownName and what :func:`testbed.lab.deploy.up` raises, before there is anything to report; a
     lab that fails later is in the result. Raises Interrupted after everything was undone and written.
@@ -123,7 +125,9 @@ def validate(
     if wanted is not None:
         _check_room(root, wanted)
     parts = tuple(it for it in PARTS if not only or it in only)
-    with interruptible():
+    place = name or wanted.name if wanted is not None else str(lab)
+    slot = host_slot.held(f"validate {' '.join(it.name for it in chosen)}", place, reporter, wait=wait)
+    with interruptible(), slot:
         if wanted is None:
             borrowed = _borrowed(lab, allow_uncertified, driver, emulator)
             _check_room(root, borrowed.topology)

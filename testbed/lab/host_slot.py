@@ -1,0 +1,114 @@
+"""The host's slot: one whole procedure (run, compare, validate, audit --measure) at a time measures on a host.
+
+Two labs share the cores of a host, so the measurements of one are the noise of the other. The slot is flock(2) on
+``host.lock`` in the state folder: the kernel frees it however its holder ends. The file says who holds it. Labs that
+are up, and jobs in them, do not take the slot; the holder is told of those that are running a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from testbed.errors import HostBusy, LabError
+from testbed.host import lab_folder
+from testbed.host.linux import process
+from testbed.host.linux.file_lock import FileLock
+from testbed.keeper import client, protocol
+from testbed.lab.progress import Progress
+
+__all__ = ["Holder", "held", "holder"]
+
+_LOCK: Final = "host.lock"
+_LOOK_S: Final = 0.5
+_UNKNOWN_BOUND_S: Final = 0.2
+"""How long a holder may take to write who it is, and how long a look at the lock by another process lasts at most."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds the slot: ``what`` is the verb and its object, ``began`` the start of ``pid`` in clock ticks."""
+
+    what: str
+    lab: str
+    pid: int
+    began: int
+    since_unix_s: float
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since_unix_s))
+        return f"{self.what} in lab {self.lab} (pid {self.pid}), since {since}"
+
+
+def holder() -> Holder | None:
+    """Return who holds this host's slot; None if it is free, or its holder cannot be read."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        read: dict[str, Any] = json.loads(_path().read_text())
+        found = Holder(**read)
+        if process.is_same(found.pid, found.began):
+            return found
+    return None
+
+
+@contextlib.contextmanager
+def held(what: str, lab: str, progress: Progress, *, wait: bool = False) -> Iterator[None]:
+    """Hold the slot as long as the context lasts. ``wait``: until it is free, with a phase of ``progress``.
+
+    A caller that may not write in the state folder cannot make a lab there either, and is told so by what makes it.
+
+    Raises:
+        HostBusy: another holder has it, and ``wait`` is False.
+    """
+    try:
+        _path().parent.mkdir(parents=True, exist_ok=True)
+        lock = _taken(progress, wait)
+    except OSError:
+        yield
+        return
+    with lock:
+        pid = os.getpid()
+        _path().write_text(json.dumps(asdict(Holder(what, lab, pid, process.started(pid), time.time()))))
+        try:
+            for each in _busy_labs(lab):
+                progress.note(f"{each}: it shares the cores of this host, and is noise in what is measured now")
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.truncate(_path(), 0)
+
+
+def _path() -> Path:
+    return lab_folder.root() / _LOCK
+
+
+def _taken(progress: Progress, wait: bool) -> FileLock:
+    shown = ""
+    while True:
+        try:
+            return FileLock(_path(), _LOOK_S if shown else _UNKNOWN_BOUND_S)
+        except TimeoutError as error:
+            found = holder()
+            who = str(found) if found else f"a process that has locked {_path()}"
+            if not wait:
+                raise HostBusy(
+                    f"expected no other measurement on this host, found {who}; wait for its end with --wait"
+                ) from error
+            if who != shown:
+                shown = who
+                progress.phase("wait", f"for {who}")
+
+
+def _busy_labs(own: str) -> Iterator[str]:
+    """Yield a line on each other lab of this state folder that is running a job."""
+    for folder in lab_folder.folders():
+        with contextlib.suppress(LabError):
+            if folder.name != own:
+                for job in client.ask(folder, protocol.Jobs()):
+                    if job["state"] in ("running", "stopping"):
+                        yield f"lab {folder.name} is running job {job['id']} ({job['what']})"
