@@ -1,13 +1,14 @@
-"""Hostile ends of every strategy in a lab of two sites of two ranks: a rank, the command or the keeper is killed, a rank
-is stopped for a while, or the disk of the run directory is full.
+"""Hostile ends of every strategy in a lab of two sites of two ranks: a rank, the command or the keeper is killed, a
+rank is stopped for a while, or the disk of the run directory is full.
 
 ::
 
     python tests/hostile_ends.py --json FILE --seconds 240      # as root; again until nothing is missing
     python tests/hostile_ends.py --only diloco --end disk-full
 
-A cell is one job of ``testbed train`` or ``testbed run``, 40 steps of 100 ms of declared compute with the model inside, a
-checkpoint every 10 steps, and its end from step 13 on. :data:`ENDS` has what is done to it. Checked is what a user sees:
+A cell is one job of ``testbed train`` or ``testbed run``, 40 steps of 100 ms of declared compute with the model inside,
+a checkpoint every 10 steps, and its end from step 13 on. :data:`ENDS` has what is done to it. Checked is what a user
+sees:
 
 - the command ends in time, with the exit status of the table, and in words that name what ended;
 - no traceback is in what it prints, nor the only reason in run.json;
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,9 @@ class End:
 ENDS = {
     "undisturbed": End("nothing", (0,), ()),
     "rank-killed": End("rank 3 killed", (3,), ("rank 3",)),
-    "rank-killed-once": End("rank 3 killed, no restart allowed", (3,), ("rank 3 on west-1",), options=("--restarts", "0")),
+    "rank-killed-once": End(
+        "rank 3 killed, no restart allowed", (3,), ("rank 3 on west-1",), options=("--restarts", "0")
+    ),
     "disk-full": End("disk of the run directory full", (3,), ("No space left on device",)),
     "keeper-killed": End("keeper killed", (3,), ("keeper",), ends_lab=True),
     "rank-stopped": End(f"rank 3 stopped for {STOPPED_S:g} s, timeout {TIMEOUT_S:g} s", (0, 3), (), run=True),
