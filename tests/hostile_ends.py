@@ -155,7 +155,7 @@ class Bed:
         return wrong + [f"left after down: {it}" for it in self._left(name)]
 
     def _left(self, name: str) -> list[str]:
-        return oracle.left_behind(name, self.state) + oracle.started_under(self.state)
+        return [*oracle.left_behind(name, self.state), *oracle.started_under(self.state)]
 
 
 @contextlib.contextmanager
