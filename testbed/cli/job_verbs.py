@@ -23,7 +23,7 @@ from testbed.cli.verb import (
     RunsFolder,
     StrategyOption,
 )
-from testbed.errors import Interrupted, UserError
+from testbed.errors import Interrupted, StorageError, UserError
 
 if TYPE_CHECKING:
     from testbed.lab.jobs.attached_job import AttachedJob
@@ -154,7 +154,13 @@ def _train(target: Lab, what: str, workload: dict[str, object], runs: Path | Non
                 console.say(f"run directory: {directory.path}", style="dim")
             raise
         progress.ended("interrupted" if claim.stop_why else "failed" if job.failure() else "done")
-        report = target.report()
+        try:
+            report = target.report()
+        except StorageError as error:
+            if not job.failure():
+                raise
+            # The cause is what a rank could not write, and the report follows from it.
+            raise StorageError(f"{job.failure()}; no report was written: {error}") from error
         status = EXIT_CODES[report.verdict]
         if claim.stop_why:
             claim.release("stopped", claim.stop_why, Interrupted.exit_code)

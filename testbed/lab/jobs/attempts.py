@@ -165,9 +165,10 @@ class Attempts:
                 why = dead or _why(state.ranks) or why
             if why:
                 self._ended(why, detected_t=now, step=step)
-                if dead or self._stopping.is_set() or not self._left:
+                full = any("storage" in it and it["storage"] for it in state.ranks)  # it stays full for the next one
+                if dead or full or self._stopping.is_set() or not self._left:
                     ranks = self._watch.state(after_t=now).ranks
-                    self.storage = any("storage" in it and it["storage"] for it in ranks)
+                    self.storage = full or any("storage" in it and it["storage"] for it in ranks)
                     # A container that died was ended from outside too.
                     self.unexplained = bool(dead) or any(it["unexplained"] for it in ranks if "unexplained" in it)
                     self.failure = why

@@ -231,3 +231,11 @@ def test_a_job_whose_disk_is_full_was_not_measured_to_be_bad(keeper: Keeper, job
     oracle.until(lambda: job.over, 5.0, "the job is over")
     assert job.failure.endswith("cannot write rank-1.jsonl")
     assert job.storage is storage
+
+
+def test_a_full_disk_spends_no_restart(keeper: Keeper, tmp_path: Path) -> None:
+    made = begun(tmp_path, restarts=3)
+    with keeper.lock:
+        keeper.ranks[1].update(state="failed", reason="cannot write rank-1.jsonl", ended_t=1.0, storage=True)
+    oracle.until(lambda: made.over, 5.0, "the job is over")
+    assert (made.number, made.storage) == (1, True)
