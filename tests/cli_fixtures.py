@@ -192,6 +192,7 @@ def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
         goodput=None,
         rank_seconds=None,
         prediction=None,
+        unpredicted="",
         declared=None,
         program=None,
     )

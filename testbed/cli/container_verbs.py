@@ -39,11 +39,13 @@ def render(
         bool, typer.Option("--kubernetes", help="Print a Kubernetes Job of one run instead.", show_default=False)
     ] = False,
     name: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the lab (default: the topology's name), or of the Job.")
+        str, typer.Option(metavar="NAME", help="Name of the lab, or of the Job (default: the topology's name).")
     ] = "",
     image: Annotated[
         str,
-        typer.Option(metavar="IMAGE", help="Image of all containers (default: this version's image), or of the pod."),
+        typer.Option(
+            metavar="IMAGE", help="Image of the lab's containers, or of the pod (default: this version's image)."
+        ),
     ] = "",
     claim: Annotated[
         str,

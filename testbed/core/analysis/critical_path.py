@@ -333,7 +333,7 @@ class _Left:
 
     def take(self, name: str, most_s: float) -> float:
         """Return up to ``most_s`` of one of them, which is then charged."""
-        taken = min(most_s, getattr(self, name))
+        taken = max(0.0, min(most_s, getattr(self, name)))
         setattr(self, name, getattr(self, name) - taken)
         return float(taken)
 

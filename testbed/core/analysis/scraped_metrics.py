@@ -304,7 +304,7 @@ def _attempt(log: RankLog, number: int) -> _Attempt:
 
 def _compare(sample: RankSample, attempt: _Attempt, tally: _Tally) -> None:
     done = sample.steps or 0
-    if done > len(attempt.steps):
+    if not 0 <= done <= len(attempt.steps):
         tally.unmatched += 1
         return
     tally.compared += 1
