@@ -28,8 +28,9 @@ from testbed.host.linux import invocation  # noqa: E402
 invocation.current = invocation.Invocation
 installation._has_lists = lambda: True
 
-# A loaded machine takes longer than hypothesis' 200 ms for an example.
-hypothesis.settings.register_profile("testbed", deadline=None)
+# A loaded machine takes longer than hypothesis' 200 ms for an example. Ordinary tests try the same examples each time,
+# so that a change is judged by what it changed; thorough ones look for new examples.
+hypothesis.settings.register_profile("testbed", deadline=None, derandomize=not os.environ.get("TESTBED_THOROUGH"))
 hypothesis.settings.load_profile("testbed")
 
 THOROUGH = "thorough: make test-thorough runs it; ordinary tests cover the same in less time"
