@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -36,6 +37,9 @@ On = Annotated[
 
 _ENVIRONMENT = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TZ", "LANG", "LC_ALL")
 """What decides how output looks, and travels with a command."""
+
+
+_SHOWN_EVERY_S = 1.0
 
 
 class Sent:
@@ -100,9 +104,23 @@ def _arrive(where: str, runs: Path | None, pieces: Iterator[bytes]) -> Path:
     if not name or "/" in name or name.startswith(".") or not name.isprintable():
         raise HostError(f"{where}: refused: a run named {name[:100]!r}")
     target = (runs.absolute() if runs else runs_folder.runs_root()) / name
-    size = arrivals.unpack(pieces, target)
+    with console.progress() as progress:
+        progress.phase("fetch", name)
+        size = arrivals.unpack(_counted(pieces, progress), target)
+        progress.ended("done")
     console.say(f"fetched from {where}: {target} ({format_size(size)})", style="dim")
     return target
+
+
+def _counted(pieces: Iterator[bytes], progress: console.Quiet) -> Iterator[bytes]:
+    """Yield the pieces, and show how much has arrived."""
+    size, shown_t = 0, time.monotonic()
+    for piece in pieces:
+        size += len(piece)
+        if (now := time.monotonic()) - shown_t >= _SHOWN_EVERY_S:
+            shown_t = now
+            progress.doing(f"{format_size(size)} arrived")
+        yield piece
 
 
 def fetch(where: str, run: str, runs: Path | None) -> Path:

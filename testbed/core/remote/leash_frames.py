@@ -7,7 +7,19 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["BEAT_S", "FAILED", "HELLO", "LONGEST", "PATIENCE_S", "WHY_BYTES", "Frames", "Kind", "frame", "hello"]
+__all__ = [
+    "BEAT_S",
+    "FAILED",
+    "HELLO",
+    "LONGEST",
+    "PATIENCE_S",
+    "RUN_LIST",
+    "WHY_BYTES",
+    "Frames",
+    "Kind",
+    "frame",
+    "hello",
+]
 
 Kind: TypeAlias = Literal[
     "start", "fetch", "done", "beat", "interrupt", "terminate", "data", "end", "window", "file", "bytes"
@@ -18,6 +30,9 @@ HELLO = "testbed-leash"
 
 BEAT_S, PATIENCE_S = 2.0, 30.0
 """A client is heard each BEAT_S; after PATIENCE_S of silence the leash ends its command."""
+
+RUN_LIST = "TESTBED_RUN_LIST"
+"""Variable that names a file to which a command adds the path of each run directory that it makes."""
 
 LONGEST = 1 << 20
 """Bytes of a frame at most."""

@@ -31,6 +31,7 @@ from testbed.core.records.rank_log import RankLog, read_rank
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import read_metrics
+from testbed.core.remote.leash_frames import RUN_LIST
 from testbed.core.report.document import Report, build, to_json
 from testbed.core.report.markdown import markdown
 from testbed.core.report.run_page import html
@@ -42,7 +43,6 @@ from testbed.host.linux.program_user import caller
 
 __all__ = [
     "NEEDED_BYTES",
-    "RUN_LIST",
     "RunDirectory",
     "build_report",
     "check_writable",
@@ -62,9 +62,6 @@ VALIDATION = "validate.json"
 _RESERVED, _RESERVED_BYTES = tuple(f".reserve-{it}" for it in range(4)), 128 * 1024
 """Files that become run.json where the disk is full, until the run has ended: without them, how it ended would be lost.
 They are written in place: space that is freed would go to whoever writes first."""
-
-RUN_LIST = "TESTBED_RUN_LIST"
-"""Environment variable that names a file to which the path of each created run is appended."""
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 _OUTPUT_FILE = re.compile(r"rank-(\d{1,6})\.log")

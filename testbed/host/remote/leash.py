@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import pty
@@ -25,18 +26,15 @@ import signal
 import struct
 import subprocess
 import sys
-import tarfile
 import tempfile
 import termios
 import time
-from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
-from testbed.core.remote.leash_frames import FAILED, LONGEST, PATIENCE_S, WHY_BYTES, Frames, Kind, hello
-from testbed.errors import TestbedError
-from testbed.host.files import runs_folder, store
+from testbed.core.remote.leash_frames import LONGEST, PATIENCE_S, RUN_LIST, Frames, Kind, hello
 from testbed.host.linux.descriptor import write_all
+from testbed.host.remote.leash_streams import Shown, Spool, Task
 from testbed.version import __version__
 
 __all__ = ["main"]
@@ -44,6 +42,9 @@ __all__ = ["main"]
 _GRACES_S = (20.0, 10.0)
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _LOOKS_EVERY_S = 0.5
+_SOON_S = 0.01
+_QUIET_S = 0.3
+"""A terminal that shows nothing for so long after its command has ended is not waited for: a child may have it open."""
 _MOST_BYTES = 1 << 33
 """Of files that a client sends, at most 8 GiB: what it may fill this host's disk with by mistake."""
 
@@ -112,7 +113,7 @@ class _Command:
         plain_in = subprocess.PIPE if reads else subprocess.DEVNULL
         words = [str(word).replace("{folder}", str(files.folder)) for word in request["words"]]
         environment = {**os.environ, **{str(key): str(value) for key, value in request["environment"].items()}}
-        environment[store.RUN_LIST] = str(files.runs)
+        environment[RUN_LIST] = str(files.runs)
         self.marker = str(request.get("marker", ""))
 
         def lead() -> None:
@@ -131,8 +132,15 @@ class _Command:
         )
         if slave >= 0:
             os.close(slave)
-        self._pipe = self.process.stdin.fileno() if self.process.stdin else -1
-        self._on_terminal = "stdin" in shown
+        # Threads begin once the command has: a fork of a process of several threads may hang.
+        self._shown = Shown(self.master, 1) if shown else None
+        self._ended_t = 0.0
+        self._input: Spool | None = None
+        if "stdin" in shown:
+            self._input = Spool(self.master, files.folder, _MOST_BYTES, closes=False)
+        elif self.process.stdin is not None:
+            self._input = Spool(os.dup(self.process.stdin.fileno()), files.folder, _MOST_BYTES, closes=True)
+            self.process.stdin.close()
         self.pid_watch = os.pidfd_open(self.process.pid)
 
     def resize(self, size: dict[str, Any]) -> None:
@@ -141,36 +149,21 @@ class _Command:
             fcntl.ioctl(self.master, termios.TIOCSWINSZ, packed)
 
     def put_in(self, piece: bytes) -> None:
-        where = self.master if self._on_terminal else self._pipe
-        if where >= 0:
-            with contextlib.suppress(OSError):  # it does not read (any more)
-                write_all(where, piece)
+        if self._input is not None:
+            self._input.put(piece)
 
     def end_input(self) -> None:
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.close()
-            self._pipe = -1
+        if self._input is not None:
+            self._input.end()
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    def copy_shown(self) -> bool:
-        """Copy what the terminal shows to stdout; return False once it is closed."""
-        try:
-            piece = os.read(self.master, 65536)
-        except OSError:  # EIO: the last process on the terminal has ended
-            piece = b""
-        return bool(piece) and _write(piece)
-
-
-def _write(piece: bytes) -> bool:
-    try:
-        write_all(1, piece)
-    except OSError:
-        return False  # the client is gone, which stdin tells
-    return True
+    def has_shown_all(self) -> bool:
+        """Whether all that the terminal showed is on stdout, once the command has ended. Nothing follows then."""
+        self._ended_t = self._ended_t or time.monotonic()
+        return self._shown is None or self._shown.is_drained(self._ended_t, _QUIET_S)
 
 
 class _Leash:
@@ -182,15 +175,24 @@ class _Leash:
         self._heard_t = time.monotonic()
         self._holds = True
         self._stage, self._next_t = -1, 0.0
+        self._sending: Task | None = None
 
     def run(self) -> int:
         try:
             return self._run()
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            sys.stderr.write(f"testbed-leash: {error}\n")
+            self.let_go()
+            self._run()
+            return 3
         finally:
             self._files.remove()
 
+    def let_go(self) -> None:
+        """End the command as if the client were gone."""
+        self._holds = False
+
     def _run(self) -> int:
-        shows = True
         while True:
             command = self._command
             if not self._holds and (command is None or self._status is not None):
@@ -198,24 +200,22 @@ class _Leash:
             watched = [0] if self._holds else []
             if command is not None and self._status is None:
                 watched.append(command.pid_watch)
-                if command.master >= 0 and shows:
-                    watched.append(command.master)
             ready, _, _ = select.select(watched, [], [], _LOOKS_EVERY_S)
-            if command is not None and command.master in ready:
-                shows = command.copy_shown()
             if 0 in ready:
                 self._hear()
             if self._holds and time.monotonic() - self._heard_t > PATIENCE_S:
                 self._holds = False
             if command is None or self._status is not None:
                 continue
-            if command.pid_watch in ready and (status := command.process.poll()) is not None:
-                while shows and command.master >= 0:
-                    shows = command.copy_shown()
+            if (status := command.process.poll()) is not None:
+                if self._holds and not command.has_shown_all():
+                    time.sleep(_SOON_S)  # select returns at once, since the command's pidfd stays readable
+                    continue
                 self._status = 128 - status if status < 0 else status
                 if not command.marker:
                     return self._status
-                _write(command.marker.encode() + json.dumps(self._files.made()).encode() + b"\n")
+                line = command.marker.encode() + json.dumps(self._files.made()).encode() + b"\n"
+                Task(functools.partial(write_all, 1, line))
             elif not self._holds:
                 self._escalate(command)
 
@@ -237,8 +237,10 @@ class _Leash:
     def _act(self, kind: Kind, content: bytes) -> None:
         command = self._command
         if kind == "fetch":
-            _send_run(Path(json.loads(content)["path"]))
-            self._heard_t = time.monotonic()
+            from testbed.host.remote.run_sender import send_run
+
+            path = Path(json.loads(content)["path"])
+            self._sending = Task(functools.partial(send_run, 1, path))
         elif kind == "done":
             self._holds = False
             self._status = self._status or 0
@@ -246,7 +248,7 @@ class _Leash:
             self._files.begin(json.loads(content))
         elif kind == "bytes":
             self._files.more(content)
-        elif kind == "start" and command is None:
+        elif kind == "start" and command is None and self._sending is None:
             self._command = _Command(json.loads(content), self._files)
         elif command is None:
             return
@@ -262,68 +264,18 @@ class _Leash:
             command.resize(json.loads(content))
 
 
-class _Chunks:
-    """Writes pieces with their length before them; the length 0 ends them, and FAILED is followed by why."""
-
-    def write(self, piece: bytes) -> int:
-        for begin in range(0, len(piece), LONGEST):
-            part = piece[begin : begin + LONGEST]
-            if not _write(struct.pack(">I", len(part)) + part):
-                raise OSError("the client is gone")
-        return len(piece)
-
-    def end(self, why: str = "") -> None:
-        _write(struct.pack(">I", FAILED if why else 0) + (why.encode()[:WHY_BYTES].ljust(WHY_BYTES) if why else b""))
-
-
-def _send_run(run: Path) -> None:
-    """Send a run directory, by its name or path, as a tar stream: regular files and folders only, with names relative
-    to it. The name of the run comes first, as a piece of its own."""
-    chunks = _Chunks()
-    try:
-        found = runs_folder.find(run)
-        path = found.path
-        if found.read_json("run.json").get("status") == "running":
-            raise OSError(f"run {path.name} has not ended")
-        chunks.write(path.name.encode())
-        with tarfile.open(fileobj=chunks, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
-            for each in sorted(path.rglob("*")):
-                if each.is_symlink() or not (each.is_dir() or each.is_file()):
-                    continue
-                if each.is_dir():
-                    member = tar.gettarinfo(each, arcname=str(each.relative_to(path)))
-                    _anonymous(member)
-                    tar.addfile(member)
-                    continue
-                with each.open("rb") as file:
-                    member = tar.gettarinfo(arcname=str(each.relative_to(path)), fileobj=file)
-                    member.type, member.linkname = tarfile.REGTYPE, ""  # a second name of a file is a file
-                    _anonymous(member)
-                    tar.addfile(member, file)
-    except (OSError, TestbedError) as error:
-        chunks.end(str(error))
-    else:
-        chunks.end()
-
-
-def _anonymous(member: tarfile.TarInfo) -> None:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-
-
-def main(words: Sequence[str] | None = None) -> None:
+def main() -> NoReturn:
     """Run the leash on stdin, stdout and stderr; exit with the command's status."""
     with contextlib.suppress(OSError):
         os.setsid()  # sshd's hang-up is not for the command: it learns of it from here
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the command would inherit
     os.write(1, hello(__version__).encode())
-    try:
-        status = _Leash().run()
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        sys.stderr.write(f"testbed-leash: {error}\n")
-        status = 3
-    sys.exit(status)
+    leash = _Leash()
+    signal.signal(signal.SIGTERM, lambda *_: leash.let_go())
+    status = leash.run()
+    sys.stderr.flush()
+    os._exit(status)  # a thread may still wait for a client that is gone
 
 
 if __name__ == "__main__":

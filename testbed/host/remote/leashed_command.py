@@ -7,6 +7,7 @@ import fcntl
 import functools
 import json
 import os
+import queue
 import secrets
 import select
 import signal
@@ -67,12 +68,13 @@ class Request:
 
 
 class _Held:
-    """The leash's channel."""
+    """The leash's channel. :meth:`say` may wait for the connection, so handlers of signals :meth:`order`."""
 
     def __init__(self, transport: paramiko.Transport, where: str) -> None:
         self._where = where
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._orders: queue.SimpleQueue[tuple[Kind, Mapping[str, Any]]] = queue.SimpleQueue()
         root = transport.get_username() == "root"
         import paramiko
 
@@ -82,7 +84,8 @@ class _Held:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostError(f"{where}: no command can be started: {error}") from error
         self._greet()
-        threading.Thread(target=self._beat, daemon=True, name="signs of life").start()
+        for work in (self._beat, self._say_orders):
+            threading.Thread(target=work, daemon=True, name=work.__name__).start()
 
     def _greet(self) -> None:
         line = b""
@@ -119,6 +122,14 @@ class _Held:
         """Send a frame; if the connection is gone, what follows tells."""
         with self._lock, contextlib.suppress(OSError):
             self.channel.sendall(frame(kind, content))
+
+    def order(self, kind: Kind, content: Mapping[str, Any] | None = None) -> None:
+        """Send a frame soon. A handler of a signal may interrupt any call of :meth:`say`, whose lock it cannot take."""
+        self._orders.put((kind, content or {}))
+
+    def _say_orders(self) -> None:
+        while True:
+            self.say(*self._orders.get())
 
     def send(self, each: SentFile) -> None:
         """Send a file. Raises StorageError if it cannot be read, or changes meanwhile."""
@@ -296,9 +307,9 @@ def _size() -> dict[str, int]:
 @contextlib.contextmanager
 def _terminal(held: _Held, shown: Mapping[str, bool], reads_stdin: bool) -> Iterator[None]:
     """Pass on stdin, Ctrl-C and the size of the terminal; the terminal is as before at the end."""
-    interrupted = signal.signal(signal.SIGINT, lambda *_: held.say("interrupt"))
-    terminated = signal.signal(signal.SIGTERM, lambda *_: held.say("terminate"))
-    resized = signal.signal(signal.SIGWINCH, lambda *_: held.say("window", _size()))
+    interrupted = signal.signal(signal.SIGINT, lambda *_: held.order("interrupt"))
+    terminated = signal.signal(signal.SIGTERM, lambda *_: held.order("terminate"))
+    resized = signal.signal(signal.SIGWINCH, lambda *_: held.order("window", _size()))
     before = termios.tcgetattr(0) if shown["stdin"] else None
     ended, wake = os.pipe()
     reader = threading.Thread(target=_read_stdin, args=(held, ended), daemon=True)
