@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from testbed_agents import watched
+from testbed_agents import watched, work_beside
 from testbed_agents.exchange import Exchange
 
 __all__ = ["begin_sum_at", "rank_at"]
@@ -90,7 +90,10 @@ class _Aggregated(Exchange):
                 self._total = total
             except BaseException as error:
                 self._error = error
+            finally:
+                work_beside.end()
 
+        work_beside.begin()
         self._thread = _LAST[group] = threading.Thread(target=add, name="aggregator", daemon=True)
         self._thread.start()
 
