@@ -1,8 +1,8 @@
 """Work that threads do beside a training program, in torch: the program's end waits for it.
 
 Otherwise a rank that has nothing more to do ends with exchanges that its peers still wait for, which then fail; and a
-thread that comes back from torch into a Python that is being finalised is ended inside C++, which may end the process by
-SIGABRT ("terminate called without an active exception"). A thread that waits in Python for work is no trouble.
+thread that comes back from torch into a Python that is being finalised is ended inside C++, which may end the process
+by SIGABRT ("terminate called without an active exception"). A thread that waits in Python for work is no trouble.
 """
 
 from __future__ import annotations
