@@ -7,19 +7,19 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import typer
 
 from testbed.cli import console
 from testbed.cli.streams import ReaderGone
 from testbed.core.units import format_size
-from testbed.errors import HostError, TestbedError
+from testbed.errors import HostError, TestbedError, UserError
 
 if TYPE_CHECKING:
-    from testbed.host.remote.leashed_command import SentFile
+    from testbed.host.remote.leashed_command import SentFile, WrittenFile
 
-__all__ = ["VARIABLE", "On", "Sent", "fetch", "marks", "run", "typed_words"]
+__all__ = ["VARIABLE", "Files", "On", "Sent", "Written", "fetch", "marks", "run", "typed_words"]
 
 VARIABLE = "TESTBED_ON"
 
@@ -46,18 +46,36 @@ class Sent:
         self.always = always
 
 
-def marks(signature: inspect.Signature) -> dict[str, Sent]:
+class Written:
+    """Marks an option that names a file which the command writes: it is here in the end. ``dash``: - is stdout."""
+
+    def __init__(self, dash: bool = False) -> None:
+        self.dash = dash
+
+
+Mark: TypeAlias = Sent | Written
+
+
+class Files:
+    """Files that travel with a command, and those that it writes."""
+
+    def __init__(self) -> None:
+        self.sent: list[SentFile] = []
+        self.written: list[WrittenFile] = []
+
+
+def marks(signature: inspect.Signature) -> dict[str, Mark]:
     """Return what is marked of a verb's parameters, by name."""
     found = {}
     for name, parameter in signature.parameters.items():
         for each in get_args(parameter.annotation)[1:]:
-            if isinstance(each, Sent):
+            if isinstance(each, Mark):
                 found[name] = each
     return found
 
 
 def run(
-    where: str, verb: str, context: typer.Context, marks: dict[str, Sent], own_words: bool, reads_stdin: bool
+    where: str, verb: str, context: typer.Context, marks: dict[str, Mark], own_words: bool, reads_stdin: bool
 ) -> int:
     """Run the verb of a command line, as parsed into ``context``, on the host ``where``; return its exit status there.
 
@@ -66,21 +84,44 @@ def run(
     """
     from testbed.host.remote import leashed_command, ssh_connection
 
-    files: list[SentFile] = []
+    files = Files()
     words = [*typed_words(context, marks, own_words, files)]
-    if files:
-        size = sum(it.here.stat().st_size for it in files)
-        console.say(f"sent to {where}: {', '.join(str(it.here) for it in files)} ({format_size(size)})", style="dim")
+    if sent := files.sent:
+        size = sum(it.here.stat().st_size for it in sent)
+        console.say(f"sent to {where}: {', '.join(str(it.here) for it in sent)} ({format_size(size)})", style="dim")
     environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
     transport = ssh_connection.connect(where)
     fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
+    lost: list[WrittenFile] = []
     try:
-        request = leashed_command.Request(["testbed", verb, *words], environment, files, reads_stdin, fetches)
-        return leashed_command.run(transport, where, request)
+        request = leashed_command.Request(
+            ["testbed", verb, *words],
+            environment,
+            files.sent,
+            reads_stdin,
+            fetches,
+            files.written,
+            functools.partial(_replace, where, lost),
+        )
+        status = leashed_command.run(transport, where, request)
+        return HostError.exit_code if lost and status == 0 else status
     except BrokenPipeError as error:
         raise ReaderGone(str(error)) from error
     finally:
         transport.close()
+
+
+def _replace(where: str, lost: list[WrittenFile], file: WrittenFile, pieces: Iterator[bytes]) -> None:
+    """Bring a file here that a command wrote; if that fails, say why, and add it to ``lost``."""
+    from testbed.host.remote import arrivals
+
+    try:
+        size = arrivals.replace(pieces, file.here)
+    except TestbedError as error:
+        lost.append(file)
+        console.error(f"{file.here} was written on {where}, and did not arrive: {error}")
+    else:
+        console.say(f"fetched from {where}: {file.here} ({format_size(size)})", style="dim")
 
 
 def _fetch(where: str, runs: Path | None, path: str, pieces: Callable[[], Iterator[bytes]]) -> None:
@@ -116,9 +157,7 @@ def fetch(where: str, run: str, runs: Path | None) -> Path:
         transport.close()
 
 
-def typed_words(
-    context: typer.Context, marks: dict[str, Sent], own_words: bool, files: list[SentFile]
-) -> Iterator[str]:
+def typed_words(context: typer.Context, marks: dict[str, Mark], own_words: bool, files: Files) -> Iterator[str]:
     """Yield the words that were typed, options first, as this command's parser understood them."""
     arguments: list[str] = []
     last_argument = [it for it in context.command.params if it.param_type_name == "argument"][-1:]
@@ -143,16 +182,46 @@ def typed_words(
     yield from arguments
 
 
-def _sent(word: str, mark: Sent | None, files: list[SentFile], own_word: bool) -> str:
-    """Return the word as it is there: a file that is sent keeps its name if it is below the current folder."""
+def _sent(word: str, mark: Mark | None, files: Files, own_word: bool) -> str:
+    """Return the word as it is there: a file that travels keeps its name if it is below the current folder."""
     from testbed.host.remote.leashed_command import SentFile
 
     path = Path(word)
+    if isinstance(mark, Written):
+        return word if mark.dash and word == "-" else _written(word, files)
     like_path = own_word or "/" in word or path.suffix in (".yaml", ".yml")
     if mark is None or not (mark.always or like_path) or not path.is_file():
         return word
-    inside = not path.is_absolute() and ".." not in path.parts
-    there = str(Path("here") / path) if inside else str(Path("there") / path.resolve().relative_to("/"))
-    if there not in {it.there for it in files}:
-        files.append(SentFile(path, there))
-    return word if inside else f"{{folder}}/{there}"
+    there = _there(path)
+    if there not in {it.there for it in files.sent}:
+        files.sent.append(SentFile(path, there))
+    return _word(word, there)
+
+
+def _written(word: str, files: Files) -> str:
+    """Note a file that the command writes; return its word there. Raises UserError."""
+    from testbed.host.remote.leashed_command import WrittenFile
+
+    path = Path(word)
+    if path.is_dir():
+        raise UserError(f"expected a file to write, got the folder {path}; name a file in it")
+    if path.exists() and not path.is_file():
+        raise UserError(f"expected a plain file to write, got {path}, which is a device or pipe; name another file")
+    there = _there(path)
+    files.written.append(WrittenFile(path, there, str(Path(there).parent) if path.parent.is_dir() else ""))
+    return _word(word, there)
+
+
+def _inside(path: Path) -> bool:
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _there(path: Path) -> str:
+    """Return where a file of this host is below the folder of the command there."""
+    if _inside(path):
+        return str(Path("here") / path)
+    return str(Path("there") / path.parent.resolve().relative_to("/") / path.name)
+
+
+def _word(word: str, there: str) -> str:
+    return word if _inside(Path(word)) else f"{{folder}}/{there}"

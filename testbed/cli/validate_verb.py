@@ -14,6 +14,7 @@ from rich.text import Text
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
 from testbed.cli.ci import junit_file
+from testbed.cli.on_host import Written
 from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabNameToMake, Overrides, RunsFolder, Wait
 
 if TYPE_CHECKING:
@@ -107,7 +108,9 @@ def validate(
     wait: Wait = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the lab up afterwards.", show_default=False)] = False,
     junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML, for CI.")
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML, for CI."),
+        Written(),
     ] = None,
     as_json: AsJson = False,
 ) -> int:

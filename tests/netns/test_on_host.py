@@ -311,6 +311,33 @@ def test_a_run_is_here_when_it_has_ended(
     assert not (tmp_path / "third").exists() or list((tmp_path / "third").iterdir()) == []
 
 
+def test_files_that_a_command_writes_come_back(
+    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    here = tmp_path / "work"
+    (here / "ä sub").mkdir(parents=True)
+    for name, shown in (("ä sub/x.yml", "ä sub/x.yml"), (str(tmp_path / "abs.yml"), ""), ("../up.yml", "")):
+        done = on(hosts, "render", "metro-single", "-o", name, "--on", "h1", cwd=here)
+        assert done.returncode == 0, done.stderr
+        assert shown in done.stderr
+        near = on(hosts, "render", "metro-single", cwd=here)
+        assert (here / name).read_text() == near.stdout
+        assert not [it for it in (here / name).parent.iterdir() if it.name.startswith(".")]
+    capture = on(hosts, "capture", "north:west", "-l", lab, "-w", "c.pcap", "--for", "1s", "--on", "h1", cwd=here)
+    assert capture.returncode == 0, capture.stderr
+    assert (here / "c.pcap").read_bytes()[:4] == bytes.fromhex("0a0d0d0a"), "a section header of pcapng"
+    piped = on(hosts, "render", "metro-single", "-o", "none/x.yml", "--on", "h1", cwd=here)
+    assert (piped.returncode, "cannot write none/x.yml" in piped.stderr) == (3, True)
+    assert not (here / "none").exists()
+    folder = on(hosts, "render", "metro-single", "-o", "ä sub", "--on", "h1", cwd=here)
+    assert (folder.returncode, "got the folder ä sub" in folder.stderr) == (2, True)
+    failed = on(
+        hosts, "run", "only-fiber", "--steps", "1", "--junit", "bad.xml", "--set", "x.y=1", "--on", "h1", cwd=here
+    )
+    assert failed.returncode == 2
+    assert "<error" in (here / "bad.xml").read_text(), "whatever the exit status"
+
+
 @pytest.mark.thorough
 def test_a_dark_cable_ends_it_at_both_ends(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
     client = begun(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "sleep", "7138")
