@@ -189,13 +189,24 @@ def _sent(word: str, mark: Mark | None, files: Files, own_word: bool) -> str:
     path = Path(word)
     if isinstance(mark, Written):
         return word if mark.dash and word == "-" else _written(word, files)
-    like_path = own_word or "/" in word or path.suffix in (".yaml", ".yml")
+    like_path = own_word or "/" in word or path.suffix in (".yaml", ".yml", ".py")
     if mark is None or not (mark.always or like_path) or not path.is_file():
+        return word
+    if own_word and _is_of_the_host(path):
         return word
     there = _there(path)
     if there not in {it.there for it in files.sent}:
         files.sent.append(SentFile(path, there))
     return _word(word, there)
+
+
+def _is_of_the_host(path: Path) -> bool:
+    """Tell whether a word of a command line names a program of each host, such as an interpreter: it is absolute and
+    outside the current folder, or a link to an executable there, as in a virtual environment."""
+    here = Path.cwd()
+    if path.is_absolute() and not Path(os.path.normpath(path)).is_relative_to(here):
+        return True
+    return path.is_symlink() and not path.resolve().is_relative_to(here.resolve()) and os.access(path, os.X_OK)
 
 
 def _written(word: str, files: Files) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from testbed.cli import console, prediction_tables, verb
 from testbed.cli import prediction_options as options
-from testbed.cli.on_host import Written
+from testbed.cli.on_host import Sent, Written
 from testbed.cli.prediction_progress import Counted
 from testbed.cli.verb import AsJson, Overrides
 from testbed.core.units import (
@@ -42,6 +42,7 @@ def predict(
             help="Take sites, ranks, rate and delay from this topology, at full scale.",
             autocompletion=verb.completing(verb.topologies),
         ),
+        Sent(),
     ] = None,
     strategy: Annotated[
         str,

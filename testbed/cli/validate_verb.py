@@ -14,7 +14,7 @@ from rich.text import Text
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
 from testbed.cli.ci import junit_file
-from testbed.cli.on_host import Written
+from testbed.cli.on_host import Sent, Written
 from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabNameToMake, Overrides, RunsFolder, Wait
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def validate(
             help=f"Library names (see {invocation.command('ls', 'libraries')}), or paths of your own rank programs.",
             autocompletion=verb.completing(_libraries),
         ),
+        Sent(),
     ],
     topology: Annotated[
         str | None,
@@ -78,6 +79,7 @@ def validate(
             help=f"Topology of the lab to bring up (default: {DEFAULT_TOPOLOGY}).",
             autocompletion=verb.completing(verb.topologies),
         ),
+        Sent(),
     ] = None,
     suite: Annotated[SuiteName, typer.Option(help="quick takes under three minutes per library.")] = SuiteName.quick,
     only: Annotated[
@@ -89,6 +91,7 @@ def validate(
         typer.Option(
             "--baseline", metavar="OLD.json", help="Report regressions against this result; they are exit status 1 too."
         ),
+        Sent(always=True),
     ] = None,
     lab: Annotated[
         str | None,
