@@ -90,6 +90,7 @@ def render(
 
 def _kubernetes_job(what: str, assignments: list[str], options: list[str], name: str, image: str, claim: str) -> str:
     """Return the Job of ``testbed run WHAT``; its options are read as `run` reads them."""
+    from testbed.host.remote import departures
     from testbed.lab import kubernetes_job
 
     run = typer.main.get_command(verb.app).commands["run"]  # type: ignore[attr-defined]
@@ -103,10 +104,11 @@ def _kubernetes_job(what: str, assignments: list[str], options: list[str], name:
     for option in ("on", "runs", "junit"):
         if getattr(context.get_parameter_source(option), "name", "") == "COMMANDLINE":
             raise UserError(f"--{option} names a place outside of the pod; remove it (results go to --claim)")
-    files = on_host.Files()
+    files = departures.Departures()
     marks = on_host.marks(inspect.signature(run_verbs.run, eval_str=True)) | on_host.marks(
         inspect.signature(RunOptions, eval_str=True)
     )
+    marks["what"] = on_host.Sent()  # kubernetes_job adds what an experiment names
     typed = [*on_host.typed_words(context, marks, False, files)]
     return kubernetes_job.render(
         what,
@@ -132,6 +134,7 @@ def image(
     wheels: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Look for packages in this folder first."),
+        on_host.Sent(always=True),
     ] = None,
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Install torch with CUDA (several GB) instead of its CPU build.")

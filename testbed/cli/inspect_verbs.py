@@ -275,7 +275,9 @@ def _read_step(gradients: str, compute: str) -> tuple[int, float]:
 
 @verb.verb(verb.LOOK, "testbed lint my.yaml", "testbed lint topologies/*.yaml experiments/*.yaml")
 def lint(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files."), Sent()],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files."), Sent(named="files")
+    ],
     as_json: AsJson = False,
 ) -> int:
     """Check files and list every mistake with its line and the fix. Exit status 2 if there are any.

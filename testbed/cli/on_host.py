@@ -5,21 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 import typer
 
 from testbed.cli import console
 from testbed.cli.streams import ReaderGone
 from testbed.core.units import format_size
-from testbed.errors import HostError, TestbedError, UserError
+from testbed.errors import HostError, TestbedError
 
 if TYPE_CHECKING:
-    from testbed.host.remote.leashed_command import SentFile, WrittenFile
+    from testbed.host.remote.departures import Departures
+    from testbed.host.remote.leashed_command import WrittenFile
 
-__all__ = ["VARIABLE", "Files", "On", "Sent", "Written", "fetch", "marks", "run", "typed_words"]
+__all__ = ["VARIABLE", "On", "Sent", "Written", "fetch", "marks", "run", "typed_words"]
 
 VARIABLE = "TESTBED_ON"
 
@@ -38,12 +39,16 @@ _ENVIRONMENT = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TZ",
 """What decides how output looks, and travels with a command."""
 
 
+_MOST_LISTED = 50
+
+
 class Sent:
     """Marks an argument or option that may name a file here, which travels with the command. ``always``: it does
-    name one, otherwise only if it is written like a path, as in the catalog of topologies."""
+    name one, or a folder, otherwise only a file and if it is written like a path, as in the catalog of topologies.
+    ``named``: the file may be an experiment, and what it names travels, too: files, or also its program's folder."""
 
-    def __init__(self, always: bool = False) -> None:
-        self.always = always
+    def __init__(self, always: bool = False, named: Literal["", "files", "all"] = "") -> None:
+        self.always, self.named = always, named
 
 
 class Written:
@@ -54,14 +59,6 @@ class Written:
 
 
 Mark: TypeAlias = Sent | Written
-
-
-class Files:
-    """Files that travel with a command, and those that it writes."""
-
-    def __init__(self) -> None:
-        self.sent: list[SentFile] = []
-        self.written: list[WrittenFile] = []
 
 
 def marks(signature: inspect.Signature) -> dict[str, Mark]:
@@ -82,13 +79,13 @@ def run(
     ``own_words``: the last argument is a command line of its own, in which words that name files here are sent, too.
     Raises UserError, HostError (testbed.host.remote).
     """
-    from testbed.host.remote import leashed_command, ssh_connection
+    from testbed.host.remote import departures, leashed_command, ssh_connection
 
-    files = Files()
+    files = departures.Departures()
     words = [*typed_words(context, marks, own_words, files)]
     if sent := files.sent:
         size = sum(it.here.stat().st_size for it in sent)
-        console.say(f"sent to {where}: {', '.join(str(it.here) for it in sent)} ({format_size(size)})", style="dim")
+        console.say(f"sent to {where}: {_listed(files.named)} ({format_size(size)})", style="dim")
     environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
     transport = ssh_connection.connect(where)
     fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
@@ -101,6 +98,7 @@ def run(
             reads_stdin,
             fetches,
             files.written,
+            files.folders,
             functools.partial(_replace, where, lost),
         )
         status = leashed_command.run(transport, where, request)
@@ -109,6 +107,11 @@ def run(
         raise ReaderGone(str(error)) from error
     finally:
         transport.close()
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 def _replace(where: str, lost: list[WrittenFile], file: WrittenFile, pieces: Iterator[bytes]) -> None:
@@ -157,7 +160,7 @@ def fetch(where: str, run: str, runs: Path | None) -> Path:
         transport.close()
 
 
-def typed_words(context: typer.Context, marks: dict[str, Mark], own_words: bool, files: Files) -> Iterator[str]:
+def typed_words(context: typer.Context, marks: dict[str, Mark], own_words: bool, files: Departures) -> Iterator[str]:
     """Yield the words that were typed, options first, as this command's parser understood them."""
     arguments: list[str] = []
     last_argument = [it for it in context.command.params if it.param_type_name == "argument"][-1:]
@@ -182,22 +185,17 @@ def typed_words(context: typer.Context, marks: dict[str, Mark], own_words: bool,
     yield from arguments
 
 
-def _sent(word: str, mark: Mark | None, files: Files, own_word: bool) -> str:
+def _sent(word: str, mark: Mark | None, files: Departures, own_word: bool) -> str:
     """Return the word as it is there: a file that travels keeps its name if it is below the current folder."""
-    from testbed.host.remote.leashed_command import SentFile
-
     path = Path(word)
     if isinstance(mark, Written):
-        return word if mark.dash and word == "-" else _written(word, files)
+        return word if mark.dash and word == "-" else files.expect(word)
     like_path = own_word or "/" in word or path.suffix in (".yaml", ".yml", ".py")
-    if mark is None or not (mark.always or like_path) or not path.is_file():
+    if mark is None or not (mark.always or like_path) or not (path.is_file() or (mark.always and path.is_dir())):
         return word
     if own_word and _is_of_the_host(path):
         return word
-    there = _there(path)
-    if there not in {it.there for it in files.sent}:
-        files.sent.append(SentFile(path, there))
-    return _word(word, there)
+    return files.send_experiment(word, mark.named == "all") if mark.named else files.send(word)
 
 
 def _is_of_the_host(path: Path) -> bool:
@@ -207,32 +205,3 @@ def _is_of_the_host(path: Path) -> bool:
     if path.is_absolute() and not Path(os.path.normpath(path)).is_relative_to(here):
         return True
     return path.is_symlink() and not path.resolve().is_relative_to(here.resolve()) and os.access(path, os.X_OK)
-
-
-def _written(word: str, files: Files) -> str:
-    """Note a file that the command writes; return its word there. Raises UserError."""
-    from testbed.host.remote.leashed_command import WrittenFile
-
-    path = Path(word)
-    if path.is_dir():
-        raise UserError(f"expected a file to write, got the folder {path}; name a file in it")
-    if path.exists() and not path.is_file():
-        raise UserError(f"expected a plain file to write, got {path}, which is a device or pipe; name another file")
-    there = _there(path)
-    files.written.append(WrittenFile(path, there, str(Path(there).parent) if path.parent.is_dir() else ""))
-    return _word(word, there)
-
-
-def _inside(path: Path) -> bool:
-    return not path.is_absolute() and ".." not in path.parts
-
-
-def _there(path: Path) -> str:
-    """Return where a file of this host is below the folder of the command there."""
-    if _inside(path):
-        return str(Path("here") / path)
-    return str(Path("there") / path.parent.resolve().relative_to("/") / path.name)
-
-
-def _word(word: str, there: str) -> str:
-    return word if _inside(Path(word)) else f"{{folder}}/{there}"

@@ -55,6 +55,7 @@ def predict(
     measured: Annotated[
         list[Path] | None,
         typer.Option(metavar="RUN", help="Take what this run or validation measured. May be repeated."),
+        Sent(always=True),
     ] = None,
     parameters: Annotated[
         str | None, typer.Option(metavar="N", help="Parameters of the model: 150M, 10B.", show_default="10B")

@@ -311,6 +311,42 @@ def test_a_run_is_here_when_it_has_ended(
     assert not (tmp_path / "third").exists() or list((tmp_path / "third").iterdir()) == []
 
 
+EXPERIMENT = """topology: mine.yaml
+workload: {command: [sh, train.sh], steps: 5, timeout: 60s}
+"""
+
+
+def write_experiment(folder: Path) -> None:
+    (folder / "jöbs" / "sub").mkdir(parents=True)
+    (folder / "mine.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
+    (folder / "jöbs" / "x.yaml").write_text(EXPERIMENT)
+    (folder / "jöbs" / "train.sh").write_text('echo "it says $(cat "sub/a word.txt")"\n')
+    (folder / "jöbs" / "sub" / "a word.txt").write_text("hello")
+
+
+def test_a_topology_that_an_experiment_names_travels(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    write_experiment(tmp_path)
+    done = on(hosts, "lint", "jöbs/x.yaml", "--on", "h1", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sent to h1: mine.yaml, jöbs/x.yaml" in " ".join(done.stderr.split())
+
+
+@pytest.mark.thorough
+def test_a_program_runs_there_with_the_files_of_its_folder(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    write_experiment(tmp_path)
+    words = ("run", "jöbs/x.yaml", "--on", "h1", "--runs", "runs", "--allow-uncertified", "--junit", "out.xml")
+    done = on(hosts, *words, cwd=tmp_path)
+    assert done.returncode in (0, 1, 3), done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    said = [it.read_text() for it in run.rglob("*.log") if "it says hello" in it.read_text(errors="replace")]
+    assert said, done.stdout + done.stderr
+    assert "<testsuite" in (tmp_path / "out.xml").read_text()
+
+
 def test_files_that_a_command_writes_come_back(
     hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, tmp_path: Path
 ) -> None:

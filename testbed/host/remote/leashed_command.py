@@ -49,12 +49,10 @@ class SentFile:
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file of this host that the command there writes, its path below the folder there, and the path of the folder
-    there that exists here, so that it has to be there, too; empty if there is none."""
+    """A file of this host that the command there writes, and its path below the folder there."""
 
     here: Path
     there: str
-    folder: str
 
 
 @dataclass
@@ -69,6 +67,7 @@ class Request:
         arrived: called with each run directory that the command made, by its path there, and a function that fetches it
             as a tar stream; None if nothing is to be fetched.
         written: files that the command may write.
+        folders: folders below the one there that have to exist.
         written_arrived: called with each of them that the command wrote, and its content.
     """
 
@@ -78,6 +77,7 @@ class Request:
     reads_stdin: bool = False
     arrived: Callable[[str, Callable[[], Iterator[bytes]]], None] | None = None
     written: Sequence[WrittenFile] = ()
+    folders: Sequence[str] = ()
     written_arrived: Callable[[WrittenFile, Iterator[bytes]], None] = lambda file, pieces: None
 
 
@@ -188,7 +188,7 @@ def _follow(held: _Held, where: str, request: Request) -> int:
             "reads_stdin": request.reads_stdin,
             "marker": marker.decode(),
             "written": [it.there for it in request.written],
-            "folders": [it.folder for it in request.written if it.folder],
+            "folders": list(request.folders),
         },
     )
     out, err = _Copy(held.channel.recv, 1, marker), _Copy(held.channel.recv_stderr, 2)

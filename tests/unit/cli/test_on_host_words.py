@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -12,17 +14,19 @@ import typer
 from testbed.cli import app as _app
 from testbed.cli import on_host, verb
 from testbed.errors import UserError
+from testbed.host.remote import departures
+from testbed.host.remote.departures import Departures
 
 assert _app  # imports all verbs
 
 
-def typed(name: str, *words: str) -> tuple[list[str], on_host.Files]:
+def typed(name: str, *words: str) -> tuple[list[str], Departures]:
     """Return the words that are sent for a command line, and its files."""
     command = typer.main.get_command(verb.app).commands[name]  # type: ignore[attr-defined]
     context = command.make_context(name, list(words))
     module = inspect.unwrap(command.callback)
     found = on_host.marks(inspect.signature(module, eval_str=True))
-    files = on_host.Files()
+    files = Departures()
     return [*on_host.typed_words(context, found, name in ("launch", "exec"), files)], files
 
 
@@ -34,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def sent(files: on_host.Files) -> dict[str, str]:
+def sent(files: Departures) -> dict[str, str]:
     return {str(it.here): it.there for it in files.sent}
 
 
@@ -49,7 +53,8 @@ def test_what_validate_names_travels(here: Path, tmp_path: Path) -> None:
     assert words[words.index("--baseline") + 1] == f"{{folder}}/{old}"
     assert words[words.index("--topology") + 1] == "lab.yaml"
     assert words[-3:] == ["--", "torch-gloo", "ranks.py"]
-    assert [(str(it.here), it.there, it.folder) for it in files.written] == [("o.xml", "here/o.xml", "here")]
+    assert [(str(it.here), it.there) for it in files.written] == [("o.xml", "here/o.xml")]
+    assert files.folders == ["here"]
 
 
 def test_a_topology_of_predict_travels(here: Path) -> None:
@@ -86,5 +91,70 @@ def test_a_file_to_write_is_a_plain_one(here: Path) -> None:
     for bad in ("folder", "/dev/null"):
         with pytest.raises(UserError, match="file to write"):
             typed("capture", "north", "-w", bad)
-    (file,) = typed("capture", "north", "-w", "none/x.pcap")[1].written
-    assert (file.there, file.folder) == ("here/none/x.pcap", "")
+    files = typed("capture", "north", "-w", "none/x.pcap")[1]
+    assert ([it.there for it in files.written], files.folders) == (["here/none/x.pcap"], [])
+
+
+def test_an_experiment_brings_what_it_names(here: Path, tmp_path: Path) -> None:
+    (here / "jobs" / "sub").mkdir(parents=True)
+    for name in ("lab.yaml", "text.txt", "jobs/train.py", "jobs/sub/ü.bin", "jobs/.env", "other.py"):
+        (here / name).write_text("x")
+    (here / "jobs" / "again.py").symlink_to("train.py")
+    (here / "jobs" / "x.yaml").write_text("topology: lab.yaml\nworkload: {command: [python, train.py], steps: 5}\n")
+    words, files = typed("run", "jobs/x.yaml")
+    assert words[-1] == "jobs/x.yaml"
+    below = ["jobs/again.py", "jobs/sub/ü.bin", "jobs/train.py", "jobs/x.yaml"]
+    assert sorted(sent(files).values()) == sorted(f"here/{it}" for it in ("lab.yaml", *below))
+    assert files.named == ["lab.yaml", "jobs/x.yaml", "jobs/ (4 files)"]
+    assert sorted(sent(typed("lint", "jobs/x.yaml")[1])) == ["jobs/x.yaml", "lab.yaml"]
+    (here / "y.yaml").write_text("topology: metro-40km\nworkload: {data: text.txt}\n")
+    assert sorted(sent(typed("run", "y.yaml")[1])) == ["text.txt", "y.yaml"]
+    (here / "y.yaml").write_text("topology: metro-40km\nworkload: {data: jobs}\n")
+    assert "here/jobs/.env" in sent(typed("run", "y.yaml")[1]).values(), "data is all of a folder"
+    (here / "y.yaml").write_text("topology: ../lab.yaml\nworkload: {steps: 5}\n")
+    with pytest.raises(UserError, match=r"y.yaml: expected files below the current folder, got '?\.\./lab.yaml"):
+        typed("run", "y.yaml")
+
+
+def test_a_folder_beside_the_current_one_travels_with_its_experiment(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "jobs").mkdir()
+    (here / "train.py").write_text("x")
+    (here / "jobs" / "x.yaml").write_text("workload: {command: [python, train.py], folder: .., steps: 5}\n")
+    assert set(sent(typed("run", "jobs/x.yaml")[1]).values()) == {"here/train.py", "here/jobs/x.yaml"}
+    monkeypatch.chdir(here / "jobs")
+    words, files = typed("run", "x.yaml")
+    assert words[-1] == f"{{folder}}/there{here}/jobs/x.yaml"
+    assert set(sent(files).values()) == {f"there{here}/train.py", f"there{here}/jobs/x.yaml"}
+
+
+@pytest.mark.parametrize("what", ["link out", "link to a folder", "pipe", "socket", "large", "many"])
+def test_a_folder_that_cannot_be_sent_is_refused_by_name(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    folder = here / "data"
+    (folder / "sub").mkdir(parents=True)
+    said = "data/odd"
+    if what == "link out":
+        (tmp_path / "outside").write_text("x")
+        (folder / "odd").symlink_to(tmp_path / "outside")
+    elif what == "link to a folder":
+        (folder / "odd").symlink_to("sub")
+    elif what == "pipe":
+        os.mkfifo(folder / "odd")
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind("data/odd")
+    elif what == "large":
+        (folder / "a").write_text("x")
+        with (folder / "odd").open("wb") as file:
+            file.truncate((1 << 30) + 1)
+        said = "the largest file is data/odd"
+    else:
+        monkeypatch.setattr(departures, "_MOST_FILES", 20)
+        for number in range(21):
+            (folder / str(number)).touch()
+        said = "at most 1 GiB and 20 files"
+    with pytest.raises(UserError, match=said):
+        typed("run", "metro-40km", "--data", "data")
