@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from testbed.host.remote.departures import Departures
     from testbed.host.remote.leashed_command import WrittenFile
 
-__all__ = ["VARIABLE", "On", "Sent", "Written", "fetch", "marks", "run", "typed_words"]
+__all__ = ["VARIABLE", "On", "Sent", "Written", "fetch", "forward", "marks", "run", "typed_words"]
 
 VARIABLE = "TESTBED_ON"
 
@@ -86,20 +86,19 @@ def run(
     if sent := files.sent:
         size = sum(it.here.stat().st_size for it in sent)
         console.say(f"sent to {where}: {_listed(files.named)} ({format_size(size)})", style="dim")
-    environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
     transport = ssh_connection.connect(where)
     fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
     lost: list[WrittenFile] = []
     try:
         request = leashed_command.Request(
             ["testbed", verb, *words],
-            environment,
+            _environment(),
             files.sent,
             reads_stdin,
             fetches,
-            files.written,
-            files.folders,
-            functools.partial(_replace, where, lost),
+            written=files.written,
+            folders=files.folders,
+            written_arrived=functools.partial(_replace, where, lost),
         )
         status = leashed_command.run(transport, where, request)
         return HostError.exit_code if lost and status == 0 else status
@@ -158,6 +157,18 @@ def fetch(where: str, run: str, runs: Path | None) -> Path:
         return _arrive(where, runs, leashed_command.fetch(transport, where, run))
     finally:
         transport.close()
+
+
+def forward(where: str, words: Sequence[str], port: int, ready: Callable[[str], None]) -> int:
+    """Run a verb on another host that prints the URL of a port there, and forward a port here to that port, until the
+    verb ends; return its exit status. ``ready`` is called with the URL here. Raises UserError, HostError."""
+    from testbed.host.remote import forwarded_port
+
+    return forwarded_port.run(where, ["testbed", *words], _environment(), port, ready)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
 
 
 def typed_words(context: typer.Context, marks: dict[str, Mark], own_words: bool, files: Departures) -> Iterator[str]:

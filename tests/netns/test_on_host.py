@@ -9,6 +9,7 @@ import os
 import pty
 import random
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -309,6 +310,44 @@ def test_a_run_is_here_when_it_has_ended(
     running = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "third"))
     assert (running.returncode, "has not ended" in running.stderr) == (3, True)
     assert not (tmp_path / "third").exists() or list((tmp_path / "third").iterdir()) == []
+
+
+def asked(hosts: ssh_hosts.Hosts, url: str) -> str:
+    """Return what a page says that the client asks for; empty if nothing answers."""
+    script = "import sys, urllib.request as it; print(it.urlopen(sys.argv[1], timeout=5).read().decode())"
+    words = hosts.client(sys.executable, "-c", script, url)
+    return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
+
+
+def test_observe_of_a_lab_without_prometheus(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
+    none = on(hosts, "observe", "-l", lab, "--port", "0", "--on", "h1")
+    assert (none.returncode, f"lab {lab} runs no Prometheus" in none.stderr, none.stdout) == (2, True, "")
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus: apt install prometheus")
+def test_observe_listens_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host) -> None:
+    up = on(
+        hosts, "up", "metro-single", "--name", "seen", "--no-agents", "--allow-uncertified", "--observe", "--on", "h1"
+    )
+    assert up.returncode == 0, up.stderr
+    client = begun(hosts, "observe", "seen", "--port", "0", "--on", "h1")
+    try:
+        assert client.stdout is not None
+        url = client.stdout.readline().strip()
+        oracle.until(lambda: "is Ready" in asked(hosts, f"{url}/-/ready"), 30.0, "it answers")
+        assert asked(hosts, f"{url}/-/ready") == asked(hosts, f"{url}/-/ready"), "a second one, too"
+        port = url.rpartition(":")[2]
+        busy = on(hosts, "observe", "seen", "--port", port, "--on", "h1")
+        assert (busy.returncode, f"port {port} of 127.0.0.1 is in use" in busy.stderr) == (2, True)
+        client.send_signal(signal.SIGINT)
+        _, told = client.communicate(timeout=20)
+        assert (client.returncode, "Prometheus of lab seen on h1" in told) == (130, True)
+        assert asked(hosts, f"{url}/-/ready") == ""
+    finally:
+        client.kill()
+        client.communicate()
+        assert on(hosts, "down", "seen", "--on", "h1").returncode == 0
 
 
 EXPERIMENT = """topology: mine.yaml

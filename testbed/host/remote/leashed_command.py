@@ -68,6 +68,7 @@ class Request:
             as a tar stream; None if nothing is to be fetched.
         written: files that the command may write.
         folders: folders below the one there that have to exist.
+        stdout: descriptor that takes the command's stdout.
         written_arrived: called with each of them that the command wrote, and its content.
     """
 
@@ -78,6 +79,7 @@ class Request:
     arrived: Callable[[str, Callable[[], Iterator[bytes]]], None] | None = None
     written: Sequence[WrittenFile] = ()
     folders: Sequence[str] = ()
+    stdout: int = 1
     written_arrived: Callable[[WrittenFile, Iterator[bytes]], None] = lambda file, pieces: None
 
 
@@ -178,6 +180,7 @@ def _follow(held: _Held, where: str, request: Request) -> int:
     shown = {name: os.isatty(number) for number, name in enumerate(("stdin", "stdout", "stderr"))}
     if not request.reads_stdin:
         shown["stdin"] = False
+    shown["stdout"] = os.isatty(request.stdout)
     marker = b"" if request.arrived is None and not request.written else b"\0" + secrets.token_hex(16).encode()
     held.say(
         "start",
@@ -191,7 +194,7 @@ def _follow(held: _Held, where: str, request: Request) -> int:
             "folders": list(request.folders),
         },
     )
-    out, err = _Copy(held.channel.recv, 1, marker), _Copy(held.channel.recv_stderr, 2)
+    out, err = _Copy(held.channel.recv, request.stdout, marker), _Copy(held.channel.recv_stderr, 2)
     with _terminal(held, shown, request.reads_stdin):
         while not held.channel.status_event.wait(_POLL_S) and not out.after_marker.is_set():
             if out.failed or err.failed:
