@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from testbed.cli import console, verb
+from testbed.cli.on_host import Written
 from testbed.cli.streams import ReaderGone
 from testbed.cli.verb import FiberArgument, LabName
 from testbed.core.units import format_size, parse_duration_s, parse_size_bytes
@@ -36,7 +37,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def capture(
     fiber: FiberArgument,
     write: Annotated[
-        str, typer.Option("--write", "-w", metavar="FILE", help="pcapng file to write; - is stdout, for a program.")
+        str,
+        typer.Option("--write", "-w", metavar="FILE", help="pcapng file to write; - is stdout, for a program."),
+        Written(dash=True),
     ],
     lasting: Annotated[
         str | None, typer.Option("--for", metavar="TIME", help="End after this time: 10s, 2min; without it, at Ctrl-C.")

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from testbed.cli import console, on_host, run_verbs, verb
+from testbed.cli.on_host import Written
 from testbed.cli.run_options import RunOptions
 from testbed.cli.verb import Overrides, RunArgument
 from testbed.errors import StorageError, UserError
@@ -52,7 +53,9 @@ def render(
         typer.Option(metavar="NAME", help="With --kubernetes: PersistentVolumeClaim that the run directory goes to."),
     ] = "testbed-runs",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of stdout.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of stdout."),
+        Written(),
     ] = None,
 ) -> None:
     """Print the containerlab topology of a lab: sites, gateways, plant and management network as containers.
@@ -87,7 +90,7 @@ def render(
 
 def _kubernetes_job(what: str, assignments: list[str], options: list[str], name: str, image: str, claim: str) -> str:
     """Return the Job of ``testbed run WHAT``; its options are read as `run` reads them."""
-    from testbed.host.remote.leashed_command import SentFile
+    from testbed.host.remote import departures
     from testbed.lab import kubernetes_job
 
     run = typer.main.get_command(verb.app).commands["run"]  # type: ignore[attr-defined]
@@ -101,15 +104,16 @@ def _kubernetes_job(what: str, assignments: list[str], options: list[str], name:
     for option in ("on", "runs", "junit"):
         if getattr(context.get_parameter_source(option), "name", "") == "COMMANDLINE":
             raise UserError(f"--{option} names a place outside of the pod; remove it (results go to --claim)")
-    files: list[SentFile] = []
+    files = departures.Departures()
     marks = on_host.marks(inspect.signature(run_verbs.run, eval_str=True)) | on_host.marks(
         inspect.signature(RunOptions, eval_str=True)
     )
+    marks["what"] = on_host.Sent()  # kubernetes_job adds what an experiment names
     typed = [*on_host.typed_words(context, marks, False, files)]
     return kubernetes_job.render(
         what,
         ["run", *typed],
-        [it.here for it in files],
+        [it.here for it in files.sent],
         overrides=verb.read_overrides(context.params["set_"]),
         name=name,
         image=image,
@@ -130,6 +134,7 @@ def image(
     wheels: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Look for packages in this folder first."),
+        on_host.Sent(always=True),
     ] = None,
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Install torch with CUDA (several GB) instead of its CPU build.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ import typer
 from rich.text import Text
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import console, tables, verb
+from testbed.cli import console, on_host, tables, verb
 from testbed.cli.on_host import Sent
 from testbed.cli.verb import AsJson, LabName, Overrides, StrategyOption, TopologyArgument
 from testbed.errors import FileMistakes, Finding, LabError, TestbedError, UnknownName, UserError
@@ -275,7 +276,9 @@ def _read_step(gradients: str, compute: str) -> tuple[int, float]:
 
 @verb.verb(verb.LOOK, "testbed lint my.yaml", "testbed lint topologies/*.yaml experiments/*.yaml")
 def lint(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files."), Sent()],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files."), Sent(named="files")
+    ],
     as_json: AsJson = False,
 ) -> int:
     """Check files and list every mistake with its line and the fix. Exit status 2 if there are any.
@@ -349,22 +352,32 @@ def doctor(as_json: AsJson = False) -> int:
     return 0 if able else TestbedError.exit_code
 
 
-@verb.verb(verb.LABS, "testbed observe", "testbed observe metro-40km --port 19090")
+@verb.verb(verb.LABS, "testbed observe", "testbed observe metro-40km --port 19090", acts_here=True)
 def observe(
     name: Annotated[str | None, typer.Argument(metavar="[LAB]", help="Lab to use (default: that of --lab).")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")] = 9090,
     lab: LabName = None,
-) -> None:
+    on: str | None = None,
+) -> int | None:
     """Forward a local port to the Prometheus of a lab that was brought up with --observe, until Ctrl-C.
 
-    Listens on 127.0.0.1 only. From another machine: ssh -L 9090:127.0.0.1:9090 HOST.
+    Listens on 127.0.0.1 only, with --on too: on this host, and by SSH on the other one.
     """
-    target = verb.attach(name or lab)
+    chosen = name or lab
+    if on is not None:
+        words = ("observe", "--quiet", "--port", "0", *(("-l", chosen) if chosen else ()))
+        what = f"lab {chosen} on {on}" if chosen else f"the lab on {on}"
+        return on_host.forward(on, words, port, functools.partial(_say_observed, what))
+    target = verb.attach(chosen)
     with target.observe(port) as forwarder:
-        console.show_line(forwarder.url)
-        console.say(f"Prometheus of lab {target.name}; Ctrl-C ends the port forwarding only.")
-        console.say(f"Grafana: add a Prometheus data source with URL {forwarder.url} and scrape interval 1s,")
-        console.say("then import grafana/testbed.json (see docs/observability.md).")
+        _say_observed(f"lab {target.name}", forwarder.url)
         while target.prometheus:
             time.sleep(WATCH_EVERY_S)
     raise LabError(f"Prometheus of lab {target.name} has ended; see: {invocation.command('logs', '-l', target.name)}")
+
+
+def _say_observed(what: str, url: str) -> None:
+    console.show_line(url)
+    console.say(f"Prometheus of {what}; Ctrl-C ends the port forwarding only.")
+    console.say(f"Grafana: add a Prometheus data source with URL {url} and scrape interval 1s,")
+    console.say("then import grafana/testbed.json (see docs/observability.md).")

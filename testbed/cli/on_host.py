@@ -6,9 +6,9 @@ import functools
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 import typer
 
@@ -18,9 +18,10 @@ from testbed.core.units import format_size
 from testbed.errors import HostError, TestbedError
 
 if TYPE_CHECKING:
-    from testbed.host.remote.leashed_command import SentFile
+    from testbed.host.remote.departures import Departures
+    from testbed.host.remote.leashed_command import WrittenFile
 
-__all__ = ["VARIABLE", "On", "Sent", "fetch", "marks", "run", "typed_words"]
+__all__ = ["VARIABLE", "On", "Sent", "Written", "fetch", "forward", "marks", "run", "typed_words"]
 
 VARIABLE = "TESTBED_ON"
 
@@ -40,51 +41,91 @@ _ENVIRONMENT = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TZ",
 
 
 _SHOWN_EVERY_S = 1.0
+_MOST_LISTED = 50
 
 
 class Sent:
     """Marks an argument or option that may name a file here, which travels with the command. ``always``: it does
-    name one, otherwise only if it is written like a path, as in the catalog of topologies."""
+    name one, or a folder, otherwise only a file and if it is written like a path, as in the catalog of topologies.
+    ``named``: the file may be an experiment, and what it names travels, too: files, or also its program's folder."""
 
-    def __init__(self, always: bool = False) -> None:
-        self.always = always
+    def __init__(self, always: bool = False, named: Literal["", "files", "all"] = "") -> None:
+        self.always, self.named = always, named
 
 
-def marks(signature: inspect.Signature) -> dict[str, Sent]:
+class Written:
+    """Marks an option that names a file which the command writes: it is here in the end. ``dash``: - is stdout."""
+
+    def __init__(self, dash: bool = False) -> None:
+        self.dash = dash
+
+
+Mark: TypeAlias = Sent | Written
+
+
+def marks(signature: inspect.Signature) -> dict[str, Mark]:
     """Return what is marked of a verb's parameters, by name."""
     found = {}
     for name, parameter in signature.parameters.items():
         for each in get_args(parameter.annotation)[1:]:
-            if isinstance(each, Sent):
+            if isinstance(each, Mark):
                 found[name] = each
     return found
 
 
 def run(
-    where: str, verb: str, context: typer.Context, marks: dict[str, Sent], own_words: bool, reads_stdin: bool
+    where: str, verb: str, context: typer.Context, marks: dict[str, Mark], own_words: bool, reads_stdin: bool
 ) -> int:
     """Run the verb of a command line, as parsed into ``context``, on the host ``where``; return its exit status there.
 
     ``own_words``: the last argument is a command line of its own, in which words that name files here are sent, too.
     Raises UserError, HostError (testbed.host.remote).
     """
-    from testbed.host.remote import leashed_command, ssh_connection
+    from testbed.host.remote import departures, leashed_command, ssh_connection
 
-    files: list[SentFile] = []
+    files = departures.Departures()
     words = [*typed_words(context, marks, own_words, files)]
-    if files:
-        size = sum(it.here.stat().st_size for it in files)
-        console.say(f"sent to {where}: {', '.join(str(it.here) for it in files)} ({format_size(size)})", style="dim")
-    environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
+    if sent := files.sent:
+        size = sum(it.here.stat().st_size for it in sent)
+        console.say(f"sent to {where}: {_listed(files.named)} ({format_size(size)})", style="dim")
     transport = ssh_connection.connect(where)
     fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
+    lost: list[WrittenFile] = []
     try:
-        request = leashed_command.Request(["testbed", verb, *words], environment, files, reads_stdin, fetches)
-        return leashed_command.run(transport, where, request)
+        request = leashed_command.Request(
+            ["testbed", verb, *words],
+            _environment(),
+            files.sent,
+            reads_stdin,
+            fetches,
+            written=files.written,
+            folders=files.folders,
+            written_arrived=functools.partial(_replace, where, lost),
+        )
+        status = leashed_command.run(transport, where, request)
+        return HostError.exit_code if lost and status == 0 else status
     except BrokenPipeError as error:
         raise ReaderGone(str(error)) from error
     finally:
         transport.close()
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
+
+
+def _replace(where: str, lost: list[WrittenFile], file: WrittenFile, pieces: Iterator[bytes]) -> None:
+    """Bring a file here that a command wrote; if that fails, say why, and add it to ``lost``."""
+    from testbed.host.remote import arrivals
+
+    try:
+        size = arrivals.replace(pieces, file.here)
+    except TestbedError as error:
+        lost.append(file)
+        console.error(f"{file.here} was written on {where}, and did not arrive: {error}")
+    else:
+        console.say(f"fetched from {where}: {file.here} ({format_size(size)})", style="dim")
 
 
 def _fetch(where: str, runs: Path | None, path: str, pieces: Callable[[], Iterator[bytes]]) -> None:
@@ -134,9 +175,19 @@ def fetch(where: str, run: str, runs: Path | None) -> Path:
         transport.close()
 
 
-def typed_words(
-    context: typer.Context, marks: dict[str, Sent], own_words: bool, files: list[SentFile]
-) -> Iterator[str]:
+def forward(where: str, words: Sequence[str], port: int, ready: Callable[[str], None]) -> int:
+    """Run a verb on another host that prints the URL of a port there, and forward a port here to that port, until the
+    verb ends; return its exit status. ``ready`` is called with the URL here. Raises UserError, HostError."""
+    from testbed.host.remote import forwarded_port
+
+    return forwarded_port.run(where, ["testbed", *words], _environment(), port, ready)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
+
+
+def typed_words(context: typer.Context, marks: dict[str, Mark], own_words: bool, files: Departures) -> Iterator[str]:
     """Yield the words that were typed, options first, as this command's parser understood them."""
     arguments: list[str] = []
     last_argument = [it for it in context.command.params if it.param_type_name == "argument"][-1:]
@@ -161,16 +212,23 @@ def typed_words(
     yield from arguments
 
 
-def _sent(word: str, mark: Sent | None, files: list[SentFile], own_word: bool) -> str:
-    """Return the word as it is there: a file that is sent keeps its name if it is below the current folder."""
-    from testbed.host.remote.leashed_command import SentFile
-
+def _sent(word: str, mark: Mark | None, files: Departures, own_word: bool) -> str:
+    """Return the word as it is there: a file that travels keeps its name if it is below the current folder."""
     path = Path(word)
-    like_path = own_word or "/" in word or path.suffix in (".yaml", ".yml")
-    if mark is None or not (mark.always or like_path) or not path.is_file():
+    if isinstance(mark, Written):
+        return word if mark.dash and word == "-" else files.expect(word)
+    like_path = own_word or "/" in word or path.suffix in (".yaml", ".yml", ".py")
+    if mark is None or not (mark.always or like_path) or not (path.is_file() or (mark.always and path.is_dir())):
         return word
-    inside = not path.is_absolute() and ".." not in path.parts
-    there = str(Path("here") / path) if inside else str(Path("there") / path.resolve().relative_to("/"))
-    if there not in {it.there for it in files}:
-        files.append(SentFile(path, there))
-    return word if inside else f"{{folder}}/{there}"
+    if own_word and _is_of_the_host(path):
+        return word
+    return files.send_experiment(word, mark.named == "all") if mark.named else files.send(word)
+
+
+def _is_of_the_host(path: Path) -> bool:
+    """Tell whether a word of a command line names a program of each host, such as an interpreter: it is absolute and
+    outside the current folder, or a link to an executable there, as in a virtual environment."""
+    here = Path.cwd()
+    if path.is_absolute() and not Path(os.path.normpath(path)).is_relative_to(here):
+        return True
+    return path.is_symlink() and not path.resolve().is_relative_to(here.resolve()) and os.access(path, os.X_OK)

@@ -9,6 +9,7 @@ import typer
 
 from testbed.cli import console, prediction_tables, verb
 from testbed.cli import prediction_options as options
+from testbed.cli.on_host import Sent, Written
 from testbed.cli.prediction_progress import Counted
 from testbed.cli.verb import AsJson, Overrides
 from testbed.core.units import (
@@ -41,6 +42,7 @@ def predict(
             help="Take sites, ranks, rate and delay from this topology, at full scale.",
             autocompletion=verb.completing(verb.topologies),
         ),
+        Sent(),
     ] = None,
     strategy: Annotated[
         str,
@@ -53,6 +55,7 @@ def predict(
     measured: Annotated[
         list[Path] | None,
         typer.Option(metavar="RUN", help="Take what this run or validation measured. May be repeated."),
+        Sent(always=True),
     ] = None,
     parameters: Annotated[
         str | None, typer.Option(metavar="N", help="Parameters of the model: 150M, 10B.", show_default="10B")
@@ -159,7 +162,9 @@ def predict(
         typer.Option(metavar="K=A..B", help=f"Print a table over {', '.join(options.OVER)}. May be given twice."),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With two --over: also write a heat map, .svg or .html.")
+        Path | None,
+        typer.Option(metavar="FILE", help="With two --over: also write a heat map, .svg or .html."),
+        Written(),
     ] = None,
     connections: Annotated[int, typer.Option(metavar="N", help="TCP connections of an exchange.", min=1)] = 1,
     window: Annotated[

@@ -18,6 +18,7 @@ import typer
 import testbed.host.linux.invocation as invocation
 from testbed.cli import comparison_verb, console, tables, verb
 from testbed.cli.ci import junit_file
+from testbed.cli.on_host import Written
 from testbed.cli.run_options import RunOptions
 from testbed.cli.verb import (
     AllowUncertified,
@@ -58,6 +59,7 @@ def run(
     junit: Annotated[
         Path | None,
         typer.Option("--junit", metavar="FILE", help="Also write the verdict as JUnit XML, for CI."),
+        Written(),
     ] = None,
     as_json: AsJson = False,
 ) -> int:

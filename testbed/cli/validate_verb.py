@@ -14,6 +14,7 @@ from rich.text import Text
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
 from testbed.cli.ci import junit_file
+from testbed.cli.on_host import Sent, Written
 from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabNameToMake, Overrides, RunsFolder, Wait
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def validate(
             help=f"Library names (see {invocation.command('ls', 'libraries')}), or paths of your own rank programs.",
             autocompletion=verb.completing(_libraries),
         ),
+        Sent(),
     ],
     topology: Annotated[
         str | None,
@@ -77,6 +79,7 @@ def validate(
             help=f"Topology of the lab to bring up (default: {DEFAULT_TOPOLOGY}).",
             autocompletion=verb.completing(verb.topologies),
         ),
+        Sent(),
     ] = None,
     suite: Annotated[SuiteName, typer.Option(help="quick takes under three minutes per library.")] = SuiteName.quick,
     only: Annotated[
@@ -88,6 +91,7 @@ def validate(
         typer.Option(
             "--baseline", metavar="OLD.json", help="Report regressions against this result; they are exit status 1 too."
         ),
+        Sent(always=True),
     ] = None,
     lab: Annotated[
         str | None,
@@ -107,7 +111,9 @@ def validate(
     wait: Wait = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the lab up afterwards.", show_default=False)] = False,
     junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML, for CI.")
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML, for CI."),
+        Written(),
     ] = None,
     as_json: AsJson = False,
 ) -> int:

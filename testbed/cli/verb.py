@@ -351,7 +351,7 @@ RunArgument = Annotated[
         help=f"A shipped topology (see {invocation.command('ls', 'topologies')}) or experiment, or a YAML file.",
         autocompletion=completing(_runnables),
     ),
-    Sent(),
+    Sent(named="all"),
 ]
 RunsFolder = Annotated[
     Path | None,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from testbed.core.experiment.named_files import named_files
 from testbed.core.plan import kubernetes
 from testbed.core.plan.kubernetes import CarriedFile
 from testbed.core.topology.model import Topology
@@ -70,10 +71,9 @@ def _read(what: str, overrides: Mapping[str, object]) -> tuple[Topology, list[st
     experiment = catalog.load_experiment(what)
     topology = catalog.load_topology_of(experiment, overrides)
     assert experiment.topology is not None
-    paths = [experiment.topology] if Path(experiment.topology).suffix in (".yaml", ".yml") else []
-    if isinstance(experiment.workload, AgentWorkload):
-        paths += [experiment.workload.data] if experiment.workload.data else []
-    elif Path(what).is_file():  # words of a program's command are seen from its folder
+    paths = [*named_files(experiment)]
+    if not isinstance(experiment.workload, AgentWorkload) and Path(what).is_file():
+        # Words of a program's command are seen from its folder.
         folder = Path(what).parent / (experiment.workload.folder or ".")
         paths += [str(it) for word in experiment.workload.command if (it := folder / word).is_file()]
     return topology, paths

@@ -41,7 +41,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_owner import Owner
 from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
-from testbed.host.metrics.port_forward import Forwarder
+from testbed.host.metrics.port_forward import Forwarder, into_namespace
 from testbed.keeper import client, protocol
 from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
@@ -282,7 +282,7 @@ class Lab:
                 f" `{invocation.command('up', '--observe', 'metro-40km')}` has one"
             )
         address, _, there = hello["prometheus"].rpartition(":")
-        return Forwarder(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there)), port)
+        return Forwarder(into_namespace(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there))), port)
 
     def logs(self, what: str | None = None, follow: bool = False, job: str | None = None) -> Iterator[str]:
         """Yield lines of the logs of keeper, emulator, agents and Prometheus, or of one node or rank: the output of its

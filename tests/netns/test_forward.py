@@ -14,7 +14,7 @@ import oracle
 import pytest
 
 from testbed.errors import NotAllowed, UserError
-from testbed.host.metrics.port_forward import AT_ONCE, Forwarder
+from testbed.host.metrics.port_forward import AT_ONCE, Forwarder, into_namespace
 
 pytestmark = pytest.mark.netns
 
@@ -76,14 +76,14 @@ def said(port: int, words: bytes) -> bytes:
 def test_what_is_said_comes_whole_and_in_both_directions(place: str, echo: int) -> None:
     """An end of one direction leaves the other open: the answer comes after it."""
     words = bytes(range(256)) * 20_000
-    with Forwarder(handle(place), ("127.0.0.1", echo), 0) as forwarder:
+    with Forwarder(into_namespace(handle(place), ("127.0.0.1", echo)), 0) as forwarder:
         assert said(forwarder.port, words) == words
         assert said(forwarder.port, b"") == b""
         assert forwarder.url == f"http://127.0.0.1:{forwarder.port}"
 
 
 def test_where_nobody_listens_the_connection_is_closed(place: str) -> None:
-    with Forwarder(handle(place), ("127.0.0.1", 9), 0) as forwarder:
+    with Forwarder(into_namespace(handle(place), ("127.0.0.1", 9)), 0) as forwarder:
         with socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S) as client:
             assert client.recv(1) == b""
         with socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S) as client:
@@ -92,7 +92,7 @@ def test_where_nobody_listens_the_connection_is_closed(place: str) -> None:
 
 def test_a_namespace_that_is_gone_closes_the_connection() -> None:
     with (
-        Forwarder(Path("/run/netns/never-made"), ("127.0.0.1", 9), 0) as forwarder,
+        Forwarder(into_namespace(Path("/run/netns/never-made"), ("127.0.0.1", 9)), 0) as forwarder,
         socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S) as client,
     ):
         assert client.recv(1) == b""
@@ -105,7 +105,7 @@ def descriptors() -> int:
 def test_more_connections_than_are_led_at_once_are_served_in_turn(place: str, echo: int) -> None:
     """A browser with many panels, or somebody hostile: neither ends it, nor takes all descriptors of the process."""
     before = descriptors()
-    with Forwarder(handle(place), ("127.0.0.1", echo), 0) as forwarder, contextlib.ExitStack() as held:
+    with Forwarder(into_namespace(handle(place), ("127.0.0.1", echo)), 0) as forwarder, contextlib.ExitStack() as held:
         for _ in range(2 * AT_ONCE):
             held.enter_context(socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S))
         oracle.until(lambda: descriptors() - before >= 4 * AT_ONCE, PATIENCE_S, "as many as there is room for are led")
@@ -117,7 +117,7 @@ def test_more_connections_than_are_led_at_once_are_served_in_turn(place: str, ec
 def test_without_a_free_descriptor_it_waits_for_one(place: str, echo: int) -> None:
     """accept(2) fails with EMFILE while the process is at its limit, and the forwarder goes on afterwards."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with Forwarder(handle(place), ("127.0.0.1", echo), 0) as forwarder:
+    with Forwarder(into_namespace(handle(place), ("127.0.0.1", echo)), 0) as forwarder:
         with socket.socket() as client:
             client.settimeout(PATIENCE_S)
             resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
@@ -130,7 +130,7 @@ def test_without_a_free_descriptor_it_waits_for_one(place: str, echo: int) -> No
 
 
 def test_when_it_is_closed_nobody_listens(place: str, echo: int) -> None:
-    forwarder = Forwarder(handle(place), ("127.0.0.1", echo), 0)
+    forwarder = Forwarder(into_namespace(handle(place), ("127.0.0.1", echo)), 0)
     forwarder.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", forwarder.port), PATIENCE_S)
@@ -138,10 +138,10 @@ def test_when_it_is_closed_nobody_listens(place: str, echo: int) -> None:
 
 def test_ports_that_cannot_be_had(place: str) -> None:
     with pytest.raises(UserError, match=r"expected a port from 0 .* to 65535, got 70000"):
-        Forwarder(handle(place), ("127.0.0.1", 9), 70_000)
+        Forwarder(into_namespace(handle(place), ("127.0.0.1", 9)), 70_000)
     with (
-        Forwarder(handle(place), ("127.0.0.1", 9), 0) as first,
+        Forwarder(into_namespace(handle(place), ("127.0.0.1", 9)), 0) as first,
         pytest.raises(UserError, match=rf"port {first.port} of 127.0.0.1 is in use; choose another with --port"),
     ):
-        Forwarder(handle(place), ("127.0.0.1", 9), first.port)
+        Forwarder(into_namespace(handle(place), ("127.0.0.1", 9)), first.port)
     assert issubclass(NotAllowed, UserError)

@@ -9,7 +9,9 @@ import os
 import pty
 import random
 import re
+import shutil
 import signal
+import subprocess
 import struct
 import sys
 import termios
@@ -255,6 +257,107 @@ def test_a_run_is_here_when_it_has_ended(
     running = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "third"))
     assert (running.returncode, "has not ended" in running.stderr) == (3, True)
     assert not (tmp_path / "third").exists() or list((tmp_path / "third").iterdir()) == []
+
+
+def asked(hosts: ssh_hosts.Hosts, url: str) -> str:
+    """Return what a page says that the client asks for; empty if nothing answers."""
+    script = "import sys, urllib.request as it; print(it.urlopen(sys.argv[1], timeout=5).read().decode())"
+    words = hosts.client(sys.executable, "-c", script, url)
+    return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
+
+
+def test_observe_of_a_lab_without_prometheus(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
+    none = on(hosts, "observe", "-l", lab, "--port", "0", "--on", "h1")
+    assert (none.returncode, f"lab {lab} runs no Prometheus" in none.stderr, none.stdout) == (2, True, "")
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus: apt install prometheus")
+def test_observe_listens_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host) -> None:
+    up = on(
+        hosts, "up", "metro-single", "--name", "seen", "--no-agents", "--allow-uncertified", "--observe", "--on", "h1"
+    )
+    assert up.returncode == 0, up.stderr
+    client = begun(hosts, "observe", "seen", "--port", "0", "--on", "h1")
+    try:
+        assert client.stdout is not None
+        url = client.stdout.readline().strip()
+        oracle.until(lambda: "is Ready" in asked(hosts, f"{url}/-/ready"), 30.0, "it answers")
+        assert asked(hosts, f"{url}/-/ready") == asked(hosts, f"{url}/-/ready"), "a second one, too"
+        port = url.rpartition(":")[2]
+        busy = on(hosts, "observe", "seen", "--port", port, "--on", "h1")
+        assert (busy.returncode, f"port {port} of 127.0.0.1 is in use" in busy.stderr) == (2, True)
+        client.send_signal(signal.SIGINT)
+        _, told = client.communicate(timeout=20)
+        assert (client.returncode, "Prometheus of lab seen on h1" in told) == (130, True)
+        assert asked(hosts, f"{url}/-/ready") == ""
+    finally:
+        client.kill()
+        client.communicate()
+        assert on(hosts, "down", "seen", "--on", "h1").returncode == 0
+
+
+EXPERIMENT = """topology: mine.yaml
+workload: {command: [sh, train.sh], steps: 5, timeout: 60s}
+"""
+
+
+def write_experiment(folder: Path) -> None:
+    (folder / "jöbs" / "sub").mkdir(parents=True)
+    (folder / "mine.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
+    (folder / "jöbs" / "x.yaml").write_text(EXPERIMENT)
+    (folder / "jöbs" / "train.sh").write_text('echo "it says $(cat "sub/a word.txt")"\n')
+    (folder / "jöbs" / "sub" / "a word.txt").write_text("hello")
+
+
+def test_a_topology_that_an_experiment_names_travels(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    write_experiment(tmp_path)
+    done = on(hosts, "lint", "jöbs/x.yaml", "--on", "h1", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sent to h1: mine.yaml, jöbs/x.yaml" in " ".join(done.stderr.split())
+
+
+@pytest.mark.thorough
+def test_a_program_runs_there_with_the_files_of_its_folder(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    write_experiment(tmp_path)
+    words = ("run", "jöbs/x.yaml", "--on", "h1", "--runs", "runs", "--allow-uncertified", "--junit", "out.xml")
+    done = on(hosts, *words, cwd=tmp_path)
+    assert done.returncode in (0, 1, 3), done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    said = [it.read_text() for it in run.rglob("*.log") if "it says hello" in it.read_text(errors="replace")]
+    assert said, done.stdout + done.stderr
+    assert "<testsuite" in (tmp_path / "out.xml").read_text()
+
+
+def test_files_that_a_command_writes_come_back(
+    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    here = tmp_path / "work"
+    (here / "ä sub").mkdir(parents=True)
+    for name, shown in (("ä sub/x.yml", "ä sub/x.yml"), (str(tmp_path / "abs.yml"), ""), ("../up.yml", "")):
+        done = on(hosts, "render", "metro-single", "-o", name, "--on", "h1", cwd=here)
+        assert done.returncode == 0, done.stderr
+        assert shown in done.stderr
+        near = on(hosts, "render", "metro-single", cwd=here)
+        assert (here / name).read_text() == near.stdout
+        assert not [it for it in (here / name).parent.iterdir() if it.name.startswith(".")]
+    capture = on(hosts, "capture", "north:west", "-l", lab, "-w", "c.pcap", "--for", "1s", "--on", "h1", cwd=here)
+    assert capture.returncode == 0, capture.stderr
+    assert (here / "c.pcap").read_bytes()[:4] == bytes.fromhex("0a0d0d0a"), "a section header of pcapng"
+    piped = on(hosts, "render", "metro-single", "-o", "none/x.yml", "--on", "h1", cwd=here)
+    assert (piped.returncode, "cannot write none/x.yml" in piped.stderr) == (3, True)
+    assert not (here / "none").exists()
+    folder = on(hosts, "render", "metro-single", "-o", "ä sub", "--on", "h1", cwd=here)
+    assert (folder.returncode, "got the folder ä sub" in folder.stderr) == (2, True)
+    failed = on(
+        hosts, "run", "only-fiber", "--steps", "1", "--junit", "bad.xml", "--set", "x.y=1", "--on", "h1", cwd=here
+    )
+    assert failed.returncode == 2
+    assert "<error" in (here / "bad.xml").read_text(), "whatever the exit status"
 
 
 @pytest.mark.thorough

@@ -1,4 +1,5 @@
-"""Forward a port of this host to an address inside a network namespace, like `kubectl port-forward`."""
+"""Forward a port of this host to an address inside a network namespace, or of another host, like `kubectl
+port-forward`."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ import errno
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from testbed.errors import HostError, NotAllowed, UserError
 from testbed.host.linux import namespace
 
-__all__ = ["LOOPBACK", "Forwarder"]
+__all__ = ["CONNECT_BOUND_S", "LOOPBACK", "Connection", "Forwarder", "into_namespace"]
 
 LOOPBACK: Final = "127.0.0.1"
 """The only address listened on: reachable by local users only."""
@@ -26,16 +28,39 @@ AT_ONCE: Final = 64
 RETRY_S: Final = 0.1
 
 
-class Forwarder:
-    """Forwards connections to ``port`` of 127.0.0.1 to ``address`` (host, port) in the namespace at ``netns``.
+class Connection(Protocol):
+    """What a forwarder needs of a connected socket, or of a channel of SSH; errors are OSError."""
 
-    ``port`` 0 selects a free one; see :attr:`port`. If the target cannot be reached, the connection is closed at once.
-    The calling process does not enter the namespace; only sockets are created inside. Must be closed.
+    def recv(self, size: int, /) -> bytes: ...
+    def sendall(self, data: bytes, /) -> None: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
+def into_namespace(netns: Path, address: tuple[str, int]) -> Callable[[], socket.socket]:
+    """Return what connects to ``address`` (host, port) in the namespace at ``netns``.
+
+    The calling process does not enter the namespace; only sockets are created inside.
     """
 
-    def __init__(self, netns: Path, address: tuple[str, int], port: int) -> None:
+    def connect() -> socket.socket:
+        theirs = namespace.inside(netns, lambda: socket.create_connection(address, timeout=CONNECT_BOUND_S))
+        theirs.settimeout(None)
+        return theirs
+
+    return connect
+
+
+class Forwarder:
+    """Forwards connections to ``port`` of 127.0.0.1 to what ``connect`` connects to; it raises OSError or HostError.
+
+    ``port`` 0 selects a free one; see :attr:`port`. If the target cannot be reached, the connection is closed at once.
+    Must be closed.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], port: int) -> None:
         """Raises UserError for a port that cannot be bound."""
-        self._netns, self._address = netns, address
+        self._connect = connect
         try:
             self._listener = socket.create_server((LOOPBACK, port))
         except OverflowError as error:
@@ -88,20 +113,17 @@ class Forwarder:
     def _forward(self, ours: socket.socket) -> None:
         with ours:
             try:
-                theirs = namespace.inside(
-                    self._netns, lambda: socket.create_connection(self._address, timeout=CONNECT_BOUND_S)
-                )
+                theirs = self._connect()
             except (OSError, HostError):
                 return  # unreachable: the client sees the connection closed
-            with theirs:
-                theirs.settimeout(None)
+            with contextlib.closing(theirs):
                 back = threading.Thread(target=_copy, args=(theirs, ours), name="forward", daemon=True)
                 back.start()
                 _copy(ours, theirs)
                 back.join()
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy(source: Connection, target: Connection) -> None:
     """Copy until EOF; the other direction may continue."""
     with contextlib.suppress(OSError):
         while data := source.recv(CHUNK):

@@ -1,4 +1,4 @@
-"""Run directories that arrive from another host: whole or not at all, and nothing but plain files and folders.
+"""Runs and files that arrive from another host: whole or not at all, and nothing but plain files and folders.
 
 They are another machine's data. A name that leads out of the folder, a link, a device or a pipe is refused, and with it
 the whole run.
@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from testbed.errors import HostError, StorageError
 
-__all__ = ["unpack"]
+__all__ = ["replace", "unpack"]
 
 _LONGEST_PATH = 1024
 _MOST_BYTES, _MOST_FILES = 1 << 38, 1_000_000
@@ -78,6 +78,30 @@ def unpack(pieces: Iterator[bytes], target: Path) -> int:
         raise StorageError(f"{target}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def replace(pieces: Iterator[bytes], target: Path) -> int:
+    """Make ``target`` of the pieces of a file, in place of what it was; return the bytes that arrived.
+
+    Raises HostError (not all of it arrives; ``target`` is as before then) and StorageError (it cannot be written).
+    """
+    hidden = target.with_name(f".{target.name}.arrives-{os.getpid()}")
+    byte_count = 0
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            for piece in pieces:
+                byte_count += len(piece)
+                if byte_count > _MOST_BYTES:
+                    raise HostError(f"expected at most {_MOST_BYTES} bytes of {target}, got more")
+                file.write(piece)
+        hidden.replace(target)
+        return byte_count
+    except OSError as error:
+        raise StorageError(f"{target}: {error.strerror or error}") from error
+    finally:
+        hidden.unlink(missing_ok=True)
 
 
 def _put(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:

@@ -23,17 +23,20 @@ import pty
 import select
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
 import tempfile
 import termios
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NoReturn
 
 from testbed.core.remote.leash_frames import LONGEST, PATIENCE_S, RUN_LIST, Frames, Kind, hello
 from testbed.host.linux.descriptor import write_all
+from testbed.host.remote import sender
 from testbed.host.remote.leash_streams import Shown, Spool, Task
 from testbed.version import __version__
 
@@ -58,26 +61,46 @@ class _Files:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="testbed-on-", dir="/var/tmp"))
         self.folder.chmod(0o711)  # programs of the lab run as another user, and may read what they are told of
-        for name in ("here", "out"):
-            (self.folder / name).mkdir(mode=0o755)
+        (self.folder / "here").mkdir(mode=0o755)
+        self._written: list[str] = []
         self.runs = self.folder / "runs"
         self._open: BinaryIO | None = None
         self._left = 0
         self._total = 0
 
     def begin(self, header: dict[str, Any]) -> None:
-        parts = PurePosixPath(str(header["path"])).parts
-        if not parts or parts[0] == "/" or ".." in parts:
-            raise ValueError(f"expected a path below the folder, got {header['path']!r}")
+        path = self._below(str(header["path"]))
         self._left = int(header["size"])
         self._total += self._left
         if self._left < 0 or self._total > _MOST_BYTES:
             raise ValueError(f"expected at most {_MOST_BYTES} bytes of files, got {self._total}")
-        path = self.folder.joinpath(*parts)
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         self._open = os.fdopen(os.open(path, flags, 0o755 if header.get("executable") else 0o644), "wb")
         self._close_if_whole()
+
+    def _below(self, path: str) -> Path:
+        parts = PurePosixPath(path).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise ValueError(f"expected a path below the folder, got {path!r}")
+        return self.folder.joinpath(*parts)
+
+    def expect(self, written: Sequence[str], folders: Sequence[str]) -> None:
+        """Take down which files the command may write for the client, and make folders that the client has, too."""
+        for path in folders:
+            self._below(path).mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._written = [path for path in map(str, written) if self._below(path)]
+
+    def open_written(self, path: str) -> BinaryIO:
+        """Open a file that the command wrote for the client. Raises OSError unless it is a plain file."""
+        if path not in self._written:
+            raise OSError(f"{path} is not among the files that are written for the client")
+        # Without O_NONBLOCK a pipe would be waited for.
+        file = os.fdopen(os.open(self._below(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise OSError(f"{path} is not a plain file")
+        return file
 
     def more(self, piece: bytes) -> None:
         if self._open is None or len(piece) > self._left:
@@ -94,7 +117,10 @@ class _Files:
     def made(self) -> dict[str, list[str]]:
         """Return the run directories that the command made, and the files that it wrote for the client."""
         runs = self.runs.read_text().splitlines() if self.runs.exists() else []
-        return {"runs": list(dict.fromkeys(runs)), "files": sorted(it.name for it in (self.folder / "out").iterdir())}
+        return {
+            "runs": list(dict.fromkeys(runs)),
+            "files": [it for it in self._written if os.path.lexists(self._below(it))],
+        }
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -234,13 +260,16 @@ class _Leash:
         for kind, content in self._frames.feed(piece):
             self._act(kind, content)
 
+    def _reply(self, wanted: dict[str, Any]) -> Callable[[], None]:
+        """Return what sends a run, or a file that the command wrote for the client."""
+        if "file" in wanted:
+            return functools.partial(sender.send_file, 1, functools.partial(self._files.open_written, wanted["file"]))
+        return functools.partial(sender.send_run, 1, Path(wanted["path"]))
+
     def _act(self, kind: Kind, content: bytes) -> None:
         command = self._command
         if kind == "fetch":
-            from testbed.host.remote.run_sender import send_run
-
-            path = Path(json.loads(content)["path"])
-            self._sending = Task(functools.partial(send_run, 1, path))
+            self._sending = Task(self._reply(json.loads(content)))
         elif kind == "done":
             self._holds = False
             self._status = self._status or 0
@@ -249,7 +278,9 @@ class _Leash:
         elif kind == "bytes":
             self._files.more(content)
         elif kind == "start" and command is None and self._sending is None:
-            self._command = _Command(json.loads(content), self._files)
+            request = json.loads(content)
+            self._files.expect(request.get("written", ()), request.get("folders", ()))
+            self._command = _Command(request, self._files)
         elif command is None:
             return
         elif kind == "interrupt":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import functools
@@ -30,7 +31,7 @@ from testbed.version import __version__
 if TYPE_CHECKING:
     import paramiko
 
-__all__ = ["Request", "SentFile", "fetch", "run"]
+__all__ = ["Request", "SentFile", "WrittenFile", "fetch", "run"]
 
 _LEASH = "testbed-leash"
 _ANSWER_S = 20.0
@@ -47,6 +48,14 @@ class SentFile:
     there: str
 
 
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file of this host that the command there writes, and its path below the folder there."""
+
+    here: Path
+    there: str
+
+
 @dataclass
 class Request:
     """A command for the leash.
@@ -58,6 +67,10 @@ class Request:
         reads_stdin: this process's stdin is the command's.
         arrived: called with each run directory that the command made, by its path there, and a function that fetches it
             as a tar stream; None if nothing is to be fetched.
+        written: files that the command may write.
+        folders: folders below the one there that have to exist.
+        stdout: descriptor that takes the command's stdout.
+        written_arrived: called with each of them that the command wrote, and its content.
     """
 
     words: Sequence[str]
@@ -65,6 +78,10 @@ class Request:
     files: Sequence[SentFile] = ()
     reads_stdin: bool = False
     arrived: Callable[[str, Callable[[], Iterator[bytes]]], None] | None = None
+    written: Sequence[WrittenFile] = ()
+    folders: Sequence[str] = ()
+    stdout: int = 1
+    written_arrived: Callable[[WrittenFile, Iterator[bytes]], None] = lambda file, pieces: None
 
 
 class _Held:
@@ -174,7 +191,8 @@ def _follow(held: _Held, where: str, request: Request) -> int:
     shown = {name: os.isatty(number) for number, name in enumerate(("stdin", "stdout", "stderr"))}
     if not request.reads_stdin:
         shown["stdin"] = False
-    marker = b"" if request.arrived is None else b"\0" + secrets.token_hex(16).encode()
+    shown["stdout"] = os.isatty(request.stdout)
+    marker = b"" if request.arrived is None and not request.written else b"\0" + secrets.token_hex(16).encode()
     held.say(
         "start",
         {
@@ -183,20 +201,32 @@ def _follow(held: _Held, where: str, request: Request) -> int:
             "terminal": {**shown, **_size()} if any(shown.values()) else {},
             "reads_stdin": request.reads_stdin,
             "marker": marker.decode(),
+            "written": [it.there for it in request.written],
+            "folders": list(request.folders),
         },
     )
-    out, err = _Copy(held.channel.recv, 1, marker), _Copy(held.channel.recv_stderr, 2)
+    out, err = _Copy(held.channel.recv, request.stdout, marker), _Copy(held.channel.recv_stderr, 2)
     with _terminal(held, shown, request.reads_stdin):
         while not held.channel.status_event.wait(_POLL_S) and not out.after_marker.is_set():
             if out.failed or err.failed:
                 raise BrokenPipeError("stdout or stderr cannot be written")  # the leash ends the command
             if held.channel.closed:
                 break
-    if request.arrived is not None and out.after_marker.is_set():
+    if out.after_marker.is_set():
         out.join(_LINGERS_S)
         stream = _Received(held.channel, out.rest)
-        for path in json.loads(stream.line())["runs"]:
-            request.arrived(path, functools.partial(_fetch, held, where, stream, path))
+        made = json.loads(stream.line())
+        for file in request.written:
+            if file.there in made["files"]:
+                content = _pieces(held, where, stream, {"file": file.there}, str(file.here))
+                request.written_arrived(file, content)
+                collections.deque(content, maxlen=0)  # what was not taken would be the beginning of the next one
+        for path in made["runs"]:
+            if request.arrived is None:
+                break
+            fetched = _fetch(held, where, stream, path)
+            request.arrived(path, functools.partial(iter, fetched))
+            collections.deque(fetched, maxlen=0)
         held.say("done")
         held.channel.status_event.wait(_ANSWER_S)
     for each in (out, err):
@@ -282,7 +312,12 @@ def _fetch(held: _Held, where: str, stream: _Received, path: str) -> Iterator[by
 
     Raises HostError unless all of it arrives.
     """
-    held.say("fetch", {"path": path})
+    yield from _pieces(held, where, stream, {"path": path}, path)
+
+
+def _pieces(held: _Held, where: str, stream: _Received, wanted: Mapping[str, str], path: str) -> Iterator[bytes]:
+    """Ask for something and yield its pieces. Raises HostError unless all of it arrives."""
+    held.say("fetch", wanted)
     try:
         while size := int.from_bytes(stream.take(4), "big"):
             if size == FAILED:
@@ -293,7 +328,7 @@ def _fetch(held: _Held, where: str, stream: _Received, path: str) -> Iterator[by
                 )
             yield stream.take(size)
     except (EOFError, OSError) as error:
-        raise HostError(f"{where}: the connection was lost; {path} stays there") from error
+        raise HostError(f"{where}: the connection was lost before {path} was here") from error
 
 
 def _size() -> dict[str, int]:

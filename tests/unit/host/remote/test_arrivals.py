@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from testbed.core.remote.leash_frames import Frames, Kind, frame
 from testbed.errors import HostError, StorageError
-from testbed.host.remote.arrivals import unpack
+from testbed.host.remote.arrivals import replace, unpack
 
 
 def archive(*members: tuple[str, bytes | None]) -> bytes:
@@ -102,3 +102,23 @@ def test_frames_survive_any_cut_of_the_stream(sent: list[tuple[Kind, bytes]], da
 def test_nonsense_is_no_frame() -> None:
     with pytest.raises(ValueError, match="expected a frame"):
         list(Frames().feed(b"GET / HTTP/1.1\r\n"))
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "new é" / "out.xml"
+    content = bytes(range(256)) * 100
+    assert replace(pieces(content), target) == len(content)
+    assert target.read_bytes() == content
+
+    def cut() -> Iterator[bytes]:
+        yield b"half"
+        raise HostError("the connection was lost")
+
+    with pytest.raises(HostError):
+        replace(cut(), target)
+    assert [it.name for it in target.parent.iterdir()] == ["out.xml"]
+    assert target.read_bytes() == content
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match="folder"):
+        replace(pieces(b"x"), tmp_path / "folder")
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["folder", "new é"]

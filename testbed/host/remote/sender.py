@@ -1,7 +1,4 @@
-"""Send a run directory from the leash's host to its client: in pieces of known length, whole or with why not.
-
-Importing what finds a run takes a quarter of a second, so only a leash that sends a run imports this module.
-"""
+"""Send runs and files from the leash's host to its client: in pieces of known length, whole or with why not."""
 
 from __future__ import annotations
 
@@ -9,15 +6,15 @@ import os
 import stat
 import struct
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from testbed.core.remote.leash_frames import FAILED, LONGEST, WHY_BYTES
 from testbed.errors import TestbedError
-from testbed.host.files import runs_folder
 from testbed.host.linux.descriptor import write_all
 
-__all__ = ["send_run"]
+__all__ = ["send_file", "send_run"]
 
 
 class _Chunks:
@@ -43,6 +40,8 @@ def send_run(descriptor: int, run: Path) -> None:
     The name of the run comes first, as a piece of its own. A run that has not ended, or holds anything else than files
     and folders, is not sent. Raises OSError if ``descriptor`` cannot be written.
     """
+    from testbed.host.files import runs_folder  # takes a quarter of a second, before which the leash would not answer
+
     chunks = _Chunks(descriptor)
     try:
         found = runs_folder.find(run)
@@ -59,6 +58,21 @@ def send_run(descriptor: int, run: Path) -> None:
         raise
     except (OSError, TestbedError) as error:
         chunks.end(str(error))
+    else:
+        chunks.end()
+
+
+def send_file(descriptor: int, opened: Callable[[], BinaryIO]) -> None:
+    """Send the content of the file that ``opened`` opens, or why it cannot be opened or read. Raises OSError alike."""
+    chunks = _Chunks(descriptor)
+    try:
+        with opened() as file:
+            while piece := file.read(LONGEST):
+                chunks.write(piece)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        chunks.end(str(error.strerror or error))
     else:
         chunks.end()
 
