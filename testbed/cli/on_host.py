@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import console
 from testbed.cli.streams import ReaderGone
 from testbed.core.units import format_size
@@ -73,7 +74,11 @@ def run(
         console.say(f"sent to {where}: {', '.join(str(it.here) for it in files)} ({format_size(size)})", style="dim")
     environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
     transport = ssh_connection.connect(where)
-    fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
+    fetches: Callable[[str, Callable[[], Iterator[bytes]]], None] | None = None
+    if context.params.get("detach"):
+        fetches = functools.partial(_tell, where)
+    elif "runs" in context.params:
+        fetches = functools.partial(_fetch, where, context.params["runs"])
     try:
         request = leashed_command.Request(["testbed", verb, *words], environment, files, reads_stdin, fetches)
         return leashed_command.run(transport, where, request)
@@ -89,6 +94,12 @@ def _fetch(where: str, runs: Path | None, path: str, pieces: Callable[[], Iterat
         _arrive(where, runs, pieces())
     except TestbedError as error:
         console.error(f"{error}; the run is on {where}: {path}")
+
+
+def _tell(where: str, path: str, _: Callable[[], Iterator[bytes]]) -> None:
+    """Say how to bring a run here that goes on there without this client."""
+    how = invocation.command("fetch", Path(path).name, "--on", where, root=False)
+    console.say(f"it goes on there without this client; once it has ended: {how}", style="cyan")
 
 
 def _arrive(where: str, runs: Path | None, pieces: Iterator[bytes]) -> Path:

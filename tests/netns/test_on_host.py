@@ -311,6 +311,33 @@ def test_a_run_is_here_when_it_has_ended(
     assert not (tmp_path / "third").exists() or list((tmp_path / "third").iterdir()) == []
 
 
+def test_a_detached_job_goes_on_without_the_client(
+    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    """It keeps the files that were sent, until its end; then they go, and the run can be fetched."""
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.1)\n"
+        "print(pathlib.Path('mine.py').read_text()[:6], 'is read')\n"
+    )
+    words = ("launch", "--detach", "-l", lab, "--on", "h1", "--allow-uncertified", "--runs", str(tmp_path / "runs"))
+    begun_there = on(hosts, *words, "--", sys.executable, "mine.py", cwd=tmp_path)
+    assert begun_there.returncode == 0, begun_there.stderr
+    job = begun_there.stdout.split()[0]
+    assert not (tmp_path / "runs").exists(), "it is not fetched before it has ended"
+    (how,) = re.findall(r"fetch (\S+) --on h1", begun_there.stderr)
+    (folder,) = there.path("/var/tmp").glob("testbed-on-*")
+    early = on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs"))
+    assert (early.returncode, "has not ended" in early.stderr) == (3, True)
+    (folder / "here" / "go").touch()
+    attached = on(hosts, "attach", job, "-l", lab, "--on", "h1")
+    assert attached.returncode == 0, attached.stderr
+    assert attached.stdout.count("import is read") == 4, attached.stdout
+    fetched = on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs"))
+    assert fetched.returncode == 0, fetched.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+
+
 @pytest.mark.thorough
 def test_a_dark_cable_ends_it_at_both_ends(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
     client = begun(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "sleep", "7138")

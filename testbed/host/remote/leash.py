@@ -20,13 +20,11 @@ import json
 import os
 import pty
 import select
-import shutil
 import signal
 import struct
 import subprocess
 import sys
 import tarfile
-import tempfile
 import termios
 import time
 from collections.abc import Sequence
@@ -37,6 +35,8 @@ from testbed.core.remote.leash_frames import FAILED, LONGEST, PATIENCE_S, WHY_BY
 from testbed.errors import TestbedError
 from testbed.host.files import runs_folder, store
 from testbed.host.linux.descriptor import write_all
+from testbed.host.remote import command_folder
+from testbed.host.remote.command_folder import CommandFolder
 from testbed.version import __version__
 
 __all__ = ["main"]
@@ -52,10 +52,11 @@ GONE = 129
 
 
 class _Files:
-    """The folder of a command: what the client sent, and where the command starts. Removed at the end."""
+    """The folder of a command: what the client sent, and where the command starts. Removed when its last user ends."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="testbed-on-", dir="/var/tmp"))
+        self._used = CommandFolder.make()
+        self.folder = self._used.path
         self.folder.chmod(0o711)  # programs of the lab run as another user, and may read what they are told of
         for name in ("here", "out"):
             (self.folder / name).mkdir(mode=0o755)
@@ -96,7 +97,7 @@ class _Files:
         return {"runs": list(dict.fromkeys(runs)), "files": sorted(it.name for it in (self.folder / "out").iterdir())}
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._used.leave()
 
 
 class _Command:
@@ -113,6 +114,7 @@ class _Command:
         words = [str(word).replace("{folder}", str(files.folder)) for word in request["words"]]
         environment = {**os.environ, **{str(key): str(value) for key, value in request["environment"].items()}}
         environment[store.RUN_LIST] = str(files.runs)
+        environment[command_folder.VARIABLE] = str(files.folder)
         self.marker = str(request.get("marker", ""))
 
         def lead() -> None:
