@@ -104,7 +104,7 @@ def _tell(where: str, path: str, _: Callable[[], Iterator[bytes]]) -> None:
 
 def _arrive(where: str, runs: Path | None, pieces: Iterator[bytes]) -> Path:
     """Make a run directory of pieces, below ``runs`` or the usual folder, and say where it is."""
-    from testbed.host.files import runs_folder
+    from testbed.host.files import runs_folder, store
     from testbed.host.remote import arrivals
 
     name = next(pieces, b"").decode(errors="replace")
@@ -113,6 +113,8 @@ def _arrive(where: str, runs: Path | None, pieces: Iterator[bytes]) -> Path:
     target = (runs.absolute() if runs else runs_folder.runs_root()) / name
     size = arrivals.unpack(pieces, target)
     console.say(f"fetched from {where}: {target} ({format_size(size)})", style="dim")
+    if store.read_state(store.RunDirectory(target)).word == "lost":
+        console.say(f"{name} is lost: its process is gone; what it measured was fetched", style="yellow")
     return target
 
 

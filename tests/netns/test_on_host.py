@@ -304,11 +304,13 @@ def test_a_run_is_here_when_it_has_ended(
     assert (twice.returncode, "exists" in twice.stderr) == (3, True)
     none = on(hosts, "fetch", "no-such-run", "--on", "h1", "--runs", str(tmp_path / "again"))
     assert (none.returncode, "no-such-run" in none.stderr) == (3, True)
+    # As a SIGKILL of the process that made it leaves it.
     document = json.loads((far / "run.json").read_text())
     (far / "run.json").write_text(json.dumps(document | {"status": "running"}))
-    running = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "third"))
-    assert (running.returncode, "has not ended" in running.stderr) == (3, True)
-    assert not (tmp_path / "third").exists() or list((tmp_path / "third").iterdir()) == []
+    lost = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "third"))
+    assert lost.returncode == 0, lost.stderr
+    assert "is lost: its process is gone" in " ".join(lost.stderr.split())
+    assert contents(tmp_path / "third" / run.name) == contents(far)
 
 
 def test_a_detached_job_goes_on_without_the_client(
@@ -328,6 +330,9 @@ def test_a_detached_job_goes_on_without_the_client(
     (folder,) = there.path("/var/tmp").glob("testbed-on-*")
     early = on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs"))
     assert (early.returncode, "has not ended" in early.stderr) == (3, True)
+    assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").iterdir()) == []
+    listed = {it["name"]: it for it in json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)}
+    assert (listed[how]["state"], listed[how]["pid"] > 0) == ("running", True)
     (folder / "here" / "go").touch()
     attached = on(hosts, "attach", job, "-l", lab, "--on", "h1")
     assert attached.returncode == 0, attached.stderr

@@ -285,7 +285,7 @@ def _send_run(run: Path) -> None:
     try:
         found = runs_folder.find(run)
         path = found.path
-        if found.read_json("run.json").get("status") == "running":
+        if store.read_state(found).word == "running":
             raise OSError(f"run {path.name} has not ended")
         chunks.write(path.name.encode())
         with tarfile.open(fileobj=chunks, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
