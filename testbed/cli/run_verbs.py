@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import comparison_verb, console, tables, verb
+from testbed.cli import comparison_verb, console, detached_run, tables, verb
 from testbed.cli.ci import junit_file
 from testbed.cli.run_options import RunOptions
 from testbed.cli.verb import (
@@ -59,6 +59,7 @@ def run(
         Path | None,
         typer.Option("--junit", metavar="FILE", help="Also write the verdict as JUnit XML, for CI."),
     ] = None,
+    detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
     """Run a whole experiment: bring a lab up, certify it, train, inject faults, report, take it down.
@@ -70,6 +71,8 @@ def run(
     """
     from testbed.lab import api
 
+    if detach and not detached_run.is_this():
+        return detached_run.begin(options.runs, as_json)
     with junit_file(junit, what, _junit) as verdict, console.progress() as progress:
         outcome = api.run(
             what,

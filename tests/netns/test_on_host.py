@@ -344,6 +344,42 @@ def test_a_detached_job_goes_on_without_the_client(
 
 
 @pytest.mark.thorough
+def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    words = ("run", "metro-single", "--on", "h1", "--detach", "--allow-uncertified")
+    client = on(hosts, *words, "--name", "near", "--steps", "2000", "--runs", str(tmp_path / "runs"))
+    assert client.returncode == 0, client.stderr
+    name = client.stdout.strip()
+    assert f"fetch {name} --on h1" in client.stderr
+    listed = {it["name"]: it for it in json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)}
+    assert listed[name]["state"] == "running"
+    second = on(hosts, *words, "--name", "other")
+    assert (second.returncode, "found run metro-single in lab near" in second.stderr) == (3, True)
+    (pid,) = [pid for pid, line in there.pids().items() if "testbed.cli.detached_entry" in line]
+    os.kill(pid, signal.SIGINT)
+    oracle.until(lambda: pid not in there.pids(), 60.0, "it ends in order")
+    fetched = on(hosts, "fetch", name, "--on", "h1", "--runs", str(tmp_path / "runs"))
+    assert fetched.returncode == 0, fetched.stderr
+    assert json.loads((tmp_path / "runs" / name / "run.json").read_text())["status"] == "interrupted"
+    assert (tmp_path / "runs" / name / "index.html").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_detached_run_whose_client_goes_before_its_beginning_is_undone(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, number: signal.Signals
+) -> None:
+    client = begun(hosts, "run", "metro-single", "--on", "h1", "--detach", "--name", "near")
+    netns = there.path("/run/netns")
+    oracle.until(lambda: any(it.name.startswith("tb.near.") for it in netns.iterdir()), 30.0, "it is being built")
+    client.send_signal(number)
+    client.communicate(timeout=30)
+    assert client.returncode in (-number, 130)
+    oracle.until(lambda: not any(it.name.startswith("tb.near.") for it in netns.iterdir()), 15.0, "it is undone")
+
+
+@pytest.mark.thorough
 def test_a_dark_cable_ends_it_at_both_ends(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
     client = begun(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "sleep", "7138")
     oracle.until(lambda: "sleep 7138" in there.pids().values(), 20.0, "it runs there")
