@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 import typer
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import console
 from testbed.cli.streams import ReaderGone
 from testbed.core.units import format_size
@@ -89,7 +90,11 @@ def run(
         size = sum(it.here.stat().st_size for it in sent)
         console.say(f"sent to {where}: {_listed(files.named)} ({format_size(size)})", style="dim")
     transport = ssh_connection.connect(where)
-    fetches = functools.partial(_fetch, where, context.params["runs"]) if "runs" in context.params else None
+    fetches: Callable[[str, Callable[[], Iterator[bytes]]], None] | None = None
+    if context.params.get("detach"):
+        fetches = functools.partial(_tell, where)
+    elif "runs" in context.params:
+        fetches = functools.partial(_fetch, where, context.params["runs"])
     lost: list[WrittenFile] = []
     try:
         request = leashed_command.Request(
@@ -136,9 +141,15 @@ def _fetch(where: str, runs: Path | None, path: str, pieces: Callable[[], Iterat
         console.error(f"{error}; the run is on {where}: {path}")
 
 
+def _tell(where: str, path: str, _: Callable[[], Iterator[bytes]]) -> None:
+    """Say how to bring a run here that goes on there without this client."""
+    how = invocation.command("fetch", Path(path).name, "--on", where, root=False)
+    console.say(f"it goes on there without this client; once it has ended: {how}", style="cyan")
+
+
 def _arrive(where: str, runs: Path | None, pieces: Iterator[bytes]) -> Path:
     """Make a run directory of pieces, below ``runs`` or the usual folder, and say where it is."""
-    from testbed.host.files import runs_folder
+    from testbed.host.files import runs_folder, store
     from testbed.host.remote import arrivals
 
     name = next(pieces, b"").decode(errors="replace")
@@ -150,6 +161,8 @@ def _arrive(where: str, runs: Path | None, pieces: Iterator[bytes]) -> Path:
         size = arrivals.unpack(_counted(pieces, progress), target)
         progress.ended("done")
     console.say(f"fetched from {where}: {target} ({format_size(size)})", style="dim")
+    if store.read_state(store.RunDirectory(target)).word == "lost":
+        console.say(f"{name} is lost: its process is gone; what it measured was fetched", style="yellow")
     return target
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import comparison_verb, console, tables, verb
+from testbed.cli import comparison_verb, console, detached_run, tables, verb
 from testbed.cli.ci import junit_file
 from testbed.cli.on_host import Written
 from testbed.cli.run_options import RunOptions
@@ -61,6 +61,7 @@ def run(
         typer.Option("--junit", metavar="FILE", help="Also write the verdict as JUnit XML, for CI."),
         Written(),
     ] = None,
+    detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
     """Run a whole experiment: bring a lab up, certify it, train, inject faults, report, take it down.
@@ -72,6 +73,8 @@ def run(
     """
     from testbed.lab import api
 
+    if detach and not detached_run.is_this():
+        return detached_run.begin(options.runs, as_json)
     with junit_file(junit, what, _junit) as verdict, console.progress() as progress:
         outcome = api.run(
             what,

@@ -352,10 +352,17 @@ def labs(found: Sequence[LabSummary], now_unix_s: float) -> Table:
 
 def runs(found: Sequence[RunSummary]) -> Table:
     rows: list[Row] = [
-        [run.name, run.topology, _moment(run.started_unix_s), verdict(run.verdict or "unknown"), str(run.path)]
+        [
+            run.name,
+            run.topology,
+            _moment(run.started_unix_s),
+            run.state if run.pid is None else f"{run.state}, pid {run.pid}",
+            verdict(run.verdict or "unknown"),
+            str(run.path),
+        ]
         for run in found
     ]
-    return table(("run", "topology", "started", "verdict", "folder"), rows)
+    return table(("run", "topology", "started", "state", "verdict", "folder"), rows)
 
 
 def _moment(unix_s: float | None) -> str:

@@ -12,10 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import console, tables, verb
+from testbed.cli import console, detached_run, tables, verb
 from testbed.cli.ci import junit_file
 from testbed.cli.on_host import Sent, Written
-from testbed.cli.verb import AllowUncertified, AsJson, Driver, Emulator, LabNameToMake, Overrides, RunsFolder, Wait
+from testbed.cli.verb import (
+    AllowUncertified,
+    AsJson,
+    Detach,
+    Driver,
+    Emulator,
+    LabNameToMake,
+    Overrides,
+    RunsFolder,
+    Wait,
+)
 
 if TYPE_CHECKING:
     from testbed.core.validation.baseline import Comparison
@@ -115,6 +125,7 @@ def validate(
         typer.Option("--junit", metavar="FILE", help="Also write the result as JUnit XML, for CI."),
         Written(),
     ] = None,
+    detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
     """Test collective libraries over emulated fiber: correct results, bytes on the wire, speed, faults.
@@ -124,6 +135,8 @@ def validate(
     """
     from testbed.lab import api
 
+    if detach and not detached_run.is_this():
+        return detached_run.begin(runs, as_json)
     with junit_file(junit, " ".join(libraries), _junit) as results, console.progress() as progress:
         outcome = api.validate(
             libraries,

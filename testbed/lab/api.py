@@ -134,13 +134,19 @@ def _validate_without_numpy(libraries: Sequence[str], **options: object) -> NoRe
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Summary of a run; ``verdict`` is pass, fail, unknown, or running if it has no report yet."""
+    """Summary of a run; ``verdict`` is pass, fail, unknown, or "no report" if it has none yet.
+
+    ``state`` is running, finished, interrupted, failed, or lost: its process ended before it recorded the end. ``pid``
+    is the process of a running one.
+    """
 
     name: str
     path: Path
     started_unix_s: float
     topology: str
     verdict: str
+    state: str = "finished"
+    pid: int | None = None
 
 
 def load(topology: str, set: Mapping[str, object] | None = None) -> Topology:
@@ -331,7 +337,7 @@ def runs(root: Path | None = None) -> tuple[RunSummary, ...]:
     """Return all runs, the latest first: those in ``root``, else where runs are kept by default, and in ./runs."""
     from testbed.host.files import runs_folder, store
 
-    found = runs_folder.listed() if root is None else store.list_runs(root.absolute())
+    found = runs_folder.listed(begun=True) if root is None else store.list_runs(root.absolute(), begun=True)
     return tuple(_summary(run_directory) for run_directory in found)
 
 
@@ -400,4 +406,6 @@ def _summary(run_directory: RunDirectory) -> RunSummary:
     from testbed.host.files import store
 
     info, verdict = store.read_summary(run_directory)
-    return RunSummary(run_directory.name, run_directory.path, info[0], info[1], verdict)
+    state = store.read_state(run_directory)
+    began = info[0] or state.since_unix_s or 0.0
+    return RunSummary(run_directory.name, run_directory.path, began, info[1], verdict, state.word, state.pid)

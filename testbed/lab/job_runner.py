@@ -24,6 +24,7 @@ from testbed.core.report.answers import EXIT_CODES
 from testbed.errors import Interrupted, LabError, StorageError, TestbedError
 from testbed.host.files import store
 from testbed.host.lab_folder import LabFolder
+from testbed.host.remote.command_folder import CommandFolder
 from testbed.keeper import protocol
 from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.job_claim import JobClaim
@@ -108,6 +109,7 @@ def main() -> int:
     """``python -m testbed.lab.job_runner``: the request is JSON on stdin, the answer one line of JSON on stdout."""
     request = json.loads(sys.stdin.buffer.read())
     stop = _heed_sigterm_alone()
+    sent = CommandFolder.of_this_process()  # before the answer, after which the leash leaves it
     try:
         os.chdir(request["folder"])
         lab = Lab(LabFolder(Path(request["lab"])))
@@ -124,6 +126,9 @@ def main() -> int:
         _say(protocol.refused(error if isinstance(error, TestbedError) else LabError(str(error))))
         print(f"{time.strftime('%H:%M:%S')} job: {error}", file=sys.stderr, flush=True)
         return 3
+    finally:
+        if sent is not None:
+            sent.leave()
     return 0
 
 

@@ -11,8 +11,8 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -252,11 +252,79 @@ def test_a_run_is_here_when_it_has_ended(
     assert (twice.returncode, "exists" in twice.stderr) == (3, True)
     none = on(hosts, "fetch", "no-such-run", "--on", "h1", "--runs", str(tmp_path / "again"))
     assert (none.returncode, "no-such-run" in none.stderr) == (3, True)
+    # As a SIGKILL of the process that made it leaves it.
     document = json.loads((far / "run.json").read_text())
     (far / "run.json").write_text(json.dumps(document | {"status": "running"}))
-    running = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "third"))
-    assert (running.returncode, "has not ended" in running.stderr) == (3, True)
-    assert not (tmp_path / "third").exists() or list((tmp_path / "third").iterdir()) == []
+    lost = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "third"))
+    assert lost.returncode == 0, lost.stderr
+    assert "is lost: its process is gone" in " ".join(lost.stderr.split())
+    assert contents(tmp_path / "third" / run.name) == contents(far)
+
+
+def test_a_detached_job_goes_on_without_the_client(
+    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    """It keeps the files that were sent, until its end; then they go, and the run can be fetched."""
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.1)\n"
+        "print(pathlib.Path('mine.py').read_text()[:6], 'is read')\n"
+    )
+    words = ("launch", "--detach", "-l", lab, "--on", "h1", "--allow-uncertified", "--runs", str(tmp_path / "runs"))
+    begun_there = on(hosts, *words, "--", sys.executable, "mine.py", cwd=tmp_path)
+    assert begun_there.returncode == 0, begun_there.stderr
+    job = begun_there.stdout.split()[0]
+    assert not (tmp_path / "runs").exists(), "it is not fetched before it has ended"
+    (how,) = re.findall(r"fetch (\S+) --on h1", begun_there.stderr)
+    (folder,) = there.path("/var/tmp").glob("testbed-on-*")
+    early = on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs"))
+    assert (early.returncode, "has not ended" in early.stderr) == (3, True)
+    assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").iterdir()) == []
+    listed = {it["name"]: it for it in json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)}
+    assert (listed[how]["state"], listed[how]["pid"] > 0) == ("running", True)
+    (folder / "here" / "go").touch()
+    attached = on(hosts, "attach", job, "-l", lab, "--on", "h1")
+    assert attached.returncode == 0, attached.stderr
+    assert attached.stdout.count("import is read") == 4, attached.stdout
+    fetched = on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs"))
+    assert fetched.returncode == 0, fetched.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.thorough
+def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    words = ("run", "metro-single", "--on", "h1", "--detach", "--allow-uncertified")
+    client = on(hosts, *words, "--name", "near", "--steps", "2000", "--runs", str(tmp_path / "runs"))
+    assert client.returncode == 0, client.stderr
+    name = client.stdout.strip()
+    assert f"fetch {name} --on h1" in client.stderr
+    listed = {it["name"]: it for it in json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)}
+    assert listed[name]["state"] == "running"
+    second = on(hosts, *words, "--name", "other")
+    assert (second.returncode, "found run metro-single in lab near" in second.stderr) == (3, True)
+    (pid,) = [pid for pid, line in there.pids().items() if "testbed.cli.detached_entry" in line]
+    os.kill(pid, signal.SIGINT)
+    oracle.until(lambda: pid not in there.pids(), 60.0, "it ends in order")
+    fetched = on(hosts, "fetch", name, "--on", "h1", "--runs", str(tmp_path / "runs"))
+    assert fetched.returncode == 0, fetched.stderr
+    assert json.loads((tmp_path / "runs" / name / "run.json").read_text())["status"] == "interrupted"
+    assert (tmp_path / "runs" / name / "index.html").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_detached_run_whose_client_goes_before_its_beginning_is_undone(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, number: signal.Signals
+) -> None:
+    client = begun(hosts, "run", "metro-single", "--on", "h1", "--detach", "--name", "near")
+    netns = there.path("/run/netns")
+    oracle.until(lambda: any(it.name.startswith("tb.near.") for it in netns.iterdir()), 30.0, "it is being built")
+    client.send_signal(number)
+    client.communicate(timeout=30)
+    assert client.returncode in (-number, 130)
+    oracle.until(lambda: not any(it.name.startswith("tb.near.") for it in netns.iterdir()), 15.0, "it is undone")
 
 
 def asked(hosts: ssh_hosts.Hosts, url: str) -> str:

@@ -169,9 +169,12 @@ def searched() -> tuple[Path, ...]:
     return tuple(found)
 
 
-def listed() -> list[RunDirectory]:
-    """Return all runs of :func:`searched`, the latest first. Raises UserError, StorageError."""
-    return store.list_runs(*searched())
+def listed(*, begun: bool = False) -> list[RunDirectory]:
+    """Return all runs of :func:`searched`, the latest first; ``begun``: also those without results yet.
+
+    Raises UserError, StorageError.
+    """
+    return store.list_runs(*searched(), begun=begun)
 
 
 def latest() -> RunDirectory:

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from testbed.core.certification.certificate import Certificate
-from testbed.core.fields import number, text
+from testbed.core.fields import integer, number, text
 from testbed.core.records.check_record import read_checks
 from testbed.core.records.event import read_events
 from testbed.core.records.rank_log import RankLog, read_rank
@@ -38,15 +38,18 @@ from testbed.core.report.run_page import html
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import StorageError, UnknownName
 from testbed.host import strategy_packages
-from testbed.host.files import beneath
+from testbed.host.files import beneath, run_process
+from testbed.host.files.run_process import PROCESS
 from testbed.host.linux.program_user import caller
 
 __all__ = [
     "NEEDED_BYTES",
     "RunDirectory",
+    "RunState",
     "build_report",
     "check_writable",
     "list_runs",
+    "read_state",
     "read_summary",
     "save_report",
     "write_report",
@@ -156,6 +159,7 @@ class RunDirectory:
                     break
             run = cls(path, _Held(path))
             beneath.make_folder(run._top, "ranks")
+        run.write_json(PROCESS, run_process.this())
         _list(path)
         return run
 
@@ -272,6 +276,10 @@ class RunDirectory:
                     beneath.replace_by(self._top, each, name, content)
                     return
             raise
+
+    def record_end(self, state: str) -> None:
+        """Record how a run without run.json ended: finished, interrupted or failed. Raises StorageError."""
+        self.write_json(PROCESS, {**self.read_json(PROCESS), "ended": state})
 
     def write_text(self, name: str, content: str) -> None:
         with _translated(self.path / name):
@@ -472,8 +480,10 @@ def _read_lines(folder: beneath.Folder, name: str) -> tuple[list[object], int, b
     return decoded, bad, True
 
 
-def list_runs(*roots: Path) -> list[RunDirectory]:
+def list_runs(*roots: Path, begun: bool = False) -> list[RunDirectory]:
     """Return all runs under ``roots``, the latest first; a missing folder has none.
+
+    ``begun``: also those that have only begun, and have no results yet.
 
     Raises:
         StorageError: they cannot be listed: one of ``roots`` is a file or not readable.
@@ -486,7 +496,7 @@ def list_runs(*roots: Path) -> list[RunDirectory]:
             except FileNotFoundError:
                 continue
             for folder in folders:
-                for name in ("run.json", VALIDATION):
+                for name in ("run.json", VALIDATION, *([PROCESS] if begun else ())):
                     with contextlib.suppress(OSError):  # one damaged entry must not hide the others
                         found.append(((folder / name).stat().st_mtime, folder))
                         break
@@ -551,6 +561,36 @@ def save_text(path: Path, content: str) -> None:
     """Write a file that the user named, atomically. Raises StorageError."""
     with _translated(path):
         write_whole(path, content)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """``word`` is running, finished, interrupted, failed, or lost: its process ended before it recorded the end.
+
+    ``pid`` is the process of a running one, and ``since_unix_s`` when the run began, if that is recorded.
+    """
+
+    word: str
+    pid: int | None
+    since_unix_s: float | None
+
+
+def read_state(run: RunDirectory) -> RunState:
+    """Return the state of a run of this host, by its small files and its process. Raises StorageError."""
+    with _translated(run.path):
+        info, told = _read_json(run.path, "run.json")
+        record, recorded = _read_json(run.path, PROCESS)
+        validated = _read_json(run.path, VALIDATION)[1]
+    fields = record if isinstance(record, dict) else {}
+    since = number(fields, "since_unix_s")
+    ended = text(info, "status") if isinstance(info, dict) else text(fields, "ended")
+    if ended not in ("", "running"):
+        return RunState(ended, None, since)
+    if validated and not told and not recorded:  # of a version that recorded no process
+        return RunState("finished", None, since)
+    if run_process.is_there(fields):
+        return RunState("running", integer(fields, "pid"), since)
+    return RunState("lost", None, since)
 
 
 def read_summary(run: RunDirectory) -> tuple[tuple[float, str], str]:

@@ -21,13 +21,11 @@ import json
 import os
 import pty
 import select
-import shutil
 import signal
 import stat
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +34,8 @@ from typing import Any, BinaryIO, NoReturn
 
 from testbed.core.remote.leash_frames import LONGEST, PATIENCE_S, RUN_LIST, Frames, Kind, hello
 from testbed.host.linux.descriptor import write_all
-from testbed.host.remote import sender
+from testbed.host.remote import command_folder, sender
+from testbed.host.remote.command_folder import CommandFolder
 from testbed.host.remote.leash_streams import Shown, Spool, Task
 from testbed.version import __version__
 
@@ -56,10 +55,11 @@ GONE = 129
 
 
 class _Files:
-    """The folder of a command: what the client sent, and where the command starts. Removed at the end."""
+    """The folder of a command: what the client sent, and where the command starts. Removed when its last user ends."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="testbed-on-", dir="/var/tmp"))
+        self._used = CommandFolder.make()
+        self.folder = self._used.path
         self.folder.chmod(0o711)  # programs of the lab run as another user, and may read what they are told of
         (self.folder / "here").mkdir(mode=0o755)
         self._written: list[str] = []
@@ -123,7 +123,7 @@ class _Files:
         }
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._used.leave()
 
 
 class _Command:
@@ -140,6 +140,7 @@ class _Command:
         words = [str(word).replace("{folder}", str(files.folder)) for word in request["words"]]
         environment = {**os.environ, **{str(key): str(value) for key, value in request["environment"].items()}}
         environment[RUN_LIST] = str(files.runs)
+        environment[command_folder.VARIABLE] = str(files.folder)
         self.marker = str(request.get("marker", ""))
 
         def lead() -> None:

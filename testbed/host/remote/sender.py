@@ -40,13 +40,16 @@ def send_run(descriptor: int, run: Path) -> None:
     The name of the run comes first, as a piece of its own. A run that has not ended, or holds anything else than files
     and folders, is not sent. Raises OSError if ``descriptor`` cannot be written.
     """
-    from testbed.host.files import runs_folder  # takes a quarter of a second, before which the leash would not answer
+    from testbed.host.files import (  # takes a quarter of a second, before which the leash would not answer
+        runs_folder,
+        store,
+    )
 
     chunks = _Chunks(descriptor)
     try:
         found = runs_folder.find(run)
         path = found.path
-        if found.read_json("run.json").get("status") == "running":
+        if store.read_state(found).word == "running":
             raise OSError(f"run {path.name} has not ended")
         entries = list(_entries(path))  # all are judged before the first is sent
         chunks.write(path.name.encode())

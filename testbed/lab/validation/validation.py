@@ -199,10 +199,14 @@ class _Validating:
             with defer_interrupts():
                 self._reporter.ended("interrupted")
                 self._write(interrupted=True)
-                self._give()
+                self._give("interrupted")
             raise Interrupted(f"interrupted; the results so far are in {self._run.path}") from error
+        except BaseException:
+            with contextlib.suppress(StorageError):
+                self._run.record_end("failed")
+            raise
         validation, comparison = self._write()
-        self._give()
+        self._give("finished")
         code = verdict.exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
         return ValidationOutcome(validation, comparison, self._run.path, code)
 
@@ -270,9 +274,10 @@ class _Validating:
         )
         return validation, validations.write_validation(self._run, validation, self._baseline)
 
-    def _give(self) -> None:
-        """Give the run to the user who called sudo, once no library runs any more."""
+    def _give(self, state: str) -> None:
+        """Record the end, and give the run to the user who called sudo, once no library runs any more."""
         with contextlib.suppress(StorageError):  # the results are written
+            self._run.record_end(state)
             self._run.give_to_caller()
 
 

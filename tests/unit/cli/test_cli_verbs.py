@@ -193,6 +193,10 @@ def test_ls_runs(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setattr(api, "runs", lambda: (api.RunSummary("r1", tmp_path, 1.7e9, "metro-40km", "pass"),))
     assert json.loads(cli("ls", "runs", "--json").out)[0]["path"] == str(tmp_path)
     assert "pass" in cli("ls", "runs").out
+    live = api.RunSummary("r1", tmp_path, 1.7e9, "metro-40km", "no report", "running", 4321)
+    monkeypatch.setattr(api, "runs", lambda: (live,))
+    assert "running, pid 4321" in " ".join(cli("ls", "runs").out.split())
+    assert [(it["state"], it["pid"]) for it in json.loads(cli("ls", "runs", "--json").out)] == [("running", 4321)]
 
 
 # ---- faults

@@ -34,7 +34,7 @@ def test_what_is_written_is_read_back(tmp_path):
     assert data.info.status == "finished"
     assert [event.t for event in data.events] == [1.0, 2.0]
     assert data.missing == ("topology.json", "certificate.json", "metrics.jsonl", "ranks/rank-*.jsonl")
-    assert sorted(path.name for path in run.path.iterdir()) == ["events.jsonl", "ranks", "run.json"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["events.jsonl", "process.json", "ranks", "run.json"]
 
 
 def test_a_torn_last_line_is_left_out_and_a_broken_one_counted(tmp_path):
@@ -57,7 +57,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         run.write_json("run.json", {"name": "new"})
     monkeypatch.undo()
     assert json.loads((run.path / "run.json").read_text()) == {"name": "old"}
-    assert sorted(path.name for path in run.path.iterdir()) == ["ranks", "run.json"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["process.json", "ranks", "run.json"]
 
 
 def test_a_full_disk_while_appending(tmp_path, monkeypatch):

@@ -1,0 +1,126 @@
+"""``--detach`` of whole procedures (run, validate): the same command line in a process of its own session.
+
+Its output goes to a log beside its run directory. The command that was typed shows it until the run has its directory,
+and so holds the host's slot and a lab: up to then every refusal and mistake is told, and Ctrl-C undone, as without
+``--detach``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import testbed.host.linux.invocation as invocation
+from testbed.cli import console
+
+__all__ = ["begin", "is_this", "this_is_it"]
+
+_LOOK_S: Final = 0.05
+
+_state = {"is_this": False}
+
+
+def is_this() -> bool:
+    """Return whether this process is the detached one, which does the work."""
+    return _state["is_this"]
+
+
+def this_is_it() -> None:
+    """Note that this process is the detached one."""
+    _state["is_this"] = True
+
+
+def begin(runs: Path | None, as_json: bool) -> int:
+    """Do what was typed in a process of its own; return when it has begun, or with its status if it did not begin.
+
+    ``runs`` is the folder of run directories that was named. Raises UserError, StorageError.
+    """
+    from testbed.host.files import beneath, runs_folder, store
+    from testbed.host.linux.program_user import caller
+
+    root = runs_folder.ready(runs, 0)
+    private = Path(tempfile.mkdtemp(prefix="testbed-detach-"))
+    descriptor, name = tempfile.mkstemp(prefix="detached-", suffix=".log", dir=root)
+    log = Path(name)
+    # On a leash it is the leash's: it has the one run of this command, too.
+    listed = Path(os.environ.get(store.RUN_LIST) or private / "runs")
+    try:
+        beneath.give(descriptor, caller())
+        with _interruptions() as asked:
+            child = subprocess.Popen(
+                # -P: no module is taken from the working directory, as root.
+                [sys.executable, "-P", "-m", "testbed.cli.detached_entry", *sys.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                start_new_session=True,
+                env={**os.environ, store.RUN_LIST: str(listed)},
+            )
+            run = _shown_until_begun(child, log, listed, asked)
+            if run is None:
+                log.unlink(missing_ok=True)
+                status = child.returncode
+                return 128 - status if status < 0 else status
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(private, ignore_errors=True)
+    kept = log.with_name(f"{run.name}.log")
+    log.rename(kept)
+    if as_json:
+        console.show_json({"run": str(run), "log": str(kept), "pid": child.pid})
+        return 0
+    console.show(run.name)
+    console.say(f"run directory: {run}", style="dim")
+    console.say(f"its output: {kept}", style="dim")
+    console.say(f"  {invocation.command('ls', 'runs')}    # running, until it has ended", style="cyan")
+    console.say(f"  {invocation.as_root(f'kill -INT {child.pid}')}    # end it; its report is written", style="cyan")
+    return 0
+
+
+def _shown_until_begun(child: subprocess.Popen[bytes], log: Path, listed: Path, asked: list[int]) -> Path | None:
+    """Show the log on stderr until the run has a directory, which is returned, or the process has ended: None.
+
+    The process gets a SIGINT for each interruption in ``asked``, and undoes what it has begun.
+    """
+    with log.open("rb") as output:
+        while True:
+            while asked:
+                asked.pop()
+                child.send_signal(signal.SIGINT)
+            over = child.poll() is not None  # before the last look, so that nothing is missed
+            with contextlib.suppress(OSError):
+                sys.stderr.write(output.read().decode(errors="replace"))
+                sys.stderr.flush()
+            with contextlib.suppress(OSError):
+                if (found := listed.read_text()).endswith("\n") and not over and not asked:
+                    return Path(found.splitlines()[-1])
+            if over:
+                return None
+            time.sleep(_LOOK_S)
+
+
+@contextlib.contextmanager
+def _interruptions() -> Iterator[list[int]]:
+    """Yield a list to which each Ctrl-C, SIGTERM and SIGHUP is added.
+
+    A process that begins meanwhile has the default action of SIGINT, even if this one ignored it.
+    """
+    asked: list[int] = []
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup(1) ignores it
+        numbers.append(signal.SIGHUP)
+    before = {it: signal.signal(it, lambda number, _: asked.append(number)) for it in numbers}
+    try:
+        yield asked
+    finally:
+        for it, handler in before.items():
+            signal.signal(it, handler)

@@ -1,0 +1,63 @@
+"""The folder of a command stays as long as any of its users, seen by another process, and goes with the last one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.host.remote import command_folder
+from testbed.host.remote.command_folder import CommandFolder
+
+USER = """
+import sys
+from testbed.host.remote.command_folder import CommandFolder
+used = CommandFolder.of_this_process()
+print("used" if used else "none", flush=True)
+sys.stdin.read()
+used.leave()
+"""
+
+
+def user(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", USER],
+        env={**os.environ, command_folder.VARIABLE: str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "used\n"
+    return process
+
+
+def test_the_last_user_removes_it(tmp_path: Path) -> None:
+    leash = CommandFolder.make(tmp_path)
+    (leash.path / "program.py").write_text("")
+    job = user(leash.path)
+    leash.leave()
+    CommandFolder.make(tmp_path).leave()
+    assert [*tmp_path.iterdir()] == [leash.path], "the job keeps its folder; no other leash removes it"
+    job.communicate(timeout=10)
+    assert job.returncode == 0
+    assert not [*tmp_path.iterdir()]
+
+
+def test_one_of_killed_users_goes_with_the_next_leash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = CommandFolder.make(tmp_path)
+    job = user(left.path)
+    left.leave()
+    job.send_signal(signal.SIGKILL)
+    job.communicate(timeout=10)
+    other = tmp_path / "testbed-on-file"
+    other.write_text("no folder")
+    now = CommandFolder.make(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([now.path, other])
+    now.leave()
+    monkeypatch.setenv(command_folder.VARIABLE, str(now.path))
+    assert CommandFolder.of_this_process() is None, "it was removed"
