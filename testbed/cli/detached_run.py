@@ -44,7 +44,8 @@ def begin(runs: Path | None, as_json: bool) -> int:
 
     ``runs`` is the folder of run directories that was named. Raises UserError, StorageError.
     """
-    from testbed.host.files import beneath, runs_folder, store
+    from testbed.core.remote.leash_frames import RUN_LIST
+    from testbed.host.files import beneath, runs_folder
     from testbed.host.linux.program_user import caller
 
     root = runs_folder.ready(runs, 0)
@@ -52,7 +53,7 @@ def begin(runs: Path | None, as_json: bool) -> int:
     descriptor, name = tempfile.mkstemp(prefix="detached-", suffix=".log", dir=root)
     log = Path(name)
     # On a leash it is the leash's: it has the one run of this command, too.
-    listed = Path(os.environ.get(store.RUN_LIST) or private / "runs")
+    listed = Path(os.environ.get(RUN_LIST) or private / "runs")
     try:
         beneath.give(descriptor, caller())
         with _interruptions() as asked:
@@ -63,7 +64,7 @@ def begin(runs: Path | None, as_json: bool) -> int:
                 stdout=descriptor,
                 stderr=descriptor,
                 start_new_session=True,
-                env={**os.environ, store.RUN_LIST: str(listed)},
+                env={**os.environ, RUN_LIST: str(listed)},
             )
             run = _shown_until_begun(child, log, listed, asked)
             if run is None:
