@@ -182,6 +182,7 @@ def test_ctrl_c_keeps_what_was_seen_and_takes_the_lab_down(
     assert programs() == []
     assert oracle.left_behind(lab_name, state_folder) == []
     (path,) = tmp_path.glob("validate-metro-40km-*/validate.json")
+    assert [it.state for it in testbed.runs(tmp_path)] == ["interrupted"]
     found = json.loads(path.read_text())
     assert found["interrupted"] is True and found["verdict"] == "unknown"
     assert any(it["state"] == "right" for it in found["libraries"][0]["cases"])
@@ -189,10 +190,16 @@ def test_ctrl_c_keeps_what_was_seen_and_takes_the_lab_down(
 
 
 def test_after_sigkill_down_leaves_nothing(
-    validating: subprocess.Popen[bytes], lab_name: str, state_folder: Path, command: oracle.Command
+    validating: subprocess.Popen[bytes],
+    lab_name: str,
+    state_folder: Path,
+    command: oracle.Command,
+    tmp_path: Path,
 ) -> None:
+    assert [(it.state, it.pid) for it in testbed.runs(tmp_path)] == [("running", validating.pid)]
     os.kill(validating.pid, signal.SIGKILL)
     validating.wait(10.0)
+    assert [(it.state, it.pid) for it in testbed.runs(tmp_path)] == [("lost", None)]
     oracle.until(lambda: programs() == [], 10.0, "rank programs end with whoever started them")
     assert command("down", lab_name).returncode == 0
     assert oracle.left_behind(lab_name, state_folder) == []
