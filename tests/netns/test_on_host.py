@@ -301,6 +301,14 @@ def test_a_run_is_here_when_it_has_ended(
     again = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again"))
     assert (again.returncode, again.stdout.strip()) == (0, str(tmp_path / "again" / run.name))
     assert contents(tmp_path / "again" / run.name) == contents(far)
+    browser = tmp_path / "browser"
+    browser.write_text(f"#!/bin/sh\necho \"$1\" > '{tmp_path}/opened'\n")
+    browser.chmod(0o755)
+    shown = on(hosts, "report", run.name, "--open", "--on", "h1", DISPLAY=":9", BROWSER=f"{browser} %s")
+    assert shown.returncode in (0, 1, 3), shown.stderr
+    page = Path((tmp_path / "opened").read_text().strip().removeprefix("file://"))
+    assert page.read_bytes() == (far / "index.html").read_bytes()
+    shutil.rmtree(page.parent)
     twice = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again"))
     assert (twice.returncode, "exists" in twice.stderr) == (3, True)
     none = on(hosts, "fetch", "no-such-run", "--on", "h1", "--runs", str(tmp_path / "again"))

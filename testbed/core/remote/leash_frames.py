@@ -7,7 +7,19 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["BEAT_S", "FAILED", "HELLO", "LONGEST", "PATIENCE_S", "WHY_BYTES", "Frames", "Kind", "frame", "hello"]
+__all__ = [
+    "BEAT_S",
+    "FAILED",
+    "HELLO",
+    "LONGEST",
+    "OPENED_PAGE",
+    "PATIENCE_S",
+    "WHY_BYTES",
+    "Frames",
+    "Kind",
+    "frame",
+    "hello",
+]
 
 Kind: TypeAlias = Literal[
     "start", "fetch", "done", "beat", "interrupt", "terminate", "data", "end", "window", "file", "bytes"
@@ -26,6 +38,9 @@ FAILED = 0xFFFFFFFF
 """In place of the length of a piece of a fetched folder: 500 bytes follow that say why the rest does not."""
 
 WHY_BYTES = 500
+
+OPENED_PAGE = "opened.html"
+"""In the folder of a command: the page that it would open in a browser, for the client's."""
 
 _KINDS: Mapping[Kind, bytes] = {
     "start": b"s",

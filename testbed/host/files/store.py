@@ -42,6 +42,7 @@ from testbed.host.linux.program_user import caller
 
 __all__ = [
     "NEEDED_BYTES",
+    "OPENED_PAGE",
     "RUN_LIST",
     "RunDirectory",
     "build_report",
@@ -65,6 +66,9 @@ They are written in place: space that is freed would go to whoever writes first.
 
 RUN_LIST = "TESTBED_RUN_LIST"
 """Environment variable that names a file to which the path of each created run is appended."""
+
+OPENED_PAGE = "TESTBED_OPENED_PAGE"
+"""Environment variable that names a file to which a page is copied, in place of being opened in a browser."""
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 _OUTPUT_FILE = re.compile(r"rank-(\d{1,6})\.log")

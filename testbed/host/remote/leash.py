@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from testbed.core.remote.leash_frames import FAILED, LONGEST, PATIENCE_S, WHY_BYTES, Frames, Kind, hello
+from testbed.core.remote.leash_frames import FAILED, LONGEST, OPENED_PAGE, PATIENCE_S, WHY_BYTES, Frames, Kind, hello
 from testbed.errors import TestbedError
 from testbed.host.files import runs_folder, store
 from testbed.host.linux.descriptor import write_all
@@ -137,6 +137,7 @@ class _Command:
         words = [str(word).replace("{folder}", str(files.folder)) for word in request["words"]]
         environment = {**os.environ, **{str(key): str(value) for key, value in request["environment"].items()}}
         environment[store.RUN_LIST] = str(files.runs)
+        environment[store.OPENED_PAGE] = str(files.folder / OPENED_PAGE)
         self.marker = str(request.get("marker", ""))
 
         def lead() -> None:
