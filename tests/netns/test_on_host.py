@@ -399,11 +399,11 @@ def test_files_that_a_command_writes_come_back(
 ) -> None:
     here = tmp_path / "work"
     (here / "ä sub").mkdir(parents=True)
+    near = on(hosts, "render", "metro-single", cwd=here)
     for name, shown in (("ä sub/x.yml", "ä sub/x.yml"), (str(tmp_path / "abs.yml"), ""), ("../up.yml", "")):
         done = on(hosts, "render", "metro-single", "-o", name, "--on", "h1", cwd=here)
         assert done.returncode == 0, done.stderr
         assert shown in done.stderr
-        near = on(hosts, "render", "metro-single", cwd=here)
         assert (here / name).read_text() == near.stdout
         assert not [it for it in (here / name).parent.iterdir() if it.name.startswith(".")]
     capture = on(hosts, "capture", "north:west", "-l", lab, "-w", "c.pcap", "--for", "1s", "--on", "h1", cwd=here)
