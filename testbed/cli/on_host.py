@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -82,10 +83,12 @@ def run(
     ``own_words``: the last argument is a command line of its own, in which words that name files here are sent, too.
     Raises UserError, HostError (testbed.host.remote).
     """
+    from testbed.cli import browser
     from testbed.host.remote import departures, leashed_command, ssh_connection
 
     files = departures.Departures()
     words = [*typed_words(context, marks, own_words, files)]
+    page = _page(files) if context.params.get("open_") else None
     if sent := files.sent:
         size = sum(it.here.stat().st_size for it in sent)
         console.say(f"sent to {where}: {_listed(files.named)} ({format_size(size)})", style="dim")
@@ -108,11 +111,23 @@ def run(
             written_arrived=functools.partial(_replace, where, lost),
         )
         status = leashed_command.run(transport, where, request)
+        if page is not None and page.exists():
+            browser.open_page(page)
         return HostError.exit_code if lost and status == 0 else status
     except BrokenPipeError as error:
         raise ReaderGone(str(error)) from error
     finally:
         transport.close()
+
+
+def _page(files: Departures) -> Path:
+    """Expect the page that the command would open there; return where it is here."""
+    from testbed.core.remote.leash_frames import OPENED_PAGE
+    from testbed.host.remote.leashed_command import WrittenFile
+
+    page = Path(tempfile.mkdtemp(prefix="testbed-report-")) / "index.html"
+    files.written.append(WrittenFile(page, OPENED_PAGE))
+    return page
 
 
 def _listed(names: Sequence[str]) -> str:

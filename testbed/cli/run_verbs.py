@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import typer
 
 import testbed.host.linux.invocation as invocation
 from testbed.cli import comparison_verb, console, detached_run, tables, verb
+from testbed.cli.browser import open_page
 from testbed.cli.ci import junit_file
 from testbed.cli.on_host import Written
 from testbed.cli.run_options import RunOptions
@@ -358,7 +357,7 @@ def report(
     their verdicts.
     """
     if runs and len(runs) > 1:
-        return comparison_verb.report_two(runs, out, as_json=as_json, open_page=_open if open_ else None)
+        return comparison_verb.report_two(runs, out, as_json=as_json, open_page=open_page if open_ else None)
     if out is not None:
         raise UserError("--out is for the comparison of two runs; name two, or copy the run's own report")
     return _report_one(runs[0] if runs else None, open_=open_, as_json=as_json)
@@ -389,7 +388,7 @@ def _report_one(run: Path | None, *, open_: bool, as_json: bool) -> int:
                 console.show(offered)
         console.show(f"report: {page}")
     if open_:
-        _open(page)
+        open_page(page)
     return EXIT_CODES[document.verdict]
 
 
@@ -408,15 +407,5 @@ def _show_validation(
         show(validation, comparison)
         console.show(f"report: {page}")
     if open_:
-        _open(page)
+        open_page(page)
     return exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
-
-
-def _open(page: Path) -> None:
-    import webbrowser
-
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) or not webbrowser.open(
-        page.resolve().as_uri()
-    ):
-        raise UserError(f"no browser is available on this host; copy {page} (a single file) to a machine that has one")
-    sys.stdout.flush()

@@ -248,6 +248,14 @@ def test_a_run_is_here_when_it_has_ended(
     again = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again"))
     assert (again.returncode, again.stdout.strip()) == (0, str(tmp_path / "again" / run.name))
     assert contents(tmp_path / "again" / run.name) == contents(far)
+    browser = tmp_path / "browser"
+    browser.write_text(f"#!/bin/sh\necho \"$1\" > '{tmp_path}/opened'\n")
+    browser.chmod(0o755)
+    shown = on(hosts, "report", run.name, "--open", "--on", "h1", DISPLAY=":9", BROWSER=f"{browser} %s")
+    assert shown.returncode in (0, 1, 3), shown.stderr
+    page = Path((tmp_path / "opened").read_text().strip().removeprefix("file://"))
+    assert page.read_bytes() == (far / "index.html").read_bytes()
+    shutil.rmtree(page.parent)
     twice = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again"))
     assert (twice.returncode, "exists" in twice.stderr) == (3, True)
     none = on(hosts, "fetch", "no-such-run", "--on", "h1", "--runs", str(tmp_path / "again"))
@@ -406,11 +414,11 @@ def test_files_that_a_command_writes_come_back(
 ) -> None:
     here = tmp_path / "work"
     (here / "ä sub").mkdir(parents=True)
+    near = on(hosts, "render", "metro-single", cwd=here)
     for name, shown in (("ä sub/x.yml", "ä sub/x.yml"), (str(tmp_path / "abs.yml"), ""), ("../up.yml", "")):
         done = on(hosts, "render", "metro-single", "-o", name, "--on", "h1", cwd=here)
         assert done.returncode == 0, done.stderr
         assert shown in done.stderr
-        near = on(hosts, "render", "metro-single", cwd=here)
         assert (here / name).read_text() == near.stdout
         assert not [it for it in (here / name).parent.iterdir() if it.name.startswith(".")]
     capture = on(hosts, "capture", "north:west", "-l", lab, "-w", "c.pcap", "--for", "1s", "--on", "h1", cwd=here)

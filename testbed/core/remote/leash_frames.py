@@ -12,6 +12,8 @@ __all__ = [
     "FAILED",
     "HELLO",
     "LONGEST",
+    "OPENED_PAGE",
+    "PAGE_COPY",
     "PATIENCE_S",
     "RUN_LIST",
     "WHY_BYTES",
@@ -34,6 +36,9 @@ BEAT_S, PATIENCE_S = 2.0, 30.0
 RUN_LIST = "TESTBED_RUN_LIST"
 """Variable that names a file to which a command adds the path of each run directory that it makes."""
 
+PAGE_COPY = "TESTBED_OPENED_PAGE"
+"""Variable that names a file to which a page is copied, in place of being opened in a browser."""
+
 LONGEST = 1 << 20
 """Bytes of a frame at most."""
 
@@ -41,6 +46,9 @@ FAILED = 0xFFFFFFFF
 """In place of the length of a piece of a fetched folder: 500 bytes follow that say why the rest does not."""
 
 WHY_BYTES = 500
+
+OPENED_PAGE = "opened.html"
+"""In the folder of a command: the page that it would open in a browser, for the client's."""
 
 _KINDS: Mapping[Kind, bytes] = {
     "start": b"s",

@@ -32,7 +32,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NoReturn
 
-from testbed.core.remote.leash_frames import LONGEST, PATIENCE_S, RUN_LIST, Frames, Kind, hello
+from testbed.core.remote.leash_frames import (
+    LONGEST,
+    OPENED_PAGE,
+    PAGE_COPY,
+    PATIENCE_S,
+    RUN_LIST,
+    Frames,
+    Kind,
+    hello,
+)
 from testbed.host.linux.descriptor import write_all
 from testbed.host.remote import command_folder, sender
 from testbed.host.remote.command_folder import CommandFolder
@@ -140,6 +149,7 @@ class _Command:
         words = [str(word).replace("{folder}", str(files.folder)) for word in request["words"]]
         environment = {**os.environ, **{str(key): str(value) for key, value in request["environment"].items()}}
         environment[RUN_LIST] = str(files.runs)
+        environment[PAGE_COPY] = str(files.folder / OPENED_PAGE)
         environment[command_folder.VARIABLE] = str(files.folder)
         self.marker = str(request.get("marker", ""))
 

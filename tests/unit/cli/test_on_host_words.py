@@ -158,3 +158,15 @@ def test_a_folder_that_cannot_be_sent_is_refused_by_name(
         said = "at most 1 GiB and 20 files"
     with pytest.raises(UserError, match=said):
         typed("run", "metro-40km", "--data", "data")
+
+
+def test_a_run_that_is_measured_and_a_folder_of_wheels_travel(here: Path, tmp_path: Path) -> None:
+    for name in ("runs/one/run.json", "runs/one/ranks/0.jsonl", "../wheels/x.whl"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("x")
+    words, files = typed("predict", "--measured", "runs/one", "--measured", "there-only")
+    assert set(sent(files).values()) == {"here/runs/one/run.json", "here/runs/one/ranks/0.jsonl"}
+    assert [words[at + 1] for at, it in enumerate(words) if it == "--measured"] == ["runs/one", "there-only"]
+    words, files = typed("image", "build", "--wheels", "../wheels")
+    assert set(sent(files).values()) == {f"there{tmp_path}/wheels/x.whl"}
+    assert words[words.index("--wheels") + 1] == f"{{folder}}/there{tmp_path}/wheels"

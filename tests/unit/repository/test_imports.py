@@ -50,6 +50,7 @@ def test_a_contract_that_is_broken_is_found(tmp_path: Path) -> None:
         "on_host",
         "streams",
         "tables",
+        "browser",
         "cell",
         "ci",
         "lab_verbs",
@@ -60,7 +61,9 @@ def test_a_contract_that_is_broken_is_found(tmp_path: Path) -> None:
 )
 def test_the_command_line_imports_at_its_top_nothing_that_is_slow(module: str) -> None:
     """`testbed --help` stays quick only as long as what verbs need is imported inside of them."""
-    cli = {f"testbed.cli{it}" for it in ("", ".cell", ".ci", ".on_host", ".run_options", ".streams", ".verb")}
+    cli = {
+        f"testbed.cli{it}" for it in ("", ".browser", ".cell", ".ci", ".on_host", ".run_options", ".streams", ".verb")
+    }
     quick = {"typer", "rich", "testbed", "testbed.core.units", "testbed.errors", "testbed.version", *cli}
     quick |= {"testbed.host.linux.invocation"}  # which needs nothing but Python's own library, see below
     tree = ast.parse((ROOT / "testbed" / "cli" / f"{module}.py").read_text())
