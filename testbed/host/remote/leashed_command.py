@@ -6,6 +6,7 @@ import collections
 import contextlib
 import fcntl
 import functools
+import inspect
 import json
 import os
 import queue
@@ -17,10 +18,10 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from testbed.core.remote.leash_frames import BEAT_S, FAILED, HELLO, LONGEST, WHY_BYTES, Kind, frame
 from testbed.errors import HostError, StorageError, UserError
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import paramiko
 
 __all__ = ["Request", "SentFile", "WrittenFile", "fetch", "run"]
+
+_Pieces: TypeAlias = Generator[bytes, None, None]
 
 _LEASH = "testbed-leash"
 _ANSWER_S = 20.0
@@ -220,13 +223,13 @@ def _follow(held: _Held, where: str, request: Request) -> int:
             if file.there in made["files"]:
                 content = _pieces(held, where, stream, {"file": file.there}, str(file.here))
                 request.written_arrived(file, content)
-                collections.deque(content, maxlen=0)  # what was not taken would be the beginning of the next one
+                _drain(content)
         for path in made["runs"]:
             if request.arrived is None:
                 break
             fetched = _fetch(held, where, stream, path)
             request.arrived(path, functools.partial(iter, fetched))
-            collections.deque(fetched, maxlen=0)
+            _drain(fetched)
         held.say("done")
         held.channel.status_event.wait(_ANSWER_S)
     for each in (out, err):
@@ -235,6 +238,12 @@ def _follow(held: _Held, where: str, request: Request) -> int:
     if status < 0:
         raise HostError(f"{where}: the connection was lost; the command there is ended, what it measured stays there")
     return status
+
+
+def _drain(pieces: _Pieces) -> None:
+    """Take what is left of pieces that were asked for, which would be the beginning of the next ones."""
+    if inspect.getgeneratorstate(pieces) != inspect.GEN_CREATED:
+        collections.deque(pieces, maxlen=0)
 
 
 class _Copy(threading.Thread):
@@ -307,7 +316,7 @@ class _Received:
         self._rest += piece
 
 
-def _fetch(held: _Held, where: str, stream: _Received, path: str) -> Iterator[bytes]:
+def _fetch(held: _Held, where: str, stream: _Received, path: str) -> _Pieces:
     """Yield the name of a run of that host, then its directory as a tar stream, in pieces.
 
     Raises HostError unless all of it arrives.
@@ -315,7 +324,7 @@ def _fetch(held: _Held, where: str, stream: _Received, path: str) -> Iterator[by
     yield from _pieces(held, where, stream, {"path": path}, path)
 
 
-def _pieces(held: _Held, where: str, stream: _Received, wanted: Mapping[str, str], path: str) -> Iterator[bytes]:
+def _pieces(held: _Held, where: str, stream: _Received, wanted: Mapping[str, str], path: str) -> _Pieces:
     """Ask for something and yield its pieces. Raises HostError unless all of it arrives."""
     held.say("fetch", wanted)
     try:
