@@ -81,8 +81,11 @@ def test_a_lab_as_it_was_built_has_no_path_around_any_pair_of_its_sites(
 
 @pytest.mark.parametrize(
     ("sites", "family", "said"),
-    [("cd", "inet6", "over IPv6"), ("cd", "inet", "over IPv4"), ("bd", "inet6", "over IPv6")],
-    ids=["last two sites, IPv6 only", "last two sites, IPv4 only", "sites that no fiber joins"],
+    [
+        pytest.param("cd", "inet6", "over IPv6", id="last two sites, IPv6 only", marks=pytest.mark.thorough),
+        pytest.param("cd", "inet", "over IPv4", id="last two sites, IPv4 only"),
+        pytest.param("bd", "inet6", "over IPv6", id="sites that no fiber joins"),
+    ],
 )
 def test_a_second_path_between_two_gateways_is_found_in_the_family_that_it_carries(
     lab: testbed.Lab, command: oracle.Command, sites: str, family: str, said: str

@@ -33,7 +33,7 @@ def test_a_host_is_reached_through_another_one(hosts: ssh_hosts.Hosts) -> None:
         done = on(hosts, "ls", "labs", "--on", "h2")
     finally:
         oracle.run(*hosts.client("ip", "route", "del", f"{address}/32"))
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_jump_host_of_another_key_is_refused_by_name(hosts: ssh_hosts.Hosts, tmp_path: Path) -> None:

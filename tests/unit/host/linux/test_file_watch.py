@@ -85,10 +85,11 @@ def test_a_process_that_writes_for_ever_does_not_keep_it_open(tmp_path: Path) ->
 
 
 def test_what_cannot_be_watched_is_said_and_nothing_stays_open(tmp_path: Path) -> None:
-    before = sorted(Path("/proc/self/fd").iterdir())
+    before = {it.name for it in Path("/proc/self/fd").iterdir()}
     with pytest.raises(HostError, match="cannot watch"):
         FileWatch(tmp_path / "none", lambda path, pid: None)
     watch = FileWatch(tmp_path, lambda path, pid: None)
     shell("for i in $(seq 100); do echo x > $i; done", tmp_path)
     watch.close()
-    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    # Others may be closed meanwhile: those of objects of earlier tests that the garbage collector finds.
+    assert {it.name for it in Path("/proc/self/fd").iterdir()} <= before
