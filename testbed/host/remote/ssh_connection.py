@@ -89,6 +89,7 @@ def _through(transport: paramiko.Transport | None, settings: SshSettings, where:
         if transport is not None:
             return transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=CONNECT_S)
         stream = socket.create_connection(target, CONNECT_S)
+        stream.getpeername()  # an attempt may fail just as it is looked at, and would seem to be made
     except (OSError, paramiko.SSHException) as error:
         why = getattr(error, "strerror", None) or error
         raise HostError(f"{where}: cannot connect to {settings.host} port {settings.port}: {why}") from error
@@ -113,7 +114,8 @@ def _open(where: str, settings: SshSettings, stream: Any) -> paramiko.Transport:
         _authenticate(where, settings, transport)
     except (paramiko.SSHException, OSError, EOFError) as error:
         transport.close()
-        raise HostError(f"{where}: no SSH connection to {settings.host} port {settings.port}: {error}") from error
+        why = str(error) or "it was closed at once"
+        raise HostError(f"{where}: no SSH connection to {settings.host} port {settings.port}: {why}") from error
     except BaseException:
         transport.close()
         raise
