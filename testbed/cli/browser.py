@@ -7,7 +7,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from testbed.core.remote.leash_frames import PAGE_COPY
 from testbed.errors import StorageError, UserError
 
 __all__ = ["open_page"]
@@ -16,6 +15,8 @@ __all__ = ["open_page"]
 def open_page(page: Path) -> None:
     """Raises UserError if there is no browser, StorageError if the page cannot be copied for the client."""
     import webbrowser
+
+    from testbed.core.remote.leash_frames import PAGE_COPY
 
     if copy := os.environ.get(PAGE_COPY):
         try:
