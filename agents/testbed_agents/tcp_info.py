@@ -65,7 +65,7 @@ class Connections:
         """Payload bytes retransmitted so far, by the peer's address. Peers without any are left out, as most are."""
         self.out_of_order: dict[str, int] = {}
         """Packets received so far before an earlier one, likewise. The acknowledgement of each lists what arrived
-        (SACK), in up to 28 bytes that look like payload to whoever counts bytes and segments."""
+        (SACK), in up to 28 bytes that a count of bytes less headers takes for payload."""
         self.across = Sums()
         """Of the connections to other networks, which cross a fiber."""
         self._descriptors: list[int] = []

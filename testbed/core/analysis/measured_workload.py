@@ -59,7 +59,7 @@ def certified_fiber(certificate: Certificate | None, topology: Topology | None =
         for link in (certificate.links if certificate else ())
         if used is None or link.name in used
         for it in link.directions
-        if it.measured is not None and it.rate is not None and it.rate.measured_bps and it.rate.measured_bps > 0
+        if it.measured is not None and it.rate is not None and (it.rate.measured_bps or 0.0) > 0
     ]
     if not measured:
         return None
