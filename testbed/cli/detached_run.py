@@ -1,6 +1,6 @@
 """``--detach`` of whole procedures (run, validate): the same command line in a process of its own session.
 
-Its output goes to a log beside its run directory. The command that was typed shows it until the run has its directory,
+Its output goes to a log in its run directory. The command that was typed shows it until the run has its directory,
 and so holds the host's slot and a lab: up to then every refusal and mistake is told, and Ctrl-C undone, as without
 ``--detach``.
 """
@@ -45,7 +45,8 @@ def begin(runs: Path | None, as_json: bool) -> int:
     ``runs`` is the folder of run directories that was named. Raises UserError, StorageError.
     """
     from testbed.core.remote.leash_frames import RUN_LIST
-    from testbed.host.files import beneath, runs_folder
+    from testbed.errors import StorageError
+    from testbed.host.files import beneath, runs_folder, store
     from testbed.host.linux.program_user import caller
 
     root = runs_folder.ready(runs, 0)
@@ -64,7 +65,7 @@ def begin(runs: Path | None, as_json: bool) -> int:
                 stdout=descriptor,
                 stderr=descriptor,
                 start_new_session=True,
-                env={**os.environ, RUN_LIST: str(listed)},
+                env={**invocation.for_child(), RUN_LIST: str(listed)},
             )
             run = _shown_until_begun(child, log, listed, asked)
             if run is None:
@@ -74,8 +75,9 @@ def begin(runs: Path | None, as_json: bool) -> int:
     finally:
         os.close(descriptor)
         shutil.rmtree(private, ignore_errors=True)
-    kept = log.with_name(f"{run.name}.log")
-    log.rename(kept)
+    kept = log
+    with contextlib.suppress(StorageError):
+        kept = store.take_log(store.RunDirectory(run), log)
     if as_json:
         console.show_json({"run": str(run), "log": str(kept), "pid": child.pid})
         return 0

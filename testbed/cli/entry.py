@@ -16,6 +16,9 @@ def main() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # otherwise the parent ignores SIGINT, as for a script's background job
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from testbed.host.linux import invocation
+
+    invocation.take_client_words()  # before any module has help texts that name commands
     from testbed.cli.app import main as testbed
 
     signal.signal(signal.SIGINT, handler)

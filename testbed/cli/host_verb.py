@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+import testbed.host.linux.invocation as invocation
 from testbed.cli import console, on_host, verb
 from testbed.cli.verb import RunsFolder
 from testbed.errors import UserError
@@ -15,8 +16,9 @@ from testbed.errors import UserError
     verb.LOOK,
     "testbed host prepare lab1",
     "testbed host prepare lab1 -- --check      # what would change",
-    "testbed host prepare lab1 -- -e testbed_host_containers=false",
+    "testbed host prepare lab1 -- -e testbed_host_containers=true   # docker and containerlab, too",
     passes_on_arguments=True,
+    acts_here=True,
 )
 def host(
     action: Annotated[Literal["prepare"], typer.Argument(help="prepare: install this version of the testbed there.")],
@@ -24,16 +26,21 @@ def host(
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTIONS...]", help="Passed on to ansible-playbook.")
     ] = None,
+    on: str | None = None,
 ) -> int:
     """Prepare another host, for use with --on.
 
     Runs the playbook of ansible/ (docs/ansible.md) over ssh, not over the connection of --on. Needs a checkout of the
-    testbed, because what is committed there is installed, and ansible-playbook.
+    testbed, because what is committed there is installed, and ansible-playbook: `make client` sets both up. Docker and
+    containerlab are left out unless asked for. --on and TESTBED_ON have no effect: the playbook runs from here.
     """
     from testbed.host.remote import preparation
 
     given = list(options or ())
-    return preparation.prepare(where, given[1:] if given[:1] == ["--"] else given)
+    status = preparation.prepare(where, given[1:] if given[:1] == ["--"] else given)
+    if status == 0 and "--check" not in given:
+        console.say(f"next: {invocation.command('run', 'metro-40km', '--on', where, root=False)}", style="cyan")
+    return status
 
 
 @verb.verb(

@@ -109,6 +109,8 @@ def _list_runs(as_json: bool) -> None:
         console.show_json(tables.plain(found))
     elif found:
         console.show(tables.runs(found))
+        if any(each.log for each in found):
+            console.say("what a detached run shows is in output.log in its folder", style="dim")
     else:
         start = invocation.command("run", "metro-40km")
         console.say(f"no runs in {api.runs_searched()} yet; start one with: {start}")
@@ -259,14 +261,14 @@ def _read_step(gradients: str, compute: str) -> tuple[int, float]:
     Raises:
         UserError: one of them cannot be parsed, or the compute time is zero.
     """
-    from testbed.core.units import Unreadable, parse_duration_s, parse_size_bytes
+    from testbed.core.units import Unreadable, parse_size_bytes, parse_step_s
 
     try:
         size_bytes = parse_size_bytes(gradients)
     except Unreadable as error:
         raise UserError(f"--gradients: {error}") from error
     try:
-        compute_s = parse_duration_s(compute)
+        compute_s = parse_step_s(compute)
     except Unreadable as error:
         raise UserError(f"--compute: {error}") from error
     if compute_s == 0:
@@ -306,9 +308,8 @@ def _findings(name: str) -> list[Finding]:
 
     try:
         if catalog.kind_of(name) == "topology":
-            catalog.load_topology(name)
-        else:
-            return list(catalog.examine_experiment(name))
+            return list(catalog.lost_here(catalog.load_topology(name), name))
+        return list(catalog.examine_experiment(name))
     except FileMistakes as mistakes:
         return list(mistakes.findings)
     except UnknownName as error:
@@ -318,7 +319,6 @@ def _findings(name: str) -> list[Finding]:
         return [Finding(name, 0, message, fix)]
     except UserError as error:
         return [Finding(name, 0, str(error).removeprefix(f"{name} "))]
-    return []
 
 
 @verb.verb(verb.LOOK, "testbed doctor", "testbed doctor --json")

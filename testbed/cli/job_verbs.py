@@ -230,7 +230,7 @@ def jobs(lab: LabName = None, as_json: AsJson = False) -> None:
 
 @verb.verb(verb.RUNS, "testbed stop j1", "testbed stop -l metro-40km j2")
 def stop(job: JobArgument, lab: LabName = None, as_json: AsJson = False) -> None:
-    """End a job, whoever runs it; return when it has ended.
+    """End a job of any process or user; return when it has ended.
 
     Ranks end after their current step, programs get signals, and the report of what was measured is written. A job
     that has not ended after 25 s is ended by force. Exit status 0, also for a job that had ended before.

@@ -197,12 +197,12 @@ def status(
     """Show links as their gateways see them, active faults, ranks, and what is wrong, if anything.
 
     Of a link: *km*, its length; *carrier*, whether the gateway of each site sees light; *verdict*, of the last
-    certificate; *faults* in force, with their effect now; *packets* that left toward each site since the lab came up;
-    *drops*, packets lost on it for any cause, cuts and configured loss included. Of a rank: the *step* that it is at,
-    and its *train_loss* in nats per byte. Rates are those of the lab; below the tables is what they stand for.
+    certificate; *faults* in force, with their effect now; *packets* sent toward each site since the lab came up;
+    *drops*, packets lost on it for any cause, cuts and configured loss included. Of a rank: its current *step*
+    and its *train_loss* in nats per byte. Rates are those of the lab; below the tables are those at full scale.
 
-    --fiber shows what the emulator applies to one fiber and counts of it at this moment, each value with who made it.
-    Exit status 3: nobody can tell, or the emulator has other values than are in force.
+    --fiber shows the values that the emulator applies to one fiber now, with the owner of each, and its counters.
+    Exit status 3: the values cannot be read, or the emulator has other values than are in force.
     """
     target = verb.attach(lab)
     look: Callable[[], _Look] = _fiber_look(target, fiber) if fiber is not None else lambda: _look(target)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import inspect
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
@@ -17,13 +21,27 @@ import testbed.host.linux.invocation as invocation
 from testbed.cli import console
 from testbed.cli.streams import ReaderGone
 from testbed.core.units import format_size
-from testbed.errors import HostError, TestbedError
+from testbed.errors import HostError, Interrupted, TestbedError
 
 if TYPE_CHECKING:
+    from testbed.core.remote.client_words import ClientWords
     from testbed.host.remote.departures import Departures
     from testbed.host.remote.leashed_command import WrittenFile
 
-__all__ = ["VARIABLE", "On", "Sent", "Written", "fetch", "forward", "marks", "run", "typed_words"]
+__all__ = [
+    "VARIABLE",
+    "On",
+    "Sent",
+    "Written",
+    "chosen",
+    "client_words",
+    "fetch",
+    "forward",
+    "marks",
+    "run",
+    "source",
+    "typed_words",
+]
 
 VARIABLE = "TESTBED_ON"
 
@@ -44,6 +62,50 @@ _ENVIRONMENT = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TZ",
 
 _SHOWN_EVERY_S = 1.0
 _MOST_LISTED = 50
+
+
+_named: ContextVar[bool] = ContextVar("named", default=False)
+"""Whether the command line names the other host, so that commands which are typed next have to."""
+
+
+def source(context: Any, parameter: str) -> str:
+    """Return where a parameter's value is from, as click calls it: ``COMMANDLINE``, ``ENVIRONMENT``, ``DEFAULT``."""
+    return getattr(context.get_parameter_source(parameter), "name", "")
+
+
+def chosen(context: typer.Context, on: str | None) -> str | None:
+    """Return the other host, if there is one: of ``--on`` after the verb, else before it, else of $TESTBED_ON."""
+    levels = [(context, on), *([(context.parent, context.obj)] if context.parent is not None else [])]
+    for each, host in levels:
+        if host and source(each, "on") == "COMMANDLINE":
+            _named.set(True)
+            return str(host)
+    _named.set(False)
+    return on or context.obj
+
+
+def client_words(where: str, names: Mapping[str, str] | None = None) -> ClientWords:
+    """Return how the testbed is called here, for hints of a command on the host ``where``.
+
+    ``names``: words that were typed for files that travel, by their paths below the folder there.
+    """
+    from testbed.core.remote.client_words import ClientWords
+    from testbed.host.remote import ssh_connection
+
+    how = invocation.current()
+    by_sudo = os.geteuid() == 0 and how.become == ("sudo",)  # whose keys are root's
+    typed = list(how.typed or ())
+    if _named.get() and (option := [it for it in typed if it == "--on" or it.startswith("--on=")]):
+        at = typed.index(option[0])
+        del typed[at : at + (2 if option[0] == "--on" else 1)]
+    return ClientWords(
+        program=("sudo", *how.program_as_root) if by_sudo else how.program,
+        host=where,
+        on=("--on", where) if _named.get() else (),
+        ssh=("ssh", *(("-F", config) if (config := ssh_connection.configuration()) else ()), where),
+        typed=tuple(typed) if how.typed is not None else None,
+        names=names or {},
+    )
 
 
 class Sent:
@@ -87,28 +149,35 @@ def run(
     from testbed.host.remote import departures, leashed_command, ssh_connection
 
     files = departures.Departures()
-    words = [*typed_words(context, marks, own_words, files)]
-    page = _page(files) if context.params.get("open_") else None
-    if sent := files.sent:
-        size = sum(it.here.stat().st_size for it in sent)
-        console.say(f"sent to {where}: {_listed(files.named)} ({format_size(size)})", style="dim")
+    names: dict[str, str] = {}
+    words = [*typed_words(context, marks, own_words, files, names)]
+    size = files.size()
     transport = ssh_connection.connect(where)
+    if files.sent:
+        console.say(f"sent to {where}: {_listed(files.named)} ({format_size(size)})", style="dim")
+    page = _page(files) if context.params.get("open_") else None
+    lost: list[WrittenFile | str] = []
     fetches: Callable[[str, Callable[[], Iterator[bytes]]], None] | None = None
     if context.params.get("detach"):
-        fetches = functools.partial(_tell, where)
+        named = source(context, "runs") == "COMMANDLINE"
+        fetches = functools.partial(_tell, where, context.params["runs"] if named else None)
     elif "runs" in context.params:
-        fetches = functools.partial(_fetch, where, context.params["runs"])
-    lost: list[WrittenFile] = []
+        fetches = functools.partial(_fetch, where, context.params["runs"], lost)
+    # What takes a run in is imported while the command runs there.
+    ready = threading.Thread(target=importlib.import_module, args=("testbed.host.files.store",), daemon=True)
     try:
+        if "runs" in context.params and not context.params.get("detach"):
+            ready.start()
         request = leashed_command.Request(
             ["testbed", verb, *words],
-            _environment(),
+            _environment(client_words(where, names)),
             files.sent,
             reads_stdin,
             fetches,
             written=files.written,
             folders=files.folders,
             written_arrived=functools.partial(_replace, where, lost),
+            verb=verb,
         )
         status = leashed_command.run(transport, where, request)
         if page is not None and page.exists():
@@ -118,6 +187,11 @@ def run(
         raise ReaderGone(str(error)) from error
     finally:
         transport.close()
+        if page is not None and not page.exists():
+            with contextlib.suppress(OSError):
+                page.parent.rmdir()
+        if ready.is_alive():
+            ready.join()  # Python must not end in the middle of an import
 
 
 def _page(files: Departures) -> Path:
@@ -135,7 +209,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_LISTED]) + more
 
 
-def _replace(where: str, lost: list[WrittenFile], file: WrittenFile, pieces: Iterator[bytes]) -> None:
+def _replace(where: str, lost: list[WrittenFile | str], file: WrittenFile, pieces: Iterator[bytes]) -> None:
     """Bring a file here that a command wrote; if that fails, say why, and add it to ``lost``."""
     from testbed.host.remote import arrivals
 
@@ -148,17 +222,32 @@ def _replace(where: str, lost: list[WrittenFile], file: WrittenFile, pieces: Ite
         console.say(f"fetched from {where}: {file.here} ({format_size(size)})", style="dim")
 
 
-def _fetch(where: str, runs: Path | None, path: str, pieces: Callable[[], Iterator[bytes]]) -> None:
-    """Bring a run here that a command made; say where it is, or why it stays there."""
+def _fetch(
+    where: str,
+    runs: Path | None,
+    lost: list[WrittenFile | str],
+    path: str,
+    pieces: Callable[[], Iterator[bytes]],
+) -> None:
+    """Bring a run here that a command made; say where it and its report are. If that fails, say why, and add it to
+    ``lost``."""
+    from testbed.core.user_text import printable
+
     try:
-        _arrive(where, runs, pieces())
+        page = _arrive(where, runs, pieces()) / "index.html"
+    except Interrupted as error:
+        raise Interrupted(f"interrupted; the run is on {where}: {path}") from error
     except TestbedError as error:
-        console.error(f"{error}; the run is on {where}: {path}")
+        lost.append(path)
+        console.error(f"{error}; the run is on {where}: {printable(path)}")
+        return
+    if page.exists():
+        console.say(f"its report here: {page}", style="cyan")
 
 
-def _tell(where: str, path: str, _: Callable[[], Iterator[bytes]]) -> None:
-    """Say how to bring a run here that goes on there without this client."""
-    how = invocation.command("fetch", Path(path).name, "--on", where, root=False)
+def _tell(where: str, runs: Path | None, path: str, _: Callable[[], Iterator[bytes]]) -> None:
+    """Say how to bring a run here, into the folder of runs that was named, that goes on there without this client."""
+    how = client_words(where).command("fetch", *(("--runs", str(runs)) if runs else ()), Path(path).name)
     console.say(f"it goes on there without this client; once it has ended: {how}", style="cyan")
 
 
@@ -166,16 +255,19 @@ def _arrive(where: str, runs: Path | None, pieces: Iterator[bytes]) -> Path:
     """Make a run directory of pieces, below ``runs`` or the usual folder, and say where it is."""
     from testbed.host.files import runs_folder, store
     from testbed.host.remote import arrivals
+    from testbed.lab import interruption
 
     name = next(pieces, b"").decode(errors="replace")
     if not name or "/" in name or name.startswith(".") or not name.isprintable():
         raise HostError(f"{where}: refused: a run named {name[:100]!r}")
     target = (runs.absolute() if runs else runs_folder.runs_root()) / name
-    with console.progress() as progress:
+    with interruption.interruptible(), console.progress() as progress:
         progress.phase("fetch", name)
         size = arrivals.unpack(_counted(pieces, progress), target)
         progress.ended("done")
     console.say(f"fetched from {where}: {target} ({format_size(size)})", style="dim")
+    if log := store.detached_log(store.RunDirectory(target)):
+        console.say(f"its output there: {log}", style="dim")
     if store.read_state(store.RunDirectory(target)).word == "lost":
         console.say(f"{name} is lost: its process is gone; what it measured was fetched", style="yellow")
     return target
@@ -208,34 +300,54 @@ def forward(where: str, words: Sequence[str], port: int, ready: Callable[[str], 
     verb ends; return its exit status. ``ready`` is called with the URL here. Raises UserError, HostError."""
     from testbed.host.remote import forwarded_port
 
-    return forwarded_port.run(where, ["testbed", *words], _environment(), port, ready)
+    return forwarded_port.run(where, ["testbed", *words], _environment(client_words(where)), port, ready)
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
+def _environment(words: ClientWords) -> dict[str, str]:
+    from testbed.core.remote.client_words import VARIABLE as CLIENT_WORDS
+
+    shown = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
+    # A choice of that host's own does not lead on to a third one.
+    return {**shown, VARIABLE: "", CLIENT_WORDS: words.encoded()}
 
 
-def typed_words(context: typer.Context, marks: dict[str, Mark], own_words: bool, files: Departures) -> Iterator[str]:
-    """Yield the words that were typed, options first, as this command's parser understood them."""
+def typed_words(
+    context: typer.Context,
+    marks: dict[str, Mark],
+    own_words: bool,
+    files: Departures,
+    names: dict[str, str] | None = None,
+) -> Iterator[str]:
+    """Yield the words that were typed, options first, as this command's parser understood them.
+
+    Add to ``names`` those that are other ones there, by their paths below the folder of the command.
+    """
+
+    def sent(word: str, mark: Mark | None, own_word: bool) -> str:
+        there = _sent(word, mark, files, own_word)
+        if there != word and names is not None:
+            names[there.removeprefix("{folder}/")] = word
+        return there
+
     arguments: list[str] = []
     last_argument = [it for it in context.command.params if it.param_type_name == "argument"][-1:]
     for parameter in context.command.params:
         name = str(parameter.name)
-        source = getattr(context.get_parameter_source(name), "name", "")
+        given = source(context, name)
         # Of the environment only the lab's name: the others are folders of this host.
-        if name in ("on", "runs") or not (source == "COMMANDLINE" or (source == "ENVIRONMENT" and name == "lab")):
+        if name in ("on", "runs") or not (given == "COMMANDLINE" or (given == "ENVIRONMENT" and name == "lab")):
             continue
         value: Any = context.params[name]
         many = list(value) if isinstance(value, (list, tuple)) else [value]
         if parameter.param_type_name == "argument":
             last = own_words and parameter in last_argument
-            arguments += [_sent(str(each), Sent() if last else marks.get(name), files, last) for each in many]
+            arguments += [sent(str(each), Sent() if last else marks.get(name), last) for each in many]
         else:
             flag = (parameter.opts if value is not False else parameter.secondary_opts or parameter.opts)[0]
             for each in many:
                 yield flag
                 if not getattr(parameter, "is_flag", False):
-                    yield _sent(str(each), marks.get(name), files, False)
+                    yield sent(str(each), marks.get(name), False)
     yield "--"
     yield from arguments
 
@@ -246,11 +358,19 @@ def _sent(word: str, mark: Mark | None, files: Departures, own_word: bool) -> st
     if isinstance(mark, Written):
         return word if mark.dash and word == "-" else files.expect(word)
     like_path = own_word or "/" in word or path.suffix in (".yaml", ".yml", ".py")
-    if mark is None or not (mark.always or like_path) or not (path.is_file() or (mark.always and path.is_dir())):
+    if mark is None or not (mark.always or like_path) or not (_is_file(path) or (mark.always and path.is_dir())):
         return word
     if own_word and _is_of_the_host(path):
         return word
     return files.send_experiment(word, mark.named == "all") if mark.named else files.send(word)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a word names a file; one that is too long for a name, such as a script, does not."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _is_of_the_host(path: Path) -> bool:

@@ -88,7 +88,9 @@ def verb(
         def command(*, context: typer.Context, quiet: bool, verbose: bool, on: str | None, **arguments: Any) -> None:
             console.configure(quiet=quiet, verbose=verbose)
             _running.set(name)
-            where = on or context.obj
+            if "" in (on, context.obj):  # an empty variable of a script must not mean this host
+                raise typer.Exit(guarded(_refuse_no_host, own_status))
+            where = on_host.chosen(context, on)
             if acts_here:
                 arguments["on"] = where
             elif where:
@@ -120,6 +122,10 @@ def verb(
         return function
 
     return register
+
+
+def _refuse_no_host() -> None:
+    raise UserError("--on: expected a host as ssh takes it, got ''; leave --on out to act on this host")
 
 
 def _of_group(group: Any) -> list[inspect.Parameter]:
@@ -535,7 +541,7 @@ def say_whose(lab: str) -> None:
 
 def _naming(lab: str) -> str:
     """Return the command line as typed, with the lab; ``-l`` comes first, as the rest may belong to a child."""
-    name, typed = _running.get(), sys.argv[1:]
+    name, typed = _running.get(), list(invocation.current().typed or sys.argv[1:])
     after = typed[typed.index(name) + 1 :] if name in typed else ["..."]
     return invocation.command(name, "-l", lab, *after)
 

@@ -11,9 +11,14 @@ from typing import Final
 
 from testbed.errors import UnknownName
 
-__all__ = ["LONGEST_SHOWN", "expected", "out_of_range", "shown", "unknown"]
+__all__ = ["LONGEST_SHOWN", "expected", "out_of_range", "printable", "shown", "unknown"]
 
 LONGEST_SHOWN: Final = 64
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would not show, or obey: control characters, line ends and the like."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def shown(value: object) -> str:
@@ -25,7 +30,7 @@ def shown(value: object) -> str:
     if isinstance(value, int):
         return "a very large number"
     text = value if isinstance(value, str) else repr(value).replace("'", "")
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: LONGEST_SHOWN + 1])
+    text = printable(text[: LONGEST_SHOWN + 1])
     if len(text) > LONGEST_SHOWN:
         text = text[: LONGEST_SHOWN - 1] + "…"
     return f"'{text}'" if isinstance(value, str) else text

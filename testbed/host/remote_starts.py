@@ -101,7 +101,7 @@ class SameUser:
             # Root of this host could become anybody: it may log in where the user themselves may.
             other = int(wanted.login) if wanted.login.isdecimal() else 0
             if peer.uid != 0 or not self._is_outside(peer.pid) or not self._has_keys(other):
-                return f"programs start as uid {peer.uid}, who asks, and as nobody else, got {wanted.login}"
+                return f"programs start as the user who asks: expected uid {peer.uid}, got {wanted.login}"
             user = program_user.of_uid(other, other)
         return self._entered(node, user, wanted.command)
 

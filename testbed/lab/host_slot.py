@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from testbed.errors import HostBusy, LabError
 from testbed.host import lab_folder
-from testbed.host.linux import process
 from testbed.host.linux.file_lock import FileLock
+from testbed.host.linux.process import ProcessRecord
 from testbed.keeper import client, protocol
 from testbed.lab.progress import Progress
 
@@ -33,26 +33,24 @@ _UNKNOWN_BOUND_S: Final = 0.2
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the slot: ``what`` is the verb and its object, ``began`` the start of ``pid`` in clock ticks."""
+    """Who holds the slot: ``what`` is the verb and its object."""
 
     what: str
     lab: str
-    pid: int
-    began: int
-    since_unix_s: float
+    process: ProcessRecord
 
     def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since_unix_s))
-        return f"{self.what} in lab {self.lab} (pid {self.pid}), since {since}"
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.process.since_unix_s))
+        return f"{self.what} in lab {self.lab} (pid {self.process.pid}), since {since}"
 
 
 def holder() -> Holder | None:
     """Return who holds this host's slot; None if it is free, or its holder cannot be read."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        read: dict[str, Any] = json.loads(_path().read_text())
-        found = Holder(**read)
-        if process.is_same(found.pid, found.began):
-            return found
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        fields: dict[str, Any] = json.loads(_path().read_text())
+        process = ProcessRecord.read(fields)
+        if process is not None and process.is_there():
+            return Holder(str(fields["what"]), str(fields["lab"]), process)
     return None
 
 
@@ -72,8 +70,8 @@ def held(what: str, lab: str, progress: Progress, *, wait: bool = False) -> Iter
         yield
         return
     with lock:
-        pid = os.getpid()
-        _path().write_text(json.dumps(asdict(Holder(what, lab, pid, process.started(pid), time.time()))))
+        with contextlib.suppress(OSError):  # on a full disk it is held by a process that is not named
+            _path().write_text(json.dumps({"what": what, "lab": lab, **asdict(ProcessRecord.of_this_process())}))
         try:
             for each in _busy_labs(lab):
                 progress.note(f"{each}: it shares the cores of this host, and is noise in what is measured now")

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import oracle
+import pytest
 import ssh_hosts
+
+marks = (
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+    pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs sshd: apt install openssh-server"),
+)
+"""Of every test with such hosts."""
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTBED = [sys.executable, "-m", "testbed"]
+HEEDS_CTRL_C = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+"""Of a child of a shell's background job SIGINT would be ignored."""
 
 
 def state(host: ssh_hosts.Host) -> tuple[list[str], list[str], list[str]]:
@@ -20,6 +37,39 @@ def state(host: ssh_hosts.Host) -> tuple[list[str], list[str], list[str]]:
     folders = [it.name for it in host.path("/var/tmp").iterdir() if not it.name.startswith("testbed-far-")]
     labs = host.path("/var/lib/testbed/labs")
     return processes, namespaces, sorted([*folders, *(it.name for it in (labs.iterdir() if labs.exists() else ()))])
+
+
+def bring_up(hosts: ssh_hosts.Hosts, where: str) -> None:
+    """Bring up the lab ``far`` there; more than once if need be, since a loaded machine may be too slow for it."""
+    up = ("up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", where)
+    said = [on(hosts, *up)]
+    while said[-1].returncode and len(said) < 4:
+        said.append(on(hosts, *up))
+    assert said[-1].returncode == 0, said[-1].stderr
+
+
+@contextlib.contextmanager
+def lab_up(hosts: ssh_hosts.Hosts, where: str) -> Iterator[None]:
+    """Have the lab ``far`` up there."""
+    bring_up(hosts, where)
+    yield
+    assert on(hosts, "down", "far", "--on", where).returncode == 0
+
+
+@contextlib.contextmanager
+def nothing_left(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
+    """Provide the only host; nothing of a command may be left there afterwards."""
+    (host,) = hosts.hosts
+    before = state(host)
+    yield host
+    oracle.until(lambda: state(host) == before, 10.0, f"nothing is left of {before}: {state(host)}")
+
+
+def write_experiment(folder: Path, *command: str) -> str:
+    """Write an experiment whose ranks run a command, which begins sooner than training; return its name."""
+    workload = f"{{command: {json.dumps(command)}, timeout: 600s}}"
+    (folder / "x.yaml").write_text(f"topology: metro-single\nworkload: {workload}\n")
+    return "x.yaml"
 
 
 def environment(hosts: ssh_hosts.Hosts, config: Path | None = None, **more: str) -> dict[str, str]:
@@ -33,6 +83,7 @@ def on(
     config: Path | None = None,
     cwd: Path | None = None,
     given: str = "",
+    timeout_s: float = 120.0,
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -42,21 +93,15 @@ def on(
         input=given,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
     )
 
 
-def begun(hosts: ssh_hosts.Hosts, *words: str) -> subprocess.Popen[str]:
-    # Of a child of a shell's background job SIGINT would be ignored.
+def begun(hosts: ssh_hosts.Hosts, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-            "os.execvp(sys.argv[1], sys.argv[1:])",
-            *hosts.client(*TESTBED, *words),
-        ],
+        [sys.executable, "-c", HEEDS_CTRL_C, *hosts.client(*TESTBED, *words)],
         env=environment(hosts),
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

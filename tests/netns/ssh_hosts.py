@@ -35,7 +35,7 @@ mount -t tmpfs -o mode=1777 tmpfs tmp
 mount -t tmpfs -o mode=1777 tmpfs var/tmp
 mkdir -p tmp/keys run/sshd run/netns
 for path in {hidden}; do mkdir -p ./$path; mount --bind $path ./$path; done
-rm -rf var/lib/testbed root/.ssh root/.local/share/testbed
+rm -rf var/lib/testbed root/.ssh root/.local/share/testbed root/.bashrc
 mkdir -p -m 700 root/.ssh
 cp {folder}/{name}.key {folder}/{name}.key.pub tmp/keys
 chmod 600 tmp/keys/{name}.key
@@ -80,21 +80,25 @@ class Host:
 
     def pids(self) -> dict[int, str]:
         """All processes there, but its first one and sshd's, with their command lines."""
-        namespace = Path(f"/proc/{self._first()}/ns/pid").readlink()
+        namespace = Path(f"/proc/{self.first()}/ns/pid").readlink()
         found = {}
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and (entry / "ns/pid").readlink() == namespace:
                     line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                    if line and int(entry.name) != self._first() and not line.startswith(("sshd", "/usr/sbin/sshd")):
+                    if line and int(entry.name) != self.first() and not line.startswith(("sshd", "/usr/sbin/sshd")):
                         found[int(entry.name)] = line
         return found
 
     def path(self, path: str) -> Path:
         """A path of that host, as this one sees it."""
-        return Path(f"/proc/{self._first()}/root") / path.lstrip("/")
+        return Path(f"/proc/{self.first()}/root") / path.lstrip("/")
 
-    def _first(self) -> int:
+    def inside(self, *words: str) -> str:
+        """Run a program among the files and in the network of that host; return its stdout."""
+        return oracle.run("nsenter", f"--target={self.first()}", "--mount", "--pid", "--net", *words, timeout_s=60)
+
+    def first(self) -> int:
         return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
 
 
@@ -169,13 +173,34 @@ class Hosts:
     def cable(self, host: Host, up: bool) -> None:
         oracle.run("ip", "-n", f"{self.prefix}net", "link", "set", host.name, "up" if up else "down")
 
+    def open_cable(self) -> tuple[str, str, str]:
+        """Lead the client's cable through a namespace of its own, where an emulator may join its two ends; return the
+        namespace and them."""
+        bridge, client, between = (f"{self.prefix}{it}" for it in ("net", "cli", "mid"))
+        oracle.run("ip", "netns", "add", between)
+        oracle.run("ip", "-n", bridge, "link", "del", "client")
+        for name, namespace, end, index in (("eth0", client, "near", "1001"), ("client", bridge, "far", "1002")):
+            # Equal ifindex on both ends would delay carrier events.
+            oracle.run("ip", "link", "add", name, "netns", namespace, "type", "veth",
+                       "peer", "name", end, "netns", between, "index", index)  # fmt: skip
+            oracle.run("ip", "-n", between, "link", "set", end, "arp", "off", "up")
+            oracle.run("ip", "-n", namespace, "link", "set", name, "up")
+        oracle.run("ip", "-n", bridge, "link", "set", "client", "master", "br0")
+        oracle.run("ip", "-n", client, "addr", "add", "192.0.2.1/24", "dev", "eth0")
+        return between, "near", "far"
+
+    def join_cable(self) -> None:
+        """Have the client's cable lead straight to the others again."""
+        oracle.run("ip", "netns", "del", f"{self.prefix}mid")
+        self._cable("client", f"{self.prefix}cli", "192.0.2.1")
+
     def remove(self) -> None:
         for host in self.hosts:
             with contextlib.suppress(OSError, IndexError):
-                os.kill(host._first(), signal.SIGKILL)
+                os.kill(host.first(), signal.SIGKILL)
             host.process.kill()
             host.process.wait()
-        for name in ("net", "cli", *(host.name for host in self.hosts)):
+        for name in ("net", "cli", "mid", *(host.name for host in self.hosts)):
             oracle.run("ip", "netns", "del", f"{self.prefix}{name}", check=False)
 
 

@@ -9,6 +9,7 @@ import os
 import pty
 import random
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -22,13 +23,9 @@ from pathlib import Path
 import oracle
 import pytest
 import ssh_hosts
-from client_of_hosts import ROOT, TESTBED, begun, environment, on, state
+from client_of_hosts import HEEDS_CTRL_C, ROOT, TESTBED, begun, environment, marks, nothing_left, on
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs sshd: apt install openssh-server"),
-]
+pytestmark = [*marks]
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +46,8 @@ def lab(hosts: ssh_hosts.Hosts) -> Iterator[str]:
 @pytest.fixture
 def there(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
     """Provide the host; nothing of a command may be left there afterwards, after `down` of what is up."""
-    (host,) = hosts.hosts
-    before = state(host)
-    yield host
-    oracle.until(lambda: state(host) == before, 10.0, f"nothing is left of {before}: {state(host)}")
+    with nothing_left(hosts) as host:
+        yield host
 
 
 def test_a_lab_there_is_used_as_one_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
@@ -79,7 +74,65 @@ def test_a_lab_there_is_used_as_one_here(hosts: ssh_hosts.Hosts, there: ssh_host
     script = "cat; echo here >&2; hostname; exit 4"
     done = on(hosts, "exec", "--on", "h1", "-l", "near", "east-0", "--", "sh", "-c", script, given="1\n2\n")
     assert (done.returncode, done.stdout, done.stderr) == (4, "1\n2\neast-0\n", "here\n")
-    assert on(hosts, "down", "near", "--on", "h1").returncode == 0
+    hint = next(it for it in up.stderr.splitlines() if " down --on " in it)
+    assert shlex.split(hint) == [*TESTBED, "down", "--on", "h1", "near"]
+    assert on(hosts, *shlex.split(hint)[len(TESTBED) :]).returncode == 0
+
+
+def test_a_hint_names_the_host_and_the_file_as_they_were_typed(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    (tmp_path / "mein Labor é.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
+    (tmp_path / "work").mkdir()
+    words = ("show", "../mein Labor é.yaml")
+    typed = on(hosts, *words, "--on", "h1", cwd=tmp_path / "work")
+    named = on(hosts, *words, cwd=tmp_path / "work", TESTBED_ON="h1")
+    for shown, host in ((typed, ["--on", "h1"]), (named, [])):
+        assert shown.returncode == 0, shown.stderr
+        (hint,) = re.findall(r"; more: (.*)", shown.stderr)
+        assert shlex.split(hint) == [*TESTBED, "predict", *host, "../mein Labor é.yaml"]
+
+
+def test_a_child_there_knows_nothing_of_the_client(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
+    """Neither a program of `exec` nor the lab's keeper and its children have the words of any client."""
+    shown = on(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "env")
+    assert shown.returncode == 0, shown.stderr
+    assert "CLIENT_WORDS" not in shown.stdout
+    told = {pid: Path(f"/proc/{pid}/environ").read_bytes() for pid, line in there.pids().items() if lab in line}
+    assert told
+    assert not any(b"CLIENT_WORDS" in it for it in told.values())
+
+
+def test_ctrl_c_of_a_terminal_that_is_not_stdin_arrives_once(
+    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host
+) -> None:
+    """The terminal here sends it to the client's process group; a program that takes signals one by one counts it."""
+    program = (
+        "import signal, time; signal.pthread_sigmask(0, {2}); print('ready', flush=True); got = 0\n"
+        "while signal.sigtimedwait({2}, 1 if got else 20): got += 1\n"
+        "print('got', got, 'in all', flush=True)"
+    )
+    words = [*TESTBED, "exec", "--on", "h1", "-l", lab, "east-0", "--", sys.executable, "-c", program]
+    master, slave = pty.openpty()
+    with open(os.devnull) as nothing:  # noqa: PTH123
+        client = subprocess.Popen(
+            [sys.executable, "-c", HEEDS_CTRL_C, *hosts.client(*words)],
+            env=environment(hosts),
+            stdin=nothing,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+    os.close(slave)
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: the client has ended
+        while piece := os.read(master, 65536):
+            if b"ready" in piece:
+                os.killpg(client.pid, signal.SIGINT)
+            seen += piece
+    os.close(master)
+    assert client.wait(timeout=20) == 0, seen
+    assert b"got 1 in all" in seen
 
 
 def test_a_mistake_is_told_as_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
@@ -161,6 +214,31 @@ def test_another_version_there_is_not_used(hosts: ssh_hosts.Hosts, there: ssh_ho
         leash.chmod(0o755)
 
 
+def test_what_start_up_files_print_there_is_no_answer(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host) -> None:
+    startup = there.path("/root/.bashrc")  # hosts begin without one
+    try:
+        startup.write_text("printf 'hello\\ntestbed-leash? '\n")
+        with Path("/dev/full").open("w") as full:
+            words = hosts.client(*TESTBED, "ls", "topologies", "--on", "h1")
+            done = subprocess.run(
+                words, env=environment(hosts), stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert (done.returncode, "could not write the output: No space left" in done.stderr) == (3, True), done.stderr
+    finally:
+        startup.unlink()
+
+
+def test_no_host_is_not_this_one(hosts: ssh_hosts.Hosts) -> None:
+    for words in (
+        ("status", "--on", ""),
+        ("--on", "", "status"),
+        ("status", "--on", "a..b"),
+        ("status", "--on", "-oX"),
+    ):
+        done = on(hosts, *words)
+        assert (done.returncode in (2, 3), "expected a" in done.stderr, done.stderr.count("\n")) == (True, True, 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_what_runs_there_ends_with_the_client(
     hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, number: signal.Signals
@@ -232,6 +310,25 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(it.relative_to(folder)): it.read_bytes() for it in folder.rglob("*") if it.is_file()}
 
 
+REPORT = ("index.html", "report.json", "report.md")
+
+
+def same_reports(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, run: Path) -> None:
+    """Make the report of a fetched run anew at both ends, whose clocks show different zones; compare them by byte."""
+    far = there.path(f"/var/lib/testbed/runs/{run.name}")
+    for name in REPORT:
+        (run / name).unlink(missing_ok=True)
+        (far / name).unlink(missing_ok=True)
+    words = ("report", f"/var/lib/testbed/runs/{run.name}")
+    enter = ["nsenter", "-t", str(there.first()), "-m", "-u", "-i", "-n", "-p", "--"]
+    plain = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "TZ": "Asia/Kolkata"}
+    made = subprocess.run([*enter, "testbed", *words], env=plain, capture_output=True, text=True, timeout=60)
+    near = on(hosts, "report", str(run), TZ="America/St_Johns", COLUMNS="60", LANG="C.UTF-8")
+    assert made.returncode == near.returncode, made.stderr + near.stderr
+    for name in REPORT:
+        assert (run / name).read_bytes() == (far / name).read_bytes(), name
+
+
 def test_a_run_is_here_when_it_has_ended(
     hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, tmp_path: Path
 ) -> None:
@@ -245,6 +342,7 @@ def test_a_run_is_here_when_it_has_ended(
     (far,) = there.path("/var/lib/testbed/runs").glob(run.name)
     assert contents(run) == contents(far)
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    same_reports(hosts, there, run)
     again = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again"))
     assert (again.returncode, again.stdout.strip()) == (0, str(tmp_path / "again" / run.name))
     assert contents(tmp_path / "again" / run.name) == contents(far)
@@ -282,7 +380,7 @@ def test_a_detached_job_goes_on_without_the_client(
     assert begun_there.returncode == 0, begun_there.stderr
     job = begun_there.stdout.split()[0]
     assert not (tmp_path / "runs").exists(), "it is not fetched before it has ended"
-    (how,) = re.findall(r"fetch (\S+) --on h1", begun_there.stderr)
+    (how,) = re.findall(r"fetch --on h1 --runs \S+ (\S+)", begun_there.stderr)
     (folder,) = there.path("/var/tmp").glob("testbed-on-*")
     early = on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs"))
     assert (early.returncode, "has not ended" in early.stderr) == (3, True)
@@ -300,6 +398,20 @@ def test_a_detached_job_goes_on_without_the_client(
 
 
 @pytest.mark.thorough
+def test_a_report_of_training_and_a_cut_made_here_is_the_one_made_there(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    words = ("run", "metro-40km", "--steps", "20", "--allow-uncertified", "--runs", str(tmp_path / "runs"))
+    done = on(hosts, *words, "--on", "h1")
+    assert done.returncode in (0, 1, 3), done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    (far,) = there.path("/var/lib/testbed/runs").glob(run.name)
+    assert contents(run) == contents(far)
+    same_reports(hosts, there, run)
+    assert contents(run) == contents(far)
+
+
+@pytest.mark.thorough
 def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
     hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
 ) -> None:
@@ -307,7 +419,7 @@ def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
     client = on(hosts, *words, "--name", "near", "--steps", "2000", "--runs", str(tmp_path / "runs"))
     assert client.returncode == 0, client.stderr
     name = client.stdout.strip()
-    assert f"fetch {name} --on h1" in client.stderr
+    assert f"fetch --on h1 --runs {tmp_path}/runs {name}" in client.stderr
     listed = {it["name"]: it for it in json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)}
     assert listed[name]["state"] == "running"
     second = on(hosts, *words, "--name", "other")
@@ -319,6 +431,45 @@ def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
     assert fetched.returncode == 0, fetched.stderr
     assert json.loads((tmp_path / "runs" / name / "run.json").read_text())["status"] == "interrupted"
     assert (tmp_path / "runs" / name / "index.html").exists()
+    log = there.path(listed[name]["log"])
+    assert log == there.path(listed[name]["path"]) / "output.log"
+    here = tmp_path / "runs" / name / "output.log"
+    assert here.read_bytes() == log.read_bytes()
+    assert f"its output there: {here}" in " ".join(fetched.stderr.split())
+    assert name in here.read_text()
+
+
+@pytest.mark.thorough
+def test_a_detached_validation_and_a_detached_training_come_here(
+    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+) -> None:
+    """One after the other in a lab there, each fetched by the command that was told, as soon as it has ended."""
+    up = on(hosts, "up", "metro-single", "--name", "both", "--allow-uncertified", "--on", "h1")
+    assert up.returncode == 0, up.stderr
+    common = ("--detach", "-l", "both", "--on", "h1", "--allow-uncertified", "--runs", str(tmp_path / "runs"))
+    try:
+        for words in (("train", "--steps", "20"), ("validate", "torch-gloo", "--only", "correctness")):
+            begun_there = on(hosts, *words, *common)
+            assert begun_there.returncode == 0, begun_there.stderr
+            (fetch,) = re.findall(r"once it has ended: (.*)", begun_there.stderr)
+            name = shlex.split(fetch)[-1]
+
+            def state() -> str:
+                listed = json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)
+                return next(it["state"] for it in listed if it["name"] == name)  # noqa: B023 (called in this round)
+
+            oracle.until(lambda: state() != "running", 300.0, "it ends")
+            assert state() == "finished"
+            fetched = on(hosts, *shlex.split(fetch)[len(TESTBED) :])
+            assert fetched.returncode == 0, fetched.stderr
+            run = tmp_path / "runs" / name
+            far = there.path("/var/lib/testbed/runs") / name
+            oracle.until(lambda: contents(run) == contents(far), 1.0, "it is here byte for byte")  # noqa: B023
+            assert (run / "index.html").exists()
+            assert (run / "output.log").exists() == (words[0] == "validate")
+        assert "torch-gloo" in (run / "output.log").read_text()
+    finally:
+        assert on(hosts, "down", "both", "--on", "h1").returncode == 0
 
 
 @pytest.mark.thorough

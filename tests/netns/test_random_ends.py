@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import oracle
 import pytest
 import ssh_hosts
-from client_of_hosts import begun, on, state
+from client_of_hosts import begun, marks, on, state
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.thorough,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs sshd: apt install openssh-server"),
-]
+pytestmark = [*marks, pytest.mark.thorough]
 
 VERBS = {
     "up": (("up", "metro-single", "--name", "e", "--allow-uncertified"), 6.0),
@@ -58,7 +51,8 @@ def test_an_end_at_a_random_moment_leaves_nothing(hosts: ssh_hosts.Hosts, verb: 
     client.send_signal(number)
     ended_t = time.monotonic()
     _, told = client.communicate(timeout=LEFT_S)
-    assert "Traceback" not in told
+    # Python itself tells of a SIGINT that comes before the testbed's first line.
+    assert "Traceback" not in told or told.startswith("Could not import runpy module")
 
     def settled() -> bool:
         now = state(host)

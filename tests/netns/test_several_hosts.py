@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import oracle
 import pytest
 import ssh_hosts
-from client_of_hosts import begun, on
+from client_of_hosts import begun, bring_up, marks, on
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs sshd: apt install openssh-server"),
-]
+pytestmark = [*marks]
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +56,20 @@ def test_two_clients_at_once_make_two_labs_or_one_of_a_name(hosts: ssh_hosts.Hos
     assert not any("Traceback" in each for each in told)
     for name in ("a1", "b1", "c1"):
         assert on(hosts, "down", name, "--on", "h1").returncode == 0
+
+
+@pytest.mark.thorough
+def test_a_dark_cable_behind_a_jump_host_is_noticed(hosts: ssh_hosts.Hosts) -> None:
+    """The jump host goes on to acknowledge what the client sends."""
+    host = hosts.hosts[1]
+    bring_up(hosts, "h2")
+    client = begun(hosts, "exec", "--on", "h2", "-l", "far", "east-0", "--", "sleep", "7142")
+    oracle.until(lambda: "sleep 7142" in host.pids().values(), 90.0, "it runs there")
+    hosts.cable(host, False)
+    try:
+        _, told = client.communicate(timeout=45)
+        assert (client.returncode, "the connection was lost" in told) == (125, True)
+        oracle.until(lambda: "sleep 7142" not in host.pids().values(), 45.0, "it ends there")
+    finally:
+        hosts.cable(host, True)
+    assert on(hosts, "down", "far", "--on", "h2").returncode == 0

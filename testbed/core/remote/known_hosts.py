@@ -12,10 +12,10 @@ import fnmatch
 import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-__all__ = ["HostKey", "Judgement", "KnownHost", "judge", "key_types", "read"]
+__all__ = ["HostKey", "Judgement", "KnownHost", "judge", "key_types", "read", "read_revoked"]
 
 Marker: TypeAlias = Literal["", "@revoked", "@cert-authority"]
 Kind: TypeAlias = Literal["known", "unknown", "changed", "revoked", "authority"]
@@ -67,7 +67,7 @@ class Judgement:
 def read(file: str, text: str) -> list[KnownHost]:
     """Read a known_hosts file; lines that cannot be read are left out, as ssh does."""
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines() ends lines at other characters, too
         words = line.split()
         marker: Marker = ""
         for each in _MARKERS:
@@ -84,10 +84,26 @@ def read(file: str, text: str) -> list[KnownHost]:
     return found
 
 
+def read_revoked(file: str, text: str) -> list[KnownHost]:
+    """Read a file of keys that are revoked whatever the host (``RevokedHostKeys`` of ssh_config(5)), one a line.
+
+    Raises ValueError for a line that is no key: a revocation must not be overlooked.
+    """
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if words := line.partition("#")[0].split():
+            each = read(file, f"@revoked * {' '.join(words)}")
+            if not each:
+                raise ValueError(f"{file}:{number}: expected a public key")
+            found.append(replace(each[0], line=number))
+    return found
+
+
 def judge(known: Iterable[KnownHost], names: Sequence[str], offered: HostKey) -> Judgement:
     """Return what is known of the host's key; what is said of the first of ``names`` that has a line counts.
 
-    A revocation counts whatever else is written, in any file.
+    A revocation counts whatever else is written, in any file. Of a name without the port only the same key counts, as
+    in ssh: another key may be another server's, at port 22.
     """
     lines = list(known)
     for name in names:
@@ -100,7 +116,7 @@ def judge(known: Iterable[KnownHost], names: Sequence[str], offered: HostKey) ->
         for each in plain:
             if each.key == offered:
                 return Judgement("known", each)
-        if plain:
+        if plain and name == names[0]:
             same_type = [it for it in plain if it.key.type == offered.type]
             return Judgement("changed", (same_type or plain)[0])
     for name in names:

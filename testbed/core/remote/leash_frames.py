@@ -9,9 +9,11 @@ from typing import Any, Literal, TypeAlias
 
 __all__ = [
     "BEAT_S",
+    "COMMAND_FOLDER",
     "FAILED",
     "HELLO",
     "LONGEST",
+    "MOST_SENT_BYTES",
     "OPENED_PAGE",
     "PAGE_COPY",
     "PATIENCE_S",
@@ -36,11 +38,17 @@ BEAT_S, PATIENCE_S = 2.0, 30.0
 RUN_LIST = "TESTBED_RUN_LIST"
 """Variable that names a file to which a command adds the path of each run directory that it makes."""
 
+COMMAND_FOLDER = "TESTBED_COMMAND_FOLDER"
+"""Variable that names the folder of a command: what its client sent, and where it starts."""
+
 PAGE_COPY = "TESTBED_OPENED_PAGE"
 """Variable that names a file to which a page is copied, in place of being opened in a browser."""
 
 LONGEST = 1 << 20
 """Bytes of a frame at most."""
+
+MOST_SENT_BYTES = 1 << 33
+"""Of files that a client sends, at most 8 GiB: what it may fill the other host's disk with by mistake."""
 
 FAILED = 0xFFFFFFFF
 """In place of the length of a piece of a fetched folder: 500 bytes follow that say why the rest does not."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["SshSettings", "parse"]
+__all__ = ["SshSettings", "expanded", "jump_words", "parse"]
 
 DEFAULT_PORT = 22
 
@@ -22,6 +23,7 @@ class SshSettings:
         agent: path of the agent's socket, ``SSH_AUTH_SOCK`` for the usual one, empty for none.
         identities_only: whether keys of the agent that no identity file names are not tried.
         known_hosts: files of host keys in order, as written; the user's before the host's.
+        revoked: file of host keys that are refused whatever else is known of them; empty for none.
         key_alias: name under which the host's key is known instead of its own; empty for none.
         jumps: hosts to go through, in order, each as ssh takes it.
         command: ProxyCommand; empty for none.
@@ -34,6 +36,7 @@ class SshSettings:
     agent: str = "SSH_AUTH_SOCK"
     identities_only: bool = False
     known_hosts: tuple[str, ...] = ()
+    revoked: str = ""
     key_alias: str = ""
     jumps: tuple[str, ...] = ()
     command: str = ""
@@ -54,9 +57,9 @@ def parse(printed: str) -> SshSettings:
     for line in printed.splitlines():
         key, _, value = line.strip().partition(" ")
         found.setdefault(key.lower(), []).append(value.strip())
-    missing = [key for key in ("hostname", "port", "user") if not found.get(key)]
+    missing = [key for key in ("hostname", "port", "user") if not any(found.get(key, ()))]
     if missing:
-        raise ValueError(f"expected {', '.join(missing)}, got {len(printed.splitlines())} lines without")
+        raise ValueError(f"ssh -G prints no {' or '.join(missing)}")
     agent = _one(found, "identityagent", "SSH_AUTH_SOCK")
     return SshSettings(
         host=found["hostname"][0],
@@ -66,10 +69,36 @@ def parse(printed: str) -> SshSettings:
         agent="" if agent == "none" else agent,
         identities_only=_one(found, "identitiesonly") == "yes",
         known_hosts=tuple(_files(found, ("userknownhostsfile", "globalknownhostsfile"))),
+        revoked=revoked if (revoked := _one(found, "revokedhostkeys")) != "none" else "",
         key_alias=_one(found, "hostkeyalias"),
         jumps=tuple(it for it in _one(found, "proxyjump").split(",") if it and it != "none"),
         command="" if _one(found, "proxycommand") == "none" else _one(found, "proxycommand"),
     )
+
+
+def jump_words(jump: str) -> list[str]:
+    """Return the words with which ssh takes a host of ProxyJump, ``[user@]host[:port]``: a port is an option for it."""
+    if jump.startswith("ssh://"):
+        return ["--", jump]
+    user, _, place = jump.rpartition("@")
+    if bracketed := re.fullmatch(r"\[(.*)\](?::(\d+))?", place):
+        host, port = bracketed[1], bracketed[2] or ""
+    else:
+        host, _, port = place.partition(":") if place.count(":") == 1 else (place, "", "")
+    return [*(("-l", user) if user else ()), *(("-p", port) if port else ()), "--", host]
+
+
+def expanded(path: str, tokens: Mapping[str, str], environment: Mapping[str, str]) -> str:
+    """Return a path of ``ssh -G`` with its tokens (``%d``) and variables (``${HOME}``) expanded; ssh leaves them in it.
+
+    What has no value stays as it is: no file has that name.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        token, variable = found.groups()
+        return environment.get(variable, found[0]) if variable else {"%": "%", **tokens}.get(token, found[0])
+
+    return re.sub(r"%(.)|\$\{(\w+)\}", value, path)
 
 
 def _one(found: dict[str, list[str]], key: str, default: str = "") -> str:

@@ -28,6 +28,7 @@ __all__ = [
     "let_through",
     "make_folder",
     "make_path",
+    "move",
     "names",
     "open_file",
     "remove",
@@ -185,6 +186,12 @@ def replace_by(folder: Folder, reserved: str, name: str, content: bytes, owner: 
         os.fsync(descriptor)
     with _parent(folder, name) as (above, last):
         os.replace(PurePosixPath(reserved).name, last, src_dir_fd=above, dst_dir_fd=above)
+
+
+def move(folder: Folder, name: str, target: Folder, new: str) -> None:
+    """Move the file ``name`` below ``folder`` to ``new`` below ``target``, of the same file system. Raises OSError."""
+    with _parent(folder, name) as (above, last), _parent(target, new) as (below, last_new):
+        os.rename(last, last_new, src_dir_fd=above, dst_dir_fd=below)
 
 
 def remove(folder: Folder, name: str) -> None:

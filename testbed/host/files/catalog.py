@@ -18,6 +18,7 @@ from testbed.core.topology import resolve
 from testbed.core.topology.model import Topology
 from testbed.core.user_text import shown, unknown
 from testbed.errors import FileMistakes, Finding, UnknownName, UserError
+from testbed.host.linux import congestion, invocation
 
 if TYPE_CHECKING:
     from testbed.core.experiment.experiment_schema import Experiment
@@ -32,6 +33,7 @@ __all__ = [
     "load_experiment",
     "load_topology",
     "load_topology_of",
+    "lost_here",
 ]
 
 Kind = Literal["topology", "experiment"]
@@ -196,11 +198,20 @@ def examine_experiment(
         topology, more = _topology_of(experiment, overrides or {})
         findings += more
         if topology is not None:
+            findings += lost_here(topology, label)
             findings += fault_schedule.examine(experiment, topology, steps, seed)[1]
             workload, lines = experiment.workload, experiment.workload_lines
             if isinstance(workload, AgentWorkload):
                 findings += workload_layout.findings(workload, topology, label, lines, experiment.workload_bad)
     return FileMistakes(findings).findings
+
+
+def lost_here(topology: Topology, label: str) -> tuple[Finding, ...]:
+    """Return warnings of what this host lacks of a topology, which another host may have."""
+    if lost := congestion.lacking(topology.congestion):
+        fix = f"on this host, try: {invocation.as_root(f'modprobe tcp_{topology.congestion}')}"
+        return (Finding(label, 0, lost, fix, warning=True),)
+    return ()
 
 
 def _topology_of(

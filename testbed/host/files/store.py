@@ -19,12 +19,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from testbed.core.certification.certificate import Certificate
-from testbed.core.fields import integer, number, text
+from testbed.core.fields import number, text
 from testbed.core.records.check_record import read_checks
 from testbed.core.records.event import read_events
 from testbed.core.records.rank_log import RankLog, read_rank
@@ -38,8 +38,8 @@ from testbed.core.report.run_page import html
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import StorageError, UnknownName
 from testbed.host import strategy_packages
-from testbed.host.files import beneath, run_process
-from testbed.host.files.run_process import PROCESS
+from testbed.host.files import beneath
+from testbed.host.linux.process import ProcessRecord
 from testbed.host.linux.program_user import caller
 
 __all__ = [
@@ -48,10 +48,13 @@ __all__ = [
     "RunState",
     "build_report",
     "check_writable",
+    "detached_log",
     "list_runs",
     "read_state",
     "read_summary",
     "save_report",
+    "take_log",
+    "wait_for_maker",
     "write_report",
     "write_whole",
 ]
@@ -61,6 +64,12 @@ NEEDED_BYTES = 50_000_000
 
 VALIDATION = "validate.json"
 """The result file in a run directory of ``testbed validate``; see :mod:`testbed.host.files.validations`."""
+
+PROCESS = "process.json"
+"""Which process makes the run."""
+
+DETACHED_LOG = "output.log"
+"""What the process of ``run`` or ``validate --detach`` shows."""
 
 _RESERVED, _RESERVED_BYTES = tuple(f".reserve-{it}" for it in range(4)), 128 * 1024
 """Files that become run.json where the disk is full, until the run has ended: without them, how it ended would be lost.
@@ -159,7 +168,7 @@ class RunDirectory:
                     break
             run = cls(path, _Held(path))
             beneath.make_folder(run._top, "ranks")
-        run.write_json(PROCESS, run_process.this())
+        run.write_json(PROCESS, {**asdict(ProcessRecord.of_this_process()), "ended": ""})
         _list(path)
         return run
 
@@ -588,9 +597,30 @@ def read_state(run: RunDirectory) -> RunState:
         return RunState(ended, None, since)
     if validated and not told and not recorded:  # of a version that recorded no process
         return RunState("finished", None, since)
-    if run_process.is_there(fields):
-        return RunState("running", integer(fields, "pid"), since)
+    process = ProcessRecord.read(fields)
+    if process is not None and process.is_there():
+        return RunState("running", process.pid, since)
     return RunState("lost", None, since)
+
+
+def detached_log(run: RunDirectory) -> Path | None:
+    """Return the file that has what the process of a detached run shows; None for any other run."""
+    path = run.path / DETACHED_LOG
+    return path if os.path.isfile(path) else None  # noqa: PTH113 (Path.is_file raises where it may not look)
+
+
+def take_log(run: RunDirectory, log: Path) -> Path:
+    """Move the log of a detached run, which is beside the run, into it; return where it is. Raises StorageError."""
+    with _translated(run.path / DETACHED_LOG):
+        beneath.move(log.parent.resolve(), log.name, run._top, DETACHED_LOG)
+    return run.path / DETACHED_LOG
+
+
+def wait_for_maker(run: RunDirectory, bound_s: float) -> bool:
+    """Wait until the process of a detached run, which shows its result last, has ended; False after ``bound_s``."""
+    record, _ = _read_json(run.path, PROCESS)
+    process = ProcessRecord.read(record) if isinstance(record, dict) else None
+    return process is None or process.wait_gone(bound_s)
 
 
 def read_summary(run: RunDirectory) -> tuple[tuple[float, str], str]:

@@ -2,6 +2,9 @@
 
 ``testbed`` alone works where a shell finds that name: not in a checkout whose ``.venv`` is not on PATH, nor behind
 sudo, which has a PATH of its own. A user whose shell is not root's needs sudo, or su; root does not, and may have none.
+
+A command that another host's client called by ``--on`` is called again there, by the client's words, with ``--on`` and
+the names that files have there; a line of shell for this host is run there by ssh.
 """
 
 from __future__ import annotations
@@ -15,7 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Invocation", "again", "as_root", "command", "current", "python", "read", "shown", "word"]
+from testbed.core.remote import client_words
+from testbed.core.remote.client_words import ClientWords
+from testbed.core.remote.leash_frames import COMMAND_FOLDER
+
+__all__ = [
+    "Invocation",
+    "again",
+    "as_root",
+    "command",
+    "current",
+    "for_child",
+    "python",
+    "read",
+    "shown",
+    "take_client_words",
+    "word",
+]
 
 NAME: Final = "testbed"
 
@@ -30,7 +49,9 @@ _MULTIPLEXERS: Final = frozenset({"tmux", "screen"})
 _MODULES: Final = ((NAME, "__main__.py"), ("cli", "entry.py"), ("cli", "app.py"))
 """Files of the command line that ``python -m`` runs."""
 
-_UNPRIVILEGED: Final = frozenset({"audit", "doctor", "image", "lint", "ls", "render", "report", "show"})
+_UNPRIVILEGED: Final = frozenset(
+    {"audit", "doctor", "fetch", "host", "image", "lint", "ls", "render", "report", "show"}
+)
 """Verbs that neither create namespaces nor enter them. Words that begin with - stand for no verb: ``--help``."""
 
 _CAPABILITIES: Final = 1 << 12 | 1 << 21
@@ -49,6 +70,8 @@ class Invocation:
             machine has nothing of the kind.
         privileged: whether that shell may create network namespaces as it is: it is root's, or has the capabilities.
         typed: the arguments of this process, if it is the command line.
+        client: the words of the client, for a command of ``--on``.
+        folder: the folder there of what the client sent.
     """
 
     program: tuple[str, ...] = (NAME,)
@@ -57,14 +80,20 @@ class Invocation:
     become: tuple[str, ...] | None = ()
     privileged: bool = True
     typed: tuple[str, ...] | None = None
+    client: ClientWords | None = None
+    folder: str = ""
 
     def command(self, *words: str, root: bool | None = None) -> str:
         """Return the command line of a verb. ``root``: whether it needs root; default: as its verb usually does."""
+        if self.client is not None:
+            words = tuple(self.client.shown(each, self.folder) for each in words)
         return self.line(shlex.join(words), root=root)
 
     def line(self, rest: str, *, root: bool | None = None) -> str:
         """Return a command line from what follows the program's name, as it is written in a shell."""
-        verb = rest.partition(" ")[0]
+        verb, _, after = rest.partition(" ")
+        if self.client is not None:  # the leash there has the rights
+            return self.client.line(verb, after)
         needs = bool(verb) and not verb.startswith("-") and verb not in _UNPRIVILEGED if root is None else root
         if needs and not self.privileged:
             return self._one_as_root(f"{shlex.join(self.program_as_root)} {rest}")
@@ -73,11 +102,21 @@ class Invocation:
     def _one_as_root(self, line: str) -> str:
         """Return how to run one command as root, whatever its arguments quote: ``&&`` in them begins no other."""
         if not self.become or self.become[-1] == "-c":
-            return self.as_root(line)
+            return self._as_root_here(line)
         return f"{' '.join(self.become)} {line}"
 
+    def shell(self, line: str, *, terminal: bool = False) -> str:
+        """Return how the user runs a line of shell on this host; ``terminal``: the line may ask for a password."""
+        if self.client is None:
+            return line
+        program, *rest = self.client.ssh
+        return shlex.join([program, *(("-t",) if terminal else ()), *rest, line])
+
     def as_root(self, line: str) -> str:
-        """Return how to run a line of shell as root."""
+        """Return how to run a line of shell on this host as root."""
+        return self.shell(self._as_root_here(line), terminal=self.become != ())
+
+    def _as_root_here(self, line: str) -> str:
         if self.become == ():
             return line
         if self.become is None:
@@ -93,6 +132,8 @@ class Invocation:
 
     def again(self, capabilities: str = "") -> str:
         """Return what a user does who lacks root (or these ``capabilities``): what was typed, as root."""
+        if self.client is not None:
+            return f"root lacks {capabilities or 'the right'} on {self.client.host}"
         if self.become == () and capabilities:
             return f"root lacks {capabilities} here; if this is a container, start it with --privileged"
         words = f"run as root (or with {capabilities})" if capabilities else "run as root"
@@ -101,9 +142,25 @@ class Invocation:
         return f"{words}: {self._one_as_root(shlex.join([*self.program_as_root, *self.typed]))}"
 
 
+_client: ClientWords | None = None
+
+
+def take_client_words() -> None:
+    """Read the words of the client of ``--on``, if there is one, and remove them from the environment of children."""
+    global _client
+    if value := os.environ.pop(client_words.VARIABLE, ""):
+        _client = client_words.decoded(value)
+
+
+def for_child() -> dict[str, str]:
+    """Return the environment of a child that goes on with this command, and so has the same client."""
+    told = {} if _client is None else {client_words.VARIABLE: _client.encoded()}
+    return {**os.environ, **told}
+
+
 def current() -> Invocation:
     """Return how this process was called."""
-    return read(sys.argv, Path(sys.executable), os.environ, os.geteuid(), _capabilities())
+    return read(sys.argv, Path(sys.executable), os.environ, os.geteuid(), _capabilities(), _client)
 
 
 def command(*words: str, root: bool | None = None) -> str:
@@ -132,7 +189,12 @@ def word() -> str:
 
 
 def read(
-    argv: Sequence[str], executable: Path, environment: Mapping[str, str], euid: int, capabilities: int
+    argv: Sequence[str],
+    executable: Path,
+    environment: Mapping[str, str],
+    euid: int,
+    capabilities: int,
+    client: ClientWords | None = None,
 ) -> Invocation:
     """Return how a process with these properties was called.
 
@@ -140,6 +202,7 @@ def read(
         argv: of Python, as in ``sys.argv``: for a script the kernel puts its path first.
         executable: this Python.
         capabilities: effective ones, as bits.
+        client: the words of the client of ``--on``.
     """
     first = Path(argv[0] if argv else "")
     is_module = (first.parent.name, first.name) in _MODULES
@@ -155,13 +218,17 @@ def read(
         plain, behind = _script(first, environment, near=True)
     elif not is_module and (beside := executable.parent / NAME).is_file():
         plain, behind = _script(beside, environment, near=False)
+    if client is not None:
+        plain = behind = client.program
     return Invocation(
         program=plain,
         program_as_root=behind,
         python=interpreter,
         become=_become(environment, euid, through_sudo),
         privileged=not through_sudo and (euid == 0 or capabilities & _CAPABILITIES == _CAPABILITIES),
-        typed=tuple(argv[1:]) if is_command else None,
+        typed=client.typed if client and client.typed else tuple(argv[1:]) if is_command else None,
+        client=client,
+        folder=environment.get(COMMAND_FOLDER, ""),
     )
 
 

@@ -8,22 +8,35 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from testbed.core.fields import integer, number, text
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat (proc(5)) from the third, the state, on; none if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def started(pid: int) -> int:
     """Return a process's start time in clock ticks since boot (proc(5), field 22); 0 if it has ended or is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
+    fields = _stat(pid)
+    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def is_same(pid: int, began: int) -> bool:
     """Return whether ``pid`` is still the process that started at ``began``."""
     return began != 0 and started(pid) == began
+
+
+def is_suspended(pid: int) -> bool:
+    """Return whether a signal such as SIGSTOP keeps a process from running (proc(5), state T)."""
+    return _stat(pid)[:1] == ["T"]
 
 
 def how_ended(code: int) -> str:
@@ -38,6 +51,42 @@ def how_ended(code: int) -> str:
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """A process as a file names it to other processes, which may read the file after a reboot or on another host.
+
+    Attributes:
+        pid: its pid.
+        began: its start in clock ticks since the boot.
+        boot: id of that boot.
+        since_unix_s: when it was recorded.
+    """
+
+    pid: int
+    began: int
+    boot: str
+    since_unix_s: float
+
+    @classmethod
+    def of_this_process(cls) -> ProcessRecord:
+        pid = os.getpid()
+        return cls(pid, started(pid), boot_id(), time.time())
+
+    @classmethod
+    def read(cls, fields: Mapping[str, object]) -> ProcessRecord | None:
+        """Return the record among the fields of a JSON object; None if it is missing or damaged."""
+        pid, began, since = integer(fields, "pid"), integer(fields, "began"), number(fields, "since_unix_s")
+        return None if pid is None or began is None else cls(pid, began, text(fields, "boot"), since or 0.0)
+
+    def is_there(self) -> bool:
+        """Return whether the process has not ended; False if it is one of another boot or host."""
+        return self.boot == boot_id() and is_same(self.pid, self.began)
+
+    def wait_gone(self, bound_s: float) -> bool:
+        """Wait until the process has ended; False if it is still there after ``bound_s``."""
+        return self.boot != boot_id() or wait_gone(self.pid, self.began, bound_s)
 
 
 def inside(inodes: Collection[int]) -> list[tuple[int, int]]:
@@ -114,6 +163,36 @@ def wait_gone(pid: int, began: int, bound_s: float) -> bool:
     return not files
 
 
+def kill_session(leader: int) -> None:
+    """Kill every process of the session ``leader``, whatever its process group, and those they fork meanwhile."""
+    for _ in range(_ROUNDS):
+        if not (files := _of_session(leader)):
+            return
+        _signal(files, signal.SIGKILL)
+        _wait(files, _ROUND_S)
+        for left in files:
+            os.close(left)
+
+
+def _of_session(leader: int) -> dict[int, int]:
+    """Return pidfds of the session's processes that have not ended."""
+    found = {}
+    for pid in (int(it.name) for it in Path("/proc").iterdir() if it.name.isdigit()):
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(pid)
+            # Opened before the session is read, so that it cannot refer to another process afterwards.
+            if _has_session(pid, leader):
+                found[handle] = pid
+            else:
+                os.close(handle)
+    return found
+
+
+def _has_session(pid: int, leader: int) -> bool:
+    fields = _stat(pid)
+    return bool(fields) and fields[0] not in "ZX" and int(fields[3]) == leader
+
+
 def _opened(pid: int, began: int) -> int | None:
     """Return a pidfd of the process that started at ``began``; None if it has ended, or ``began`` is unknown."""
     try:
@@ -148,6 +227,9 @@ def _wait(files: dict[int, int], bound_s: float) -> None:
             os.close(handle)
             del files[handle]
 
+
+_ROUNDS, _ROUND_S = 10, 0.2
+"""Bounded, since a process in an uninterruptible sleep ends later than it is killed."""
 
 MOST_FILES = 65_536
 """Enough for the largest lab. Bounded because some child programs iterate over all possible descriptors."""

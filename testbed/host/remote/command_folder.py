@@ -11,13 +11,13 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["VARIABLE", "CommandFolder"]
+from testbed.core.remote.leash_frames import COMMAND_FOLDER
 
-VARIABLE: Final = "TESTBED_COMMAND_FOLDER"
-"""Environment variable of a command that has such a folder: its path."""
+__all__ = ["CommandFolder", "told_what_helps"]
 
 _PARENT: Final = Path("/var/tmp")
 _PREFIX: Final = "testbed-on-"
@@ -49,7 +49,7 @@ class CommandFolder:
     def of_this_process(cls) -> CommandFolder | None:
         """Return a use of the folder of the command that this process is part of; None if there is none."""
         with contextlib.suppress(KeyError, OSError):
-            return cls(Path(os.environ[VARIABLE]))
+            return cls(Path(os.environ[COMMAND_FOLDER]))
         return None
 
     def leave(self) -> None:
@@ -57,6 +57,18 @@ class CommandFolder:
         if self._descriptor >= 0:
             _remove_unused(self.path, self._descriptor)
             self._descriptor = -1
+
+
+@contextlib.contextmanager
+def told_what_helps() -> Iterator[None]:
+    """Raise OSError with what helps where something for the client cannot be stored in such a folder."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{_PARENT} of {os.uname().nodename}"
+        raise OSError(
+            f"expected to store what the client sends in {where}, got: {error.strerror or error}; free space there"
+        ) from error
 
 
 def _opened(path: Path) -> int:

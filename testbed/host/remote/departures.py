@@ -11,8 +11,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from testbed.core.remote.leash_frames import MOST_SENT_BYTES
 from testbed.core.units import format_size
-from testbed.core.user_text import shown
+from testbed.core.user_text import printable, shown
 from testbed.errors import StorageError, TestbedError, UserError
 from testbed.host.remote.leashed_command import SentFile, WrittenFile
 
@@ -40,6 +41,21 @@ class Departures:
         self._there: set[str] = set()
         self._byte_count = self._file_count = 0
 
+    def size(self) -> int:
+        """Return the bytes of all files that are sent. Raises UserError for too many, StorageError."""
+        size = 0
+        for each in self.sent:
+            try:
+                size += each.here.stat().st_size
+            except OSError as error:
+                raise StorageError(f"cannot read {shown(str(each.here))}: {error.strerror}") from error
+            if size > MOST_SENT_BYTES:
+                raise UserError(
+                    f"expected files of at most {format_size(MOST_SENT_BYTES)} to send, got more with "
+                    f"{shown(str(each.here))}; copy it to the other host in another way"
+                )
+        return size
+
     def send(self, word: str) -> str:
         """Send a file, or a folder with all its files; return its word there. Raises UserError, StorageError."""
         path = Path(word)
@@ -47,6 +63,8 @@ class Departures:
         if path.is_dir():
             self._send_folder(path, there, hidden=True)
         else:
+            if not path.is_file():
+                raise UserError(f"expected a plain file to send, got {shown(word)}, which is {_kind(path)}; copy it")
             self._add(path, there, str(path))
         return _word(word, there)
 
@@ -105,12 +123,15 @@ class Departures:
         if there not in self._there:
             self._there.add(there)
             self.sent.append(SentFile(path, there))
-            self.named += [name] if name else []
+            self.named += [printable(name)] if name else []
 
     def _send_folder(self, folder: Path, there: str, *, hidden: bool) -> None:
         largest, count = (0, folder), 0
         for path in _files(folder, hidden):
-            size = path.stat().st_size
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise StorageError(f"cannot read {shown(str(path))}: {error.strerror}") from error
             largest = max(largest, (size, path))
             self._byte_count += size
             self._file_count += 1
@@ -123,7 +144,7 @@ class Departures:
                 )
             self._add(path, str(Path(there) / path.relative_to(folder)))
         self.folders.append(there)
-        self.named.append(f"{folder}/ ({count} files)")
+        self.named.append(f"{printable(str(folder))}/ ({count} file{'' if count == 1 else 's'})")
 
 
 def _files(folder: Path, hidden: bool) -> Iterator[Path]:
@@ -153,7 +174,10 @@ def _files(folder: Path, hidden: bool) -> Iterator[Path]:
 
 
 def _kind(path: Path) -> str:
-    mode = path.lstat().st_mode
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return "gone"
     if stat.S_ISLNK(mode):
         return "a link to a folder" if path.is_dir() else "a link to no plain file"
     return "a socket" if stat.S_ISSOCK(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device"

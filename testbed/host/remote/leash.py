@@ -8,15 +8,17 @@ command made, a marker that it chose follows on stdout once the command has ende
 runs and files; the client fetches what it wants, and ends.
 
 The client is gone when its end of stdin is, or when it was not heard for 30 s: its cable may be dark, of which no TCP
-tells. Then the command gets what a terminal that closes would send, to its whole process group: SIGINT, which undoes;
-after 20 s SIGTERM; after 10 s more SIGKILL. A lab that is up is no part of the command, and stays.
+tells. Then the command gets SIGINT, which undoes, and later SIGTERM and SIGKILL, to its whole process group
+(:mod:`testbed.host.remote.escalation`). A lab that is up is no part of the command, and stays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import functools
+import io
 import json
 import os
 import pty
@@ -33,7 +35,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NoReturn
 
 from testbed.core.remote.leash_frames import (
+    BEAT_S,
+    COMMAND_FOLDER,
     LONGEST,
+    MOST_SENT_BYTES,
     OPENED_PAGE,
     PAGE_COPY,
     PATIENCE_S,
@@ -43,21 +48,30 @@ from testbed.core.remote.leash_frames import (
     hello,
 )
 from testbed.host.linux.descriptor import write_all
-from testbed.host.remote import command_folder, sender
-from testbed.host.remote.command_folder import CommandFolder
+from testbed.host.remote import sender
+from testbed.host.remote.command_folder import CommandFolder, told_what_helps
+from testbed.host.remote.escalation import Escalation
 from testbed.host.remote.leash_streams import Shown, Spool, Task
 from testbed.version import __version__
 
 __all__ = ["main"]
 
-_GRACES_S = (20.0, 10.0)
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+_TIOCSIG = 0x40045436
+"""Request of ioctl(2), asm-generic/ioctls.h: have a terminal send a signal to its foreground process group."""
 _LOOKS_EVERY_S = 0.5
 _SOON_S = 0.01
 _QUIET_S = 0.3
 """A terminal that shows nothing for so long after its command has ended is not waited for: a child may have it open."""
-_MOST_BYTES = 1 << 33
-"""Of files that a client sends, at most 8 GiB: what it may fill this host's disk with by mistake."""
+
+_SENT = "{folder}/there/"
+"""Beginning of a word that names a file which was sent; any other word stays as it is."""
+_PR_SET_PDEATHSIG = 1
+
+_SILENT = (
+    f"testbed-leash: expected a sign of life from the client every {BEAT_S:g} s, got none for {PATIENCE_S:g} s; "
+    "the command is ended, and what it measured stays on this host\n"
+)
+"""For a client that was stopped (SIGSTOP) and goes on; no other can read it."""
 
 GONE = 129
 """Exit status where the client went before it named a command: 128 + SIGHUP."""
@@ -67,13 +81,16 @@ class _Files:
     """The folder of a command: what the client sent, and where the command starts. Removed when its last user ends."""
 
     def __init__(self) -> None:
-        self._used = CommandFolder.make()
-        self.folder = self._used.path
-        self.folder.chmod(0o711)  # programs of the lab run as another user, and may read what they are told of
-        (self.folder / "here").mkdir(mode=0o755)
+        with told_what_helps(), contextlib.ExitStack() as undo:
+            self._used = CommandFolder.make()
+            undo.callback(self._used.leave)
+            self.folder = self._used.path
+            self.folder.chmod(0o711)  # programs of the lab run as another user, and may read what they are told of
+            (self.folder / "here").mkdir(mode=0o755)
+            undo.pop_all()
         self._written: list[str] = []
         self.runs = self.folder / "runs"
-        self._open: BinaryIO | None = None
+        self._open: io.FileIO | None = None
         self._left = 0
         self._total = 0
 
@@ -81,11 +98,13 @@ class _Files:
         path = self._below(str(header["path"]))
         self._left = int(header["size"])
         self._total += self._left
-        if self._left < 0 or self._total > _MOST_BYTES:
-            raise ValueError(f"expected at most {_MOST_BYTES} bytes of files, got {self._total}")
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if self._left < 0 or self._total > MOST_SENT_BYTES:
+            raise ValueError(f"expected at most {MOST_SENT_BYTES} bytes of files, got {self._total}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        self._open = os.fdopen(os.open(path, flags, 0o755 if header.get("executable") else 0o644), "wb")
+        with told_what_helps():
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            descriptor = os.open(path, flags, 0o755 if header.get("executable") else 0o644)
+            self._open = io.FileIO(descriptor, "wb")
         self._close_if_whole()
 
     def _below(self, path: str) -> Path:
@@ -96,8 +115,9 @@ class _Files:
 
     def expect(self, written: Sequence[str], folders: Sequence[str]) -> None:
         """Take down which files the command may write for the client, and make folders that the client has, too."""
-        for path in folders:
-            self._below(path).mkdir(mode=0o755, parents=True, exist_ok=True)
+        with told_what_helps():
+            for path in folders:
+                self._below(path).mkdir(mode=0o755, parents=True, exist_ok=True)
         self._written = [path for path in map(str, written) if self._below(path)]
 
     def open_written(self, path: str) -> BinaryIO:
@@ -114,7 +134,8 @@ class _Files:
     def more(self, piece: bytes) -> None:
         if self._open is None or len(piece) > self._left:
             raise ValueError("more bytes than the file has")
-        self._open.write(piece)
+        with told_what_helps():
+            write_all(self._open.fileno(), piece)
         self._left -= len(piece)
         self._close_if_whole()
 
@@ -146,14 +167,18 @@ class _Command:
             self.resize(terminal)
         reads = bool(request.get("reads_stdin"))
         plain_in = subprocess.PIPE if reads else subprocess.DEVNULL
-        words = [str(word).replace("{folder}", str(files.folder)) for word in request["words"]]
+        words = [str(word) for word in request["words"]]
+        words = [f"{files.folder}{it.removeprefix('{folder}')}" if it.startswith(_SENT) else it for it in words]
         environment = {**os.environ, **{str(key): str(value) for key, value in request["environment"].items()}}
         environment[RUN_LIST] = str(files.runs)
         environment[PAGE_COPY] = str(files.folder / OPENED_PAGE)
-        environment[command_folder.VARIABLE] = str(files.folder)
+        environment[COMMAND_FOLDER] = str(files.folder)
         self.marker = str(request.get("marker", ""))
 
+        library = ctypes.CDLL(None)  # loaded before the fork
+
         def lead() -> None:
+            library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # of a leash that is killed
             if slave >= 0:
                 fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
@@ -174,11 +199,12 @@ class _Command:
         self._ended_t = 0.0
         self._input: Spool | None = None
         if "stdin" in shown:
-            self._input = Spool(self.master, files.folder, _MOST_BYTES, closes=False)
+            self._input = Spool(self.master, files.folder, MOST_SENT_BYTES, closes=False)
         elif self.process.stdin is not None:
-            self._input = Spool(os.dup(self.process.stdin.fileno()), files.folder, _MOST_BYTES, closes=True)
+            self._input = Spool(os.dup(self.process.stdin.fileno()), files.folder, MOST_SENT_BYTES, closes=True)
             self.process.stdin.close()
         self.pid_watch = os.pidfd_open(self.process.pid)
+        self.end = Escalation(self.process.pid, str(request.get("verb", "")))
 
     def resize(self, size: dict[str, Any]) -> None:
         if self.master >= 0:
@@ -197,6 +223,16 @@ class _Command:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
+    def interrupt(self) -> None:
+        """Do what Ctrl-C does, where the terminal sends the signal to its foreground group: each process gets one.
+
+        To `exec` a signal of another process is one for its program, which has it already as part of the group.
+        """
+        try:
+            fcntl.ioctl(self.master, _TIOCSIG, signal.SIGINT)
+        except (OSError, ValueError):  # there is no terminal
+            self.signal(signal.SIGINT)
+
     def has_shown_all(self) -> bool:
         """Whether all that the terminal showed is on stdout, once the command has ended. Nothing follows then."""
         self._ended_t = self._ended_t or time.monotonic()
@@ -211,7 +247,6 @@ class _Leash:
         self._status: int | None = None
         self._heard_t = time.monotonic()
         self._holds = True
-        self._stage, self._next_t = -1, 0.0
         self._sending: Task | None = None
 
     def run(self) -> int:
@@ -242,6 +277,7 @@ class _Leash:
                 self._hear()
             if self._holds and time.monotonic() - self._heard_t > PATIENCE_S:
                 self._holds = False
+                Task(functools.partial(write_all, 2, _SILENT.encode()))
             if command is None or self._status is not None:
                 continue
             if (status := command.process.poll()) is not None:
@@ -254,14 +290,7 @@ class _Leash:
                 line = command.marker.encode() + json.dumps(self._files.made()).encode() + b"\n"
                 Task(functools.partial(write_all, 1, line))
             elif not self._holds:
-                self._escalate(command)
-
-    def _escalate(self, command: _Command) -> None:
-        now = time.monotonic()
-        if self._stage < 0 or (now >= self._next_t and self._stage < len(_ENDS) - 1):
-            self._stage += 1
-            command.signal(_ENDS[self._stage])
-            self._next_t = now + (_GRACES_S[self._stage] if self._stage < len(_GRACES_S) else 0.0)
+                command.end.go_on()
 
     def _hear(self) -> None:
         piece = os.read(0, LONGEST)
@@ -295,11 +324,12 @@ class _Leash:
         elif command is None:
             return
         elif kind == "interrupt":
-            command.signal(signal.SIGINT)
+            command.interrupt()
         elif kind == "terminate":
             command.signal(signal.SIGTERM)
         elif kind == "data":
-            command.put_in(content)
+            with told_what_helps():
+                command.put_in(content)
         elif kind == "end":
             command.end_input()
         elif kind == "window":
@@ -313,7 +343,11 @@ def main() -> NoReturn:
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the command would inherit
     os.write(1, hello(__version__).encode())
-    leash = _Leash()
+    try:
+        leash = _Leash()
+    except OSError as error:
+        os.write(2, f"testbed-leash: {error}\n".encode())
+        os._exit(3)
     signal.signal(signal.SIGTERM, lambda *_: leash.let_go())
     status = leash.run()
     sys.stderr.flush()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from testbed.core.remote.leash_frames import BEAT_S, FAILED, HELLO, LONGEST, WHY_BYTES, Kind, frame
+from testbed.core.user_text import printable
 from testbed.errors import HostError, StorageError, UserError
 from testbed.host.linux import invocation
 from testbed.host.linux.descriptor import write_all
@@ -41,6 +42,9 @@ _ANSWER_S = 20.0
 _PIECE = 1 << 16
 _POLL_S = 0.1
 _LINGERS_S = 5.0
+_MOST_SHOWN = 300
+_MOST_NOISE = 1 << 16
+"""Of what start-up files of a login shell print before the leash's first line."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Request:
     """A command for the leash.
 
     Attributes:
-        words: ``{folder}`` stands for the folder there.
+        words: ``{folder}`` at the beginning of a word ``{folder}/there/...`` stands for the folder there.
         environment: added to that of the leash.
         files: sent before the command starts.
         reads_stdin: this process's stdin is the command's.
@@ -74,6 +78,7 @@ class Request:
         folders: folders below the one there that have to exist.
         stdout: descriptor that takes the command's stdout.
         written_arrived: called with each of them that the command wrote, and its content.
+        verb: decides how the command is ended there if this client goes (testbed.host.remote.escalation).
     """
 
     words: Sequence[str]
@@ -85,6 +90,7 @@ class Request:
     folders: Sequence[str] = ()
     stdout: int = 1
     written_arrived: Callable[[WrittenFile, Iterator[bytes]], None] = lambda file, pieces: None
+    verb: str = ""
 
 
 class _Held:
@@ -102,26 +108,33 @@ class _Held:
             self.channel = transport.open_session(timeout=_ANSWER_S)
             self.channel.exec_command(_LEASH if root else " ".join(("sudo", "-n", _LEASH)))
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise HostError(f"{where}: no command can be started: {error}") from error
+            why = printable(str(getattr(error, "text", None) or error))
+            fix = "see MaxSessions of sshd_config(5) there"
+            raise HostError(f"{where}: no command can be started: {why}; {fix}") from error
         self._greet()
         for work in (self._beat, self._say_orders):
             threading.Thread(target=work, daemon=True, name=work.__name__).start()
 
     def _greet(self) -> None:
-        line = b""
+        """Read up to the leash's first line. Raises UserError if there is none, or it names another version."""
+        said, found = bytearray(), b""
         self.channel.settimeout(_ANSWER_S)
         with contextlib.suppress(TimeoutError, OSError):
-            while not line.endswith(b"\n") and len(line) < 1000 and (piece := self.channel.recv(1)):
-                line += piece
+            while not found and len(said) < _MOST_NOISE and (piece := self.channel.recv(1)):
+                said += piece
+                if piece == b"\n":
+                    line = bytes(said[said.rfind(b"\n", 0, -1) + 1 :])
+                    found = line.partition(f"{HELLO} ".encode())[2]
         self.channel.settimeout(None)
-        name, _, version = line.decode(errors="replace").strip().partition(" ")
-        if name != HELLO:
-            raise UserError(self._why_not())
+        if not found:
+            raise UserError(self._why_not(bytes(said)))
+        version = printable(found.decode(errors="replace").strip())
         if version != __version__:
             here = f"{__version__} is here; install the same there"
             raise UserError(f"{self._where} has testbed {version}, but {here}: {self._prepare()}")
 
-    def _why_not(self) -> str:
+    def _why_not(self, shown: bytes) -> str:
+        """Return why there is no leash; ``shown``: what came in place of its first line."""
         said, deadline = b"", time.monotonic() + 2.0
         while time.monotonic() < deadline and not (
             self.channel.exit_status_ready() and not self.channel.recv_stderr_ready()
@@ -130,9 +143,11 @@ class _Held:
                 said += self.channel.recv_stderr(4096)
             else:
                 time.sleep(0.01)
-        text = " ".join(said.decode(errors="replace").split())
-        if "password" in text or "sudoers" in text:
+        text = printable(" ".join((said or shown).decode(errors="replace").split()))[:_MOST_SHOWN]
+        if b"password" in said or b"sudoers" in said:
             return f"{self._where}: a password is asked for there; let sudoers(5) allow {_LEASH} without one"
+        if b"must have a tty" in said:
+            return f"{self._where}: a terminal is wanted there ({text}); let sudoers(5) have: Defaults !requiretty"
         return f"{self._where}: the testbed is not installed there ({text or 'no answer'}): {self._prepare()}"
 
     def _prepare(self) -> str:
@@ -158,12 +173,12 @@ class _Held:
                 state = os.fstat(file.fileno())
                 self.say("file", {"path": each.there, "size": state.st_size, "executable": bool(state.st_mode & 0o111)})
                 left = state.st_size
-                while left and (piece := file.read(min(left, LONGEST))):
+                while left and not self.channel.closed and (piece := file.read(min(left, LONGEST))):
                     self.say("bytes", piece)
                     left -= len(piece)
         except OSError as error:
             raise StorageError(f"{each.here}: {error.strerror}") from error
-        if left:
+        if left and not self.channel.closed:  # a leash that ended says why
             raise StorageError(f"{each.here}: the file became shorter while it was sent")
 
     def close(self) -> None:
@@ -179,7 +194,8 @@ def run(transport: paramiko.Transport, where: str, request: Request) -> int:
     """Run a command there, with this process's streams, and return its exit status.
 
     Ctrl-C is passed on, as often as it is typed; the command decides what it means. The leash there ends the command if
-    the connection is lost, which raises HostError, or if stdout or stderr here cannot be written: BrokenPipeError.
+    the connection is lost, which raises HostError, or if stdout here cannot be written: BrokenPipeError if its reader
+    is gone, else StorageError. What stderr here does not take is left out, as of a command here.
     """
     held = _Held(transport, where)
     try:
@@ -196,29 +212,30 @@ def _follow(held: _Held, where: str, request: Request) -> int:
         shown["stdin"] = False
     shown["stdout"] = os.isatty(request.stdout)
     marker = b"" if request.arrived is None and not request.written else b"\0" + secrets.token_hex(16).encode()
-    held.say(
-        "start",
-        {
-            "words": list(request.words),
-            "environment": dict(request.environment),
-            "terminal": {**shown, **_size()} if any(shown.values()) else {},
-            "reads_stdin": request.reads_stdin,
-            "marker": marker.decode(),
-            "written": [it.there for it in request.written],
-            "folders": list(request.folders),
-        },
-    )
-    out, err = _Copy(held.channel.recv, request.stdout, marker), _Copy(held.channel.recv_stderr, 2)
+    begin = {
+        "words": list(request.words),
+        "verb": request.verb,
+        "environment": dict(request.environment),
+        "terminal": {**shown, **_size()} if any(shown.values()) else {},
+        "reads_stdin": request.reads_stdin,
+        "marker": marker.decode(),
+        "written": [it.there for it in request.written],
+        "folders": list(request.folders),
+    }
+    try:
+        held.say("start", begin)
+    except ValueError as error:
+        raise UserError(f"the command line is too long for --on: {error}; put words into a file") from error
+    out, err = _Copy(held.channel.recv, request.stdout, marker), _Copy(held.channel.recv_stderr, 2, needed=False)
     with _terminal(held, shown, request.reads_stdin):
         while not held.channel.status_event.wait(_POLL_S) and not out.after_marker.is_set():
-            if out.failed or err.failed:
-                raise BrokenPipeError("stdout or stderr cannot be written")  # the leash ends the command
+            out.check()  # the leash ends the command
             if held.channel.closed:
                 break
     if out.after_marker.is_set():
         out.join(_LINGERS_S)
         stream = _Received(held.channel, out.rest)
-        made = json.loads(stream.line())
+        made = _made(where, stream)
         for file in request.written:
             if file.there in made["files"]:
                 content = _pieces(held, where, stream, {"file": file.there}, str(file.here))
@@ -229,7 +246,8 @@ def _follow(held: _Held, where: str, request: Request) -> int:
                 break
             fetched = _fetch(held, where, stream, path)
             request.arrived(path, functools.partial(iter, fetched))
-            _drain(fetched)
+            if path != made["runs"][-1]:
+                _drain(fetched)
         held.say("done")
         held.channel.status_event.wait(_ANSWER_S)
     for each in (out, err):
@@ -237,7 +255,18 @@ def _follow(held: _Held, where: str, request: Request) -> int:
     status = int(held.channel.exit_status) if held.channel.status_event.is_set() else -1
     if status < 0:
         raise HostError(f"{where}: the connection was lost; the command there is ended, what it measured stays there")
+    if status == 0:  # otherwise the command's own failure is told
+        out.check()
     return status
+
+
+def _made(where: str, stream: _Received) -> dict[str, Any]:
+    """Return what the command made, as the leash tells it after the marker."""
+    try:
+        made: dict[str, Any] = json.loads(stream.line())
+    except (EOFError, OSError, ValueError) as error:
+        raise HostError(f"{where}: the connection was lost at the end; what the command made stays there") from error
+    return made
 
 
 def _drain(pieces: _Pieces) -> None:
@@ -247,12 +276,17 @@ def _drain(pieces: _Pieces) -> None:
 
 
 class _Copy(threading.Thread):
-    """Copies what arrives to a descriptor, at once, up to a marker; ``rest`` is what came with and after it."""
+    """Copies what arrives to a descriptor, at once, up to a marker; ``rest`` is what came with and after it.
 
-    def __init__(self, receive: Callable[[int], bytes], descriptor: int, marker: bytes = b"") -> None:
+    ``needed``: the first failure to write ends it; otherwise what cannot be written is left out.
+    """
+
+    def __init__(
+        self, receive: Callable[[int], bytes], descriptor: int, marker: bytes = b"", *, needed: bool = True
+    ) -> None:
         super().__init__(daemon=True)
-        self._receive, self._descriptor, self._marker = receive, descriptor, marker
-        self.failed = False
+        self._receive, self._descriptor, self._marker, self._needed = receive, descriptor, marker, needed
+        self._failure: OSError | None = None
         self.after_marker = threading.Event()
         self.rest = b""
         self.start()
@@ -284,9 +318,17 @@ class _Copy(threading.Thread):
     def _put(self, piece: bytes) -> bool:
         try:
             write_all(self._descriptor, piece)
-        except OSError:
-            self.failed = True
-        return not self.failed
+        except OSError as error:
+            self._failure = error
+        return self._failure is None or not self._needed
+
+    def check(self) -> None:
+        """Raise BrokenPipeError or StorageError if the descriptor could not be written, and is needed."""
+        if self._failure is None or not self._needed:
+            return
+        if isinstance(self._failure, BrokenPipeError):
+            raise self._failure
+        raise StorageError(f"could not write the output: {self._failure.strerror}") from self._failure
 
 
 class _Received:
@@ -297,6 +339,8 @@ class _Received:
 
     def line(self) -> bytes:
         while b"\n" not in self._rest:
+            if len(self._rest) > LONGEST:
+                raise ValueError(f"expected a line of at most {LONGEST} bytes")
             self._more()
         line, _, rest = bytes(self._rest).partition(b"\n")
         self._rest = bytearray(rest)
@@ -310,7 +354,7 @@ class _Received:
         return taken
 
     def _more(self) -> None:
-        piece = self._channel.recv(_PIECE)
+        piece = self._channel.recv(LONGEST)
         if not piece:
             raise EOFError
         self._rest += piece
@@ -330,7 +374,7 @@ def _pieces(held: _Held, where: str, stream: _Received, wanted: Mapping[str, str
     try:
         while size := int.from_bytes(stream.take(4), "big"):
             if size == FAILED:
-                raise HostError(f"{where}: {stream.take(WHY_BYTES).decode(errors='replace').strip()}")
+                raise HostError(f"{where}: {printable(stream.take(WHY_BYTES).decode(errors='replace').strip())}")
             if size > LONGEST:
                 raise HostError(
                     f"{where}: {path} did not arrive: expected pieces of at most {LONGEST} bytes, got {size}"

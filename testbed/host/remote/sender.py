@@ -16,6 +16,9 @@ from testbed.host.linux.descriptor import write_all
 
 __all__ = ["send_file", "send_run"]
 
+_LAST_WORDS_S = 30.0
+"""How long the process of a detached run may take from the end of the run to its own: it takes the lab down."""
+
 
 class _Chunks:
     """Writes pieces with their length before them; the length 0 ends them, and FAILED is followed by why."""
@@ -23,11 +26,9 @@ class _Chunks:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def write(self, piece: bytes) -> int:
-        for begin in range(0, len(piece), LONGEST):
-            part = piece[begin : begin + LONGEST]
-            write_all(self._descriptor, struct.pack(">I", len(part)) + part)
-        return len(piece)
+    def write(self, piece: bytes) -> None:
+        """Write a piece of at most LONGEST bytes."""
+        write_all(self._descriptor, struct.pack(">I", len(piece)) + piece)
 
     def end(self, why: str = "") -> None:
         reason = why.encode()[:WHY_BYTES].ljust(WHY_BYTES) if why else b""
@@ -49,14 +50,14 @@ def send_run(descriptor: int, run: Path) -> None:
     try:
         found = runs_folder.find(run)
         path = found.path
-        if store.read_state(found).word == "running":
+        over = store.read_state(found).word != "running"
+        if not over or (store.detached_log(found) is not None and not store.wait_for_maker(found, _LAST_WORDS_S)):
             raise OSError(f"run {path.name} has not ended")
         entries = list(_entries(path))  # all are judged before the first is sent
         chunks.write(path.name.encode())
-        # tarfile's own pieces of 10 KiB would each be a write of their own.
-        with tarfile.open(fileobj=chunks, mode="w|", bufsize=LONGEST, format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
-            for each in entries:
-                _add(tar, each, str(each.relative_to(path)))
+        for each in entries:
+            _add(chunks, each, str(each.relative_to(path)))
+        chunks.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar stream
     except BrokenPipeError:
         raise
     except (OSError, TestbedError) as error:
@@ -88,17 +89,31 @@ def _entries(folder: Path) -> Iterator[Path]:
         yield each
 
 
-def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
+def _add(chunks: _Chunks, path: Path, name: str) -> None:
+    """Send a file or folder as tarfile would write it, but not through tarfile, whose stream copies each byte often.
+
+    Raises OSError, also for a file that became shorter.
+    """
     if path.is_dir():
-        tar.addfile(_anonymous(tar.gettarinfo(path, arcname=name)))
+        chunks.write(_header(os.lstat(path), name, tarfile.DIRTYPE))
         return
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        member = tar.gettarinfo(arcname=name, fileobj=file)
-        member.type, member.linkname = tarfile.REGTYPE, ""  # a second name of a file is a file
-        tar.addfile(_anonymous(member), file)
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
+        state = os.fstat(file.fileno())
+        head, left = _header(state, name, tarfile.REGTYPE), state.st_size
+        padding = bytes(-left % tarfile.BLOCKSIZE)
+        while left or head:
+            piece = file.read(min(left, LONGEST - len(head))) or b""
+            if left and not piece:
+                raise OSError(f"{name} became shorter while it was sent")
+            left -= len(piece)
+            chunks.write(head + piece)
+            head = b""
+        if padding:
+            chunks.write(padding)
 
 
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
+def _header(state: os.stat_result, name: str, kind: bytes) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.type, member.mode, member.mtime = kind, stat.S_IMODE(state.st_mode), state.st_mtime
+    member.size = state.st_size if kind == tarfile.REGTYPE else 0
+    return member.tobuf(tarfile.PAX_FORMAT)

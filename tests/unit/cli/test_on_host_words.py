@@ -13,7 +13,9 @@ import typer
 
 from testbed.cli import app as _app
 from testbed.cli import on_host, verb
-from testbed.errors import UserError
+from testbed.errors import StorageError, UserError
+from testbed.host.linux import invocation
+from testbed.host.linux.invocation import Invocation
 from testbed.host.remote import departures
 from testbed.host.remote.departures import Departures
 
@@ -160,6 +162,31 @@ def test_a_folder_that_cannot_be_sent_is_refused_by_name(
         typed("run", "metro-40km", "--data", "data")
 
 
+def test_a_long_word_of_a_command_is_no_file() -> None:
+    words, _ = typed("exec", "east-0", "--", "sh", "-c", "x" * 10_000)
+    assert words[-1] == "x" * 10_000
+
+
+def test_a_pipe_that_an_experiment_names_is_refused(here: Path) -> None:
+    os.mkfifo(here / "lab.yaml")
+    (here / "x.yaml").write_text("topology: lab.yaml\nworkload: {steps: 5}\n")
+    with pytest.raises(UserError, match=r"got 'lab.yaml', which is a pipe"):
+        typed("lint", "x.yaml")
+
+
+def test_what_is_sent_is_bounded_and_shown_in_one_line(here: Path) -> None:
+    with (here / "large.yaml").open("wb") as file:
+        file.truncate((8 << 30) + 1)
+    with pytest.raises(UserError, match=r"files of at most 8.58993 GB to send, got more with 'large.yaml'"):
+        typed("lint", "large.yaml")[1].size()
+    (here / "odd\n\x1b[31m.yaml").write_text("x")
+    files = typed("lint", "odd\n\x1b[31m.yaml")[1]
+    assert (files.named, files.size()) == ([r"odd\n\x1b[31m.yaml"], 1)
+    (here / "odd\n\x1b[31m.yaml").unlink()
+    with pytest.raises(StorageError, match="No such file"):
+        files.size()
+
+
 def test_a_run_that_is_measured_and_a_folder_of_wheels_travel(here: Path, tmp_path: Path) -> None:
     for name in ("runs/one/run.json", "runs/one/ranks/0.jsonl", "../wheels/x.whl"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -170,3 +197,34 @@ def test_a_run_that_is_measured_and_a_folder_of_wheels_travel(here: Path, tmp_pa
     words, files = typed("image", "build", "--wheels", "../wheels")
     assert set(sent(files).values()) == {f"there{tmp_path}/wheels/x.whl"}
     assert words[words.index("--wheels") + 1] == f"{{folder}}/there{tmp_path}/wheels"
+
+
+@pytest.mark.parametrize(
+    ("words", "host", "on", "rest"),
+    [
+        (["--on", "a b", "down", "x"], "a b", ("--on", "a b"), ("down", "x")),
+        (["down", "x", "--on=h1"], "h1", ("--on", "h1"), ("down", "x")),
+        (["--on", "h1", "down", "x", "--on", "h2"], "h2", ("--on", "h2"), ()),
+        (
+            ["exec", "--on", "h1", "east-0", "--", "p", "--on", "q"],
+            "h1",
+            ("--on", "h1"),
+            ("exec", "east-0", "--", "p", "--on", "q"),
+        ),
+        (["down", "x"], "of-env", (), ("down", "x")),
+        (["exec", "east-0", "--", "p", "--on", "q"], "of-env", (), ("exec", "east-0", "--", "p", "--on", "q")),
+    ],
+)
+def test_hints_name_a_host_that_was_typed(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], host: str, on: tuple[str, ...], rest: tuple[str, ...]
+) -> None:
+    """A typed --on, before the verb or after it, wins over $TESTBED_ON, which hints need not name."""
+    seen = []
+    monkeypatch.setenv("TESTBED_ON", "of-env")
+    monkeypatch.setattr(invocation, "current", lambda: Invocation(typed=tuple(words)))
+    monkeypatch.setattr(on_host, "run", lambda where, *_: seen.append(on_host.client_words(where)) or 0)
+    with pytest.raises(SystemExit):
+        verb.app(words)
+    (told,) = seen
+    assert (told.host, told.on, told.ssh) == (host, on, ("ssh", host))
+    assert not rest or told.typed == rest

@@ -76,7 +76,7 @@ def test_nobody_inside_becomes_another(
     rules: SameUser, started: list[tuple[str, int]], tmp_path: Path, peer: Peer, login: str
 ) -> None:
     (tmp_path / f"ssh-{OTHER}").mkdir()
-    assert "as nobody else" in str(rules.enter(peer, Wanted("west-1", "true", login)))
+    assert "programs start as the user who asks" in str(rules.enter(peer, Wanted("west-1", "true", login)))
     assert started == []
 
 

@@ -19,6 +19,7 @@ import pytest
 import typer
 
 from testbed.cli import app
+from testbed.core.remote.client_words import ClientWords
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = sorted((ROOT / "testbed").rglob("*.py"))
@@ -94,10 +95,11 @@ def test_no_exemption_outlives_its_text() -> None:
 # ---- the parser
 
 
-def parsed(line: str) -> None:
-    """Let the command line's own parser read a line. Raises click.UsageError, or KeyError for an unknown verb."""
+def parsed(line: str) -> dict[str, object]:
+    """Return what the command line's own parser reads in a line. Raises click.UsageError, or KeyError for an unknown
+    verb."""
     _, name, *words = shlex.split(line, comments=True)
-    GROUP.commands[name].make_context(name, words)  # type: ignore[attr-defined]
+    return dict(GROUP.commands[name].make_context(name, words).params)  # type: ignore[attr-defined]
 
 
 def phrased() -> Iterator[tuple[str, list[str]]]:
@@ -118,7 +120,10 @@ def phrased() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(("place", "words"), [pytest.param(*it, id=f"{it[0]} {it[1][0]}") for it in phrased()])
 def test_a_command_in_a_message_is_accepted_by_the_parser(place: str, words: list[str]) -> None:
-    parsed(shlex.join(["testbed", *words]))
+    here = parsed(shlex.join(["testbed", *words]))
+    client = ClientWords(("testbed",), "a host", ("--on", "a host"), ("ssh", "a host"))
+    if "--on" not in words:  # one for the client names the host itself
+        assert parsed(client.command(*words)) == here | {"on": "a host"}, "and for the client of another host"
 
 
 def test_the_source_phrases_commands_of_most_verbs() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.core.remote.known_hosts import HostKey, judge, key_types, read
-from testbed.core.remote.ssh_settings import SshSettings, parse
+from testbed.core.remote.known_hosts import HostKey, judge, key_types, read, read_revoked
+from testbed.core.remote.ssh_settings import SshSettings, expanded, jump_words, parse
 
 pytestmark = pytest.mark.skipif(
     shutil.which("ssh-keygen") is None, reason="needs ssh-keygen: apt install openssh-client"
@@ -50,10 +50,23 @@ def test_what_lines_say_of_a_key(tmp_path: Path) -> None:
     assert said(f"[h]:2222 {other}\nh {key}", "[h]:2222", "h") == ("changed", 1), "what is said of the port counts"
     assert said(f"h {key}", "[h]:2222", "h") == ("known", 1)
     assert said(f"[h]:2222 {key}") == ("unknown", 0)
+    assert said(f"h {other}", "[h]:2222", "h") == ("unknown", 0), "another server's, at port 22"
+    assert said(f"g {other}\x0c\nh {key}") == ("known", 2), "lines end at LF alone"
     assert key_types(read("f", f"h {rsa}\nh {key}\nh {other}\ng {key}\n@revoked h {other}"), ("h",)) == [
         rsa.split()[0],
         "ssh-ed25519",
     ]
+
+
+def test_a_key_of_revoked_host_keys_is_revoked_for_every_host(tmp_path: Path) -> None:
+    (key, offered), (other, _) = made(tmp_path), made(tmp_path)
+    known = read("f", f"h {key}")
+    assert judge([*known, *read_revoked("r", f"# old\n{other}\n")], ("h",), offered).kind == "known"
+    found = judge([*known, *read_revoked("r", f"# old\n\n{key} root@h # lost")], ("h",), offered)
+    assert (found.kind, found.by and (found.by.file, found.by.line)) == ("revoked", ("r", 3))
+    for odd in ("SSHKRL\n\0\0\0\1", "ssh-ed25519", f"{key}\nssh-ed25519 AAAA"):
+        with pytest.raises(ValueError, match="expected a public key"):
+            read_revoked("r", odd)
 
 
 def test_hashed_names_and_fingerprints_are_ssh_keygen_s(tmp_path: Path) -> None:
@@ -94,5 +107,31 @@ def test_settings_are_those_of_ssh(tmp_path: Path) -> None:
     named = settings("named")
     assert (named.names, named.jumps, named.command) == (("other",), (), "")
     assert named.agent
-    with pytest.raises(ValueError, match="hostname"):
-        parse("user x\n")
+    for nothing in ("user x\n", "user x\nhostname \nport 22\n"):
+        with pytest.raises(ValueError, match="hostname"):
+            parse(nothing)
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh: apt install openssh-client")
+@pytest.mark.parametrize(
+    ("jump", "user", "host", "port"),
+    [
+        ("hop", "me", "hop", "22"),
+        ("bob@hop:2222", "bob", "hop", "2222"),
+        ("bob@[192.0.2.1]:23", "bob", "192.0.2.1", "23"),
+        ("[2001:db8::1]:24", "me", "2001:db8::1", "24"),
+        ("2001:db8::1", "me", "2001:db8::1", "22"),
+        ("ssh://bob@hop:25", "bob", "hop", "25"),
+    ],
+)
+def test_ssh_takes_a_jump_host_by_words(tmp_path: Path, jump: str, user: str, host: str, port: str) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host *\n User me\n")
+    words = ["ssh", "-F", config, "-G", *jump_words(jump)]
+    found = parse(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    assert (found.user, found.host, str(found.port)) == (user, host, port)
+
+
+def test_tokens_of_paths() -> None:
+    found = expanded("${KEYS}/%d/%%/id_%h_%r/%C/${NONE}/~", {"d": "/home/x", "h": "h1", "r": "bob"}, {"KEYS": "/k"})
+    assert found == "/k//home/x/%/id_h1_bob/%C/${NONE}/~"

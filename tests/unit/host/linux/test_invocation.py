@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.core.remote.client_words import VARIABLE, ClientWords
 from testbed.host.linux import invocation
 from testbed.host.linux.invocation import Invocation
 
@@ -182,6 +183,60 @@ def test_another_program_of_this_python_tells_the_script_beside_it(venv: Path) -
     how = called(venv, "train.py")
     assert shlex.split(how.command("down", "x")) == [str(venv / "testbed"), "down", "x"], "its user may be anywhere"
     assert how.again() == "run as root", "there was no command line"
+
+
+# ---- for the client of --on
+
+
+def for_client(venv: Path, euid: int = 0, typed: tuple[str, ...] | None = None, **environment: str) -> Invocation:
+    words = ClientWords((".venv/bin/testbed",), "h 1", ("--on", "h 1"), ("ssh", "h 1"), typed, {"there/a": "../a"})
+    argv = [str(venv / "testbed"), "up", "x.yaml"]
+    return invocation.read(argv, venv / "python", {"PATH": "", **environment}, euid, CAPABLE if not euid else 0, words)
+
+
+def test_a_command_for_the_client_is_called_as_there_with_the_host(venv: Path) -> None:
+    """Whatever the rights of this process are: the leash has them."""
+    folder = "/var/tmp/testbed-on-x"
+    for more in ({}, {"SUDO_UID": "1000", "SUDO_COMMAND": "testbed-leash"}):
+        how = for_client(venv, TESTBED_COMMAND_FOLDER=folder, **more)
+        assert how.command("down", "far") == ".venv/bin/testbed down --on 'h 1' far"
+        assert how.command("show", f"{folder}/there/a") == ".venv/bin/testbed show --on 'h 1' ../a"
+        assert how.command("image", "base", root=True) == ".venv/bin/testbed image --on 'h 1' base"
+        assert how.again("CAP_NET_ADMIN") == "root lacks CAP_NET_ADMIN on h 1"
+        assert how.program == (".venv/bin/testbed",)
+    assert for_client(venv, typed=("up", "../a")).typed == ("up", "../a")
+    assert for_client(venv).typed == ("up", "x.yaml")
+
+
+def test_a_line_of_shell_for_the_client_is_run_by_ssh(venv: Path) -> None:
+    how = for_client(venv)
+    assert shlex.split(how.as_root("kill -INT 7 && echo 'a b'")) == ["ssh", "h 1", "kill -INT 7 && echo 'a b'"]
+    how = for_client(venv, SUDO_UID="1000", SUDO_COMMAND="testbed-leash")
+    assert shlex.split(how.as_root("kill 7")) == ["ssh", "-t", "h 1", "sudo kill 7"]
+    assert shlex.split(how.shell("pip install x")) == ["ssh", "h 1", "pip install x"]
+
+
+def test_no_child_has_the_words_of_the_client_but_one_that_goes_on_with_the_command() -> None:
+    script = """
+import os, subprocess
+from testbed.host.linux import invocation
+invocation.take_client_words()
+print(invocation.current().command("ls"))
+for environment in (None, invocation.for_child()):
+    subprocess.run(["sh", "-c", "echo ${TESTBED_CLIENT_WORDS:+told}"], env=environment)
+"""
+    words = ClientWords(("testbed",), "h1", ("--on", "h1"), ("ssh", "h1"))
+    for told, seen in ((words.encoded(), "testbed ls --on h1\n\ntold\n"), ("nonsense", "")):
+        done = subprocess.run(
+            [sys.executable, "-u", "-c", script],
+            env={**os.environ, VARIABLE: told, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == seen or not seen
+        assert seen or "told" not in done.stdout
 
 
 # ---- in the shell itself

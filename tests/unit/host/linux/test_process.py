@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +66,29 @@ def test_as_many_files_as_the_hard_limit_allows(soft: int, hard: int, then: int)
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     assert said.split() == [str(then), str(hard)]
+
+
+def test_a_recorded_process_is_known_by_its_boot_and_beginning() -> None:
+    script = (
+        "import json, dataclasses; from testbed.host.linux.process import ProcessRecord\n"
+        "print(json.dumps(dataclasses.asdict(ProcessRecord.of_this_process())), flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        fields = json.loads(child.stdout.readline())
+        assert fields["pid"] == child.pid
+        assert fields["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        found = process.ProcessRecord.read(fields)
+        assert found is not None
+        assert found.is_there()
+        assert not found.wait_gone(0.05)
+        for changed in ({"boot": "another"}, {"began": fields["began"] + 1}):
+            other = process.ProcessRecord.read(fields | changed)
+            assert other is not None
+            assert not other.is_there()
+            assert other.wait_gone(0.0)
+        child.kill()
+        assert found.wait_gone(10.0)
+        assert not found.is_there()
+    for damaged in ({}, {"pid": "x", "began": 1}, {"pid": 1}):
+        assert process.ProcessRecord.read(damaged) is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,9 +48,9 @@ def test_a_folder_arrives_byte_for_byte(tmp_path: Path) -> None:
         unpack(pieces(sent), tmp_path / "new" / "run")
 
 
-def odd(change: Callable[[tarfile.TarInfo], object]) -> bytes:
+def odd(change: Callable[[tarfile.TarInfo], object], kind: int = tarfile.GNU_FORMAT) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
+    with tarfile.open(fileobj=out, mode="w", format=kind) as tar:
         info = tarfile.TarInfo("x")
         change(info)
         tar.addfile(info)
@@ -66,6 +68,8 @@ def odd(change: Callable[[tarfile.TarInfo], object]) -> bytes:
         (odd(lambda it: (setattr(it, "type", tarfile.LNKTYPE), setattr(it, "linkname", "run.json"))), "neither a file"),
         (odd(lambda it: setattr(it, "type", tarfile.FIFOTYPE)), "neither a file"),
         (odd(lambda it: setattr(it, "type", tarfile.CHRTYPE)), "neither a file"),
+        (odd(lambda it: setattr(it, "type", tarfile.GNUTYPE_SPARSE)), "sparse"),
+        (odd(lambda it: setattr(it, "pax_headers", {"mtime": "inf"}), tarfile.PAX_FORMAT), "did not arrive whole"),
         (archive(("big", bytes(5000)))[:3000], "did not arrive whole"),
         (b"not a tar file" * 100, "did not arrive whole"),
     ],
@@ -122,3 +126,27 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="folder"):
         replace(pieces(b"x"), tmp_path / "folder")
     assert sorted(it.name for it in tmp_path.iterdir()) == ["folder", "new é"]
+
+
+def test_what_a_killed_fetch_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left, other = tmp_path / f".run.arrives-{ended.pid}", tmp_path / f".other.arrives-{ended.pid}"
+    alive = tmp_path / ".run.arrives-1"
+    for each in (left, other, alive):
+        each.mkdir()
+        (each / "half").write_bytes(b"x")
+    unpack(pieces(archive(("run.json", b"{}"))), tmp_path / "run")
+    assert sorted(it.name for it in tmp_path.iterdir()) == sorted([alive.name, other.name, "run"])
+
+
+def test_a_folder_that_another_process_removed_is_no_run(tmp_path: Path) -> None:
+    def sent() -> Iterator[bytes]:
+        content = archive(("first", b"1" * 5000), ("second", b"2" * 5000), ("third", bytes(200_000)))
+        yield content[:100_000]
+        shutil.rmtree(next(tmp_path.glob(".run.*")))
+        yield content[100_000:]
+
+    with pytest.raises(StorageError, match="cannot write"):
+        unpack(sent(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.host.remote import command_folder
+from testbed.core.remote.leash_frames import COMMAND_FOLDER
 from testbed.host.remote.command_folder import CommandFolder
 
 USER = """
@@ -26,7 +26,7 @@ used.leave()
 def user(folder: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", USER],
-        env={**os.environ, command_folder.VARIABLE: str(folder)},
+        env={**os.environ, COMMAND_FOLDER: str(folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -59,5 +59,5 @@ def test_one_of_killed_users_goes_with_the_next_leash(tmp_path: Path, monkeypatc
     now = CommandFolder.make(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([now.path, other])
     now.leave()
-    monkeypatch.setenv(command_folder.VARIABLE, str(now.path))
+    monkeypatch.setenv(COMMAND_FOLDER, str(now.path))
     assert CommandFolder.of_this_process() is None, "it was removed"

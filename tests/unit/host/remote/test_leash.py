@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +129,58 @@ def test_a_frame_that_is_none_ends_the_command(leash: Leash) -> None:
     leash.say(b"no frame")
     assert leash.end() == 3
     gone(pid)
+
+
+STUBBORN = "import os, signal, time; [signal.signal(it, signal.SIG_IGN) for it in (2, 15, 1)]; os.write(1, b'\\n')"
+
+
+@pytest.mark.parametrize(
+    ("verb", "within_s"), [("exec", 5.0), pytest.param("status", 12.0, marks=pytest.mark.thorough)]
+)
+def test_a_program_that_ignores_signals_is_gone_soon(leash: Leash, verb: str, within_s: float) -> None:
+    script = f"{STUBBORN}; pid = os.fork(); pid or os.setpgrp(); os.write(1, b'%d\\n' % os.getpid())\n"
+    leash.say(start(sys.executable, "-c", f"{script}time.sleep(60)", verb=verb))
+    assert leash.line() == b""
+    pids = [int(leash.line()), int(leash.line())]
+    began_t = time.monotonic()
+    assert leash.process.stdin is not None
+    leash.process.stdin.close()
+    if verb == "status":
+        with pytest.raises(subprocess.TimeoutExpired):
+            leash.process.wait(5.0)
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids), "what undoes has time for it"
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    assert leash.end() == 128 + signal.SIGKILL
+    assert time.monotonic() - began_t < within_s
+    for pid in pids:
+        gone(pid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts: needs root")
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    script = 'mount -t tmpfs -o nr_inodes=1 none "$0" && mount --bind "$0" /var/tmp && exec "$@"'
+    words = ["unshare", "--mount", "sh", "-c", script, str(full), sys.executable, "-m", "testbed.host.remote.leash"]
+    done = subprocess.run(words, input=b"", capture_output=True, timeout=20)
+    assert done.returncode == 3
+    assert done.stderr.decode().count("\n") == 1
+    assert "expected to store what the client sends in /var/tmp of" in done.stderr.decode()
+    assert "No space left on device; free space there" in done.stderr.decode()
+
+
+def test_a_command_does_not_survive_a_leash_that_is_killed(leash: Leash) -> None:
+    leash.say(start("sh", "-c", "echo $$; exec sleep 60"))
+    pid = int(leash.line())
+    leash.process.kill()
+    gone(pid)
+
+
+def test_only_words_of_sent_files_begin_with_the_folder(leash: Leash) -> None:
+    leash.say(start("echo", "{folder}", "{folder}/there/x", "a{folder}/there/x"))
+    first, second, third = leash.line().decode().split()
+    assert (first, third) == ("{folder}", "a{folder}/there/x")
+    assert second.startswith("/var/tmp/testbed-on-")
+    assert second.endswith("/there/x")
+    assert leash.end() == 0
