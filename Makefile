@@ -11,16 +11,17 @@ SUDO := $(if $(SUDO_UID)$(filter-out 0,$(shell id -u)),sudo ,)
 # -W --keep-going: every warning is an error, and all of them are shown; -n: unresolved references are warnings.
 BUILD_DOCS = $(VENV)/bin/python -m sphinx -W --keep-going -n -q -j auto -b html -d build/doctrees docs build/docs
 
-.PHONY: help demo test test-netem test-netem-containers test-ansible test-bare test-thorough check docs bench soak soak-up fuzz clean
+.PHONY: help demo client test test-netem test-netem-containers test-ansible test-bare test-thorough check docs bench soak soak-up fuzz clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then train across two emulated fibers and cut one: testbed run metro-40km (root, ~2 min on a quiet machine)"
+	@echo "make client  set up what commands on another host need here (--on HOST): no root, no compiler, no torch (~1 min; docs/hosts.md)"
 	@echo "make test    set up, then run all tests (those that create namespaces need root)"
 	@echo "make test-netem  run the tests of the netem emulator, in User-Mode Linux, whose kernel has netem (docs/netem.md)"
 	@echo "make test-netem-containers  test docker, containerlab and netem together in User-Mode Linux (root, minutes; docs/netem.md)"
 	@echo "make test-ansible  prepare a bare host (a container) with Ansible, twice, and run a lab on it (root, ~4 min; docs/ansible.md)"
-	@echo "make test-bare  on a bare Debian without a compiler (debootstrap, pivot_root): make demo to the report (root, network, ~6 min)"
+	@echo "make test-bare  on bare Debian (debootstrap, pivot_root): make demo to the report; a fresh client and host to a report by --on; the image of a pod (root, network, ~20 min)"
 	@echo "make check   run ruff, mypy --strict, import-linter, and build the documentation"
 	@echo "make docs    build the pages of docs/ into build/docs: offline, broken links and anchors fail"
 	@echo "make test-thorough  run all tests, including the long-running ones"
@@ -34,6 +35,10 @@ demo:
 	@tools/setup.sh demo
 	@tools/verdict.sh demo "the report is in the folder named above; next: $(SUDO)$(VENV)/bin/testbed up metro-40km" \
 	    $(VENV)/bin/testbed run metro-40km
+
+client:
+	@tools/setup.sh client
+	@echo "make client: done; next: $(VENV)/bin/testbed host prepare HOST, where HOST is whatever ssh HOST takes"
 
 test:
 	@tools/setup.sh test
@@ -63,7 +68,7 @@ test-ansible:
 test-bare:
 	@tools/setup.sh test
 	@tools/verdict.sh test-bare "the tests on a bare machine passed, or were skipped with a reason" \
-	    env TESTBED_BARE=1 $(VENV)/bin/python -m pytest tests/e2e/test_bare_machine.py tests/e2e/test_prepared_host.py -rs $(PYTEST_FLAGS)
+	    env TESTBED_BARE=1 $(VENV)/bin/python -m pytest tests/e2e/test_bare_machine.py tests/e2e/test_prepared_host.py tests/e2e/test_fresh_machines.py tests/e2e/test_pod.py -rs $(PYTEST_FLAGS)
 
 check:
 	@tools/setup.sh check

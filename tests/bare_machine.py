@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "build" / "bare"
 SUITE = "bookworm"
@@ -24,6 +26,15 @@ PACKAGES = ("python3", "python3-venv", "make", "iproute2", "ca-certificates")
 """What the README asks for, and the certificates that every machine with a network has."""
 
 MAKE_BOUND_S = 600
+marks = (
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes a root file system and namespaces: needs root"),
+    pytest.mark.skipif(
+        not os.environ.get("TESTBED_BARE"),
+        reason="takes minutes, Debian's mirror and the package index; make test-bare runs it",
+    ),
+)
+"""Of every test on a bare machine."""
+
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 # As pid 1 of its own pid namespace; $1: the kept root, $2: an empty folder, $3: the checkout, the rest: the command.
@@ -60,9 +71,8 @@ class Unavailable(Exception):
     """Why there is no bare machine here."""
 
 
-def base(*more: str) -> Path:
-    """Return the folder of the bare root, with ``more`` packages; made once (a minute). Raises Unavailable."""
-    packages = [*PACKAGES, *more]
+def base(packages: Sequence[str] = PACKAGES) -> Path:
+    """Return the folder of a bare root with ``packages``; made once (a minute). Raises Unavailable."""
     folder = CACHE / hashlib.sha256("\0".join([SUITE, *packages]).encode()).hexdigest()[:12]
     if folder.is_dir():
         return folder
@@ -72,7 +82,8 @@ def base(*more: str) -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         made = Path(scratch) / "root"
-        words = ["--variant=minbase", f"--include={','.join(packages)}", SUITE, str(made)]
+        including = [f"--include={','.join(packages)}"] if packages else []
+        words = ["--variant=minbase", *including, SUITE, str(made)]
         # In a mount namespace of its own: what it mounts below the new root is gone when it ends, however it ends.
         apart = ["unshare", "--mount", "--propagation", "private", "--"]
         try:
@@ -124,10 +135,18 @@ def run(
 
 @contextlib.contextmanager
 def started(
-    argv: Sequence[str], log: Path, *, packages: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    log: Path,
+    *,
+    packages: Sequence[str] = PACKAGES,
+    environment: Mapping[str, str] | None = None,
+    source: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start ``argv`` as :func:`run` does, with ``packages`` too; it ends with the block. Raises Unavailable."""
-    kept = base(*packages)
+    """Start ``argv`` as :func:`run` does, on a machine with ``packages``; it ends with the block. Raises Unavailable.
+
+    ``source``: a folder to copy to /srv/testbed in place of this checkout.
+    """
+    kept = base(packages)
     found = wheels()
     variables = {key: value for key, value in os.environ.items() if key in ("https_proxy", "PIP_INDEX_URL")}
     variables |= {"PIP_CERT": str(CERTIFICATES)} if CERTIFICATES.exists() else {}
@@ -135,10 +154,12 @@ def started(
     variables |= environment or {}
     assignments = [f"{key}={value}" for key, value in variables.items()]
     with tempfile.TemporaryDirectory(prefix="bare-") as scratch:
-        source, place = Path(scratch) / "source", Path(scratch) / "place"
-        source.mkdir()
+        place = Path(scratch) / "place"
         place.mkdir()
-        checkout(source)
+        if source is None:
+            source = Path(scratch) / "source"
+            source.mkdir()
+            checkout(source)
         apart = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--"]
         words = ["bash", "-c", ENTER, "bare", str(kept), str(place), str(source), *assignments, *argv]
         with log.open("wb") as output:

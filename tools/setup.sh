@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# setup.sh demo|test|check|docs|bench|soak: install what this Makefile target needs into .venv, unless it is installed.
+# setup.sh demo|client|test|check|docs|bench|soak: install what this Makefile target needs into .venv, unless it is installed.
 #
 # Outside this folder the script writes only Debian packages and containerlab for tests (as root, with apt-get) and the
 # pip cache. Each missing requirement is reported on one line with the command that installs it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly target=${1:?usage: tools/setup.sh demo|test|check|docs|bench|soak}
+readonly target=${1:?usage: tools/setup.sh demo|client|test|check|docs|bench|soak}
 readonly venv=.venv
 readonly stamp=$venv/.set-up            # line 1: fingerprint of the sources; line 2: installed extras
 readonly log=$venv/set-up.log
@@ -94,12 +94,18 @@ check_machine() {
             echo "make $target: MISSING: root (CAP_NET_ADMIN and CAP_SYS_ADMIN, to create networks); $help" >&2
             lacking=$((lacking + 1))
         }
+    elif [ "$target" = client ]; then
+        have ssh || lack "ssh (how to reach a host)" "$(as_root apt-get install openssh-client)"
+        have git || lack "git (what is committed is installed there)" "$(as_root apt-get install git)"
     elif [ "$target" = test ]; then
         have ip || lack "iproute2 (ip, tc)" "$(as_root apt-get install iproute2)"
         may_make_networks || warn "not root: tests that create network namespaces are skipped; to run them: $(as_root make test)"
     fi
     compiler=own
-    if ! with_fiberd; then
+    if [ "$target" = client ] && ! have_compiler; then
+        compiler=none
+        export TESTBED_WITHOUT_FIBERD=1 # fibers are on the other host
+    elif ! with_fiberd; then
         compiler=none
         warn "TESTBED_WITHOUT_FIBERD is set: fiberd is not built, and fibers need a kernel with netem"
     elif ! have_compiler; then
@@ -293,7 +299,7 @@ install_project() {
     : >"$log"
     # First of all: a compile error of fiberd must show before the download of torch.
     if [ "$built" != yes ]; then
-        say "compiling fiberd and installing the project, without its dependencies (to watch: tail -f $log)"
+        say "$(with_fiberd && echo 'compiling fiberd and ')installing the project, without its dependencies (to watch: tail -f $log)"
         pip_or_die "the project" install --no-deps --editable .
         say "that took $((SECONDS - began)) s"
     fi
@@ -319,6 +325,7 @@ with_extras_before() {
     case "$1 $2" in
         *agents,test,ansible*) echo agents,test,ansible ;;
         *agents*docs* | *docs*agents*) echo agents,docs ;;
+        *agents*ansible* | *ansible*agents*) echo agents,ansible ;;
         *) echo "$1" ;;
     esac
 }
@@ -328,6 +335,7 @@ main() {
     local extras installed='' built=no
     case "$target" in
         demo) extras=agents ;;
+        client) extras=ansible ;;
         docs) extras=docs ;;
         *) extras=agents,test,ansible ;; # test includes docs
     esac

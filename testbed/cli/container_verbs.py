@@ -69,7 +69,7 @@ def render(
 
     if kubernetes:
         text = _kubernetes_job(topology, set_ or [], options or [], name, image, claim)
-        follow_up = f"kubectl create -f {output}"
+        follow_up = f"build and push the image, as the file says, and kubectl create -f {output}"
     else:
         from testbed.lab import containers
 
@@ -102,7 +102,7 @@ def _kubernetes_job(what: str, assignments: list[str], options: list[str], name:
             raise
         raise UserError(f"options of the run: {error.format_message().rstrip('.')}") from error
     for option in ("on", "runs", "junit"):
-        if getattr(context.get_parameter_source(option), "name", "") == "COMMANDLINE":
+        if on_host.source(context, option) == "COMMANDLINE":
             raise UserError(f"--{option} names a place outside of the pod; remove it (results go to --claim)")
     files = departures.Departures()
     marks = on_host.marks(inspect.signature(run_verbs.run, eval_str=True)) | on_host.marks(

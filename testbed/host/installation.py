@@ -74,7 +74,7 @@ def pip(arguments: Sequence[str]) -> str:
     line = shlex.join([*words, *arguments])
     if importlib.util.find_spec("pip") is None and words[0] != "uv":
         line = f"{shlex.join([how.python, '-m', 'ensurepip'])} && {line}"
-    return line if _writable(how) else how.as_root(line)
+    return how.shell(line) if _writable(how) else how.as_root(line)
 
 
 def apt(*packages: str) -> str:

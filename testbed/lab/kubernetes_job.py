@@ -9,7 +9,6 @@ from pathlib import Path
 from testbed.core.experiment.named_files import named_files
 from testbed.core.plan import kubernetes
 from testbed.core.plan.kubernetes import CarriedFile
-from testbed.core.topology.model import Topology
 from testbed.core.user_text import shown
 from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import FileMistakes, StorageError, UserError
@@ -47,7 +46,7 @@ def render(
     cannot hold; StorageError.
     """
     images.refuse_bad_name(image)
-    topology, more = _read(what, overrides)
+    ranks, more = _read(what, overrides)
     files = [*_carried(dict.fromkeys(_inside(str(it)) for it in (*named, *more)))]
     return kubernetes.render(
         kubernetes.Request(
@@ -56,27 +55,30 @@ def render(
             files=files,
             image=image or f"{images.reference()}-run",
             claim=claim,
-            ranks=len(topology.node_names),
+            ranks=ranks,
             version=__version__,
         )
     )
 
 
-def _read(what: str, overrides: Mapping[str, object]) -> tuple[Topology, list[str]]:
-    """Return the topology of a run, and the paths of files that its experiment names."""
+def _read(what: str, overrides: Mapping[str, object]) -> tuple[int, list[str]]:
+    """Return how many ranks a run has, and the paths of files that its experiment names."""
     if catalog.kind_of(what) == "topology":
-        return catalog.load_topology(what, overrides), []
+        return len(catalog.load_topology(what, overrides).node_names), []
     if findings := catalog.examine_experiment(what, overrides):
         raise FileMistakes(findings)
     experiment = catalog.load_experiment(what)
     topology = catalog.load_topology_of(experiment, overrides)
     assert experiment.topology is not None
     paths = [*named_files(experiment)]
-    if not isinstance(experiment.workload, AgentWorkload) and Path(what).is_file():
-        # Words of a program's command are seen from its folder.
-        folder = Path(what).parent / (experiment.workload.folder or ".")
-        paths += [str(it) for word in experiment.workload.command if (it := folder / word).is_file()]
-    return topology, paths
+    ranks = len(topology.node_names)
+    if not isinstance(experiment.workload, AgentWorkload):
+        ranks *= experiment.workload.ranks_per_node
+        if Path(what).is_file():
+            # Words of a program's command are seen from its folder.
+            folder = Path(what).parent / (experiment.workload.folder or ".")
+            paths += [str(it) for word in experiment.workload.command if (it := folder / word).is_file()]
+    return ranks, paths
 
 
 def _inside(path: str) -> str:

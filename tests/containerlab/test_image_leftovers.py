@@ -69,6 +69,7 @@ def somebodys(text: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.thorough
 def test_no_build_leaves_a_nameless_image(build: Builder) -> None:
     before = nameless()
     build()

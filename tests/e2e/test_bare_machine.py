@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import bare_machine
 import pytest
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes a root file system and namespaces: needs root"),
-    pytest.mark.skipif(
-        not os.environ.get("TESTBED_BARE"),
-        reason="takes minutes, Debian's mirror and the package index; make test-bare runs it",
-    ),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks]
 
 BOUND_S = 1500
 COMPILERS = "cc gcc clang c99 tcc"

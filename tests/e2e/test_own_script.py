@@ -81,6 +81,7 @@ def test_the_example_comes_through_a_cut(folder: Path, state_folder: Path) -> No
     assert 1.0 < run["expectations"][0]["measured"] < 60.0, "it stood while both fibers were cut for 2 s"
 
 
+@pytest.mark.thorough
 def test_a_program_that_fails_is_1_again_and_again(folder: Path, state_folder: Path) -> None:
     """Nothing depends on where the command is given: the program is beside the experiment, and the run's own file has
     its folder."""

@@ -23,15 +23,7 @@ import pytest
 
 from testbed.version import __version__
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes a root file system and namespaces: needs root"),
-    pytest.mark.skipif(
-        not os.environ.get("TESTBED_BARE"),
-        reason="takes minutes, Debian's mirror and the package index; make test-bare runs it",
-    ),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks]
 
 ROOT = Path(__file__).resolve().parents[2]
 PREPARE_BOUND_S, RUN_BOUND_S, START_BOUND_S = 900, 300, 60.0
@@ -77,7 +69,7 @@ class Client:
 
     def prepare(self, checkout: Path, commit: str) -> dict[str, int]:
         """Run `host prepare` for a commit, and return the numbers of Ansible's recap."""
-        settings: dict[str, object] = {"testbed_host_containers": False, "testbed_host_commit": commit}
+        settings: dict[str, object] = {"testbed_host_commit": commit}
         if folder := bare_machine.wheels():
             settings["testbed_host_wheels"] = str(folder)
         names = ("PIP_CERT", "PIP_INDEX_URL", "https_proxy")
@@ -102,7 +94,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         port = probe.getsockname()[1]
     variables = {"CLIENT_KEY": (folder / "key.pub").read_text().strip(), "PORT": str(port)}
     log = folder / "host.log"
-    packages = ("openssh-server", "sudo", "openssh-client", "git")
+    packages = ("python3", "sudo", "openssh-server", "ca-certificates")
     try:
         with bare_machine.started(["bash", "-c", SERVE], log, packages=packages, environment=variables) as child:
             until = time.monotonic() + START_BOUND_S

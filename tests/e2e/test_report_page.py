@@ -41,6 +41,7 @@ def test_every_plot_is_drawn_without_an_error_or_a_request(tmp_path, visit, widt
     assert page.locator("svg.topology:visible .mark").count() == 1
 
 
+@pytest.mark.thorough
 def test_paper_follows_the_readers_theme(tmp_path, visit):
     path = make(tmp_path / "run")
     light, dark = visit(path), visit(path, scheme="dark")

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from testbed.core.topology.model import CONGESTION_CONTROLS
 from testbed.host.doctor.check import Check, read
-from testbed.host.linux import invocation
+from testbed.host.linux import congestion, invocation
 
 __all__ = ["clock", "headroom", "resources"]
 
@@ -41,6 +42,14 @@ def resources() -> Iterator[Check]:
     )
     control = read("/proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
     yield Check("congestion control", "ok", f"{control}: default of new namespaces; routes over fibers override it")
+    lacking = [name for name in CONGESTION_CONTROLS if not congestion.has(name)]
+    detail = f"available to topologies: {', '.join(it for it in CONGESTION_CONTROLS if it not in lacking)}"
+    yield Check(
+        "TCP over fibers",
+        "limited" if lacking else "ok",
+        detail + (f"; those that name {' or '.join(lacking)} use the kernel's default" if lacking else ""),
+        invocation.as_root(f"modprobe -a {' '.join(f'tcp_{it}' for it in lacking)}") if lacking else "",
+    )
 
 
 def clock() -> Iterator[Check]:

@@ -33,7 +33,7 @@ def test_an_experiment_brings_what_it_names(cli: Cli, tmp_path: Path, monkeypatc
     (tmp_path / "mein lab.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
     (tmp_path / "jobs" / "train.py").write_text("print(1)\n")
     (tmp_path / "jobs" / "x.yaml").write_text(
-        "topology: mein lab.yaml\nworkload: {command: [python, train.py], steps: 5}\n"
+        "topology: mein lab.yaml\nworkload: {command: [python, train.py], steps: 5, ranks_per_node: 2}\n"
     )
     config, job = rendered(cli, "jobs/x.yaml", "--kubernetes", "--set", "links.north.km=50")
     assert config["data"]["train.py"] == "print(1)\n"
@@ -42,6 +42,7 @@ def test_an_experiment_brings_what_it_names(cli: Cli, tmp_path: Path, monkeypatc
     assert {it["path"] for it in volume["configMap"]["items"]} == {"jobs/x.yaml", "mein lab.yaml", "jobs/train.py"}
     assert pod["containers"][0]["args"] == ["testbed", "run", "--set", "links.north.km=50", "--", "jobs/x.yaml"]
     assert pod["containers"][0]["workingDir"] == "/experiment"
+    assert pod["containers"][0]["resources"]["requests"]["cpu"] == "4", "8 ranks"
 
 
 @pytest.mark.parametrize(

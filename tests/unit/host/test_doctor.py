@@ -16,6 +16,8 @@ from testbed.errors import MissingTool
 from testbed.host import doctor
 from testbed.host.doctor import Check, can_run, limits, machine, programs, trial
 from testbed.host.emulators import fiberd
+from testbed.host.files import catalog
+from testbed.host.linux import congestion
 
 IS_ROOT = os.geteuid() == 0
 
@@ -203,3 +205,30 @@ def test_only_what_is_needed_decides() -> None:
     limited = Check("sch_netem", "limited", "not there", needed=True)
     assert can_run([needless, limited])
     assert not can_run([needless, needed])
+
+
+def test_congestion_controls_are_those_of_the_kernel(
+    checks: dict[str, Check], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    assert all(congestion.has(name) for name in loaded)
+    assert not congestion.has("nothing")
+    assert {"cubic", "bbr", "reno"} & {*loaded} <= {*checks["TCP over fibers"].detail.replace(",", "").split()}
+    listed = tmp_path / "available"
+    listed.write_text("reno cubic\n")
+    monkeypatch.setattr(congestion, "_LOADED", listed)
+    monkeypatch.setattr(congestion, "_MODULES", tmp_path)
+    monkeypatch.setattr(machine, "_MEMORY_PER_HOST_BYTES", 0)
+    told = {check.name: check for check in machine.resources()}["TCP over fibers"]
+    assert (told.state, "bbr use the kernel's default" in told.detail) == ("limited", True)
+    assert told.fix.endswith("modprobe -a tcp_bbr")
+    file = tmp_path / "x.yaml"
+    file.write_text("topology: metro-40km\nworkload: {steps: 10}\nset: {congestion: bbr}\n")
+    (found,) = catalog.examine_experiment(str(file))
+    assert found.warning
+    assert "this kernel lacks the TCP congestion control bbr" in str(found)
+    modules = tmp_path / os.uname().release
+    modules.mkdir()
+    (modules / "modules.dep").write_text("kernel/net/ipv4/tcp_bbr.ko.xz:\nkernel/net/ipv4/tcp_yeah.ko: x\n")
+    assert congestion.has("bbr"), "a route that names it loads it"
+    assert catalog.examine_experiment(str(file)) == ()

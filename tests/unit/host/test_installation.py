@@ -139,6 +139,7 @@ def environment(bare: Path, tmp_path: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.thorough
 def test_validate_without_its_extra_says_what_installs_it_which_works(bare: Path, environment: dict[str, str]) -> None:
     said = bare_python.type_in(".venv/bin/testbed validate torch-gloo", bare, environment)
     assert said.returncode == 3, said.stderr

@@ -21,7 +21,7 @@ def test_lint(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     tool = shutil.which("ansible-lint", path=path)
     if tool is None:
-        pytest.skip("ansible-lint is not installed; install it with: pip install -e '.[ansible]'")
+        pytest.skip("ansible-lint is not installed; install it with: pip install -e '.[test]'")
     environment = {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", "ANSIBLE_HOME": str(tmp_path)}
     done = subprocess.run(
         [tool, "--offline", "--nocolor", "--profile", "production"],

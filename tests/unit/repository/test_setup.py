@@ -55,6 +55,14 @@ def test_no_python(machine: Path) -> None:
     assert "apt-get install python3" in line
 
 
+def test_a_client_of_other_hosts_needs_ssh_and_git_alone(machine: Path) -> None:
+    (machine / "ip").unlink()
+    (machine / "cc").unlink()
+    without_ssh, without_git = lacking(machine, "client")
+    assert "apt-get install openssh-client" in without_ssh
+    assert "apt-get install git" in without_git
+
+
 def test_a_python_that_is_too_old(machine: Path) -> None:
     put(machine, "python3", 'case "$*" in *version_info*) exit 1 ;; -V) echo Python 3.9.2 ;; esac')
     (line,) = lacking(machine, "test")

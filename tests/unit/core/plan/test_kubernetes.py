@@ -89,6 +89,17 @@ def test_one_run_a_host_with_no_more_rights_than_a_lab_needs() -> None:
     assert pod["spec"]["automountServiceAccountToken"] is False
 
 
+@pytest.mark.parametrize(("ranks", "cores"), [(1, "2"), (4, "2"), (5, "3"), (64, "32")])
+def test_cores_and_memory_follow_the_ranks(ranks: int, cores: str) -> None:
+    asked = container(request(ranks=ranks))["resources"]
+    assert asked == {"requests": {"cpu": cores, "memory": f"{1000 + 400 * ranks}M"}}
+
+
+def test_the_file_names_the_command_that_builds_its_image() -> None:
+    text = kubernetes.render(request(image="registry.example/a:b"))
+    assert re.search(r"^# +docker build --tag registry\.example/a:b \.", text, re.MULTILINE)
+
+
 @settings(max_examples=60, deadline=None)
 @given(words=st.lists(TEXT, max_size=4), content=TEXT)
 def test_words_and_texts_arrive_as_they_are(words: list[str], content: str) -> None:
