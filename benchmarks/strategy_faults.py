@@ -38,6 +38,7 @@ WAYS: dict[str, Any] = {
     "multi-tier:every=10,every_regions=20": COMPUTE,
     "async-diloco:every=20": COMPUTE,
     "decoupled:every=20": COMPUTE,
+    "torchft-diloco:every=20,exchange.timeout=5s": COMPUTE,
     "pipeline": REAL,
     "tensor": REAL,
     "moe": REAL,

@@ -1,6 +1,6 @@
 """Compute utilization of strategies over 1000 km: one rank a site, 1.3 M parameters, 50 ms of declared compute.
 
-Medians over the repeats, which are interleaved; the prediction of the report beside each. Then the order of flat,
+Medians over the repeats, which are interleaved; the prediction made before each run beside it. Then the order of flat,
 two-level, blocking and streaming exchanges where an exchange takes about two steps (kappa = 2), every 20 steps, in 4
 fragments that may take 0, 1 and 2 steps beside compute. Needs root and torch.
 """
@@ -51,7 +51,7 @@ def _one(lab: Any, way: str, folder: Path) -> dict[str, Any]:
     steps = STEPS.get(way.partition(":")[0], OTHER_STEPS)
     try:
         lab.open_run(folder)
-        job = lab.train(steps=steps, strategy=way, compute=COMPUTE, model=MODEL, checkpoint_every=0)
+        job = lab.train(steps=steps, strategy=way, compute=COMPUTE, model=MODEL, checkpoint_every=0, calibrate=True)
         job.wait(240.0)
         lab.report()
     except TestbedError as error:

@@ -57,12 +57,14 @@ def train(
     broken: str = "",
     told: int = 0,
     slow_s: float = 0.0,
+    saves: bool = False,
     **job: Any,
 ) -> Ended:
     """Train by ``strategy``; ``options`` by the names of its constructor's arguments. ``broken``: as of ``breakage``.
 
     ``slow_s``: by how much the ranks of site b are later in each step. ``told``: the step in which rank 0 is told to
-    stop; 0: never. With ``attempt=2, resume=(8, 1)`` a second attempt continues in the folder of the first one.
+    stop, or with ``saves`` to save its state and leave; 0: never. With ``attempt=2, resume=(8, 1)`` a second attempt
+    continues in the folder of the first one.
     """
     data.load(None)  # once, before ranks are forked
     of = strategies_built.twin_class(strategy)
@@ -86,7 +88,7 @@ def train(
         **{"timeout_s": 8.0, **job},
     )
     sys.stdout.flush()
-    pids = [_forked(rank, made, broken, told, slow_s) for rank in range(len(SITES))]
+    pids = [_forked(rank, made, broken, told, slow_s, saves) for rank in range(len(SITES))]
     until = time.monotonic() + BOUND_S
     for pid in pids:
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
@@ -106,7 +108,7 @@ def train(
     )
 
 
-def _forked(rank: int, job: Job, broken: str, told: int, slow_s: float) -> int:
+def _forked(rank: int, job: Job, broken: str, told: int, slow_s: float, saves: bool) -> int:
     end = job.directory / f"rank-{rank}.end"
     end.unlink(missing_ok=True)
     if pid := os.fork():
@@ -118,16 +120,16 @@ def _forked(rank: int, job: Job, broken: str, told: int, slow_s: float) -> int:
         metrics = RankMetrics(site=SITES[rank], node="", rank=rank, torch_version=torch.__version__)
         records = Records(job.directory / f"rank-{rank}.jsonl")
         seat = Seat(rank, f"node-{rank}", SITES[rank])
-        stop, begun = threading.Event(), itertools.count(1)
+        stop, save, begun = threading.Event(), threading.Event(), itertools.count(1)
 
         def slower_by() -> float:  # asked at the beginning of each step
             if next(begun) == told and rank == 0:
-                stop.set()
+                (save if saves else stop).set()
             if SITES[rank] == "b":
                 time.sleep(slow_s)
             return 0.0
 
-        outcome = train_rank(job, seat, records, metrics, stop, slower_by=slower_by)
+        outcome = train_rank(job, seat, records, metrics, stop, slower_by=slower_by, save=save.is_set)
         end.write_text(f"{outcome.status} {outcome.fingerprint}")
     except BaseException as error:
         end.write_text(repr(error))

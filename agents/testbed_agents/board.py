@@ -2,7 +2,8 @@
 
 All nodes of a lab are on one host, so the ranks share a file of the job's folder. On it are, by rank: the step that the
 rank has entered, its newest checkpoint, when its gradients of the last steps were ready, when it had updated its
-parameters, its train_loss; and once, for all: the order to stop, or to save the state and stop.
+parameters, its train_loss, and where it is in the timing before the first step; and once, for all: the order to stop,
+or to save the state and stop.
 
 An order names the step after which all ranks obey: the newest that any rank has entered. Entering a step and giving
 an order exclude each other by a lock on the file, so no rank can enter a later step unseen. An order needs no bytes on
@@ -20,6 +21,7 @@ import math
 import mmap
 import os
 import struct
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -40,7 +42,12 @@ _NOTE = struct.Struct("<qddd")
 """Step; t of gradients ready; t of parameters updated; train_loss. NaN: not known."""
 _KEPT = 4
 """Notes kept per rank: how many steps ranks that step together can be apart, and one more."""
-_RANK_BYTES = _ENTERED.size + _SAVED.size + _KEPT * _NOTE.size
+_MET = struct.Struct("<qdd")
+"""Number of a meeting; t of this rank's coming; what it brings."""
+_KEPT_MEETINGS = 2
+"""A rank that comes to a meeting has read all of the one before the last."""
+_RANK_BYTES = _ENTERED.size + _SAVED.size + _KEPT * _NOTE.size + _KEPT_MEETINGS * _MET.size
+_LOOKS_EVERY_S = 0.0005
 
 
 class Board:
@@ -111,6 +118,26 @@ class Board:
             _SAVED.pack_into(self._map, self._saved_at(self._rank), step)
             return int(of_all)
 
+    def meet(self, number: int, value: float, timeout_s: float) -> tuple[float, float]:
+        """Wait until all ranks have come to meeting ``number``, from 1; return when the last one came, and the greatest
+        value that a rank brought.
+
+        Costs no byte on a network, whose operations may be what is timed. Raises RuntimeError.
+        """
+        at = self._met_at(self._rank, number)
+        # The number comes last, and is read first: who sees it finds the rest.
+        self._map[at + _ENTERED.size : at + _MET.size] = _MET.pack(number, time.monotonic(), value)[_ENTERED.size :]
+        self._map[at : at + _ENTERED.size] = _ENTERED.pack(number)
+        deadline_t = time.monotonic() + timeout_s
+        for rank in range(self._world_size):
+            while self._met(rank, number) != number:
+                if time.monotonic() > deadline_t:
+                    raise RuntimeError(f"rank {rank} did not come to a meeting within {timeout_s:g} s")
+                time.sleep(_LOOKS_EVERY_S)
+        places = (self._met_at(rank, number) for rank in range(self._world_size))
+        found = [_MET.unpack(self._map[at : at + _MET.size]) for at in places]
+        return max(came_t for _, came_t, _ in found), max(brought for _, _, brought in found)
+
     def close(self) -> None:
         """Close the file. Idempotent."""
         if self._file >= 0:
@@ -140,6 +167,13 @@ class Board:
 
     def _place(self, rank: int, step: int) -> int:
         return self._saved_at(rank) + _SAVED.size + step % _KEPT * _NOTE.size
+
+    def _met(self, rank: int, number: int) -> int:
+        at = self._met_at(rank, number)
+        return int(_ENTERED.unpack(self._map[at : at + _ENTERED.size])[0])
+
+    def _met_at(self, rank: int, number: int) -> int:
+        return self._place(rank, 0) + _KEPT * _NOTE.size + number % _KEPT_MEETINGS * _MET.size
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -1,118 +1,208 @@
 """Time a strategy's operations alone, before the job: at their sizes, after their idle times, all groups at once.
 
 What is to be timed comes with the job (``testbed.core.analysis.volleys.volleys``); nothing here knows a
-strategy. The ranks meet before each repetition. No operation is recorded as one of the job.
+strategy. The ranks meet on the board before each repetition. Operations are recorded as in the job, because checksums
+and samples are a part of what they take; but into nothing, as none of them is one of the job.
 
 Exchanges of an outer loop are timed by the strategy itself (``Strategy.after_step``), with all that it computes for
 them, of parameters that differ by rank; afterwards parameters and state are put back bit by bit.
+
+The first repetition does not count: it warms memory, and TCP's windows shrink in the idle times before it and after it
+to what they are in a job. Others are made until they agree, or until their idle time is used up.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from testbed_agents import evidence, watched
+from testbed_agents.board import Board
+from testbed_agents.evidence import Evidence
 from testbed_agents.exchange import begin_sum, gather_into, reduce_scatter_into
 from testbed_agents.groups import Groups
+from testbed_agents.operation_log import OperationLog
+from testbed_agents.records import Records
 from testbed_agents.strategies.strategy import Strategy
 
-__all__ = ["calibrate", "time_compute"]
+__all__ = ["Meeting", "calibrate", "time_compute"]
 
 EXCHANGE = "exchange"
 
-REPETITIONS = 5
-"""The first one warms connections, and does not count."""
-MOST_REPETITIONS = 13
+LEAST, MOST = 2, 5
+"""Repetitions that count."""
+MOST_SHORT = 12
 """Of volleys that follow one another within a step: they are short, and their times vary most."""
-SHORT_GAP_S = 0.05
-BUDGET_S = 2.0
-"""Idle time of all repetitions of volleys together, and of exchanges; a longer one is shortened to this, but each is
-timed twice."""
+SHORT_GAP_S = 0.1
+AGREE = 0.1
+"""Repetitions agree if the slowest of them took at most this share longer than the quickest one."""
+BUDGET_S = 1.0
+"""Idle time of the repetitions of a volley, or of all exchanges; longer only for the least number of repetitions."""
 _ELEMENT_BYTES = 4
 _MOVEMENT = 1e-3
-_MORE = 1.5
-"""So many times as long as ranks need to agree on a time it lies ahead."""
+_BEGIN_AFTER_S = 0.003
+"""From the coming of the last rank until all begin: they look on the board for each other every half millisecond."""
+
+
+class Meeting:
+    """Lets all ranks begin at the same time, and agree on the slowest one: the clock and the board are of one host.
+
+    After a barrier over the fiber ranks would go on up to a round trip apart, and each operation would seem to take so
+    much longer.
+    """
+
+    def __init__(self, board: Board, timeout_s: float) -> None:
+        self._board, self._timeout_s, self._number = board, timeout_s, 0
+
+    def begin_after(self, gap_s: float) -> float:
+        """Sleep for ``gap_s``; return when all ranks have done so, and what time it is. Raises RuntimeError."""
+        time.sleep(gap_s)
+        begin_t = self._meet()[0] + _BEGIN_AFTER_S
+        time.sleep(max(0.0, begin_t - time.monotonic()))
+        return time.monotonic()
+
+    def greatest(self, value: float) -> float:
+        """Return the greatest value of all ranks. Raises RuntimeError."""
+        return self._meet(value)[1]
+
+    def _meet(self, value: float = 0.0) -> tuple[float, float]:
+        self._number += 1
+        return self._board.meet(self._number, value, self._timeout_s)
 
 
 def calibrate(
     planned: Sequence[Mapping[str, Any]],
     groups: Groups,
+    meeting: Meeting,
     strategy: Strategy | None = None,
     parameters: Sequence[Tensor] = (),
 ) -> list[list[float]]:
     """Return the times of each volley on this rank, in s; empty for one that it has no part in. A collective call.
 
-    ``parameters`` of the model, which exchanges of ``strategy`` leave as they are.
+    ``parameters`` of the model, which exchanges of ``strategy`` leave as they are. Raises RuntimeError.
     """
-    volleys = [it for it in planned if it["kind"] != EXCHANGE]
     exchanges = [it for it in planned if it["kind"] == EXCHANGE]
-    meeting = _Meeting(groups)
-    times = iter(_volleys(volleys, groups, meeting))
-    walked = iter(_exchanges(exchanges, meeting, strategy, parameters) if exchanges and strategy else [])
-    return [next(walked if it["kind"] == EXCHANGE else times, []) for it in planned]
+    found: list[list[float]] = [[] for _ in planned]
+    with _recorded_into_nothing() as log:
+        for batch in _batches(planned):
+            times = _volleys([planned[index] for index in batch], groups, meeting, log)
+            for index, of in zip(batch, times, strict=True):
+                found[index] = of
+        walked = iter(_exchanges(exchanges, meeting, strategy, parameters, log) if exchanges and strategy else [])
+    return [next(walked, []) if it["kind"] == EXCHANGE else of for it, of in zip(planned, found, strict=True)]
 
 
-class _Meeting:
-    """Lets all ranks begin at the same time: the clock is that of one host.
-
-    After a barrier alone, ranks go on up to a round trip apart, and each operation would seem to take so much longer.
-    """
-
-    def __init__(self, groups: Groups) -> None:
-        self._world, self._agreeing_s = groups.world, 0.0
-        for _ in range(2):  # the first one makes connections
-            began_t = time.monotonic()
-            self._latest(began_t)
-            took_s = time.monotonic() - began_t
-        self._agreeing_s = self._latest(took_s)
-
-    def begin_after(self, gap_s: float) -> float:
-        """Sleep for about ``gap_s``, return when all ranks do so, and what time it is."""
-        time.sleep(gap_s)
-        wait_s = _MORE * self._agreeing_s
-        begin_t = self._latest(time.monotonic() + wait_s)
-        time.sleep(min(max(0.0, begin_t - time.monotonic()), wait_s))
-        return time.monotonic()
-
-    def _latest(self, value: float) -> float:
-        found = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._world)
-        return float(found)
+@contextlib.contextmanager
+def _recorded_into_nothing() -> Iterator[OperationLog]:
+    """Take the evidence that a job takes; what was installed before is not told."""
+    before, log = evidence.current(), OperationLog(0)
+    log.begin(0, False)
+    with contextlib.closing(Records(Path(os.devnull))) as nothing, watched.unobserved():
+        watched.observe(log)
+        evidence.install(Evidence(nothing))
+        try:
+            yield log
+        finally:
+            evidence.install(before)
 
 
-def _volleys(planned: Sequence[Mapping[str, Any]], groups: Groups, meeting: _Meeting) -> list[list[float]]:
-    own = [_own(volley, groups) for volley in planned]
-    left_s = BUDGET_S
-    found: list[list[float]] = []
-    for volley, mine in zip(planned, own, strict=True):
-        gap_s = max(0.0, float(volley["gap_s"]))
-        most = MOST_REPETITIONS if 0 < gap_s < SHORT_GAP_S else REPETITIONS
-        repetitions = min(most, max(2, int(left_s / gap_s))) if gap_s else most
-        left_s -= repetitions * gap_s
-        times = []
-        for _ in range(repetitions):
-            began_t = meeting.begin_after(gap_s)
-            if mine:
-                _do(volley, mine)
-                times.append(time.monotonic() - began_t)
-        found.append(times)
+def _batches(planned: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Return which volleys share their idle time: those of different groups, and those that follow without any."""
+    found: list[list[int]] = []
+    for index, volley in enumerate(planned):
+        if volley["kind"] == EXCHANGE:
+            continue
+        own = _names(volley)
+        if volley["gap_s"] <= 0 and found:
+            batch = next((it for it in reversed(found) if any(own & _names(planned[at]) for at in it)), None)
+        else:
+            batch = next((it for it in found if not any(own & _names(planned[at]) for at in it)), None)
+        if batch is None:
+            found.append([index])
+        else:
+            batch.append(index)
     return found
 
 
+def _names(volley: Mapping[str, Any]) -> set[tuple[str, tuple[int, ...]]]:
+    return {(name, tuple(ranks)) for name, ranks in volley["groups"]}
+
+
+def _volleys(
+    batch: Sequence[Mapping[str, Any]], groups: Groups, meeting: Meeting, log: OperationLog
+) -> list[list[float]]:
+    """Time volleys one after the other, which have idled together."""
+    own = [_own(volley, groups) for volley in batch]
+    gap_s = max(max(0.0, float(it["gap_s"])) for it in batch)
+    found: list[list[float]] = [[] for _ in batch]
+    follows = any(0 < float(it["gap_s"]) < SHORT_GAP_S for it in batch)
+    repeating = _Repeating(meeting, gap_s, MOST_SHORT if follows else MOST)
+    while repeating.goes_on:
+        time.sleep(gap_s)
+        slowest = []
+        for volley, mine, times in zip(batch, own, found, strict=True):
+            began_t = meeting.begin_after(0.0)
+            took_s = 0.0
+            if mine:
+                _do(volley, mine)
+                took_s = time.monotonic() - began_t
+                times.append(took_s)
+            slowest.append(took_s)
+            log.take()
+        repeating.took(slowest)
+    return found
+
+
+def _counted(times_s: Sequence[float]) -> Sequence[float]:
+    """Return the times that count: of four and more, all but a quarter at each end (``volleys.timed_alone``)."""
+    ends = len(times_s) // 4
+    return sorted(times_s)[ends : len(times_s) - ends]
+
+
+class _Repeating:
+    """Decides, alike on all ranks, whether to repeat what takes ``gap_s`` of idle time each time."""
+
+    def __init__(self, meeting: Meeting, gap_s: float, most: int) -> None:
+        self._meeting, self._gap_s = meeting, gap_s
+        self._most = min(most, max(LEAST, int(BUDGET_S / gap_s))) if gap_s > 0 else most
+        self._rows: list[list[float]] = []
+
+    @property
+    def goes_on(self) -> bool:
+        counted = self._rows[1:]
+        if len(counted) < LEAST:
+            return True
+        if len(counted) >= self._most:
+            return False
+        return any(max(times) > (1 + AGREE) * min(times) for times in map(_counted, zip(*counted, strict=True)))
+
+    def took(self, times_s: Sequence[float]) -> None:
+        """Note a repetition: how long each part of it took on this rank. A collective call."""
+        self._rows.append([self._meeting.greatest(it) for it in times_s])
+
+
 def _exchanges(
-    planned: Sequence[Mapping[str, Any]], meeting: _Meeting, strategy: Strategy, parameters: Sequence[Tensor]
+    planned: Sequence[Mapping[str, Any]],
+    meeting: Meeting,
+    strategy: Strategy,
+    parameters: Sequence[Tensor],
+    log: OperationLog,
 ) -> list[list[float]]:
     """Go through the exchanges of a cycle several times, without the steps between them."""
     tensors = [*(it.detach() for it in parameters), *strategy.state().values()]
     kept = [it.clone() for it in tensors]
-    repetitions = min(REPETITIONS, max(2, round(BUDGET_S / max(1e-3, sum(float(it["gap_s"]) for it in planned)))))
     found: list[list[float]] = [[] for _ in planned]
-    for number in range(repetitions):
+    repeating = _Repeating(meeting, sum(max(0.0, float(it["gap_s"])) for it in planned), MOST)
+    number = step = 0
+    while repeating.goes_on:
         for it, times in zip(planned, found, strict=True):
             step = int(it["step"]) + number * int(it["cycle"])
             _disturb(parameters, step)
@@ -121,8 +211,11 @@ def _exchanges(
             if it.get("ends") == "timed":
                 strategy.finish(step)
             times.append(time.monotonic() - began_t)
-            if it.get("ends") == "after":
-                strategy.finish(step)
+            log.take()
+        repeating.took([times[-1] for times in found])
+        number += 1
+    if planned[-1].get("ends") == "after":  # what is on its way lands
+        strategy.finish(step)
     with torch.no_grad():
         for tensor, before in zip(tensors, kept, strict=True):
             tensor.copy_(before)
@@ -137,13 +230,14 @@ def _disturb(parameters: Sequence[Tensor], seed: int) -> None:
             it.add_(torch.empty_like(it).normal_(0.0, _MOVEMENT, generator=generator))
 
 
-def time_compute(step: Callable[[int], None], groups: Groups, seconds: float = 0.0) -> list[float]:
+def time_compute(step: Callable[[int], None], meeting: Meeting, seconds: float = 0.0) -> list[float]:
     """Return the times of ``step(number)``, in s, begun by all ranks together; the first one does not count.
 
-    ``seconds``: about how long one takes; they are repeated for as long as volleys, 2 to 4 times. A collective call.
+    ``seconds``: about how long one takes; they are repeated 2 to 4 times, for about as long as volleys idle. A
+    collective call. Raises RuntimeError.
     """
-    meeting, times = _Meeting(groups), []
-    for number in range(1 + max(2, min(4, int(BUDGET_S / 2 / seconds) if seconds else 4))):
+    times = []
+    for number in range(1 + max(2, min(4, int(BUDGET_S / seconds) if seconds else 4))):
         began_t = meeting.begin_after(0.0)
         step(number)
         times.append(time.monotonic() - began_t)

@@ -43,6 +43,8 @@ REMEMBERED = 9
 """Steps from whose median the usual time of optimizer and layers is taken."""
 MOST_REHEARSED = 5_000_000
 """Parameters of a sleeping model before the job; a copy of a large one would cost its memory again."""
+MOST_REHEARSED_S = 0.15
+"""Declared time of a step before the job."""
 MOST_LEARNED = 0.5
 """Share of the declared time that may be taken off for what is learned."""
 
@@ -174,10 +176,14 @@ class Compute:
         return made
 
     def rehearsed(self) -> Compute:
-        """Return compute like this one for steps before the job, whose model is not larger than it has to be."""
+        """Return compute like this one for steps before the job, whose model is not larger than it has to be.
+
+        What is declared is known; how much ranks differ is in the time of real work, and in the noise of declared time.
+        """
         shape, elements = self._shape, min(self._elements, MOST_REHEARSED)
+        seconds = self.seconds if self.noise else min(self.seconds, MOST_REHEARSED_S)
         return Compute(
-            self.kind, self.seconds, self.noise, shape=shape, elements=elements, layers=self._layers,
+            self.kind, seconds, self.noise, shape=shape, elements=elements, layers=self._layers,
             rank=self._rank, seed=self._seed, speed=self.speed,
         )  # fmt: skip
 

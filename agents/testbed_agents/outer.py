@@ -112,7 +112,7 @@ class Nesterov:
 
     def __init__(self, values: Tensor, rate: float, momentum: float, name: str = "outer") -> None:
         self._rate, self._momentum, self.name = rate, momentum, name
-        self._restarted = True
+        self._chain: evidence.Evidence | None = None  # in which this optimizer's last step was recorded
         self._values = nn.Parameter(values, requires_grad=True)
         self._optimizer = torch.optim.SGD([self._values], lr=rate, momentum=momentum, nesterov=momentum > 0)
         # SGD makes the buffer in its first step; a checkpoint must be able to fill it before. Zeros are the same.
@@ -148,9 +148,9 @@ class Nesterov:
             rate=self._rate,
             momentum=self._momentum,
             before_crc32=crc_before,
-            restarted=self._restarted,
+            restarted=self._chain is not checks,
         )
-        self._restarted = False
+        self._chain = checks
 
     def _update(self, gradient: Tensor) -> None:
         self._values.grad = gradient
@@ -159,7 +159,7 @@ class Nesterov:
 
     def restart(self, values: Tensor) -> None:
         """Adopt ``values`` and forget the momentum."""
-        self._restarted = True
+        self._chain = None
         self._values.data.copy_(values)
         self.momentum.zero_()
 

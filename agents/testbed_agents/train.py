@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from testbed_agents import breakage, data, evidence, failpoints, strategies, watched
 from testbed_agents.board import Board, Order
-from testbed_agents.calibration import calibrate, time_compute
+from testbed_agents.calibration import Meeting, calibrate, time_compute
 from testbed_agents.check_log import Checks
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
 from testbed_agents.compute import Compute
@@ -123,7 +123,7 @@ def train(
             strategy.loaded()
             metrics.last_step = resumed_from
         if job.calibrate and job.attempt == 1:
-            _calibrate(job, groups, records, strategy, model)
+            _calibrate(job, groups, board, records, strategy, model)
         checks = Checks(
             Records(job.directory / f"rank-{seat.rank}.checks.jsonl", job.fence),
             rank=seat.rank,
@@ -312,24 +312,33 @@ def _add(total: dict[str, float], more: Mapping[str, float]) -> None:
         total[name] = total.get(name, 0.0) + value
 
 
-def _calibrate(job: Job, groups: Groups, records: Records, strategy: Strategy, model: nn.Module) -> None:
-    """Time operations, and the compute of steps on all ranks at once; the job's state is as it was before."""
-    took_s = calibrate(job.calibrate, groups, strategy, list(model.parameters()))
+def _calibrate(job: Job, groups: Groups, board: Board, records: Records, strategy: Strategy, model: nn.Module) -> None:
+    """Time operations, and the compute of steps on all ranks at once; the job's state is as it was before.
+
+    The optimizer is a part of a step's compute: on shared cores ranks that end a pass together leave it one by one.
+    """
+    began_t, meeting = time.monotonic(), Meeting(board, job.timeout_s)
+    took_s = calibrate(job.calibrate, groups, meeting, strategy, list(model.parameters()))
     inputs = torch.zeros(job.batch, job.shape.context, dtype=torch.int64)
     compute = Compute.from_message(job.compute, rank=groups.rank, seed=job.seed, shape=job.shape).rehearsed()
     with torch.random.fork_rng(devices=[]):
         plain = compute.model()
 
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=job.learning_rate)
+
     def step(number: int) -> None:
-        began_t = time.monotonic()
+        step_t = time.monotonic()
         compute.begin(number)
         compute.loss(plain(inputs), inputs).backward()  # type: ignore[no-untyped-call]
-        ended_t = time.monotonic()
-        compute.end(began_t, ended_t, ended_t, ended_t)
+        ready_t = time.monotonic()
+        optimizer.step()
+        optimizer.zero_grad()
+        compute.end(step_t, ready_t, ready_t, time.monotonic())
 
-    times = time_compute(step, groups, compute.seconds)
+    times = time_compute(step, meeting, compute.seconds)
     real = {} if compute.seconds else {"compute_s": statistics.median(times)}
-    records.write("calibration", t=time.monotonic(), took_s=took_s, compute_times_s=times, **real)
+    t = time.monotonic()
+    records.write("calibration", t=t, lasted_s=t - began_t, took_s=took_s, compute_times_s=times, **real)
 
 
 _STATUS: Mapping[Order, str] = {"": "ok", "stop": "stopped", "save": "saved"}

@@ -18,6 +18,7 @@ from testbed.core.units import (
     parse_duration_s,
     parse_probability,
     parse_rate_bps,
+    parse_step_s,
 )
 from testbed.errors import UserError
 
@@ -247,9 +248,9 @@ def predict(
         "delay_s": options.read("--delay", delay, parse_delay_s),
         "overlap_last_backward": overlap_last_backward or None,
         "parameters": options.read("--parameters", parameters, parse_count),
-        "step_s": options.read("--step-time", step_time, parse_duration_s),
+        "step_s": options.read("--step-time", step_time, parse_step_s),
         "operation_s": options.read("--operation", operation, parse_delay_s),
-        "outer_step_s": options.read("--outer-step", outer_step, parse_duration_s),
+        "outer_step_s": options.read("--outer-step", outer_step, parse_step_s),
         "layers": layers, "bits": bits, "payload_factor": payload_factor,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}

@@ -14,10 +14,10 @@ from testbed.core.units import (
     format_rate,
     parse_count,
     parse_delay_s,
-    parse_duration_s,
     parse_length_m,
     parse_rate_bps,
     parse_size_bytes,
+    parse_step_s,
 )
 from testbed.errors import UserError
 
@@ -49,7 +49,7 @@ OVER: Final[dict[str, tuple[str, Callable[[str], float], Callable[[float], str]]
     "km": ("delay_s", _read_km, _show_km),
     "delay": ("delay_s", parse_delay_s, lambda it: format_delay(it, 3)),
     "rate": ("rate_bps", parse_rate_bps, lambda it: format_rate(it, 3)),
-    "step-time": ("step_s", parse_duration_s, lambda it: format_duration(it, 3)),
+    "step-time": ("step_s", parse_step_s, lambda it: format_duration(it, 3)),
     "parameters": ("parameters", parse_count, lambda it: f"{it:.3g}"),
     "every": ("every", float, lambda it: f"{it:.0f}"),
     "bits": ("bits", float, lambda it: f"{it:.3g}"),
@@ -154,7 +154,7 @@ def similar_lab(step_time: str, scale: float | None, topology: Topology | None) 
     """Return step, scale and cores of the lab that is printed beside a prediction; the scale is the topology's."""
     if scale is None:
         scale = 1000.0 if topology is None else topology.scale
-    return read("--lab-step-time", step_time, parse_duration_s) or 0.0, scale, os.cpu_count() or 1
+    return read("--lab-step-time", step_time, parse_step_s) or 0.0, scale, os.cpu_count() or 1
 
 
 def axis(text: str) -> Axis:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from testbed.core.training import strategies_built
 from testbed.core.training.twin import Twin
 from testbed.errors import UserError
 
-__all__ = ["GROUP", "broken", "package_of", "register"]
+__all__ = ["GROUP", "broken", "files_of", "package_of", "register"]
 
 GROUP = "testbed.strategies"
 
@@ -36,6 +38,19 @@ def broken() -> Mapping[str, str]:
 def package_of(name: str) -> str:
     """Return the package that a strategy comes from; empty for the testbed's own."""
     return _loaded()[0].get(name, "")
+
+
+def files_of(name: str) -> tuple[Path, ...]:
+    """Return the files and folders by which ranks find and import a strategy; none for the testbed's own."""
+    found: list[Path] = []
+    for point in importlib.metadata.entry_points(group=GROUP, name=name):
+        if point.dist is not None:
+            found.append(Path(str(point.dist.locate_file(""))))  # listed for the package's metadata
+        spec = importlib.util.find_spec(point.module)
+        if spec is not None and spec.origin is not None:
+            found.append(Path(spec.origin))
+            found += map(Path, spec.submodule_search_locations or ())
+    return tuple(it for it in found if it.exists())
 
 
 @functools.cache

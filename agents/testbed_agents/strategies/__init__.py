@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,17 +47,39 @@ def names() -> tuple[str, ...]:
 
 def make(name: str, options: Mapping[str, Any]) -> Strategy:
     """Return the strategy ``name``; ``options`` are arguments of its constructor. Raises ValueError."""
-    try:
-        if name in _FILES:
-            file, _, of = _FILES[name].partition(":")
+    if name in _FILES:
+        file, _, of = _FILES[name].partition(":")
+        try:
             made = getattr(importlib.import_module(f"testbed_agents.strategies.{file}"), of)
-        else:
-            (found,) = importlib.metadata.entry_points(group=GROUP, name=name)
-            made = found.load().Agent
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"unknown strategy '{name}' (available: {', '.join(names())}): {error}") from error
+        except ImportError as error:
+            raise ValueError(f"strategy {name} cannot be imported: {error}") from error
+    else:
+        made = _of_package(name)
     try:
         strategy: Strategy = made(**options)
     except TypeError as error:
         raise ValueError(f"strategy {name}: {error}") from error
     return strategy
+
+
+def _of_package(name: str) -> Any:
+    """Return the class ``Agent`` of the package that registers ``name``. Raises ValueError."""
+    found = importlib.metadata.entry_points(group=GROUP, name=name)
+    if not found:
+        raise ValueError(
+            f"unknown strategy '{name}' (available: {', '.join(names())}): no package that this rank finds registers it"
+            f" with {sys.executable}; ranks search the folders that Python had when the lab came up, as"
+            f" uid {os.geteuid()}: install the package there, or set PYTHONPATH before the lab is brought up"
+        )
+    if len(found) > 1:
+        values = " and ".join(sorted(it.value for it in found))
+        raise ValueError(f"strategy {name} is registered by {len(found)} packages ({values}); uninstall all but one")
+    (point,) = found
+    package = point.dist.name if point.dist else "a package"
+    try:
+        return point.load().Agent
+    except Exception as error:  # any: it is a user's module
+        raise ValueError(
+            f"strategy {name}, registered by {package} as {point.value}: this rank, uid {os.geteuid()}, cannot import"
+            f" it: {type(error).__name__}: {error}"
+        ) from error

@@ -100,10 +100,13 @@ def evaluate(
             detected_t = began[next_]
         ended_t = job.ended_t if detected_t is None else detected_t
         in_order = end is not None and end.fields.get("in_order") is True
+        known_t = detected_t if end is None or detected_t is None or in_order else max(end.t, detected_t)
         if end is not None and in_order:
             cause, cause_t = text(end.fields, "cause"), None
         else:
-            cause, cause_t = ("", None) if detected_t is None else _cause(events, windows, began[this], detected_t)
+            cause, cause_t = "", None
+            if detected_t is not None and known_t is not None:
+                cause, cause_t = _cause(events, windows, began[this], detected_t, known_t)
         first = next((it.t for it in job.commits if it.attempt == next_), None)
         committed = [it for it in job.commits if it.attempt == this]
         ran = {it.step for log in logs for it in log.steps if it.attempt == this}
@@ -117,10 +120,10 @@ def evaluate(
                 steps_lost=len(ran) - len(committed),
                 why=text(end.fields, "why") if end else "",
                 cause=cause,
-                detection_s=None if detected_t is None or cause_t is None else detected_t - cause_t,
+                detection_s=None if detected_t is None or cause_t is None else max(0.0, detected_t - cause_t),
                 time_to_resume_s=None if detected_t is None or first is None else first - detected_t,
                 goodput=_goodput(this, job, began[this], ended_t),
-                blast=() if detected_t is None else _blast(logs, events, this, next_, detected_t),
+                blast=() if known_t is None else _blast(logs, events, this, next_, known_t),
                 in_order=in_order,
             )
         )
@@ -151,10 +154,14 @@ def _detected(end: Event) -> float:
 
 
 def _cause(
-    events: Sequence[Event], windows: Sequence[FaultWindow], began_t: float, detected_t: float
+    events: Sequence[Event], windows: Sequence[FaultWindow], began_t: float, detected_t: float, known_t: float
 ) -> tuple[str, float | None]:
     """Return the cause of an attempt's end and the time of its effect: the last fault that began before detection and
-    did not end before the attempt began; without one, the death of a rank's process."""
+    did not end before the attempt began; without one, the death of a rank's process.
+
+    ``known_t``: when the end was written down. Peers may notice a death, by their connections, before the fork server
+    reports it; the end is written down a moment later, so that the report is there.
+    """
     standing = [
         it
         for it in windows
@@ -163,19 +170,17 @@ def _cause(
     if standing:
         last = max(standing, key=lambda it: it.began_t)
         return last.label, max(last.began_t, began_t)
-    for rank, t in _deaths(events, began_t, detected_t):
+    for rank, t in _deaths(events, began_t, known_t):
         return f"rank {rank} died", t
     return "", None
 
 
-def _deaths(events: Sequence[Event], began_t: float, detected_t: float) -> list[tuple[int, float]]:
+def _deaths(events: Sequence[Event], began_t: float, until_t: float) -> list[tuple[int, float]]:
     """Return (rank, t) of each process that died by itself in an attempt, in the order of time."""
     return [
         (rank, it.t)
         for it in events
-        if it.event == "rank-died"
-        and began_t <= it.t <= detected_t
-        and (rank := integer(it.fields, "rank")) is not None
+        if it.event == "rank-died" and began_t <= it.t <= until_t and (rank := integer(it.fields, "rank")) is not None
     ]
 
 
@@ -185,10 +190,10 @@ def _goodput(attempt: int, job: JobEvidence, began_t: float, ended_t: float | No
 
 
 def _blast(
-    logs: Sequence[RankLog], events: Sequence[Event], this: int, next_: int | None, detected_t: float
+    logs: Sequence[RankLog], events: Sequence[Event], this: int, next_: int | None, known_t: float
 ) -> tuple[Standstill, ...]:
-    began_t = min((job.t for log in logs for job in log.jobs if job.attempt == this), default=detected_t)
-    dead = {rank for rank, _ in _deaths(events, began_t, detected_t)}
+    began_t = min((job.t for log in logs for job in log.jobs if job.attempt == this), default=known_t)
+    dead = {rank for rank, _ in _deaths(events, began_t, known_t)}
     sites: dict[str, list[RankLog]] = {}
     for log in logs:
         sites.setdefault(log.site, []).append(log)

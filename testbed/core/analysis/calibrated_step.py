@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.core.analysis.composed_step import IN_FLIGHT, Alone, composed, library_s
+from testbed.core.analysis.composed_step import Alone, composed, library_s, slots
 from testbed.core.analysis.step_costs import FiberModel
-from testbed.core.analysis.volleys import Volley, cycle_of, why_not
+from testbed.core.analysis.volleys import Volley, cycle_of, rounds, why_not
 from testbed.core.prediction.collective_times import Pattern
 from testbed.core.prediction.inputs import Inputs, mistakes
 from testbed.core.prediction.plans import predict_events
@@ -105,6 +105,14 @@ def _buckets(twin: Twin) -> int:
     return int(twin.values.get("buckets", 1) or 1)
 
 
+def _slots(twin: Twin) -> int | None:
+    """Return how many exchanges between sites the library runs at once; None for any number."""
+    for step in range(1, cycle_of(twin) + 1):
+        if crossing := [it for it in rounds(twin.operations(step), twin.layout.sites) if it.crosses]:
+            return min((it for it in map(slots, crossing) if it is not None), default=None)
+    return None
+
+
 def _inputs(
     twin: Twin,
     fiber: FiberModel,
@@ -129,7 +137,7 @@ def _inputs(
         wire_factor=8 * per_direction / max(1, cycles) / exchanged_bits if exchanged_bits else 0.0,
         delays=twin.delays,
         buckets=_buckets(twin),
-        in_flight=IN_FLIGHT,
+        in_flight=_slots(twin),
         every=of_steps,
         fragments=int(values.get("fragments", 1) or 1),
         overlap=int(values.get("overlap", 0) or 0),

@@ -4,10 +4,12 @@ What the rank stands still for takes what it took alone, one operation after the
 pass, bucket by bucket, exposes what ends after it: buckets queue for the slots of the library and for the lane of the
 fiber as in ``predict`` (``bucket_pipeline.py``); several operations of a bucket follow one another, those inside the
 site each for one bucket at a time. Of a fragment that lands some steps later, what it takes longer than those is
-exposed; fragments queue for the lane. A rank waits for the slowest of those with which it ends the step: by how much
-their compute differs was timed, too.
+exposed; fragments queue for the lane. After the last step all fragments on their way land, before what ends the job is
+exchanged. A rank waits for the slowest of those with which it ends the step: by how much their compute differs was
+timed, too.
 
-The library's time for a bucket is the one with which that queue takes as long as the burst that was timed.
+The library's time for a bucket is the one with which that queue takes as long as the burst that was timed. Of buckets
+that queue for the lane alone, what a burst takes longer than one bucket is their time on the lane.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
-__all__ = ["Alone", "composed", "library_s"]
+__all__ = ["Alone", "composed", "library_s", "slots"]
 
 IN_FLIGHT: Final = 2
 """Operations that torch's gloo runs at once: it has two threads."""
@@ -67,13 +69,17 @@ class Alone:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """What a part of an operation costs: library, lane, delays, in seconds; ``cold_s`` more for the first one."""
+    """What a part of an operation costs: library, lane, delays, in seconds; ``cold_s`` more for the first one.
+
+    ``library_s``: what of it is the library's, in its slot and on the lane.
+    """
 
     software_s: float
-    serial_s: float
+    lane_s: float
     propagation_s: float
     cold_s: float
     in_flight: int | None
+    library_s: float
 
 
 @dataclass
@@ -89,10 +95,12 @@ def composed(twin: Twin, fiber: FiberModel, compute_s: float, alone: Alone) -> t
     """Return the mean exposed time of a step, and the part of it that is inside the sites.
 
     ``compute_s``: of a step. Propagation and serialization are at most what twin and certificate say of a step, as in
-    ``critical_path``; what an operation takes beyond them is the library's.
+    ``critical_path``; what an operation takes beyond them is the library's. The first step of a job is left out of the
+    mean, as of what is measured: it makes connections. The end of the job is in it.
     """
     steps = twin.layout.steps if twin.layout.steps <= _MOST_STEPS else min(twin.layout.steps, 2 * cycle_of(twin))
     known: dict[tuple[Operation, ...], tuple[Exposed, float, float, tuple[Round, ...]]] = {}
+    left_out = int(1 < steps == twin.layout.steps)  # in whole cycles each exchange has its share as it is
     clock, total, inside_s = _Clock(), Exposed(), 0.0
     for step in range(1, steps + 1):
         operations = tuple(twin.operations(step))
@@ -102,8 +110,9 @@ def composed(twin: Twin, fiber: FiberModel, compute_s: float, alone: Alone) -> t
         clock.now_s += compute_s + update_s
         waited_s = _fragments(clock, step, begun, twin, fiber, alone)
         clock.now_s += waited_s + exposed.total_s - update_s
-        total, inside_s = total + exposed + Exposed(waiting_s=waited_s), inside_s + in_site_s
-    return total * (1 / steps), inside_s / steps
+        if step > left_out:
+            total, inside_s = total + exposed + Exposed(waiting_s=waited_s), inside_s + in_site_s
+    return total * (1 / (steps - left_out)), inside_s / (steps - left_out)
 
 
 def library_s(twin: Twin, fiber: FiberModel, alone: Alone) -> float:
@@ -118,7 +127,7 @@ def library_s(twin: Twin, fiber: FiberModel, alone: Alone) -> float:
             moved = max(site_bytes([op for it in crossing for op in it.operations], twin.layout.sites).values())
             found.append(max(0.0, exchange_s - twin.delays * fiber.delay_s - 8 * moved / fiber.rate_bps))
         else:
-            found += [_bucket(it, twin, fiber, alone, staged=False).software_s for it in crossing]
+            found += [_bucket(it, twin, fiber, alone, staged=False).library_s for it in crossing]
     return sum(found) / len(found) if found else 0.0
 
 
@@ -174,9 +183,9 @@ def _tail(
         costs = _bucket(it, twin, fiber, alone, staged=len(stages) > 1)
         ready[0] += costs.cold_s
         ready = sorted(ready)
-        sent = send_in_order(ready, costs.serial_s, costs.propagation_s, costs.software_s, costs.in_flight)
+        sent = send_in_order(ready, costs.lane_s, costs.propagation_s, costs.software_s, costs.in_flight)
         ready = [it.arrived_s for it in sent]
-        inside_s = 0.0 if it.crosses else inside_s + costs.software_s
+        inside_s = 0.0 if it.crosses else inside_s + costs.library_s
     tail_s = max(0.0, max(ready) - compute_s)
     return tail_s, min(inside_s, tail_s) if any(it.crosses for it in stages) else tail_s
 
@@ -188,7 +197,10 @@ def _bucket(it: Round, twin: Twin, fiber: FiberModel, alone: Alone, *, staged: b
         moved = max(site_bytes(it.operations, twin.layout.sites).values(), default=0.0) / max(1, it.first.parts)
         serial_s, propagation_s = 8 * moved / fiber.rate_bps / it.times, twin.delays * fiber.delay_s
     count, took_s = alone.burst(it)
-    in_flight = 1 if staged and not it.crosses else None if it.first.kind == "send" else IN_FLIGHT
+    in_flight = 1 if staged and not it.crosses else slots(it)
+
+    if in_flight is None:
+        return _messages(count, took_s, alone.one(it), serial_s, propagation_s)
 
     def takes_s(software_s: float, lane_s: float) -> float:
         return send_in_order([0.0] * count, lane_s, propagation_s, software_s, in_flight)[-1].arrived_s
@@ -199,7 +211,25 @@ def _bucket(it: Round, twin: Twin, fiber: FiberModel, alone: Alone, *, staged: b
     else:
         software_s = _where(lambda it_s: takes_s(it_s, serial_s), took_s, 0.0, took_s)
     cold_s = max(0.0, alone.one(it) - (software_s + serial_s + propagation_s))
-    return _Bucket(software_s, serial_s, propagation_s, cold_s, in_flight)
+    return _Bucket(software_s, serial_s, propagation_s, cold_s, in_flight, software_s)
+
+
+def _messages(count: int, took_s: float, one_s: float, serial_s: float, propagation_s: float) -> _Bucket:
+    """Return what a part costs of which any number is on its way at once: ``count`` took ``took_s``, and one ``one_s``
+    after an idle time. They queue for the lane alone, so what each one more takes is lane; the rest is there once."""
+    lane_s = max(serial_s, (took_s - one_s) / (count - 1)) if count > 1 else serial_s
+    lane_s = min(lane_s, took_s / count)
+    latency_s = took_s - count * lane_s
+    cold_s = max(0.0, one_s - lane_s - latency_s)
+    propagation_s = min(propagation_s, latency_s)
+    software_s = latency_s - propagation_s
+    return _Bucket(software_s, lane_s, propagation_s, cold_s, None, software_s + max(0.0, lane_s - serial_s))
+
+
+def slots(it: Round) -> int | None:
+    """Return how many operations such as these the library runs at once; None for any number: it sends and receives
+    messages in a thread that waits for none of them."""
+    return None if it.first.kind == "send" else IN_FLIGHT
 
 
 def _where(rising: Callable[[float], float], value: float, low: float, high: float) -> float:
@@ -219,6 +249,7 @@ def _fragments(clock: _Clock, step: int, begun: Sequence[Round], twin: Twin, fib
         starts_s = max(clock.now_s, clock.lane_free_s)
         clock.lane_free_s = starts_s + 8 * moved / fiber.rate_bps
         clock.flying.append((step + it.first.lands, max(clock.lane_free_s, starts_s + alone.one(it))))
-    due = [arrived_s for lands, arrived_s in clock.flying if lands <= step]
+    over = step >= twin.layout.steps  # then nothing is left for later steps
+    due = [arrived_s for lands, arrived_s in clock.flying if lands <= step or over]
     clock.flying = [it for it in clock.flying if it[0] > step]
     return max(0.0, max(due, default=0.0) - clock.now_s)

@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from testbed.core.analysis.commits import Commit
@@ -136,7 +137,9 @@ def recover(
         near = _gaps(ran, window, faults, settle_s, pace)
     last_t = committed[-1].t if committed else job.began_t
     gap = _open_gap(last_t, job, pace)
-    if gap is not None and _overlap(gap, window, settle_s) and _is_of(gap, window, faults):
+    # Whose it is was decided when the job ended: what begins later, while the run is still observed, changes nothing.
+    at_end = None if gap is None else replace(gap, t=math.nextafter(job.ended_t, math.inf))
+    if gap is not None and at_end is not None and _overlap(at_end, window, settle_s) and _is_of(at_end, window, faults):
         gap_s = max(it.seconds for it in (*near, _Gap(gap.longest_s(median), last_t)))
         return FaultRecovery(window, gap_s, None, None, False, last_t, gap_open=True)
     if median is None or last_t <= window.began_t:

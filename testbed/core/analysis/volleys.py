@@ -37,10 +37,15 @@ EXCHANGE: Final = "exchange"
 _LONGEST_GAP_S: Final = 1.0
 """TCP halves its window for each retransmission timeout (0.2 s and more) that a connection idles: after so long hardly
 one is larger than at its beginning."""
+_NEAR_GAP_S: Final = 0.25
+"""Where a round trip is short: slow start, which idling brings back, takes a dozen of them at most."""
+_NEAR_S: Final = 1e-3
 _SHORTER_GAP_S: Final = 0.35
 """Of what does not cross a fiber, for fragments to arrive that land by then."""
 _LONGEST_CYCLE: Final = 2000
-_MOST_IN_BURST: Final = 4
+_IN_BURST: Final = 4
+_SHARE_IN_BURST: Final = 6
+"""Of many parts a sixth: what a small one takes in a long row shows only in a long one."""
 _MOST_EXCHANGES: Final = 8
 _ALIKE: Final = 1.25
 """Operations whose sizes differ by no more than this factor take as long as each other."""
@@ -150,10 +155,11 @@ def rounds(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Round
     return tuple(Round(tuple(group), _times(group), _crosses(group, sites)) for group in found)
 
 
-def volleys(twin: Twin, step_s: float) -> tuple[Volley, ...]:
+def volleys(twin: Twin, step_s: float, round_trip_s: float = 1.0) -> tuple[Volley, ...]:
     """Return what is to be timed, in the order in which a cycle does it; () if nothing is predicted from it.
 
-    ``step_s``: about how long a step takes.
+    ``step_s``: about how long a step takes. ``round_trip_s``: the longest one between two sites, which says how long
+    connections idle before an operation.
     """
     if why_not(twin):
         return ()
@@ -172,14 +178,20 @@ def volleys(twin: Twin, step_s: float) -> tuple[Volley, ...]:
                 found.append(
                     Volley(
                         str(first.kind), it.part_bytes, it.groups, 0.0, it.crosses, first.parts > 0,
-                        max(1, min(first.parts, _MOST_IN_BURST)), it.crosses or not staged, first.what,
+                        _burst(first.parts), it.crosses or not staged, first.what,
                     )
                 )  # fmt: skip
                 counts.append(it.times)
             else:
                 found[known] = replace(found[known], byte_count=max(found[known].byte_count, it.part_bytes))
                 counts[known] += it.times
-    return (*_planned(found, counts, cycle, step_s), *_exchanges(twin, cycle, step_s))
+    longest_s = _LONGEST_GAP_S if round_trip_s > _NEAR_S else _NEAR_GAP_S
+    return (*_planned(found, counts, cycle, step_s, longest_s), *_exchanges(twin, cycle, step_s, longest_s))
+
+
+def _burst(parts: int) -> int:
+    """Return how many of ``parts`` are timed one behind the other."""
+    return max(1, min(parts, _IN_BURST), parts // _SHARE_IN_BURST)
 
 
 def has_outer_loop(twin: Twin) -> bool:
@@ -196,7 +208,7 @@ def signature(operations: Iterable[Operation]) -> Signature:
     return tuple(sorted((str(it.kind), it.ranks, it.lands) for it in after))
 
 
-def _exchanges(twin: Twin, cycle: int, step_s: float) -> Iterator[Volley]:
+def _exchanges(twin: Twin, cycle: int, step_s: float, longest_gap_s: float) -> Iterator[Volley]:
     """Yield the first exchanges of a cycle, until each kind was there; what lands needs those before it."""
     if not has_outer_loop(twin):
         return
@@ -212,19 +224,21 @@ def _exchanges(twin: Twin, cycle: int, step_s: float) -> Iterator[Volley]:
     flies = any(it.lands for operations in of.values() for it in operations)
     for before, step in itertools.pairwise((0, *due)):
         awaited = [it for it in twin.operations(step) if not (it.before_update or it.parts or it.lands)]
-        longest_s = _LONGEST_GAP_S if _crosses(awaited, sites) else _SHORTER_GAP_S
+        longest_s = longest_gap_s if _crosses(awaited, sites) else _SHORTER_GAP_S
         ends = "timed" if step == last else "after" if flies and step == due[-1] else ""
         yield Volley(
             EXCHANGE, 0.0, (), min(longest_s, step_s * (step - before)), True, False, step=step, cycle=cycle, ends=ends
         )
 
 
-def _planned(found: Sequence[Volley], counts: Sequence[int], cycle: int, step_s: float) -> Iterator[Volley]:
+def _planned(
+    found: Sequence[Volley], counts: Sequence[int], cycle: int, step_s: float, longest_gap_s: float
+) -> Iterator[Volley]:
     for it, count in zip(found, counts, strict=True):
         idle_s = step_s * cycle / count
         if it.beside:  # parts of the backward pass follow one another; before the first one is a forward pass
             idle_s -= (1 - FORWARD_SHARE) * step_s
-        yield replace(it, gap_s=min(_LONGEST_GAP_S, idle_s), burst=1)
+        yield replace(it, gap_s=min(longest_gap_s if it.crosses else _NEAR_GAP_S, idle_s), burst=1)
         if it.burst > 1:
             yield it
 
@@ -232,7 +246,7 @@ def _planned(found: Sequence[Volley], counts: Sequence[int], cycle: int, step_s:
 def timed_alone(rows: Iterable[Mapping[int, Sequence[float]]]) -> tuple[float, ...]:
     """Return how long each volley took: the mean over repetitions of the slowest rank's time.
 
-    Of four and more the least and the greatest are left out: a stall of the machine would be a quarter of the mean.
+    Of four and more a quarter at each end is left out: a stall of the machine would be a quarter of the mean.
 
     ``rows``: of each volley, rank -> its times in s; the first repetition, which warms connections, does not count.
     """
@@ -240,7 +254,8 @@ def timed_alone(rows: Iterable[Mapping[int, Sequence[float]]]) -> tuple[float, .
     for ranks in rows:
         slowest = [max(times) for times in zip(*(it for it in ranks.values() if it), strict=False)]
         counted = sorted(slowest[1:] or slowest)
-        found.append(statistics.fmean(counted[1:-1] if len(counted) > 3 else counted) if counted else 0.0)
+        ends = len(counted) // 4
+        found.append(statistics.fmean(counted[ends : len(counted) - ends]) if counted else 0.0)
     return tuple(found)
 
 

@@ -30,9 +30,9 @@ from testbed.core.units import (
     format_rate,
     format_size,
     parse_count,
-    parse_duration_s,
     parse_number,
     parse_probability,
+    parse_step_s,
 )
 from testbed.core.user_text import expected, unknown
 
@@ -153,7 +153,7 @@ def _speeds(value: object) -> dict[str, float]:
 
 def _time(value: object) -> float:
     try:
-        seconds = parse_duration_s(value)
+        seconds = parse_step_s(value)
     except Unreadable as error:
         raise Unreadable(error.message, _HOW) from error
     if not 0 < seconds <= _MOST_S:

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -96,12 +97,15 @@ def test_a_note_that_is_being_written_again_is_seen_whole(tmp_path: Path) -> Non
     board = Board(tmp_path / "board", 0, 2)
     board.note(5, ready_t=4.0)
     child = subprocess.Popen([sys.executable, "-c", program, board.path])
-    seen: list[tuple[float, float]] = []
-    while child.poll() is None:
-        if (noted := (board.mean_loss(5, (1,)), board.later(5, (1,)))) not in seen[-1:]:
-            seen.append(noted)
+    losses: list[float] = []
+    later: list[float] = []
+    while child.poll() is None:  # the two are read one after the other, so each has its own order
+        for seen, noted in ((losses, board.mean_loss(5, (1,))), (later, board.later(5, (1,)))):
+            if repr(noted) not in map(repr, seen[-1:]):
+                seen.append(noted)
     assert child.returncode == 0
-    assert seen[1:] == [(2.0, 6.0)], "first nothing, then all of it"
+    assert losses[-1:] == [2.0] and all(map(math.isnan, losses[:-1])), "first nothing, then the loss"
+    assert later[-1:] == [6.0] and later[:-1] in ([], [0.0]), "first nothing, then the time"
 
 
 def test_what_all_ranks_have_saved_is_what_the_last_one_has(boards: list[Board]) -> None:
@@ -133,3 +137,29 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordsError, match="cannot write"):
         Board(tmp_path / "file" / "board", 0, 2)
+
+
+def test_all_ranks_leave_a_meeting_with_the_last_time_and_the_greatest_value(boards: list[Board]) -> None:
+    found: dict[int, list[tuple[float, float]]] = {}
+
+    def come(rank: int) -> None:
+        chance = random.Random(rank)
+        for number in range(1, 30):
+            time.sleep(chance.random() / 1000)
+            found.setdefault(rank, []).append(boards[rank].meet(number, number + chance.random() * rank, 10.0))
+
+    began_t = time.monotonic()
+    ranks = [threading.Thread(target=come, args=(rank,)) for rank in range(4)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    assert found[0] == found[1] == found[2] == found[3]
+    times = [came_t for came_t, _ in found[0]]
+    assert [began_t, *times] == sorted([began_t, *times])
+    assert all(number <= value < number + 3 for number, (_, value) in enumerate(found[0], 1))
+
+
+def test_a_rank_that_does_not_come_to_a_meeting_is_named(boards: list[Board]) -> None:
+    with pytest.raises(RuntimeError, match=r"rank 1 did not come to a meeting within 0\.01 s"):
+        boards[0].meet(1, 0.0, 0.01)

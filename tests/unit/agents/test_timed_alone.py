@@ -3,12 +3,18 @@ exchanges by the strategy itself, which leave its parameters and state as they w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
-from testbed_agents import calibration, strategies
-from testbed_agents.calibration import calibrate, time_compute
+from testbed_agents import calibration, evidence, strategies
+from testbed_agents.board import Board
+from testbed_agents.calibration import Meeting, calibrate, time_compute
 from testbed_agents.groups import Groups
 from testbed_agents.model import GPT, Shape
+from testbed_agents.records import Records
 from testbed_agents.strategies import Context
 
 from testbed.core.analysis.volleys import volleys
@@ -32,27 +38,39 @@ PLANNED = [
 ]  # fmt: skip
 
 
-def test_each_kind_is_timed_on_the_ranks_that_take_part() -> None:
+@contextmanager
+def meeting(folder: Path, rank: int, world_size: int) -> Iterator[Meeting]:
+    with closing(Board(folder / "board", rank, world_size)) as board:
+        yield Meeting(board, 30.0)
+
+
+def test_each_kind_is_timed_on_the_ranks_that_take_part(tmp_path: Path) -> None:
     def rank_of_job(rank: int) -> tuple[list[list[float]], list[str]]:
         groups = Groups(rank, ["east", "east", "west"])
         groups.in_site()
         before = set(groups._by_name)
-        found = calibrate(PLANNED, groups)
+        with meeting(tmp_path, rank, 3) as met:
+            found = calibrate(PLANNED, groups, met)
         dist.barrier()
         return found, sorted(set(groups._by_name) - before)
 
     results = run(3, rank_of_job)
     counts = [[len(times) for times in found] for found, _ in results]
-    of, more = calibration.REPETITIONS, calibration.MOST_REPETITIONS
-    assert counts == [[of, of, of, more, of, of, of], [of, of, of, 0, of, of, 0], [of, 0, of, more, of, of, of]]
+    for of_volley in zip(*counts, strict=True):
+        assert len({it for it in of_volley if it}) == 1, "ranks decide alike whether to repeat"
+    least, most = 1 + calibration.LEAST, 1 + calibration.MOST_SHORT
+    assert [[least <= it <= most for it in of_rank] for of_rank in counts] == [
+        [True] * 7, [True, True, True, False, True, True, False], [True, False, True, True, True, True, True]
+    ]  # fmt: skip
     assert all(made == ["slice:0"] for _, made in results), "groups of the strategy are used again"
     assert all(time_s > 0 for found, _ in results for times in found for time_s in times)
 
 
-def test_steps_are_timed_on_all_ranks_without_their_first_one() -> None:
+def test_steps_are_timed_on_all_ranks_without_their_first_one(tmp_path: Path) -> None:
     def rank_of_job(rank: int) -> tuple[list[int], list[float]]:
         calls: list[int] = []
-        return calls, time_compute(calls.append, Groups(rank, ["east", "east"]))
+        with meeting(tmp_path, rank, 2) as met:
+            return calls, time_compute(calls.append, met)
 
     for calls, times in run(2, rank_of_job):
         assert calls == [0, 1, 2, 3, 4]
@@ -70,7 +88,7 @@ OUTER: tuple[tuple[str, dict[str, object]], ...] = (
 )
 
 
-def test_exchanges_that_are_timed_change_no_bit() -> None:
+def test_exchanges_that_are_timed_change_no_bit(tmp_path: Path) -> None:
     planned = [
         [it.to_message() | {"gap_s": 0.0} for it in volleys(strategies_built.make(name, options, LAYOUT), 0.1)]
         for name, options in OUTER
@@ -85,7 +103,9 @@ def test_exchanges_that_are_timed_change_no_bit() -> None:
             strategy = strategies.make(name, options)
             tensors = [*strategy.prepare(model, context), *strategy.state().values()]
             before = [it.clone() for it in tensors]
-            times = calibrate(of, context.groups, strategy, list(model.parameters()))
+            with meeting(tmp_path / name / str(len(found)), rank, len(SITES)) as met:
+                times = calibrate(of, context.groups, met, strategy, list(model.parameters()))
+            assert not evidence.current().recording
             same = all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
             exchanged = [times[index] for index, it in enumerate(of) if it["kind"] == "exchange"]
             found.append((same and strategy.outer_version == 0, [sum(t > 0 for t in each) for each in exchanged]))
@@ -93,4 +113,34 @@ def test_exchanges_that_are_timed_change_no_bit() -> None:
 
     for of_rank in run(len(SITES), rank_of_job):
         assert all(same for same, _ in of_rank)
-        assert all(counts and all(count == calibration.REPETITIONS for count in counts) for _, counts in of_rank)
+        least, most = 1 + calibration.LEAST, 1 + calibration.MOST
+        assert all(counts and all(least <= count <= most for count in counts) for _, counts in of_rank)
+
+
+def test_all_that_is_recorded_of_an_exchange_is_part_of_what_it_takes(tmp_path: Path) -> None:
+    """A job takes checksums beside each exchange; the first exchange after is the first of its chain."""
+    twin = strategies_built.make("sparse-loco", {"every": 2}, LAYOUT)
+    planned = [it.to_message() | {"gap_s": 0.0} for it in volleys(twin, 0.1) if it.kind == "exchange"]
+
+    def rank_of_job(rank: int) -> list[tuple[int, bool]]:
+        model = GPT(Shape(layers=2, width=32, context=16))
+        strategy = strategies.make("sparse-loco", {"every": 2})
+        strategy.prepare(model, Context(Groups(rank, SITES), steps=LAYOUT.steps))
+        recorded: list[tuple[int, bool]] = []
+        plain = evidence.Evidence.outer
+
+        def outer(self: evidence.Evidence, name: str, **fields: object) -> None:
+            recorded.append((id(self), bool(fields["restarted"])))
+            plain(self, name, **fields)  # type: ignore[arg-type]
+
+        evidence.Evidence.outer = outer  # type: ignore[method-assign, assignment]
+        with meeting(tmp_path, rank, len(SITES)) as met:
+            calibrate(planned, strategy.context.groups, met, strategy, list(model.parameters()))
+        evidence.install(evidence.Evidence(Records(tmp_path / f"{rank}.jsonl")))
+        strategy.after_step(2)
+        return recorded
+
+    for recorded in run(len(SITES), rank_of_job):
+        first = [restarted for _, restarted in recorded]
+        assert len(first) > calibration.LEAST + 1
+        assert first == [True, *[False] * (len(first) - 2), True], "a chain of its own, and then the job's"

@@ -126,6 +126,19 @@ def test_the_example_trains_as_its_twin_says(example: None) -> None:
     assert [twin.committed(step) for step in range(1, 6)] == [0, 2, 2, 4, 5]
 
 
+def test_a_rank_says_why_it_cannot_import_one(install: Install) -> None:
+    with pytest.raises(ValueError, match=r"unknown strategy 'broken-one' .*no package that this rank finds registers"):
+        strategies.make("broken-one", {})
+    install("broken-one", "1 / 0")
+    with pytest.raises(ValueError, match=r"registered by broken-one as broken_one: .* cannot import it: ZeroDivision"):
+        strategies.make("broken-one", {})
+
+
+def test_files_that_ranks_read(example: None, tmp_path: Path) -> None:
+    assert strategy_packages.files_of("plain-average") == (tmp_path, tmp_path / "plain_average.py")
+    assert strategy_packages.files_of("ddp") == ()
+
+
 TWIN = "from testbed.core.training.twin import Option, Twin as Base\n"
 
 

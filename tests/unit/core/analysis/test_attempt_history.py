@@ -86,6 +86,16 @@ def test_without_a_fault_the_death_of_a_process_is_the_cause() -> None:
     assert [it.lost_ranks for it in first.blast] == [(), (1,)]
 
 
+def test_a_death_that_peers_notice_before_it_is_reported_is_the_cause() -> None:
+    """Peers of a killed rank see its connections close some milliseconds before its end is reported."""
+    ended = Event(110.1, "attempt-ended", ENDED.fields)  # written down a moment after the detection at 110
+    first, _ = evaluated([Event(110.02, "rank-died", {"rank": 1, "pid": 7, "signal": 9}), ended], [])
+    assert (first.cause, first.detection_s) == ("rank 1 died", 0.0)
+    assert [it.lost_ranks for it in first.blast] == [(), (1,)]
+    late, _ = evaluated([Event(110.2, "rank-died", {"rank": 1, "pid": 7, "signal": 9}), ended], [])
+    assert late.cause == ""  # ended by what followed the attempt
+
+
 def test_an_attempt_that_left_in_order_lost_nothing_and_detected_nothing() -> None:
     """Attempt 1 was warned, saved its state after step 4 and left; the site lost its power later."""
     rows = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,6 +45,15 @@ def test_a_fragment_is_timed_alone_too_with_all_slices_both_ways() -> None:
         assert it.crosses and not it.beside
 
 
+def test_connections_idle_for_long_only_where_a_round_trip_is_long() -> None:
+    twin = StreamingDiloco({"every": 8, "fragments": 2, "overlap": 1}, LAYOUT)
+    near, far = (volleys(twin, STEP_S, rtt_s) for rtt_s in (0.4e-3, 10e-3))
+    assert [replace(it, gap_s=0.0) for it in near] == [replace(it, gap_s=0.0) for it in far]
+    for planned, gap_s in ((near, 0.25), (far, 4 * STEP_S)):
+        sends = [it.gap_s for it in planned if it.kind == "send"]
+        assert sends == [pytest.approx(gap_s)] * len(sends)
+
+
 def test_a_bucket_is_timed_and_a_burst_of_them_not_the_whole_gradient() -> None:
     bucket, burst = volleys(Ddp({"buckets": 8}, LAYOUT), STEP_S)
     assert bucket.byte_count == burst.byte_count == N / 8
@@ -65,8 +76,10 @@ def test_blocking_exchange_takes_what_it_took_alone_and_the_site_what_it_takes_b
     found = predict_step(twin, FIBER, STEP_S, planned, (0.004, 0.008, 0.320))
     assert found is not None
     # 320 ms every ten steps; four parts take 8 ms, two at a time, so the last one ends 4 ms after the backward pass.
-    assert found.exposed.total_s == pytest.approx(0.320 / 10 + 0.004)
-    assert found.exposed.propagation_s + found.exposed.serialization_s == pytest.approx(wire_s / 10)
+    # The first step is in no mean, so there are 40 exchanges in 399 steps.
+    share = 40 / 399
+    assert found.exposed.total_s == pytest.approx(0.320 * share + 0.004)
+    assert found.exposed.propagation_s + found.exposed.serialization_s == pytest.approx(wire_s * share)
     assert found.site_s == pytest.approx(0.004)
     assert found.bytes_per_direction == pytest.approx(N / 10)
     assert found.utilization == pytest.approx(STEP_S / found.step_s)
@@ -86,11 +99,65 @@ def test_a_fragment_is_exposed_by_what_it_takes_longer_than_the_steps_beside_it(
         twin, FIBER, STEP_S, planned, [0.5 if index in crossing else 0.0 for index in range(len(planned))]
     )
     assert quick is not None and slow is not None
-    assert quick.exposed.waiting_s == pytest.approx(0.0, abs=1e-9)
-    # The rest is that fragments are exchanged once more at the end, and none is beside a step then.
-    assert quick.exposed.total_s <= 4 * 0.1 / LAYOUT.steps + 1e-9
+    counted = LAYOUT.steps - 1
+    assert quick.exposed.waiting_s == pytest.approx(0.1 / counted), "the last one, for which no step is left"
+    # The rest is that the others are exchanged once more at the end, and none is beside a step then.
+    assert quick.exposed.total_s <= 4 * 0.1 / counted + 1e-9
     late_s = slow.exposed.waiting_s  # as late fragments are in a critical path
     assert 0.5 * 4 * (0.5 - STEP_S) / 8 <= late_s <= 1.5 * 4 * (0.5 - STEP_S) / 8
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 3), st.integers(5, 60), st.floats(0.0, 1.0), st.sampled_from([2, 4]))
+def test_late_fragments_are_those_of_a_clock_of_each_fragment(tau: int, steps: int, took_s: float, count: int) -> None:
+    """No formula: each fragment arrives so long after it began, and all that fly land when the job ends."""
+    layout = Layout(("east", "west"), gpt_tensors(4), steps=steps, layers=4)
+    twin = StreamingDiloco({"every": 8, "fragments": count, "overlap": tau}, layout)
+    planned = volleys(twin, STEP_S)
+    took = [took_s if it.kind == "send" else 0.0 for it in planned]
+    found = predict_step(twin, FiberModel(0.0, 1e15), STEP_S, planned, took)
+    now_s, late_s, flying = 0.0, 0.0, list[tuple[int, float]]()
+    for step in range(1, steps + 1):
+        now_s += STEP_S
+        flying += [(step + tau, now_s + took_s) for it in range(count) if step % 8 == round(8 * it / count) % 8]
+        landing = [arrives_s for due, arrives_s in flying if due <= step or step == steps]
+        flying = [it for it in flying if it[0] > step]
+        waited_s = max(0.0, max(landing, default=0.0) - now_s)
+        now_s += waited_s
+        late_s += waited_s
+    assert found is not None
+    assert found.exposed.waiting_s == pytest.approx(late_s / (steps - 1), abs=1e-9)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.floats(0.0, 0.6), st.integers(1, 4), st.sampled_from([1, 2, 4]))
+def test_more_overlap_never_exposes_more(took_s: float, tau: int, count: int) -> None:
+    layout = Layout(("east", "west"), gpt_tensors(4), steps=401, layers=4)
+
+    def exposed_s(overlap: int) -> float:
+        options = {"every": 8, "fragments": count, "overlap": overlap}
+        planned = volleys(twin := StreamingDiloco(options, layout), STEP_S)
+        found = predict_step(twin, FIBER, STEP_S, planned, [took_s if it.kind == "send" else 0.0 for it in planned])
+        assert found is not None and found.exposed.total_s >= 0
+        return found.exposed.total_s
+
+    assert exposed_s(tau + 1) <= exposed_s(tau) + 1e-9
+
+
+def test_buckets_that_are_sent_as_messages_are_on_the_fiber_at_once_by_the_closed_form_too() -> None:
+    """As many buckets as at full scale: each has its delay, but they do not add up."""
+    layout = Layout(("east", "west"), gpt_tensors(), steps=400)
+    for count in (1, 2, 96):
+        found = predict_step(make("hierarchical", {"buckets": count}, layout), FIBER, STEP_S)
+        serial_s = 8 * N / FIBER.rate_bps
+        backward_s = 2 / 3 * STEP_S
+        last_s = max(backward_s + serial_s / count, backward_s / count + serial_s) + FIBER.delay_s
+        assert found is not None
+        assert found.exposed.total_s == pytest.approx(last_s - backward_s)
+    one = predict_step(make("hierarchical", {"buckets": 1}, layout), FIBER, STEP_S)
+    assert one is not None and one.exposed.total_s == pytest.approx(FIBER.delay_s + serial_s), "d + n/B"
+    ring = predict_step(make("ddp", {"buckets": 96}, layout), FIBER, STEP_S)
+    assert ring is not None and ring.exposed.total_s > 96 / 2 * 2 * FIBER.delay_s, "all-reduces: two at a time"
 
 
 @pytest.mark.parametrize("name", sorted(BUILT))
@@ -141,6 +208,20 @@ def test_a_burst_at_the_end_of_no_compute_takes_what_it_was_timed_at(took_s: flo
         assert found.exposed.total_s == pytest.approx(took_s, rel=1e-3)
     else:  # two at a time, as in the burst
         assert found.exposed.total_s >= took_s * (1 - 1e-3)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.floats(0.0, 0.1), st.floats(0.005, 0.2), st.integers(1, 12))
+def test_buckets_sent_as_messages_share_a_lane_of_the_rate_that_a_burst_reached(
+    latency_s: float, lane_s: float, count: int
+) -> None:
+    """One takes latency and lane; each one more takes the lane for as long again, however slow the lane really is."""
+    layout = Layout(("east", "west"), gpt_tensors(), steps=400)
+    planned = volleys(twin := make("hierarchical", {"buckets": count}, layout), STEP_S)
+    fiber = FiberModel(min(latency_s, 5e-3), 1e15)
+    found = predict_step(twin, fiber, 1e-9, planned, [latency_s + lane_s * it.burst for it in planned])
+    assert found is not None
+    assert found.exposed.total_s == pytest.approx(latency_s + count * lane_s if count > 1 else latency_s + lane_s)
 
 
 @settings(deadline=None, max_examples=20)

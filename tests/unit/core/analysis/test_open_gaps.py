@@ -97,6 +97,15 @@ def test_a_fault_after_the_death_is_outside_the_training():
     assert (second.recovered, second.gap_open, second.longest_gap_s) == (None, False, None)
 
 
+@pytest.mark.parametrize("seen_t", [4.0, 4.9, 5.5, 60.0])
+def test_a_fault_after_the_death_does_not_decide_whose_the_open_gap_is(seen_t):
+    """A fault that ended two steps before the last one is the only one near, also if another began after the death."""
+    windows = [fault("a", 1.5, 1.85), fault("b", 5.0, 6.0)]
+    first, second = evaluate(job([PACE_S] * 20, "failed", 4.0), windows, seen_t=seen_t).faults
+    assert (first.gap_open, first.recovered) == (True, False)
+    assert second.gap_open is False
+
+
 def test_a_fault_after_the_last_planned_step_is_outside_the_training():
     (told,) = evaluate(job([PACE_S] * 20, "ok", 2.1, planned=20), [fault("a", 2.2, 3.0)], seen_t=9.0).faults
     assert (told.recovered, told.gap_open, told.longest_gap_s) == (None, False, None)

@@ -135,6 +135,8 @@ def test_what_is_declared() -> None:
     ("section", "says"),
     [
         ("{compute: 0}", "expected a time above 0"),
+        ("{compute: 80}", "expected a time with its unit, got 80"),
+        ("{compute: {at_least: 80}}", "expected a time with its unit, got 80"),
         ("{compute: 2h}", "at most 1 hour"),
         ("{compute: {at_least: 1s, atmost: 2s}}", "unknown key 'atmost'"),
         ("{compute: {real: 1}}", "expected true or false"),
