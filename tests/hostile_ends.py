@@ -139,9 +139,10 @@ class Bed:
 
     def up(self) -> None:
         if not self.name:
-            self.name = oracle.unused_name()
-            done = self.testbed("up", "metro-40km", "--name", self.name, "--allow-uncertified")
+            name = oracle.unused_name()
+            done = self.testbed("up", "metro-40km", "--name", name, "--allow-uncertified")
             assert done.returncode == 0, f"up: {done.stderr}"
+            self.name = name
 
     def down(self) -> list[str]:
         """Take the lab down, and return what is wrong then."""
@@ -353,15 +354,23 @@ def _verdict(found: Mapping[str, Any], status: int | None, wrong: list[str]) -> 
 def _restored(
     found: Mapping[str, Any], way: str, end: str, undisturbed: Mapping[str, Any] | None, wrong: list[str]
 ) -> None:
-    if end not in ("undisturbed", "rank-killed", "rank-stopped") or "steps" not in found:
+    if end not in ("undisturbed", "rank-killed", "rank-killed-once", "rank-stopped") or "steps" not in found:
         return
-    if found["steps"] != STEPS:
+    if end != "rank-killed-once" and found["steps"] != STEPS:
         wrong.append(f"{found['steps']} of {STEPS} steps are committed")
     if end == "rank-killed" and (found["attempts"] != 2 or found["resumed_from"][1] < CHECKPOINT):
         wrong.append(f"{found['attempts']} attempts, from {found['resumed_from']}")
-    if end == "rank-killed" and not any(f"rank {RANK}" in it for it in found["cause"]):
+    if end in ("rank-killed", "rank-killed-once") and not any(f"rank {RANK}" in it for it in found["cause"]):
         wrong.append(f"the cause is {found['cause']}")
-    if undisturbed and way.partition(":")[0] not in OWN_PACE and found["parameters"] != undisturbed.get("parameters"):
+    suspended = f"rank {RANK} on {NODE}"
+    if end == "rank-stopped" and found["attempts"] > 1 and not any(suspended in it for it in found["why"]):
+        wrong.append(f"the reason of the attempt is {found['why']}")
+    if (
+        undisturbed
+        and end != "rank-killed-once"
+        and way.partition(":")[0] not in OWN_PACE
+        and found["parameters"] != undisturbed.get("parameters")
+    ):
         wrong.append("other parameters than an undisturbed job")
 
 

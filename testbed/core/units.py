@@ -1,7 +1,8 @@
 """Convert quantities between their written form and SI: ``40 km``, ``200us``, ``800G``, ``64 KiB``, ``0.1%``.
 
-A bare number takes the natural unit of its field. Anything but a finite number in a plausible range raises
-:class:`Unreadable`, a ``ValueError`` whose message ends with what to write instead.
+A bare number takes the natural unit of its field. A latency and the compute of a step have none: 80 would be 80 s where
+80 ms were meant, so it is refused. Anything but a finite number in a plausible range raises :class:`Unreadable`, a
+``ValueError`` whose message ends with what to write instead.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
     "parse_probability",
     "parse_rate_bps",
     "parse_size_bytes",
+    "parse_step_s",
 ]
 
 _LENGTH: Final = {"m": 1.0, "km": 1e3, "mi": 1609.344}
@@ -77,7 +79,10 @@ def parse_choice(value: object, known: Iterable[str], what: str = "value") -> st
 
 
 def _quantity(value: object, units: Mapping[str, float], natural: str, what: str, fix: str) -> float:
-    """Convert ``value`` to SI: a finite number of any sign. ``what`` names the quantity, such as "a length"."""
+    """Convert ``value`` to SI: a finite number of any sign. ``what`` names the quantity, such as "a length".
+
+    ``natural``: the unit of a bare number; empty where ``units`` has no unit of that name: only 0 may be bare then.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise Unreadable(*expected(what, value, fix))
     if isinstance(value, str):
@@ -85,13 +90,17 @@ def _quantity(value: object, units: Mapping[str, float], natural: str, what: str
         if match is None:
             raise Unreadable(*expected(what, value, fix))
         number, unit = float(match[1]), match[2].replace("µ", "u").replace("μ", "u") or natural
-        if unit not in units:
+        if unit and unit not in units:
             raise Unreadable(f"unknown unit '{unit}' in {shown(value)}", fix)
     else:
         try:
             number, unit = float(value), natural
         except OverflowError:
             number, unit = math.inf, natural
+    if unit not in units:
+        if number:
+            raise Unreadable(*expected(f"{what} with its unit", value, fix))
+        return 0.0
     if not math.isfinite(number * max(units[unit], 1.0)):
         raise Unreadable(*expected("a finite number", value, fix))
     factor = units[unit]
@@ -115,8 +124,8 @@ def parse_length_m(value: object, *, natural: str = "km") -> float:
     return _within(si, value, 1.0, 4e7, "1 m", "40000 km")
 
 
-def parse_delay_s(value: object, *, natural: str = "s", most_s: float = 60.0) -> float:
-    """Return seconds of latency, 0 to ``most_s``; a bare number is in ``natural`` units.
+def parse_delay_s(value: object, *, natural: str = "", most_s: float = 60.0) -> float:
+    """Return seconds of latency, 0 to ``most_s``; a bare number is in ``natural`` units, or refused without one.
 
     >>> parse_delay_s("200us"), parse_delay_s("5 ms")
     (0.0002, 0.005)
@@ -132,6 +141,15 @@ MOST_DURATION_S: Final = 7 * 24 * 3600.0
 def parse_duration_s(value: object, *, natural: str = "s") -> float:
     """Return seconds of a duration or timeout, 0 to 7 days; a bare number is in ``natural`` units."""
     return parse_delay_s(value, natural=natural, most_s=MOST_DURATION_S)
+
+
+def parse_step_s(value: object) -> float:
+    """Return seconds of a step or a part of it, 0 to 7 days; a bare number is refused.
+
+    >>> parse_step_s("80ms")
+    0.08
+    """
+    return parse_duration_s(value, natural="")
 
 
 def parse_rate_bps(value: object, *, natural: str = "G") -> float:

@@ -168,6 +168,15 @@ class AgentPool:
         """Whether a fault keeps jobs from starting on this rank."""
         return self._held[rank] > 0 or rank in self._paused
 
+    def is_suspended(self, rank: int) -> bool:
+        """Whether the process of a rank that trains is kept from running by a signal, of a fault or of anyone else.
+
+        A container numbers its processes for itself, so of a rank there this is not known.
+        """
+        state = self.states.get(rank)
+        training = self._containers is None and state is not None and state["state"] == "training"
+        return training and state is not None and process.is_suspended(state["pid"])
+
     def revive(self) -> None:
         """Restart fork servers that have ended; their ranks ended with them.
 

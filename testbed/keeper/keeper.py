@@ -164,6 +164,7 @@ class Keeper:
                 "metrics": (rank.metrics, rank.port),
                 "down": self.agents.is_down(number),
                 "warned": self.faults.warning(rank.node),
+                "suspended": self.agents.is_suspended(number),
                 **self.agents.states[number],
             }
             for number, rank in sorted(self.agents.ranks.items())

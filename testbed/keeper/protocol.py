@@ -246,6 +246,7 @@ class RankState(AgentState):
         metrics: (address, port) of its exporter in the management network.
         down: whether a fault keeps jobs from running on it.
         warned: the fault that will take its node's power, for people; empty without one.
+        suspended: whether its process trains, and a signal such as SIGSTOP keeps it from running.
     """
 
     rank: int
@@ -254,6 +255,7 @@ class RankState(AgentState):
     metrics: tuple[str, int]
     down: bool
     warned: str
+    suspended: NotRequired[bool]
 
 
 class JobRecord(TypedDict):

@@ -137,7 +137,7 @@ class RunSummary:
     """Summary of a run; ``verdict`` is pass, fail, unknown, or "no report" if it has none yet.
 
     ``state`` is running, finished, interrupted, failed, or lost: its process ended before it recorded the end. ``pid``
-    is the process of a running one.
+    is the process of a running one. ``log`` has the output of the command, for a run that was detached.
     """
 
     name: str
@@ -147,6 +147,7 @@ class RunSummary:
     verdict: str
     state: str = "finished"
     pid: int | None = None
+    log: Path | None = None
 
 
 def load(topology: str, set: Mapping[str, object] | None = None) -> Topology:
@@ -408,4 +409,5 @@ def _summary(run_directory: RunDirectory) -> RunSummary:
     info, verdict = store.read_summary(run_directory)
     state = store.read_state(run_directory)
     began = info[0] or state.since_unix_s or 0.0
-    return RunSummary(run_directory.name, run_directory.path, began, info[1], verdict, state.word, state.pid)
+    log = store.detached_log(run_directory)
+    return RunSummary(run_directory.name, run_directory.path, began, info[1], verdict, state.word, state.pid, log)

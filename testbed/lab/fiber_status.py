@@ -95,7 +95,7 @@ def look(lab: LabFolder, topology: Topology, target: str) -> tuple[FiberStatus, 
 
     Raises:
         UnknownName: no such link or direction.
-        LabError: nobody can tell: the keeper does not answer, or the emulator has died.
+        LabError: the keeper does not answer, or the emulator has died.
     """
     wanted = fibers(topology, target)
     with client.Connection(lab) as keeper:

@@ -24,6 +24,7 @@ from testbed.core.report.answers import EXIT_CODES
 from testbed.errors import Interrupted, LabError, StorageError, TestbedError
 from testbed.host.files import store
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import invocation
 from testbed.host.remote.command_folder import CommandFolder
 from testbed.keeper import protocol
 from testbed.lab.jobs.job import Job
@@ -73,6 +74,7 @@ def start(lab: LabFolder, kind: str, arguments: Mapping[str, Any], *, allow_unce
                 stderr=log,
                 start_new_session=True,
                 cwd="/",
+                env=invocation.for_child(),
             )
     except FileNotFoundError as error:
         raise lab.gone() from error
@@ -109,6 +111,7 @@ def main() -> int:
     """``python -m testbed.lab.job_runner``: the request is JSON on stdin, the answer one line of JSON on stdout."""
     request = json.loads(sys.stdin.buffer.read())
     stop = _heed_sigterm_alone()
+    invocation.take_client_words()
     sent = CommandFolder.of_this_process()  # before the answer, after which the leash leaves it
     try:
         os.chdir(request["folder"])

@@ -205,7 +205,7 @@ class Lab:
 
     def fiber(self, target: str) -> tuple[FiberStatus, ...]:
         """Return what the emulator applies to and counts of each direction of ``target`` now: ``north:west``, or both
-        of ``north``. Raises UnknownName; LabError if nobody can tell."""
+        of ``north``. Raises UnknownName; LabError if the keeper does not answer or the emulator has died."""
         return fiber_status.look(self._folder, self.topology, target)
 
     def capture(
@@ -569,8 +569,7 @@ class Lab:
         user = program_rights.of_driver(lab_nodes.driver(self._folder))
         if user is not None:
             self._refuse_folder(user)
-            if workload.data:
-                program_rights.refuse_files(user, [Path(workload.data).absolute()])
+            program_rights.refuse_files(user, program_rights.agent_files(workload))
         claim = self._slots.take("train", f"{workload.strategy}, {workload.steps} steps")
         run = self._unused_run()
         lab_nodes.pin(self._folder, self.topology.node_names, run.path)

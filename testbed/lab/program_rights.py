@@ -12,15 +12,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from testbed.core.user_text import shown
+from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import ProgramBarred, UserError
-from testbed.host import lab_folder
+from testbed.host import lab_folder, strategy_packages
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.linux import invocation, program_user
 from testbed.host.linux.program_user import Access, ProgramUser
 
-__all__ = ["in_containers", "of_driver", "program_files", "python_barred", "refuse_files", "refuse_folder",
-           "refuse_in_container", "refuse_missing", "refuse_program", "refuse_python", "refuse_state",
+__all__ = ["agent_files", "in_containers", "of_driver", "program_files", "python_barred", "refuse_files",
+           "refuse_folder", "refuse_in_container", "refuse_missing", "refuse_program", "refuse_python", "refuse_state",
            "unwritable"]  # fmt: skip
 
 _SHEBANG_BYTES = 256
@@ -103,6 +104,12 @@ def refuse_folder(user: ProgramUser, folder: Path) -> None:
             f"programs run as {user}, who cannot write below {folder}: {barred} bars the way; choose another folder for"
             f" runs, let others in ({_let_in(barred)}), or run your program as root: {_as_root()}"
         )
+
+
+def agent_files(workload: AgentWorkload) -> tuple[Path, ...]:
+    """Return the files and folders that ranks of a workload read: its data, and an installed package's strategy."""
+    data = (Path(workload.data).absolute(),) if workload.data else ()
+    return (*data, *strategy_packages.files_of(workload.strategy))
 
 
 def refuse_files(user: ProgramUser, paths: Iterable[Path]) -> None:

@@ -417,7 +417,8 @@ def test_it_lives_through_lies_under_every_impairment(emulator: Fiberd, lab: Lab
     assert after.corrupted > 0 and after.duplicated > 0 and after.held_back > 0 and after.drops["loss"] > 0
     emulator.set({"l0:b": NOTHING})
     wire.send([])  # reads what has arrived
-    assert len(lab.rtts_s(3)) == 3
+    # The lies are told to real hosts, whose kernels may look for a neighbour anew: the first ping may be lost.
+    until(lambda: len(lab.rtts_s(3)) == 3, 10, "three of three pings cross")
     assert emulator.wait(0) is None
 
 

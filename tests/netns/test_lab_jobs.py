@@ -152,6 +152,7 @@ def test_a_detached_job_is_listed_followed_and_stopped(
     assert command("attach", "-l", lab.name, job).returncode == 130
 
 
+@pytest.mark.thorough
 def test_a_detached_program_ends_as_it_would_in_the_foreground(
     lab: testbed.Lab, command: oracle.Command, jobs: Jobs, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,8 @@ def test_it_starts_nothing_elsewhere_and_as_nobody_else(lab: testbed.Lab, folder
     said = first(lab, folder, script)
     assert said[1::2] == ["status 255"] * 4
     assert ["unknown host east-gw" in said[0], "unknown host plant" in said[2]] == [True, True]
-    assert all(f"programs start as uid {UID}, who asks" in it for it in (said[4], said[6]))
+    wanted = f"programs start as the user who asks: expected uid {UID}, got"
+    assert [f"{wanted} 0" in said[4], f"{wanted} root" in said[6]] == [True, True]
 
 
 def test_who_is_not_in_the_lab_is_refused(lab: testbed.Lab, folder: Path) -> None:

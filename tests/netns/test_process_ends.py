@@ -57,6 +57,47 @@ def died(lab: testbed.Lab) -> list[dict[str, object]]:
     return [it for it in map(json.loads, lines) if it["event"] == "rank-died"]
 
 
+# Tests of ``lab`` come first: agents of ``training`` that were ended are replaced, which takes both cores while ``lab``
+# is certified.
+@pytest.mark.parametrize(
+    ("script", "status", "verdict"),
+    [
+        ("exit 3", 3, "fail"),
+        ("test $RANK != 1 || kill -SEGV $$", 139, "fail"),
+        ("test $RANK != 1 || kill -KILL $$", 137, "unknown"),
+    ],
+)
+def test_a_launched_program(
+    lab: testbed.Lab, command: oracle.Command, tmp_path: Path, script: str, status: int, verdict: str
+) -> None:
+    assert lab.launch(["sh", "-c", script], directory=tmp_path).exit_status() == status
+    (run,) = tmp_path.iterdir()
+    said = command("report", str(run))
+    assert said.stdout.startswith(verdict)
+    assert said.returncode == {"fail": 1, "unknown": 3}[verdict]
+
+
+@pytest.mark.thorough
+def test_a_launched_program_that_loses_its_power_is_explained(lab: testbed.Lab, tmp_path: Path) -> None:
+    statuses: list[int] = []
+
+    def launch() -> None:
+        statuses.append(lab.launch(["sleep", "30"], directory=tmp_path).exit_status())
+
+    thread = Thread(target=launch)
+    thread.start()
+    try:
+        nodes = [oracle.netns(lab.name, node) for node in ("west-0", "west-1")]
+        oracle.until(lambda: all(map(oracle.inside_pids, nodes)), 20.0, "it runs on all nodes that lose power")
+        lab.inject("power-loss", "west")
+        thread.join(60)
+    finally:
+        lab.heal()
+    (run,) = tmp_path.iterdir()
+    ends = json.loads((run / "run.json").read_text())["workload"]["ends"]
+    assert {(it["rank"], it["signal"], it["by_testbed"]) for it in ends} == {(2, 9, True), (3, 9, True)}
+
+
 def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(training: testbed.Lab) -> None:
     job = training.train(40, **SMALL)
     job.wait_for(12, timeout=60)
@@ -98,44 +139,6 @@ def test_without_restarts_the_error_tells_too(
     shoot(training, "west-1", number)
     with pytest.raises(error, match=rf"rank 3 on west-1 gone: .*{number.name}"):
         job.wait(60)
-
-
-@pytest.mark.parametrize(
-    ("script", "status", "verdict"),
-    [
-        ("exit 3", 3, "fail"),
-        ("test $RANK != 1 || kill -SEGV $$", 139, "fail"),
-        ("test $RANK != 1 || kill -KILL $$", 137, "unknown"),
-    ],
-)
-def test_a_launched_program(
-    lab: testbed.Lab, command: oracle.Command, tmp_path: Path, script: str, status: int, verdict: str
-) -> None:
-    assert lab.launch(["sh", "-c", script], directory=tmp_path).exit_status() == status
-    (run,) = tmp_path.iterdir()
-    said = command("report", str(run))
-    assert said.stdout.startswith(verdict)
-    assert said.returncode == {"fail": 1, "unknown": 3}[verdict]
-
-
-def test_a_launched_program_that_loses_its_power_is_explained(lab: testbed.Lab, tmp_path: Path) -> None:
-    statuses: list[int] = []
-
-    def launch() -> None:
-        statuses.append(lab.launch(["sleep", "30"], directory=tmp_path).exit_status())
-
-    thread = Thread(target=launch)
-    thread.start()
-    try:
-        nodes = [oracle.netns(lab.name, node) for node in ("west-0", "west-1")]
-        oracle.until(lambda: all(map(oracle.inside_pids, nodes)), 20.0, "it runs on all nodes that lose power")
-        lab.inject("power-loss", "west")
-        thread.join(60)
-    finally:
-        lab.heal()
-    (run,) = tmp_path.iterdir()
-    ends = json.loads((run / "run.json").read_text())["workload"]["ends"]
-    assert {(it["rank"], it["signal"], it["by_testbed"]) for it in ends} == {(2, 9, True), (3, 9, True)}
 
 
 def test_the_end_of_a_run_is_written_on_a_full_disk(disk: Path) -> None:

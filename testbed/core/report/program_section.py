@@ -96,7 +96,7 @@ def _line(it: Offer) -> OfferLine:
 def lead(shown: ProgramSteps) -> str:
     """Return what the figures of the steps are made of, or why there are none."""
     if not shown.printing:
-        why = "nothing that was read names a step" if shown.asked else "nobody said where the program reports them"
+        why = "nothing that was read names a step" if shown.asked else "no option said where the program reports them"
         why = shown.unread.removeprefix("no step was read: ").rstrip(".") or why
         return (
             f"The program's steps are not known: {why}. So nothing here tells its pace or its loss, and its recovery is"

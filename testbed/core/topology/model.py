@@ -21,6 +21,8 @@ from testbed.core.topology.interface_names import InterfaceNames
 from testbed.core.user_text import shown
 
 DEFAULT_CONGESTION: Final = "cubic"
+CONGESTION_CONTROLS: Final = (DEFAULT_CONGESTION, "bbr", "reno")
+"""What ``congestion`` of a topology can name."""
 
 
 @dataclass(frozen=True)

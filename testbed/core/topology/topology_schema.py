@@ -18,6 +18,7 @@ from testbed.core.physics.optics import OPTICS
 from testbed.core.physics.parameters import PARAMETERS, parse
 from testbed.core.topology import link_protection, site_fabric
 from testbed.core.topology.link_protection import ProtectionText
+from testbed.core.topology.model import CONGESTION_CONTROLS
 from testbed.core.topology.site_fabric import FabricText
 from testbed.core.topology.topology_limits import MOST_NODES_PER_SITE
 from testbed.core.units import (
@@ -177,7 +178,7 @@ class _Top(_Part):
     scale: Annotated[float | None, BeforeValidator(_scale)] = None
     seed: Annotated[int | None, BeforeValidator(whole(0, 2**63 - 1))] = None
     routing: Annotated[str | None, BeforeValidator(_one_of(("shortest", "multipath")))] = None
-    congestion: Annotated[str | None, BeforeValidator(_one_of(("cubic", "bbr", "reno")))] = None
+    congestion: Annotated[str | None, BeforeValidator(_one_of(CONGESTION_CONTROLS))] = None
     defaults: Any = None
     sites: Any = None
     ducts: Any = None

@@ -162,7 +162,7 @@ class Attempts:
                 time.sleep(SETTLE_S)
                 state = self._watch.state()
                 dead = _dead(state)
-                why = dead or _why(state.ranks) or why
+                why = dead or _suspended(state.ranks) + (_why(state.ranks) or why)
             if why:
                 self._ended(why, detected_t=now, step=step)
                 full = any("storage" in it and it["storage"] for it in state.ranks)  # it stays full for the next one
@@ -288,6 +288,16 @@ def _why(ranks: Sequence[RankState]) -> str:
     # The cause is a rank that is gone, or else the first that ended; its peers' broken connections are the effect.
     worst = min(bad, key=lambda it: (it["state"] != "gone", it["ended_t"] or 0.0))
     return f"rank {worst['rank']} on {worst['node']} {worst['state']}: {worst['reason']}"
+
+
+def _suspended(ranks: Sequence[RankState]) -> str:
+    """Return which ranks do not run, as the beginning of a reason: the others only waited for them. Empty if a process
+    is gone, or all run."""
+    if any(it["state"] == "gone" for it in ranks):
+        return ""
+    stopped = [f"rank {it['rank']} on {it['node']}" for it in ranks if it.get("suspended")]
+    is_ = "is" if len(stopped) == 1 else "are"
+    return f"{', '.join(stopped)} {is_} suspended by a signal (SIGSTOP); " if stopped else ""
 
 
 def _warned(ranks: Sequence[RankState]) -> str:

@@ -165,4 +165,5 @@ class Job(RunningJob):
 def _to_time(workload: AgentWorkload, topology: Topology) -> list[dict[str, Any]]:
     """Return the operations that the ranks time alone before the job."""
     twin = workload_layout.twin_of(workload, topology)
-    return [it.to_message() for it in volleys(twin, workload.step_s or ABOUT_S)]
+    farthest_s = sum(link.rtt_s for link in topology.links)  # at most: over all links, one after the other
+    return [it.to_message() for it in volleys(twin, workload.step_s or ABOUT_S, farthest_s)]

@@ -38,7 +38,7 @@ from testbed.host.files import runs_folder, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.linux import invocation
 from testbed.keeper import client, protocol
-from testbed.lab import deploy, host_slot
+from testbed.lab import deploy, host_slot, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.running_job import RunningJob
@@ -132,7 +132,7 @@ def run(
 
 def job_files(workload: Workload, root: Path) -> deploy.Job:
     if isinstance(workload, AgentWorkload):
-        return deploy.Job(root, (Path(workload.data),) if workload.data else ())
+        return deploy.Job(root, program_rights.agent_files(workload))
     assert workload.folder is not None
     path = workload.environment.get("PATH")
     return deploy.Job(root, program=workload.command, working=Path(workload.folder), search=path)

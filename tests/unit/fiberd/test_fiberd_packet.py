@@ -245,6 +245,7 @@ def test_too_short_to_be_a_frame(harness: Harness, length: int) -> None:
     assert not harness.slice(b"\xff" * length, 0, 1).described
 
 
+@pytest.mark.thorough
 def test_garbage(harness: Harness) -> None:
     """Headers with random bytes in random places, cut anywhere: no read out of bounds, and lengths that add up."""
     rng = random.Random(20)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from testbed.core.plan.resources import Rank
 from testbed.errors import HostError, LabError
 from testbed.host import scratch
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import process
 from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper.agent_pool import SHARED, AgentPool
 
@@ -153,3 +156,18 @@ def test_every_process_of_a_rank_has_scratch(workers: AgentPool, tmp_path: Path)
     assert said[-1]["user"]["environment"].items() >= {"TESTBED_SCRATCH": own, "TMPDIR": f"{own}/tmp"}.items()
     assert said[-1]["environment"] == {}
     assert Path(own, "tmp").is_dir()
+
+
+def test_a_process_that_is_stopped_while_it_trains_is_suspended(workers: AgentPool) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            workers.states[0] |= {"state": "training", "pid": child.pid}
+            assert not workers.is_suspended(0)
+            child.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+            assert workers.is_suspended(0)
+            workers.states[0]["state"] = "waiting"
+            assert not workers.is_suspended(0)
+        finally:
+            child.kill()
+    assert not process.is_suspended(child.pid)

@@ -90,6 +90,7 @@ def grown(tmp_path: Path, phases: int) -> int:
     return sum(file.stat().st_size for file in tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_a_hundred_thousand_phases_leave_at_most_a_megabyte(tmp_path: Path) -> None:
     """On a fake clock: 14 hours of a fiber that flaps every second."""
     assert grown(tmp_path, 100_000) <= 1_000_000

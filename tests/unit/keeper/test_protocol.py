@@ -337,6 +337,7 @@ def mypy(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     return check
 
 
+@pytest.mark.thorough
 def test_the_type_checker_refuses_what_the_keeper_would(mypy: Callable[..., list[str]]) -> None:
     for wrong, _, _ in WRONG:
         assert wrong in CORRECT

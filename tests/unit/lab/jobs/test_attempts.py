@@ -239,3 +239,21 @@ def test_a_full_disk_spends_no_restart(keeper: Keeper, tmp_path: Path) -> None:
         keeper.ranks[1].update(state="failed", reason="cannot write rank-1.jsonl", ended_t=1.0, storage=True)
     oracle.until(lambda: made.over, 5.0, "the job is over")
     assert (made.number, made.storage) == (1, True)
+
+
+def test_a_rank_that_does_not_run_is_named_before_one_that_waited_for_it(keeper: Keeper, job: Attempts) -> None:
+    with keeper.lock:
+        keeper.ranks[3].update(suspended=True)
+        keeper.ranks[0].update(state="failed", reason="step 5: Timed out waiting 5000ms", ended_t=1.0)
+    oracle.until(lambda: job.over, 5.0, "the job is over")
+    assert job.failure == (
+        "rank 3 on west-1 is suspended by a signal (SIGSTOP); rank 0 on east-0 failed: step 5: Timed out waiting 5000ms"
+    )
+
+
+def test_a_rank_that_is_gone_is_the_reason_whatever_else_does_not_run(keeper: Keeper, job: Attempts) -> None:
+    with keeper.lock:
+        keeper.ranks[3].update(suspended=True)
+        keeper.ranks[0].update(state="gone", reason="was killed by SIGKILL", ended_t=1.0)
+    oracle.until(lambda: job.over, 5.0, "the job is over")
+    assert job.failure == "rank 0 on east-0 gone: was killed by SIGKILL"

@@ -1,0 +1,99 @@
+"""The strategy of docs/strategies.md, installed by pip as its reader does it, trained for real; and packages that
+unprivileged ranks cannot find, read or import."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import oracle
+import pytest
+
+pytest.importorskip("torch", reason="the training agents need torch")
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.thorough,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_strategy"
+EXPERIMENT = """
+topology: metro-40km
+workload: {strategy: plain-average, every: 5, steps: 40, checkpoint: 20, compute: 100ms}
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example, copied, because setuptools builds beside the source, and installed without the network."""
+    folder = tmp_path_factory.mktemp("package")
+    source, target = folder / "source", folder / "site"
+    shutil.copytree(EXAMPLE, source)
+    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target, source]
+    oracle.run(sys.executable, "-m", "pip", *words)
+    target.chmod(0o755)
+    return target
+
+
+def call(*words: str | Path, site: Path | None) -> subprocess.CompletedProcess[str]:
+    path = os.environ["PYTHONPATH"] + (f"{os.pathsep}{site}" if site else "")
+    argv = [sys.executable, "-m", "testbed.cli.app", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_it_trains_and_every_check_holds(lab_name: str, installed: Path, tmp_path: Path) -> None:
+    file, runs = tmp_path / "own.yaml", tmp_path / "runs"
+    file.write_text(EXPERIMENT)
+    done = call("run", file, "--name", lab_name, "--runs", runs, "--allow-uncertified", site=installed)
+    assert done.returncode == 0, done.stderr
+    (run,) = runs.iterdir()
+    report = json.loads((run / "report.json").read_text())
+    assert report["verdict"] == "pass"
+    assert report["wire"]["ok"] is True, report["wire"]
+    assert [it["id"] for it in report["checkers"] if it["holds"] is not True] == []
+    ends = [json.loads(it.read_text().splitlines()[-1]) for it in sorted((run / "ranks").glob("rank-?.jsonl"))]
+    assert [(it["status"], it["step"]) for it in ends] == [("ok", 40)] * 4
+    assert len({it["parameters_sha256"] for it in ends}) == 1
+    assert "plain-average" in (run / "index.html").read_text()
+
+
+def test_packages_that_ranks_cannot_use_are_refused_or_named(lab_name: str, installed: Path, tmp_path: Path) -> None:
+    lab_words = ["train", "-l", lab_name, "--steps", "4", "--compute", "50ms", "--allow-uncertified", "--strategy"]
+    done = call("up", "metro-40km", "--name", lab_name, "--allow-uncertified", site=None)
+    assert done.returncode == 0, done.stderr
+    try:
+        # The lab came up without the package's folder on PYTHONPATH: this command finds it, ranks do not.
+        unknown = call(*lab_words, "plain-average:every=2", site=installed)
+        assert unknown.returncode == 1
+        for words in ("unknown strategy 'plain-average'", "no package that this rank finds registers it", "uid 60700"):
+            assert words in " ".join(unknown.stdout.split()), unknown.stdout
+        barred = tmp_path / "barred"
+        shutil.copytree(installed, barred)
+        barred.chmod(0o700)
+        private = call(*lab_words, "plain-average:every=2", site=barred)
+        assert private.returncode == 2
+        assert f"who cannot read {barred}" in private.stderr.replace("\n", " "), private.stderr
+    finally:
+        call("down", lab_name, site=None)
+
+
+def test_a_module_that_only_ranks_cannot_import_is_named(lab_name: str, installed: Path, tmp_path: Path) -> None:
+    """It imports a file that root alone may read, so the command can use it."""
+    site, file, runs = tmp_path / "site", tmp_path / "own.yaml", tmp_path / "runs"
+    shutil.copytree(installed, site)
+    secret = tmp_path / "secret"
+    secret.mkdir(mode=0o700)
+    (secret / "constants").write_text("2")
+    module = site / "plain_average.py"
+    module.write_text(f"FACTOR = int(open({str(secret / 'constants')!r}).read())\n{module.read_text()}")
+    file.write_text(EXPERIMENT)
+    done = call("run", file, "--name", lab_name, "--runs", runs, "--allow-uncertified", site=site)
+    assert done.returncode == 1, done.stderr
+    words = "registered by plain-average as plain_average: this rank, uid 60700, cannot import it: PermissionError:"
+    assert words in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
