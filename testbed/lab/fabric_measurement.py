@@ -26,11 +26,10 @@ from testbed.host.linux.scheduling import realtime_priority, use_realtime_priori
 from testbed.host.measure.packet_trains import CAPACITY_BPS
 from testbed.host.measure.probing import Probe, ProbePath, rounds
 from testbed.host.measure.rate_trains import SHORTEST, Passage, Train, send_trains
+from testbed.lab.starvation import tries
 
 __all__ = ["measure_fabrics"]
 
-TRIES: Final = 3
-"""A rate that is too low is measured again: a starved machine is too slow, never too fast."""
 MOST_TRAIN_S: Final = 0.03
 LEAST_TRAIN_S: Final = 0.01
 LONGEST_TRAIN_S: Final = 2.0
@@ -55,8 +54,8 @@ def measure_fabrics(lab: LabFolder, topology: Topology, tell: Tell) -> tuple[Fab
         probes = {site.name: list(_probes(lab, topology, site, opened)) for site in sites}
         rounds([probe for some in probes.values() for probe in some], 3, 0.004, 0.2)  # resolves neighbours
         with realtime_priority(wanted=True):
-            ports = _ports(topology, sites, probes, train_s)
-            cores = {site.name: _core(topology, site, probes[site.name], train_s) for site in sites}
+            ports = _ports(topology, sites, probes, train_s, tell)
+            cores = {site.name: _core(topology, site, probes[site.name], train_s, tell) for site in sites}
     return tuple(
         FabricCertificate(
             site.name, site.fabric_bps, site.core_bps, site.oversubscription, (*ports[site.name], *cores[site.name])
@@ -108,13 +107,13 @@ def _train(probe: Probe, mtu: int, rate_bps: float, skipped_bytes: float, train_
 
 
 def _ports(
-    topology: Topology, sites: Sequence[Site], probes: dict[str, list[Probe]], train_s: float
+    topology: Topology, sites: Sequence[Site], probes: dict[str, list[Probe]], train_s: float, tell: Tell
 ) -> dict[str, list[FabricRate]]:
     found: dict[str, list[FabricRate]] = {site.name: [] for site in sites}
     for turn in range(max(len(it) for it in probes.values())):
         waiting = {site.name: site for site in sites if turn < len(probes[site.name])}
         latest: dict[str, FabricRate] = {}
-        for _ in range(TRIES):
+        for _ in tries(tell):  # a starved machine is too slow, never too fast
             trains: dict[str, Train] = {}
             for name, site in waiting.items():
                 probe, target = probes[name][turn], min(site.fabric_bps, site.core_bps)
@@ -135,7 +134,7 @@ def _ports(
     return found
 
 
-def _core(topology: Topology, site: Site, probes: Sequence[Probe], train_s: float) -> list[FabricRate]:
+def _core(topology: Topology, site: Site, probes: Sequence[Probe], train_s: float, tell: Tell) -> list[FabricRate]:
     """Return the rate of the core; nothing where ports alone show all there is."""
     if site.core_bps >= len(site.node_names) * site.fabric_bps or site.core_bps <= site.fabric_bps:
         return []
@@ -148,7 +147,7 @@ def _core(topology: Topology, site: Site, probes: Sequence[Probe], train_s: floa
         return [FabricRate("core", site.core_bps, note=_too_long(longest))]
     found = FabricRate("core", site.core_bps)
     with ThreadPoolExecutor(len(trains), initializer=use_realtime_priority) as senders:  # each waits in `sendto`
-        for _ in range(TRIES):
+        for _ in tries(tell):
             passages = [it for some in senders.map(lambda train: send_trains([train]), trains) for it in some]
             found = FabricRate("core", site.core_bps, _rate(passages, skipped))
             if not _is_low(found):

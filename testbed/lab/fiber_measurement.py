@@ -11,9 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any
-
-import psutil
 
 from testbed.core.certification.judge import (
     DirectionSample,
@@ -30,14 +27,16 @@ from testbed.core.topology.model import Topology
 from testbed.errors import HostError
 from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux.cpu_load import Load, LoadMeter
 from testbed.host.linux.scheduling import realtime_priority
 from testbed.host.measure import packet_trains
 from testbed.host.measure.probing import Arrival, Echo, Probe, ProbePath, Prober, rounds
 from testbed.keeper import client, protocol
 from testbed.lab import emulator_counters
-from testbed.lab.rate_measurement import TRIES, RateSample, longest_s, measure_rates
+from testbed.lab.rate_measurement import RateSample, longest_s, measure_rates
+from testbed.lab.starvation import tries
 
-__all__ = ["FAST", "RESOLVING_S", "SETTLE_S", "THOROUGH", "Effort", "Load", "Measuring", "Tell", "longest_s"]
+__all__ = ["FAST", "RESOLVING_S", "SETTLE_S", "THOROUGH", "Effort", "Measuring", "Tell", "longest_s"]
 
 INTERVAL_S = 0.004
 """Interval of small packets of a direction; longer where many links share the sender."""
@@ -97,14 +96,6 @@ THOROUGH = Effort(1000, 200, 40_000, 30_000, 300_000, 4_000_000, 20.0, 5.0)
 
 
 @dataclass(frozen=True)
-class Load:
-    """Load of all cores during the measurement, 0..1."""
-
-    busy: float
-    stolen: float
-
-
-@dataclass(frozen=True)
 class _Delays:
     """Small packets of one path: those that ``came`` in the latest of ``tries``, and how many came in earlier ones.
     ``starved`` says what proves that the latest try was starved of CPU."""
@@ -155,9 +146,9 @@ class Measuring:
             whole = {link.name for link in self._topology.links if across.keys() >= set(link.directions)}
             trips = [across[it.name].path if it.name.partition(":")[0] in whole else it for it in paths]
             echoes, no_echoes = self._echoes(opened, trips, bare, inside)
-            before, cpu = emulator_counters.read(self._lab), psutil.cpu_times()
+            before, meter = emulator_counters.read(self._lab), LoadMeter()
             delays = self._delays(small, echoes, across)
-            load = _load(cpu, psutil.cpu_times())
+            load = meter.read()
             streams = self._streams(probes, delays)
             after = emulator_counters.read(self._lab)
             reached = [path.name for path in paths if delays[path.name].came]
@@ -250,7 +241,7 @@ class Measuring:
         self._warm_up(list(probers.values()))
         found: dict[str, _Delays] = {}
         again: Collection[str] = probers
-        for attempt in range(1, TRIES + 1):
+        for attempt in tries(self._tell):
             starved_before = ", starved before" if attempt > 1 else ""
             what = f"{self._count} small packets and echoes per path{starved_before}"
             interval_s = self._interval_s
@@ -369,13 +360,6 @@ def _first(arrivals: Sequence[Arrival]) -> tuple[float, ...]:
     for arrival in arrivals:
         found.setdefault(arrival.number, arrival.delay_s)
     return tuple(found.values())
-
-
-def _load(before: Any, after: Any) -> Load:
-    passed = max(1e-9, sum(after) - sum(before))
-    idle = (after.idle - before.idle) + (getattr(after, "iowait", 0.0) - getattr(before, "iowait", 0.0))
-    stolen = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
-    return Load(min(1.0, max(0.0, 1.0 - idle / passed)), min(1.0, max(0.0, stolen / passed)))
 
 
 def _paths(lab: LabFolder, topology: Topology, net: Addressing) -> Iterator[ProbePath]:

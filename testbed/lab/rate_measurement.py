@@ -26,11 +26,9 @@ from testbed.host.measure.probing import Probe
 from testbed.host.measure.rate_trains import SHORTEST, Passage, Train, send_trains
 from testbed.lab import emulator_counters
 from testbed.lab.emulator_counters import Counters
+from testbed.lab.starvation import tries
 
-__all__ = ["TRIES", "RateSample", "longest_s", "measure_rates", "starved_why"]
-
-TRIES: Final = 3
-"""How often a quantity is measured at most, each time because the try before was starved."""
+__all__ = ["RateSample", "longest_s", "measure_rates", "starved_why"]
 
 MOST_TRAIN_S: Final = 0.02
 """Duration of one train on the wire; shorter where the queue holds less, as its packets must all fit."""
@@ -108,8 +106,8 @@ def measure_rates(
 ) -> dict[str, RateSample]:
     """Return a sample for each direction with a limited rate; ``reached`` are those over which any packet came.
 
-    ``longest_train_s`` bounds a single train. A starved direction is measured again, :data:`TRIES` times at most; the
-    judge holds that against no rate that is right.
+    ``longest_train_s`` bounds a single train. A starved direction is measured again; the judge holds that
+    against no rate that is right.
     """
     found: dict[str, RateSample] = {}
     plans: list[_Plan] = []
@@ -125,15 +123,17 @@ def measure_rates(
             found[name] = RateSample(why=plan)
         else:
             plans.append(plan)
-    for attempt in range(1, TRIES + 1):
-        if not plans:
-            break
+    if not plans:
+        return found
+    for attempt in tries(tell):
         together_s = sum(plan.count * plan.train.lasts_s * plan.train.load_bps for plan in plans) / CAPACITY_BPS
         what = f"rate of {len(plans)} directions" + (", starved before" if attempt > 1 else "")
         tell(f"{what}, about {together_s:.1f} s")
         samples = _measure(lab, plans, attempt)
         found |= samples
         plans = [plan for plan in plans if samples[plan.name].starved]
+        if not plans:
+            break
     return found
 
 

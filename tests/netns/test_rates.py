@@ -25,7 +25,8 @@ from testbed.core.topology.model import Topology
 from testbed.host import lab_folder
 from testbed.host.measure.probing import Probe
 from testbed.lab.fiber_measurement import _paths
-from testbed.lab.rate_measurement import TRIES, RateSample, measure_rates
+from testbed.lab.rate_measurement import RateSample, measure_rates
+from testbed.lab.starvation import TRIES
 
 pytestmark = [pytest.mark.netns]
 
