@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import testbed
@@ -95,6 +97,20 @@ def delay(seconds: float) -> str:
     return f"{seconds * 1e3:g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:g} us"
 
 
+def heed_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does: what it has begun, such as a lab, is undone.
+
+    Undoing is not disturbed by another SIGTERM, such as that of run.py after a Ctrl-C that both got.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.default_int_handler(number, frame)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+
+
 def command(
     doc: str | None,
     measure: Callable[..., dict[str, Any]],
@@ -113,6 +129,7 @@ def command(
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("creates network namespaces: run as root")
+    heed_sigterm()
     before = load()
     chosen = (tuple(arguments.part or ()),) if parts else ()
     result = {"machine": machine(), "load": before, "quick": arguments.quick, **measure(arguments.quick, *chosen)}
@@ -153,6 +170,7 @@ def command_by_parts(
     arguments = parser.parse_args()
     if root and os.geteuid() != 0:
         parser.error("creates network namespaces: run as root")
+    heed_sigterm()
     head = {"machine": machine(), "load": load(), "quick": arguments.quick}
     parts = Parts(arguments.json, time.monotonic() + arguments.seconds, arguments.quick, head)
     if arguments.json and arguments.json.exists():

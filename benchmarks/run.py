@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import MININET_PYTHON, ROOT, load, machine
+from benchmarks.common import MININET_PYTHON, ROOT, heed_sigterm, load, machine
 from testbed.lab import containers
 
 RESULTS = ROOT / "build" / "benchmarks" / "results.json"
@@ -44,6 +44,8 @@ BOUND_S = {
     "on_host": 1200,
 }
 """Time limit of each benchmark in seconds: about twice its usual duration (docs/performance.md)."""
+UNDO_S = 60.0
+"""Time limit for taking down its lab."""
 
 
 def lacking(name: str) -> str:
@@ -78,16 +80,30 @@ def measure(name: str, quick: bool) -> dict[str, Any] | None:
         before, began = load(), time.monotonic()
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}"}
         argv = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(file), *(["--quick"] if quick else [])]
-        try:
-            status = subprocess.run(argv, env=environment, cwd=ROOT, timeout=BOUND_S[name]).returncode
-        except subprocess.TimeoutExpired:
-            print(f"{name}: did not finish within {BOUND_S[name]} s", file=sys.stderr)
-            return None
+        with subprocess.Popen(argv, env=environment, cwd=ROOT) as child:
+            try:
+                status = child.wait(BOUND_S[name])
+            except subprocess.TimeoutExpired:
+                _end(child)
+                print(f"{name}: did not finish within {BOUND_S[name]} s", file=sys.stderr)
+                return None
+            except KeyboardInterrupt:
+                _end(child)
+                raise
         if status:
             return None
         result: dict[str, Any] = json.loads(file.read_text())
     around = {"load_before": before, "load_after": load(), "taken": time.strftime("%Y-%m-%d")}
     return {**result, **around, "took_s": round(time.monotonic() - began)}
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a benchmark, which first undoes what it has begun."""
+    child.terminate()
+    try:
+        child.wait(UNDO_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
 
 
 def print_tables(results: dict[str, Any]) -> None:
@@ -111,6 +127,7 @@ def main() -> int:
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))} (available: {', '.join(BOUND_S)})")
     if not arguments.tables and os.geteuid() != 0:
         parser.error("creates network namespaces: run as root")
+    heed_sigterm()
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     taken: dict[str, Any] = {}
     failed = []
