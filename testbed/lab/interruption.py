@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from testbed.errors import Interrupted
@@ -62,3 +62,16 @@ def defer_interrupts() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def further_interrupts(heard: Callable[[], object]) -> Iterator[None]:
+    """Call ``heard`` for each Ctrl-C while the body runs; the body itself is not interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -22,10 +22,14 @@ _Order: TypeAlias = Sequence[tuple[float, signal.Signals]]
 
 _UNDOES: Final[_Order] = ((0.0, signal.SIGINT), (20.0, signal.SIGTERM), (30.0, signal.SIGKILL))
 
+_ENDS_RANKS: Final[_Order] = ((0.0, signal.SIGINT), (2.0, signal.SIGINT), (3.0, signal.SIGINT), *_UNDOES[1:])
+"""Each further SIGINT is the next signal for a program's ranks, as each further Ctrl-C. The command itself writes the
+report, and ``run`` takes its lab down."""
+
 _BY_VERB: Final[Mapping[str, _Order]] = {
     "exec": ((0.0, signal.SIGINT), (2.0, signal.SIGTERM), (3.0, signal.SIGKILL)),
-    # Each further SIGINT is the next signal for the ranks, as each further Ctrl-C; launch itself writes the report.
-    "launch": ((0.0, signal.SIGINT), (2.0, signal.SIGINT), (3.0, signal.SIGINT), *_UNDOES[1:]),
+    "launch": _ENDS_RANKS,
+    "run": _ENDS_RANKS,
 }
 
 

@@ -27,6 +27,7 @@ from testbed.host.linux.program_user import ProgramUser
 from testbed.host.runner import Place
 from testbed.keeper import client, protocol
 from testbed.keeper.protocol import RankState
+from testbed.lab.interruption import further_interrupts
 from testbed.lab.jobs import mpi_ranks, rank_environment, rank_output, reporting, run_metadata
 from testbed.lab.jobs.mpi_ranks import MpiRanks
 from testbed.lab.jobs.node_scratch import NodeScratch
@@ -202,7 +203,8 @@ class ProgramJob(RunningJob):
         if interrupted:
             self._signals.ask(signal.SIGINT, GRACE_S)
             self._note_interrupted()
-            self._thread.join()
+            with further_interrupts(self.interrupt):  # a user who does not want to wait
+                self._thread.join()
         else:
             self.stop()
 

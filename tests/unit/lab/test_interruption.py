@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from testbed.errors import Interrupted
-from testbed.lab.interruption import defer_interrupts, interruptible
+from testbed.lab.interruption import defer_interrupts, further_interrupts, interruptible
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -48,3 +48,19 @@ def test_a_program_that_answers_ctrl_c_itself_keeps_its_handler() -> None:
         assert heard == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_further_interrupts_are_heard_within_an_undo_and_interrupt_nothing() -> None:
+    heard: list[str] = []
+    with pytest.raises(Interrupted), interruptible():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            with defer_interrupts():
+                with further_interrupts(lambda: heard.append("next")):
+                    os.kill(os.getpid(), signal.SIGINT)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+                heard.append("undone")
+    assert heard == ["next", "next", "undone"]
