@@ -36,7 +36,7 @@ def bare(
     steps = str(WARM_UP + words.steps)
     argv = ["--text", str(text), "--steps", steps, "--bucket-mib", str(_bucket_mib(words))]
     found = bare_training.train(bare_training.parsed([*argv, "--asleep", str(words.asleep)]), rank)
-    dist.barrier()  # nobody leaves while another may still need it
+    dist.barrier()  # no rank leaves while another may still need it
     return found
 
 

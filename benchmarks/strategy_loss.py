@@ -142,7 +142,7 @@ def _rank(
         if step == steps:
             strategy.finish(step)
     found = evaluation.run(strategy, steps)
-    dist.barrier()  # nobody leaves while another may still need it
+    dist.barrier()  # no rank leaves while another may still need it
     end.send((found.get("heldout_loss"), found.get("windows", 0)))
 
 

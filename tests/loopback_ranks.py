@@ -79,7 +79,7 @@ def _live(
             backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
         )
         result: tuple[bool, Any] = (True, function(rank, *args))
-        dist.barrier()  # nobody leaves while another may still need it
+        dist.barrier()  # no rank leaves while another may still need it
     except BaseException:
         result = (False, traceback.format_exc())
     try:

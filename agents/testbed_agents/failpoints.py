@@ -20,6 +20,6 @@ def failpoint(name: str) -> bool:
 
 
 def plant(planted: Callable[[str], bool] | None) -> None:
-    """Set who answers; None: nobody, which is always False."""
+    """Set the function that answers; None: the answer is always False."""
     global _planted
     _planted = planted or _nowhere

@@ -134,7 +134,7 @@ class OperationLog:
         self._seed, self._observe = seed, observe
         self._lock = threading.Lock()
         self._running: set[Operation] = set()
-        self._messages: weakref.WeakSet[Operation] = weakref.WeakSet()  # nothing tells of one that nobody waits for
+        self._messages: weakref.WeakSet[Operation] = weakref.WeakSet()  # nothing tells of one without a waiter
         self._done: list[tuple[int, dict[str, Any], Operation | None]] = []
         self._sums: Counter[str] = Counter()
         self._groups: list[tuple[str, tuple[int, ...]]] = []

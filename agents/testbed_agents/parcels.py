@@ -183,7 +183,7 @@ class Channel:
         """Use a connection that the peer has made, until it breaks. Raises OSError or ParcelError.
 
         The connection that it replaces is ended first, so that nothing is still being received from it. One that the
-        peer has replaced meanwhile is not used: over a dark fiber nobody would say that its other end is gone.
+        peer has replaced meanwhile is not used: over a dark fiber nothing would tell that its other end is gone.
         """
         with self._changed:
             self._newest = connection
@@ -311,7 +311,7 @@ class Dialer:
                     _tune(connection)
                     self._channel.dial(connection)
                 time.sleep(REDIAL_S)
-        except Exception as error:  # a bug, or no room for a thread: without this one nobody would dial again
+        except Exception as error:  # a bug, or no room for a thread: else no thread would dial again
             self._channel.fail(error)
 
 

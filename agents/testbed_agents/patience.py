@@ -1,6 +1,6 @@
 """How long a rank waits for others in an operation: for as long as they train alone, and then for the timeout.
 
-Sites that train alone may legally be many steps apart (H steps of DiLoCo), and whoever comes first waits for the other.
+Sites that train alone may legally be many steps apart (H steps of DiLoCo), and the first one waits for the other.
 gloo's timeout runs from the beginning of an operation, so that it would end every attempt in which a site is slower by
 more than the timeout in H steps. Groups whose ranks do not step together (``Groups.new``, ``apart``) have no timeout of
 gloo's to speak of. Their ranks wait here, by the steps that the board shows, until all have entered the step of the

@@ -213,7 +213,7 @@ def listen(listener: socket.socket, rules: Rules) -> None:
         if not why and not free.acquire(blocking=False):
             why = f"{MOST_CLIENTS} clients are connected already"
         if why:
-            connection.setblocking(False)  # whoever is refused must not hold up the others
+            connection.setblocking(False)  # a program that is refused must not hold up the others
             _refuse(connection, f"this process may not start programs: {why}")
             connection.close()
             if time.monotonic() - reported_t >= REPORT_EVERY_S:

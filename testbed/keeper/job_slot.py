@@ -3,7 +3,7 @@
 A job is run by its *holder*: a command, a user's Python, or a process of the testbed's own (a detached job). The holder
 takes the slot before anything of the job begins and gives it back after its last rank has ended. If its connection or
 its process ends first, the keeper ends the job's ranks, records in the run that it was interrupted, and frees the slot:
-no job is ever left that nobody can end.
+no job is ever left that cannot be ended.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def _copy(record: JobRecord) -> JobRecord:
 
 
 def _interrupt(run: str, why: str) -> None:
-    """Record in a run that nobody else will end how it ended; what was measured is kept."""
+    """Record how a run ended that no other process will end; what was measured is kept."""
     if not run:
         return
     try:

@@ -162,7 +162,7 @@ _said = False
 
 
 def _say(answer: Mapping[str, Any]) -> None:
-    """Answer the process that waits for the job's beginning, once; nobody reads what comes later."""
+    """Answer the process that waits for the job's beginning, once; nothing that comes later is read."""
     global _said
     if not _said:
         _said = True

@@ -90,7 +90,7 @@ def host(containers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         if commit.returncode != 0:
             pytest.skip("no git checkout to install from: " + commit.stderr.strip())
         settings: dict[str, object] = {
-            "testbed_host_commit": commit.stdout.strip(),  # whoever commits meanwhile would make the second run change
+            "testbed_host_commit": commit.stdout.strip(),  # a commit meanwhile would make the second run change
             "ansible_connection": "docker_exec",
             "ansible_become": False,
             "testbed_host_environment": {

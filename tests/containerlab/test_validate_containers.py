@@ -163,13 +163,13 @@ def test_after_sigkill_an_mpi_ends_inside(with_mpi: testbed.Lab, tmp_path: Path,
     killed_while_it_runs(
         name, with_mpi, tmp_path, lambda: sum("libraries.mpi" in it for it in inside(with_mpi.name)) >= 4
     )
-    oracle.until(lambda: inside(with_mpi.name) == [], 20.0, "ranks, daemons and mpiexec end with whoever started them")
+    oracle.until(lambda: inside(with_mpi.name) == [], 20.0, "ranks, daemons and mpiexec end with their parent")
 
 
 @pytest.mark.thorough
 def test_after_sigkill_rank_programs_end_inside(lab: testbed.Lab, tmp_path: Path) -> None:
     killed_while_it_runs("ring", lab, tmp_path, lambda: len(programs(lab.name)) == 4)
-    oracle.until(lambda: programs(lab.name) == [], 20.0, "rank programs end with whoever started them")
+    oracle.until(lambda: programs(lab.name) == [], 20.0, "rank programs end with the process that started them")
 
 
 def killed_while_it_runs(name: str, lab: testbed.Lab, folder: Path, running: Callable[[], bool]) -> None:

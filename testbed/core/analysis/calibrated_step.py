@@ -82,7 +82,7 @@ def predict_step(
         outcome = _by_predict(twin, inputs, 8 * per_direction / cycle)
         if outcome is None:
             return None
-        # What waits inside the site is the same, whoever composes the rest.
+        # What waits inside the site is the same, however the rest is composed.
         exposed = outcome.exposed + Exposed(software_s=site_s, waiting_s=exposed.waiting_s)
     return StepPrediction(compute_s, exposed, site_s, per_direction / cycle, inputs.operation_s, inputs)
 

@@ -281,7 +281,7 @@ def _rate(target: Impairment, rate: RateCertificate | None, sample: DirectionSam
         return
     low, high = (1 - rate.tolerance) * rate.target_bps, (1 + rate.tolerance) * rate.target_bps
     if rate.measured_bps < low <= rate.measured_bps * (1 + sample.rate_beside):
-        # Had all of it passed between the trains' packets, the fiber would have passed so much more in the same time.
+        # Had all of it passed between the trains' packets, the fiber would have passed that much more in the same time.
         why = (
             f"rate: other traffic crossed the fiber meanwhile, {sample.rate_beside:.0%} of the packet trains' bytes;"
             " certify while nothing else uses the fiber"

@@ -105,7 +105,7 @@ class Twin(ABC):
         """Return the twin of what happened in an attempt, of whose ranks these are the ``exchange`` records.
 
         For strategies whose operations depend on the paces of the sites: what each of them had to move is then known,
-        whoever was late. Without records, what would have happened at equal paces.
+        the one that was late. Without records, what would have happened at equal paces.
         """
         return self
 

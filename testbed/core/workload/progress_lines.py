@@ -58,7 +58,7 @@ class LineParser:
         self._count = 0
 
     def tries(self, line: str) -> Iterator[None]:
-        """Search ever longer begins of a line, so that whoever sees one take long does not search the whole line.
+        """Search ever longer beginnings of a line: a caller that sees one take long does not search the whole line.
 
         Only by those patterns whose cost may grow fast; presets are known not to.
         """

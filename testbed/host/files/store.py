@@ -73,7 +73,7 @@ DETACHED_LOG = "output.log"
 
 _RESERVED, _RESERVED_BYTES = tuple(f".reserve-{it}" for it in range(4)), 128 * 1024
 """Files that become run.json where the disk is full, until the run has ended: without them, how it ended would be lost.
-They are written in place: space that is freed would go to whoever writes first."""
+They are written in place: space that is freed would go to the process that writes first."""
 
 _RANK_FILE = re.compile(r"rank-(\d{1,6})\.jsonl")
 _OUTPUT_FILE = re.compile(r"rank-(\d{1,6})\.log")

@@ -83,7 +83,7 @@ class FileWatch:
             self._look(list(self._folders))
 
     def _read(self) -> None:
-        until_t = time.monotonic() + LOOK_S  # a process that nobody waits for may write files for ever
+        until_t = time.monotonic() + LOOK_S  # a process without a waiter may write files for ever
         with contextlib.suppress(OSError):  # nothing more, or no descriptor is free for now
             while time.monotonic() < until_t and (unread := os.read(self._events, _READ_BYTES)):
                 while unread:

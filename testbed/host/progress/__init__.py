@@ -1,1 +1,1 @@
-"""Files in which users' programs report their progress: read as they grow, without trust in whoever writes them."""
+"""Files in which users' programs report their progress: read as they grow, without trust in their writers."""

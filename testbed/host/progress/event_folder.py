@@ -76,7 +76,7 @@ class EventFolder:
         t = monotonic(scalar.wall_s)
         field = self._fields.get(scalar.tag) if self._fields else ""
         if field is None or t < self._began_t:
-            return  # a tag that nobody asked for, or a run before this one
+            return  # a tag that was not asked for, or a run before this one
         if scalar.step != file.step:
             yield from self._flush(file)
             file.step, file.t, file.values = scalar.step, min(t, time.monotonic()), {"step": float(scalar.step)}

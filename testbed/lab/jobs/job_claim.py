@@ -38,7 +38,7 @@ class JobClaim:
     def __init__(self, lab: LabFolder, connection: client.Connection, job: str) -> None:
         self.id = job
         self.stop_why = ""
-        """Why the job was to end, from outside; empty as long as nobody has asked."""
+        """Why the job was to end, from outside; empty as long as none has asked."""
         self.lost = threading.Event()
         """Set when the keeper has ended, or has ended the job itself."""
         self._lab, self._connection = lab, connection

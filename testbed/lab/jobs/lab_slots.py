@@ -56,7 +56,7 @@ class LabSlots:
 
     @property
     def stop_why(self) -> str:
-        """Why the latest job was to end, from outside; empty if nobody asked."""
+        """Why the latest job was to end, from outside; empty if none asked."""
         return "" if self._current is None else self._current.stop_why
 
     @contextlib.contextmanager

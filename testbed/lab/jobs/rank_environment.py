@@ -74,7 +74,7 @@ def of_node(
 
 
 def _everywhere(topology: Topology, everyone: Sequence[Member], member: Member, port: int) -> dict[str, str]:
-    """Return the variables of a node, whoever starts its ranks."""
+    """Return the variables of a node, however its ranks are started."""
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "GROUP_RANK": str(member.group_rank),

@@ -1,4 +1,4 @@
-"""Copy what a rank prints into its log and to whoever follows it, line by line, and stamp it for its progress."""
+"""Copy what a rank prints into its log and to those who follow it, line by line, and stamp it for its progress."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class StepTail:
     attempt: int = 1
     last: Mapping[str, Any] = field(default_factory=dict)
     fresh: list[Mapping[str, Any]] = field(default_factory=list)
-    """Records of a program's steps that nobody has taken yet."""
+    """Records of a program's steps not taken yet."""
 
     def take(self) -> list[Mapping[str, Any]]:
         """Read, and return the records of a program's steps since the last time."""
