@@ -1,20 +1,22 @@
 """A mean step composed of its operations, timed alone, and of its compute. Pure.
 
 What the rank stands still for takes what it took alone, one operation after the other. What goes on beside the backward
-pass, bucket by bucket, exposes what ends after it: buckets queue for the slots of the library and for the lane of the
+pass, bucket by bucket, exposes what ends after it: buckets queue for the slots of the library or for the lane of the
 fiber as in ``predict`` (``bucket_pipeline.py``); several operations of a bucket follow one another, those inside the
 site each for one bucket at a time. Of a fragment that lands some steps later, what it takes longer than those is
 exposed; fragments queue for the lane. After the last step all fragments on their way land, before what ends the job is
 exchanged. A rank waits for the slowest of those with which it ends the step: by how much their compute differs was
 timed, too.
 
-The library's time for a bucket is the one with which that queue takes as long as the burst that was timed. Of buckets
-that queue for the lane alone, what a burst takes longer than one bucket is their time on the lane.
+A bucket holds its slot for as long as one of a burst that was timed: the buckets in the other slots share the lane with
+each of its messages. A collective sends and waits for its peers in turn, so buckets do not take the lane one after the
+other. Of buckets that queue for the lane alone, what a burst takes longer than one bucket is their time on the lane.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,7 +34,6 @@ IN_FLIGHT: Final = 2
 """Operations that torch's gloo runs at once: it has two threads."""
 _MOST_STEPS: Final = 400
 """A longer job is its first cycles: the exchange at its end weighs little."""
-_HALVINGS: Final = 40
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,11 @@ class Alone:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """What a part of an operation costs: library, lane, delays, in seconds; ``cold_s`` more for the first one.
+    """What a part of an operation costs, in seconds: time on the lane, one part after the other, and the rest, during
+    which it holds its slot. ``cold_s`` more for the first part; ``library_s`` of all that is the library's."""
 
-    ``library_s``: what of it is the library's, in its slot and on the lane.
-    """
-
-    software_s: float
     lane_s: float
-    propagation_s: float
+    held_s: float
     cold_s: float
     in_flight: int | None
     library_s: float
@@ -183,7 +181,7 @@ def _tail(
         costs = _bucket(it, twin, fiber, alone, staged=len(stages) > 1)
         ready[0] += costs.cold_s
         ready = sorted(ready)
-        sent = send_in_order(ready, costs.lane_s, costs.propagation_s, costs.software_s, costs.in_flight)
+        sent = send_in_order(ready, costs.lane_s, costs.held_s, 0.0, costs.in_flight)
         ready = [it.arrived_s for it in sent]
         inside_s = 0.0 if it.crosses else inside_s + costs.library_s
     tail_s = max(0.0, max(ready) - compute_s)
@@ -198,20 +196,11 @@ def _bucket(it: Round, twin: Twin, fiber: FiberModel, alone: Alone, *, staged: b
         serial_s, propagation_s = 8 * moved / fiber.rate_bps / it.times, twin.delays * fiber.delay_s
     count, took_s = alone.burst(it)
     in_flight = 1 if staged and not it.crosses else slots(it)
-
     if in_flight is None:
         return _messages(count, took_s, alone.one(it), serial_s, propagation_s)
-
-    def takes_s(software_s: float, lane_s: float) -> float:
-        return send_in_order([0.0] * count, lane_s, propagation_s, software_s, in_flight)[-1].arrived_s
-
-    if takes_s(0.0, serial_s) >= took_s:  # faster than the model of the fiber: part of it is hidden
-        factor = took_s / takes_s(0.0, serial_s) if took_s > 0 else 0.0
-        serial_s, propagation_s, software_s = serial_s * factor, propagation_s * factor, 0.0
-    else:
-        software_s = _where(lambda it_s: takes_s(it_s, serial_s), took_s, 0.0, took_s)
-    cold_s = max(0.0, alone.one(it) - (software_s + serial_s + propagation_s))
-    return _Bucket(software_s, serial_s, propagation_s, cold_s, in_flight, software_s)
+    held_s = took_s / math.ceil(count / in_flight)
+    software_s = max(0.0, held_s - serial_s - propagation_s)
+    return _Bucket(0.0, held_s, max(0.0, alone.one(it) - held_s), in_flight, software_s)
 
 
 def _messages(count: int, took_s: float, one_s: float, serial_s: float, propagation_s: float) -> _Bucket:
@@ -221,25 +210,14 @@ def _messages(count: int, took_s: float, one_s: float, serial_s: float, propagat
     lane_s = min(lane_s, took_s / count)
     latency_s = took_s - count * lane_s
     cold_s = max(0.0, one_s - lane_s - latency_s)
-    propagation_s = min(propagation_s, latency_s)
-    software_s = latency_s - propagation_s
-    return _Bucket(software_s, lane_s, propagation_s, cold_s, None, software_s + max(0.0, lane_s - serial_s))
+    software_s = max(0.0, latency_s - propagation_s)
+    return _Bucket(lane_s, latency_s, cold_s, None, software_s + max(0.0, lane_s - serial_s))
 
 
 def slots(it: Round) -> int | None:
     """Return how many operations such as these the library runs at once; None for any number: it sends and receives
     messages in a thread that waits for none of them."""
     return None if it.first.kind == "send" else IN_FLIGHT
-
-
-def _where(rising: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """Return where ``rising`` reaches ``value``, from ``low`` to ``high``."""
-    if rising(low) >= value:
-        return low
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rising(middle) < value else (low, middle)
-    return high
 
 
 def _fragments(clock: _Clock, step: int, begun: Sequence[Round], twin: Twin, fiber: FiberModel, alone: Alone) -> float:

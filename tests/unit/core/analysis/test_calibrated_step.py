@@ -211,6 +211,20 @@ def test_a_burst_at_the_end_of_no_compute_takes_what_it_was_timed_at(took_s: flo
 
 
 @settings(deadline=None, max_examples=20)
+@given(st.floats(0.01, 0.5), st.integers(4, 12))
+def test_a_bucket_holds_one_of_two_slots_for_as_long_as_in_the_burst(took_s: float, buckets: int) -> None:
+    twin = Ddp({"buckets": buckets}, LAYOUT)
+    planned = volleys(twin, STEP_S)
+    found = predict_step(twin, FIBER, STEP_S, planned, [0.0, took_s])
+    free = [0.0, 0.0]
+    for bucket in range(1, buckets + 1):  # four of the burst are two in each slot
+        ready = STEP_S / 3 + 2 * STEP_S / 3 * bucket / buckets
+        free = sorted([free[1], max(free[0], ready) + took_s / 2])
+    assert found is not None
+    assert found.exposed.total_s == pytest.approx(free[1] - STEP_S, rel=1e-6)
+
+
+@settings(deadline=None, max_examples=20)
 @given(st.floats(0.0, 0.1), st.floats(0.005, 0.2), st.integers(1, 12))
 def test_buckets_sent_as_messages_share_a_lane_of_the_rate_that_a_burst_reached(
     latency_s: float, lane_s: float, count: int
