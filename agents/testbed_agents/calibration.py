@@ -39,6 +39,9 @@ EXCHANGE = "exchange"
 
 LEAST, MOST = 2, 5
 """Repetitions that count."""
+LEAST_SHORT = 6
+LEAST_IDLE_S = 0.25
+"""So many where they idle no longer than this together: two agree by chance, and the third takes half as long again."""
 MOST_SHORT = 12
 """Of volleys that follow one another within a step: they are short, and their times vary most."""
 SHORT_GAP_S = 0.1
@@ -171,14 +174,15 @@ class _Repeating:
     """Decides, alike on all ranks, whether to repeat what takes ``gap_s`` of idle time each time."""
 
     def __init__(self, meeting: Meeting, gap_s: float, most: int) -> None:
-        self._meeting, self._gap_s = meeting, gap_s
+        self._meeting = meeting
+        self._least = max(LEAST, min(LEAST_SHORT, int(LEAST_IDLE_S / gap_s))) if gap_s > 0 else LEAST
         self._most = min(most, max(LEAST, int(BUDGET_S / gap_s))) if gap_s > 0 else most
         self._rows: list[list[float]] = []
 
     @property
     def goes_on(self) -> bool:
         counted = self._rows[1:]
-        if len(counted) < LEAST:
+        if len(counted) < self._least:
             return True
         if len(counted) >= self._most:
             return False

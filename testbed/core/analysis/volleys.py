@@ -46,6 +46,8 @@ _LONGEST_CYCLE: Final = 2000
 _IN_BURST: Final = 4
 _SHARE_IN_BURST: Final = 6
 """Of many parts a sixth: what a small one takes in a long row shows only in a long one."""
+_SHARE_OF_MESSAGES: Final = 2
+"""Of many messages, all of which are on their way at once, half: TCP carries a sixth in two round trips or in three."""
 _MOST_EXCHANGES: Final = 8
 _ALIKE: Final = 1.25
 """Operations whose sizes differ by no more than this factor take as long as each other."""
@@ -178,7 +180,7 @@ def volleys(twin: Twin, step_s: float, round_trip_s: float = 1.0) -> tuple[Volle
                 found.append(
                     Volley(
                         str(first.kind), it.part_bytes, it.groups, 0.0, it.crosses, first.parts > 0,
-                        _burst(first.parts), it.crosses or not staged, first.what,
+                        _burst(first), it.crosses or not staged, first.what,
                     )
                 )  # fmt: skip
                 counts.append(it.times)
@@ -189,9 +191,10 @@ def volleys(twin: Twin, step_s: float, round_trip_s: float = 1.0) -> tuple[Volle
     return (*_planned(found, counts, cycle, step_s, longest_s), *_exchanges(twin, cycle, step_s, longest_s))
 
 
-def _burst(parts: int) -> int:
-    """Return how many of ``parts`` are timed one behind the other."""
-    return max(1, min(parts, _IN_BURST), parts // _SHARE_IN_BURST)
+def _burst(of: Operation) -> int:
+    """Return how many of an operation's parts are timed one behind the other."""
+    share = _SHARE_OF_MESSAGES if of.kind == "send" else _SHARE_IN_BURST
+    return max(1, min(of.parts, _IN_BURST), of.parts // share)
 
 
 def has_outer_loop(twin: Twin) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from testbed_agents import calibration, evidence, strategies
@@ -144,3 +145,20 @@ def test_all_that_is_recorded_of_an_exchange_is_part_of_what_it_takes(tmp_path: 
         first = [restarted for _, restarted in recorded]
         assert len(first) > calibration.LEAST + 1
         assert first == [True, *[False] * (len(first) - 2), True], "a chain of its own, and then the job's"
+
+
+class AloneMeeting:
+    """A meeting of one rank."""
+
+    def greatest(self, value: float) -> float:
+        return value
+
+
+@pytest.mark.parametrize(("gap_s", "least"), [(0.0, 2), (0.03, 6), (0.08, 3), (0.13, 2), (1.0, 2)])
+def test_short_volleys_are_repeated_more_often_before_they_may_agree(gap_s: float, least: int) -> None:
+    repeating = calibration._Repeating(AloneMeeting(), gap_s, calibration.MOST)  # type: ignore[arg-type]
+    rows = 0
+    while repeating.goes_on:
+        repeating.took([0.5 if rows == 0 else 0.02])
+        rows += 1
+    assert rows == 1 + least, "the first one does not count"

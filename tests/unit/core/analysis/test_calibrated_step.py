@@ -62,6 +62,13 @@ def test_a_bucket_is_timed_and_a_burst_of_them_not_the_whole_gradient() -> None:
     assert burst.to_message() == message | {"gap_s": 0.0, "burst": 4, "at_once": True}
 
 
+def test_of_many_messages_half_are_timed_behind_one_another() -> None:
+    layout = Layout(("east", "west"), gpt_tensors(), steps=400)
+    for buckets, expected in ((3, 3), (8, 4), (20, 10), (96, 48)):
+        assert volleys(make("hierarchical", {"buckets": buckets}, layout), STEP_S)[-1].burst == expected
+    assert volleys(make("ddp", {"buckets": 96}, layout), STEP_S)[-1].burst == 16
+
+
 def test_the_slowest_rank_counts_and_the_first_repetition_does_not() -> None:
     assert timed_alone([{0: [9.0, 0.1, 0.2, 0.3], 1: [9.0, 0.4, 0.1, 0.1]}]) == (pytest.approx(0.3),)
     assert timed_alone([{0: [], 1: []}]) == (0.0,)
