@@ -134,7 +134,7 @@ class Measuring:
     def measure(
         self, bare: Sequence[ProbePath], across: Mapping[str, Probe], inside: ProbePath | None
     ) -> tuple[tuple[LinkCertificate, ...], Load]:
-        """Return all links, judged, and the machine's load while delays were measured.
+        """Return all links, judged, and the machine's load while delays were measured, the last time if several.
 
         ``bare`` are both directions of the baseline path; its echo uses the first. ``across`` are probes from node
         to node of calibrated directions, ``inside`` is a path inside a site.
@@ -146,9 +146,8 @@ class Measuring:
             whole = {link.name for link in self._topology.links if across.keys() >= set(link.directions)}
             trips = [across[it.name].path if it.name.partition(":")[0] in whole else it for it in paths]
             echoes, no_echoes = self._echoes(opened, trips, bare, inside)
-            before, meter = emulator_counters.read(self._lab), LoadMeter()
-            delays = self._delays(small, echoes, across)
-            load = meter.read()
+            before = emulator_counters.read(self._lab)
+            delays, load = self._delays(small, echoes, across)
             streams = self._streams(probes, delays)
             after = emulator_counters.read(self._lab)
             reached = [path.name for path in paths if delays[path.name].came]
@@ -234,9 +233,9 @@ class Measuring:
 
     def _delays(
         self, probes: Mapping[str, Probe], echoes: Mapping[str, Echo], across: Collection[str]
-    ) -> dict[str, _Delays]:
-        """Return the small packets of every path, of the latest try: only links that are outside tolerance, and of
-        which it is proven that they were starved of CPU, are measured again."""
+    ) -> tuple[dict[str, _Delays], Load]:
+        """Return the small packets of every path, of the latest try, and the load during the last one: only links that
+        are outside tolerance, and of which it is proven that they were starved of CPU, are measured again."""
         probers = _in_turn({**probes, **echoes}, self._jittered)
         self._warm_up(list(probers.values()))
         found: dict[str, _Delays] = {}
@@ -249,8 +248,10 @@ class Measuring:
                 interval_s = max(INTERVAL_S, SLOT_S * (len(again) + 3))  # a few links need not wait for all others
             self._say(what, self._count * interval_s)
             before, held_up = emulator_counters.read(self._lab), {name: it.held_up for name, it in probes.items()}
+            meter = LoadMeter()
             with realtime_priority(wanted=self._hello["emulator"] == "fiberd"):
                 came = rounds([probers[it] for it in again], self._count, interval_s, self._patience_s)
+            load = meter.read()
             after = emulator_counters.read(self._lab)
             held_up = {name: it.held_up - held_up[name] for name, it in probes.items()}
             for name in again:
@@ -266,7 +267,7 @@ class Measuring:
             again = self._starved_links(found, across)
             if not again:
                 break
-        return found
+        return found, load
 
     def _starved_links(self, delays: Mapping[str, _Delays], across: Collection[str]) -> list[str]:
         """Return the paths to measure again: those of links with a bad delay or jitter that was starved."""

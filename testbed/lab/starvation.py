@@ -9,12 +9,12 @@ from testbed.host.linux.cpu_load import wait_until_free
 
 __all__ = ["TRIES", "tries"]
 
-TRIES: Final = 3
-"""How often a quantity is measured at most, each time because the try before was starved."""
-
 LONGEST_WAITS_S: Final = (0.0, 2.0, 8.0)
-"""Longest wait before each try. Other programs seldom take the cores for as long as all waits together; one that does,
-such as a job in another lab, is not waited for, because what is measured would run beside it."""
+"""Longest wait before each try: programs that begin or end beside the lab seldom take the cores for longer. One that
+does, such as a job in another lab, is there in the last try, too."""
+
+TRIES: Final = len(LONGEST_WAITS_S)
+"""How often a quantity is measured at most, each time because the try before was starved."""
 
 Tell = Callable[[str], None]
 
