@@ -179,7 +179,8 @@ def run(
             written_arrived=functools.partial(_replace, where, lost),
             verb=verb,
         )
-        status = leashed_command.run(transport, where, request)
+        with _sending(where, size) as request.sending:
+            status = leashed_command.run(transport, where, request)
         if page is not None and page.exists():
             browser.open_page(page)
         return HostError.exit_code if lost and status == 0 else status
@@ -192,6 +193,27 @@ def run(
                 page.parent.rmdir()
         if ready.is_alive():
             ready.join()  # Python must not end in the middle of an import
+
+
+@contextlib.contextmanager
+def _sending(where: str, size: int) -> Iterator[Callable[[int], None]]:
+    """Provide what is told how many bytes have been sent, and shows it once that takes longer than a second."""
+    with contextlib.ExitStack() as opened:
+        shown_t, progress = time.monotonic(), None
+
+        def tell(sent: int) -> None:
+            nonlocal shown_t, progress
+            now = time.monotonic()
+            if sent >= size:
+                opened.close()
+            elif now - shown_t >= _SHOWN_EVERY_S:
+                shown_t = now
+                if progress is None:
+                    progress = opened.enter_context(console.progress())
+                    progress.phase("send", where)
+                progress.doing(f"{format_size(sent)} of {format_size(size)}")
+
+        yield tell
 
 
 def _page(files: Departures) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,6 +111,9 @@ def test_what_takes_longer_than_the_silence_of_a_dead_client_arrives(
     assert done.returncode == 0, done.stderr
     assert took_s > SILENCE_S, "else nothing is shown"
     assert done.stdout.count(expected) == 4
+    shown = [float(it) for it in re.findall(r"([\d.]+) MB of 6.29146 MB", done.stderr)]
+    assert len(shown) >= 3, "how much has been sent"
+    assert shown == sorted(shown)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -71,6 +71,7 @@ class Request:
         words: ``{folder}`` at the beginning of a word ``{folder}/there/...`` stands for the folder there.
         environment: added to that of the leash.
         files: sent before the command starts.
+        sending: called with the bytes of them that have been sent.
         reads_stdin: this process's stdin is the command's.
         arrived: called with each run directory that the command made, by its path there, and a function that fetches it
             as a tar stream; None if nothing is to be fetched.
@@ -90,6 +91,7 @@ class Request:
     folders: Sequence[str] = ()
     stdout: int = 1
     written_arrived: Callable[[WrittenFile, Iterator[bytes]], None] = lambda file, pieces: None
+    sending: Callable[[int], None] = lambda byte_count: None
     verb: str = ""
 
 
@@ -166,8 +168,8 @@ class _Held:
         while True:
             self.say(*self._orders.get())
 
-    def send(self, each: SentFile) -> None:
-        """Send a file. Raises StorageError if it cannot be read, or changes meanwhile."""
+    def send(self, each: SentFile) -> Iterator[int]:
+        """Send a file; yield the size of each piece. Raises StorageError if it cannot be read, or changes meanwhile."""
         try:
             with each.here.open("rb") as file:
                 state = os.fstat(file.fileno())
@@ -176,6 +178,7 @@ class _Held:
                 while left and not self.channel.closed and (piece := file.read(min(left, LONGEST))):
                     self.say("bytes", piece)
                     left -= len(piece)
+                    yield len(piece)
         except OSError as error:
             raise StorageError(f"{each.here}: {error.strerror}") from error
         if left and not self.channel.closed:  # a leash that ended says why
@@ -199,8 +202,11 @@ def run(transport: paramiko.Transport, where: str, request: Request) -> int:
     """
     held = _Held(transport, where)
     try:
+        sent = 0
         for each in request.files:
-            held.send(each)
+            for count in held.send(each):
+                sent += count
+                request.sending(sent)
         return _follow(held, where, request)
     finally:
         held.close()
