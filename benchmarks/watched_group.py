@@ -157,6 +157,7 @@ def _forked(place: Place, function: Callable[..., None], *arguments: Any) -> int
     if pid == 0:
         code = 1
         try:
+            os.dup2(2, 1)  # stdout has the result alone
             namespaces.enter(place.namespaces)
             function(*arguments)
             code = 0
