@@ -37,6 +37,18 @@ marks = (
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
+SSH_HOST = r"""
+set -e
+mkdir -p /run/sshd /run/systemd
+echo lxc >/run/systemd/container
+ssh-keygen -q -A
+useradd --create-home --shell /bin/bash --password '*' lab
+echo 'lab ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/lab
+install -d -m 700 -o lab -g lab /home/lab/.ssh
+echo "$CLIENT_KEY" >/home/lab/.ssh/authorized_keys
+chown lab:lab /home/lab/.ssh/authorized_keys"""
+"""Beginning of a script that makes a machine a host: its keys, and a user ``lab`` with sudo who has $CLIENT_KEY."""
+
 # As pid 1 of its own pid namespace; $1: the kept root, $2: an empty folder, $3: the checkout, the rest: the command.
 ENTER = r"""
 set -euo pipefail

@@ -28,20 +28,14 @@ HOST_PACKAGES = ("python3", "sudo", "openssh-server", "ca-certificates")
 CLIENT_PACKAGES = ("git", "make", "python3-venv", "openssh-client", "ca-certificates")
 ADDRESS = f"127.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}.1"
 BOUND_S, START_BOUND_S = 1500.0, 60.0
-HOST = r"""
-set -e
-mkdir -p /run/sshd /run/systemd
-echo lxc >/run/systemd/container
-ssh-keygen -q -A
-useradd --create-home --shell /bin/bash --password '*' lab
-echo 'lab ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/lab
-install -d -m 700 -o lab -g lab /home/lab/.ssh
-echo "$CLIENT_KEY" >/home/lab/.ssh/authorized_keys
-chown lab:lab /home/lab/.ssh/authorized_keys
+HOST = (
+    bare_machine.SSH_HOST
+    + r"""
 [ -z "$PIP_CERT" ] || printf '[global]\ncert = %s\n' "$PIP_CERT" >/etc/pip.conf
 ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub
 exec /usr/sbin/sshd -D -e -o ListenAddress="$ADDRESS:22" -o UsePAM=no
 """
+)
 CLIENT = r"""
 set -e
 useradd --create-home --shell /bin/bash me

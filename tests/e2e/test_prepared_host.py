@@ -27,19 +27,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks]
 
 ROOT = Path(__file__).resolve().parents[2]
 PREPARE_BOUND_S, RUN_BOUND_S, START_BOUND_S = 900, 300, 60.0
-SERVE = r"""
-set -e
-mkdir -p /run/sshd /run/systemd
-echo lxc >/run/systemd/container
-ssh-keygen -q -A
-useradd --create-home --shell /bin/bash --password '*' lab
-echo 'lab ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/lab
-install -d -m 700 -o lab -g lab /home/lab/.ssh
-echo "$CLIENT_KEY" >/home/lab/.ssh/authorized_keys
-chown lab:lab /home/lab/.ssh/authorized_keys
+SERVE = (
+    bare_machine.SSH_HOST
+    + r"""
 cat /etc/ssh/ssh_host_ed25519_key.pub
 exec /usr/sbin/sshd -D -e -p "$PORT" -o ListenAddress=127.0.0.1 -o UsePAM=no
 """
+)
 
 
 @dataclass(frozen=True)

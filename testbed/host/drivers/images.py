@@ -54,7 +54,11 @@ BASE: Final = "scale-across-testbed-base:bookworm"
 """Output of ``image base``: Debian 12 with Python 3.11 and the programs that the lab's containers call."""
 
 REPOSITORY: Final = "scale-across-testbed"
-NEEDED: Final = ("isal>=1.7,<2", "numpy>=1.26", "prometheus-client>=0.20")
+NEEDED: Final = (
+    "numpy>=1.26",
+    "isal>=1.7,<2; platform_machine == 'x86_64' or platform_machine == 'aarch64'",
+    "prometheus-client>=0.20",
+)
 TORCH: Final = "torch>=2.4"
 _PLATFORMS: Final = (*(f"manylinux_2_{minor}" for minor in range(28, 4, -1)), "manylinux2014", "manylinux2010")
 """pip matches only the platform tags listed (PEP 600): Debian 12 has glibc 2.36, torch wheels need 2.28."""

@@ -135,8 +135,8 @@ def test_before_a_job_its_step_is_predicted_from_the_certificate_and_what_was_ti
     assert plain is not None
     assert plain.exposed.propagation_s == pytest.approx(12 * 235e-6)
     assert plain.bytes_per_direction == pytest.approx(1.5 * run_factory.GRADIENT_BYTES, rel=0.01)
-    # A bucket of an eighth takes 50 ms alone. Four of them take 100 ms, two at a time: of these, two spans of 12 delays
-    # and three of the bytes that are not sent beside another's delays are not the library's.
+    # A bucket of an eighth takes 50 ms alone. Four of them take 100 ms, two at a time, so each holds its slot for 50 ms,
+    # of which 12 delays and its own bytes are not the library's.
     burst = (0.9, 0.1, 0.1, 0.1)
     timed = [CalibrationRecord(0.0, ((0.9, 0.05, 0.05, 0.04), burst), 0.1) for _ in range(4)]
     logs = [RankLog(rank, calibrations=(it,)) for rank, it in enumerate(timed)]
@@ -144,7 +144,7 @@ def test_before_a_job_its_step_is_predicted_from_the_certificate_and_what_was_ti
     assert found is not None
     bits = 8 * 1.5 * run_factory.GRADIENT_BYTES / 8
     lane_s = bits / found.inputs.rate_bps
-    assert found.library_s == pytest.approx((0.1 - 2 * 12 * 235e-6 - 3 * lane_s) / 2, rel=0.01)
+    assert found.library_s == pytest.approx(0.05 - 12 * 235e-6 - lane_s, rel=0.01)
     assert found.compute_s == pytest.approx(0.1)
     assert found.exposed.total_s > plain.exposed.total_s
     assert expected_step(twin, None, (), 0.060) is None

@@ -147,7 +147,7 @@ def test_what_an_image_is_to_hold_is_written_down_beside_its_wheels(
 
     monkeypatch.setattr(images, "_run", run)
     images._gather(tmp_path / "wheels", "3.11", None, False, ["mpi4py>=4"], lambda line: None)
-    assert (tmp_path / "wheels" / "requirements.txt").read_text().split() == ["torch", *images.NEEDED, "mpi4py>=4"]
+    assert (tmp_path / "wheels" / "requirements.txt").read_text().splitlines() == ["torch", *images.NEEDED, "mpi4py>=4"]
     assert ran[-1][-1] == "mpi4py>=4"
     assert ran[-2][-1].endswith("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl")
     assert "requirements.txt" in (ROOT / "agents" / "Dockerfile").read_text()
