@@ -135,7 +135,7 @@ def test_before_a_job_its_step_is_predicted_from_the_certificate_and_what_was_ti
     assert plain is not None
     assert plain.exposed.propagation_s == pytest.approx(12 * 235e-6)
     assert plain.bytes_per_direction == pytest.approx(1.5 * run_factory.GRADIENT_BYTES, rel=0.01)
-    # A bucket of an eighth takes 50 ms alone. Four of them take 100 ms, two at a time, so each holds its slot for 50 ms,
+    # A bucket of an eighth takes 50 ms alone. Four of them take 100 ms, two at a time, so each holds a slot for 50 ms,
     # of which 12 delays and its own bytes are not the library's.
     burst = (0.9, 0.1, 0.1, 0.1)
     timed = [CalibrationRecord(0.0, ((0.9, 0.05, 0.05, 0.04), burst), 0.1) for _ in range(4)]
