@@ -174,8 +174,9 @@ class AgentPool:
         A container numbers its processes for itself, so of a rank there this is not known.
         """
         state = self.states.get(rank)
-        training = self._containers is None and state is not None and state["state"] == "training"
-        return training and state is not None and process.is_suspended(state["pid"])
+        if self._containers is not None or state is None or state["state"] != "training":
+            return False
+        return process.is_suspended(state["pid"])
 
     def revive(self) -> None:
         """Restart fork servers that have ended; their ranks ended with them.

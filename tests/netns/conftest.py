@@ -1,4 +1,4 @@
-"""A lab of the default topology for tests that do not break it, and the command line as a process."""
+"""A lab of the default topology for tests that do not break it, another host, and the command line as a process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import oracle
 import pytest
+import ssh_hosts
+from client_of_hosts import lab_up, nothing_left
 
 import testbed
 
@@ -33,6 +35,20 @@ def healthy(lab: testbed.Lab) -> Iterator[testbed.Lab]:
 
 def carrier_up(lab: testbed.Lab, link: str) -> bool:
     return not any(oracle.no_carrier(oracle.netns(lab.name, gateway), link) for gateway in ("east-gw", "west-gw"))
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[ssh_hosts.Hosts]:
+    """Provide one host, h1, with the lab ``far``; modules that need others have a fixture of this name."""
+    with ssh_hosts.hosts("h1") as made, lab_up(made, "h1"):
+        yield made
+
+
+@pytest.fixture
+def there(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
+    """Provide the only host of ``hosts``; nothing of a command may be left there afterwards."""
+    with nothing_left(hosts) as host:
+        yield host
 
 
 @pytest.fixture

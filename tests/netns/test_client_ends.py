@@ -10,13 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import oracle
 import pytest
 import ssh_hosts
-from client_of_hosts import begun, lab_up, marks, nothing_left, on, state, write_experiment
+from client_of_hosts import begun, marks, on, state, write_experiment
 from run_factory import make_run
 
 pytestmark = [*marks, pytest.mark.thorough]
@@ -33,19 +32,6 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
 print('stubborn', flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[ssh_hosts.Hosts]:
-    with ssh_hosts.hosts("h1") as made, lab_up(made, "h1"):
-        yield made
-
-
-@pytest.fixture
-def there(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
-    """Provide the host; nothing of a command may be left there afterwards."""
-    with nothing_left(hosts) as host:
-        yield host
 
 
 def stubborn(host: ssh_hosts.Host) -> list[int]:
@@ -66,6 +52,18 @@ def is_gone(host: ssh_hosts.Host, before: tuple[list[str], list[str], list[str]]
     return time.monotonic() - began_t
 
 
+def killed(
+    client: subprocess.Popen[str], host: ssh_hosts.Host, before: tuple[list[str], list[str], list[str]]
+) -> tuple[float, float]:
+    """Kill the client of a stubborn program; return after how many seconds the program, and all else, is gone."""
+    client.kill()
+    began_t = time.monotonic()
+    client.communicate()
+    oracle.until(lambda: not stubborn(host), DARK_S, "the program is gone")
+    program_s = time.monotonic() - began_t
+    return program_s, program_s + is_gone(host, before)
+
+
 @pytest.mark.parametrize("verb", ["exec", "launch"])
 def test_a_program_that_ignores_signals_is_gone_after_5_s(
     hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path, verb: str
@@ -76,11 +74,7 @@ def test_a_program_that_ignores_signals_is_gone_after_5_s(
     node = ("east-0",) if verb == "exec" else ("--allow-uncertified",)
     client = begun(hosts, verb, "--on", "h1", "-l", "far", *node, "--", sys.executable, "/opt/stubborn.py")
     oracle.until(lambda: len(stubborn(there)) >= (1 if verb == "exec" else 4), BEGINS_S, "it runs there")
-    client.kill()
-    began_t = time.monotonic()
-    client.communicate()
-    oracle.until(lambda: not stubborn(there), DARK_S, "the program is gone")
-    program_s, all_s = time.monotonic() - began_t, time.monotonic() - began_t + is_gone(there, before)
+    program_s, all_s = killed(client, there, before)
     print(f"{verb}: program gone after {program_s:.1f} s, all after {all_s:.1f} s")
     assert program_s < GONE_S
     assert all_s < GONE_S + 2.0
@@ -94,11 +88,7 @@ def test_a_program_of_run_that_ignores_signals_is_gone_and_the_lab_undone(
     words = ("run", write_experiment(tmp_path, sys.executable, "stubborn.py"), "--name", "e", "--allow-uncertified")
     client = begun(hosts, *words, "--on", "h1", cwd=tmp_path)
     oracle.until(lambda: len(stubborn(there)) >= 4, BEGINS_S, "it runs there")
-    client.kill()
-    began_t = time.monotonic()
-    client.communicate()
-    oracle.until(lambda: not stubborn(there), DARK_S, "the program is gone")
-    program_s, all_s = time.monotonic() - began_t, time.monotonic() - began_t + is_gone(there, before)
+    program_s, all_s = killed(client, there, before)
     print(f"run: program gone after {program_s:.1f} s, all after {all_s:.1f} s")
     assert program_s < GONE_S
     assert all_s < GONE_S + 5.0  # the report is written, and the lab taken down

@@ -12,25 +12,12 @@ from pathlib import Path
 import oracle
 import pytest
 import ssh_hosts
-from client_of_hosts import begun, lab_up, marks, nothing_left, on, write_experiment
+from client_of_hosts import begun, marks, on, write_experiment
 from run_factory import make_run
 
 pytestmark = [*marks, pytest.mark.thorough]
 
 MEBIBYTE = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[ssh_hosts.Hosts]:
-    with ssh_hosts.hosts("h1") as made, lab_up(made, "h1"):
-        yield made
-
-
-@pytest.fixture
-def there(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
-    """Provide the host; nothing of a command may be left there afterwards."""
-    with nothing_left(hosts) as host:
-        yield host
 
 
 @contextlib.contextmanager

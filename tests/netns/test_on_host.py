@@ -23,7 +23,7 @@ from pathlib import Path
 import oracle
 import pytest
 import ssh_hosts
-from client_of_hosts import HEEDS_CTRL_C, ROOT, TESTBED, begun, environment, marks, nothing_left, on
+from client_of_hosts import HEEDS_CTRL_C, ROOT, TESTBED, begun, environment, marks, on
 
 pytestmark = [*marks]
 
@@ -41,13 +41,6 @@ def lab(hosts: ssh_hosts.Hosts) -> Iterator[str]:
     assert on(hosts, *up).returncode == 0
     yield "far"
     assert on(hosts, "down", "far", "--on", "h1").returncode == 0
-
-
-@pytest.fixture
-def there(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
-    """Provide the host; nothing of a command may be left there afterwards, after `down` of what is up."""
-    with nothing_left(hosts) as host:
-        yield host
 
 
 def test_a_lab_there_is_used_as_one_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import oracle
 import pytest
 import ssh_hosts
-from client_of_hosts import TESTBED, begun, environment, lab_up, marks, nothing_left, on, state, write_experiment
+from client_of_hosts import TESTBED, begun, environment, lab_up, marks, on, state, write_experiment
 from run_factory import make_run
 
 from testbed.core.physics.impairment import Direction, Impairment
@@ -44,13 +44,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ssh_hosts.Hosts]
         finally:
             fiber.stop()
         made.join_cable()
-
-
-@pytest.fixture
-def there(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
-    """Provide the host; nothing of a command may be left there afterwards."""
-    with nothing_left(hosts) as host:
-        yield host
 
 
 def test_the_path_is_slow_and_lossy(hosts: ssh_hosts.Hosts) -> None:
