@@ -39,16 +39,25 @@ PRIORITY = 99
 """Above fiberd (40), and above the kernel's threads (50)."""
 TOLERANCE = 0.02
 """Accepted difference of a share from its target."""
+RUNNING = "TESTBED_THIEF"
+"""Set in the environment of a command: programs that it starts need no thief of their own, which would disturb this."""
 CUT_SHORT = 0.05
 """Accepted wait of a spinner for its core, over the length of its bursts."""
 LONGEST_S = 3600.0
 VOID_STATUS = 75
 RT_RUNTIME = Path("/proc/sys/kernel/sched_rt_runtime_us")
 _PR_SET_PDEATHSIG = 1
+_CAP_SYS_NICE = 1 << 23
 
 
 class Void(RuntimeError):
     """The level was not held: what was measured meanwhile does not count."""
+
+
+def may_steal() -> bool:
+    """Return whether this process has CAP_SYS_NICE."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return bool(next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:")) & _CAP_SYS_NICE)
 
 
 def bursts(share: float, seconds: float, seed: int | str) -> list[tuple[int, int]]:
@@ -255,7 +264,8 @@ def main() -> int:
         margin_s = 0.0 if arguments.command else 1.0
         with thief(arguments.share, arguments.mode, arguments.seconds + margin_s, arguments.seed) as stolen:
             if arguments.command:
-                with subprocess.Popen(arguments.command) as child:
+                environment = os.environ | {RUNNING: f"{arguments.share:g} {arguments.mode}"}
+                with subprocess.Popen(arguments.command, env=environment) as child:
                     try:
                         status = child.wait()
                     finally:
