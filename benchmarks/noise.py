@@ -26,8 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Series:
     samples: int
     levels: tuple[int, ...]
     batch_size: int
-    batch: Callable[[Bench, int], Iterator[Sample]]
+    batch: Callable[[Bench, int], Generator[Sample, None, None]]
 
 
 @dataclass(frozen=True)
@@ -128,24 +128,24 @@ def steal_since(before: Sequence[int]) -> float:
 # ---- batches
 
 
-def ups(bench: Bench, samples: int) -> Iterator[Sample]:
+def ups(bench: Bench, samples: int) -> Generator[Sample, None, None]:
     for _ in range(samples):
         yield bench.up("metro-40km", "--no-agents")
 
 
-def ups_with_agents(bench: Bench, samples: int) -> Iterator[Sample]:
+def ups_with_agents(bench: Bench, samples: int) -> Generator[Sample, None, None]:
     for _ in range(samples):
         yield bench.up("metro-40km")
 
 
-def ups_of_ring(bench: Bench, samples: int) -> Iterator[Sample]:
+def ups_of_ring(bench: Bench, samples: int) -> Generator[Sample, None, None]:
     file = bench.folder / "ring-8.yaml"
     file.write_text(topology_text(8, 1, ring(8)))
     for _ in range(samples):
         yield bench.up(str(file), "--no-agents")
 
 
-def runs(bench: Bench, samples: int) -> Iterator[Sample]:
+def runs(bench: Bench, samples: int) -> Generator[Sample, None, None]:
     for _ in range(samples):
         with bench.down():
             began, busy = time.monotonic(), cpu_times()
@@ -158,7 +158,7 @@ def runs(bench: Bench, samples: int) -> Iterator[Sample]:
         shutil.rmtree(bench.folder / "runs", ignore_errors=True)
 
 
-def planted(bench: Bench, samples: int) -> Iterator[Sample]:
+def planted(bench: Bench, samples: int) -> Generator[Sample, None, None]:
     """Certify a lab ``samples`` times with each wrong fiber."""
     with bench.down():
         up = ("up", *LOSSY, "--name", bench.lab, "--emulator", "fiberd", "--no-agents", "--allow-uncertified", "--json")
@@ -215,17 +215,20 @@ SERIES = {
 # ---- measuring
 
 
-def measure(name: str, level: int, mode: str, samples: int, seed: int) -> list[Sample]:
-    """Take a batch of samples under one thief. Raises Void if its level was not held."""
+def measure(name: str, level: int, mode: str, samples: int, seed: int, until: float) -> list[Sample]:
+    """Take a batch of samples under one thief, none after ``until``. Raises Void if its level was not held."""
     series, batch = SERIES[name], []
     with tempfile.TemporaryDirectory(prefix="noise-") as folder:
         Path(folder).chmod(0o755)  # ranks are no root
         bench = Bench(Path(folder), f"noise-{os.getpid()}")
         per_sample = len(WRONG) + 2 if name == "planted" else 2  # and its down
-        with thief(level / 100, mode, min(3600.0, samples * per_sample * BOUND_S), seed) as stolen:
-            for sample in series.batch(bench, samples):
+        bound_s = min(3600.0, samples * per_sample * BOUND_S)
+        with thief(level / 100, mode, bound_s, seed) as stolen, closing(series.batch(bench, samples)) as taken:
+            for sample in taken:
                 batch.append({"level": level, "mode": mode, **sample})
                 print(f"  {len(batch)}: {_line(sample)}", flush=True)
+                if time.monotonic() > until:
+                    break
     head = {"machine": machine(), "taken": time.strftime("%Y-%m-%d %H:%M"), "shares": sorted(stolen.shares.values())}
     return [sample | head for sample in batch]
 
@@ -252,7 +255,7 @@ def measure_all(out: Path, wanted: dict[str, int], levels: Sequence[int], until:
                 size = min(missing, series.batch_size)
                 print(f"{name}, {label(level, mode)}: {samples - missing} of {samples}", flush=True)
                 try:
-                    batch = measure(name, level, mode, size, seed=samples - missing + 1)
+                    batch = measure(name, level, mode, size, samples - missing + 1, until)
                 except Void as void:
                     voids += 1
                     print(f"  void: {void}", flush=True)
@@ -274,8 +277,8 @@ def cells(series: Series, levels: Sequence[int]) -> list[tuple[int, str]]:
 
 def count(samples: Sequence[Sample], level: int, mode: str) -> int:
     """Return the samples of a level and mode; of planted fibers, those of the rarest kind."""
-    own = [sample.get("wrong", "") for sample in samples if (sample["level"], sample["mode"]) == (level, mode)]
-    return min((own.count(wrong) for wrong in set(own)), default=0)
+    own = [sample.get("wrong") for sample in samples if (sample["level"], sample["mode"]) == (level, mode)]
+    return min(own.count(wrong) for wrong in (*WRONG, BYPASS)) if any(own) else len(own)
 
 
 def read(out: Path, name: str) -> list[Sample]:
@@ -354,7 +357,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=series.samples, help="samples per level and mode")
     parser.add_argument("--only", action="append", choices=SERIES, help="measure only this series; may be repeated")
     parser.add_argument("--levels", default="0,5,15,25", help="percent of each core's time (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no batch after this time")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no sample after this time")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "noise", help="where the samples are")
     parser.add_argument("--table", action="store_true", help="print the tables of the samples so far; measure nothing")
     arguments = parser.parse_args()
