@@ -53,8 +53,9 @@ RESOLVING_S = 2.5
 now and then, and the kernel repeats it after one second (two, if that is lost as well); packets that waited for the
 reply would be measured as late."""
 
-EVENTS = 30
-"""Expected lost (or duplicated, …) packets of a stream: enough to tell their share from zero and from its double."""
+EVENTS = 80
+"""Expected lost (or duplicated, …) packets of a stream: enough to tell their share from zero, and from its double 99
+times of 100 (the interval of 1e-6 ends at 127, and the double is 160 +- 13)."""
 
 Tell = Callable[[str], None]
 
