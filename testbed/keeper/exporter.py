@@ -176,6 +176,7 @@ class Exporter(Collector):
         directions = [(self._leaves.get(it.direction), it) for link in found.links for it in link.directions]
         known = [(labels, it) for labels, it in directions if labels is not None]
         yield _family(series.CERTIFIED, [((), float(found.certified))])
+        yield _family(series.CERTIFICATE_NOISY, [((), float(found.noisy))])
         yield _family(series.CERTIFICATE_TIME, [((), found.taken_unix_s)])
         yield _family(series.CERTIFICATE_OK, [(labels, float(it.ok)) for labels, it in known])
         yield _family(series.CERTIFICATE_TOLERANCE, [(labels, it.tolerance_s) for labels, it in known])

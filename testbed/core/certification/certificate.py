@@ -204,18 +204,24 @@ class Certificate:
     @property
     def refusal(self) -> str:
         """Why the lab is refused, and what to do; for a lab that is not certified, or noisy where that is refused."""
+        why = self.noise.note
         if self.why:
-            return (
-                f"the lab is outside tolerance: {_shortened(self.why)}\n"
-                f"correct the topology, or continue with --allow-uncertified"
-            )
+            why = f"the lab is outside tolerance: {_shortened(self.why)}"
+        elif self.unmeasured:
+            why = f"the lab is not measurable on this host now: {_shortened(self.unmeasured)}"
+        return f"{why}\n{self.remedy}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do where the lab is refused."""
+        if self.why:
+            return "correct the topology, or continue with --allow-uncertified"
         if self.unmeasured:
             return (
-                f"the lab is not measurable on this host now: {_shortened(self.unmeasured)}\n"
                 f"the CPU was {self.headroom.free:.0%} free: let other programs end and try again, use a larger scale,"
                 " or continue with --allow-uncertified"
             )
-        return f"{self.noise.note}\ntry again when the host is quiet, or without --strict"
+        return "try again when the host is quiet, or without --strict"
 
     @property
     def headroom(self) -> Headroom:

@@ -230,6 +230,8 @@ def _fidelity(report: Report) -> dict[str, object]:
             certification_section.segmentation(certificate),
         )
         values |= {
+            "certificate_title": certification_section.title(certificate),
+            "noise": certification_section.noise(certificate),
             "certificate_table": certification_section.table(certificate, scale),
             "in_words": certification_section.in_words(certificate, report.topology),
             "findings": certification_section.findings(certificate, scale),
