@@ -385,7 +385,8 @@ class Lab:
         prefixed with its rank; with ``echo_error`` only those of stdout, as that receives those of stderr.
 
         Raises FidelityError and NoisyHost like :meth:`train`, LabError if a node has no power, LabBusy if a job is
-        running, UserError if the user cannot read the program, CannotStart if there is no such command or it cannot be executed.
+        running, UserError if the user cannot read the program, CannotStart if there is no such command or it cannot be
+        executed.
         """
         if not argv:
             write = invocation.command("launch", *lab_owner.flag(self.name), "--", "python", "train.py")
