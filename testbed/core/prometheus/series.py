@@ -77,7 +77,10 @@ CERTIFICATE_TIME: Final = Series(
     "testbed_certificate_timestamp_seconds", "gauge", "Unix time at which the fibers were measured."
 )
 CERTIFICATE_OK: Final = Series(
-    "testbed_certificate_within_tolerance", "gauge", "Whether the direction is within tolerance.", _DIRECTION
+    "testbed_certificate_within_tolerance",
+    "gauge",
+    "Whether the direction is within tolerance; absent where it was not measurable.",
+    _DIRECTION,
 )
 CERTIFICATE_ERROR: Final = Series(
     "testbed_certificate_delay_error_seconds",
