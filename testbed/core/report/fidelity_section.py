@@ -127,8 +127,8 @@ def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool 
         if each.error_median_s is not None
     ]
     worst = f" within {formats.duration(max(errors))} at the median" if errors else ""
-    where = ", on a noisy host" if certificate.noisy else ""
-    return not uncertified, f"Certified before the job{where}{worst}"
+    noisy = ", on a noisy host" if certificate.noisy else ""
+    return not uncertified, f"Certified before the job{worst}{noisy}"
 
 
 def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple[bool | None, str]:
