@@ -16,6 +16,7 @@
     │   └── JobFailed            1  a rank failed, or the job did not reach its last step
     ├── HostError                3  the host failed or lacks a capability
     │   ├── MissingTool          3  a program is not installed; names the command that installs it
+    │   ├── NoisyHost            3  the host delays packets: too many to measure, or more than --strict accepts
     │   └── StorageError         3  disk full, or a folder that cannot be written
     ├── LabError                 3  the lab is degraded, gone, another user's, or did not answer in time
     │   └── LabBusy              2  another job is running in the lab; stop that one, or wait for it
@@ -43,6 +44,7 @@ __all__ = [
     "MeasuredBad",
     "MissingTool",
     "NameTaken",
+    "NoisyHost",
     "NotAllowed",
     "ProgramBarred",
     "StorageError",
@@ -163,7 +165,7 @@ class MeasuredBad(TestbedError):
 
 
 class FidelityError(MeasuredBad):
-    """A fiber is outside tolerance, or was not measured.
+    """A fiber is outside tolerance, or no fiber was measured.
 
     ``certificate`` is the measurement, a :class:`~testbed.core.certification.certificate.Certificate`, if one was made,
     and ``scale`` that of its topology.
@@ -199,6 +201,18 @@ class MissingTool(HostError):
     def __init__(self, tool: str, install: str, why: str = "") -> None:
         self.tool, self.install = tool, install
         super().__init__(f"{tool} is missing{': ' + why if why else ''}; install it with: {install}")
+
+
+class NoisyHost(HostError):
+    """The host delays too many packets to measure the fibers now, or delays packets where ``strict`` refuses that.
+
+    ``certificate`` and ``scale`` are as of :class:`FidelityError`.
+    """
+
+    def __init__(self, message: str, certificate: object = None, scale: float = 1.0) -> None:
+        super().__init__(message)
+        self.certificate = certificate
+        self.scale = scale
 
 
 class StorageError(HostError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +14,15 @@ from typing import Any
 import pytest
 
 from testbed.cli import app, console
-from testbed.core.certification.certificate import Certificate
+from testbed.core.certification.certificate import Certificate, HostNoise
 from testbed.core.certification.judge import DirectionSample, Stream, judge_direction
-from testbed.core.certification.link_certificate import LinkCertificate
+from testbed.core.certification.link_certificate import Check, LinkCertificate
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import UnknownName
 from testbed.host.files import catalog
 from testbed.lab import api
 
-__all__ = ["Cli", "FakeLab", "Said", "certificate_of", "cli", "fake_lab", "finished_run"]
+__all__ = ["Cli", "FakeLab", "Said", "certificate_of", "cli", "fake_lab", "finished_run", "noisy", "unmeasured"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,24 @@ def certificate_of(topology: Topology, error_s: float = 3e-6) -> Certificate:
     return Certificate("lab", topology.name, 0.0, "fiberd", tuple(links), True, "", 0.1)
 
 
+def noisy(certificate: Certificate) -> Certificate:
+    """Return ``certificate`` as of a host that delayed a tenth of the small packets."""
+    return dataclasses.replace(certificate, noise=HostNoise(500, 50, 300e-6, 4e-3))
+
+
+def unmeasured(certificate: Certificate) -> Certificate:
+    """Return ``certificate`` with a rate that the host kept from being measured, in the first direction."""
+    link, *others = certificate.links
+    direction, *directions = link.directions
+    rate = Check(
+        "rate", 8e8, None, verdict="unmeasured", why="the rate is not measurable: 2 pairs of packets, 5 needed"
+    )
+    direction = dataclasses.replace(direction, checks=(*direction.checks, rate))
+    return dataclasses.replace(
+        certificate, links=(dataclasses.replace(link, directions=(direction, *directions)), *others)
+    )
+
+
 @dataclass
 class FakeLab:
     """Records its calls."""
@@ -85,6 +104,7 @@ class FakeLab:
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     child_status: int = 0
     trouble: str = ""
+    strict: bool = False
     allow_uncertified: bool = False
     run_directory: Any = None
 

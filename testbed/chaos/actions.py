@@ -21,6 +21,7 @@ def up(
     driver: str = "auto",
     emulator: str = "auto",
     agents: bool = True,
+    strict: bool = False,
     allow_uncertified: bool = False,
     configuration: Configuration = None,
 ) -> dict[str, Any]:
@@ -32,10 +33,16 @@ def up(
             driver=driver,
             emulator=emulator,
             agents=agents,
+            strict=strict,
             allow_uncertified=allow_uncertified,
         )
         session.remember(made)
-        return {"lab": made.name, "certified": made.certificate is not None and made.certificate.certified}
+        measured = made.certificate
+        return {
+            "lab": made.name,
+            "certified": measured is not None and measured.certified,
+            "noisy": measured is not None and measured.noisy,
+        }
 
 
 def down(lab: str | None = None, configuration: Configuration = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from testbed.cli.verb import (
     LabNameToMake,
     Overrides,
     RunsFolder,
+    Strict,
     TopologyArgument,
     Wait,
 )
@@ -58,6 +59,7 @@ def audit(
     runs: RunsFolder = None,
     driver: Driver = "auto",
     emulator: Emulator = "auto",
+    strict: Strict = False,
     allow_uncertified: AllowUncertified = False,
     wait: Wait = False,
     as_json: AsJson = False,
@@ -93,6 +95,7 @@ def audit(
                 runs=runs,
                 driver=driver,
                 emulator=emulator,
+                strict=strict,
                 allow_uncertified=allow_uncertified,
                 wait=wait,
                 progress=progress,

@@ -24,7 +24,8 @@ _RIGHT = ("target", "error", "jitter", "lost")
 
 LEGEND = (
     "target: delay asked for, one way. jitter: spread of delays. lost: of those sent.\n"
-    "rate: bits per second that arrived. not told: too few packets to say ok."
+    "rate: bits per second that arrived. not told: too few packets to say ok.\n"
+    "not measured: the host delayed too many packets."
 )
 JUDGED = "delay, RTT, jitter, loss, bursts, order, duplicates, corruption, rate"
 
@@ -45,11 +46,15 @@ def links_measured(topology: Topology, certificate: Certificate | None) -> Table
 
 
 def refused(certificate: Certificate) -> Table:
-    """Return the same table of the links outside tolerance alone, the first :data:`MOST_LINKS`, for a refusal."""
+    """Return the same table of the links outside tolerance alone, for a refusal; without any, of those not measured.
+
+    It has the first :data:`MOST_LINKS`.
+    """
     bad = [link for link in certificate.links if not link.ok]
-    rows = [row for link in bad[:MOST_LINKS] for row in _line_by_line(link)]
-    if len(bad) > MOST_LINKS:
-        rows.append([f"{len(bad) - MOST_LINKS} more", "", "", "", "", "", verdict("bad")])
+    shown = bad or [link for link in certificate.links if link.unmeasured]
+    rows = [row for link in shown[:MOST_LINKS] for row in _line_by_line(link)]
+    if len(shown) > MOST_LINKS:
+        rows.append([f"{len(shown) - MOST_LINKS} more", "", "", "", "", "", verdict("bad" if bad else "not measured")])
     return table(_HEADS, rows, right=_RIGHT)
 
 
@@ -156,7 +161,8 @@ def _nodes(measured: DirectionCertificate | RoundTrip) -> bool:
 
 
 def notes(certificate: Certificate) -> Sequence[str]:
-    """Return the first notes on what could not be determined."""
-    lines = [f"note: {note}" for note in certificate.notes]
+    """Return the first notes on what could not be determined, without the noise of the host, which leads the
+    footnote."""
+    lines = [f"note: {note}" for note in certificate.notes if note != certificate.noise.note]
     more = len(lines) - MOST_NOTES
     return lines if more <= 0 else [*lines[:MOST_NOTES], f"note: {more} more; --json prints all notes"]

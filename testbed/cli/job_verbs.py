@@ -22,6 +22,7 @@ from testbed.cli.verb import (
     NoiseOption,
     RunsFolder,
     StrategyOption,
+    Strict,
 )
 from testbed.errors import Interrupted, StorageError, UserError
 
@@ -70,6 +71,7 @@ def train(
     detach: Detach = False,
     lab: LabName = None,
     runs: RunsFolder = None,
+    strict: Strict = False,
     allow_uncertified: AllowUncertified = False,
     as_json: AsJson = False,
 ) -> int:
@@ -109,8 +111,8 @@ def train(
         console.say(f"note: {line}")
     what = f"{described.strategy}, {steps} steps"
     if detach:
-        return detached(target, "train", {**workload, "what": what}, runs, allow_uncertified, as_json)
-    target.allow_uncertified = allow_uncertified
+        return detached(target, "train", {**workload, "what": what}, runs, strict, allow_uncertified, as_json)
+    target.strict, target.allow_uncertified = strict, allow_uncertified
     return _train(target, what, workload, runs, as_json)
 
 
@@ -185,6 +187,7 @@ def detached(
     kind: str,
     arguments: dict[str, object],
     runs: Path | None,
+    strict: bool,
     allow_uncertified: bool,
     as_json: bool = False,
 ) -> int:
@@ -194,7 +197,9 @@ def detached(
 
     if runs is not None:
         arguments = {**arguments, "runs": str(runs.absolute())}
-    begun = job_runner.start(lab_folder.folder(target.name), kind, arguments, allow_uncertified=allow_uncertified)
+    begun = job_runner.start(
+        lab_folder.folder(target.name), kind, arguments, strict=strict, allow_uncertified=allow_uncertified
+    )
     if as_json:
         console.show_json({"job": begun.job, "run": str(begun.run)})
         return 0

@@ -28,9 +28,10 @@ from testbed.cli.verb import (
     LabNameToMake,
     NodeArgument,
     Overrides,
+    Strict,
     TopologyArgument,
 )
-from testbed.errors import LabError, TestbedError, UnknownName, UserError
+from testbed.errors import FidelityError, LabError, NoisyHost, TestbedError, UnknownName, UserError
 
 if TYPE_CHECKING:
     from testbed.core.certification.certificate import Certificate
@@ -66,6 +67,7 @@ def up(
         bool,
         typer.Option("--keep", help="If bring-up fails, keep the partial lab for inspection.", show_default=False),
     ] = False,
+    strict: Strict = False,
     allow_uncertified: AllowUncertified = False,
     as_json: AsJson = False,
 ) -> None:
@@ -85,6 +87,7 @@ def up(
             emulator=emulator,
             observe=observe,
             keep=keep,
+            strict=strict,
             allow_uncertified=allow_uncertified,
             progress=progress,
         )
@@ -388,15 +391,20 @@ def logs(
         console.say(f"no output of {what} yet: no program has written any since lab {target.name} came up")
 
 
-@verb.verb(verb.LABS, "testbed certify", "testbed certify --thorough --json")
+@verb.verb(verb.LABS, "testbed certify", "testbed certify --thorough --json", "testbed certify --strict")
 def certify(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Send more packets; up to a minute.", show_default=False)
     ] = False,
+    strict: Strict = False,
     lab: LabName = None,
     as_json: AsJson = False,
 ) -> int:
-    """Measure every fiber of a running lab and issue a fidelity certificate. Exit status 1: outside tolerance.
+    """Measure every fiber of a running lab and issue a fidelity certificate.
+
+    The verdict and exit status: certified, 0; certified, noisy host, 0 (3 with --strict): the fibers are right, and the
+    host delays packets; outside tolerance, 1: a fiber is wrong; not measurable on this host now, 3: the host delays too
+    many packets to judge.
 
     Checks delay, jitter, loss and its bursts, order, duplicates, corruption and rate of each direction, and the round
     trip of each link. The default takes about a second and resolves a loss of 1 %; --thorough takes up to a minute and
@@ -404,7 +412,8 @@ def certify(
 
     Columns: *target*, the delay that the fiber shall have, one way; *error*, how much later the median packet is;
     *jitter*, how far the delays spread; *lost*, packets lost of those sent; *rate*, the bits per second that came
-    through, with what they stand for below; *verdict*: ok, bad, or not told where too few packets tell.
+    through, with what they stand for below; *verdict*: ok, bad, not told where too few packets tell, or not measured
+    where the host delayed too many.
 
     The reference is the healthy topology, so an active fault puts its fiber outside tolerance. Ranks
     are not checked; see testbed status.
@@ -413,11 +422,24 @@ def certify(
     measured = target.certify(thorough, (lambda text: console.say(text, style="dim")) if thorough else None)
     if as_json:
         console.show_json({**measured.to_dict(), **tables.full_scale_facts(target.topology)})
-        return 0 if measured.certified else 1
+        return _status(measured, strict)
     console.show(certificate_table.links_measured(target.topology, measured))
     _show_remarks(measured, target.topology)
-    word = tables.verdict("certified") if measured.certified else tables.verdict("bad").append(": outside tolerance")
-    console.show(word)
-    for why in measured.why:
+    console.show(tables.verdict(measured.verdict))
+    for why in measured.why or measured.unmeasured:
         console.show(f"  {why}")
-    return 0 if measured.certified else 1
+    status = _status(measured, strict)
+    if status == NoisyHost.exit_code:
+        console.say(measured.remedy)
+    return status
+
+
+def _status(measured: Certificate, strict: bool) -> int:
+    """Return the exit status of a certificate, as of an `up` that it refuses or admits."""
+    from testbed.core.certification import admission
+
+    try:
+        admission.refuse(measured, strict=strict)
+    except (FidelityError, NoisyHost) as error:
+        return error.exit_code
+    return 0

@@ -16,6 +16,7 @@ from testbed.cli.verb import (
     NoiseOption,
     Overrides,
     RunsFolder,
+    Strict,
     Wait,
     read_overrides,
 )
@@ -36,6 +37,7 @@ class RunOptions:
     runs: RunsFolder = None
     driver: Driver = "auto"
     emulator: Emulator = "auto"
+    strict: Strict = False
     allow_uncertified: AllowUncertified = False
     wait: Wait = False
 
@@ -52,6 +54,7 @@ class RunOptions:
             "compute": self.compute,
             "model": self.model,
             "noise": self.noise,
+            "strict": self.strict,
             "allow_uncertified": self.allow_uncertified,
             "driver": self.driver,
             "emulator": self.emulator,

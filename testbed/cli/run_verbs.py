@@ -27,6 +27,7 @@ from testbed.cli.verb import (
     RunArgument,
     RunsFolder,
     StrategyOption,
+    Strict,
 )
 from testbed.errors import Interrupted, UserError
 
@@ -208,6 +209,7 @@ def launch(
         ),
     ] = False,
     detach: Detach = False,
+    strict: Strict = False,
     allow_uncertified: AllowUncertified = False,
 ) -> int:
     """Run your own program once per rank, inside the rank's node, with torchrun's environment.
@@ -238,7 +240,7 @@ def launch(
     if per_node and (mpi or mpiexec):
         raise UserError("--per-node and --mpi exclude each other: mpiexec runs once, and starts the ranks of all nodes")
     target = verb.attach_to_change(lab)
-    target.allow_uncertified = allow_uncertified
+    target.strict, target.allow_uncertified = strict, allow_uncertified
     if of_scale := full_scale.of_program(target.topology.scale):
         console.say(f"note: {of_scale}")
     # What a detached job's own process is told too: values that JSON has.
@@ -255,7 +257,7 @@ def launch(
 
         written = {"argv": command, "progress": None if read is None else progress_to_dict(read)}
         what = shlex.join(command)
-        return detached(target, "launch", {**options, **written, "what": what}, runs, allow_uncertified)
+        return detached(target, "launch", {**options, **written, "what": what}, runs, strict, allow_uncertified)
     told: list[str] = []
 
     def tell(where: str) -> None:

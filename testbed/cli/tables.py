@@ -62,7 +62,8 @@ _STYLES = {
         UNSURE,
     ),
     "another user's": UNSURE,
-    "not told": UNSURE,
+    **dict.fromkeys(("not told", "not measured", "certified, noisy host", "not measurable on this host now"), UNSURE),
+    "outside tolerance": BAD,
 }
 
 
@@ -436,6 +437,8 @@ def status_line(found: LabStatus) -> Text:
     line.append(f", driver {found.driver or '?'}, emulator {found.emulator or '?'}")
     if found.prometheus:
         line.append(", with Prometheus")
+    if found.noisy:
+        line.append(", ").append("noisy", style=UNSURE)
     if found.links and not found.why:
         line.append(f"\n  {_in_words(found)}")
     for why in found.why:

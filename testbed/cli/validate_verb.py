@@ -24,6 +24,7 @@ from testbed.cli.verb import (
     LabNameToMake,
     Overrides,
     RunsFolder,
+    Strict,
     Wait,
 )
 
@@ -117,6 +118,7 @@ def validate(
     runs: RunsFolder = None,
     driver: Driver = "auto",
     emulator: Emulator = "auto",
+    strict: Strict = False,
     allow_uncertified: AllowUncertified = False,
     wait: Wait = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the lab up afterwards.", show_default=False)] = False,
@@ -150,6 +152,7 @@ def validate(
             runs=runs,
             driver=driver,
             emulator=emulator,
+            strict=strict,
             allow_uncertified=allow_uncertified,
             keep=keep,
             wait=wait,
@@ -195,7 +198,9 @@ def show(validation: Validation, comparison: Comparison | None) -> None:
         return
     console.show(_matrix(validation))
     if not validation.certified:
-        console.show("the lab was outside tolerance (see certificate.json), so the result is inconclusive")
+        console.show("the lab was not certified (see certificate.json), so the result is inconclusive")
+    elif validation.noisy:
+        console.show("noisy host: it delayed packets while the fibers were certified (see certificate.json)")
     for it in validation.libraries:
         for why in it.why[:MOST_REASONS]:
             console.show(f"{it.name}: {why}")

@@ -21,7 +21,16 @@ import testbed.host.linux.invocation as invocation
 from testbed.cli import console, on_host, streams
 from testbed.cli.on_host import Sent
 from testbed.cli.streams import OutputError, ReaderGone
-from testbed.errors import CannotStart, FidelityError, Interrupted, LabBusy, ProgramBarred, TestbedError, UserError
+from testbed.errors import (
+    CannotStart,
+    FidelityError,
+    Interrupted,
+    LabBusy,
+    NoisyHost,
+    ProgramBarred,
+    TestbedError,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
@@ -90,6 +99,8 @@ def verb(
             _running.set(name)
             if "" in (on, context.obj):  # an empty variable of a script must not mean this host
                 raise typer.Exit(guarded(_refuse_no_host, own_status))
+            if arguments.get("strict") and arguments.get("allow_uncertified"):
+                raise typer.Exit(guarded(_refuse_both))  # 2 in every verb: nothing was started
             where = on_host.chosen(context, on)
             if acts_here:
                 arguments["on"] = where
@@ -126,6 +137,12 @@ def verb(
 
 def _refuse_no_host() -> None:
     raise UserError("--on: expected a host as ssh takes it, got ''; leave --on out to act on this host")
+
+
+def _refuse_both() -> None:
+    from testbed.core.certification import admission
+
+    admission.refuse_both(strict=True, allow_uncertified=True)
 
 
 def _of_group(group: Any) -> list[inspect.Parameter]:
@@ -183,7 +200,7 @@ def guarded(work: Callable[[], int | None], own_status: int | None = None) -> in
             streams.discard_output()
         if console.verbose():
             sys.stderr.write(traceback.format_exc())
-        if isinstance(error, FidelityError):
+        if isinstance(error, FidelityError | NoisyHost):
             _show_refused(error.certificate, error.scale)
         console.error(str(error) or type(error).__name__)
         if own_status is not None and isinstance(error, CannotStart):
@@ -498,7 +515,15 @@ AllowUncertified = Annotated[
     bool,
     typer.Option(
         "--allow-uncertified",
-        help="Continue even if fibers are outside tolerance; the report says so.",
+        help="Continue even if fibers are outside tolerance or not measurable; the report says so.",
+        show_default=False,
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Refuse a noisy host too: fibers that are right, on a host that delays packets; exit status 3.",
         show_default=False,
     ),
 ]

@@ -25,6 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from testbed.core.certification.certificate import Certificate
+from testbed.core.certification.link_certificate import NOT_MEASURED
 from testbed.core.faults.fault_registry import registry
 from testbed.core.prometheus import series
 from testbed.core.prometheus.series import Series
@@ -176,8 +177,10 @@ class Exporter(Collector):
         directions = [(self._leaves.get(it.direction), it) for link in found.links for it in link.directions]
         known = [(labels, it) for labels, it in directions if labels is not None]
         yield _family(series.CERTIFIED, [((), float(found.certified))])
+        yield _family(series.CERTIFICATE_NOISY, [((), float(found.noisy))])
         yield _family(series.CERTIFICATE_TIME, [((), found.taken_unix_s)])
-        yield _family(series.CERTIFICATE_OK, [(labels, float(it.ok)) for labels, it in known])
+        told = [(labels, it) for labels, it in known if it.verdict != NOT_MEASURED]
+        yield _family(series.CERTIFICATE_OK, [(labels, float(it.ok)) for labels, it in told])
         yield _family(series.CERTIFICATE_TOLERANCE, [(labels, it.tolerance_s) for labels, it in known])
         errors = [(labels, it.error_median_s) for labels, it in known]
         yield _family(series.CERTIFICATE_ERROR, [(labels, error) for labels, error in errors if error is not None])

@@ -255,6 +255,7 @@ def up(
     emulator: str = "auto",
     observe: bool = False,
     keep: bool = False,
+    strict: bool = False,
     allow_uncertified: bool = False,
     progress: Progress | None = None,
 ) -> Lab:
@@ -270,6 +271,7 @@ def up(
         emulator=emulator,
         observe=observe,
         keep=keep,
+        strict=strict,
         allow_uncertified=allow_uncertified,
         progress=progress,
     )

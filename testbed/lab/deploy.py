@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from testbed.core.certification import admission
 from testbed.core.plan import build
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, namespace_name
 from testbed.core.plan.resources import Agents, Containers, Fibers, Namespace, Route, Veth
@@ -23,7 +24,6 @@ from testbed.core.plan.step import Plan, Step
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.user_text import shown
 from testbed.errors import (
-    FidelityError,
     HostError,
     Interrupted,
     LabError,
@@ -69,6 +69,7 @@ def up(
     emulator: str = "auto",
     observe: bool = False,
     keep: bool = False,
+    strict: bool = False,
     allow_uncertified: bool = False,
     progress: Progress | None = None,
     job: Job | None = None,
@@ -78,9 +79,11 @@ def up(
     ``observe`` runs a Prometheus in the lab; :meth:`Lab.observe` forwards a local port to it. ``keep`` keeps a partial
     lab for inspection if bring-up fails.
 
-    Raises FidelityError when a fiber is outside tolerance (unless ``allow_uncertified``), NameTaken, NotAllowed,
+    Raises FidelityError when a fiber is outside tolerance, NoisyHost when the fibers are not measurable on this host
+    now (neither with ``allow_uncertified``) or the host is noisy (only with ``strict``), NameTaken, NotAllowed,
     MissingTool, StorageError, HostError.
     """
+    admission.refuse_both(strict, allow_uncertified)
     progress = progress or Silent()
     lab_name = name or topology.name
     choice = choose(topology, lab_name, driver, emulator)
@@ -120,7 +123,7 @@ def up(
                 from testbed.lab.lab import Lab
 
                 lab = Lab(folder)
-                lab.allow_uncertified = allow_uncertified
+                lab.strict, lab.allow_uncertified = strict, allow_uncertified
                 progress.phase("certify", f"{len(topology.links)} links, both directions")
                 certificate = lab.certify(calibrate_first=True)
                 progress.certificate(certificate)
@@ -130,8 +133,7 @@ def up(
                         f"connections over the fibers use {used}: this kernel lacks the congestion control"
                         f" {topology.congestion} of the topology"
                     )
-                if not certificate.certified and not allow_uncertified:
-                    raise FidelityError(certificate.refusal, certificate, topology.scale)
+                admission.refuse(certificate, topology.scale, strict=strict, allow_uncertified=allow_uncertified)
             except BaseException as error:
                 # A dead container is the root cause of any other failure.
                 dead = _dead_containers(builder) if isinstance(error, HostError | LabError) else []

@@ -51,7 +51,14 @@ class Started:
     """What is worth knowing before a program begins (``note`` of Lab.launch)."""
 
 
-def start(lab: LabFolder, kind: str, arguments: Mapping[str, Any], *, allow_uncertified: bool = False) -> Started:
+def start(
+    lab: LabFolder,
+    kind: str,
+    arguments: Mapping[str, Any],
+    *,
+    strict: bool = False,
+    allow_uncertified: bool = False,
+) -> Started:
     """Start a job in a process of its own: ``train`` or ``launch`` of :class:`~testbed.lab.lab.Lab` with ``arguments``.
 
     Programs get this process's environment and working directory. ``runs`` among the arguments is the parent of the run
@@ -62,6 +69,7 @@ def start(lab: LabFolder, kind: str, arguments: Mapping[str, Any], *, allow_unce
         "kind": kind,
         "folder": str(Path.cwd()),
         "arguments": dict(arguments),
+        "strict": strict,
         "allow_uncertified": allow_uncertified,
     }
     try:
@@ -116,7 +124,7 @@ def main() -> int:
     try:
         os.chdir(request["folder"])
         lab = Lab(LabFolder(Path(request["lab"])))
-        lab.allow_uncertified = request["allow_uncertified"]
+        lab.strict, lab.allow_uncertified = request["strict"], request["allow_uncertified"]
         arguments = dict(request["arguments"])
         with lab.claimed(request["kind"], arguments.pop("what"), detached=True) as claim:
             notes: list[str] = []

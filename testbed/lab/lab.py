@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from testbed.core.certification import admission
 from testbed.core.certification.certificate import Certificate
 from testbed.core.faults.fault_registry import compile_fault, registry
 from testbed.core.faults.fault_target import all_targets
@@ -24,7 +25,6 @@ from testbed.core.workload import progress_schema, workload_layout, workload_wor
 from testbed.core.workload.progress_source import Progress
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Start, Workload
 from testbed.errors import (
-    FidelityError,
     Interrupted,
     JobFailed,
     LabError,
@@ -87,8 +87,10 @@ class Lab:
         self.name = folder.name
         self.topology = _read_topology(folder)
         self.certificate: Certificate | None = _read_certificate(folder)
+        self.strict = False
+        """Whether jobs are refused on a noisy host."""
         self.allow_uncertified = False
-        """Whether jobs may run even if fibers are outside tolerance; every page of their reports says so."""
+        """Whether jobs may run even if the lab is not certified; every page of their reports says so."""
         self.run_directory: RunDirectory | None = None
         self.recorder: Recorder | None = None
         self._job: RunningJob | None = None
@@ -382,8 +384,9 @@ class Lab:
         data folder); ``tell`` receives where, before the program begins. ``echo`` receives each line of output,
         prefixed with its rank; with ``echo_error`` only those of stdout, as that receives those of stderr.
 
-        Raises FidelityError like :meth:`train`, LabError if a node has no power, LabBusy if a job is running, UserError
-        if the user cannot read the program, CannotStart if there is no such command or it cannot be executed.
+        Raises FidelityError and NoisyHost like :meth:`train`, LabError if a node has no power, LabBusy if a job is
+        running, UserError if the user cannot read the program, CannotStart if there is no such command or it cannot be
+        executed.
         """
         if not argv:
             write = invocation.command("launch", *lab_owner.flag(self.name), "--", "python", "train.py")
@@ -548,7 +551,8 @@ class Lab:
 
         Raises:
             FileMistakes: everything that is wrong with strategy and compute, in this lab.
-            FidelityError: the lab is not certified, unless :attr:`allow_uncertified` is set.
+            FidelityError: a fiber is outside tolerance, unless :attr:`allow_uncertified` is set.
+            NoisyHost: the fibers were not measurable, likewise, or the host was noisy and :attr:`strict` is set.
             LabBusy: a job is running.
         """
         strategy_packages.register()
@@ -624,12 +628,12 @@ class Lab:
             raise LabError(f"a fault has cut the power of {', '.join(dark)}; heal it: {heal}")
 
     def _refuse_uncertified(self) -> None:
-        if self.allow_uncertified or (self.certificate is not None and self.certificate.certified):
-            return
-        why = "; ".join(self.certificate.why) if self.certificate else "its fibers were not measured"
-        raise FidelityError(
-            f"lab {self.name} is not certified: {why}; fix the cause and run:"
-            f" {invocation.command('certify', '-l', self.name)}, or continue with --allow-uncertified"
+        admission.refuse(
+            self.certificate,
+            self.topology.scale,
+            strict=self.strict,
+            allow_uncertified=self.allow_uncertified,
+            measure_again=invocation.command("certify", "-l", self.name),
         )
 
     def open_run(self, root: Path | None = None) -> RunDirectory:

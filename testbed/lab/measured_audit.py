@@ -14,9 +14,19 @@ from typing import Final
 
 from testbed.core.analysis.cut_impact import CutImpact, impacts
 from testbed.core.analysis.timeline import fault_windows
+from testbed.core.certification import admission
 from testbed.core.shared_risk.audit import ducts_of
 from testbed.core.topology.model import Topology
-from testbed.errors import FidelityError, Interrupted, JobFailed, LabError, TestbedError, UnknownName, UserError
+from testbed.errors import (
+    FidelityError,
+    Interrupted,
+    JobFailed,
+    LabError,
+    NoisyHost,
+    TestbedError,
+    UnknownName,
+    UserError,
+)
 from testbed.host import fork_server as agent_host
 from testbed.host.files import runs_folder
 from testbed.host.files.store import RunDirectory
@@ -65,6 +75,7 @@ def measure(
     runs: Path | None = None,
     driver: str = "auto",
     emulator: str = "auto",
+    strict: bool = False,
     allow_uncertified: bool = False,
     wait: bool = False,
     progress: Progress | None = None,
@@ -74,6 +85,7 @@ def measure(
     Raises what :func:`testbed.lab.deploy.up` raises, UnknownName for a duct that no link passes through, and UserError
     for a topology without links, HostBusy unless ``wait``; later failures are part of the result.
     """
+    admission.refuse_both(strict, allow_uncertified)
     progress = Unbreakable(progress or Silent())
     ducts = _chosen(topology, only)
     if why := agent_host.missing():
@@ -91,6 +103,7 @@ def measure(
                     name=name,
                     driver=driver,
                     emulator=emulator,
+                    strict=strict,
                     allow_uncertified=allow_uncertified,
                     progress=progress,
                 )
@@ -132,7 +145,7 @@ def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, run: RunDirectory, prog
             job.stop()
     except Interrupted:
         status, why = "interrupted", "interrupted by the user"
-    except FidelityError:
+    except (FidelityError, NoisyHost):
         raise
     except TestbedError as error:
         status, why = "failed", str(error)

@@ -106,6 +106,8 @@ class LabStatus:
     """The rates of each site's fabric that has one, with the verdict of the certificate, in words."""
     jobs: tuple[JobStatus, ...] = ()
     """The job that is running, with its figures; of older labs, whose keepers know of none, empty."""
+    noisy: bool = False
+    """Whether the host delayed packets while the fibers were certified."""
 
     @property
     def training(self) -> bool:
@@ -249,6 +251,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         tuple(_captured(it) for it in hello.get("captures", ())) if hello else (),
         tuple(_fabrics(topology, certificate)),
         tuple(job_status.of(it) for it in found.jobs if it["ended_t"] is None),
+        certificate is not None and certificate.noisy,
     )
 
 

@@ -35,9 +35,9 @@ __all__ = ["RankFailure", "RanksFailed"]
 SCOPES: Final = ("function", "module", "session")
 
 _MARKER: Final = (
-    "testbed(*topologies, set=None, scope=None, agents=False, driver='auto', emulator='auto'): the lab of the"
-    " fixtures lab and module_lab; a test that uses lab runs once per topology. scope: lifetime of the lab: function,"
-    " module or session."
+    "testbed(*topologies, set=None, scope=None, agents=False, driver='auto', emulator='auto', strict=False): the lab"
+    " of the fixtures lab and module_lab; a test that uses lab runs once per topology. scope: lifetime of the lab:"
+    " function, module or session. strict: no lab on a noisy host."
 )
 _USED: pytest.StashKey[Use] = pytest.StashKey()
 """The lab of a test, for the report of its failure."""
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--testbed-require",
         action="store_true",
         default=False,
-        help="fail instead of skip tests whose lab is unavailable here (no root, a fiber outside tolerance)",
+        help="fail instead of skip tests whose lab is unavailable here (no root, a lab that is not certified)",
     )
     group.addoption(
         "--testbed-topology", metavar="NAME|FILE", help="topology of labs whose test names none [default: metro-40km]"
@@ -163,7 +163,7 @@ def _wish(request: pytest.FixtureRequest) -> tuple[Wish, str]:
     topologies = marker.args if marker is not None else ()
     chosen = request.config.getoption("testbed_topology") or request.config.getini("testbed_topology")
     topology = getattr(request, "param", None) or (topologies[0] if topologies else chosen)
-    unknown = set(options) - {"set", "agents", "driver", "emulator"}
+    unknown = set(options) - {"set", "agents", "driver", "emulator", "strict"}
     if unknown or scope not in SCOPES:
         wrong = (
             f"unknown keyword {sorted(unknown)[0]!r}"

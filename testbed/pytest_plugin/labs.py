@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 import pytest
 
 import testbed
-from testbed.errors import FidelityError, HostError, MissingTool, NotAllowed, TestbedError
+from testbed.errors import FidelityError, HostError, MissingTool, NoisyHost, NotAllowed, TestbedError
 from testbed.lab import api, status
 from testbed.lab.injected_fault import Fault
 from testbed.lab.interruption import defer_interrupts
@@ -24,10 +24,6 @@ from testbed.lab.lab import Lab
 from testbed.pytest_plugin.guard import Guard
 
 __all__ = ["Labs", "Use", "Wish"]
-
-ATTEMPTS: Final = 3
-"""Attempts to certify a lab: a machine that is busy for a second (another worker's ranks) can miss the tolerance once.
-A fiber that is really outside tolerance misses it every time."""
 
 LIT_S: Final = 5.0
 """How long a healed lab may take until all its fibers are lit: milliseconds, except while protection reverts."""
@@ -44,6 +40,7 @@ class Wish:
     agents: bool = False
     driver: str = "auto"
     emulator: str = "auto"
+    strict: bool = False
 
     @classmethod
     def of(cls, topology: object, set: Mapping[str, object] | None = None, **options: object) -> Wish:
@@ -151,7 +148,7 @@ class Use:
 
     def __str__(self) -> str:
         certificate = self.lab.certificate
-        sure = "certified" if certificate is not None and certificate.certified else "NOT certified"
+        sure = "not certified" if certificate is None else certificate.verdict
         lines = [f"topology {self.lab.topology.name}, {sure}"]
         with contextlib.suppress(TestbedError):  # the lab may be down
             for fault in self._faults():
@@ -178,15 +175,14 @@ def _up(wish: Wish) -> Lab:
     except HostError as error:
         raise _CannotBeHad(f"this lab is unavailable here: {error}") from error
     guard().remember(name)
-    for attempt in itertools.count(1):
-        try:
-            return testbed.up(topology, name=name, agents=wish.agents, driver=wish.driver, emulator=wish.emulator)
-        except FidelityError as error:
-            if attempt == ATTEMPTS:
-                raise _CannotBeHad(f"no certified lab in {ATTEMPTS} attempts: {error}") from error
-        except (NotAllowed, MissingTool) as error:
-            raise _CannotBeHad(f"labs are unavailable here: {error}") from error
-    raise AssertionError("unreachable")
+    try:
+        return testbed.up(
+            topology, name=name, agents=wish.agents, driver=wish.driver, emulator=wish.emulator, strict=wish.strict
+        )
+    except (FidelityError, NoisyHost) as error:
+        raise _CannotBeHad(f"no certified lab: {error}") from error
+    except (NotAllowed, MissingTool) as error:
+        raise _CannotBeHad(f"labs are unavailable here: {error}") from error
 
 
 def _unused_name() -> str:

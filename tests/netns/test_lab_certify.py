@@ -273,7 +273,7 @@ def test_every_page_of_a_program_launched_on_an_uncertified_lab_says_so(
     words = ("launch", "-l", uncertified.name, "--runs", str(tmp_path))
     refused = command(*words, "--", "true")
     assert refused.returncode == 125
-    assert "is not certified: north:" in refused.stderr
+    assert "the lab is outside tolerance: north:" in refused.stderr
     assert "--allow-uncertified" in refused.stderr
     assert list(tmp_path.iterdir()) == []
     said = command(*words, "--allow-uncertified", "--", "true")

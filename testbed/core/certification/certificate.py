@@ -66,7 +66,7 @@ class HostNoise:
     """What the host added while the fibers were measured.
 
     Attributes:
-        packets, delayed: small packets that arrived, and those of them that the host delayed, by its logs.
+        packets, delayed: small packets that arrived, and those of them that the host may have delayed, by its logs.
         median_s, p99_s: by how much the delayed ones exceeded the median of the others; None without any.
         stalls, longest_stall_s, stalled_share: number and longest of the cores' stalls, and the share of their time
             (0..1) that they took; ``stalls`` is None where none are logged.
@@ -92,8 +92,9 @@ class HostNoise:
         parts = []
         if self.delayed and self.median_s is not None and self.p99_s is not None:
             parts.append(
-                f"{self.delayed / self.packets:.0%} of the small packets were late, by {format_delay(self.median_s, 2)}"
-                f" at the median and {format_delay(self.p99_s, 2)} at the 99th percentile"
+                f"it disturbed {self.delayed / self.packets:.0%} of the small packets,"
+                f" which were {format_delay(max(0.0, self.median_s), 2)} late at the median"
+                f" and {format_delay(max(0.0, self.p99_s), 2)} at the 99th percentile"
             )
         if self.stalls:
             parts.append(
@@ -204,18 +205,24 @@ class Certificate:
     @property
     def refusal(self) -> str:
         """Why the lab is refused, and what to do; for a lab that is not certified, or noisy where that is refused."""
+        why = self.noise.note
         if self.why:
-            return (
-                f"the lab is outside tolerance: {_shortened(self.why)}\n"
-                f"correct the topology, or continue with --allow-uncertified"
-            )
+            why = f"the lab is outside tolerance: {_shortened(self.why)}"
+        elif self.unmeasured:
+            why = f"the lab is not measurable on this host now: {_shortened(self.unmeasured)}"
+        return f"{why}\n{self.remedy}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do where the lab is refused."""
+        if self.why:
+            return "correct the topology, or continue with --allow-uncertified"
         if self.unmeasured:
             return (
-                f"the lab is not measurable on this host now: {_shortened(self.unmeasured)}\n"
                 f"the CPU was {self.headroom.free:.0%} free: let other programs end and try again, use a larger scale,"
                 " or continue with --allow-uncertified"
             )
-        return f"{self.noise.note}\ntry again when the host is quiet, or without --strict"
+        return "try again when the host is quiet, or without --strict"
 
     @property
     def headroom(self) -> Headroom:

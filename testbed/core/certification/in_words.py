@@ -25,6 +25,7 @@ def sentences(certificate: Certificate, scale: float = 1.0) -> tuple[str, ...]:
         it
         for it in (
             _verdict(certificate),
+            _noise(certificate),
             _delay(directions),
             _lost(directions),
             _rate(directions, scale),
@@ -36,12 +37,26 @@ def sentences(certificate: Certificate, scale: float = 1.0) -> tuple[str, ...]:
 
 def _verdict(certificate: Certificate) -> str:
     bad = [link.name for link in certificate.links if not link.ok]
+    unmeasured = [link.name for link in certificate.links if link.unmeasured]
     count = len(certificate.links)
+    if not bad and unmeasured:
+        return f"{len(unmeasured)} of {count} links could not be measured on this host: {_named(unmeasured)}."
     if not bad:
         links = {1: "The link behaves", 2: "Both links behave"}.get(count, f"All {count} links behave")
         return f"{links} as the topology asks."
-    shown = ", ".join(bad[:_MOST_NAMED]) + (f" and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else "")
-    return f"{len(bad)} of {count} links {'does' if len(bad) == 1 else 'do'} not behave as the topology asks: {shown}."
+    does = "does" if len(bad) == 1 else "do"
+    return f"{len(bad)} of {count} links {does} not behave as the topology asks: {_named(bad)}."
+
+
+def _named(links: list[str]) -> str:
+    more = len(links) - _MOST_NAMED
+    return ", ".join(links[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _noise(certificate: Certificate) -> str:
+    """What the host added, with a capital; empty where it is quiet."""
+    note = certificate.noise.note
+    return f"{note[:1].upper()}{note[1:]}." if note else ""
 
 
 def _delay(directions: list[DirectionCertificate]) -> str:

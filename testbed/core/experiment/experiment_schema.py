@@ -5,6 +5,7 @@
     teaches: one line on what this experiment demonstrates
     topology: metro-40km                      # optional: default topology
     set: {links.north.km: 80}                 # overrides of the topology, like --set
+    strict: true                              # refuse a noisy host, like --strict
     workload: {steps: 500, checkpoint: 50, restarts: 3}   # or a command: core/workload/workload_schema.py
     hypothesis:                               # the steady state; core/experiment/steady.py
       before: [ranks_up == 4]
@@ -52,7 +53,7 @@ from testbed.core.topology.topology_schema import Mistakes, Written, check, whol
 from testbed.core.units import Unreadable, parse_duration_s
 from testbed.core.user_text import expected, shown, unknown
 from testbed.core.workload import workload_schema
-from testbed.core.workload.file_section import Part, one_line, some_time
+from testbed.core.workload.file_section import Part, one_line, some_time, switch
 from testbed.core.workload.workload import AgentWorkload, Workload
 from testbed.core.yamltext import Path
 from testbed.errors import FileMistakes, Finding
@@ -120,6 +121,8 @@ class Experiment:
     """Line of each key of the workload, options of its strategy by their dotted names; "" is the section."""
     workload_bad: frozenset[str] = frozenset()
     """Those of them whose values are wrong, and were left out."""
+    strict: bool = False
+    """Whether a noisy host is refused."""
 
     @property
     def steps(self) -> int | None:
@@ -183,6 +186,7 @@ class _Top(Part):
     teaches: Annotated[str | None, BeforeValidator(one_line)] = None
     topology: Annotated[str | None, BeforeValidator(one_line)] = None
     set: Any = None
+    strict: Annotated[bool | None, BeforeValidator(switch("strict"))] = None
     workload: Any = None
     hypothesis: Any = None
     schedule: Any = None
@@ -260,6 +264,7 @@ def examine(
         set_lines={key: document.line(("set", key)) for key in overrides},
         topology_line=document.line(("topology",)),
         workload_lines={"": document.line(("workload",)), **dict(_lines(document, top.workload))},
+        strict=top.strict or False,
         workload_bad=frozenset(".".join(map(str, it[1:])) for it in mistakes.bad if it[:1] == ("workload",)),
     )
     return experiment, tuple(mistakes.findings)

@@ -34,6 +34,7 @@ def to_yaml(
         *_entry("teaches", experiment.teaches or None),
         *_entry("topology", topology),
         *_entry("set", dict(overrides) or None),
+        *_entry("strict", experiment.strict or None),
         *_entry("workload", {key: value for key, value in _workload(workload).items() if value is not None}),
         *_hypothesis(experiment),
         *_listed("schedule", [_fault(it) for it in planned]),

@@ -70,11 +70,17 @@ FAULT_ACTIVE: Final = Series("testbed_fault_active", "gauge", "Active faults.", 
 FAULTS: Final = Series("testbed_faults_total", "counter", "Faults injected since the lab came up.", ("type",))
 
 CERTIFIED: Final = Series("testbed_certified", "gauge", "Whether all fibers are within tolerance.")
+CERTIFICATE_NOISY: Final = Series(
+    "testbed_certificate_noisy_host", "gauge", "Whether the host delayed packets while the fibers were measured."
+)
 CERTIFICATE_TIME: Final = Series(
     "testbed_certificate_timestamp_seconds", "gauge", "Unix time at which the fibers were measured."
 )
 CERTIFICATE_OK: Final = Series(
-    "testbed_certificate_within_tolerance", "gauge", "Whether the direction is within tolerance.", _DIRECTION
+    "testbed_certificate_within_tolerance",
+    "gauge",
+    "Whether the direction is within tolerance; absent where it was not measurable.",
+    _DIRECTION,
 )
 CERTIFICATE_ERROR: Final = Series(
     "testbed_certificate_delay_error_seconds",

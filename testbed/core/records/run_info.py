@@ -84,6 +84,8 @@ class RunInfo:
     emulator: str = ""
     scheduling: Fields = field(default_factory=dict)
     uncertified: bool = False
+    noisy_host: bool = False
+    """Whether the host delayed packets while the fibers were certified."""
     validity: tuple[Fields, ...] = ()
     """Validity of the scale model per fiber: findings of core/physics/validity.py."""
     host: Fields = field(default_factory=dict)
@@ -122,6 +124,7 @@ class RunInfo:
             emulator=text(fields, "emulator"),
             scheduling=mapping(fields, "scheduling"),
             uncertified=fields.get("uncertified") is True,
+            noisy_host=fields.get("noisy_host") is True,
             validity=tuple(each for each in sequence(fields, "validity") if isinstance(each, Mapping)),
             host=mapping(fields, "host"),
             captures=tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from testbed.core.certification.certificate import Certificate
+from testbed.core.certification.certificate import CERTIFIED, NOISY, NOT_MEASURABLE, OUTSIDE, Certificate
 from testbed.core.certification.in_words import sentences
 from testbed.core.certification.link_certificate import (
     NOT_TOLD,
@@ -30,17 +30,25 @@ __all__ = [
     "in_words",
     "load_table",
     "meaning",
+    "noise",
     "notes",
     "scale",
     "segmentation",
     "stands_for",
     "table",
+    "title",
     "validity_lead",
     "validity_table",
 ]
 
 Row = tuple[str, ...]
 
+_TITLES = {
+    CERTIFIED: "Certified before the job",
+    NOISY: "Certified before the job, on a noisy host",
+    OUTSIDE: "Outside tolerance before the job",
+    NOT_MEASURABLE: "Not measurable on this host before the job",
+}
 _HEAD = (
     *("fiber", "target us", "median us", "error us, min / median", "± us"),
     *("taken off us", "jitter us", "lost", "rate", "verdict"),
@@ -48,6 +56,17 @@ _HEAD = (
 _CHECKS_HEAD = ("fiber", "quantity", "expected", "measured", "accepted", "verdict", "why")
 _VALIDITY_HEAD = ("fiber", "quantity", "here", "at full scale", "verdict", "why, and what helps")
 _LOAD_HEAD = ("direction", "packets", "late us, median / p99", "longest queue", "dropped by the emulator", "verdict")
+
+
+def title(certificate: Certificate) -> str:
+    return _TITLES[certificate.verdict]
+
+
+def noise(certificate: Certificate | None) -> str:
+    """Return a sentence on a host that was noisy when the fibers were certified; else empty."""
+    if certificate is None or not certificate.noisy:
+        return ""
+    return f"When the fibers were measured, this was a {certificate.noise.note}."
 
 
 def table(certificate: Certificate, scale: float = 1.0) -> Table:
@@ -262,8 +281,8 @@ def findings(certificate: Certificate, scale: float = 1.0) -> tuple[str, ...]:
 
 
 def notes(certificate: Certificate) -> tuple[str, ...]:
-    """Return the certificate's caveats as sentences."""
-    return tuple(f"Note: {note}." for note in certificate.notes)
+    """Return the certificate's caveats as sentences, without the noise of the host, which leads :func:`in_words`."""
+    return tuple(f"Note: {note}." for note in certificate.notes if note != certificate.noise.note)
 
 
 def segmentation(certificate: Certificate) -> str:

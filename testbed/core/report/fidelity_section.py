@@ -116,8 +116,10 @@ def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool 
     """Return whether the fibers were certified before the job, and the first half of a sentence that says so."""
     if certificate is None:
         return (False if uncertified else None), "There is no certificate of the fibers"
-    if not certificate.certified:
+    if certificate.why:
         return False, f"Outside tolerance before the job ({'; '.join(certificate.why)})"
+    if certificate.unmeasured:
+        return None, f"Not measurable on this host before the job ({'; '.join(certificate.unmeasured)})"
     errors = [
         abs(each.error_median_s)
         for link in certificate.links
@@ -125,7 +127,8 @@ def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool 
         if each.error_median_s is not None
     ]
     worst = f" within {formats.duration(max(errors))} at the median" if errors else ""
-    return not uncertified, f"Certified before the job{worst}"
+    noisy = ", on a noisy host" if certificate.noisy else ""
+    return not uncertified, f"Certified before the job{worst}{noisy}"
 
 
 def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple[bool | None, str]:

@@ -26,13 +26,15 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "lost": "Probe packets that did not arrive, of those sent.",
         "rate": "The bits per second that a train of packets arrived with, and what they stand for at full"
         " scale. Distances and delays are never scaled.",
-        "verdict": "Certified: every quantity is within its tolerance. Not told: too few packets to say so.",
+        "verdict": "Certified: every quantity is within its tolerance. Not told: too few packets to say so. Not"
+        " measured: the host delayed too many packets to judge.",
     },
     "Every quantity of the certificate": {
         "expected": "The value that the topology asks for.",
         "measured": "The value that was found.",
         "accepted": "The range that counts as right: the tolerance, or what chance allows for this many packets.",
-        "verdict": "ok: within the range. bad: outside of it. not told: too few packets to decide.",
+        "verdict": "ok: within the range. bad: outside of it. not told: too few packets to decide. not measured: the"
+        " host delayed too many packets.",
     },
     "Fidelity under load": {
         "packets": "Packets that the emulator sent in this direction while the job ran.",

@@ -217,6 +217,7 @@ def _fidelity(report: Report) -> dict[str, object]:
             certification_section.table(report.certificate) if report.certificate else None,
             certification_section.load_table(report.fidelity),
         ),
+        "noise": certification_section.noise(report.certificate),
         "headroom": certification_section.headroom(report.certificate, report.machine),
         "scale_model": certification_section.validity_lead(report.run),
         "validity_table": certification_section.validity_table(report.run),
@@ -230,6 +231,7 @@ def _fidelity(report: Report) -> dict[str, object]:
             certification_section.segmentation(certificate),
         )
         values |= {
+            "certificate_title": certification_section.title(certificate),
             "certificate_table": certification_section.table(certificate, scale),
             "in_words": certification_section.in_words(certificate, report.topology),
             "findings": certification_section.findings(certificate, scale),

@@ -135,3 +135,5 @@ class Validation:
     schema_version: int = SCHEMA_VERSION
     scale: float = 1.0
     """Of the topology: rates of the lab are divided by it. 1 in files of versions that did not write it."""
+    noisy: bool = False
+    """Whether the host delayed packets while the fibers were certified; the lab is certified nevertheless."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pydantic import BaseModel, ConfigDict
 
 from testbed.core.units import Unreadable, parse_duration_s
 from testbed.core.user_text import expected
 
-__all__ = ["Part", "one_line", "some_time"]
+__all__ = ["Part", "one_line", "some_time", "switch"]
 
 
 class Part(BaseModel):
@@ -27,3 +29,14 @@ def some_time(value: object) -> float:
     if duration_s == 0:
         raise Unreadable(*expected("a time greater than 0", value, "write a time such as 10s"))
     return duration_s
+
+
+def switch(key: str) -> Callable[[object], bool]:
+    """Return a validator of ``key``, which is true or false. It raises Unreadable."""
+
+    def parse(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise Unreadable(*expected("true or false", value, f"write {key}: true"))
+        return value
+
+    return parse

@@ -39,7 +39,7 @@ from testbed.core.units import Unreadable, format_duration, parse_number
 from testbed.core.user_text import expected, shown, unknown
 from testbed.core.workload import declared_compute, progress_schema, strategy_section
 from testbed.core.workload.declared_compute import MODEL_LAYERS, DeclaredCompute
-from testbed.core.workload.file_section import Part, one_line, some_time
+from testbed.core.workload.file_section import Part, one_line, some_time, switch
 from testbed.core.workload.progress_source import Calls
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
 from testbed.core.yamltext import Path
@@ -122,12 +122,6 @@ def _word(value: object) -> str:
     return str(value)
 
 
-def _switch(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise Unreadable(*expected("true or false", value, "write keep_scratch: true"))
-    return value
-
-
 def _quoted(word: str) -> str:
     return word if re.fullmatch(r"[A-Za-z./][A-Za-z0-9._/-]*", word, re.ASCII) else f"'{word}'"
 
@@ -150,7 +144,7 @@ class _Section(Part):
     folder: Annotated[str | None, BeforeValidator(one_line)] = None
     duration: Annotated[float | None, BeforeValidator(some_time), Field(alias="for")] = None
     stall: Annotated[float | None, BeforeValidator(some_time)] = None
-    keep_scratch: Annotated[bool | None, BeforeValidator(_switch)] = None
+    keep_scratch: Annotated[bool | None, BeforeValidator(switch("keep_scratch"))] = None
     steps: Annotated[int | None, BeforeValidator(whole(1, MOST_STEPS))] = None
     timeout: Annotated[float | None, BeforeValidator(some_time)] = None
     strategy: Annotated[str | None, BeforeValidator(_strategy)] = None

@@ -72,6 +72,7 @@ def begin(
             "emulator_why": chosen.get("emulator_why", ""),
             "scheduling": {"emulator": scheduling, "ranks": RANK_SCHEDULING},
             "uncertified": certificate is None or not certificate.certified,
+            "noisy_host": certificate is not None and certificate.noisy,
             "captures": [],
             "host": {
                 "kernel": platform.release(),

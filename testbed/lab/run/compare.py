@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from testbed.core.certification import admission
 from testbed.core.experiment import experiment_schema
 from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.report import answers
@@ -77,6 +78,7 @@ def compare(
     compute: object = None,
     model: object = None,
     noise: object = None,
+    strict: bool = False,
     allow_uncertified: bool = False,
     driver: str = "auto",
     emulator: str = "auto",
@@ -90,8 +92,8 @@ def compare(
         seeds: how many, counted from ``seed`` (default: the experiment's, else 0).
         inject: faults of each run, as in ``cut north after=40% for=3s``; of a topology only.
         evaluations: of the held-out loss in each run; 0: none.
-        set, name, runs, steps, data, compute, model, noise, allow_uncertified, driver, emulator, wait: as of
-            :func:`run`.
+        set, name, runs, steps, data, compute, model, noise, strict, allow_uncertified, driver, emulator, wait: as
+            of :func:`run`.
 
     Raises what :func:`testbed.lab.deploy.up` raises, before anything is measured; FileMistakes with everything that is
     wrong with any of the runs; Interrupted after everything was undone and the comparison of the runs so far written.
@@ -101,6 +103,8 @@ def compare(
     said = {"compute": compute, "model": model, "noise": noise}
     planned = _plan(what, ways, seeds, inject, evaluations, set, steps, seed, data, said)
     first = planned[0].prepared
+    strict = strict or first.experiment.strict
+    admission.refuse_both(strict, allow_uncertified)
     if why := agent_host.missing():
         raise LabError(f"a comparison needs training agents: {why}")
     root = runs_folder.ready(runs)
@@ -115,6 +119,7 @@ def compare(
             agents=True,
             driver=driver,
             emulator=emulator,
+            strict=strict,
             allow_uncertified=allow_uncertified,
             progress=progress,
             job=job_files(first.workload, root),

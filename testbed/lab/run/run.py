@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.core.certification import admission
 from testbed.core.experiment import draw
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import Monitor
@@ -73,6 +74,7 @@ def run(
     compute: object = None,
     model: object = None,
     noise: object = None,
+    strict: bool = False,
     allow_uncertified: bool = False,
     driver: str = "auto",
     emulator: str = "auto",
@@ -93,6 +95,8 @@ def run(
     said = {"strategy": strategy, "compute": compute, "model": model, "noise": noise}
     prepared = prepare(what, set, steps, seed, data, {key: it for key, it in said.items() if it is not None})
     topology, planned, workload = prepared.topology, prepared.planned, prepared.workload
+    strict = strict or prepared.experiment.strict
+    admission.refuse_both(strict, allow_uncertified)
     agents = isinstance(workload, AgentWorkload)
     if agents and (why := agent_host.missing()):
         raise LabError(f"a run needs training agents: {why}")
@@ -112,6 +116,7 @@ def run(
             agents=agents,
             driver=driver,
             emulator=emulator,
+            strict=strict,
             allow_uncertified=allow_uncertified,
             progress=progress,
             job=job_files(workload, root),

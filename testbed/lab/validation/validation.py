@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from testbed.core.certification import admission
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.validation import verdict
 from testbed.core.validation.baseline import Comparison
@@ -37,7 +38,6 @@ from testbed.core.validation.cases import Suite
 from testbed.core.validation.library import Library
 from testbed.core.validation.result import LibraryResult, Validation, Verdict
 from testbed.errors import (
-    FidelityError,
     HostError,
     Interrupted,
     LabError,
@@ -102,6 +102,7 @@ def validate(
     runs: Path | None = None,
     driver: str = "auto",
     emulator: str = "auto",
+    strict: bool = False,
     allow_uncertified: bool = False,
     keep: bool = False,
     wait: bool = False,
@@ -115,6 +116,7 @@ def validate(
     Raises UserError, UnknownName and what :func:`testbed.lab.deploy.up` raises, before there is anything to report; a
     lab that fails later is in the result. Raises Interrupted after everything was undone and written.
     """
+    admission.refuse_both(strict, allow_uncertified)
     reporter = _Unbreakable(progress or _Silent())
     chosen = _chosen(names)
     before = _read_baseline(baseline)
@@ -129,14 +131,15 @@ def validate(
     slot = host_slot.held(f"validate {' '.join(it.name for it in chosen)}", place, reporter, wait=wait)
     with interruptible(), slot:
         if wanted is None:
-            borrowed = _borrowed(lab, allow_uncertified, driver, emulator)
+            borrowed = _borrowed(lab, strict, allow_uncertified, driver, emulator)
             _check_room(root, borrowed.topology)
             _refuse_barred(lab_nodes.driver(lab_folder.folder(borrowed.name)), root, _own_files(chosen))
             with _claimed(borrowed, chosen):
                 return _Validating(borrowed, chosen, suite, parts, root, before, reporter).run(runs)
         made = deploy.up(
             wanted, name=name, agents=False, driver=driver, emulator=emulator,
-            allow_uncertified=allow_uncertified, keep=keep, progress=reporter, job=deploy.Job(root, _own_files(chosen)),
+            strict=strict, allow_uncertified=allow_uncertified, keep=keep, progress=reporter,
+            job=deploy.Job(root, _own_files(chosen)),
         )  # fmt: skip
         try:
             with _claimed(made, chosen):
@@ -271,6 +274,7 @@ class _Validating:
             verdict=verdict.of_validation(results, certified=sure, interrupted=interrupted),
             interrupted=interrupted,
             scale=self._lab.topology.scale,
+            noisy=self._lab.certificate is not None and self._lab.certificate.noisy,
         )
         return validation, validations.write_validation(self._run, validation, self._baseline)
 
@@ -344,8 +348,8 @@ def _claimed(lab: Lab, chosen: Sequence[Library]) -> Iterator[None]:
         yield
 
 
-def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
-    """Return a lab that is up and healthy. Raises UserError, UnknownName, FidelityError, LabError."""
+def _borrowed(name: str | None, strict: bool, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
+    """Return a lab that is up and healthy. Raises UserError, UnknownName, FidelityError, NoisyHost, LabError."""
     lab = Lab(lab_owner.chosen(name, changes=True))
     _with_fibers(lab.topology)
     status = lab.status()
@@ -361,11 +365,13 @@ def _borrowed(name: str | None, allow_uncertified: bool, driver: str, emulator: 
             f"lab {lab.name} is running a training job; its traffic would be counted as the library's. "
             "Wait until it finishes."
         )
-    if not allow_uncertified and not (lab.certificate is not None and lab.certificate.certified):
-        raise FidelityError(
-            f"lab {lab.name} is not certified; run: {invocation.command('certify', '-l', lab.name)},"
-            " or use --allow-uncertified"
-        )
+    admission.refuse(
+        lab.certificate,
+        lab.topology.scale,
+        strict=strict,
+        allow_uncertified=allow_uncertified,
+        measure_again=invocation.command("certify", "-l", lab.name),
+    )
     return lab
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_run
+from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_run, noisy, unmeasured
 
 from testbed.cli import tables
+from testbed.core.certification.certificate import Certificate
 from testbed.core.topology import resolve
 from testbed.core.topology.model import Topology
-from testbed.errors import FidelityError, LabError
+from testbed.errors import FidelityError, LabError, NoisyHost
 from testbed.host import lab_folder, lab_owner
 from testbed.host.linux import login
 from testbed.lab import api, containers
@@ -73,21 +75,25 @@ def test_a_refused_lab_is_shown_with_its_table_the_cpu_that_was_free_and_the_way
     assert "CPU 3% free" in said.err
     message = said.err.partition("testbed: ")[2]
     assert message.startswith("the lab is outside tolerance: north:west: ")
-    assert "the CPU was 3% free while it was measured" in message
     assert message.rstrip().endswith("or continue with --allow-uncertified")
 
 
-def test_a_refusal_for_want_of_cpu_says_so() -> None:
-    found = certificate_of(api.load("metro-40km"), error_s=90e-6)
-    assert "else correct the topology" in found.refusal
-    links = tuple(
-        dataclasses.replace(link, directions=tuple(dataclasses.replace(it, starved=True) for it in link.directions))
-        for link in found.links
-    )
-    assert (
-        "the measurement had too little of it: let other programs end"
-        in dataclasses.replace(found, links=links).refusal
-    )
+def test_a_lab_that_is_not_measurable_is_refused_with_its_table_and_status_3(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = dataclasses.replace(unmeasured(certificate_of(api.load("metro-40km"))), cpu_busy=0.97)
+
+    def up(topology: Topology, **words: Any) -> FakeLab:
+        raise NoisyHost(found.refusal, found)
+
+    monkeypatch.setattr(api, "up", up)
+    said = cli("up", "metro-40km")
+    assert (said.status, said.out) == (3, "")
+    row = next(line for line in said.err.splitlines() if line.strip().startswith("north →"))
+    assert " ".join(row.split()).endswith("not measured")
+    message = said.err.partition("testbed: ")[2]
+    assert message.startswith("the lab is not measurable on this host now: north:west: ")
+    assert "the CPU was 3% free: let other programs end and try again" in message
 
 
 def test_dry_run_prints_the_plan_and_does_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +351,40 @@ def test_logs(cli: Cli, fake_lab: FakeLab) -> None:
 
 
 # ---- certify, status
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "status", "verdict"),
+    [
+        (certificate_of, (), 0, "certified"),
+        (certificate_of, ("--strict",), 0, "certified"),
+        (lambda topology: noisy(certificate_of(topology)), (), 0, "certified, noisy host"),
+        (lambda topology: noisy(certificate_of(topology)), ("--strict",), 3, "certified, noisy host"),
+        (lambda topology: certificate_of(topology, 9e-5), (), 1, "outside tolerance"),
+        (lambda topology: noisy(certificate_of(topology, 9e-5)), ("--strict",), 1, "outside tolerance"),
+        (lambda topology: unmeasured(certificate_of(topology)), (), 3, "not measurable on this host now"),
+        (lambda topology: unmeasured(certificate_of(topology, 9e-5)), (), 1, "outside tolerance"),
+    ],
+)
+def test_certify_exits_by_its_verdict_and_prints_it(
+    cli: Cli,
+    fake_lab: FakeLab,
+    make: Callable[[Topology], Certificate],
+    options: tuple[str, ...],
+    status: int,
+    verdict: str,
+) -> None:
+    found = make(fake_lab.topology)
+    fake_lab.certificate = found
+    said = cli("certify", *options)
+    assert said.status == status
+    assert verdict in said.out.splitlines()
+    assert ("Noisy host: it disturbed 10% of the small packets" in said.err) == found.noisy
+    written = cli("certify", *options, "--json")
+    assert written.status == status
+    document = json.loads(written.out)
+    assert {key: document[key] for key in found.to_dict()} == json.loads(json.dumps(found.to_dict()))
+    assert (document["verdict"], document["certified"]) == (verdict, verdict.startswith("certified"))
 
 
 def test_certify_exit_status(cli: Cli, fake_lab: FakeLab) -> None:

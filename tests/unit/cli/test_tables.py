@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console, RenderableType
 
 from testbed.cli import tables
@@ -34,6 +35,12 @@ def test_faults_can_be_read_on_80_columns() -> None:
 def test_status_tells_what_a_job_waits_for() -> None:
     lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (), (), "", ("attempt 2 of job j1 waits: …",))
     assert tables.status_line(lab).plain.endswith("\n  attempt 2 of job j1 waits: …")
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_status_says_noisy_in_one_word(noisy: bool) -> None:
+    lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (), (), noisy=noisy)
+    assert ("noisy" in tables.status_line(lab).plain.replace(",", "").split()) == noisy
 
 
 def test_status_tells_what_is_in_force_and_who_made_it() -> None:

@@ -58,7 +58,8 @@ def test_what_is_typed_is_what_is_asked_for(cli: Cli, faked: Procedure, tmp_path
     assert asked == {
         "names": ["torch-gloo", "./mine.py"], "topology": "regional-ring", "set": {"scale": "500"}, "suite": "full",
         "only": ("faults", "speed"), "baseline": Path("old.json"), "lab": None, "name": "mine", "runs": tmp_path,
-        "driver": "netns", "emulator": "fiberd", "allow_uncertified": True, "keep": True, "wait": False,
+        "driver": "netns", "emulator": "fiberd", "strict": False, "allow_uncertified": True, "keep": True,
+        "wait": False,
     }  # fmt: skip
 
 

@@ -177,6 +177,17 @@ def test_a_certificate_is_read_again_when_it_was_replaced(lab: Lab) -> None:
     assert lab.value(error, link="north", site="east") is None, "no packet came: there is no error to tell"
 
 
+def test_a_noisy_host_and_a_direction_that_was_not_measurable(lab: Lab) -> None:
+    document = json.loads(certificate(100.0))
+    unmeasured = {"what": "rate", "target": 8e8, "measured": None, "verdict": "unmeasured", "why": "rate: too few"}
+    document["links"][0]["directions"][1] |= {"verdict": "not measured", "why": [], "checks": [unmeasured]}
+    document["noise"] = {"packets": 100, "delayed": 6}
+    (lab.folder / "certificate.json").write_text(json.dumps(document))
+    assert (lab.value("testbed_certified"), lab.value("testbed_certificate_noisy_host")) == (0, 1)
+    known = [lab.value("testbed_certificate_within_tolerance", link="north", site=it) for it in ("east", "west")]
+    assert known == [1, None], "a direction is labelled with the site that it leaves"
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"links": 3}', "\x00"])
 def test_a_file_that_is_no_certificate_certifies_nothing(lab: Lab, content: str) -> None:
     (lab.folder / "certificate.json").write_text(content)

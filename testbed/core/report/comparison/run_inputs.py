@@ -89,6 +89,7 @@ def _emulation(info: RunInfo) -> Iterator[Input]:
     for name, value in _flat(info.scheduling):
         yield Input("emulation", f"scheduling of {name}", value)
     yield Input("emulation", "uncertified fibers allowed", "yes" if info.uncertified else "")
+    yield Input("emulation", "noisy host", "yes" if info.noisy_host else "")
     yield Input("emulation", "packets captured meanwhile", ", ".join(capture_note.whose(info)))
 
 

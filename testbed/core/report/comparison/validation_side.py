@@ -43,7 +43,9 @@ def _answers(validation: Validation) -> Iterator[Answer]:
     for it in validation.libraries:
         why = "; ".join(it.why) or "No failure was found."
         yield Answer(f"library-{it.name}", f"Does {it.title} hold?", _ANSWERS.get(it.verdict, it.verdict), why)
-    told, text = ("yes", "Certified before the validation.") if validation.certified else ("no", "Not certified.")
+    where = ", on a noisy host" if validation.noisy else ""
+    certified = f"Certified before the validation{where}."
+    told, text = ("yes", certified) if validation.certified else ("no", "Not certified.")
     yield Answer("fidelity", "Did the fiber stay within tolerance?", told, text)
 
 

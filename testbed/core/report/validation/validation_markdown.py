@@ -22,6 +22,8 @@ def markdown(validation: Validation, comparison: Comparison | None = None) -> st
     blocks = [f"# {verdict.sign} {escape(headline(validation))}"]
     if not validation.certified:
         blocks.append("**Uncertified: the fibers were not measured to be within tolerance.**")
+    elif validation.noisy:
+        blocks.append(f"**Noisy host. {validation_tables.NOISY}**")
     if validation.interrupted:
         blocks.append("**Interrupted: what is missing was not run.**")
     rows = matrix(validation)

@@ -95,6 +95,7 @@ def html(validation: Validation, comparison: Comparison | None = None) -> str:
         legend=tuple((mark, meaning) for mark, meaning in LEGEND if mark.word in outcomes) if outcomes else (),
         changes=_changes(comparison) if comparison else None,
         leads=validation_tables.leads(validation),
+        noise=validation_tables.NOISY if validation.certified and validation.noisy else "",
         libraries=tuple(_library(each) for each in validation.libraries),
         links=validation_tables.links_table(validation),
         host_facts=validation_tables.facts(validation),

@@ -19,6 +19,7 @@ from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Spee
 __all__ = [
     "CHANGES_HEAD",
     "FAULT_FACTS",
+    "NOISY",
     "NOT_RIGHT_HEAD",
     "Efficiency",
     "Grid",
@@ -26,6 +27,7 @@ __all__ = [
     "error_rows",
     "facts",
     "fault_facts",
+    "fibers",
     "grid",
     "grid_table",
     "leads",
@@ -51,6 +53,7 @@ _SPEED_HEAD = (
 )
 _WIRE_HEAD = ("operation", "size", "crossed, by direction", "required", "crossed ÷ required", "looks like")
 _LINKS_HEAD = ("direction", "one way", "payload rate")
+NOISY = "The host delayed packets while the fibers were certified, and may have delayed what was timed."
 CHANGES_HEAD = ("", "library", "what", "baseline", "now")
 FAULT_FACTS = ("began after", "result", "last error", "healed", "bound", "communicator afterwards")
 
@@ -242,6 +245,13 @@ def change_rows(comparison: Comparison) -> Iterator[Text]:
         yield each.kind, each.library, each.what, each.before, each.after
 
 
+def fibers(validation: Validation) -> str:
+    """Return the verdict of the lab's certificate in words, as far as the result has it."""
+    if not validation.certified:
+        return "NOT certified"
+    return "certified, noisy host" if validation.noisy else "certified"
+
+
 def facts(validation: Validation) -> tuple[tuple[str, str], ...]:
     """Return names and values of the software and the machine."""
     listed = [
@@ -249,7 +259,7 @@ def facts(validation: Validation) -> tuple[tuple[str, str], ...]:
         ("topology", validation.topology),
         ("driver", validation.driver),
         ("emulator", validation.emulator),
-        ("fibers", "certified" if validation.certified else "NOT certified"),
+        ("fibers", fibers(validation)),
         ("machine", validation.machine),
         ("took", formats.duration(validation.took_s)),
         *((f"version of {name}", version) for name, version in validation.versions.items()),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.experiment import expect, fault_schedule
+from testbed.core.experiment import expect, fault_schedule, replay
 from testbed.core.experiment.experiment_schema import load_text
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.faults.fault_kind import Compiled, FaultKind
@@ -31,6 +31,14 @@ def test_first_cut_as_shipped() -> None:
     assert experiment.teaches
     assert fault_schedule.plan(experiment, METRO) == (Planned("cut", "north", 8.0, after_step=200, lasts_s=8.0),)
     assert [one.metric for one in experiment.expectations] == ["goodput", "recovery", "train_loss_drop"]
+
+
+@pytest.mark.parametrize(("written", "strict"), [(b"", False), (b"strict: true\n", True), (b"strict: false\n", False)])
+def test_strict(written: bytes, strict: bool) -> None:
+    experiment = load_text(b"topology: metro-40km\n" + written, "x.yaml")
+    assert experiment.strict is strict
+    again = replay.to_yaml(experiment, [], topology="metro-40km", overrides={}, workload=experiment.workload)
+    assert load_text(again.encode(), "again.yaml").strict is strict
 
 
 def test_triggers_targets_and_shares() -> None:

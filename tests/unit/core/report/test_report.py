@@ -116,6 +116,49 @@ def test_a_run_without_a_certificate_that_was_allowed_says_so(tmp_path):
         assert "There is no certificate of the fibers" in page
 
 
+def certified_as(path: Path, verdict: str) -> Path:
+    """Change the certificate of a run: a host that delayed a tenth of the packets, and a rate that it kept from a
+    result where ``verdict`` says so."""
+    file = path / "certificate.json"
+    found = json.loads(file.read_text())
+    if "noisy" in verdict:
+        found["noise"] = {"packets": 1000, "delayed": 100, "median_s": 3e-4, "p99_s": 4e-3, "stalls": None}
+    else:
+        rate = {"what": "rate", "target": 8e8, "measured": None, "low": None, "high": None, "verdict": "unmeasured"}
+        found["links"][0]["directions"][0]["checks"][-1] = {**rate, "why": "rate: 2 pairs of packets were on time"}
+        change(path, "run.json", uncertified=True)
+    file.write_text(json.dumps(found))
+    return path
+
+
+def test_a_noisy_host_is_certified_and_says_so_first(run):
+    report = report_of(certified_as(run, "certified, noisy host"))
+    assert (report.verdict, answers(report)["fidelity"]) == ("pass", "yes")
+    assert answers_text(report, "fidelity").startswith("Certified before the job within ")
+    assert " at the median, on a noisy host; " in answers_text(report, "fidelity")
+    document = json.loads(json.dumps(to_json(report), allow_nan=False))
+    jsonschema.validate(document, SCHEMA)
+    written = document["certificate"]
+    assert (written["verdict"], written["certified"], written["noisy"]) == ("certified, noisy host", True, True)
+    for page in (html(report), markdown(report)):
+        assert "Uncertified" not in page
+        assert page.index("noisy host: it disturbed 10% of the small packets") < page.index("verdict")
+        assert page.count("it disturbed 10% of the small packets") == 2, "on the first lines, and with the certificate"
+
+
+def test_fibers_that_were_not_measurable_leave_the_run_unknown(run):
+    report = report_of(certified_as(run, "not measurable on this host now"))
+    assert (report.verdict, answers(report)["fidelity"]) == ("unknown", "unknown")
+    document = json.loads(json.dumps(to_json(report), allow_nan=False))
+    jsonschema.validate(document, SCHEMA)
+    assert document["certificate"]["verdict"] == "not measurable on this host now"
+    assert document["certificate"]["certified"] is False
+    for page in (html(report), markdown(report)):
+        assert "Uncertified" in page
+        assert "not measured" in page
+        assert "1 of 2 links could not be measured on this host: north." in page
+
+
 # ---- the certificate and what held under load
 
 

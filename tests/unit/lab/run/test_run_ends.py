@@ -15,7 +15,7 @@ import run_factory
 
 from testbed.core.report.junit import junit
 from testbed.core.workload.workload import Workload
-from testbed.errors import HostError, Interrupted, JobFailed, LabError, StorageError, TestbedError
+from testbed.errors import HostError, Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
 from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
 from testbed.lab.jobs import run_metadata
@@ -202,3 +202,19 @@ def test_what_was_asked_is_unknown_where_the_disk_took_no_answer(
     with pytest.raises(StorageError):
         run_module.run(str(file), runs=tmp_path, progress=Silent())
     assert store.write_report(RunDirectory(lab.folder)).verdict == "unknown"
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_a_noisy_host_is_refused_by_the_file_or_the_option(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(run_module.deploy, "up", lambda *words, **more: asked.append(more["strict"]) or lab)
+    file = tmp_path / "x.yaml"
+    strict = "strict: true\n" if by_file else ""
+    file.write_text(f"{strict}topology: metro-40km\nschedule: [{{at: 2s, inject: cut, target: north, for: 1s}}]\n")
+    with pytest.raises(UserError, match="exclude each other"):
+        run_module.run(str(file), runs=tmp_path, strict=not by_file, allow_uncertified=True)
+    assert asked == []
+    run_module.run(str(file), runs=tmp_path, strict=not by_file, progress=Silent())
+    assert asked == [True]

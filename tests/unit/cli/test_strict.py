@@ -1,0 +1,71 @@
+"""``--strict`` and ``--allow-uncertified`` in every verb that runs jobs or starts labs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, noisy
+
+from testbed.cli import app
+from testbed.lab import api, job_runner
+
+__all__ = ["cli", "fake_lab"]  # fixtures
+
+VERBS = {
+    "up": ("metro-40km",),
+    "run": ("metro-40km",),
+    "compare": ("metro-40km", "--strategies", "ddp,local-sgd"),
+    "validate": ("ring",),
+    "audit": ("metro-40km", "--measure"),
+    "launch": ("--", "true"),
+    "train": (),
+}
+
+
+def with_option(option: str) -> set[str]:
+    commands = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
+    return {name for name, command in commands.items() if any(option in it.opts for it in command.params)}
+
+
+def test_strict_is_beside_allow_uncertified_and_in_certify() -> None:
+    assert with_option("--allow-uncertified") == set(VERBS)
+    assert with_option("--strict") == {*VERBS, "certify"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_both_options_are_status_2_before_anything_starts(
+    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    for name in ("up", "run", "compare", "validate"):
+        monkeypatch.setattr(api, name, lambda *a, **k: pytest.fail("started"))
+    said = cli(verb, "--strict", "--allow-uncertified", *VERBS[verb])
+    assert (said.status, said.out) == (2, "")
+    assert "--strict and --allow-uncertified exclude each other" in said.err
+    assert fake_lab.asked == []
+
+
+@pytest.mark.parametrize("option", [(), ("--strict",), ("--allow-uncertified",)])
+def test_launch_and_train_pass_them_on(
+    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def start(folder: object, kind: str, arguments: object, **options: Any) -> Any:
+        asked.append(options)
+        return job_runner.Started("j1", api.Path("/runs/r"))
+
+    monkeypatch.setattr(job_runner, "start", start)
+    for words in (("train", "--detach"), ("launch", "--detach", *option, "--", "true")):
+        assert cli(*words, *(option if words[0] == "train" else ())).status == 0
+    assert asked == [{"strict": "--strict" in option, "allow_uncertified": "--allow-uncertified" in option}] * 2
+
+
+def test_up_json_of_a_noisy_host(cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    import json
+
+    fake_lab.certificate = noisy(certificate_of(fake_lab.topology))
+    monkeypatch.setattr(api, "up", lambda *a, **k: fake_lab)
+    found = json.loads(cli("up", "metro-40km", "--json").out)["certificate"]
+    assert (found["verdict"], found["certified"], found["noisy"]) == ("certified, noisy host", True, True)
