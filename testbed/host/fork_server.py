@@ -64,7 +64,11 @@ class ForkServer:
     """
 
     def __init__(
-        self, log: Path, heard: Callable[[dict[str, Any]], None], child: subprocess.Popen[bytes], elsewhere: bool = False
+        self,
+        log: Path,
+        heard: Callable[[dict[str, Any]], None],
+        child: subprocess.Popen[bytes],
+        elsewhere: bool = False,
     ) -> None:
         """``child`` is what :func:`start` returned; ``elsewhere``: it was started with an ``argv``."""
         self._heard, self._child, self._elsewhere = heard, child, elsewhere

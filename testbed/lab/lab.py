@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.faults.fault_registry import compile_fault, registry
@@ -59,6 +59,9 @@ from testbed.lab.jobs.process_ends import nodes_without_power
 from testbed.lab.jobs.program_job import ProgramJob
 from testbed.lab.jobs.recorder import Recorder
 from testbed.lab.jobs.running_job import RunningJob
+
+if TYPE_CHECKING:
+    from testbed.lab.savable_report import SavableReport
 
 
 _FUTURE: Final = 1 << 53

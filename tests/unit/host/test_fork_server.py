@@ -37,6 +37,7 @@ def test_one_in_a_container_tells_signals_as_a_shell_does(tmp_path: Path, status
         seen.append(event)
         gone.set()
 
-    ForkServer(tmp_path / "log", heard, start([sys.executable, "-c", f"import sys; sys.exit({status})"]), elsewhere=True)
+    child = start([sys.executable, "-c", f"import sys; sys.exit({status})"])
+    ForkServer(tmp_path / "log", heard, child, elsewhere=True)
     assert gone.wait(10)
     assert {key: value for key, value in seen[-1].items() if key in ("signal", "code")} == end

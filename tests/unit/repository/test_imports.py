@@ -85,7 +85,7 @@ def test_the_command_line_imports_at_its_top_nothing_that_is_slow(module: str) -
 def test_help_imports_neither_torch_nor_the_library() -> None:
     code = (
         "import sys; from testbed.cli.app import app; app(['--help'], standalone_mode=False); "
-        "print(*(name for name in ('torch', 'pyroute2', 'pydantic', 'plotly', 'jinja2', 'networkx', 'testbed.lab.api') "
+        "print(*(name for name in ('torch', 'pydantic', 'plotly', 'jinja2', 'networkx', 'testbed.lab.api') "
         "if name in sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
