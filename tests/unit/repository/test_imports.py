@@ -95,6 +95,19 @@ def test_help_imports_neither_torch_nor_the_library() -> None:
     assert done.stderr.strip() == ""
 
 
+def test_neither_a_keeper_nor_a_lab_imports_what_only_reports_need() -> None:
+    code = (
+        "import sys, testbed.keeper.main; begun = set(sys.modules); "
+        "import testbed.keeper.keeper, testbed.keeper.verbs, testbed.lab.lab; "
+        "print(*({'testbed.keeper.keeper', 'testbed.keeper.protocol'} & begun), "
+        "*({'torch', 'jinja2', 'testbed.core.report.document'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
 def test_every_room_is_in_the_design_and_every_file_says_what_it_is_for() -> None:
     design = (ROOT / "docs" / "design.md").read_text()
     listed = design[design.index("## Rooms") : design.index("## Tests")]
