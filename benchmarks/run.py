@@ -33,6 +33,7 @@ BOUND_S = {
     "rtt_under_load": 240,
     "lab_vs_mininet": 480,
     "containers": 900,
+    "bring_up": 300,
     "prediction": 120,
     "operations_in_flight": 180,
     "strategy_bytes": 900,
@@ -66,7 +67,8 @@ def lacking(name: str) -> str:
         if importlib.util.find_spec("ziglang") is None:
             return f"ziglang is missing; install it with: {sys.executable} -m pip install ziglang==0.15.2"
     if (
-        name in ("rtt_under_load", "containers", "operations_in_flight", "many_ranks", "two_level", "on_host")
+        name
+        in ("rtt_under_load", "containers", "bring_up", "operations_in_flight", "many_ranks", "two_level", "on_host")
         or name.startswith("strategy_")
     ) and importlib.util.find_spec("torch") is None:
         return "torch is missing; install it with: pip install 'scale-across-testbed[agents]'"

@@ -39,33 +39,48 @@ def missing() -> str:
     return ""
 
 
+def start(argv: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start the process of a fork server, which then imports torch; the kernel ends it together with this thread.
+
+    ``argv`` starts it elsewhere: in a container, with its Python.
+    """
+    # While it imports torch, for seconds, it does not read stdin and would miss EOF.
+    dying = [setpriv, "--pdeathsig", "KILL", "--"] if (setpriv := shutil.which("setpriv")) else []
+    return subprocess.Popen(
+        list(argv) or [*dying, sys.executable, "-m", MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # A pipe: ranks without privileges inherit it, and must not hold the log, which is root's.
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
 class ForkServer:
     """A process that imports torch once and forks the ranks.
 
     ``heard`` is called with every event, from a thread of this object; the last event is ``gone``, with a description
-    in ``how``. Create it from a thread that lives as long as it should: the kernel ends it together with that thread.
+    in ``how``.
     """
 
-    def __init__(self, log: Path, heard: Callable[[dict[str, Any]], None], argv: Sequence[str] = ()) -> None:
-        """``argv`` starts the fork server elsewhere: in a container, with its Python."""
-        self._heard, self._elsewhere = heard, bool(argv)
+    def __init__(
+        self,
+        log: Path,
+        heard: Callable[[dict[str, Any]], None],
+        child: subprocess.Popen[bytes],
+        elsewhere: bool = False,
+    ) -> None:
+        """``child`` is what :func:`start` returned; ``elsewhere``: it was started with an ``argv``."""
+        self._heard, self._child, self._elsewhere = heard, child, elsewhere
         self._lock = threading.Lock()
         self.exited = threading.Event()
         self._warm = False
-        # While it imports torch, for seconds, it does not read stdin and would miss EOF.
-        dying = [setpriv, "--pdeathsig", "KILL", "--"] if (setpriv := shutil.which("setpriv")) else []
-        self._log = log.open("ab", buffering=0)
-        with contextlib.ExitStack() as undone:
-            undone.callback(self._log.close)
-            self._child = subprocess.Popen(
-                list(argv) or [*dying, sys.executable, "-m", MODULE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                # A pipe: ranks without privileges inherit it, and must not hold the log, which is root's.
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-            undone.pop_all()
+        try:
+            self._log = log.open("ab", buffering=0)
+        except OSError:
+            child.kill()
+            child.wait()
+            raise
         self.pid = self._child.pid
         self.began = process.started(self.pid)
         threading.Thread(target=self._listen, name="agents", daemon=True).start()

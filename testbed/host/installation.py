@@ -6,7 +6,6 @@ never the project's name.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -15,7 +14,6 @@ import shlex
 import shutil
 import sys
 import sysconfig
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -116,9 +114,13 @@ def _extras() -> dict[str, list[str]]:
     """Return requirements by extra: of the repository that this code runs from, else of the installed package."""
     project = _PACKAGE.parent / "pyproject.toml"
     if project.is_file():
+        import tomllib  # like importlib.metadata only for messages: 0.01 s of every command
+
         return dict(tomllib.loads(project.read_text())["project"]["optional-dependencies"])
+    from importlib import metadata
+
     extras: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires(DISTRIBUTION) or ():
+    for line in metadata.requires(DISTRIBUTION) or ():
         requirement, _, marker = line.partition(";")
         if extra := re.search(r"extra == [\"']([\w-]+)[\"']", marker):
             extras.setdefault(extra[1], []).append(requirement.strip())
@@ -129,11 +131,13 @@ def _source() -> list[str]:
     """Return pip's arguments for the place that this testbed came from (PEP 610); [] if it is unknown."""
     if (_PACKAGE.parent / "pyproject.toml").is_file():
         return ["--editable", str(_PACKAGE.parent)]
+    from importlib import metadata
+
     try:
-        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+        text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
         found = json.loads(text or "{}")
         url = str(found.get("url", ""))
-    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError):
+    except (metadata.PackageNotFoundError, ValueError, AttributeError):
         return []
     if not url:
         return []

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from testbed.core.analysis import blame
@@ -85,10 +86,9 @@ class AgentPool:
         self.ranks: dict[int, Rank] = {}
         self.states: dict[int, AgentState] = {}
 
-    def prepare(self) -> None:
-        """Start importing torch while the rest of the lab is built. Containers do not exist by then."""
-        if self._containers is None:
-            self._start(SHARED)
+    def adopt(self, child: Popen[bytes]) -> None:
+        """Take over the fork server of namespaces, which has been started before this process imported the rest."""
+        self._begin(SHARED, child)
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Agents)
@@ -349,7 +349,10 @@ class AgentPool:
             assert self._containers is not None
             place = ContainerPlace(container_name(self._lab, key), self._containers.docker, agent_user())
             argv = place.speak(["python", "-m", agent_host.MODULE])
-        self._servers[key] = ForkServer(self._log, lambda event: self._handle(key, event), argv)
+        self._begin(key, agent_host.start(argv))
+
+    def _begin(self, key: str, child: Popen[bytes]) -> None:
+        self._servers[key] = ForkServer(self._log, lambda event: self._handle(key, event), child, key != SHARED)
 
     def _server(self, rank: Rank) -> ForkServer:
         try:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from subprocess import Popen
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from testbed.core.plan.addressing import PLANT
@@ -67,7 +68,15 @@ T = TypeVar("T")
 class Keeper:
     """Owner of one lab. :meth:`serve` returns when the lab is down."""
 
-    def __init__(self, lab: LabFolder, *, agents: bool, containers: bool, user: ProgramUser | None = None) -> None:
+    def __init__(
+        self,
+        lab: LabFolder,
+        *,
+        containers: bool,
+        fork_server: Popen[bytes] | None = None,
+        user: ProgramUser | None = None,
+    ) -> None:
+        """``fork_server`` (:func:`testbed.host.fork_server.start`) imports torch while the rest of the lab is built."""
         self.lab = lab
         self._lock = FileLock(lab.lock, timeout_s=0.0)
         pid = os.getpid()
@@ -107,9 +116,8 @@ class Keeper:
         self.topology: Topology | None = None
         self.in_force: InForce | None = None
         self.up_since = time.time()
-        if agents:
-            # In the engine's thread, which lives as long as the process: PDEATHSIG follows the thread that forks.
-            self.do(self.agents.prepare)
+        if fork_server is not None:
+            self.agents.adopt(fork_server)
 
     # ---- serving
 

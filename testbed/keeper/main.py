@@ -1,4 +1,4 @@
-"""Entry point of a lab's keeper process."""
+"""Entry point of a lab's keeper process. Its own imports wait until the fork server has begun to import torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ import sys
 from pathlib import Path
 
 from testbed.errors import TestbedError
+from testbed.host import fork_server
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.host.linux.program_user import ProgramUser
-from testbed.keeper import protocol
-from testbed.keeper.event_log import bound_log
-from testbed.keeper.keeper import Keeper
-from testbed.keeper.service import Service
-from testbed.keeper.verbs import Verbs
 
 SWITCH_S = 0.0005
 """Interval of the interpreter's thread switch: a fault that is due waits so long for a thread that answers a request.
@@ -35,15 +31,19 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     if not folder.path.is_dir():
         return 3  # the lab was taken down meanwhile: nothing of it may come back
+    containers = "--containers" in arguments  # which do not exist yet, and have a fork server each
+    # By the main thread, which lives as long as the process: PDEATHSIG follows the thread that forks.
+    child = fork_server.start() if "--agents" in arguments and not containers else None
+    from testbed.keeper import protocol
+    from testbed.keeper.event_log import bound_log
+    from testbed.keeper.keeper import Keeper
+    from testbed.keeper.service import Service
+    from testbed.keeper.verbs import Verbs
+
     bound_log(folder.keeper_log, folder.older_keeper_log)
     try:
         users = [ProgramUser.from_dict(json.loads(it[7:])) for it in arguments if it.startswith("--user=")]
-        keeper = Keeper(
-            folder,
-            agents="--agents" in arguments,
-            containers="--containers" in arguments,
-            user=users[0] if users else None,
-        )
+        keeper = Keeper(folder, containers=containers, fork_server=child, user=users[0] if users else None)
     except FileNotFoundError:
         return 3  # as above, between that check and the lock
     except TimeoutError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,27 +45,30 @@ def why_not(image: str = "") -> tuple[str, str]:
 
     Any error of docker counts as a reason, so that ``auto`` continues without docker.
     """
-    with ThreadPoolExecutor(1) as beside:  # the process and docker take 0.1 s each; ask them concurrently
+    if why := _first_reason((("docker does not answer", docker_client.refuse_silence),)):  # takes milliseconds
+        return why
+    with ThreadPoolExecutor(1) as beside:  # the process and docker's library take 0.1 s each
         asked = beside.submit(containerlab.missing)
-        for short, found in (
-            ("docker does not answer", _docker),
-            ("containerlab is missing", asked.result),
-            ("no matching image", lambda: images.missing(image)),
-        ):
-            try:
-                why = found()
-            except Elsewhere as error:
-                short, why = "docker runs on another machine", str(error)
-            except TestbedError as error:
-                why = str(error)
-            if why:
-                return short, why
-    return "", ""
+        return _first_reason(
+            (
+                ("docker does not answer", docker_client.why_not),
+                ("containerlab is missing", asked.result),
+                ("no matching image", lambda: images.missing(image)),
+            )
+        ) or ("", "")
 
 
-def _docker() -> str:
-    docker_client.client()
-    return ""
+def _first_reason(checks: Iterable[tuple[str, Callable[[], str | None]]]) -> tuple[str, str] | None:
+    for short, check in checks:
+        try:
+            why = check()
+        except Elsewhere as error:
+            short, why = "docker runs on another machine", str(error)
+        except TestbedError as error:
+            why = str(error)
+        if why:
+            return short, why
+    return None
 
 
 def _render(topology: Topology, plan: Plan, name: str, image: str) -> str:

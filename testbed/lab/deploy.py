@@ -110,6 +110,8 @@ def up(
         with _starting_keeper(
             folder, agents, choice.driver, user
         ):  # its imports take as long as the plan of a small lab
+            # Import the measurement code while the keeper starts and builds the lab; this hides 0.1 s.
+            threading.Thread(target=importlib.import_module, args=("testbed.lab.lab",), daemon=True).start()
             plan = build.build(topology, agents=agents, emulator=choice.emulator, observe=observe)
             if choice.driver == "containerlab":
                 plan = containers.plan_of(topology, plan, lab_name)
@@ -117,8 +119,6 @@ def up(
             try:
                 _write(folder.topology, topology_to_dict(topology))
                 _write(folder.about, dataclasses.asdict(choice))
-                # Import the measurement code while the lab is being built; this hides 0.2 s.
-                threading.Thread(target=importlib.import_module, args=("testbed.lab.lab",), daemon=True).start()
                 _build(builder, folder, plan, progress)
                 from testbed.lab.lab import Lab
 

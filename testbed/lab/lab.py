@@ -9,16 +9,15 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from testbed.core.certification import admission
 from testbed.core.certification.certificate import Certificate
 from testbed.core.faults.fault_registry import compile_fault, registry
 from testbed.core.faults.fault_target import all_targets
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
-from testbed.core.report.document import Report
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.units import MOST_DURATION_S
 from testbed.core.workload import progress_schema, workload_layout, workload_words
@@ -61,18 +60,8 @@ from testbed.lab.jobs.program_job import ProgramJob
 from testbed.lab.jobs.recorder import Recorder
 from testbed.lab.jobs.running_job import RunningJob
 
-
-@dataclass(frozen=True)
-class SavableReport(Report):
-    """A report that a user's program can save; core, which builds reports, writes no files."""
-
-    @classmethod
-    def of(cls, report: Report) -> SavableReport:
-        return cls(**{it.name: getattr(report, it.name) for it in fields(report)})
-
-    def save(self, folder: Path | str) -> None:
-        """Write index.html, report.json and report.md into ``folder``, created if missing. Raises StorageError."""
-        store.save_report(self, Path(folder))
+if TYPE_CHECKING:
+    from testbed.lab.savable_report import SavableReport
 
 
 _FUTURE: Final = 1 << 53
@@ -675,6 +664,8 @@ class Lab:
         """Return the report of this lab object's last job, and write it into the run directory."""
         if self.run_directory is None:
             raise UserError(f"no job was run in lab {self.name} yet; call train() or launch() first")
+        from testbed.lab.savable_report import SavableReport  # what builds reports takes 0.1 s to import
+
         self._end_run()
         return SavableReport.of(store.write_report(self.run_directory))
 

@@ -115,6 +115,57 @@ def test_carriers_change_together_and_are_seen(name: str, space: Namespace) -> N
     assert {key: space.carriers()[key] for key in ("k0", "k1")} == {"k0": True, "k1": True}
 
 
+def test_a_veth_into_another_namespace_has_what_was_asked_for(name: str, space: Namespace) -> None:
+    other = f"{name}-b"
+    subprocess.run(["ip", "netns", "add", other], check=True, timeout=10)
+    try:
+        space.add_veth("near", 77, "far", Path("/run/netns", other), 1400, "02:00:00:00:00:11")
+        space.assert_distinct_indices("near")
+        (near,), (far,) = ip(name, "link", "show", "dev", "near"), ip(other, "link", "show", "dev", "far")
+        assert (near["ifindex"], near["mtu"], near["operstate"]) == (77, 1400, "DOWN")
+        assert (far["mtu"], far["address"], far["operstate"]) == (1400, "02:00:00:00:00:11", "DOWN")
+        with Namespace(Path("/run/netns", other)) as there:
+            assert there.mac("far") == "02:00:00:00:00:11"
+        with pytest.raises(HostError, match=r"could not make the veth .*:near: File exists"):
+            space.add_veth("near", 0, "far-2", Path("/run/netns", other), 1400)
+        space.delete_link("near")
+        assert [it["ifname"] for it in ip(other, "link")] == ["lo"]
+    finally:
+        subprocess.run(["ip", "netns", "del", other], check=True, timeout=10)
+
+
+def test_a_bridge_isolates_its_ports_and_knows_an_address(name: str, space: Namespace) -> None:
+    space.add_bridge("br", ("k0", "k1"), True, 1500)
+    (bridge,) = ip(name, "-d", "link", "show", "dev", "br")
+    data = bridge["linkinfo"]["info_data"]
+    assert ("UP" in bridge["flags"], data["stp_state"], data["forward_delay"]) == (True, 0, 0)
+    for port in ("k0", "k1"):
+        (link,) = ip(name, "-d", "link", "show", "dev", port)
+        assert (link["master"], link["linkinfo"]["info_slave_data"]["isolated"]) == ("br", True)
+    space.add_bridge("other", (), False, 1500)
+    space.set_port("k1", "other", learning=False, hairpin=True)
+    (link,) = ip(name, "-d", "link", "show", "dev", "k1")
+    port_data = link["linkinfo"]["info_slave_data"]
+    assert (link["master"], port_data["learning"], port_data["hairpin"]) == ("other", False, True)
+    space.add_forwarding("02:00:00:00:00:22", "k1")
+    argv = ["bridge", "-n", name, "-j", "fdb", "show", "br", "other"]
+    listed = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout)
+    assert [(it["ifname"], it["state"]) for it in listed if it["mac"] == "02:00:00:00:00:22"] == [("k1", "static")]
+
+
+def test_a_redirect_takes_everything_received_to_the_other_interface(name: str, space: Namespace) -> None:
+    def filters() -> str:
+        argv = ["tc", "-n", name, "filter", "show", "dev", "k0", "ingress"]
+        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout
+
+    space.redirect_ingress("k0", "k1")
+    assert "match 00000000/00000000 at 0" in filters()
+    assert "mirred (Egress Redirect to device k1) stolen" in filters()
+    space.unredirect("k0")
+    assert "mirred" not in filters()
+    space.unredirect("k0")  # a missing one is no error
+
+
 def test_what_the_kernel_refuses_is_said_in_words(space: Namespace) -> None:
     with pytest.raises(HostError, match=r"could not give .*:k0 the address 10.9.0.1/24: File exists"):
         space.add_address("k0", "10.9.0.1/24")

@@ -15,8 +15,12 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
+from testbed.host.emulators import tc
+from testbed.host.linux import rtnetlink
+
 __all__ = ["in_child", "in_namespace"]
 
+_MTU: Final = 1500
 _TIMEOUT_S: Final = 20.0
 
 
@@ -60,51 +64,37 @@ def _trials() -> dict[str, str]:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(clone_newnet) != 0:
         return {"unshare": f"not permitted ({os.strerror(ctypes.get_errno()).lower()})"}
-    from pyroute2 import IPRoute
-
     found = {"unshare": ""}
-    with IPRoute() as ip:
+    with contextlib.closing(rtnetlink.connect()) as raw:
 
-        def attempt(name: str, work: Callable[[], object]) -> None:
+        def attempt(name: str, *requests: Callable[[], bytes]) -> None:
             try:
-                work()
+                for request in requests:
+                    rtnetlink.exchange(raw, [request()])
                 found[name] = ""
-            except Exception as error:  # NetlinkError of pyroute2, or any other effect of an unusual kernel
-                found[name] = f"not supported by this kernel ({_name(error)})"
+            except OSError as error:
+                found[name] = f"not supported by this kernel ({errno.errorcode.get(error.errno or 0, error)})"
 
         def index(name: str) -> int:
-            return int(ip.link_lookup(ifname=name)[0])
+            return rtnetlink.index(raw, name)
 
-        def redirect(kind: str, **words: object) -> None:
-            mirred = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": index("trial-b")}
-            clsact_ingress = 0xFFFFFFF2
-            ip.tc(
-                "add-filter",
-                kind,
-                index("trial-a"),
-                parent=clsact_ingress,
-                prio=1,
-                protocol=3,
-                action=[mirred],
-                **words,
-            )
+        def clsact() -> bytes:
+            return rtnetlink.clsact(index("trial-a"))
 
-        attempt("veth", lambda: ip.link("add", ifname="trial-a", kind="veth", peer={"ifname": "trial-b"}))
-        attempt("bridge", lambda: ip.link("add", ifname="trial-br", kind="bridge"))
-        attempt("netem", lambda: ip.tc("add", "netem", index("trial-a"), handle="1:", delay=1000))
-        attempt("clsact", lambda: ip.tc("add", "clsact", index("trial-a")))
-        attempt("redirect", lambda: redirect("u32", target=0, keys=["0x0/0x0+0"]))
+        def redirect(kind: str) -> bytes:
+            return rtnetlink.redirect(index("trial-a"), index("trial-b"), kind)
+
+        attempt("veth", lambda: rtnetlink.new_veth("trial-a", "trial-b", _MTU))
+        attempt("bridge", lambda: rtnetlink.new_bridge("trial-br", _MTU))
         attempt(
-            "clsact again", lambda: (ip.tc("del", "clsact", index("trial-a")), ip.tc("add", "clsact", index("trial-a")))
+            "netem", lambda: tc.Netem(delay_ns=1_000_000, limit=1000, in_order=False).request(index("trial-a"), True)
         )
+        attempt("clsact", clsact)
+        attempt("redirect", lambda: redirect("u32"))
+        attempt("clsact again", lambda: rtnetlink.no_clsact(index("trial-a")), clsact)
         attempt("matchall", lambda: redirect("matchall"))
         attempt(
             "altname",
-            lambda: ip.link("property_add", index=index("trial-b"), altname="trial-of-a-name-of-39-characters-in-all"),
+            lambda: rtnetlink.new_alternative(index("trial-b"), "trial-of-a-name-of-39-characters-in-all"),
         )
     return found
-
-
-def _name(error: Exception) -> str:
-    """Return the errno's name (``ENOENT``) if the exception carries one, as NetlinkError does; else its class name."""
-    return errno.errorcode.get(getattr(error, "code", 0), type(error).__name__)

@@ -219,9 +219,8 @@ class Containerlab:
         except OSError as error:
             raise StorageError(f"cannot write {self._file}: {error.strerror}") from error
         bound = deploy_bound_s(len(step.names))
-        # Imports that the next Steps need run while containerlab works.
         try:
-            said = self._containerlab(["deploy", "--topo", str(self._file)], bound, meanwhile=netlink.prepare)
+            said = self._containerlab(["deploy", "--topo", str(self._file)], bound)
         except HostError as error:
             raise HostError(f"{error}{self._late()}") from error
         for name in step.names:
@@ -271,7 +270,7 @@ class Containerlab:
     def _pids(self) -> dict[str, int]:
         return {one.labels["clab-node-name"]: int(one.attrs["State"]["Pid"]) for one in self._ours(whole=True)}
 
-    def _containerlab(self, words: Sequence[str], bound_s: float, meanwhile: Callable[[], None] = lambda: None) -> str:
+    def _containerlab(self, words: Sequence[str], bound_s: float) -> str:
         """Run containerlab and return its output. Raises MissingTool, HostError."""
         tool, setpriv = shutil.which("containerlab"), shutil.which("setpriv")
         if tool is None or setpriv is None:
@@ -283,7 +282,6 @@ class Containerlab:
             env=_environment(self._folder, self.docker), cwd="/", start_new_session=True,
         )  # fmt: skip
         try:
-            meanwhile()
             words_said, _ = child.communicate(timeout=bound_s)
         except BaseException as error:
             if child.returncode is None:  # once it is reaped, another process group may have its number

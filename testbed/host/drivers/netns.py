@@ -1,4 +1,4 @@
-"""The driver ``netns``: namespaces and veths by pyroute2. Needs root or a user namespace."""
+"""The driver ``netns``: namespaces and veths. Needs root or a user namespace."""
 
 from __future__ import annotations
 

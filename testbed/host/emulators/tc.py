@@ -1,8 +1,7 @@
 """Traffic control requests of the netem emulator, packed by hand, and their verification by ``tc``.
 
-pyroute2 0.9.7 does not support what is needed (netem with a rate fails, Gilbert-Elliott is silently ignored, no
-nanoseconds, no 64-bit rates). Layouts: linux/pkt_sched.h, linux/pkt_cls.h, net/sched/sch_netem.c, sch_tbf.c. The
-kernel's values are always read back by another program, ``tc``, and compared: :func:`differences`.
+Layouts: linux/pkt_sched.h, linux/pkt_cls.h, net/sched/sch_netem.c, sch_tbf.c. The kernel's values are always read back
+by another program, ``tc``, and compared: :func:`differences`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,25 @@ from typing import Any, Final
 from testbed.core.physics.impairment import GilbertElliott
 from testbed.errors import HostError, MissingTool
 from testbed.host import installation
-from testbed.host.linux.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, attribute, attributes, dump, message
+from testbed.host.linux.rtnetlink import (
+    CLSACT_INGRESS,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    NLM_F_REPLACE,
+    RTM_DELQDISC,
+    RTM_NEWQDISC,
+    TCA_KIND,
+    TCA_OPTIONS,
+    attribute,
+    attributes,
+    clsact,
+    dump,
+    ingress_filter,
+    message,
+    no_clsact,
+    redirect,
+    u32_key,
+)
 
 __all__ = [
     "Counters",
@@ -36,11 +53,8 @@ __all__ = [
     "redirect",
 ]
 
-RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC, RTM_NEWTFILTER, RTM_DELTFILTER = 36, 37, 38, 44, 45
-NLM_F_REPLACE = 0x100
-TCA_KIND, TCA_OPTIONS, TCA_STATS2 = 1, 2, 7
-TCA_STATS_BASIC, TCA_STATS_QUEUE, TCA_STATS_PKT64 = 1, 3, 8
-TC_H_ROOT, TC_H_CLSACT, CLSACT_INGRESS = 0xFFFFFFFF, 0xFFFFFFF1, 0xFFFFFFF2
+RTM_GETQDISC, RTM_DELTFILTER, TC_H_ROOT = 38, 45, 0xFFFFFFFF
+TCA_STATS2, TCA_STATS_BASIC, TCA_STATS_QUEUE, TCA_STATS_PKT64 = 7, 1, 3, 8
 NETEM_HANDLE, NETEM_CLASS, TBF_HANDLE = 0x10000, 0x10001, 0x20000
 """Handles ``1:``, its only class ``1:1``, and ``2:`` below it."""
 
@@ -49,11 +63,11 @@ TCA_NETEM_RATE, TCA_NETEM_RATE64, TCA_NETEM_LATENCY64, TCA_NETEM_JITTER64, TCA_N
 NETEM_LOSS_GE = 2
 TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 4, 6
 TC_LINKLAYER_ETHERNET = 1
-ETH_P_ALL, ETH_P_IP, ETH_P_IPV6 = 0x0003, 0x0800, 0x86DD
+ETH_P_IP, ETH_P_IPV6 = 0x0800, 0x86DD
 IPV6_HEADER_BYTES = 40
-TC_ACT_SHOT, TC_ACT_STOLEN, TCA_EGRESS_REDIR = 2, 4, 1
-PRIORITY_IPV4, PRIORITY_IPV6, PRIORITY_ALL = 1, 2, 3
-"""Priorities of filters: drops are matched before everything is redirected."""
+TC_ACT_SHOT = 2
+PRIORITY_IPV4, PRIORITY_IPV6 = 1, 2
+"""Priorities of filters: drops are matched before everything is redirected (PRIORITY_ALL)."""
 
 IN_ORDER_RATE: Final = 2**62
 """Bytes per second. A netem with a rate never lets a packet overtake the previous one (netem_enqueue: time_to_send is
@@ -164,25 +178,6 @@ class Tbf:
         return _qdisc(link, TBF_HANDLE + _shift(turn), NETEM_CLASS + _shift(turn), "tbf", body, fresh)
 
 
-def clsact(link: int) -> bytes:
-    """Return the request that attaches the qdisc which filters of :func:`redirect` need."""
-    return _qdisc(link, 0xFFFF0000, TC_H_CLSACT, "clsact", b"", True)
-
-
-def _filter(link: int, priority: int, protocol: int, kind: str, options: bytes) -> bytes:
-    info = priority << 16 | socket.htons(protocol)
-    body = struct.pack("=BxxxiIII", 0, link, 0, CLSACT_INGRESS, info)
-    body += attribute(TCA_KIND, kind.encode() + b"\0") + attribute(TCA_OPTIONS, options)
-    return message(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, body)
-
-
-def _selected(mask: int, value: int, offset: int, action: bytes) -> bytes:
-    """Encode options of u32: one key, 32 bits at ``offset`` from the IP header (struct tc_u32_sel, tc_u32_key)."""
-    selector = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + struct.pack(">II", mask, value)
-    selector += struct.pack("=ii", offset, 0)
-    return attribute(5, selector) + attribute(7, action)  # TCA_U32_SEL, TCA_U32_ACT
-
-
 def larger_than(limit: int) -> tuple[tuple[int, int], ...]:
     """Return 16-bit (value, mask) pairs that together match every number above ``limit`` and no other, each once."""
     found, low = [], limit + 1
@@ -204,11 +199,11 @@ def drop_larger(link: int, limit: int) -> list[bytes]:
     action = attribute(1, gact)
     return [
         *(
-            _filter(link, PRIORITY_IPV4, ETH_P_IP, "u32", _selected(mask, value, 0, action))
+            ingress_filter(link, PRIORITY_IPV4, ETH_P_IP, "u32", u32_key(mask, value, 0, action))
             for value, mask in larger_than(limit)
         ),
         *(
-            _filter(link, PRIORITY_IPV6, ETH_P_IPV6, "u32", _selected(mask << 16, value << 16, 4, action))
+            ingress_filter(link, PRIORITY_IPV6, ETH_P_IPV6, "u32", u32_key(mask << 16, value << 16, 4, action))
             for value, mask in larger_than(max(0, limit - IPV6_HEADER_BYTES))
         ),
     ]
@@ -224,22 +219,9 @@ def drop_nothing(link: int) -> list[bytes]:
     ]
 
 
-def redirect(link: int, other: int, kind: str) -> bytes:
-    """Return the request that redirects all of ``link``'s ingress to ``other``'s egress.
-
-    ``kind``: ``matchall``, or ``u32`` for old kernels.
-    """
-    mirred = struct.pack("=IIiiiiI", 0, 0, TC_ACT_STOLEN, 0, 0, TCA_EGRESS_REDIR, other)  # struct tc_mirred
-    action = attribute(1, attribute(1, b"mirred\0") + attribute(2, attribute(2, mirred)))
-    # TCA_MATCHALL_ACT, or a key that masks everything away
-    options = attribute(2, action) if kind == "matchall" else _selected(0, 0, 0, action)
-    return _filter(link, PRIORITY_ALL, ETH_P_ALL, kind, options)
-
-
 def no_qdiscs(link: int) -> tuple[bytes, bytes]:
     """Return requests that remove netem (with tbf) and clsact (with its filters) from an interface."""
-    return tuple(message(RTM_DELQDISC, 0, struct.pack("=BxxxiIII", 0, link, 0, parent, 0))
-                 for parent in (TC_H_ROOT, TC_H_CLSACT))  # type: ignore[return-value]  # fmt: skip
+    return message(RTM_DELQDISC, 0, struct.pack("=BxxxiIII", 0, link, 0, TC_H_ROOT, 0)), no_clsact(link)
 
 
 def _shift(turn: int) -> int:

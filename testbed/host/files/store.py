@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.fields import number, text
@@ -32,15 +32,15 @@ from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import read_metrics
 from testbed.core.remote.leash_frames import RUN_LIST
-from testbed.core.report.document import Report, build, to_json
-from testbed.core.report.markdown import markdown
-from testbed.core.report.run_page import html
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import StorageError, UnknownName
 from testbed.host import strategy_packages
 from testbed.host.files import beneath
 from testbed.host.linux.process import ProcessRecord
 from testbed.host.linux.program_user import caller
+
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
 
 __all__ = [
     "NEEDED_BYTES",
@@ -514,6 +514,8 @@ def list_runs(*roots: Path, begun: bool = False) -> list[RunDirectory]:
 
 def build_report(run: RunDirectory) -> Report:
     """Build the report from the run directory's current content; writes nothing. Raises StorageError."""
+    from testbed.core.report.document import build  # 0.1 s, which a keeper and `up` need not spend
+
     return build(run.read())
 
 
@@ -559,6 +561,10 @@ def save_beneath(root: Path, folder: str, files: Mapping[str, str]) -> None:
 
 
 def _report_files(report: Report) -> dict[str, str]:
+    from testbed.core.report.document import to_json
+    from testbed.core.report.markdown import markdown
+    from testbed.core.report.run_page import html
+
     return {
         "report.json": _document(to_json(report)),
         "report.md": markdown(report),

@@ -1,29 +1,23 @@
-"""rtnetlink and tc by pyroute2: interfaces, addresses, routes, carriers, redirects of one network namespace.
+"""Interfaces, addresses, routes, carriers and redirects of one network namespace, by rtnetlink.
 
-A :class:`Namespace` holds open sockets in one network namespace; opening one takes 0.4 ms (pyroute2's NetNS takes 8 ms,
-and creates a missing namespace). Not thread-safe. Requests that a lab makes by the thousand use
-:mod:`testbed.host.linux.rtnetlink`. pyroute2 is imported when it is first needed: the import takes 0.15 s, and commands
-that only read or set carriers do not need it.
+A :class:`Namespace` holds an open socket in one network namespace; opening one takes 0.4 ms. Not thread-safe. The
+requests are those of :mod:`testbed.host.linux.rtnetlink`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from testbed.errors import HostError, NotAllowed
 from testbed.host.linux import invocation, namespace, rate_limit, rtnetlink
 
 IFF_LOWER_UP = 0x10000
-NUD_NOARP, NTF_MASTER = 0x40, 0x04
 
 
 @contextlib.contextmanager
@@ -31,29 +25,10 @@ def translated(doing: str) -> Iterator[None]:
     """Translate netlink's errors to ``testbed.errors``; ``doing`` completes "could not …"."""
     try:
         yield
-    except Exception as error:
-        if (number := _number(error)) is None:
-            raise
-        if number in (errno.EPERM, errno.EACCES):
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
             raise NotAllowed(f"not permitted to {doing}: {invocation.again('CAP_NET_ADMIN')}") from error
-        raise HostError(f"could not {doing}: {os.strerror(number) if number else error}") from error
-
-
-def _number(error: Exception) -> int | None:
-    """Return the errno of a kernel error, 0 if it has none; None for any other exception."""
-    if isinstance(error, OSError):
-        return error.errno or 0
-    known = sys.modules.get("pyroute2.netlink.exceptions")  # if not imported, it cannot have raised this
-    return int(error.code or 0) if known and isinstance(error, known.NetlinkError) else None
-
-
-def _number_of(error: BaseException | None) -> int | None:
-    return _number(error) if isinstance(error, Exception) else None
-
-
-def prepare() -> None:
-    """Import pyroute2 now, while the calling thread is idle, rather than at its first use."""
-    importlib.import_module("pyroute2")
+        raise HostError(f"could not {doing}: {os.strerror(error.errno) if error.errno else error}") from error
 
 
 class Namespace:
@@ -65,14 +40,6 @@ class Namespace:
             self._raw = rtnetlink.connect()
         self._indices: dict[str, int] = {}
 
-    @functools.cached_property
-    def _ip(self) -> Any:
-        """pyroute2's socket in this namespace."""
-        from pyroute2 import IPRoute
-
-        with namespace.entered(self.path):
-            return IPRoute()
-
     def __enter__(self) -> Namespace:
         return self
 
@@ -82,8 +49,6 @@ class Namespace:
         self.close()
 
     def close(self) -> None:
-        if "_ip" in self.__dict__:  # only if it was opened
-            self._ip.close()
         self._raw.close()
 
     def index(self, name: str) -> int:
@@ -98,13 +63,7 @@ class Namespace:
     def add_veth(self, name: str, index: int, peer: str, peer_namespace: Path, mtu: int, peer_mac: str = "") -> None:
         """Create a veth from this namespace into another, both ends down."""
         with translated(f"make the veth {self.path.name}:{name}"), peer_namespace.open("rb") as other:
-            request: dict[str, Any] = {"ifname": name, "kind": "veth", "mtu": mtu}
-            if index:
-                request["index"] = index
-            there: dict[str, Any] = {"ifname": peer, "net_ns_fd": other.fileno(), "mtu": mtu}
-            if peer_mac:
-                there["address"] = peer_mac
-            self._ip.link("add", **request, peer=there)
+            rtnetlink.exchange(self._raw, [rtnetlink.new_veth(name, peer, mtu, index, other.fileno(), peer_mac)])
         if index:
             self._indices[name] = index
 
@@ -119,9 +78,11 @@ class Namespace:
 
     def assert_distinct_indices(self, name: str) -> None:
         """Raise HostError if both ends of a veth have the same index: the kernel would delay its carrier events."""
-        link = self._ip.get_links(self.index(name))[0]
-        if link["index"] == link.get_attr("IFLA_LINK"):
-            raise HostError(f"both ends of {self.path.name}:{name} have interface index {link['index']}")
+        index = self.index(name)
+        with translated(f"look at {self.path.name}:{name}"):
+            other = rtnetlink.link_attributes(self._raw, index).get(rtnetlink.IFLA_LINK, b"")
+        if int.from_bytes(other, sys.byteorder) == index:
+            raise HostError(f"both ends of {self.path.name}:{name} have interface index {index}")
 
     def up(self, name: str) -> None:
         with translated(f"bring {self.path.name}:{name} up"):
@@ -130,42 +91,45 @@ class Namespace:
     def add_bridge(self, name: str, ports: tuple[str, ...], isolated: bool, mtu: int) -> None:
         with translated(f"make the bridge {self.path.name}:{name}"):
             # No forward delay and no spanning tree, as the topology has no loops: ports forward from the first frame.
-            self._ip.link("add", ifname=name, kind="bridge", br_stp_state=0, br_forward_delay=0, mtu=mtu)
+            rtnetlink.exchange(self._raw, [rtnetlink.new_bridge(name, mtu)])
             bridge = self.index(name)
-            for port in ports:
-                self._ip.link("set", index=self.index(port), master=bridge)
+            requests = []
+            for port in map(self.index, ports):
+                requests.append(rtnetlink.link_master(port, bridge))
                 if isolated:
-                    self._ip.brport("set", index=self.index(port), isolated=1)
-            self._ip.link("set", index=bridge, state="up")
+                    requests.append(rtnetlink.port_flags(port, {rtnetlink.IFLA_BRPORT_ISOLATED: True}))
+            rtnetlink.exchange(self._raw, [*requests, rtnetlink.link_state(bridge, True)])
 
     def add_inner_veth(self, name: str, peer: str, mtu: int) -> None:
         """Create a veth with both ends in this namespace, down."""
         with translated(f"make the veth {self.path.name}:{name}"):
-            self._ip.link("add", ifname=name, kind="veth", mtu=mtu, peer={"ifname": peer, "mtu": mtu})
+            rtnetlink.exchange(self._raw, [rtnetlink.new_veth(name, peer, mtu)])
 
     def delete_link(self, name: str) -> None:
         with translated(f"remove {self.path.name}:{name}"):
-            self._ip.link("del", index=self.index(name))
+            rtnetlink.exchange(self._raw, [rtnetlink.old_link(self.index(name))])
             self._indices.clear()
 
     def mac(self, name: str) -> str:
         """Return the hardware address of an interface."""
         with translated(f"look at {self.path.name}:{name}"):
-            return str(self._ip.get_links(self.index(name))[0].get_attr("IFLA_ADDRESS"))
+            return rtnetlink.link_attributes(self._raw, self.index(name))[rtnetlink.IFLA_ADDRESS].hex(":")
 
     def set_port(self, name: str, master: str, *, learning: bool = True, hairpin: bool = False) -> None:
         """Make an interface a port of a bridge, also one that is a port of another. With ``hairpin`` a frame may leave
         by the port that it came in."""
         with translated(f"make {self.path.name}:{name} a port of {master}"):
             index = self.index(name)
-            self._ip.link("set", index=index, master=self.index(master))
-            self._ip.brport("set", index=index, learning=int(learning), mode=int(hairpin))
+            flags = {rtnetlink.IFLA_BRPORT_LEARNING: learning, rtnetlink.IFLA_BRPORT_MODE: hairpin}
+            rtnetlink.exchange(
+                self._raw, [rtnetlink.link_master(index, self.index(master)), rtnetlink.port_flags(index, flags)]
+            )
 
     def add_forwarding(self, mac: str, port: str) -> None:
         """Tell a bridge for good that the hardware address is at its ``port``."""
         with translated(f"add {mac} to the port {self.path.name}:{port}"):
-            # "replace": the bridge may have learned the address since the interface became its port.
-            self._ip.fdb("replace", ifindex=self.index(port), lladdr=mac, state=NUD_NOARP, flags=NTF_MASTER)
+            # It replaces the entry: the bridge may have learned the address since the interface became its port.
+            rtnetlink.exchange(self._raw, [rtnetlink.forwarding(self.index(port), mac)])
 
     def limit(self, name: str, bucket: rate_limit.TokenBucket) -> None:
         """Limit the rate of what an interface sends, as yet unlimited. Raises HostError if it is not in force."""
@@ -224,28 +188,17 @@ class Namespace:
         """Redirect everything received on an interface to the other's egress."""
         with translated(f"redirect {name} to {other} in {self.path.name}"):
             index = self.index(name)
-            self._ip.tc("add", "clsact", index)
-            mirred = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": self.index(other)}
-            self._ip.tc(
-                "add-filter",
-                "u32",
-                index,
-                parent=0xFFFFFFF2,  # clsact's ingress
-                prio=1,
-                protocol=0x0003,  # ETH_P_ALL
-                target=0,
-                keys=["0x0/0x0+0"],
-                action=[mirred],
-            )
+            rtnetlink.exchange(self._raw, [rtnetlink.clsact(index)])
+            rtnetlink.exchange(self._raw, [rtnetlink.redirect(index, self.index(other), "u32")])
 
     def unredirect(self, name: str) -> None:
         """Remove a redirection; a missing one is no error."""
-        try:
-            with translated(f"remove the redirection of {self.path.name}:{name}"):
-                self._ip.tc("del", "clsact", self.index(name))
-        except HostError as error:
-            if _number_of(error.__cause__) not in (errno.ENOENT, errno.EINVAL):
-                raise
+        with translated(f"remove the redirection of {self.path.name}:{name}"):
+            try:
+                rtnetlink.exchange(self._raw, [rtnetlink.no_clsact(self.index(name))])
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.EINVAL):
+                    raise
 
     def set_carriers(self, states: Mapping[str, bool]) -> None:
         """Bring interfaces up or down in one send, so that their events are within a fraction of a millisecond."""

@@ -12,12 +12,24 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.host.linux.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, attribute, attributes, dump, exchange, message
+from testbed.host.linux.rtnetlink import (
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    RTM_DELQDISC,
+    RTM_NEWQDISC,
+    TCA_KIND,
+    TCA_OPTIONS,
+    attribute,
+    attributes,
+    dump,
+    exchange,
+    message,
+)
 
 __all__ = ["TokenBucket", "limit", "limit_of", "unlimit"]
 
-RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
-TCA_KIND, TCA_OPTIONS, TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 2, 1, 4, 6
+RTM_GETQDISC = 38
+TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_TBF_BURST = 1, 4, 6
 TC_H_ROOT, HANDLE, TC_LINKLAYER_ETHERNET = 0xFFFFFFFF, 0x10000, 1
 _U32: Final = 2**32 - 1
 

@@ -1,8 +1,8 @@
-"""The rtnetlink requests that a lab makes by the thousand, packed by hand: link states, addresses, neighbours,
-routes.
+"""The rtnetlink requests of a lab, packed by hand: links, bridges, addresses, neighbours, routes, redirects.
 
-pyroute2 needs half a millisecond for each, this module 0.03 ms; a lab of 64 sites has 8,600 routes. Layouts:
-rtnetlink(7), linux/rtnetlink.h, linux/if_addr.h. Numbers are in host byte order, addresses in network byte order.
+pyroute2 takes 0.15 s to import and half a millisecond for each request, this module 0.03 ms; a lab of 64 sites has
+8,600 routes. Layouts: rtnetlink(7), linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h, linux/pkt_cls.h. Numbers are
+in host byte order, addresses in network byte order.
 """
 
 from __future__ import annotations
@@ -12,20 +12,29 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address, ip_network
 
-RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR, RTM_NEWROUTE, RTM_DELROUTE, RTM_NEWNEIGH = 16, 20, 21, 24, 25, 28
-NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 1, 4, 0x200, 0x400
+RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK, RTM_NEWLINKPROP = 16, 17, 18, 19, 108
+RTM_NEWADDR, RTM_DELADDR, RTM_NEWROUTE, RTM_DELROUTE, RTM_NEWNEIGH = 20, 21, 24, 25, 28
+RTM_NEWQDISC, RTM_DELQDISC, RTM_NEWTFILTER = 36, 37, 44
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_REPLACE, NLM_F_EXCL, NLM_F_DUMP, NLM_F_CREATE = 1, 4, 0x100, 0x200, 0x300, 0x400
 NLMSG_ERROR, NLMSG_DONE = 2, 3
-RTM_GETLINK, NLM_F_DUMP, IFLA_IFNAME = 18, 0x300, 3
-RTM_NEWLINKPROP, IFLA_PROP_LIST, IFLA_ALT_IFNAME, NLA_F_NESTED = 108, 52, 53, 0x8000
+IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_LINK, IFLA_MASTER, IFLA_NET_NS_FD = 1, 3, 4, 5, 10, 28
+IFLA_LINKINFO, IFLA_INFO_KIND, IFLA_INFO_DATA, VETH_INFO_PEER = 18, 1, 2, 1
+IFLA_BR_FORWARD_DELAY, IFLA_BR_STP_STATE = 1, 5
+IFLA_PROTINFO, IFLA_BRPORT_MODE, IFLA_BRPORT_LEARNING, IFLA_BRPORT_ISOLATED = 12, 4, 8, 33
+IFLA_PROP_LIST, IFLA_ALT_IFNAME, NLA_F_NESTED = 52, 53, 0x8000
 IFF_UP = 1
 IFA_ADDRESS, IFA_LOCAL, IFA_F_NODAD = 1, 2, 2
 RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_METRICS, RTA_MULTIPATH = 1, 4, 5, 6, 8, 9
-NDA_DST, NDA_LLADDR, NUD_PERMANENT = 1, 2, 0x80
+NDA_DST, NDA_LLADDR, NUD_NOARP, NUD_PERMANENT, NTF_MASTER = 1, 2, 0x40, 0x80, 4
 RTAX_CC_ALGO = 16
 RT_TABLE_MAIN, RTPROT_STATIC, RTN_UNICAST, RTN_BLACKHOLE = 254, 4, 1, 6
+TCA_KIND, TCA_OPTIONS, TC_ACT_STOLEN, TCA_EGRESS_REDIR, ETH_P_ALL = 1, 2, 4, 1, 3
+CLSACT_HANDLE, TC_H_CLSACT, CLSACT_INGRESS = 0xFFFF0000, 0xFFFFFFF1, 0xFFFFFFF2
+PRIORITY_ALL = 3
+"""Priority of :func:`redirect`: filters of lower ones, which drop, are matched before."""
 SIOCGIFINDEX = 0x8933
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 ANSWER_BUFFER = 16 << 20
@@ -120,16 +129,125 @@ def _text(attributes: bytes, wanted: int) -> str:
     return ""
 
 
+def link_attributes(raw: socket.socket, link: int) -> dict[int, bytes]:
+    """Return the attributes (IFLA_*) of the interface with index ``link``. Raises OSError."""
+    _forget_answers(raw)
+    raw.send(struct.pack("=IHHII", 32, RTM_GETLINK, NLM_F_REQUEST, 0, 0) + _link(link))
+    data = raw.recv(65536)
+    length, kind = struct.unpack_from("=IH", data)
+    if kind == NLMSG_ERROR:
+        failed = -struct.unpack_from("=i", data, 16)[0]
+        raise OSError(failed, os.strerror(failed))
+    return attributes(data[32:length])
+
+
+def _link(link: int = 0, flags: int = 0, change: int = 0, family: int = socket.AF_UNSPEC) -> bytes:
+    return struct.pack("=BxHiII", family, 0, link, flags, change)
+
+
 def link_state(link: int, up: bool) -> bytes:
     """Return the request that brings the interface with index ``link`` up or down."""
-    flags = IFF_UP if up else 0
-    return message(RTM_NEWLINK, 0, struct.pack("=BxHiII", socket.AF_UNSPEC, 0, link, flags, IFF_UP))
+    return message(RTM_NEWLINK, 0, _link(link, IFF_UP if up else 0, IFF_UP))
+
+
+def new_veth(
+    name: str, peer: str, mtu: int, link: int = 0, peer_namespace: int | None = None, peer_mac: str = ""
+) -> bytes:
+    """Return the request for a veth, both ends down, with the index ``link`` or any free one (0).
+
+    ``peer_namespace`` is a descriptor of the network namespace of the other end; default: that of the socket.
+    """
+    there = _link() + _named(peer, mtu)
+    if peer_namespace is not None:
+        there += attribute(IFLA_NET_NS_FD, struct.pack("=I", peer_namespace))
+    if peer_mac:
+        there += attribute(IFLA_ADDRESS, bytes.fromhex(peer_mac.replace(":", "")))
+    return _new_link(link, name, mtu, "veth", attribute(VETH_INFO_PEER, there))
+
+
+def new_bridge(name: str, mtu: int) -> bytes:
+    """Return the request for a bridge without forward delay and spanning tree."""
+    options = attribute(IFLA_BR_FORWARD_DELAY, bytes(4)) + attribute(IFLA_BR_STP_STATE, bytes(4))
+    return _new_link(0, name, mtu, "bridge", options)
+
+
+def _new_link(link: int, name: str, mtu: int, kind: str, options: bytes) -> bytes:
+    info = attribute(IFLA_INFO_KIND, kind.encode()) + attribute(IFLA_INFO_DATA, options)
+    return message(
+        RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, _link(link) + _named(name, mtu) + attribute(IFLA_LINKINFO, info)
+    )
+
+
+def _named(name: str, mtu: int) -> bytes:
+    return attribute(IFLA_IFNAME, name.encode() + b"\0") + attribute(IFLA_MTU, struct.pack("=I", mtu))
+
+
+def old_link(link: int) -> bytes:
+    """Return the request that deletes an interface."""
+    return message(RTM_DELLINK, 0, _link(link))
+
+
+def link_master(link: int, bridge: int) -> bytes:
+    """Return the request that makes an interface a port of ``bridge``."""
+    return message(RTM_NEWLINK, 0, _link(link) + attribute(IFLA_MASTER, struct.pack("=I", bridge)))
+
+
+def port_flags(link: int, flags: Mapping[int, bool]) -> bytes:
+    """Return the request that sets flags (IFLA_BRPORT_*) of a bridge's port."""
+    options = b"".join(attribute(kind, struct.pack("=B", value)) for kind, value in flags.items())
+    body = _link(link, family=socket.AF_BRIDGE) + attribute(IFLA_PROTINFO | NLA_F_NESTED, options)
+    return message(RTM_SETLINK, 0, body)
+
+
+def forwarding(link: int, mac: str) -> bytes:
+    """Return the request that makes a bridge send to the hardware address by the port ``link``, now and for good."""
+    body = struct.pack("=BxxxiHBB", socket.AF_BRIDGE, link, NUD_NOARP, NTF_MASTER, 0)
+    body += attribute(NDA_LLADDR, bytes.fromhex(mac.replace(":", "")))
+    return message(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body)
+
+
+def clsact(link: int) -> bytes:
+    """Return the request that attaches the qdisc which :func:`ingress_filter` needs."""
+    body = struct.pack("=BxxxiIII", 0, link, CLSACT_HANDLE, TC_H_CLSACT, 0) + attribute(TCA_KIND, b"clsact\0")
+    return message(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, body)
+
+
+def no_clsact(link: int) -> bytes:
+    """Return the request that removes this qdisc with its filters."""
+    return message(RTM_DELQDISC, 0, struct.pack("=BxxxiIII", 0, link, 0, TC_H_CLSACT, 0))
+
+
+def ingress_filter(link: int, priority: int, protocol: int, kind: str, options: bytes) -> bytes:
+    """Return the request for a filter on what ``link`` receives."""
+    info = priority << 16 | socket.htons(protocol)
+    body = struct.pack("=BxxxiIII", 0, link, 0, CLSACT_INGRESS, info)
+    body += attribute(TCA_KIND, kind.encode() + b"\0") + attribute(TCA_OPTIONS, options)
+    return message(RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL, body)
+
+
+def u32_key(mask: int, value: int, offset: int, action: bytes) -> bytes:
+    """Encode options of u32: one key, 32 bits at ``offset`` from the IP header (struct tc_u32_sel, tc_u32_key)."""
+    selector = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + struct.pack(">II", mask, value)
+    selector += struct.pack("=ii", offset, 0)
+    return attribute(5, selector) + attribute(7, action)  # TCA_U32_SEL, TCA_U32_ACT
+
+
+def redirect(link: int, other: int, kind: str) -> bytes:
+    """Return the request that redirects all of ``link``'s ingress to ``other``'s egress.
+
+    ``kind``: ``matchall``, or ``u32`` for old kernels.
+    """
+    mirred = struct.pack("=IIiiiiI", 0, 0, TC_ACT_STOLEN, 0, 0, TCA_EGRESS_REDIR, other)  # struct tc_mirred
+    action = attribute(1, attribute(1, b"mirred\0") + attribute(2, attribute(2, mirred)))
+    # TCA_MATCHALL_ACT, or a key that masks everything away
+    options = attribute(2, action) if kind == "matchall" else u32_key(0, 0, 0, action)
+    return ingress_filter(link, PRIORITY_ALL, ETH_P_ALL, kind, options)
 
 
 def new_alternative(link: int, name: str) -> bytes:
     """Return the request for an alternative name of an interface: up to 127 characters, since Linux 5.5."""
     names = attribute(IFLA_ALT_IFNAME, name.encode() + b"\0")
-    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, link, 0, 0) + attribute(IFLA_PROP_LIST | NLA_F_NESTED, names)
+    body = _link(link) + attribute(IFLA_PROP_LIST | NLA_F_NESTED, names)
     return message(RTM_NEWLINKPROP, NLM_F_CREATE | NLM_F_EXCL, body)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.host.fork_server import ForkServer
+from testbed.host.fork_server import ForkServer, start
 from testbed.host.linux import process
 
 
@@ -19,7 +19,7 @@ def test_one_whose_start_time_could_not_be_read_is_ended(tmp_path: Path, monkeyp
     server = ForkServer(
         tmp_path / "log",
         lambda event: gone.set() if event["event"] == "gone" else None,
-        [sys.executable, "-c", "import time; time.sleep(600)"],
+        start([sys.executable, "-c", "import time; time.sleep(600)"]),
     )
     stopping = threading.Thread(target=server.stop, daemon=True)
     stopping.start()
@@ -37,6 +37,7 @@ def test_one_in_a_container_tells_signals_as_a_shell_does(tmp_path: Path, status
         seen.append(event)
         gone.set()
 
-    ForkServer(tmp_path / "log", heard, [sys.executable, "-c", f"import sys; sys.exit({status})"])
+    child = start([sys.executable, "-c", f"import sys; sys.exit({status})"])
+    ForkServer(tmp_path / "log", heard, child, elsewhere=True)
     assert gone.wait(10)
     assert {key: value for key, value in seen[-1].items() if key in ("signal", "code")} == end

@@ -34,7 +34,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
     """A real one, of a lab of which nothing is built."""
     folder = LabFolder(tmp_path / "metro")
     folder.path.mkdir()
-    made = Keeper(folder, agents=False, containers=False)
+    made = Keeper(folder, containers=False)
     yield made
     made._worker.shutdown()
 

@@ -85,7 +85,7 @@ def test_the_command_line_imports_at_its_top_nothing_that_is_slow(module: str) -
 def test_help_imports_neither_torch_nor_the_library() -> None:
     code = (
         "import sys; from testbed.cli.app import app; app(['--help'], standalone_mode=False); "
-        "print(*(name for name in ('torch', 'pyroute2', 'pydantic', 'plotly', 'jinja2', 'networkx', 'testbed.lab.api') "
+        "print(*(name for name in ('torch', 'pydantic', 'plotly', 'jinja2', 'networkx', 'testbed.lab.api') "
         "if name in sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
@@ -93,6 +93,19 @@ def test_help_imports_neither_torch_nor_the_library() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == ""
+
+
+def test_neither_a_keeper_nor_a_lab_imports_what_only_reports_need() -> None:
+    code = (
+        "import sys, testbed.keeper.main; begun = set(sys.modules); "
+        "import testbed.keeper.keeper, testbed.keeper.verbs, testbed.lab.lab; "
+        "print(*({'testbed.keeper.keeper', 'testbed.keeper.protocol'} & begun), "
+        "*({'torch', 'jinja2', 'testbed.core.report.document'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
 def test_every_room_is_in_the_design_and_every_file_says_what_it_is_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import random
 import re
@@ -77,7 +78,7 @@ def test_installed_elsewhere_the_command_names_what_it_was_installed_from(
     monkeypatch.setattr(client, "_BINARY", tmp_path / "fiberd")
     monkeypatch.setattr(installation, "_PACKAGE", tmp_path / "site-packages" / "testbed")
     told = types.SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
-    monkeypatch.setattr(installation.importlib.metadata, "distribution", lambda name: told)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: told)
     with pytest.raises(MissingTool) as caught:
         client.find_binary()
     words = shlex.split(caught.value.install, comments=True)
