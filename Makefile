@@ -1,7 +1,7 @@
 # Start with `make demo` and `make test`. tools/setup.sh installs everything that they need.
 #
 #   PYTHON=python3.12            Python to use instead of python3
-#   TESTBED_WHEELS=folder        folder with a torch wheel (default: ../shared/wheels)
+#   TESTBED_WHEELS=folder        folder with a torch wheel, instead of a package index
 #   PYTEST_FLAGS="-k cut -x"     additional arguments of pytest
 #   NOISE_FLAGS="--only ups"     additional arguments of python -m benchmarks.noise
 

@@ -22,7 +22,7 @@ ORDER = ("unit", "netem_vm", "containerlab", "e2e", "netns")
 AHEAD = {"netem_vm/test_in_vm.py": "netem_vm/test_in_vm.py", "containerlab": "containerlab/test_image.py"}
 """Selected tests: the test file started ahead for them (User-Mode Linux; the agents' docker image)."""
 
-BOUND_S = 900.0
+BOUND_S = 1800.0
 
 
 def folder(item: pytest.Item) -> str:

@@ -54,7 +54,7 @@ ENTER = r"""
 set -euo pipefail
 base=$1 place=$2 source=$3; shift 3
 mount --make-rprivate /
-mount -t tmpfs -o size=6g,mode=755 bare "$place"
+mount -t tmpfs -o size=12g,mode=755 bare "$place"
 mkdir "$place"/{upper,work,root}
 mount -t overlay -o "lowerdir=$base,upperdir=$place/upper,workdir=$place/work" bare "$place/root"
 cd "$place/root"
@@ -123,11 +123,9 @@ def checkout(folder: Path) -> Path:
 
 
 def wheels() -> Path | None:
-    """Return the folder of torch's wheel that the other tests use, if there is one."""
-    for folder in (os.environ.get("TESTBED_WHEELS"), ROOT.parent / "shared" / "wheels"):
-        if folder and any(Path(folder).glob("torch-*.whl")):
-            return Path(folder).resolve()
-    return None
+    """Return the folder ``TESTBED_WHEELS``, if it has a torch wheel."""
+    folder = os.environ.get("TESTBED_WHEELS")
+    return Path(folder).resolve() if folder and any(Path(folder).glob("torch-*.whl")) else None
 
 
 def run(

@@ -251,39 +251,26 @@ pip_or_die() {
 
 torch_version() { "$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null; }
 
-wheel_folder() {
-    local folder
-    for folder in "${TESTBED_WHEELS:-}" ../shared/wheels; do
-        if [ -n "$folder" ] && compgen -G "$folder/torch-*.whl" >/dev/null; then
-            (cd "$folder" && pwd -P)
-            return 0
-        fi
-    done
-    return 1
-}
-
 # Install torch alone, from the first available source; its dependencies come with the project's install.
 install_torch() {
-    local folder
+    local folder=${TESTBED_WHEELS:-}
     if torch_version >/dev/null; then
         return 0
     fi
-    [ -z "${TESTBED_WHEELS:-}" ] || compgen -G "$TESTBED_WHEELS/torch-*.whl" >/dev/null ||
-        warn "TESTBED_WHEELS=$TESTBED_WHEELS holds no torch wheel"
-    if folder=$(wheel_folder); then
+    if [ -n "$folder" ]; then
         if pip install --no-index --no-deps --find-links "$folder" "$torch_requirement"; then
             say "torch $(torch_version) from the wheel folder $folder"
             return 0
         fi
-        warn "no torch wheel in $folder fits $("$venv/bin/python" -V)"
+        warn "TESTBED_WHEELS=$folder has no torch wheel for $("$venv/bin/python" -V)"
     fi
     # PIP_*='': use that index alone, or the message below would name the wrong source.
     if PIP_EXTRA_INDEX_URL='' PIP_FIND_LINKS='' pip install --timeout 10 --retries 0 --no-deps --index-url "$torch_index" "$torch_requirement"; then
         say "torch $(torch_version) from PyTorch's CPU index, $torch_index"
         return 0
     fi
-    say "torch from the default package index: no wheel folder, and $torch_index is unavailable." \
-        "That build includes 4.7 GB of unused CUDA libraries; a CPU wheel in TESTBED_WHEELS avoids them"
+    say "torch from the default package index, as $torch_index is unavailable." \
+        "On x86_64 that build includes about 5 GB of CUDA libraries, which are not used; a CPU wheel in TESTBED_WHEELS avoids them"
 }
 
 install_project() {

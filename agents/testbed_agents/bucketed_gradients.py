@@ -4,7 +4,9 @@
 The hook is the seam: it says how a bucket is reduced. ``mean_over`` is the plain all-reduce.
 """
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from testbed_agents.strategies.strategy import Context
-from testbed_agents.watched import WatchedGroup
+from testbed_agents.watched import WatchedGroup, unobserved
 
 Reduced = torch.futures.Future[Tensor]
 Reduce = Callable[[Tensor], Reduced]
@@ -23,6 +25,9 @@ LEAST_BUCKET_BYTES = 100_000
 BUCKETS = 8
 FULL_ENOUGH = 0.99
 """DDP closes a bucket that has reached its size, and equal tensors differ by an element."""
+_NO_SYNC: dict[str, Any] = (
+    {"init_sync": False} if "init_sync" in inspect.signature(DistributedDataParallel).parameters else {}
+)
 
 
 class BucketedGradients:
@@ -40,7 +45,8 @@ class BucketedGradients:
         # A declared model is cut as often as at full scale, so that as many delays follow one another as there.
         least = 0 if getattr(module, "declared", False) else min(payload, LEAST_BUCKET_BYTES)
         size_mib = max(FULL_ENOUGH * payload / buckets, least) / 2**20
-        self.wrapped = DistributedDataParallel(module, process_group=group, bucket_cap_mb=size_mib, init_sync=False)
+        with unobserved():  # torch 2.4 broadcasts the parameters, which are equal already
+            self.wrapped = DistributedDataParallel(module, process_group=group, bucket_cap_mb=size_mib, **_NO_SYNC)
         self.wrapped.register_comm_hook(self, BucketedGradients._hook)
 
     def rehearse(self, inputs: Tensor, targets: Tensor) -> None:

@@ -15,6 +15,7 @@ leaves one more.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import random
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from testbed_agents.data import Windows
 from testbed_agents.fence import Fence, Fenced
@@ -82,7 +84,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # no_dist is intended
-                state_dict_saver.save(state.tensors(), checkpoint_id=unfinished, no_dist=True)
+                _write(state.tensors(), unfinished)
             files = sorted(unfinished.iterdir())
             size = sum(file.stat().st_size for file in files)
             manifest = {
@@ -129,7 +131,7 @@ class Checkpoints:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                state_dict_loader.load(tensors, checkpoint_id=folder, no_dist=True)
+                _read(tensors, folder)
             torch.set_rng_state(tensors["rng.torch"])
             state.windows.go_to(tensors["rng.windows"], manifest["drawn"])
             version, internal, gauss = manifest["python_rng"]
@@ -149,6 +151,25 @@ class Checkpoints:
             ours = (match := _NAME.fullmatch(folder.name)) is not None and int(match[2]) <= self._fence.attempt
             if ours and folder.name not in (self._confirmed, *self._written.values()):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(tensors: dict[str, Any], folder: Path) -> None:
+    if "no_dist" in inspect.signature(state_dict_saver.save).parameters:
+        state_dict_saver.save(tensors, checkpoint_id=folder, no_dist=True)
+    else:  # torch before 2.8
+        state_dict_saver.save_state_dict(tensors, FileSystemWriter(folder), no_dist=True)
+
+
+def _read(tensors: dict[str, Any], folder: Path) -> None:
+    if "no_dist" in inspect.signature(state_dict_loader.load).parameters:
+        state_dict_loader.load(tensors, checkpoint_id=folder, no_dist=True)
+    else:
+        reader = FileSystemReader(folder)
+        sizes = {name: getattr(of, "size", None) for name, of in reader.read_metadata().state_dict_metadata.items()}
+        for name, tensor in tensors.items():  # which torch 2.4 does not compare
+            if sizes[name] != tensor.size():
+                raise ValueError(f"size of {name}: expected {tuple(tensor.size())}, got {sizes[name]}")
+        state_dict_loader.load_state_dict(tensors, reader, no_dist=True)
 
 
 def _first_cause(error: CheckpointException) -> str:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from testbed_agents.watched import WatchedGroup
 
-__all__ = ["Groups", "Replicas"]
+__all__ = ["Groups", "Replicas", "equal_sites"]
 
 _APART = timedelta(days=1)
 """gloo's timeout of groups whose ranks wait for each other as long as they train."""
@@ -123,3 +123,12 @@ class Groups:
             own = (made, ranks) if index == self.local_rank else own
         mine = self.local_rank if self.local_rank < slices else None
         return Replicas(inside, self.members[self.site], *own, len(self.site_names), slices, mine)
+
+
+def equal_sites(groups: Groups) -> list[list[int]]:
+    """Return the ranks of each site. Raises ValueError if sites have different numbers of ranks."""
+    members = [list(groups.members[name]) for name in groups.site_names]
+    if len({len(ranks) for ranks in members}) > 1:
+        counts = ", ".join(f"{name} has {len(groups.members[name])}" for name in groups.site_names)
+        raise ValueError(f"expected equally many ranks at each site, got: {counts}")
+    return members

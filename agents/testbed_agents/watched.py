@@ -24,7 +24,7 @@ import functools
 import itertools
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -44,6 +44,7 @@ Parts = Sequence[Sequence[Tensor]]
 
 _ProcessGroup: Any = ProcessGroup
 """Untyped: operations have several signatures, which differ between versions of torch."""
+
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 MESSAGES = ("send", "recv")
@@ -334,9 +335,10 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         self._gloo: Any = gloo
         # gloo's own class lacks coalesced operations, a plain process group has them. This one has the backend too,
         # else functional collectives do not find the name of the group.
-        self._inner = ProcessGroup(store, rank, size)
+        self._inner = _plain_group(store, rank, size)
         for group in (self._inner, self):
-            group._set_default_backend(ProcessGroup.BackendType.GLOO)
+            if torch.__version__ >= "2.6":
+                group._set_default_backend(ProcessGroup.BackendType.GLOO)
             group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
         self._backward: Any = self._inner
         if size == 2:
@@ -346,6 +348,8 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         """How long a wait may last (a timedelta) once all ranks have come; None: gloo's timeout."""
         self._label = ""
         self._lock = threading.Lock()
+        self._handles: deque[Any] = deque(maxlen=64 if torch.__version__ < "2.7" else 0)
+        """torch before 2.7 drops the handles that it waits for itself, and then waits forever."""
         self._count = itertools.count()
         self._messages: Counter[tuple[int, int, int]] = Counter()
 
@@ -406,7 +410,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         try:
             future = work.get_future()
         except RuntimeError:  # send and recv
-            return WatchedWork(work, operation, self._for_messages(observer), False, self.bound)
+            return self._handle(WatchedWork(work, operation, self._for_messages(observer), False, self.bound))
 
         def ended(done: Any) -> None:
             try:
@@ -418,7 +422,11 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
 
         operation.over = future.done
         future.add_done_callback(ended)
-        return WatchedWork(work, operation, observer, True, self.bound)
+        return self._handle(WatchedWork(work, operation, observer, True, self.bound))
+
+    def _handle(self, work: WatchedWork) -> WatchedWork:
+        self._handles.append(work)
+        return work
 
     def _number(self, operation: Operation) -> int:
         own, peer = self._position, operation.peer or 0
@@ -488,7 +496,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(self, output: Tensor, given: Tensor, *options: Any, **named: Any) -> Any:
         operation = self._operation("reduce_scatter", [given], [output], reduction=_reduction(options, named))
         operation.sent = lambda: _chunks([given], self.size())
-        return self._do(operation, given, lambda it: self._inner.reduce_scatter_single(output, it, *options, **named))
+        return self._do(operation, given, lambda it: self._inner._reduce_scatter_base(output, it, *options, **named))
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -498,7 +506,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         return self._do(
             operation,
             inputs,
-            lambda given: self._inner.reduce_scatter_single_coalesced(outputs, given, *options, **named),
+            lambda given: self._inner.reduce_scatter_tensor_coalesced(outputs, given, *options, **named),
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -555,7 +563,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
             given,
             output,
             lambda: _chunks([output], self.size()),
-            lambda it: self._inner.all_gather_single(output, it, *options, **named),
+            lambda it: self._inner._allgather_base(output, it, *options, **named),
         )
 
     _allgather_base = all_gather_single
@@ -565,7 +573,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
             inputs,
             outputs,
             lambda: _chunks(outputs, self.size()),
-            lambda given: self._inner.all_gather_single_coalesced(outputs, given, *options, **named),
+            lambda given: self._inner.allgather_into_tensor_coalesced(outputs, given, *options, **named),
         )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -590,7 +598,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         return self._do(
             operation,
             given,
-            lambda it: self._inner.all_to_all_single(output, it, rows_out, rows_in, *options, **named),
+            lambda it: self._inner.alltoall_base(output, it, rows_out, rows_in, *options, **named),
         )
 
     alltoall_base = all_to_all_single
@@ -621,6 +629,12 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         operation = self._operation("recv", [], tensors, size_of(tensors), peer=source, tag=tag)
         operation.received = lambda: [operation.outputs]
         return self._do(operation, tensors, begin)
+
+
+def _plain_group(store: Any, rank: int, size: int) -> Any:
+    if torch.__version__ < "2.6":
+        return _ProcessGroup(store, rank, size, _ProcessGroup.Options("gloo"))
+    return _ProcessGroup(store, rank, size)
 
 
 class _Numbered:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ahead
+import bare_machine
 import pytest
 from docker_daemon import Dockerd
 
@@ -22,7 +23,7 @@ from testbed.host.drivers import containerlab, docker_client, images
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "docker"
-BUILD_BOUND_S = 900
+BUILD_BOUND_S = 1800
 
 
 @pytest.fixture(scope="session")
@@ -77,15 +78,8 @@ def _build() -> None:
         if shutil.which("debootstrap") is None:
             pytest.skip("no base image, and debootstrap is not installed to make one: apt-get install debootstrap")
         _testbed("image", "base")
-    wheels = next((it for it in _wheel_folders() if any(it.glob("torch-*.whl"))), None)
+    wheels = bare_machine.wheels()
     _testbed("image", "build", *(["--wheels", str(wheels)] if wheels else []))
-
-
-def _wheel_folders() -> Iterator[Path]:
-    for name in ("TESTBED_WHEELS", "PIP_FIND_LINKS"):
-        if os.environ.get(name):
-            yield Path(os.environ[name])
-    yield ROOT.parent / "shared" / "wheels"
 
 
 def _testbed(*words: str) -> None:

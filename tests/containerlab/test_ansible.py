@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import bare_machine
 import pytest
 import yaml
 
@@ -98,19 +99,12 @@ def host(containers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             },
             "testbed_host_containerlab_binary": shutil.which("containerlab"),
         }
-        if wheels := _wheels():
+        if wheels := bare_machine.wheels():
             settings["testbed_host_wheels"] = str(wheels)
         made.inventory.write_text(yaml.safe_dump({"all": {"children": {"testbed_hosts": {"hosts": {name: settings}}}}}))
         yield made
     finally:
         subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=True)
-
-
-def _wheels() -> Path | None:
-    for folder in (os.environ.get("TESTBED_WHEELS"), ROOT.parent / "shared" / "wheels"):
-        if folder and any(Path(folder).glob("torch-*.whl")):
-            return Path(folder)
-    return None
 
 
 @pytest.mark.e2e

@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import json
 import subprocess
+from typing import Any
+
+import bare_machine
 
 import testbed
+from testbed.host.drivers import images
+
+PACKAGES = """
+import torch
+from importlib.metadata import distributions
+files = {file.locate() for package in distributions() for file in package.files or ()}
+print(torch.version.cuda, sum(file.stat().st_size for file in files if file.is_file()))
+"""
 
 
 def test_docker_has_the_image_of_this_version(containers: str) -> None:
-    said = subprocess.run(["docker", "image", "inspect", containers], capture_output=True, text=True, check=True).stdout
-    (image,) = json.loads(said)
+    image = inspected(containers)
     assert containers.endswith(f":{testbed.__version__}")
     assert image["Os"] == "linux"
-    # Gibibytes would be CUDA's, which no rank here uses.
-    assert image["Size"] < 2_000_000_000
+    words = ["docker", "run", "--rm", "--network", "none", containers, "python", "-c", PACKAGES]
+    cuda, packages = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    assert image["Size"] < inspected(images.BASE)["Size"] + int(packages) + 50_000_000, "nothing beside the packages"
+    # No rank uses CUDA's gigabytes: they are there only where no index or folder has a CPU build.
+    if cuda == "None":
+        assert image["Size"] < 2_000_000_000
+    else:
+        assert bare_machine.wheels() is None
+
+
+def inspected(image: str) -> dict[str, Any]:
+    said = subprocess.run(["docker", "image", "inspect", image], capture_output=True, text=True, check=True).stdout
+    (found,) = json.loads(said)
+    return dict(found)

@@ -17,6 +17,7 @@ import sys
 import tarfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ import pods
 import pytest
 import yaml
 from docker_daemon import Dockerd
+
+from testbed.host.installation import TORCH_CPU_INDEX
 
 pytestmark = [
     pytest.mark.e2e,
@@ -137,6 +140,10 @@ def _index() -> Iterator[str]:
     """Serve the wheel of torch that the other tests use, as a package index; empty if there is none."""
     wheels = bare_machine.wheels()
     if wheels is None:
+        try:
+            urllib.request.urlopen(TORCH_CPU_INDEX, timeout=10).close()
+        except OSError as error:
+            pytest.skip(f"TESTBED_WHEELS has no torch wheel, and {TORCH_CPU_INDEX} is not available: {error}")
         yield ""
         return
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from testbed_agents.adapters.helper import TYPES, WORLD, Adapter, Array, Call, World, everything, main
+from testbed_agents.adapters.helper import TYPES, WORLD, Adapter, Array, Call, Unsupported, World, everything, main
 
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "avg": dist.ReduceOp.AVG}
 
@@ -65,7 +65,12 @@ class TorchDistributed(TensorAdapter):
             dist.destroy_process_group()
 
     def perform(self, call: Call, given: torch.Tensor, room: torch.Tensor) -> torch.Tensor | None:
-        output: torch.Tensor | None = super().perform(call, given, room)
+        try:
+            output: torch.Tensor | None = super().perform(call, given, room)
+        except RuntimeError as error:
+            if "Cannot use ReduceOp.AVG" in str(error):  # gloo of torch before 2.8
+                raise Unsupported(call.reduction) from error
+            raise
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # NCCL's calls return once queued
         return output

@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 from testbed_agents.groups import Groups
 from testbed_agents.shards import local
 from testbed_agents.strategies.strategy import Context, Strategy
 
 __all__ = ["Fsdp"]
+
+if torch.__version__ < "2.8":
+    raise ImportError(f"expected torch 2.8 or newer, which shards on CPUs, got {torch.__version__}")
+from torch.distributed.fsdp import fully_shard
 
 
 class Fsdp(Strategy):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from testbed_agents.groups import Groups
+from testbed_agents.groups import Groups, equal_sites
 from testbed_agents.strategies.fsdp import Fsdp
 
 __all__ = ["Hsdp"]
@@ -29,10 +29,7 @@ def site_mesh(groups: Groups) -> DeviceMesh:
 
     Raises ValueError if sites have different numbers of ranks.
     """
-    members = [list(groups.members[name]) for name in groups.site_names]
-    if len({len(ranks) for ranks in members}) > 1:
-        counts = ", ".join(f"{name} has {len(groups.members[name])}" for name in groups.site_names)
-        raise ValueError(f"expected equally many ranks at each site, got: {counts}")
+    members = equal_sites(groups)
     replicas = groups.replicas()
     dimensions: Any = [replicas.across, replicas.inside]
     return DeviceMesh.from_group(dimensions, "cpu", mesh=torch.tensor(members), mesh_dim_names=("site", "rank"))

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
 from testbed_agents.exchange import begin_sum
+from testbed_agents.groups import equal_sites
 from testbed_agents.shards import exchange_tokens, gather_slices, local, reduce_gradients
-from testbed_agents.strategies.hsdp import site_mesh
 from testbed_agents.strategies.strategy import Context, Strategy, flatten
 
 __all__ = ["TensorParallel"]
@@ -47,7 +48,8 @@ class TensorParallel(Strategy):
         if self._across and any(list(ranks) != sorted(ranks) for ranks in columns):
             # torch sorts the ranks of a group, so the ranks of a site would hold different shards.
             raise ValueError("expected ranks that are numbered site by site, to split matrices across sites")
-        replicas, mesh = context.groups.replicas(), site_mesh(context.groups)
+        equal_sites(context.groups)
+        replicas = context.groups.replicas()
         sites, in_site = (replicas.across, replicas.count), (replicas.inside, len(replicas.inside_ranks))
         split, peers = (sites, in_site) if self._across else (in_site, sites)
         self._group: Any = split[0]
@@ -55,9 +57,12 @@ class TensorParallel(Strategy):
         self._peer_ranks = replicas.across_ranks
         self._size, self._peer_count = split[1], peers[1]
         self._index = dist.get_rank(self._group)
+        # One dimension: torch before 2.6 splits over no other dimension of a mesh than the last one.
+        group: Any = self._group
+        mesh = DeviceMesh.from_group(group, "cpu")
         blocks: Any = model.blocks
         for block in blocks:
-            self._split(block, mesh["site" if self._across else "rank"])
+            self._split(block, mesh)
         parameters = list(model.parameters())
         self._split_ones = [it for it in parameters if _is_split(it)]
         self._whole_ones = [it for it in parameters if not _is_split(it)]
@@ -74,7 +79,8 @@ class TensorParallel(Strategy):
         with torch.no_grad():
             for each in (block.attention.inward.weight, block.attention.inward.bias):
                 each.copy_(_by_rank(each, self._size))
-        parallelize_module(block, mesh, {name: style() for name, style in _PLAN.items()})
+        for name, style in _PLAN.items():  # a plan with both names splits `inward` twice in torch 2.4
+            parallelize_module(block.get_submodule(name), mesh, style())
         block.attention.forward = _attend(block.attention, heads // self._size)
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:

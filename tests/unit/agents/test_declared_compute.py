@@ -293,11 +293,11 @@ def _train_asleep(rank: int) -> dict[str, tuple[float, float]]:
         options = {option.argument: option.default for option in BUILT[name].options}
         if "every" in options:
             options["every"] = 4
-        strategy = make(name, options)
         try:
+            strategy = make(name, options)
             parameters = strategy.prepare(compute.model(), context)
-        except ValueError as error:
-            assert f"strategy {name} needs " in str(error)  # a package that is not installed
+        except ValueError as error:  # a package that is not installed, or too old a torch
+            assert f"strategy {name} needs " in str(error) or "expected torch 2.8 or newer" in str(error)
             continue
         optimizer = torch.optim.AdamW(parameters, lr=1e-2)
         losses = []
@@ -318,7 +318,8 @@ def _train_asleep(rank: int) -> dict[str, tuple[float, float]]:
 
 def test_every_strategy_trains_the_sleeping_model() -> None:
     by_rank = run(4, _train_asleep)
-    assert len(by_rank[0]) >= len(ASLEEP) - 1
+    refused = 1 if torch.__version__ >= "2.8" else 3  # torchft-diloco, where torchft is not installed; fsdp and hsdp
+    assert len(by_rank[0]) >= len(ASLEEP) - refused
     for name in by_rank[0]:
         known = [losses for losses in (found[name] for found in by_rank) if losses[0] == losses[0]]
         assert known, name  # not NaN on every rank

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import loopback_ranks
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from rank_programs import FLOATS_AND_INTEGERS, Ranks, decoded, element, reduced, slack, started, vector
 
 TYPES = FLOATS_AND_INTEGERS
 COUNTS = (0, 1, 2, 7, 61)
 REDUCTIONS = ("sum", "max", "avg")
 ROOT, TO = 1, 2
+OLD = torch.__version__ < "2.8"
+"""Whether gloo takes no means."""
 
 
 @pytest.fixture(scope="module", params=["ring", "torch_gloo"])
@@ -49,15 +55,34 @@ def expected(do: str, rank: int, call: int, element_type: str, count: int, reduc
     raise AssertionError(do)
 
 
+@functools.cache
+def scatters_sums() -> bool:
+    """Return whether gloo's reduce_scatter takes sums in place of maxima, as that of torch 2.4 to 2.8 does."""
+    return loopback_ranks.run(2, _scattered_maximum) != [2.0, 2.0]
+
+
+def _scattered_maximum(rank: int) -> float:
+    output = torch.empty(1)
+    dist.reduce_scatter_tensor(output, torch.full((2,), rank + 1.0), dist.ReduceOp.MAX)
+    return output.item()
+
+
 @pytest.mark.parametrize("element_type", TYPES)
 @pytest.mark.parametrize("do", ["all_reduce", "reduce", "reduce_scatter"])
-def test_a_reduction_is_right_on_every_rank(ranks: Ranks, do: str, element_type: str) -> None:
+def test_a_reduction_is_right_on_every_rank(
+    ranks: Ranks, do: str, element_type: str, request: pytest.FixtureRequest
+) -> None:
+    gloo = request.node.callspec.params["ranks"] == "torch_gloo"
     for reduction in REDUCTIONS:
+        if gloo and do == "reduce_scatter" and (reduction == "max" or (reduction == "avg" and OLD)) and scatters_sums():
+            continue
         for count in COUNTS:
             call, answers = ranks.call(do, type=element_type, count=count, reduction=reduction, root=ROOT)
             for rank, answer in enumerate(answers):
                 case = (do, element_type, reduction, count, rank, answer)
-                if reduction == "avg" and element_type.startswith("int"):
+                if reduction == "avg" and (
+                    element_type.startswith("int") or (gloo and OLD and "unsupported" in answer)
+                ):
                     assert "unsupported" in answer, case
                     continue
                 right = expected(do, rank, call, element_type, count, reduction, ranks.size)

@@ -48,9 +48,12 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "pipeline asleep": ("pipeline", {"micro_batches": 2, "in_flight": 2}),
     "moe in sites": ("moe", {"experts": "site", "top_k": 2, "capacity": 0.6}),
 }
+SHARDS = torch.__version__ >= "2.8"
+"""Whether torch shards on CPUs."""
+JOBS = {name: job for name, job in JOBS.items() if SHARDS or job[0] not in ("fsdp", "hsdp")}
 ASLEEP = 1003
 """Parameters of a model that sleeps: not a multiple of the ranks."""
-RESTORED = ("fsdp", "tensor", "1f1b", "moe")
+RESTORED = [name for name in ("fsdp", "tensor", "1f1b", "moe") if name in JOBS]
 
 
 def _twin(name: str) -> Twin:
@@ -181,7 +184,7 @@ def _difference(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     return float((one - other).norm() / other.norm())
 
 
-@pytest.mark.parametrize("name", ["fsdp", "hsdp", "tensor", "tensor across"])
+@pytest.mark.parametrize("name", [name for name in ("fsdp", "hsdp", "tensor", "tensor across") if name in JOBS])
 def test_a_split_model_learns_what_ddp_learns(ranks: list[dict[str, Any]], name: str) -> None:
     for rank in ranks:
         assert _difference(rank[name]["outer"], rank["ddp"]["outer"]) < 1e-6
@@ -246,12 +249,12 @@ def _reference(
 
 
 def test_a_model_that_sleeps_is_split_too(ranks: list[dict[str, Any]]) -> None:
-    for name in ("fsdp asleep", "pipeline asleep"):
+    for name in [name for name in JOBS if "asleep" in name]:
         assert sum(it.numel() for it in ranks[0][name]["outer"]) == ASLEEP
         for rank in ranks:
             assert _difference(rank[name]["outer"], ranks[0][name]["outer"]) == 0.0
-    losses = ranks[2]["pipeline asleep"]["losses"]
-    assert losses[-1] < losses[0] and ranks[0]["fsdp asleep"]["losses"][-1] < ranks[0]["fsdp asleep"]["losses"][0]
+        losses = ranks[2][name]["losses"]
+        assert losses[-1] < losses[0]
 
 
 class _Untied(torch.nn.Module):
@@ -283,7 +286,8 @@ def test_a_pipeline_is_one_model_with_an_untied_output_layer(ranks: list[dict[st
     inputs, targets = Windows(CORPUS, batch=1, context=SHAPE.context, seed=9, rank=9).draw()
     loss = float(cross_entropy(model(inputs), targets).detach())
     assert [rank["1f1b"]["evaluated"] for rank in ranks] == pytest.approx([loss] * 4, rel=1e-5)
-    assert ranks[0]["fsdp"]["evaluated"] == pytest.approx(ranks[0]["ddp"]["evaluated"], rel=1e-5)
+    if SHARDS:
+        assert ranks[0]["fsdp"]["evaluated"] == pytest.approx(ranks[0]["ddp"]["evaluated"], rel=1e-5)
     assert ranks[0]["moe"]["evaluated"] is None, "its model is another one"
     assert ranks[0]["1f1b"]["fingerprints"] == ranks[0]["1f1b, one in flight"]["fingerprints"], "order of sums"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import loopback_ranks
 import pytest
+import torch
 from trained import BATCH, SHAPE, Case, train, train_interrupted
 
 from testbed.core.training import strategies_built
@@ -87,5 +88,9 @@ def test_both_sides_know_the_same_strategies() -> None:
     assert set(strategies._FILES) == set(strategies_built.BUILT)
     for name, twin in strategies_built.BUILT.items():
         assert twin.name == name and twin.summary and twin.options is not None
-        made = strategies.make(name, {it.argument: it.default for it in twin.options})
-        assert made is not None
+        options = {option.argument: option.default for option in twin.options}
+        if name in ("fsdp", "hsdp") and torch.__version__ < "2.8":
+            with pytest.raises(ValueError, match=f"strategy {name} cannot be imported: expected torch 2.8 or newer"):
+                strategies.make(name, options)
+        else:
+            assert strategies.make(name, options) is not None
