@@ -145,19 +145,6 @@ def send(
             return arrived
 
 
-def undisturbed(measured: Callable[[], None], tries: int = 3) -> None:
-    """Repeat a failed measurement of times: a shared machine stalls occasionally, but a wrong emulator fails every
-    time."""
-    for left in reversed(range(tries)):
-        try:
-            measured()
-        except AssertionError:
-            if not left:
-                raise
-        else:
-            return
-
-
 def counter(lab: Lab, namespace: str, protocol: str, name: str) -> int:
     """Return a counter of a host's /proc/net/snmp."""
     lines = [line.split() for line in lab.inside(namespace, "cat", "/proc/net/snmp").splitlines()]
