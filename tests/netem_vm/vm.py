@@ -30,7 +30,7 @@ TOOLS = ("busybox-static", "kmod")
 PACKAGES = {"uml": ("user-mode-linux", *TOOLS), "qemu": ("linux-image-amd64", "qemu-system-x86", *TOOLS)}
 MODULES = {"uml": ("overlay",), "qemu": ("overlay", "virtio_pci", "9pnet_virtio", "9p")}
 """Modules that are loaded first, by backend, to mount / of the machine."""
-BOOT_TIMEOUT_S = {"uml": 60.0, "qemu": 180.0}
+BOOT_TIMEOUT_S = {"uml": 120.0, "qemu": 240.0}
 FETCH_TIMEOUT_S = 300
 
 # The first process: this machine's root below, memory above it, then pid 1 is the requested command.
@@ -194,7 +194,7 @@ def choose_backend() -> str:
         try:
             with tempfile.TemporaryDirectory() as out:
                 status, output = _boot(name, ["true"], Path(out), BOOT_TIMEOUT_S[name], "512M")
-        except BootError as error:
+        except (BootError, OSError) as error:
             failures.append(f"{name}: {error}")
             continue
         if status == 0:
@@ -262,7 +262,7 @@ def _kernel(backend: str, unpacked: Path, out: Path, memory: str) -> list[str]:
     if qemu is None:
         raise BootError(f"expected qemu-system-x86_64 in {unpacked} or PATH; remove that folder")
     words += ["console=ttyS0", "panic=-1", "mitigations=off", "tsc=reliable", "no_timer_check"]
-    command = [qemu, "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max", "-smp", "2", "-m", memory]
+    command = [qemu, "-accel", "tcg,thread=multi", "-machine", "q35", "-cpu", "max", "-m", memory]
     command += ["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]
     for firmware in ("qemu", "seabios"):
         command += ["-L", str(unpacked / "usr" / "share" / firmware)]
