@@ -1,7 +1,7 @@
 """A kernel with sch_netem for tests, over this machine's root as copy-on-write.
 
 Debian's User-Mode Linux, an ordinary process, boots in about two seconds and runs programs at native speed on one CPU.
-Where it does not boot, as on processors with AMX, QEMU emulates a machine for Debian's kernel: 10 to 20 times slower.
+Where it does not boot, as on processors with AMX, QEMU emulates a machine for Debian's kernel: about 20 times slower.
 
 Nothing is installed and no image is built: packages are downloaded and unpacked below ``build/netem-vm``, once. Inside,
 / is this machine's root; changes are kept in memory and discarded at the end. The machine has a network of its own.
