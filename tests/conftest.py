@@ -82,7 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not (len(timing.args) == 1 and isinstance(timing.args[0], str) and timing.args[0].strip()):
                 raise pytest.UsageError(f"{item.nodeid}: expected one reason in @pytest.mark.timing, got {timing.args}")
             reasons[item.nodeid] = timing.args[0]
-            item.add_marker(pytest.mark.flaky(reruns=2))
+            if "TESTBED_NETEM_VM" not in os.environ:  # tests in the machine with netem are not repeated
+                item.add_marker(pytest.mark.flaky(reruns=2))
         elif any(marker.kwargs != {"reruns": 0} for marker in item.iter_markers("flaky")):
             raise pytest.UsageError(f"{item.nodeid}: only a test with @pytest.mark.timing may be repeated")
     ahead.order(items)
