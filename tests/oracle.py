@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import host_stalls
+
 T = TypeVar("T")
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -52,19 +54,24 @@ def run(*argv: str | Path, timeout_s: float = 30.0, check: bool = True) -> str:
 
 
 def until_none(found: Callable[[], Sequence[str]], bound_s: float, what: str) -> None:
-    """Wait until nothing is found, at most ``bound_s`` seconds."""
-    deadline = time.monotonic() + bound_s
+    """Wait until nothing is found, at most ``bound_s`` seconds and the stalls of the host meanwhile."""
+    began = time.monotonic()
     while there := found():
-        assert time.monotonic() < deadline, f"after {bound_s:g} s {what}: {there}"
+        assert _within(began, bound_s), f"after {bound_s:g} s {what}: {there}"
         time.sleep(0.05)
 
 
 def until(condition: Callable[[], object], bound_s: float, what: str) -> None:
-    """Wait for a condition, at most ``bound_s`` seconds."""
-    deadline = time.monotonic() + bound_s
+    """Wait for a condition, at most ``bound_s`` seconds and the stalls of the host meanwhile."""
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {bound_s:g} s: {what}"
+        assert _within(began, bound_s), f"not within {bound_s:g} s: {what}"
         time.sleep(0.005)
+
+
+def _within(began: float, bound_s: float) -> bool:
+    now = time.monotonic()
+    return now < began + bound_s or now < began + bound_s + host_stalls.stalled_s(began, now)
 
 
 # ---- namespaces and interfaces

@@ -9,12 +9,13 @@ import re
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+import oracle
 
 T = TypeVar("T")
 
@@ -31,11 +32,14 @@ def run(*argv: str | Path, check: bool = True, timeout_s: float = 60) -> str:
 
 def until(condition: Callable[[], T], timeout_s: float, what: str) -> T:
     """Wait until ``condition()`` is true and return its value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.005)
-    return value
+    values: list[T] = []
+
+    def is_true() -> T:
+        values[:] = [condition()]
+        return values[0]
+
+    oracle.until(is_true, timeout_s, what)
+    return values[0]
 
 
 @dataclass

@@ -13,7 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from agents_lab import AGENTS, Message, Nodes, Parent, records, steps, until
+from agents_lab import AGENTS, Message, Nodes, Parent, records, steps
+from oracle import until
 from prometheus_client.parser import text_string_to_metric_families
 
 pytest.importorskip("torch", reason="the training agents need torch")
