@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import os
 import subprocess
 import threading
@@ -74,14 +75,31 @@ def stalled_s(begin: float, end: float) -> float:
     return sum(last - first for first, last in stalls(begin, end))
 
 
-def punctual(times: Sequence[float]) -> list[bool]:
-    """Return for each of these times whether no core was stalled, neither then nor :data:`AFTER_S` before.
+def elapsed_s(begin: float, end: float | None = None) -> float:
+    """Return the time from ``begin`` to ``end`` (default: now) in which no core was stalled."""
+    end = time.monotonic() if end is None else end
+    return end - begin - stalled_s(begin, end)
 
-    What happened at such a time was not delayed by the host, however late it was.
+
+def longest_gap_s(times: Sequence[float]) -> float:
+    """Return the longest time between successive times, each less the stalls in it."""
+    longest = 0.0
+    for gap_s, begin in sorted(((end - begin, begin) for begin, end in itertools.pairwise(times)), reverse=True):
+        if gap_s <= longest:
+            break
+        longest = max(longest, elapsed_s(begin, begin + gap_s))
+    return longest
+
+
+def undelayed(intervals: Sequence[tuple[float, float]]) -> list[bool]:
+    """Return for each interval whether no core was stalled in it, nor in :data:`AFTER_S` before.
+
+    What happened in such an interval was not delayed by the host, however long it took.
     """
-    if not times:
+    if not intervals:
         return []
-    stalled = stalls(min(times) - 10 * AFTER_S, max(times) + PERIOD_S)
-    begins = [begin for begin, _ in stalled]
-    ends = [float("-inf"), *(end for _, end in stalled)]
-    return [t > ends[bisect.bisect(begins, t)] + AFTER_S for t in times]
+    longest_s = 1.0  # longer than any stall that ended AFTER_S before the first interval
+    stalled = stalls(min(intervals)[0] - longest_s, max(end for _, end in intervals))
+    ends = [end for _, end in stalled]
+    places = [bisect.bisect(ends, begin - AFTER_S) for begin, _ in intervals]
+    return [place == len(stalled) or stalled[place][0] > end for place, (_, end) in zip(places, intervals, strict=True)]

@@ -129,6 +129,16 @@ class Lab:
         text = self.inside(self.a, "ping", "-c", str(count), "-i", str(interval_s), "-W", "2", *options, target)
         return sorted(float(ms) / 1e3 for ms in re.findall(r"time=([\d.]+) ms", text))
 
+    def undelayed_rtts_s(self, count: int, interval_s: float = 0.01) -> list[float]:
+        """Return sorted round trips of at least ``count`` pings that no stall of the host delayed."""
+        rtts: list[float] = []
+        for _ in range(4):
+            rtts += oracle.undelayed_pings(self.a, "10.77.0.2", count=count, interval_s=interval_s)
+            if len(rtts) >= count:
+                break
+        assert len(rtts) >= count, f"the host delayed all but {len(rtts)} of {4 * count} pings"
+        return sorted(rtts)
+
     def iperf(self, seconds: int, *options: str, target: str = "10.77.0.2") -> dict[str, Any]:
         """Run iperf3 from a to b; return the ``end`` section of its JSON."""
         server = self.background(self.b, "iperf3", "-s", "-1", "--forceflush")

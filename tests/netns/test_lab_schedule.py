@@ -96,7 +96,6 @@ def monitored(namespace: str) -> Iterator[list[tuple[float, str, bool]]]:
                     seen.append((datetime.fromisoformat(found[1]).timestamp(), found[2], "NO-CARRIER" not in flags))
 
 
-@pytest.mark.timing("median lateness of 5 ms")
 def test_twenty_cuts_within_5_ms_of_their_time(lab: testbed.Lab) -> None:
     since = now(lab)
     planned = [Planned("cut", LINKS[number % 8], 0.05, at_s=0.3 + 0.1 * number) for number in range(20)]
@@ -110,7 +109,6 @@ def test_twenty_cuts_within_5_ms_of_their_time(lab: testbed.Lab) -> None:
     assert [it["target"] for it in began] == [it.target for it in planned]
 
 
-@pytest.mark.timing("a median spread of 1 ms")
 def test_eight_links_go_dark_as_one(lab: testbed.Lab) -> None:
     """Spread of the kernel's events of the eight at one gateway, five times over."""
     spreads = []
@@ -176,7 +174,6 @@ def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.La
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-@pytest.mark.timing("medians of 5 and 10 ms")
 def test_command_event_and_acknowledgement_are_on_one_clock(lab: testbed.Lab) -> None:
     """In their order, and when `ip monitor` says that it was."""
     since, place = now(lab), oracle.netns(lab.name, "west-gw")
