@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import host_stalls
 import oracle
 import pytest
 
@@ -106,13 +108,17 @@ def test_a_bring_up_that_fails_undoes_itself(
 def test_outside_tolerance_is_refused_and_undone_unless_the_user_insists(lab_name: str, state_folder: Path) -> None:
     """Ten terabits per second are more than any computer forwards."""
     topology = broken(testbed.load("intra-metro-5km"), rate_bps=1e13, queue_bytes=100_000_000)
-    with pytest.raises(FidelityError, match="the lab is outside tolerance: north:"):
+    began = time.monotonic()
+    with pytest.raises(FidelityError) as refused:
         testbed.up(topology, name=lab_name, agents=False)
+    stalled = host_stalls.stalled_s(began, time.monotonic()) > 0
+    verdicts = ("outside tolerance", "not measurable on this host now")[: 1 + stalled]
+    assert str(refused.value).startswith(tuple(f"the lab is {verdict}: north:" for verdict in verdicts))
     assert oracle.left_behind(lab_name, state_folder) == []
     with testbed.up(topology, name=lab_name, agents=False, allow_uncertified=True) as lab:
         assert lab.certificate is not None
         assert not lab.certificate.certified
-        assert lab.status().links[0].verdict == "bad"
+        assert lab.status().links[0].verdict == ("bad" if lab.certificate.links[0].why else "not measured")
 
 
 def test_a_failed_lab_is_kept_on_wish(lab_name: str) -> None:
