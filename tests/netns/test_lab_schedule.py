@@ -147,8 +147,8 @@ def kernel_counts(lab: testbed.Lab) -> dict[tuple[str, str], int]:
 
 
 def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.Lab) -> None:
-    """Cuts and flaps at random, the shortest of 20 ms, several of them over each other. Of changes that a stall keeps the
-    kernel from reporting, the count is told."""
+    """Cuts and flaps at random, the shortest of 20 ms, several of them over each other. Changes that a stall keeps the
+    kernel from reporting are counted."""
     chance = random.Random(6)
     planned = [
         Planned("cut", chance.choice(LINKS), chance.uniform(0.02, 0.2), at_s=chance.uniform(0.2, 3.0))
