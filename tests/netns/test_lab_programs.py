@@ -169,7 +169,10 @@ def test_a_reader_that_has_gone_ends_the_program(lab: testbed.Lab, tmp_path: Pat
     assert "could not be shown any more" in found["reason"]
 
 
-def test_run_json_tells_the_command_and_how_each_rank_ended(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_run_json_tells_the_command_and_how_each_rank_ended(
+    lab: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")  # a clone may lie in /tmp, which is a reason of its own
     lab.launch(["sh", "-c", "exit $RANK"], directory=tmp_path).exit_status()
     (run,) = tmp_path.glob("*/run.json")
     found = json.loads(run.read_text())
