@@ -40,9 +40,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         stalled = float(sleeper.communicate()[0])
         if stalled <= MOST_STALLED:
             raise
-        first_line = str(error).partition("\n")[0]
+        figures = str(error).partition("\n")[0] or "failed"
         pytest.skip(
-            f"the host stalled this machine for {stalled:.0%} of the test, over {MOST_STALLED:.0%}: {first_line}"
+            f"the host stalled this machine for {stalled:.0%} of {item.name}, over {MOST_STALLED:.0%}: {figures}"
         )
     finally:
         sleeper.communicate()
