@@ -29,6 +29,7 @@ from contract.measuring import (
     probe,
     runs_of_missing,
     send,
+    undelayed,
     within_chance,
 )
 from netns.fiberd_lab import Lab, run
@@ -120,10 +121,12 @@ class ImpairmentContract:
         arrived = probe(lab, count, at_once=5, pause_s=1e-3)
         assert sorted(numbers(arrived)) == list(range(count))
         assert numbers(arrived) != list(range(count))
-        found = sorted((arrival.delay_s - bare) / jitter for arrival in arrived)
+        found = sorted((arrival.delay_s - bare) / jitter for arrival in undelayed(arrived))
+        count = len(found)
+        assert count > 500, f"the host delayed all but {count}"
         expected = drawn(distribution, 100_000)
         noise = NOISE_S / jitter
-        # Without the outer twentieths, where stalls of the machine appear.
+        # Without the outer twentieths, where what else the machine does appears.
         inner, as_drawn = (values[len(values) // 20 : -len(values) // 20] for values in (found, expected))
         mean, spread = statistics.fmean(as_drawn), statistics.pstdev(as_drawn)
         assert statistics.fmean(inner) == pytest.approx(mean, abs=Z * spread / math.sqrt(count) + noise)

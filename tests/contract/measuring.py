@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import host_stalls
 from netns.fiberd_lab import Lab
 
 from testbed.host.emulators.emulator import Emulator
@@ -81,6 +82,16 @@ def probe(
             number, wrong = _recognized(data, datagrams)
             arrived.append(Arrival(number, (arrived_ns - sent_ns[number]) / 1e9, arrived_ns / 1e9, wrong))
     return arrived
+
+
+def undelayed(arrived: Sequence[Arrival]) -> list[Arrival]:
+    """Return the arrivals that the host did not delay: it stalled neither when they were sent nor when they came."""
+    wall_s = time.time() - time.monotonic()
+    came = [arrival.at_s - wall_s for arrival in arrived]
+    sent = [at_s - arrival.delay_s for at_s, arrival in zip(came, arrived, strict=True)]
+    on_time = host_stalls.undelayed([(at_s, at_s) for at_s in (*sent, *came)])
+    both = zip(arrived, on_time[: len(arrived)], on_time[len(arrived) :], strict=True)
+    return [arrival for arrival, when_sent, when_it_came in both if when_sent and when_it_came]
 
 
 def _receive(there: socket.socket) -> tuple[bytes, int] | None:
