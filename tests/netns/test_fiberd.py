@@ -288,9 +288,14 @@ def test_any_ethertype_crosses_unchanged(lab: Lab, start: Starter) -> None:
 
 def test_rate(lab: Lab, start: Starter) -> None:
     emulator = start(lab, Impairment(200e-6, 0.8e9, 1_000_000), Impairment(200e-6, 0.8e9, 1_000_000))
+    began = time.monotonic()
     end = lab.iperf(2)
+    whole_s = time.monotonic() - began
     goodput = end["sum_received"]["bits_per_second"]
-    assert goodput == pytest.approx(0.8e9 * 1448 / 1538, rel=0.05)  # payload of what a 1500 B segment is on the wire
+    expected = 0.8e9 * 1448 / 1538  # payload of what a 1500 B segment is on the wire
+    assert goodput < 1.05 * expected
+    stalled = host_stalls.stalled_s(began, began + whole_s) / whole_s
+    assert goodput > 0.95 * expected * (1 - stalled), f"the host stalled for {stalled:.0%}"
     stats = quiet(emulator)
     assert stats.segments > 2 * stats.packets  # it was re-sliced, not taken apart
 
