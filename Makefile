@@ -19,7 +19,7 @@ help:
 	@echo "make demo    set up, then train across two emulated fibers and cut one: testbed run metro-40km (root, ~2 min on a quiet machine)"
 	@echo "make client  set up what commands on another host need here (--on HOST): no root, no compiler, no torch (~1 min; docs/hosts.md)"
 	@echo "make test    set up, then run all tests (those that create namespaces need root)"
-	@echo "make test-netem  run the tests of the netem emulator, in User-Mode Linux, whose kernel has netem (docs/netem.md)"
+	@echo "make test-netem  run the tests of the netem emulator on a kernel that has it: User-Mode Linux, or QEMU (docs/netem.md)"
 	@echo "make test-netem-containers  test docker, containerlab and netem together in User-Mode Linux (root, minutes; docs/netem.md)"
 	@echo "make test-ansible  prepare a bare host (a container) with Ansible, twice, and run a lab on it (root, ~4 min; docs/ansible.md)"
 	@echo "make test-bare  on bare Debian (debootstrap, pivot_root): make demo to the report; a fresh client and host to a report by --on; the image of a pod (root, network, ~20 min)"

@@ -20,7 +20,7 @@ ORDER = ("unit", "netem_vm", "containerlab", "e2e", "netns")
 """Order of test folders; others run last."""
 
 AHEAD = {"netem_vm/test_in_vm.py": "netem_vm/test_in_vm.py", "containerlab": "containerlab/test_image.py"}
-"""Selected tests: the test file started ahead for them (User-Mode Linux; the agents' docker image)."""
+"""Selected tests: the test file started ahead for them (the machine with netem; the agents' docker image)."""
 
 BOUND_S = 1800.0
 

@@ -18,6 +18,7 @@ for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
         sys.path.insert(0, str(folder))
 
 import ahead  # noqa: E402
+import host_stalls  # noqa: E402
 import oracle  # noqa: E402
 
 from testbed.host import installation  # noqa: E402
@@ -34,10 +35,6 @@ hypothesis.settings.register_profile("testbed", deadline=None, derandomize=not o
 hypothesis.settings.load_profile("testbed")
 
 THOROUGH = "thorough: make test-thorough runs it; ordinary tests cover the same in less time"
-
-
-REASONS = pytest.StashKey[dict[str, str]]()
-"""By node id, why a timing test may be repeated."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -66,47 +63,12 @@ def reachable_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip thorough tests, allow timing tests to be repeated, order folders.
-
-    Any other test that fails is not repeated: a race that loses three times in ten would pass 97 times of 100. A test
-    whose figure depends on the load of two shared cores is repeated up to twice, and names its reason:
-    ``@pytest.mark.timing("…")``.
-    """
+    """Skip thorough tests, order folders."""
     if not os.environ.get("TESTBED_THOROUGH"):
         for item in items:
             if item.get_closest_marker("thorough"):
                 item.add_marker(pytest.mark.skip(reason=THOROUGH))
-    reasons = config.stash[REASONS] = {}
-    for item in items:
-        if timing := item.get_closest_marker("timing"):
-            if not (len(timing.args) == 1 and isinstance(timing.args[0], str) and timing.args[0].strip()):
-                raise pytest.UsageError(f"{item.nodeid}: expected one reason in @pytest.mark.timing, got {timing.args}")
-            reasons[item.nodeid] = timing.args[0]
-            item.add_marker(pytest.mark.flaky(reruns=2))
-        elif any(marker.kwargs != {"reruns": 0} for marker in item.iter_markers("flaky")):
-            raise pytest.UsageError(f"{item.nodeid}: only a test with @pytest.mark.timing may be repeated")
     ahead.order(items)
-
-
-def _repeated(config: pytest.Config) -> set[str]:
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return set() if reporter is None else {report.nodeid for report in reporter.stats.get("rerun", ())}
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run if a test was repeated that may not be, as with ``--reruns`` on the command line."""
-    if _repeated(session.config) - session.config.stash.get(REASONS, {}).keys():
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print which tests were repeated, and why they may be."""
-    if repeated := _repeated(config):
-        terminalreporter.section("repeated")
-    for name in sorted(repeated):
-        reason = config.stash[REASONS].get(name, "FAILED: no timing test, may not be repeated")
-        terminalreporter.write_line(f"{name}: {reason}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -115,6 +77,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         session.config.add_cleanup(lambda: shutil.rmtree(outputs, ignore_errors=True))
         session.config.add_cleanup(ahead.AHEAD_OF_TESTS.end)  # cleanups run in reverse order
         ahead.AHEAD_OF_TESTS.begin(session.items, outputs)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stalls_of_the_host(request: pytest.FixtureRequest) -> None:
+    """Watch for stalls while tests in namespaces run; a machine with netem watches its own."""
+    in_namespaces = any(item.get_closest_marker("netns") for item in request.session.items)
+    if in_namespaces and os.geteuid() == 0 and "TESTBED_NETEM_VM" not in os.environ:
+        host_stalls.watch()
 
 
 @pytest.fixture(scope="module", autouse=True)

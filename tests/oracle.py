@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import host_stalls
+
 T = TypeVar("T")
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -52,19 +54,24 @@ def run(*argv: str | Path, timeout_s: float = 30.0, check: bool = True) -> str:
 
 
 def until_none(found: Callable[[], Sequence[str]], bound_s: float, what: str) -> None:
-    """Wait until nothing is found, at most ``bound_s`` seconds."""
-    deadline = time.monotonic() + bound_s
+    """Wait until nothing is found, at most ``bound_s`` seconds and the stalls of the host meanwhile."""
+    began = time.monotonic()
     while there := found():
-        assert time.monotonic() < deadline, f"after {bound_s:g} s {what}: {there}"
+        assert _within(began, bound_s), f"after {bound_s:g} s {what}: {there}"
         time.sleep(0.05)
 
 
 def until(condition: Callable[[], object], bound_s: float, what: str) -> None:
-    """Wait for a condition, at most ``bound_s`` seconds."""
-    deadline = time.monotonic() + bound_s
+    """Wait for a condition, at most ``bound_s`` seconds and the stalls of the host meanwhile."""
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {bound_s:g} s: {what}"
+        assert _within(began, bound_s), f"not within {bound_s:g} s: {what}"
         time.sleep(0.005)
+
+
+def _within(began: float, bound_s: float) -> bool:
+    now = time.monotonic()
+    return now < began + bound_s or now < began + bound_s + host_stalls.stalled_s(began, now)
 
 
 # ---- namespaces and interfaces
@@ -195,9 +202,25 @@ def used_cpu(pid: int, over_s: float) -> float:
 
 def ping(name: str, address: str, *, count: int = 1, interval_s: float = 0.01, wait_s: float = 1.0) -> list[float]:
     """Return the round-trip times of answered pings in seconds."""
-    argv = ["ip", "netns", "exec", name, "ping", "-n", "-c", str(count), "-i", str(interval_s), "-W", str(wait_s)]
+    return [rtt_s for _, rtt_s in _answered(name, address, count, interval_s, wait_s)]
+
+
+def undelayed_pings(
+    name: str, address: str, *, count: int, interval_s: float = 0.01, wait_s: float = 1.0
+) -> list[float]:
+    """Return the round-trip times of those answered pings in whose time the host did not stall, in seconds."""
+    answered = _answered(name, address, count, interval_s, wait_s)
+    undelayed = host_stalls.undelayed([(received - rtt_s, received) for received, rtt_s in answered])
+    return [rtt_s for (_, rtt_s), counts in zip(answered, undelayed, strict=True) if counts]
+
+
+def _answered(name: str, address: str, count: int, interval_s: float, wait_s: float) -> list[tuple[float, float]]:
+    """Return (time of the answer, round trip) of each answered ping."""
+    argv = ["ip", "netns", "exec", name, "ping", "-n", "-D", "-c", str(count), "-i", str(interval_s), "-W", str(wait_s)]
     output = run(*argv, address, check=False, timeout_s=30 + count * (interval_s + wait_s))
-    return [float(ms) / 1000 for ms in re.findall(r"time=([\d.]+) ms", output)]
+    offset_s = time.time() - time.monotonic()
+    lines = re.findall(r"^\[([\d.]+)\] .* time=([\d.]+) ms", output, re.MULTILINE)
+    return [(float(at) - offset_s, float(ms) / 1000) for at, ms in lines]
 
 
 def pings(wanted: Mapping[str, tuple[str, str]], *, count: int, interval_s: float) -> dict[str, list[float]]:
@@ -303,9 +326,8 @@ class Stream:
         self._receiver.close()
 
     def gap_s(self, begin: float, end: float) -> float:
-        """Return the longest gap between arrivals from ``begin`` to ``end``."""
-        times = [t for t in list(self.arrivals) if begin <= t <= end]
-        return max(b - a for a, b in zip([begin, *times], [*times, end], strict=True))
+        """Return the longest gap between arrivals from ``begin`` to ``end``, each less the stalls of the host in it."""
+        return host_stalls.longest_gap_s([begin, *(t for t in list(self.arrivals) if begin <= t <= end), end])
 
     def flows_after(self, t: float) -> bool:
         return bool(self.arrivals) and self.arrivals[-1] > t

@@ -34,7 +34,9 @@ def test_ranks_gateways_and_fibers_are_seen_and_nothing_is_left_of_it(
 ) -> None:
     path, folder = tmp_path / "two.yaml", state_folder / "labs" / lab_name / "prometheus"
     path.write_text(FILE)
-    lab = testbed.up(testbed.load(str(path)), name=lab_name, driver="containerlab", observe=True)
+    lab = testbed.up(
+        testbed.load(str(path)), name=lab_name, driver="containerlab", observe=True, allow_uncertified=True
+    )
     try:
         (server,) = oracle.working_in(folder)
         mgmt = subprocess.run(

@@ -109,6 +109,7 @@ class EmulatorContract(ImpairmentContract):
         assert within_chance(lost, count * segments, probability), f"{lost} of {count * segments}"
         assert within_chance(whole, count, (1 - probability) ** segments), f"{whole} whole or gone of {count}"
 
+    @pytest.mark.timing("TCP throughput of a rate-limited fiber")
     def test_one_impairment_changes_and_the_others_stay(self, lab: Lab, start: Start) -> None:
         healthy = Impairment(delay_s=5e-3, rate_bps=50e6, queue_bytes=300_000)
         emulator = start(lab, healthy, NOTHING)

@@ -23,7 +23,6 @@ Inside = Callable[..., str]
 class LabContract:
     driver = ""
 
-    @pytest.mark.timing("a certificate within microseconds")
     def test_every_fiber_is_certified(self, lab: Lab) -> None:
         assert lab.certificate is not None and lab.certificate.certified, lab.certificate
         assert lab.certificate.around_ok
@@ -51,7 +50,6 @@ class LabContract:
         for interface in ("fabric0", "mgmt0"):
             assert json.loads(inside("east-0", "ip", "-j", "link", "show", interface))[0]["mtu"] == 1500
 
-    @pytest.mark.timing("a round trip")
     def test_a_ping_takes_the_round_trip_of_the_shorter_fiber(self, lab: Lab, inside: Inside) -> None:
         for address in ("10.2.1.1", "fd5c:a1e:ac05:2::101"):
             words = inside("east-0", "ping", "-c", "20", "-i", "0.05", "-q", address)

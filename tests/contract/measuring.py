@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 import socket
 import statistics
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import host_stalls
 from netns.fiberd_lab import Lab
 
 from testbed.host.emulators.emulator import Emulator
@@ -22,6 +24,8 @@ Start = Callable[..., Emulator]
 SO_RCVBUFFORCE, SO_NO_CHECK, SO_TIMESTAMPNS, SOL_UDP, UDP_SEGMENT = 33, 11, 35, 17, 103
 HEADERS_BYTES = 14 + 20 + 8  # Ethernet, IPv4, UDP
 NUMBER = struct.Struct("!I")
+QUIET_S = 2.0 if os.environ.get("TESTBED_NETEM_VM") == "qemu" else 0.5
+"""Time without an arrival after which no more are expected; longer in a machine that QEMU emulates, which stalls."""
 Z = statistics.NormalDist().inv_cdf(1 - 0.5e-6)  # a two-sided interval that fails once in a million
 
 
@@ -49,10 +53,9 @@ def probe(
     pause_s: float = 0.0005,
     backwards: bool = False,
     unchecked: bool = False,
-    quiet_s: float = 0.4,
 ) -> list[Arrival]:
     """Send ``count`` datagrams of ``size`` bytes from a to b, ``at_once`` between pauses; return the arrivals in order,
-    until none arrives for ``quiet_s``.
+    until none arrives for :data:`QUIET_S`.
 
     ``unchecked`` sends them without a UDP checksum, so that flipped bits can be seen.
     """
@@ -72,13 +75,23 @@ def probe(
             here.send(data)
             if (number + 1) % at_once == 0:
                 time.sleep(pause_s)
-        there.settimeout(quiet_s)
+        there.settimeout(QUIET_S)
         arrived = []
         while received := _receive(there):
             data, arrived_ns = received
             number, wrong = _recognized(data, datagrams)
             arrived.append(Arrival(number, (arrived_ns - sent_ns[number]) / 1e9, arrived_ns / 1e9, wrong))
     return arrived
+
+
+def undelayed(arrived: Sequence[Arrival]) -> list[Arrival]:
+    """Return the arrivals that the host did not delay: it stalled neither when they were sent nor when they came."""
+    wall_s = time.time() - time.monotonic()
+    came = [arrival.at_s - wall_s for arrival in arrived]
+    sent = [at_s - arrival.delay_s for at_s, arrival in zip(came, arrived, strict=True)]
+    on_time = host_stalls.undelayed([(at_s, at_s) for at_s in (*sent, *came)])
+    both = zip(arrived, on_time[: len(arrived)], on_time[len(arrived) :], strict=True)
+    return [arrival for arrival, when_sent, when_it_came in both if when_sent and when_it_came]
 
 
 def _receive(there: socket.socket) -> tuple[bytes, int] | None:
@@ -136,26 +149,13 @@ def send(
             first = number * segments
             here.send(b"".join(struct.pack("!I", first + it).ljust(size, b"x") for it in range(segments)))
             time.sleep(pause_s)
-        there.settimeout(0.5)
+        there.settimeout(QUIET_S)
         arrived = []
         try:
             while True:
                 arrived.append(struct.unpack_from("!I", there.recv(2048))[0])
         except TimeoutError:
             return arrived
-
-
-def undisturbed(measured: Callable[[], None], tries: int = 3) -> None:
-    """Repeat a failed measurement of times: a shared machine stalls occasionally, but a wrong emulator fails every
-    time."""
-    for left in reversed(range(tries)):
-        try:
-            measured()
-        except AssertionError:
-            if not left:
-                raise
-        else:
-            return
 
 
 def counter(lab: Lab, namespace: str, protocol: str, name: str) -> int:

@@ -139,7 +139,6 @@ class RankFaultsContract:
         oracle.until(lambda: not status(pid)["State"].startswith("T"), 5.0, "it goes on")
         job.wait_for(step=job.step + 3, timeout=30)
 
-    @pytest.mark.timing("compute times of ranks that share two cores")
     def test_a_straggler_computes_longer(self, lab: Lab, job: Any) -> None:
         assert lab.run_directory is not None
         ranks = lab.run_directory.ranks
@@ -155,7 +154,6 @@ class RankFaultsContract:
         assert slow > 3 * usual  # not 20: while one rank sleeps, the others compute faster on few CPUs
         assert compute_s() < slow / 2
 
-    @pytest.mark.timing("a share of CPU time")
     def test_a_straggler_gets_no_more_of_a_cpu_than_it_is_given(self, lab: Lab, space: Space, job: Any) -> None:
         (pid,) = agents(space("east-0"))
         groups = Path(f"/proc/{pid}/cgroup").read_text()

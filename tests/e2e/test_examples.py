@@ -52,7 +52,6 @@ def namespaces(lab: str) -> list[str]:
     return [line.split()[0] for line in listed.splitlines() if line.startswith(f"tb.{lab}.")]
 
 
-@pytest.mark.timing("judged by the goodput of a job on two shared cores")
 def test_cut_and_heal(name: str, environment: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     script = str(EXAMPLES / "cut_and_heal.py")

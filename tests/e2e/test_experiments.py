@@ -49,7 +49,6 @@ HEAD = "topology: metro-40km\nworkload: {steps: 60, seed: 3}\n"
 
 
 @pytest.mark.thorough
-@pytest.mark.timing("judged by the throughput of a job on two shared cores")
 def test_nothing_is_injected_where_there_is_no_steady_state(tmp_path: Path, state_folder: Path) -> None:
     ran = Ran(
         tmp_path,
@@ -71,7 +70,6 @@ def test_nothing_is_injected_where_there_is_no_steady_state(tmp_path: Path, stat
 
 
 @pytest.mark.thorough
-@pytest.mark.timing("judged by the throughput of a job on two shared cores")
 def test_what_never_came_is_no_pass(tmp_path: Path, state_folder: Path) -> None:
     """The job ends long before the second cut is due, and no measurement is bad."""
     ran = Ran(
@@ -88,7 +86,6 @@ def test_what_never_came_is_no_pass(tmp_path: Path, state_folder: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.timing("judged by the throughput of a job on two shared cores")
 def test_a_drawn_run_is_done_again_from_its_directory(tmp_path: Path, state_folder: Path) -> None:
     first = Ran(
         tmp_path / "first",

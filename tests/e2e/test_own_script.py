@@ -64,7 +64,6 @@ def experiment(folder: Path, arguments: str, more: str) -> Path:
     return file
 
 
-@pytest.mark.timing("judged by the throughput of a job on two shared cores")
 def test_the_example_comes_through_a_cut(folder: Path, state_folder: Path) -> None:
     (folder / "train.py").write_text((EXAMPLE / "train.py").read_text())
     text = (EXAMPLE / "cut.yaml").read_text()

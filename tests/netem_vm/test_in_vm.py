@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -14,39 +16,48 @@ import ahead
 import vm
 
 INNER = Path(__file__).resolve().parent / "inner"
-BOUND_S = 700
+TIMEOUT_S = 700
+ALLOWED_SKIPS = ("thorough", "stalled this machine")
 
 
-@pytest.mark.flaky(reruns=0)  # the inner tests are tried again one by one
 def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if any(INNER.is_relative_to(hidden) for hidden in ("/mnt", "/run", "/dev")):
-        pytest.skip(f"no kernel with netem: it has its own /mnt, /run and /dev, and cannot see {INNER}")
+        _lacks(f"it has its own /mnt, /run and /dev, and cannot see {INNER}")
     if (begun := ahead.AHEAD_OF_TESTS.wait("netem_vm/test_in_vm.py")) is not None:
         _judge_what_was_begun(*begun, capsys)
         return
-    options = ["-q", "-rs", "-p", "no:cacheprovider", "--tb=short", "--color=no"]
-    argv = [sys.executable, "-m", "pytest", *options, str(INNER)]
+    argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--tb=short", "--color=no"]
     try:
-        status, said = vm.run(argv, tmp_path, timeout_s=BOUND_S)
-    except (vm.Unavailable, OSError) as error:
-        pytest.skip(f"no kernel with netem: {error}")
-    result = said.strip().splitlines()[-1] if said.strip() else "it said nothing"
+        backend = vm.choose_backend()
+        # QEMU is 20 times slower than the processor: it tests what netem does, not when, and no whole labs.
+        selected = ["-m", "not timing", f"--ignore={INNER / 'labs'}"] if backend == "qemu" else []
+        status, output = vm.run([*argv, *selected, str(INNER)], tmp_path, timeout_s=TIMEOUT_S)
+    except vm.Unavailable as error:
+        _lacks(str(error))
+    result = output.strip().splitlines()[-1] if output.strip() else "no output"
+    skipped = [line for line in output.splitlines() if line.startswith("SKIPPED") and "thorough" not in line]
     with capsys.disabled():
-        print(f" netem kernel: {result} ", end="")
-    assert status == 0, said
+        print(f" netem kernel ({backend}): {'; '.join([result, *skipped])} ", end="")
+    assert status == 0, output
     # A suite that skipped everything is no proof.
     passed = re.search(r"(\d+) passed", result)
-    assert passed and int(passed[1]) >= 10, said
-    skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
-    assert [line for line in skipped if "thorough" not in line] == [], said
+    assert passed and int(passed[1]) >= 10, output
+    assert [line for line in skipped if not any(reason in line for reason in ALLOWED_SKIPS)] == [], output
 
 
-def _judge_what_was_begun(status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def _lacks(reason: str) -> NoReturn:
+    """Skip the test, for a reason that this machine cannot change; where tests must run, fail it."""
+    if os.environ.get("CI"):
+        pytest.fail(f"no kernel with netem: {reason}")
+    pytest.skip(f"no kernel with netem: {reason}")
+
+
+def _judge_what_was_begun(status: int, output: str, capsys: pytest.CaptureFixture[str]) -> None:
     """This same test in a process of its own."""
-    if reason := re.search(r"SKIPPED.*?: (no kernel with netem.*)", said):
-        pytest.skip(reason[1])
-    result = re.search(r"netem kernel: (.*)", said)
+    if reason := re.search(r"SKIPPED.*?: no kernel with netem: (.*)", output):
+        _lacks(reason[1])
+    result = re.search(r"netem kernel .*", output)
     with capsys.disabled():
-        print(f" {result[0] if result else 'it said nothing'} ", end="")
-    assert status == 0, said
-    assert result, said
+        print(f" {result[0] if result else 'no output'} ", end="")
+    assert status == 0, output
+    assert result, output

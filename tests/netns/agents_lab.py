@@ -135,10 +135,3 @@ def records(directory: Path, rank: int) -> list[Message]:
 
 def steps(directory: Path, rank: int) -> list[Message]:
     return [it for it in records(directory, rank) if it["kind"] == "step"]
-
-
-def until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)

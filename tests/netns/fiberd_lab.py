@@ -9,12 +9,13 @@ import re
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+import oracle
 
 T = TypeVar("T")
 
@@ -31,11 +32,14 @@ def run(*argv: str | Path, check: bool = True, timeout_s: float = 60) -> str:
 
 def until(condition: Callable[[], T], timeout_s: float, what: str) -> T:
     """Wait until ``condition()`` is true and return its value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.005)
-    return value
+    values: list[T] = []
+
+    def is_true() -> T:
+        values[:] = [condition()]
+        return values[0]
+
+    oracle.until(is_true, timeout_s, what)
+    return values[0]
 
 
 @dataclass
@@ -124,6 +128,16 @@ class Lab:
         """Return sorted round trips of ``ping`` from a in seconds, without lost ones."""
         text = self.inside(self.a, "ping", "-c", str(count), "-i", str(interval_s), "-W", "2", *options, target)
         return sorted(float(ms) / 1e3 for ms in re.findall(r"time=([\d.]+) ms", text))
+
+    def undelayed_rtts_s(self, count: int, interval_s: float = 0.01) -> list[float]:
+        """Return sorted round trips of at least ``count`` pings that no stall of the host delayed."""
+        rtts: list[float] = []
+        for _ in range(4):
+            rtts += oracle.undelayed_pings(self.a, "10.77.0.2", count=count, interval_s=interval_s)
+            if len(rtts) >= count:
+                break
+        assert len(rtts) >= count, f"the host delayed all but {len(rtts)} of {4 * count} pings"
+        return sorted(rtts)
 
     def iperf(self, seconds: int, *options: str, target: str = "10.77.0.2") -> dict[str, Any]:
         """Run iperf3 from a to b; return the ``end`` section of its JSON."""

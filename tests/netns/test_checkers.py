@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agents_lab import Message, Nodes, Parent, records, until
+from agents_lab import Message, Nodes, Parent, records
+from oracle import until
 
 from testbed.core.checkers.checks import Checked, check
 from testbed.core.checkers.finding import Checker

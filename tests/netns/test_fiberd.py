@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import host_stalls
 import pytest
 from fiberd_lab import Lab, alive, run, until
 from scapy.layers.inet import IP, TCP
@@ -153,13 +154,11 @@ def stream(lab: Lab) -> Iterator[Callable[[], Stream]]:
 
 
 @pytest.mark.parametrize("delay_s", [200e-6, 5e-3])
-@pytest.mark.timing("a median round trip within microseconds")
 def test_round_trip_is_twice_the_delay(lab: Lab, start: Starter, delay_s: float) -> None:
     with lab.redirect():
-        bare = lab.rtts_s(150, 0.005)
+        bare = lab.undelayed_rtts_s(150, 0.005)
     start(lab, Impairment(delay_s), Impairment(delay_s))
-    fiber = lab.rtts_s(150, 0.005)
-    assert len(bare) == len(fiber) == 150
+    fiber = lab.undelayed_rtts_s(150, 0.005)
     tolerance_s = max(50e-6, 0.02 * 2 * delay_s)
     assert abs(fiber[0] - bare[0] - 2 * delay_s) < tolerance_s
     assert abs(statistics.median(fiber) - statistics.median(bare) - 2 * delay_s) < tolerance_s
@@ -177,8 +176,8 @@ def test_each_direction_has_its_own_delay(lab: Lab, start: Starter, stream: Call
     one.sender.settimeout(2)
     one.sender.recv(100)
     back = time.monotonic()
-    assert 0.040 <= there - began < 0.060
-    assert 0.001 <= back - there < 0.020
+    assert there - began >= 0.040 and host_stalls.elapsed_s(began, there) < 0.060
+    assert back - there >= 0.001 and host_stalls.elapsed_s(there, back) < 0.020
 
 
 def test_lateness_is_counted(lab: Lab, start: Starter) -> None:
@@ -289,9 +288,14 @@ def test_any_ethertype_crosses_unchanged(lab: Lab, start: Starter) -> None:
 
 def test_rate(lab: Lab, start: Starter) -> None:
     emulator = start(lab, Impairment(200e-6, 0.8e9, 1_000_000), Impairment(200e-6, 0.8e9, 1_000_000))
+    began = time.monotonic()
     end = lab.iperf(2)
+    whole_s = time.monotonic() - began
     goodput = end["sum_received"]["bits_per_second"]
-    assert goodput == pytest.approx(0.8e9 * 1448 / 1538, rel=0.05)  # payload of what a 1500 B segment is on the wire
+    expected = 0.8e9 * 1448 / 1538  # payload of what a 1500 B segment is on the wire
+    assert goodput < 1.05 * expected
+    stalled = host_stalls.stalled_s(began, began + whole_s) / whole_s
+    assert goodput > 0.95 * expected * (1 - stalled), f"the host stalled for {stalled:.0%}"
     stats = quiet(emulator)
     assert stats.segments > 2 * stats.packets  # it was re-sliced, not taken apart
 
@@ -416,7 +420,6 @@ def test_change_of_delay_loses_and_reorders_nothing(lab: Lab, start: Starter, st
     assert one.collect() == list(range(one.sent))
 
 
-@pytest.mark.timing("the time in which a queue drains")
 def test_change_of_rate_speeds_up_what_waits(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
     emulator = start(lab)
     one = stream()
@@ -427,7 +430,7 @@ def test_change_of_rate_speeds_up_what_waits(lab: Lab, start: Starter, stream: C
     assert forth(emulator).queue_bytes > 200_000
     emulator.set({"l0:b": Impairment(rate_bps=100e6)})
     until(lambda: forth(emulator).in_flight_packets == 0, 1, "the queue has drained at the new rate")
-    assert time.monotonic() - began < 1.5
+    assert host_stalls.elapsed_s(began) < 1.5
     assert one.collect(0.1) == list(range(300))
 
 
@@ -547,14 +550,13 @@ def test_the_end_takes_both_ends_down(lab: Lab, start: Starter, way: str) -> Non
         emulator.stats()
 
 
-@pytest.mark.timing("the time until a death is noticed")
 def test_killed_is_noticed_at_once(lab: Lab, start: Starter) -> None:
     emulator = start(lab)
     assert emulator.wait(0.05) is None
     os.kill(emulator.pid, signal.SIGKILL)
     began = time.monotonic()
     assert emulator.wait(5) == -signal.SIGKILL
-    assert time.monotonic() - began < 1
+    assert host_stalls.elapsed_s(began) < 1
     with pytest.raises(LabError, match="status -9"):
         emulator.set({"l0:b": Impairment()})
     emulator.stop()

@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.netns, pytest.mark.skipif(bool(fork_server.missing()),
 
 
 @pytest.mark.thorough
-@pytest.mark.timing("how long a cut of seconds lasted")
 def test_each_cut_is_measured_in_one_lab(state_folder: Path) -> None:
     """Of two diverse fibers each one's cut leaves the other: the job goes on while it lasts."""
     name = oracle.unused_name()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import host_stalls
 import oracle
 import pytest
 
@@ -35,19 +36,18 @@ def test_both_gateways_lose_the_carrier_at_once_and_get_it_back(healthy: testbed
     with watch(healthy, "north") as seen:
         began = time.monotonic()
         fault = healthy.cut("north")
-        assert max(seen.wait(False, 2.0).values()) - began < 0.050
+        assert host_stalls.elapsed_s(began, max(seen.wait(False, 2.0).values())) < 0.050
         for gateway in GATEWAYS:
             assert oracle.no_carrier(ns(healthy, gateway), "north")
             assert not oracle.no_carrier(ns(healthy, gateway), "south")
             assert oracle.addresses(ns(healthy, gateway), "north").keys() == {"inet", "inet6"}, "addresses stay"
         healed = time.monotonic()
         fault.heal()
-        assert max(seen.wait(True, 2.0).values()) - healed < 0.050
+        assert host_stalls.elapsed_s(healed, max(seen.wait(True, 2.0).values())) < 0.050
     assert fault.ended is not None
     assert began < fault.began < fault.ended, "one clock for everything"
 
 
-@pytest.mark.timing("a median gap of 20 ms at a rerouting")
 def test_a_stream_survives_and_hardly_notices(healthy: testbed.Lab) -> None:
     """The longest silence at the receiver around the cut and around the heal: 20 ms at most, by the median of five."""
     cuts, heals = [], []
@@ -86,7 +86,7 @@ def test_with_both_fibers_dark_tcp_waits_and_goes_on(healthy: testbed.Lab) -> No
         for link in ("north", "south"):
             healthy.cut(link, for_s=2.0)
         oracle.until(lambda: time.monotonic() > began + 1.9, 3.0, "the cuts stand")
-        assert flow.gap_s(began + 0.1, began + 1.9) == pytest.approx(1.8), "a dark fiber passes nothing"
+        assert not [t for t in flow.arrivals if began + 0.1 < t < began + 1.9], "a dark fiber passes nothing"
         oracle.until(lambda: flow.flows_after(began + 2.0), 5.0, "it resumes by TCP's own retransmission")
     assert flow.broken == ""
     assert flow.received == flow.sent
@@ -99,7 +99,8 @@ def test_the_keeper_ends_a_timed_fault_with_nobody_connected(healthy: testbed.La
         dark = seen.wait(False, 2.0)
         lit = seen.wait(True, 5.0)
     for gateway in GATEWAYS:
-        assert lit[gateway] - dark[gateway] == pytest.approx(0.5, abs=0.05)
+        assert lit[gateway] - dark[gateway] > 0.45
+        assert host_stalls.elapsed_s(dark[gateway], lit[gateway]) < 0.55
     (fault,) = [it for it in healthy.faults() if it.target == "south" and it.began > min(dark.values()) - 0.1]
     assert fault.ended is not None
 
@@ -132,7 +133,7 @@ def test_no_short_cut_is_swallowed(healthy: testbed.Lab) -> None:
 
 @pytest.fixture
 def doomed(lab_name: str) -> Iterator[testbed.Lab]:
-    with testbed.up("metro-40km", name=lab_name, agents=False) as found:
+    with testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True) as found:
         yield found
 
 
@@ -142,7 +143,7 @@ def test_a_dead_emulator_is_a_cut(doomed: testbed.Lab) -> None:
         killed = time.monotonic()
         oracle.kill([pid])
         for seen in (north, south):
-            assert max(seen.wait(False, 2.0).values()) - killed < 0.2
+            assert host_stalls.elapsed_s(killed, max(seen.wait(False, 2.0).values())) < 0.2
     oracle.until(lambda: doomed.status().state == "degraded", 2.0, "status says degraded")
     status = doomed.status()
     assert [why for why in status.why if "emulator died" in why and f"testbed down {doomed.name}" in why]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import host_stalls
 import oracle
 import pytest
 
@@ -36,7 +38,7 @@ def broken(topology: testbed.Topology, **fields: object) -> testbed.Topology:
 
 
 def test_two_labs_are_up_at_once_and_go_one_by_one(lab: testbed.Lab, lab_name: str, state_folder: Path) -> None:
-    with testbed.up("intra-metro-5km", name=lab_name, agents=False):
+    with testbed.up("intra-metro-5km", name=lab_name, agents=False, allow_uncertified=True):
         assert {it.name for it in testbed.labs()} == {lab.name, lab_name}
         with pytest.raises(UserError, match="several labs are up"):
             testbed.attach()
@@ -106,13 +108,17 @@ def test_a_bring_up_that_fails_undoes_itself(
 def test_outside_tolerance_is_refused_and_undone_unless_the_user_insists(lab_name: str, state_folder: Path) -> None:
     """Ten terabits per second are more than any computer forwards."""
     topology = broken(testbed.load("intra-metro-5km"), rate_bps=1e13, queue_bytes=100_000_000)
-    with pytest.raises(FidelityError, match="the lab is outside tolerance: north:"):
+    began = time.monotonic()
+    with pytest.raises(FidelityError) as refused:
         testbed.up(topology, name=lab_name, agents=False)
+    stalled = host_stalls.stalled_s(began, time.monotonic()) > 0
+    verdicts = ("outside tolerance", "not measurable on this host now")[: 1 + stalled]
+    assert str(refused.value).startswith(tuple(f"the lab is {verdict}: north:" for verdict in verdicts))
     assert oracle.left_behind(lab_name, state_folder) == []
     with testbed.up(topology, name=lab_name, agents=False, allow_uncertified=True) as lab:
         assert lab.certificate is not None
         assert not lab.certificate.certified
-        assert lab.status().links[0].verdict == "bad"
+        assert lab.status().links[0].verdict == ("bad" if lab.certificate.links[0].why else "not measured")
 
 
 def test_a_failed_lab_is_kept_on_wish(lab_name: str) -> None:
@@ -155,7 +161,7 @@ def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pyte
         with pytest.raises(TestbedError, match="less than 20 MB free"):
             testbed.up("metro-40km", name=lab_name, agents=False)
         ballast.unlink()
-        testbed.up("metro-40km", name=lab_name, agents=False)
+        testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
         with ballast.open("wb", buffering=0) as stream, pytest.raises(OSError, match="No space"):
             while True:
                 stream.write(bytes(4096))
@@ -172,7 +178,7 @@ def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_down_ends_what_users_left_running_inside(lab_name: str, state_folder: Path) -> None:
-    lab = testbed.up("metro-40km", name=lab_name, agents=False)
+    lab = testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
     name = oracle.netns(lab_name, "east-0")
     lab.exec("east-0", ["sh", "-c", "trap '' TERM HUP; setsid sleep 1000 >/dev/null 2>&1 & exit 0"])
     oracle.until(lambda: oracle.inside_pids(name), 5.0, "it runs")
@@ -181,7 +187,7 @@ def test_down_ends_what_users_left_running_inside(lab_name: str, state_folder: P
 
 
 def test_a_lab_that_is_down_says_so(lab_name: str) -> None:
-    lab = testbed.up("metro-40km", name=lab_name, agents=False)
+    lab = testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
     lab.down()
     lab.down()
     with pytest.raises(LabError):
@@ -192,7 +198,7 @@ def test_a_lab_whose_journal_is_lost_goes_by_its_mark(
     lab_name: str, state_folder: Path, command: oracle.Command
 ) -> None:
     """Also where somebody removed the names of its namespaces before: their other handles are mounts in its folder."""
-    testbed.up("metro-40km", name=lab_name, agents=False)
+    testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
     journal = state_folder / "labs" / lab_name / "journal.jsonl"
     try:
         oracle.kill(oracle.keeper_pids(lab_name, state_folder))
@@ -213,7 +219,10 @@ def test_a_lab_whose_journal_is_lost_goes_by_its_mark(
 
 def test_a_run_that_cannot_be_written_keeps_no_lab(lab_name: str, tmp_path: Path) -> None:
     """Run records cannot be written any more: that is said, and the lab goes all the same."""
-    with pytest.raises(StorageError), testbed.up("metro-40km", name=lab_name, agents=False) as lab:
+    with (
+        pytest.raises(StorageError),
+        testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True) as lab,
+    ):
         lab.launch(["true"], directory=tmp_path).exit_status()
         assert lab.run_directory is not None
         (lab.run_directory.path / "run.json").unlink()

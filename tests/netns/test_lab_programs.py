@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import host_stalls
 import oracle
 import pytest
 
@@ -138,7 +139,7 @@ def test_one_rank_that_fails_ends_the_others_and_gives_its_status(lab: testbed.L
 
     script = 'if [ "$RANK" = 2 ]; then exit 7; fi; exec sleep 300'
     assert lab.launch(["sh", "-c", script], directory=tmp_path).exit_status() == 7
-    assert time.monotonic() - began < 20
+    assert host_stalls.elapsed_s(began) < 20
     for node in ("east-0", "east-1", "west-0", "west-1"):
         assert oracle.inside_pids(oracle.netns(lab.name, node)) == []
 
@@ -168,7 +169,10 @@ def test_a_reader_that_has_gone_ends_the_program(lab: testbed.Lab, tmp_path: Pat
     assert "could not be shown any more" in found["reason"]
 
 
-def test_run_json_tells_the_command_and_how_each_rank_ended(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_run_json_tells_the_command_and_how_each_rank_ended(
+    lab: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")  # a clone may lie in /tmp, which is a reason of its own
     lab.launch(["sh", "-c", "exit $RANK"], directory=tmp_path).exit_status()
     (run,) = tmp_path.glob("*/run.json")
     found = json.loads(run.read_text())
@@ -212,7 +216,7 @@ def test_an_unmodified_torch_program_runs_across_the_fiber(lab: testbed.Lab, tmp
 
 def test_who_follows_a_lab_ends_with_it(state_folder: Path) -> None:
     name = oracle.unused_name()
-    lab = testbed.up("metro-40km", name=name, agents=False)
+    lab = testbed.up("metro-40km", name=name, agents=False, allow_uncertified=True)
     try:
         lines = lab.logs(follow=True)
         assert f"lab {name} is up" in next(line for line in lines if "is up" in line)

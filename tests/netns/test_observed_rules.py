@@ -41,7 +41,7 @@ def training(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     name = oracle.unused_name()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TESTBED_RUNS", str(tmp_path_factory.mktemp("runs")))
-        with testbed.up("metro-40km", name=name, observe=True) as lab:
+        with testbed.up("metro-40km", name=name, observe=True, allow_uncertified=True) as lab:
             job = lab.train(steps=STEPS)
             job.wait_for(20)
             yield lab

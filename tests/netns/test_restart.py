@@ -14,7 +14,8 @@ from typing import Any
 
 import oracle
 import pytest
-from agents_lab import Nodes, Parent, records, steps, until
+from agents_lab import Nodes, Parent, records, steps
+from oracle import until
 
 import testbed
 from testbed.errors import LabError

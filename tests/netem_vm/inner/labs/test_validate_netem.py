@@ -28,7 +28,7 @@ from testbed.lab.validation.library_validation import Bench
 WHY_NOT = available() if os.geteuid() == 0 else "needs root"
 if WHY_NOT:
     pytest.skip(f"netem: {WHY_NOT}; test_in_vm.py runs this on a kernel that has it", allow_module_level=True)
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.timing("a lab within its time limits")]
 
 SCALE = 16_000
 """50 Mb/s, half a second for an all_reduce of 2 MB: the fiber is what an operation waits for, not the one CPU."""

@@ -16,7 +16,7 @@ from testbed.host.emulators.netem import available
 WHY_NOT = available() if os.geteuid() == 0 else "needs root"
 if WHY_NOT:
     pytest.skip(f"netem: {WHY_NOT}; test_in_vm.py runs this on a kernel that has it", allow_module_level=True)
-pytestmark = [pytest.mark.netns, pytest.mark.thorough]
+pytestmark = [pytest.mark.netns, pytest.mark.thorough, pytest.mark.timing("a lab within its time limits")]
 
 LAB = b"""
 scale: 1000
