@@ -31,6 +31,7 @@ from testbed.core.records.rank_log import RankLog, read_rank
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import read_metrics
+from testbed.core.records.stalls import Stall, read_stalls
 from testbed.core.remote.leash_frames import RUN_LIST
 from testbed.core.report.document import Report, build, to_json
 from testbed.core.report.markdown import markdown
@@ -44,6 +45,7 @@ from testbed.host.linux.program_user import caller
 
 __all__ = [
     "NEEDED_BYTES",
+    "STALLS",
     "RunDirectory",
     "RunState",
     "build_report",
@@ -67,6 +69,9 @@ VALIDATION = "validate.json"
 
 PROCESS = "process.json"
 """Which process makes the run."""
+
+STALLS = "stalls.jsonl"
+"""The host's stalls; see :mod:`testbed.core.records.stalls`."""
 
 DETACHED_LOG = "output.log"
 """What the process of ``run`` or ``validate --detach`` shows."""
@@ -384,6 +389,7 @@ class RunDirectory:
             certificate = whole("certificate.json")
             events, bad_events = read_events(lines("events.jsonl"))
             metrics, bad_metrics = read_metrics(lines("metrics.jsonl"))
+            watched, stalls = self._stalls(malformed)
             malformed["events.jsonl"] = malformed.get("events.jsonl", 0) + bad_events
             malformed["metrics.jsonl"] = malformed.get("metrics.jsonl", 0) + bad_metrics
             logs = []
@@ -410,12 +416,22 @@ class RunDirectory:
             rank_samples=metrics.ranks,
             hosts=metrics.hosts,
             nodes=metrics.nodes,
+            stalls=stalls,
+            tcp_timeouts=metrics.tcp_timeouts,
+            watched=watched,
             ranks=tuple(logs),
             checks=tuple(checks),
             output=output,
             malformed={name: count for name, count in malformed.items() if count},
             missing=tuple(missing),
         )
+
+    def _stalls(self, malformed: dict[str, int]) -> tuple[bool, tuple[Stall, ...]]:
+        """Read the stall log: (whether there is one, its stalls). A run without it is not incomplete."""
+        decoded, bad, exists = _read_lines(self._top, STALLS)
+        stalls, bad_lines = read_stalls(decoded)
+        malformed[STALLS] = bad + bad_lines
+        return exists, stalls
 
     def rank_logs(self) -> tuple[RankLog, ...]:
         """Read what the ranks have recorded so far, as :meth:`read` does."""
