@@ -45,6 +45,9 @@ class NoopEmulator:
     def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
         return []
 
+    def record(self, nonce: int) -> None:
+        return None
+
     def segmented(self) -> tuple[str, ...]:
         return ()
 

@@ -271,6 +271,30 @@ static void do_flush(struct control *control, char **words) {
     answer(control, "ok\n");
 }
 
+static void do_record(struct control *control, char **words) {
+    const char *text = strtok_r(NULL, " ", words);
+    uint64_t nonce;
+    if (!text || !parse_integer(text, 0, (1ull << RECORD_NONCE_BITS) - 1, &nonce) || strtok_r(NULL, " ", words))
+        answer(control, "error record: expected NONCE, an integer from 0 to 16777215\n");
+    else if (!recorder_start(&control->plant->recorder, nonce))
+        answer(control, "error record: out of memory\n");
+    else
+        answer(control, "ok\n");
+}
+
+static void do_recorded(struct control *control) {
+    enum { LINES = 500 };
+    struct recorder *recorder = &control->plant->recorder;
+    for (int i = 0; i < LINES && recorder->read < recorder->count; i++) {
+        const struct record *it = &recorder->records[recorder->read++];
+        answer(control, "packet %s %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu32 "\n",
+               control->plant->fibers[it->fiber]->name, it->mark, it->arrival, it->due, it->sent, it->period, it->segments);
+    }
+    if (recorder->read == recorder->count)
+        answer(control, "lost %" PRIu64 "\n", recorder->lost);
+    answer(control, "ok\n");
+}
+
 static void do_line(struct control *control, char *line) {
     char *words = NULL;
     const char *command = strtok_r(line, " ", &words);
@@ -284,6 +308,10 @@ static void do_line(struct control *control, char *line) {
         do_flush(control, &words);
     else if (strcmp(command, "stats") == 0)
         do_stats(control);
+    else if (strcmp(command, "record") == 0)
+        do_record(control, &words);
+    else if (strcmp(command, "recorded") == 0)
+        do_recorded(control);
     else if (strcmp(command, "ping") == 0)
         answer(control, "ok\n");
     else if (strcmp(command, "add") == 0)
@@ -291,7 +319,7 @@ static void do_line(struct control *control, char *line) {
     else if (strcmp(command, "go") == 0)
         do_go(control);
     else
-        answer(control, "error %.64s: unknown command (available: add, set, get, flush, go, stats, ping)\n", command);
+        answer(control, "error %.64s: unknown command (available: add, set, get, flush, go, record, recorded, stats, ping)\n", command);
 }
 
 /* ---- socket --------------------------------------------------------------------------------------------------------- */

@@ -127,6 +127,9 @@ static void enqueue(struct fiber *fiber, struct frame *frame, uint32_t wire_byte
         depart = later(arrival, fiber->next_free) + (uint64_t)(wire_bytes * 8e9 / fiber->impairment.rate_bps);
         fiber->next_free = depart;
     }
+    frame->arrival = arrival;
+    frame->mark = fiber->recorder ? recorder_mark(fiber->recorder, frame_packet(frame), frame->length) : 0;
+    frame->period = fiber->stats.emptied;
     frame->held = held;
     frame->extra_ns = held ? (int64_t)fiber->impairment.reorder_by_ns : 0;
     if (fiber->impairment.jitter_ns > 0)
@@ -333,7 +336,7 @@ static struct frame *take_head(struct fiber *fiber) {
     return frame;
 }
 
-void fiber_sent(struct fiber *fiber, size_t count, uint64_t now) {
+void fiber_sent(struct fiber *fiber, size_t count, uint64_t now, uint64_t sent) {
     for (; count > 0; count--) {
         struct frame *frame = take_head(fiber);
         const uint64_t late_us = now > frame->due ? (now - frame->due + MICROSECOND_NS - 1) / MICROSECOND_NS : 0;
@@ -344,6 +347,14 @@ void fiber_sent(struct fiber *fiber, size_t count, uint64_t now) {
         fiber->stats.packets++;
         fiber->stats.segments += frame->segments;
         fiber->stats.bytes += frame->l2_bytes;
+        if (frame->mark)
+            recorder_add(fiber->recorder, (struct record){.mark = frame->mark,
+                                                          .arrival = frame->arrival,
+                                                          .due = frame->due,
+                                                          .sent = sent,
+                                                          .period = frame->period,
+                                                          .segments = frame->segments,
+                                                          .fiber = (uint32_t)fiber->number});
         frame_put(frame);
     }
 }

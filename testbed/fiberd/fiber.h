@@ -7,6 +7,7 @@
 
 #include "chance.h"
 #include "frame.h"
+#include "record.h"
 #include "strays.h"
 
 #include <stdbool.h>
@@ -52,6 +53,7 @@ struct fiber {
     char name[96]; /* link:site, of up to 40 characters each */
     size_t number; /* index in the plant */
     struct port *ingress, *egress;
+    struct recorder *recorder; /* of the plant; NULL: none */
     struct impairment impairment;
     struct fiber_stats stats;
 
@@ -86,8 +88,8 @@ uint64_t fiber_next(const struct fiber *fiber);
 /* Merge out-of-order packets that are due at `now` into the list `head`, which then has all due packets. */
 void fiber_merge(struct fiber *fiber, uint64_t now);
 
-/* Remove the first `count` frames, which were passed to the egress at `now`. */
-void fiber_sent(struct fiber *fiber, size_t count, uint64_t now);
+/* Remove the first `count` frames, which were passed to the egress at `now` by a call that returned at `sent`. */
+void fiber_sent(struct fiber *fiber, size_t count, uint64_t now, uint64_t sent);
 
 /* Drop the first frame, which could not be sent. */
 void fiber_drop_head(struct fiber *fiber, enum drop_cause cause);

@@ -1,6 +1,7 @@
 /* fiberd: forwards packets between the ends of emulated fibers, each direction with its delay, rate, queue and loss.
  *
  *   fiberd [--netns PATH] [--seed N] [--priority N] [--parent PID] [--directions N]
+ *   fiberd --stalls [--parent PID]      log when cores were taken away (stalls.h)
  *
  * stdin is the control socket (control.h).
  *
@@ -11,6 +12,7 @@
 #include "control.h"
 #include "libc.h"
 #include "plant.h"
+#include "stalls.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -62,7 +64,7 @@ struct daemon {
     pid_t parent;
     int priority;
     uint64_t spin_ns;
-    bool ending;
+    bool ending, only_stalls;
 };
 
 __attribute__((noreturn)) static void die(const char *what) {
@@ -255,6 +257,7 @@ static void read_options(struct daemon *daemon, int argc, char **argv) {
                                             {"priority", required_argument, NULL, 'p'},
                                             {"parent", required_argument, NULL, 'P'},
                                             {"directions", required_argument, NULL, 'd'},
+                                            {"stalls", no_argument, NULL, 'S'},
                                             {NULL, 0, NULL, 0}};
     const char *netns = NULL;
     size_t directions = DIRECTIONS;
@@ -277,12 +280,18 @@ static void read_options(struct daemon *daemon, int argc, char **argv) {
         case 'd':
             directions = (size_t)number_option("directions", optarg, MAX_DIRECTIONS);
             break;
+        case 'S':
+            daemon->only_stalls = true;
+            break;
         default:
             fprintf(stderr, "fiberd: %s: unknown option, or one without its value\n", argv[optind - 1]);
-            fprintf(stderr, "usage: fiberd [--netns PATH] [--seed N] [--priority N] [--parent PID] [--directions N]\n");
+            fprintf(stderr, "usage: fiberd [--netns PATH] [--seed N] [--priority N] [--parent PID] [--directions N]\n"
+                            "       fiberd --stalls [--parent PID]\n");
             exit(2);
         }
     }
+    if (daemon->only_stalls)
+        return;
     if (!plant_init(&daemon->plant, directions))
         die("cannot allocate the plant");
     if (netns)
@@ -292,6 +301,8 @@ static void read_options(struct daemon *daemon, int argc, char **argv) {
 int main(int argc, char **argv) {
     static struct daemon daemon;
     read_options(&daemon, argc, argv);
+    if (daemon.only_stalls)
+        return stalls_watch(daemon.parent);
 
     prctl(PR_SET_PDEATHSIG, SIGHUP, 0, 0, 0);
     if (getppid() != daemon.parent) /* the parent died before the line above */

@@ -27,6 +27,7 @@ void plant_free(struct plant *plant) {
     free(plant->fibers);
     free(plant->next);
     free(plant->ports);
+    recorder_start(&plant->recorder, 0);
 }
 
 static void refresh_next(struct plant *plant, const struct fiber *fiber) {
@@ -77,6 +78,7 @@ bool plant_add(struct plant *plant, const char *name, const char *ingress, const
         return false;
     }
     fiber_init(fiber, name, in, out, plant->seed);
+    fiber->recorder = &plant->recorder;
     in->outgoing = out->incoming = fiber;
     fiber->number = plant->fiber_count++;
     plant->fibers[fiber->number] = fiber;
@@ -155,7 +157,7 @@ static void send_due(struct fiber *fiber) {
         }
         const int sent = port_send(fiber->egress, fiber->head, count);
         if (sent > 0) {
-            fiber_sent(fiber, (size_t)sent, now);
+            fiber_sent(fiber, (size_t)sent, now, now_ns());
         } else if (errno == EAGAIN || errno == ENOBUFS || errno == EINTR) {
             if (fiber->retries < SEND_RETRIES) {
                 fiber->retries++;

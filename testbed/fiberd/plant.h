@@ -13,6 +13,7 @@ struct plant {
     size_t fiber_count;
     struct port **ports;
     size_t port_count;
+    struct recorder recorder;
     uint64_t seed;
     uint64_t shortest_delay_ns;
 };

@@ -120,6 +120,30 @@ class DirectionCounters(TypedDict):
     in_flight_packets: NotRequired[int]
 
 
+class StallsAnswer(TypedDict):
+    """Stalls of the host's cores: (core, start in seconds of CLOCK_MONOTONIC, length in seconds).
+
+    ``next`` is the number of the first stall that is not among them; ``watching`` is False where nothing is logged:
+    without fiberd's binary, or without the right to real-time priority.
+    """
+
+    watching: bool
+    next: int
+    stalls: list[tuple[int, float, float]]
+
+
+class RecordedPackets(TypedDict):
+    """Measuring packets that crossed a fiber: (direction, mark, arrival, due, sent, busy period, segments).
+
+    Times are ns of CLOCK_MONOTONIC; ``sent`` is when the call that sent the packet had returned. ``supported`` is False
+    where the emulator records nothing (netem); ``lost`` counts packets for which there was no room.
+    """
+
+    supported: bool
+    packets: list[tuple[str, int, int, int, int, int, int]]
+    lost: int
+
+
 class ValueInForce(TypedDict):
     """A value of a direction, for people, and who made it: ids of faults, ``link``, ``protection``."""
 
@@ -391,6 +415,22 @@ class Stats(Request[StatsAnswer]):
     """Read the emulator's counters; no directions where there is no emulator."""
 
     verb: ClassVar = "stats"
+
+
+@dataclass(frozen=True)
+class Stalls(Request[StallsAnswer]):
+    """Return the stalls of the host's cores from number ``since`` on; the keeper keeps the latest 200,000."""
+
+    verb: ClassVar = "stalls"
+    since: int = 0
+
+
+@dataclass(frozen=True)
+class RecordPackets(Request[RecordedPackets]):
+    """Record packets whose mark begins with ``nonce`` from now on (0: no packets); return those recorded before."""
+
+    verb: ClassVar = "record_packets"
+    nonce: int = 0
 
 
 @dataclass(frozen=True)

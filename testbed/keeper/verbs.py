@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -47,6 +48,8 @@ class Verbs:
                 protocol.Apply.handled_by(self._apply),
                 protocol.Undo.handled_by(self._undo),
                 protocol.Stats.handled_by(self._stats),
+                protocol.Stalls.handled_by(self._stalls),
+                protocol.RecordPackets.handled_by(self._record_packets),
                 protocol.InForce.handled_by(self._in_force),
                 protocol.Inject.handled_by(self._inject),
                 protocol.Schedule.handled_by(self._schedule),
@@ -139,6 +142,21 @@ class Verbs:
             "cpu_s": process.cpu_seconds(emulator.pid) if emulator.pid else 0.0,
             "directions": [_counters(it) for it in found],
         }
+
+    def _stalls(self, request: protocol.Stalls, caller: Caller) -> protocol.StallsAnswer:
+        watch = self._keeper.emulator.stalls
+        following, stalls = watch.since(request.since)
+        return {"watching": watch.watching, "next": following, "stalls": stalls}
+
+    def _record_packets(self, request: protocol.RecordPackets, caller: Caller) -> protocol.RecordedPackets:
+        emulator = self._keeper.emulator.emulator
+        if emulator is None:
+            return {"supported": False, "packets": [], "lost": 0}
+        record = emulator.record(request.nonce)
+        if record is None:
+            return {"supported": False, "packets": [], "lost": 0}
+        packets = [dataclasses.astuple(packet) for packet in record.packets]
+        return {"supported": True, "packets": packets, "lost": record.lost}
 
     def _in_force(self, request: protocol.InForce, caller: Caller) -> protocol.InForceAnswer:
         in_force = self._keeper.in_force

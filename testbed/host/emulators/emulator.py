@@ -18,6 +18,8 @@ __all__ = [
     "DirectionStats",
     "Emulator",
     "EmulatorInfo",
+    "PacketRecord",
+    "RecordedPacket",
     "refuse_impossible",
     "refuse_unknown",
 ]
@@ -59,6 +61,36 @@ class DirectionStats:
     emptied: int | None = None
     lateness_bounds_s: tuple[float, ...] = ()
     lateness_counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecordedPacket:
+    """A measuring packet that crossed a direction; times in ns of CLOCK_MONOTONIC.
+
+    Attributes:
+        mark: the 40 bits that name it; of the first segment of a super-packet.
+        arrival_ns: when the kernel received it at the fiber.
+        due_ns: when it was to leave the fiber.
+        sent_ns: when the call that sent it had returned, so that a stall within the call counts.
+        period: busy period of the queue; equal for packets between which the queue never ran empty.
+        segments: MTU segments that it represents.
+    """
+
+    direction: str
+    mark: int
+    arrival_ns: int
+    due_ns: int
+    sent_ns: int
+    period: int
+    segments: int
+
+
+@dataclass(frozen=True)
+class PacketRecord:
+    """The measuring packets recorded so far; ``lost`` is the number of those for which there was no room."""
+
+    packets: tuple[RecordedPacket, ...] = ()
+    lost: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +142,12 @@ class Emulator(Protocol):
 
     def stats(self) -> tuple[DirectionStats, ...]:
         """Return one record per direction, in the order of the start. Raises LabError as :meth:`set`."""
+
+    def record(self, nonce: int) -> PacketRecord | None:
+        """Return the packets recorded so far, then record those whose mark has this nonce (0: none).
+
+        Returns None where the emulator records no packets. Raises LabError as :meth:`set`.
+        """
 
     def segmented(self) -> tuple[str, ...]:
         """Return the directions whose sender has segmentation offload off, so that random impairments apply to each MTU

@@ -21,7 +21,14 @@ from testbed.core.physics.impairment import Direction, Impairment
 from testbed.core.topology.topology_limits import MOST_DIRECTIONS
 from testbed.errors import HostError, LabError, MissingTool
 from testbed.host import installation
-from testbed.host.emulators.emulator import DROP_CAUSES, DirectionStats, EmulatorInfo, refuse_impossible
+from testbed.host.emulators.emulator import (
+    DROP_CAUSES,
+    DirectionStats,
+    EmulatorInfo,
+    PacketRecord,
+    RecordedPacket,
+    refuse_impossible,
+)
 
 __all__ = ["Fiberd", "find_binary"]
 
@@ -140,6 +147,24 @@ class Fiberd:
             LabError: fiberd has ended or does not answer.
         """
         return tuple(_parse_stats(line) for line in self._ask(["stats"], collect=True))
+
+    def record(self, nonce: int) -> PacketRecord:
+        """Return the packets recorded so far, then record those whose mark has this nonce (0: none).
+
+        Raises:
+            LabError: fiberd has ended, does not answer, or lacks the memory.
+        """
+        packets: list[RecordedPacket] = []
+        lost: int | None = None
+        while lost is None:
+            for line in self._ask(["recorded"], collect=True):
+                kind, *words = line.split()
+                if kind == "lost":
+                    lost = int(words[0])
+                else:
+                    packets.append(RecordedPacket(words[0], *map(int, words[1:])))
+        self._ask([f"record {nonce}"])
+        return PacketRecord(tuple(packets), lost)
 
     def segmented(self) -> tuple[str, ...]:
         """Return nothing: fiberd splits super-packets itself."""

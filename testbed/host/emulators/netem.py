@@ -239,6 +239,9 @@ class Netem:
                 for way in self._ways.values()
             )
 
+    def record(self, nonce: int) -> None:
+        """Return None: the kernel records no packets."""
+
     def segmented(self) -> tuple[str, ...]:
         """Return the directions whose sender has segmentation offload off because of random impairments."""
         with self._lock:

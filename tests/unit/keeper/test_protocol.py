@@ -38,6 +38,8 @@ WIRE = {
     "apply": {"owner": ..., "plan": ...},
     "undo": {"owner": ...},
     "stats": {},
+    "stalls": {"since": 0},
+    "record_packets": {"nonce": 0},
     "in_force": {"compare": None},
     "inject": {"fault": ...},
     "schedule": {"faults": ...},

@@ -195,7 +195,7 @@ def line(sanitized: Path) -> Iterator[Callable[[bytes], list[str]]]:
         ("ping", "ok"),
         ("stats", "ok"),
         ("", "error empty line"),
-        ("fly", "error fly: unknown command (available: add, set, get, flush, go, stats, ping)"),
+        ("fly", "error fly: unknown command (available: add, set, get, flush, go, record, recorded, stats, ping)"),
         ("add x", "error add: expected NAME INGRESS EGRESS"),
         ("add x lo lo", "error x: expected two different ends"),
         ("add x nosuch0 lo", "error nosuch0: cannot find the interface: No such device"),
