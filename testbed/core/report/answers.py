@@ -269,6 +269,14 @@ def _ended(found: Blame, launched: bool) -> tuple[Answer, ...]:
 
 
 def _expected(index: int, expectation: Expectation) -> Answer:
+    answered = _expected_alone(index, expectation)
+    if not expectation.within_noise:
+        return answered
+    low, high = (format_number(value, 4) for value in (expectation.low or 0.0, expectation.high or 0.0))
+    return replace(answered, text=f"{answered.text} Stalls of the host make that {low} to {high}, so it is unknown.")
+
+
+def _expected_alone(index: int, expectation: Expectation) -> Answer:
     value = expectation.measured
     if expectation.bound:
         said = f"{expectation.text}. Measured: {open_metrics.words(expectation)}."
@@ -336,6 +344,8 @@ def headline(
         }.get(failed.partition("-")[0], "It ran, but not as expected.")
     if any(answer.id == UNEXPLAINED for answer in answers):
         return "A process was ended by a signal whose sender is unknown."
+    if any(expectation.within_noise for expectation in info.expectations):
+        return "The host was too noisy for a verdict."
     return "Too little was measured for a verdict."
 
 
