@@ -364,6 +364,7 @@ def to_json(report: Report) -> dict[str, object]:
         document["declared"]["verdict"] = report.declared.verdict
     if report.prediction:
         document["prediction"]["residual"] = report.prediction.residual
+        document["prediction"]["residual_uncertainty"] = report.prediction.residual_uncertainty
     for fault in document["faults"]:
         fault.pop("scale")
     if report.topology:
