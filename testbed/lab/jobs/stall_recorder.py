@@ -13,29 +13,34 @@ __all__ = ["StallRecorder"]
 
 
 class StallRecorder:
-    """Without a stall log (no privilege, or a keeper of an earlier version) the run directory gets no file."""
+    """Without a stall log (no privilege, or a keeper of an earlier version) the run directory gets no file.
+
+    :attr:`stalls` are those recorded so far; :attr:`watching` is None until the keeper has answered.
+    """
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._began_t = time.monotonic()
         self._next = 0
-        self._watching: bool | None = None
+        self.stalls: list[Stall] = []
+        self.watching: bool | None = None
 
     def sample(self, keeper: client.Connection) -> None:
         """Append the stalls since the last call, those since the job began. Raises StorageError."""
-        if self._watching is False:
+        if self.watching is False:
             return
         try:
             answer = keeper.ask(protocol.Stalls(since=self._next))
         except LabError:  # a keeper that has ended is reported by whoever asks for its counters
-            self._watching = bool(self._watching)
+            self.watching = bool(self.watching)
             return
-        if self._watching is None:
-            self._watching = answer["watching"]
-            if self._watching:
+        if self.watching is None:
+            self.watching = answer["watching"]
+            if self.watching:
                 self._run.write_text(STALLS, "")
         self._next = answer["next"]
         for core, began_t, length_s in answer["stalls"]:
             stall = Stall(int(core), began_t, length_s)
-            if self._watching and stall.ended_t > self._began_t:
+            if self.watching and stall.ended_t > self._began_t:
                 self._run.append(STALLS, stall.to_dict())
+                self.stalls.append(stall)
