@@ -53,6 +53,8 @@ int stalls_watch(pid_t parent) {
         return 1;
     }
     const pid_t self = getpid();
+    pid_t children[CPU_SETSIZE];
+    size_t count = 0;
     for (size_t core = 0; core < CPU_SETSIZE; core++) {
         if (!CPU_ISSET(core, &allowed))
             continue;
@@ -67,6 +69,7 @@ int stalls_watch(pid_t parent) {
             fprintf(stderr, "fiberd: fork: %s\n", strerror(errno));
             return 1; /* the children that there are end with this process */
         }
+        children[count++] = child;
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (getppid() != parent)
@@ -75,6 +78,10 @@ int stalls_watch(pid_t parent) {
     fflush(stdout);
     struct pollfd control = {.fd = STDIN_FILENO, .events = POLLIN};
     while (poll(&control, 1, -1) < 0 && errno == EINTR) {
+    }
+    for (size_t i = 0; i < count; i++) {
+        kill(children[i], SIGKILL);
+        waitpid(children[i], NULL, 0);
     }
     return 0;
 }

@@ -39,16 +39,18 @@ def check_bypass(lab: LabFolder, topology: Topology) -> AroundCheck:
     """
     began = time.monotonic()
     wanted = bypass.pairs(topology) if topology.links else ()
-    why = ""
+    why, unmeasured = "", False
     if wanted:
         with SiteProbes(_places(lab, topology), lab_nodes.netns(lab, PLANT)) as probes:
-            why = _Bypass(topology, probes).why(wanted)
+            check = _Bypass(topology, probes)
+            why, unmeasured = check.why(wanted), check.unmeasured
     sites = len(topology.sites)
     return AroundCheck(
         why=why,
         pairs=sites * (sites - 1) // 2 if wanted else 0,
         families=FAMILIES if wanted else (),
         took_s=round(time.monotonic() - began, 3),
+        unmeasured=unmeasured,
     )
 
 
@@ -69,6 +71,8 @@ class _Bypass:
 
     def __init__(self, topology: Topology, probes: SiteProbes) -> None:
         self._topology, self._probes = topology, probes
+        self.unmeasured = False
+        """Whether the capture lost packets in every round, so that :meth:`why` has no result."""
         self._management = Addressing(topology).management
         self._addresses = {
             (node, family): str(address)
@@ -118,6 +122,7 @@ class _Bypass:
             if complete:
                 told, astray = told + 1, bypass.strays(self._topology, again)
         if astray and not told:
+            self.unmeasured = True
             return f"the capture in the plant lost packets, {MOST_ROUNDS} times of {MOST_ROUNDS}: {bypass.UNKNOWN}"
         return bypass.why_bypassed(astray, ())
 

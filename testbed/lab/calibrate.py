@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 
+from testbed.core.certification.host_log import Expected
 from testbed.core.physics import calibration
 from testbed.core.plan import node_paths
 from testbed.core.plan.node_paths import NodePath
@@ -21,17 +22,20 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.measure.probing import Echo, Probe, ProbePath, Prober, rounds
 from testbed.keeper import client, protocol
 from testbed.lab.fiber_measurement import RESOLVING_S, SETTLE_S, Tell
+from testbed.lab.packet_log import PacketLog, split_by_host
 
 __all__ = ["NodePaths", "calibrate", "idle_nodes", "links_to_probe"]
 
 OWNER = "calibration"
 """Owner of what is taken off, as long as the lab lives."""
 
-MOST_ROUNDS, LEAST_ROUNDS, ALL_PACKETS = 100, 4, 2400
+MOST_ROUNDS, LEAST_ROUNDS, ALL_PACKETS = 100, 12, 2400
 """Packets per path, and of all paths together: with many links, fewer of each instead of a longer wait."""
 INTERVAL_S, SLOT_S = 0.001, 0.0001
 """Least interval between two packets of a path, and of the sender."""
 INSIDE_ROUNDS, INSIDE_INTERVAL_S = 200, 0.0002
+FEWEST_ON_TIME, TRIES = 10, 3
+"""Packets that the host did not delay, at least, of which a minimum counts; and how often they are tried for."""
 CORRECTIONS = 2
 """How often early packets may reduce what is taken off: the second time for a delay that the emulator's own wake-up had
 hidden, which is one of a few microseconds."""
@@ -110,7 +114,7 @@ def calibrate(lab: LabFolder, topology: Topology, paths: NodePaths, tell: Tell) 
     if inside_s is None:
         return {}
     _apply(lab, (Calibrated(name, 0.0, plain_s=0.0) for name in targets))
-    least = calibration.alike(_least(list(across.values()), 0.0))
+    least = calibration.alike(_least(lab, list(across.values()), dict.fromkeys(targets, 0.0)))
     off = {name: calibration.taken_off_s(targets[name], least[name], inside_s) for name in least}
     off = {name: value for name, value in off.items() if value}
     early = set(off)
@@ -119,16 +123,15 @@ def calibrate(lab: LabFolder, topology: Topology, paths: NodePaths, tell: Tell) 
             break
         _apply(lab, (Calibrated(name, off[name], plain_s=targets[name] - off[name]) for name in off))
         checked = [across[name] for name in off if name in early]
-        found = _least(checked, max(targets[name] for name in early))
+        found = _least(lab, checked, {name: targets[name] - off[name] for name in off})
         beyond = calibration.alike({name: found[name] - (targets[name] - off[name]) for name in found})
         by = {name: calibration.early_s(off[name], beyond[name]) for name in beyond}
+        # What could not be checked is not taken off.
+        by |= {prober.path.name: off[prober.path.name] for prober in checked if prober.path.name not in beyond}
         off |= {name: max(0.0, off[name] - by[name]) for name in by}
-        early = {name for name in by if by[name]}
+        early = {name for name in by if by[name] and off[name]}
     shared = calibration.share(link.between for link in topology.links)
     off = {name: value * shared for name, value in off.items() if value}
-    # Nothing came over a path in time (a neighbour was not resolved on a busy machine): the least of those built alike.
-    silent = [name for name in targets if name not in least and off and targets[name] > min(off.values())]
-    off |= dict.fromkeys(silent, min(off.values(), default=0.0))
     _apply(lab, (Calibrated(name, value) for name, value in off.items()))
     return off
 
@@ -150,15 +153,29 @@ def _inside(path: ProbePath, tell: Tell) -> float | None:
     return min((it.delay_s for it in arrivals), default=None)
 
 
-def _least(probers: Sequence[Prober], delay_s: float) -> dict[str, float]:
-    """Return the least time over each path in seconds; lacks paths over which nothing came."""
+def _least(lab: LabFolder, probers: Sequence[Prober], delays_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the least time over each path in seconds, of packets that the host did not delay.
+
+    Lacks paths with too few of them. ``delays_s`` are the delays in force, by direction.
+    """
     interval_s = max(INTERVAL_S, SLOT_S * len(probers))
-    patience_s = SETTLE_S + 2 * delay_s
+    patience_s = SETTLE_S + 2 * max(delays_s.values(), default=0.0)
     # The first packets of a path resolve neighbours and warm caches.
     came = rounds(probers, 1, interval_s, patience_s)
     until = time.monotonic() + RESOLVING_S
     while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
         came |= rounds(silent, 1, SLOT_S * len(silent), patience_s)
     count = max(LEAST_ROUNDS, min(MOST_ROUNDS, ALL_PACKETS // len(probers)))
-    found = rounds(probers, count, interval_s, patience_s)
-    return {name: min(it.delay_s for it in arrivals) for name, arrivals in found.items() if arrivals}
+    on_time_s: dict[str, list[float]] = {prober.path.name: [] for prober in probers}
+    with PacketLog(lab) as packet_log:
+        for _ in range(TRIES):
+            waiting = [prober for prober in probers if len(on_time_s[prober.path.name]) < FEWEST_ON_TIME]
+            if not waiting:
+                break
+            arrivals = rounds(waiting, count, interval_s, patience_s)
+            log = packet_log.read()
+            for prober in waiting:
+                name = prober.path.name
+                kept, _ = split_by_host(log, prober, arrivals[name], [Expected(name, delays_s[name])])
+                on_time_s[name] += [arrival.delay_s for arrival in kept]
+    return {name: min(times_s) for name, times_s in on_time_s.items() if len(times_s) >= FEWEST_ON_TIME}

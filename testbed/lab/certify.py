@@ -73,7 +73,7 @@ def certify(
             if calibrate_first:
                 calibrate.calibrate(lab, topology, paths, tell)
             measuring = Measuring(lab, topology, THOROUGH if thorough else FAST, tell)
-            links, load = measuring.measure(bare, paths.of(measuring.calibrated), paths.inside)
+            links, load, noise = measuring.measure(bare, paths.of(measuring.calibrated), paths.inside)
         fabrics = measure_fabrics(lab, topology, tell)
         # Last: in a lab that has just come up, not every gateway has seen its carriers before.
         around = check_bypass(lab, topology)
@@ -95,6 +95,8 @@ def certify(
         thorough=thorough,
         took_s=round(time.monotonic() - began, 3),
         stolen=load.stolen,
+        noise=noise,
+        around_unmeasured=around.unmeasured,
         faults=tuple(
             ConcurrentFault(f"{it['id']} ({it['type']} {it['target']})", tuple(it["links"]))
             for it in client.ask(lab, protocol.Faults())

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Final
 
-from testbed.core.certification.dispersion import Arrival, rate_bps, slopes_bps
+from testbed.core.certification.dispersion import FEWEST_PAIRS, Arrival, pair_rates_bps, rate_bps
 from testbed.core.certification.fabric_certificate import FabricCertificate, FabricRate
-from testbed.core.certification.link_certificate import RATE_TOLERANCE
+from testbed.core.certification.host_log import HostLog
 from testbed.core.physics import fabric_queue
 from testbed.core.plan.addressing import FABRIC_INTERFACE, Addressing
 from testbed.core.plan.build import FABRIC_BRIDGE
@@ -26,6 +26,7 @@ from testbed.host.linux.scheduling import realtime_priority, use_realtime_priori
 from testbed.host.measure.packet_trains import CAPACITY_BPS
 from testbed.host.measure.probing import Probe, ProbePath, rounds
 from testbed.host.measure.rate_trains import SHORTEST, Passage, Train, send_trains
+from testbed.lab.packet_log import PacketLog, monotonic_offset_s
 from testbed.lab.starvation import tries
 
 __all__ = ["measure_fabrics"]
@@ -53,9 +54,9 @@ def measure_fabrics(lab: LabFolder, topology: Topology, tell: Tell) -> tuple[Fab
     with ExitStack() as opened:
         probes = {site.name: list(_probes(lab, topology, site, opened)) for site in sites}
         rounds([probe for some in probes.values() for probe in some], 3, 0.004, 0.2)  # resolves neighbours
-        with realtime_priority(wanted=True):
-            ports = _ports(topology, sites, probes, train_s, tell)
-            cores = {site.name: _core(topology, site, probes[site.name], train_s, tell) for site in sites}
+        with realtime_priority(wanted=True), PacketLog(lab) as packet_log:
+            ports = _ports(topology, sites, probes, train_s, packet_log, tell)
+            cores = {site.name: _core(topology, site, probes[site.name], train_s, packet_log, tell) for site in sites}
     return tuple(
         FabricCertificate(
             site.name, site.fabric_bps, site.core_bps, site.oversubscription, (*ports[site.name], *cores[site.name])
@@ -107,13 +108,19 @@ def _train(probe: Probe, mtu: int, rate_bps: float, skipped_bytes: float, train_
 
 
 def _ports(
-    topology: Topology, sites: Sequence[Site], probes: dict[str, list[Probe]], train_s: float, tell: Tell
+    topology: Topology,
+    sites: Sequence[Site],
+    probes: dict[str, list[Probe]],
+    train_s: float,
+    packet_log: PacketLog,
+    tell: Tell,
 ) -> dict[str, list[FabricRate]]:
     found: dict[str, list[FabricRate]] = {site.name: [] for site in sites}
     for turn in range(max(len(it) for it in probes.values())):
         waiting = {site.name: site for site in sites if turn < len(probes[site.name])}
         latest: dict[str, FabricRate] = {}
-        for _ in tries(tell):  # a starved machine is too slow, never too fast
+        pairs: dict[str, list[float]] = {name: [] for name in waiting}
+        for _ in tries(tell):
             trains: dict[str, Train] = {}
             for name, site in waiting.items():
                 probe, target = probes[name][turn], min(site.fabric_bps, site.core_bps)
@@ -123,10 +130,13 @@ def _ports(
                     latest[name] = FabricRate(probe.path.name, target, note=_too_long(train))
                 else:
                     trains[name] = train
-            for (name, train), passage in zip(trains.items(), send_trains(list(trains.values())), strict=True):
+            passages = send_trains(list(trains.values()))
+            log = packet_log.read()
+            for (name, train), passage in zip(trains.items(), passages, strict=True):
                 skipped = fabric_queue.burst_bytes(waiting[name].fabric_bps)
-                latest[name] = FabricRate(train.probe.path.name, train.rate_bps, _rate([passage], skipped))
-            waiting = {name: waiting[name] for name in trains if _is_low(latest[name])}
+                pairs[name] += _pair_rates([passage], train.rate_bps, skipped, log)
+                latest[name] = _rate(train.probe.path.name, train.rate_bps, pairs[name], [passage])
+            waiting = {name: waiting[name] for name in trains if latest[name].unmeasured}
             if not waiting:
                 break
         for name, rate in latest.items():
@@ -134,7 +144,9 @@ def _ports(
     return found
 
 
-def _core(topology: Topology, site: Site, probes: Sequence[Probe], train_s: float, tell: Tell) -> list[FabricRate]:
+def _core(
+    topology: Topology, site: Site, probes: Sequence[Probe], train_s: float, packet_log: PacketLog, tell: Tell
+) -> list[FabricRate]:
     """Return the rate of the core; nothing where ports alone show all there is."""
     if site.core_bps >= len(site.node_names) * site.fabric_bps or site.core_bps <= site.fabric_bps:
         return []
@@ -145,29 +157,41 @@ def _core(topology: Topology, site: Site, probes: Sequence[Probe], train_s: floa
     trains = [_train(probe, _mtu(topology), share_bps, skipped / len(probes), train_s) for probe in probes]
     if (longest := max(trains, key=lambda it: it.lasts_s)).lasts_s > LONGEST_TRAIN_S:
         return [FabricRate("core", site.core_bps, note=_too_long(longest))]
-    found = FabricRate("core", site.core_bps)
+    measured = FabricRate("core", site.core_bps)
+    pairs: list[float] = []
     with ThreadPoolExecutor(len(trains), initializer=use_realtime_priority) as senders:  # each waits in `sendto`
         for _ in tries(tell):
             passages = [it for some in senders.map(lambda train: send_trains([train]), trains) for it in some]
-            found = FabricRate("core", site.core_bps, _rate(passages, skipped))
-            if not _is_low(found):
+            pairs += _pair_rates(passages, site.core_bps, skipped, packet_log.read())
+            measured = _rate("core", site.core_bps, pairs, passages)
+            if not measured.unmeasured:
                 break
-    return [found]
+    return [measured]
 
 
-def _rate(passages: Sequence[Passage], skipped_bytes: float) -> float | None:
-    """Return the rate of all passages together in bit/s, without the first bytes; None if too little arrived."""
-    first_ns = min(it.epoch_ns for it in passages)
-    arrivals: list[Arrival] = [
-        ((it.epoch_ns - first_ns) * 1e-9 + at, bits) for it in passages for at, bits in it.arrivals
-    ]
-    total = sum(bits for _, bits in arrivals)
-    last_bits = total - 8 * 1.2 * skipped_bytes
-    return rate_bps(slopes_bps(arrivals, last_bits=last_bits)) if last_bits > 0 else None
+def _pair_rates(
+    passages: Sequence[Passage], target_bps: float, skipped_bytes: float, log: HostLog
+) -> tuple[float, ...]:
+    """Return the rates of the pairs of packets of all passages together in bit/s, without the first bytes.
+
+    The kernel's queue of a port records no packets, so a packet is on time unless a core stalled as it arrived.
+    """
+    offset_s, kernel_log = monotonic_offset_s(), HostLog(log.stalls)
+    arrivals = []
+    for passage in passages:
+        for since_s, bits, _ in passage.arrivals:
+            arrived_t = offset_s + passage.epoch_ns * 1e-9 + since_s
+            arrivals.append(Arrival(arrived_t, bits, *kernel_log.is_on_time("", None, arrived_t)))
+    last_bits = sum(arrival.bits for arrival in arrivals) - 8 * 1.2 * skipped_bytes
+    return pair_rates_bps(arrivals, target_bps, last_bits=last_bits) if last_bits > 0 else ()
 
 
-def _is_low(found: FabricRate) -> bool:
-    return not found.note and (found.measured_bps or 0.0) < (1.0 - RATE_TOLERANCE) * found.target_bps
+def _rate(path: str, target_bps: float, pairs: Sequence[float], passages: Sequence[Passage]) -> FabricRate:
+    measured = rate_bps(pairs)
+    unmeasured = ""
+    if measured is None and any(passage.arrivals for passage in passages):
+        unmeasured = f"{len(pairs)} pairs of packets were on time, expected {FEWEST_PAIRS} or more"
+    return FabricRate(path, target_bps, measured, unmeasured=unmeasured)
 
 
 def _too_long(train: Train) -> str:

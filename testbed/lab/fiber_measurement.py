@@ -7,11 +7,14 @@ budget; then packet trains (``rate_measurement.py``). ``testbed.host.measure`` s
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from testbed.core.certification.certificate import HostNoise
+from testbed.core.certification.host_log import FEWEST_PACKETS, Expected, HostLog
 from testbed.core.certification.judge import (
     DirectionSample,
     RoundTripSample,
@@ -21,6 +24,7 @@ from testbed.core.certification.judge import (
     judge_round_trip,
 )
 from testbed.core.certification.link_certificate import LinkCertificate
+from testbed.core.certification.spread import Spread
 from testbed.core.physics.impairment import Impairment
 from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Topology
@@ -33,6 +37,7 @@ from testbed.host.measure import packet_trains
 from testbed.host.measure.probing import Arrival, Echo, Probe, ProbePath, Prober, rounds
 from testbed.keeper import client, protocol
 from testbed.lab import emulator_counters
+from testbed.lab.packet_log import PacketLog, split_by_host
 from testbed.lab.rate_measurement import RateSample, longest_s, measure_rates
 from testbed.lab.starvation import tries
 
@@ -47,10 +52,6 @@ RESOLVING_S = 2.5
 """How long a silent path may take to resolve its neighbours before it is measured. In large labs an ARP request is lost
 now and then, and the kernel repeats it after one second (two, if that is lost as well); packets that waited for the
 reply would be measured as late."""
-
-LATE_S, STARVED_SHARE = 20e-6, 0.25
-"""Delays are starved if the prober was held up, or the emulator sent later than this, for a larger share of packets:
-the median is off by less otherwise."""
 
 EVENTS = 30
 """Expected lost (or duplicated, …) packets of a stream: enough to tell their share from zero and from its double."""
@@ -95,19 +96,25 @@ FAST = Effort(100, 30, 4000, 2_000, 20_000, 80_000, 0.7, 0.5)
 THOROUGH = Effort(1000, 200, 40_000, 30_000, 300_000, 4_000_000, 20.0, 5.0)
 
 
-@dataclass(frozen=True)
-class _Delays:
-    """Small packets of one path: those that ``came`` in the latest of ``tries``, and how many came in earlier ones.
-    ``starved`` says what proves that the latest try was starved of CPU."""
+@dataclass
+class _Small:
+    """Small packets of one path, of all tries together: the host's log says which of those that arrived it delayed.
 
-    came: Sequence[Arrival] = ()
-    tries: int = 1
-    earlier_arrived: int = 0
-    starved: str = ""
+    ``kept`` are the others, by their place among the packets ``sent``. Delays are in seconds.
+    """
+
+    sent: int = 0
+    kept: dict[int, float] = field(default_factory=dict)
+    delayed_s: list[float] = field(default_factory=list)
+    tries: int = 0
 
     @property
-    def all_s(self) -> list[float]:
-        return [it.delay_s for it in self.came]
+    def arrived(self) -> int:
+        return len(self.kept) + len(self.delayed_s)
+
+    @property
+    def kept_s(self) -> list[float]:
+        return list(self.kept.values())
 
 
 _NO_RATE = RateSample()
@@ -133,8 +140,9 @@ class Measuring:
 
     def measure(
         self, bare: Sequence[ProbePath], across: Mapping[str, Probe], inside: ProbePath | None
-    ) -> tuple[tuple[LinkCertificate, ...], Load]:
-        """Return all links, judged, and the machine's load while delays were measured, the last time if several.
+    ) -> tuple[tuple[LinkCertificate, ...], Load, HostNoise]:
+        """Return all links, judged, and the machine's load while delays were measured, the last time if several, and
+        what the host added to the delays.
 
         ``bare`` are both directions of the baseline path; its echo uses the first. ``across`` are probes from node
         to node of calibrated directions, ``inside`` is a path inside a site.
@@ -147,10 +155,10 @@ class Measuring:
             trips = [across[it.name].path if it.name.partition(":")[0] in whole else it for it in paths]
             echoes, no_echoes = self._echoes(opened, trips, bare, inside)
             before = emulator_counters.read(self._lab)
-            delays, load = self._delays(small, echoes, across)
+            delays, load, noise = self._delays(small, echoes, across)
             streams = self._streams(probes, delays)
             after = emulator_counters.read(self._lab)
-            reached = [path.name for path in paths if delays[path.name].came]
+            reached = [path.name for path in paths if delays[path.name].arrived]
             rates = measure_rates(self._lab, self._topology, probes, reached, self._effort.train_s, self._tell)
         links = []
         for link in self._topology.links:
@@ -160,57 +168,56 @@ class Measuring:
                 own_drops = after[name].own_drops - before[name].own_drops if name in before else 0
                 sample = replace(sample, own_drops=own_drops, segmentation=self._segmentation(name))
                 directions.append(judge_direction(name, self._impairments[name], sample))
-            echo = delays.get(f"echo:{link.name}", _Delays())
+            echo = delays.get(f"echo:{link.name}", _Small())
             nodes = link.name in whole
             trip = RoundTripSample(
-                self._seen_s(echo.came, () if nodes else link.directions),
-                delays.get("echo:inside" if nodes else "echo:bare", _Delays()).all_s,
-                self._count,
-                self._interval_s / 2,
-                no_echoes,
-                "nodes" if nodes else "gateways",
-                earlier_probes=(echo.tries - 1) * self._count,
-                earlier_arrived=echo.earlier_arrived,
+                times_s=self._seen_s(echo, () if nodes else link.directions),
+                bare_s=delays.get("echo:inside" if nodes else "echo:bare", _Small()).kept_s,
+                probes=echo.sent,
+                arrived=echo.arrived,
+                places=tuple(echo.kept),
+                interval_s=self._interval_s / 2,
+                why=no_echoes,
+                between="nodes" if nodes else "gateways",
             )
             there, back = (self._impairments[name] for name in link.directions)
             rtt = judge_round_trip(there, back, trip)
             links.append(LinkCertificate(link.name, link.length_m / 1000, tuple(directions), rtt))
-        return tuple(links), load
+        return tuple(links), load, noise
 
     def _sample(
         self,
         name: str,
-        delays: Mapping[str, _Delays],
+        small: Mapping[str, _Small],
         across: Collection[str],
         stream: Stream | None = None,
         rate: RateSample = _NO_RATE,
     ) -> DirectionSample:
-        own = delays[name]
+        own = small[name]
         return DirectionSample(
-            delays_s=self._seen_s(own.came, () if name in across else (name,)),
-            bare_s=[it for path, each in delays.items() if path.startswith("bare:") for it in each.all_s],
-            probes=self._count,
+            delays_s=self._seen_s(own, () if name in across else (name,)),
+            bare_s=[delay_s for path, bare in small.items() if path.startswith("bare:") for delay_s in bare.kept_s],
+            probes=own.sent,
+            arrived=own.arrived,
+            places=tuple(own.kept),
             interval_s=self._interval_s / 2,  # an echo passes between two probes
             stream=stream,
             between="nodes" if name in across else "gateways",
             taken_off_s=self._taken_off_s.get(name, 0.0),
-            earlier_probes=(own.tries - 1) * self._count,
-            earlier_arrived=own.earlier_arrived,
             delay_tries=own.tries,
-            delay_starved=own.starved,
             rate_bps=rate.bps,
             rate_why=rate.why,
+            rate_unmeasured=rate.unmeasured,
             rate_slack=rate.slack,
             rate_tries=rate.tries,
-            rate_starved=rate.starved,
             rate_beside=rate.beside,
         )
 
-    def _seen_s(self, arrivals: Sequence[Arrival], calibrated: Sequence[str]) -> tuple[float, ...]:
-        """Return each packet's delay, without those of duplicates. Gateways see the delay without what calibration took
-        off ``calibrated``, the directions that were crossed, for the sake of nodes: add it again."""
+    def _seen_s(self, small: _Small, calibrated: Sequence[str]) -> tuple[float, ...]:
+        """Return the delays of the packets kept. Gateways see the delay without what calibration took off
+        ``calibrated``, the directions that were crossed, for the sake of nodes: add it again."""
         off_s = sum(self._taken_off_s.get(name, 0.0) for name in calibrated)
-        return tuple(it + off_s for it in _first(arrivals))
+        return tuple(delay_s + off_s for delay_s in small.kept_s)
 
     def _echoes(
         self, opened: ExitStack, paths: Sequence[ProbePath], bare: Sequence[ProbePath], inside: ProbePath | None
@@ -233,53 +240,75 @@ class Measuring:
 
     def _delays(
         self, probes: Mapping[str, Probe], echoes: Mapping[str, Echo], across: Collection[str]
-    ) -> tuple[dict[str, _Delays], Load]:
-        """Return the small packets of every path, of the latest try, and the load during the last one: only links that
-        are outside tolerance, and of which it is proven that they were starved of CPU, are measured again."""
+    ) -> tuple[dict[str, _Small], Load, HostNoise]:
+        """Return the small packets of every path, the load during the last try, and what the host added.
+
+        Only links that cannot be judged, or are bad on a host that delays packets, are measured again; packets of all
+        tries count together.
+        """
         probers = _in_turn({**probes, **echoes}, self._jittered)
         self._warm_up(list(probers.values()))
-        found: dict[str, _Delays] = {}
+        small = {name: _Small() for name in probers}
         again: Collection[str] = probers
-        for attempt in tries(self._tell):
-            starved_before = ", starved before" if attempt > 1 else ""
-            what = f"{self._count} small packets and echoes per path{starved_before}"
-            interval_s = self._interval_s
-            if attempt > 1 and not any(_over(it) in self._jittered for it in again):
-                interval_s = max(INTERVAL_S, SLOT_S * (len(again) + 3))  # a few links need not wait for all others
-            self._say(what, self._count * interval_s)
-            before, held_up = emulator_counters.read(self._lab), {name: it.held_up for name, it in probes.items()}
-            meter = LoadMeter()
-            with realtime_priority(wanted=self._hello["emulator"] == "fiberd"):
-                came = rounds([probers[it] for it in again], self._count, interval_s, self._patience_s)
-            load = meter.read()
-            after = emulator_counters.read(self._lab)
-            held_up = {name: it.held_up - held_up[name] for name, it in probes.items()}
-            for name in again:
-                earlier = found.get(name, _Delays(tries=0))
-                starved = ""
-                late = emulator_counters.late_share(before[name], after[name], LATE_S) if name in before else 0.0
-                if held_up.get(name, 0) > STARVED_SHARE * self._count:
-                    starved = f"{held_up[name]} of {self._count} small packets were held up before they were sent"
-                elif late > STARVED_SHARE:
-                    starved = f"the emulator sent {late:.0%} of the packets more than {LATE_S * 1e6:.0f} us late"
-                arrived = earlier.earlier_arrived + len(_first(earlier.came))
-                found[name] = _Delays(came[name], attempt, arrived, starved)
-            again = self._starved_links(found, across)
-            if not again:
-                break
-        return found, load
+        with PacketLog(self._lab) as packet_log:
+            for attempt in tries(self._tell):
+                repeated = ", again" if attempt > 1 else ""
+                interval_s = self._interval_s
+                if attempt > 1 and not any(_over(name) in self._jittered for name in again):
+                    interval_s = max(INTERVAL_S, SLOT_S * (len(again) + 3))  # a few links need not wait for all others
+                self._say(f"{self._count} small packets and echoes per path{repeated}", self._count * interval_s)
+                meter = LoadMeter()
+                with realtime_priority(wanted=self._hello["emulator"] == "fiberd"):
+                    arrivals = rounds([probers[name] for name in again], self._count, interval_s, self._patience_s)
+                load = meter.read()
+                log = packet_log.read()
+                for name in again:
+                    self._add(small[name], probers[name], arrivals[name], log)
+                again = self._to_repeat(small, across)
+                if not again:
+                    break
+        return small, load, _noise([small[name] for name in probes if not name.startswith("bare:")], log)
 
-    def _starved_links(self, delays: Mapping[str, _Delays], across: Collection[str]) -> list[str]:
-        """Return the paths to measure again: those of links with a bad delay or jitter that was starved."""
-        bare_starved = any(each.starved for name, each in delays.items() if name.startswith("bare:"))
+    def _add(self, small: _Small, prober: Prober, arrivals: Sequence[Arrival], log: HostLog) -> None:
+        """Add the packets of one try: the last ones that the prober sent."""
+        # Places go on where the last try ended; numbers of a prober do, too, but for packets that were not counted.
+        shift = small.sent + self._count - len(prober.departures)
+        kept, delayed = split_by_host(log, prober, arrivals, self._crossed(prober.path.name))
+        small.kept |= {arrival.number + shift: arrival.delay_s for arrival in kept}
+        small.delayed_s += [arrival.delay_s for arrival in delayed]
+        small.kept = dict(sorted(small.kept.items()))
+        small.sent += self._count
+        small.tries += 1
+
+    def _crossed(self, name: str) -> list[Expected]:
+        """Return the directions that a prober's packets cross, in their order."""
+        over = _over(name)
+        link = next((link for link in self._topology.links if link.name == over), None)
+        if link is None:
+            return []
+        directions = link.directions if name.partition(":")[0] in ("echo", "warming") else (name,)
+        return [
+            Expected(direction, it.delay_s, longest_s(it) - it.delay_s)
+            for direction, it in ((direction, self._impairments[direction]) for direction in directions)
+        ]
+
+    def _to_repeat(self, small: Mapping[str, _Small], across: Collection[str]) -> list[str]:
+        """Return the paths to measure again: those of links that could not be judged, and of bad ones where the host
+        delayed any packet."""
+        delayed = any(path.delayed_s for path in small.values())
         names: set[str] = set()
         for link in self._topology.links:
-            for name in link.directions:
-                judged = judge_delays(self._impairments[name], self._sample(name, delays, across))
-                if (delays[name].starved or bare_starved) and any(check.verdict == "bad" for check in judged):
-                    names |= {*link.directions, f"echo:{link.name}"}
+            verdicts = {
+                check.verdict
+                for name in link.directions
+                for check in judge_delays(self._impairments[name], self._sample(name, small, across))
+            }
+            echo = small.get(f"echo:{link.name}")
+            few = echo is not None and len(echo.kept) < min(FEWEST_PACKETS, echo.arrived)
+            if few or "unmeasured" in verdicts or (delayed and "bad" in verdicts):
+                names |= {*link.directions, f"echo:{link.name}"}
         beside = ("bare:", "echo:bare", "echo:inside", "warming:")
-        return [it for it in delays if it in names or (names and it.startswith(beside))]
+        return [name for name in small if name in names or (names and name.startswith(beside))]
 
     def _warm_up(self, probers: Sequence[Prober]) -> None:
         """Send the first packets of each path, which resolve neighbours and fill caches; they are not counted."""
@@ -288,13 +317,13 @@ class Measuring:
         while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
             came |= rounds(silent, 5, max(INTERVAL_S, SLOT_S * len(silent)), self._patience_s)
 
-    def _streams(self, probes: Mapping[str, Probe], delays: Mapping[str, _Delays]) -> dict[str, Stream]:
+    def _streams(self, probes: Mapping[str, Probe], delays: Mapping[str, _Small]) -> dict[str, Stream]:
         wants = {}
         for link in self._topology.links:
             for name in link.directions:
                 impairment = self._impairments[name]
                 count = self._effort.packets_of(impairment, link.mtu, len(self._impairments))
-                if delays[name].came and count:
+                if delays[name].arrived and count:
                     wants[name] = packet_trains.Want(
                         probes[name],
                         count,
@@ -355,12 +384,25 @@ def _over(name: str) -> str:
     return rest if sort in ("echo", "warming") else sort
 
 
-def _first(arrivals: Sequence[Arrival]) -> tuple[float, ...]:
-    """Return each packet's delay, without those of duplicates."""
-    found: dict[int, float] = {}
-    for arrival in arrivals:
-        found.setdefault(arrival.number, arrival.delay_s)
-    return tuple(found.values())
+def _noise(paths: Sequence[_Small], log: HostLog) -> HostNoise:
+    """Return what the host added to the small packets of ``paths``."""
+    beyond_s = [
+        delay_s - middle_s
+        for path in paths
+        if path.delayed_s
+        for middle_s in [statistics.median(path.kept_s or path.delayed_s)]
+        for delay_s in path.delayed_s
+    ]
+    spread = Spread.of(beyond_s)
+    return HostNoise(
+        packets=sum(path.arrived for path in paths),
+        delayed=len(beyond_s),
+        median_s=spread.median if spread else None,
+        p99_s=spread.p99 if spread else None,
+        stalls=log.stall_count,
+        longest_stall_s=log.longest_stall_s,
+        stalled_share=log.stalled_share,
+    )
 
 
 def _paths(lab: LabFolder, topology: Topology, net: Addressing) -> Iterator[ProbePath]:

@@ -1,24 +1,22 @@
-"""Measure the rates of all directions by packet trains, side by side, again where the prober was starved.
+"""Measure the rates of all directions by packet trains, side by side, again where the host left too little to judge.
 
-A train is *starved* if its queue ran empty before it was through: its prober had no CPU to fill it, so it is too slow.
-The emulator's counters prove it, and how much other traffic crossed the fiber meanwhile; they decide nothing else: the
-rate is bytes over the time between the kernel's receive stamps at the far gateway. Both explain a rate that is too low,
-and nothing is held against one that is right.
+The rate is bytes over the time between the kernel's receive stamps, at the far gateway, of two packets that were on
+time (``core/certification/dispersion.py``). The emulator's counters say how much other traffic crossed the fiber
+meanwhile, which explains a rate that is too low.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from testbed.core.certification.dispersion import rate_bps, slopes_bps
-from testbed.core.certification.link_certificate import RATE_TOLERANCE
+from testbed.core.certification.dispersion import FEWEST_PAIRS, Arrival, pair_rates_bps, rate_bps
+from testbed.core.certification.host_log import HostLog
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 from testbed.core.topology.model import Link, Topology
-from testbed.core.units import format_rate
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.scheduling import realtime_priority
 from testbed.host.measure.packet_trains import CAPACITY_BPS
@@ -26,9 +24,10 @@ from testbed.host.measure.probing import Probe
 from testbed.host.measure.rate_trains import SHORTEST, Passage, Train, send_trains
 from testbed.lab import emulator_counters
 from testbed.lab.emulator_counters import Counters
+from testbed.lab.packet_log import PacketLog, monotonic_offset_s
 from testbed.lab.starvation import tries
 
-__all__ = ["RateSample", "longest_s", "measure_rates", "starved_why"]
+__all__ = ["RateSample", "longest_s", "measure_rates"]
 
 MOST_TRAIN_S: Final = 0.02
 """Duration of one train on the wire; shorter where the queue holds less, as its packets must all fit."""
@@ -49,12 +48,6 @@ SETTLING_JITTERS: Final = 4.0
 MOST_LOSS: Final = 0.75
 """Loss above which what is left of a train may not fill the queue, however fast it is sent."""
 
-LEAST_FED_SHARE: Final = 0.25
-"""Share of a train that must still be queued when its last packet was handed over: so much left without a gap."""
-LATE_S: Final = 200e-6
-LATE_SHARE: Final = 0.2
-"""An emulator that sends a larger share of the packets later than this was short of CPU itself."""
-
 Tell = Callable[[str], None]
 
 
@@ -62,14 +55,14 @@ Tell = Callable[[str], None]
 class RateSample:
     """The rate of one direction in bit/s, as :class:`~testbed.core.certification.judge.DirectionSample` has it.
 
-    ``why`` says why no train was sent; ``starved`` what proves that the latest of ``tries`` was starved. ``beside`` is
-    the other traffic that crossed meanwhile, in bytes over those of the trains.
+    ``why`` says why no train was sent; ``unmeasured`` why those of all ``tries`` gave no rate. ``beside`` is the other
+    traffic that crossed meanwhile, in bytes over those of the trains.
     """
 
     bps: float | None = None
     slack: float = 0.0
     tries: int = 1
-    starved: str = ""
+    unmeasured: str = ""
     why: str = ""
     beside: float = 0.0
 
@@ -106,35 +99,49 @@ def measure_rates(
 ) -> dict[str, RateSample]:
     """Return a sample for each direction with a limited rate; ``reached`` are those over which any packet came.
 
-    ``longest_train_s`` bounds a single train. A starved direction is measured again; the judge holds that
-    against no rate that is right.
+    ``longest_train_s`` bounds a single train. A direction without enough pairs of packets is measured again, and the
+    pairs of all tries count.
     """
-    found: dict[str, RateSample] = {}
+    samples: dict[str, RateSample] = {}
     plans: list[_Plan] = []
     limited = [(link, name) for link in topology.links for name in link.directions if link.impairment(name).rate_bps]
     load = sum(min(CAPACITY_BPS, link.impairment(name).rate_bps) for link, name in limited)
     for link, name in limited:
         if name not in reached:
-            found[name] = RateSample(why="rate: no probe came through, so no packet train was sent")
+            samples[name] = RateSample(why="rate: no probe came through, so no packet train was sent")
             continue
         share_s = min(MOST_S, max(LEAST_S, ALL_S * CAPACITY_BPS / load))
         plan = _plan(link, name, probes[name], share_s, longest_train_s)
         if isinstance(plan, str):
-            found[name] = RateSample(why=plan)
+            samples[name] = RateSample(why=plan)
         else:
             plans.append(plan)
     if not plans:
-        return found
+        return samples
+    pairs: dict[str, list[float]] = {plan.name: [] for plan in plans}
     for attempt in tries(tell):
         together_s = sum(plan.count * plan.train.lasts_s * plan.train.load_bps for plan in plans) / CAPACITY_BPS
-        what = f"rate of {len(plans)} directions" + (", starved before" if attempt > 1 else "")
-        tell(f"{what}, about {together_s:.1f} s")
-        samples = _measure(lab, plans, attempt)
-        found |= samples
-        plans = [plan for plan in plans if samples[plan.name].starved]
+        tell(f"rate of {len(plans)} directions{', again' if attempt > 1 else ''}, about {together_s:.1f} s")
+        rates, beside = _measure(lab, plans)
+        for plan in plans:
+            pairs[plan.name] += rates[plan.name]
+            samples[plan.name] = _sample(plan, pairs[plan.name], beside[plan.name], attempt)
+        plans = [plan for plan in plans if samples[plan.name].bps is None]
         if not plans:
             break
-    return found
+    return samples
+
+
+def _sample(plan: _Plan, pairs: Sequence[float], beside: float, attempt: int) -> RateSample:
+    measured = rate_bps(pairs)
+    unmeasured = f"rate: {len(pairs)} pairs of packets were on time, expected {FEWEST_PAIRS} or more"
+    return RateSample(
+        bps=measured,
+        slack=plan.slack,
+        tries=attempt,
+        unmeasured="" if measured is not None else unmeasured,
+        beside=beside,
+    )
 
 
 def _plan(link: Link, name: str, probe: Probe, share_s: float, longest_train_s: float) -> _Plan | str:
@@ -167,9 +174,15 @@ def _plan(link: Link, name: str, probe: Probe, share_s: float, longest_train_s: 
     return _Plan(name, train, count, SETTLING_JITTERS * target.jitter_s / train_s / math.sqrt(count), target)
 
 
-def _measure(lab: LabFolder, plans: Sequence[_Plan], attempt: int) -> dict[str, RateSample]:
-    """Send the trains of all plans, interleaved, and judge by the counters which of them were starved."""
+def _measure(lab: LabFolder, plans: Sequence[_Plan]) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Send the trains of all plans, interleaved. Return the rates of their pairs of packets by direction, and the other
+    traffic that crossed meanwhile, in bytes over those of the trains."""
     order = [plan for turn in range(max(it.count for it in plans)) for plan in plans if turn < plan.count]
+    numbered: dict[str, int] = {}
+    trains = []
+    for plan in order:
+        trains.append(replace(plan.train, first=plan.train.first + numbered.get(plan.name, 0)))
+        numbered[plan.name] = numbered.get(plan.name, 0) + plan.train.count
     before = emulator_counters.read(lab)
     counts = all(it.emptied is not None for it in before.values())
 
@@ -179,75 +192,43 @@ def _measure(lab: LabFolder, plans: Sequence[_Plan], attempt: int) -> dict[str, 
         time.sleep(plan.train.longest_s)
         return emulator_counters.read(lab)[plan.name].queued_bytes
 
-    with realtime_priority(wanted=counts):
-        passages = send_trains([plan.train for plan in order], None if counts else queued)
+    with PacketLog(lab) as packet_log:
+        with realtime_priority(wanted=counts):
+            passages = send_trains(trains, None if counts else queued)
+        log = packet_log.read()
     after = emulator_counters.read(lab)
-    return {
-        plan.name: _sample(
-            plan,
-            [passage for each, passage in zip(order, passages, strict=True) if each is plan],
-            before[plan.name],
-            after[plan.name],
-            attempt,
-        )
-        for plan in plans
-    }
+    rates: dict[str, list[float]] = {plan.name: [] for plan in plans}
+    for plan, passage in zip(order, passages, strict=True):
+        rates[plan.name] += _rates(plan, [passage], log)
+    return rates, {plan.name: _beside(plan, before[plan.name], after[plan.name]) for plan in plans}
 
 
-def _sample(plan: _Plan, passages: Sequence[Passage], before: Counters, after: Counters, attempt: int) -> RateSample:
-    slopes: list[float] = []
-    packets, beside = _others(plan, before, after)
-    why = starved_why(plan.count + packets, before, after)
+def _rates(plan: _Plan, passages: Sequence[Passage], log: HostLog) -> Iterator[float]:
+    """Yield the rates of all pairs of packets, in bit/s."""
     for passage in passages:
         last_bits = None
         if passage.queued_bytes is not None:
+            # Of netem's queue no more is known than what it held in the end: so many bits passed without a gap.
             last_bits = passage.queued_bytes / (plan.train.mtu + 14) * plan.train.frame_bits
-            if last_bits < LEAST_FED_SHARE * plan.train.count * plan.train.frame_bits:
-                why = why or "the queue ran empty before the train was through"
-                last_bits = None
-        slopes += slopes_bps(passage.arrivals, plan.edge_s, last_bits)
-    if why and passages:
-        slowest = min(passage.handed_bps for passage in passages)
-        why += f", packets were handed over at {format_rate(slowest, 3)} and more"
-    measured = rate_bps(slopes)
-    if before.emptied is None and measured is not None:
-        # netem proves no gap, only that there may be one: a train that is not too slow had none that matters.
-        off = abs(measured / plan.seen / plan.target.rate_bps - 1.0)
-        why = "" if off <= RATE_TOLERANCE else why
-    return RateSample(
-        bps=None if measured is None else measured / plan.seen,
-        slack=plan.slack,
-        tries=attempt,
-        starved=why if measured is not None else "",
-        beside=beside,
-    )
+        began_t = passage.epoch_ns * 1e-9 + monotonic_offset_s()
+        arrivals = (
+            Arrival(at_s, bits, *log.is_on_time(plan.name, mark, began_t + at_s))
+            for at_s, bits, mark in passage.arrivals
+        )
+        rates = pair_rates_bps(list(arrivals), plan.target.rate_bps, plan.edge_s, last_bits)
+        yield from (rate / plan.seen for rate in rates)
 
 
-def _others(plan: _Plan, before: Counters, after: Counters) -> tuple[int, float]:
-    """Return the packets of others that entered the fiber between these counters, and their bytes over the trains'."""
+def _beside(plan: _Plan, before: Counters, after: Counters) -> float:
+    """Return the bytes of others that entered the fiber between these counters, over the trains'."""
     sent, frame = plan.count * plan.train.count, plan.train.mtu + 14
     dropped = after.dropped - before.dropped
     if before.duplicated is None or after.duplicated is None:
         twice = plan.target.duplicate * sent
     else:
         twice = after.duplicated - before.duplicated
-    packets = after.segments - before.segments + dropped - twice - sent
     more_bytes = after.bytes - before.bytes + (dropped - twice - sent) * frame
-    return max(0, round(packets)), max(0.0, more_bytes / (sent * frame))
-
-
-def starved_why(may_find_empty: int, before: Counters, after: Counters) -> str:
-    """Return why trains between these counters were starved; empty if nothing proves it.
-
-    The first packet of a train finds the queue empty, and so may each packet of other traffic: ``may_find_empty``
-    together. Any other packet that does has a gap before it.
-    """
-    if before.emptied is not None and after.emptied is not None and after.emptied - before.emptied > may_find_empty:
-        gaps = after.emptied - before.emptied - may_find_empty
-        return f"the queue ran empty {gaps} times before the train was through"
-    if emulator_counters.late_share(before, after, LATE_S) > LATE_SHARE:
-        return f"the emulator sent more than {LATE_SHARE:.0%} of the packets {LATE_S * 1e6:.0f} us late"
-    return ""
+    return max(0.0, more_bytes / (sent * frame))
 
 
 def longest_s(impairment: Impairment) -> float:

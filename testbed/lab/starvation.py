@@ -1,4 +1,4 @@
-"""Measure again what was starved of CPU: how often, and how long to wait for free cores before."""
+"""Repeat a measurement for which the host delayed too many packets: how often, and how long to wait for free cores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from testbed.host.linux.cpu_load import wait_until_free
 
 __all__ = ["TRIES", "tries"]
 
-LONGEST_WAITS_S: Final = (0.0, 2.0, 8.0)
-"""Longest wait before each try: programs that begin or end beside the lab seldom take the cores for longer. One that
-does, such as a job in another lab, is there in the last try, too."""
+LONGEST_WAITS_S: Final = (0.0, 1.0, 3.0)
+"""Longest wait before each try: programs that begin or end beside the lab seldom take the cores for longer. What does,
+such as another guest of the hardware, is there in the last try, too."""
 
 TRIES: Final = len(LONGEST_WAITS_S)
-"""How often a quantity is measured at most, each time because the try before was starved."""
+"""How often a quantity is measured at most."""
 
 Tell = Callable[[str], None]
 

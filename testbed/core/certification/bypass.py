@@ -46,12 +46,14 @@ MOST_NAMED = 3
 @dataclass(frozen=True)
 class AroundCheck:
     """Whether anything goes around the fibers: ``why`` it cannot be ruled out, how many (unordered) ``pairs`` of sites
-    were probed in which ``families`` of addresses, and in how many seconds."""
+    were probed in which ``families`` of addresses, and in how many seconds. ``unmeasured``: the host kept the
+    check from a result, and ``why`` says so."""
 
     why: str
     pairs: int
     families: tuple[str, ...]
     took_s: float
+    unmeasured: bool = False
 
     @property
     def ok(self) -> bool:

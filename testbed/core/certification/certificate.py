@@ -7,13 +7,22 @@ its meaning, and fields are only added.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from testbed.core.certification.fabric_certificate import FabricCertificate
 from testbed.core.certification.link_certificate import LinkCertificate
 from testbed.core.fields import Fields, integer, mapping, number, sequence, text, texts
+from testbed.core.units import format_delay
 
-__all__ = ["Certificate", "ConcurrentFault", "Headroom"]
+__all__ = ["CERTIFIED", "NOISY", "NOT_MEASURABLE", "OUTSIDE", "Certificate", "ConcurrentFault", "Headroom", "HostNoise"]
+
+CERTIFIED = "certified"
+NOISY = "certified, noisy host"
+"""The fibers are right, and the host delays packets."""
+OUTSIDE = "outside tolerance"
+"""A fiber is wrong."""
+NOT_MEASURABLE = "not measurable on this host now"
+"""Nothing is wrong, and the host delayed too many packets to judge a quantity."""
 
 BUSY = 0.95
 """Share of all cores above which a machine measures itself rather than its fibers."""
@@ -46,6 +55,71 @@ class Headroom:
         return {"free": self.free, "stolen": self.stolen, "trusted": not self.note, "note": self.note}
 
 
+DELAYED_SHARE = 0.05
+"""Share of the small packets that the host delayed above which it is noisy."""
+STALLED_SHARE = 0.02
+"""Share of the cores' time in which they were stalled above which the host is noisy."""
+
+
+@dataclass(frozen=True)
+class HostNoise:
+    """What the host added while the fibers were measured.
+
+    Attributes:
+        packets, delayed: small packets that arrived, and those of them that the host delayed, by its logs.
+        median_s, p99_s: by how much the delayed ones exceeded the median of the others; None without any.
+        stalls, longest_stall_s, stalled_share: number and longest of the cores' stalls, and the share of their time
+            (0..1) that they took; ``stalls`` is None where none are logged.
+    """
+
+    packets: int = 0
+    delayed: int = 0
+    median_s: float | None = None
+    p99_s: float | None = None
+    stalls: int | None = None
+    longest_stall_s: float = 0.0
+    stalled_share: float = 0.0
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.stalled_share > STALLED_SHARE or self.delayed > DELAYED_SHARE * self.packets
+
+    @property
+    def note(self) -> str:
+        """What the host added, as a sentence; empty where it is quiet."""
+        if not self.is_noisy:
+            return ""
+        parts = []
+        if self.delayed and self.median_s is not None and self.p99_s is not None:
+            parts.append(
+                f"{self.delayed / self.packets:.0%} of the small packets were late, by {format_delay(self.median_s, 2)}"
+                f" at the median and {format_delay(self.p99_s, 2)} at the 99th percentile"
+            )
+        if self.stalls:
+            parts.append(
+                f"its cores stalled {self.stalls} times, {self.stalled_share:.1%} of the time and"
+                f" {format_delay(self.longest_stall_s, 2)} at most, so a step takes about"
+                f" {self.stalled_share / max(0.01, 1.0 - self.stalled_share):.0%} longer"
+            )
+        return f"noisy host: {'; '.join(parts)}"
+
+    def to_dict(self) -> dict[str, object]:
+        return {**asdict(self), "noisy": self.is_noisy, "note": self.note}
+
+    @classmethod
+    def from_dict(cls, fields: Fields) -> HostNoise:
+        """Read back ``to_dict``; nothing is known of a certificate that lacks it."""
+        return cls(
+            integer(fields, "packets") or 0,
+            integer(fields, "delayed") or 0,
+            number(fields, "median_s"),
+            number(fields, "p99_s"),
+            integer(fields, "stalls"),
+            number(fields, "longest_stall_s") or 0.0,
+            number(fields, "stalled_share") or 0.0,
+        )
+
+
 @dataclass(frozen=True)
 class ConcurrentFault:
     """A fault that was active during the measurement; ``links`` are those it affects, none for a fault of a rank."""
@@ -63,9 +137,10 @@ class Certificate:
 
     ``taken_unix_s`` is wall-clock time, ``took_s`` the duration of the measurement. ``cpu_busy`` and ``stolen`` are
     shares of all cores, 0..1, while delays were measured: busy, the measurement included, and taken by other guests.
-    ``faults`` were active meanwhile. ``around_pairs`` pairs of sites were probed for a path around the fibers, in
-    ``around_families`` of addresses, which took ``around_took_s``; 0 in certificates of older versions. ``fabrics`` are
-    those of sites whose fabric has a rate.
+    ``noise`` is what the host added. ``faults`` were active meanwhile. ``around_pairs`` pairs of sites were probed for
+    a path around the fibers, in ``around_families`` of addresses, which took ``around_took_s``; 0 in certificates of
+    older versions. ``around_unmeasured`` says that the host kept that check from a result. ``fabrics`` are those of
+    sites whose fabric has a rate.
     """
 
     lab: str
@@ -85,10 +160,33 @@ class Certificate:
     around_families: tuple[str, ...] = ()
     around_took_s: float | None = None
     fabrics: tuple[FabricCertificate, ...] = ()
+    noise: HostNoise = HostNoise()
+    around_unmeasured: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """One of :data:`CERTIFIED`, :data:`NOISY`, :data:`OUTSIDE` and :data:`NOT_MEASURABLE`."""
+        if self.why:
+            return OUTSIDE
+        if self.unmeasured:
+            return NOT_MEASURABLE
+        return NOISY if self.noisy else CERTIFIED
 
     @property
     def certified(self) -> bool:
-        return not self.why
+        """Whether all fibers are right, on a noisy host too."""
+        return not self.why and not self.unmeasured
+
+    @property
+    def noisy(self) -> bool:
+        return self.noise.is_noisy
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What the host kept from being measured, as sentences; empty if all could be judged."""
+        reasons = [why for link in self.links for why in link.unmeasured]
+        reasons += [why for fabric in self.fabrics for why in fabric.unmeasured]
+        return (*reasons, *([self.around_why] if self.around_unmeasured else []))
 
     @property
     def why(self) -> tuple[str, ...]:
@@ -97,7 +195,7 @@ class Certificate:
         reasons += [why for fabric in self.fabrics for why in fabric.why]
         if not self.links:
             reasons.append("no link was measured")
-        if not self.around_ok:
+        if not self.around_ok and not self.around_unmeasured:
             reasons.append(self.around_why or "a path bypasses the fiber")
         # Also a fault too slight to be measured: the lab was not in its healthy state.
         reasons += [f"{', '.join(it.links)}: fault {it.name} is active" for it in self.faults if it.links]
@@ -105,19 +203,19 @@ class Certificate:
 
     @property
     def refusal(self) -> str:
-        """Why the lab is refused, whether the machine is the cause, and what to do; for a lab that is not certified."""
-        reasons = "; ".join(self.why[:MOST_REASONS])
-        if len(self.why) > MOST_REASONS:
-            reasons += f"; and {len(self.why) - MOST_REASONS} more"
-        free = f"the CPU was {self.headroom.free:.0%} free while it was measured"
-        if any(each.starved for link in self.links for each in link.directions):
-            cause = (
-                f"{free}, and the measurement had too little of it: let other programs end and try again;"
-                " a rate that this machine cannot fill needs a larger scale"
+        """Why the lab is refused, and what to do; for a lab that is not certified, or noisy where that is refused."""
+        if self.why:
+            return (
+                f"the lab is outside tolerance: {_shortened(self.why)}\n"
+                f"correct the topology, or continue with --allow-uncertified"
             )
-        else:
-            cause = f"{free}: if other programs needed it, let them end and try again; else correct the topology"
-        return f"the lab is outside tolerance: {reasons}\n{cause}, or continue with --allow-uncertified"
+        if self.unmeasured:
+            return (
+                f"the lab is not measurable on this host now: {_shortened(self.unmeasured)}\n"
+                f"the CPU was {self.headroom.free:.0%} free: let other programs end and try again, use a larger scale,"
+                " or continue with --allow-uncertified"
+            )
+        return f"{self.noise.note}\ntry again when the host is quiet, or without --strict"
 
     @property
     def headroom(self) -> Headroom:
@@ -131,11 +229,13 @@ class Certificate:
         repeated = [what for link in self.links for what in link.repeated]
         early = [note for link in self.links for note in link.early]
         inside = [note for fabric in self.fabrics for note in fabric.notes]
-        return (*([self.headroom.note] if self.headroom.note else []), *beside, *early, *repeated, *undecided, *inside)
+        host = [note for note in (self.noise.note, self.headroom.note) if note]
+        return (*host, *self.unmeasured, *beside, *early, *repeated, *undecided, *inside)
 
     def __str__(self) -> str:
         """Format the verdict, and a line per direction: target and median in us, and what is wrong with it."""
-        lines = [f"{self.lab}: " + ("certified" if self.certified else "outside tolerance: " + "; ".join(self.why))]
+        reasons = "; ".join(self.why or self.unmeasured)
+        lines = [f"{self.lab}: {self.verdict}" + (f": {reasons}" if reasons else "")]
         for each in (each for link in self.links for each in link.directions):
             median = "not measured" if each.measured is None else f"measured {each.measured.median * 1e6:.1f} us"
             lines.append(f"  {each.direction}: target {each.target_s * 1e6:.1f} us, {median}")
@@ -150,14 +250,17 @@ class Certificate:
             "took_s": self.took_s,
             "thorough": self.thorough,
             "emulator": self.emulator,
-            "verdict": "certified" if self.certified else "outside tolerance",
-            "why": list(self.why),
+            "verdict": self.verdict,
+            "certified": self.certified,
+            "noisy": self.noisy,
+            "why": list(self.why or self.unmeasured),
             "notes": list(self.notes),
             "links": [link.to_dict() for link in self.links],
             **({"fabrics": [it.to_dict() for it in self.fabrics]} if self.fabrics else {}),
             "around": {
                 "ok": self.around_ok,
                 "why": self.around_why,
+                **({"unmeasured": True} if self.around_unmeasured else {}),
                 "pairs": self.around_pairs,
                 "families": list(self.around_families),
                 "took_s": self.around_took_s,
@@ -165,6 +268,7 @@ class Certificate:
             "faults": [it.to_dict() for it in self.faults],
             "cpu_busy": self.cpu_busy,
             "headroom": self.headroom.to_dict(),
+            "noise": self.noise.to_dict(),
             "host": dict(self.host),
         }
 
@@ -182,6 +286,7 @@ class Certificate:
             ),
             around_ok=around.get("ok") is True,
             around_why=text(around, "why"),
+            around_unmeasured=around.get("unmeasured") is True,
             cpu_busy=number(fields, "cpu_busy") or 0.0,
             host=mapping(fields, "host"),
             thorough=fields.get("thorough") is True,
@@ -198,4 +303,10 @@ class Certificate:
             fabrics=tuple(
                 FabricCertificate.from_dict(each) for each in sequence(fields, "fabrics") if isinstance(each, Mapping)
             ),
+            noise=HostNoise.from_dict(mapping(fields, "noise")),
         )
+
+
+def _shortened(reasons: tuple[str, ...]) -> str:
+    shown = "; ".join(reasons[:MOST_REASONS])
+    return shown if len(reasons) <= MOST_REASONS else f"{shown}; and {len(reasons) - MOST_REASONS} more"

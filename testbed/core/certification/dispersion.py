@@ -1,10 +1,9 @@
-"""The rate of a bottleneck from the dispersion of packet trains: bytes over the time between their arrivals.
+"""The rate of a bottleneck from the dispersion of packet trains: bytes over the time between two packets of a train.
 
 A train that enters a queue faster than it leaves is spread by the bottleneck (Dovrolis et al., "What do packet
-dispersion techniques measure?", INFOCOM 2001, section III). The ends of a train are no measure of it: the first packet
-has no predecessor whose jitter it must wait for, the last one of a reordered train is the one that jitter delayed most,
-and a packet that the host's scheduler delays moves an end by milliseconds. So the ends are left out, and the rate is
-the median of those of many stretches within the train.
+dispersion techniques measure?", INFOCOM 2001, section III). Each rate is that of a *pair*: two packets of one busy
+period of the queue, both sent on time, far enough apart. What happens between the two does not count: a stall of the
+host delays packets there, and a burst follows it, but neither changes how many bytes passed between the two.
 """
 
 from __future__ import annotations
@@ -12,12 +11,16 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-__all__ = ["Arrival", "rate_bps", "slopes_bps"]
+__all__ = ["FEWEST_PAIRS", "LEAST_APART_S", "Arrival", "pair_rates_bps", "rate_bps"]
 
-Arrival = tuple[float, float]
-"""(when, bits on the wire): seconds at which the last of these bits arrived."""
+LEAST_APART_S: Final = 4e-3
+"""Distance of the packets of a pair at the target's rate, of which a lateness of 50 us is 1.25 %. A train that would be
+shorter at that rate is as long as the machine can send; its pairs are half of it apart."""
+
+FEWEST_PAIRS: Final = 5
+"""Pairs that make a rate, at least; with fewer it is not measurable."""
 
 _HEAD_SHARE: Final = 0.1
 """Share of a train that is left out at its head: it has the wake-up latency of the forwarding process."""
@@ -25,41 +28,65 @@ _MOST_EDGE_SHARE: Final = 0.25
 """Share of a train that is left out for jitter, at most, at either end."""
 
 
-def slopes_bps(arrivals: Sequence[Arrival], edge_s: float = 0.0, last_bits: float | None = None) -> tuple[float, ...]:
-    """Return the rates of the stretches of a train, in bit/s; empty if it is too short.
+class Arrival(NamedTuple):
+    """Bits that arrived together: when, how many on the wire, whether on time, and in which busy period."""
+
+    at_s: float
+    bits: float
+    on_time: bool = True
+    period: int = 0
+
+
+def pair_rates_bps(
+    arrivals: Sequence[Arrival], target_bps: float, edge_s: float = 0.0, last_bits: float | None = None
+) -> tuple[float, ...]:
+    """Return the rates of the pairs of a train, in bit/s; empty if it has none.
 
     Args:
-        arrivals: of one train, in any order; packets of the same instant left together.
+        arrivals: of one train, in any order; those of the same instant left together.
+        target_bps: what the rate should be: a pair is :data:`LEAST_APART_S` apart at this rate. (A train that is too
+            fast to last that long is far from it.)
         edge_s: how long the jitter of a path takes to settle; as much is left out at either end.
         last_bits: only so many bits at the end of the train are used; None: all but the head.
     """
-    instants: dict[float, float] = {}
-    for at, bits in arrivals:
-        instants[at] = instants.get(at, 0.0) + bits
-    times = sorted(instants)
-    if len(times) < 3:
+    instants: dict[float, Arrival] = {}
+    for arrival in arrivals:
+        same = instants.get(arrival.at_s)
+        instants[arrival.at_s] = arrival if same is None else same._replace(bits=same.bits + arrival.bits)
+    train = [instants[at_s] for at_s in sorted(instants)]
+    if len(train) < 3:
         return ()
     passed, total = [], 0.0
-    for at in times:
-        total += instants[at]
+    for arrival in train:
+        total += arrival.bits
         passed.append(total)
     # All in bits, not in seconds: a tail that the scheduler held up would stretch the train.
-    span_s = 2.0 * (times[_at(passed, 0.75 * total)] - times[_at(passed, 0.25 * total)])
+    span_s = 2.0 * (train[_at(passed, 0.75 * total)].at_s - train[_at(passed, 0.25 * total)].at_s)
     edge = min(edge_s / span_s if span_s > 0 else 0.0, _MOST_EDGE_SHARE) * total
     skipped = max(edge, _HEAD_SHARE * total)
     if last_bits is not None and last_bits < total:
         skipped = max(edge, total - last_bits)
     first, last = _at(passed, skipped), _at(passed, total - edge)
-    if last - first < 2:
-        return ()
     half = (passed[last] - passed[first]) / 2.0
-    found = []
-    for begin in range(first, last):
-        end = bisect_left(passed, passed[begin] + half, begin + 1, last + 1)
-        if end > last:
-            break
-        found.append((passed[end] - passed[begin]) / (times[end] - times[begin]))
-    return tuple(found)
+    least = LEAST_APART_S * target_bps if LEAST_APART_S * target_bps <= 2.0 * half else half
+    usable = [index for index in range(first, last + 1) if train[index].on_time]
+    # Half a train apart where possible, because the error of a rate falls with the distance.
+    rates = _rates(train, passed, usable, max(half, least))
+    return rates if len(rates) >= FEWEST_PAIRS else _rates(train, passed, usable, least)
+
+
+def _rates(
+    train: Sequence[Arrival], passed: Sequence[float], usable: Sequence[int], apart_bits: float
+) -> tuple[float, ...]:
+    """Return the rates of the pairs with at least ``apart_bits`` between them, one for each first packet."""
+    sums = [passed[index] for index in usable]
+    rates = []
+    for place, begin in enumerate(usable):
+        after = bisect_left(sums, sums[place] + apart_bits, place + 1)
+        if after < len(usable) and train[usable[after]].period == train[begin].period:
+            end = usable[after]
+            rates.append((passed[end] - passed[begin]) / (train[end].at_s - train[begin].at_s))
+    return tuple(rates)
 
 
 def _at(passed: Sequence[float], bits: float) -> int:
@@ -67,6 +94,6 @@ def _at(passed: Sequence[float], bits: float) -> int:
     return min(bisect_left(passed, bits), len(passed) - 1)
 
 
-def rate_bps(slopes: Sequence[float]) -> float | None:
-    """Return the rate of which most stretches are; None without any."""
-    return statistics.median(slopes) if slopes else None
+def rate_bps(rates: Sequence[float]) -> float | None:
+    """Return the median of the pairs' rates; None with fewer than :data:`FEWEST_PAIRS`."""
+    return statistics.median(rates) if len(rates) >= FEWEST_PAIRS else None

@@ -44,21 +44,23 @@ class Expected:
 
 
 @lru_cache(maxsize=1024)
-def expected(impairments: tuple[Impairment, ...], interval_s: float, count: int) -> Expected:
-    """Return the statistics of ``count`` packets, one each ``interval_s`` seconds, through all ``impairments`` in turn.
+def expected(impairments: tuple[Impairment, ...], interval_s: float, places: tuple[int, ...]) -> Expected:
+    """Return the statistics of packets, sent one each ``interval_s`` seconds, through all ``impairments`` in turn.
 
-    Pass one impairment for a direction, two for a round trip. Where nothing varies the delay, nothing is drawn and all
-    values are zero.
+    ``places`` are the ascending places, among those sent, of the packets that count. Pass one impairment for a
+    direction, two for a round trip. Where nothing varies the delay, nothing is drawn and all values are zero.
     """
-    if not any(it.jitter_s or it.reorder for it in impairments) or count < 1:
+    if not any(it.jitter_s or it.reorder for it in impairments) or not places:
         return Expected()
     chance = random.Random(1)
-    number = min(count, MOST_PACKETS)
+    counted = [place for place in places if place - places[0] < MOST_PACKETS]
+    number = counted[-1] - places[0] + 1
     medians, deviations = [], []
     for _ in range(_SAMPLES):
         late = [0.0] * number
         for impairment in impairments:
             late = [a + b for a, b in zip(late, _drawn(impairment, interval_s, number, chance), strict=True)]
+        late = [late[place - places[0]] for place in counted]
         medians.append(statistics.median(late))
         deviations.append(median_deviation(late))
     return Expected(

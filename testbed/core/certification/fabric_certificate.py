@@ -19,20 +19,21 @@ _HELP: Final = "if the machine was busy, try again; a rate that it cannot carry 
 class FabricRate:
     """One measured rate of a fabric, in bit/s: of ``path``, ``east-0 > east-1`` or ``core``.
 
-    ``note`` says why it could not be measured at all, which counts for nothing; without a note a missing measurement
-    counts against the lab.
+    ``note`` says why it could not be measured at all, which counts for nothing; ``unmeasured`` what the host kept from
+    being measured. Without either a missing measurement counts against the lab.
     """
 
     path: str
     target_bps: float
     measured_bps: float | None = None
     note: str = ""
+    unmeasured: str = ""
 
     @property
     def why(self) -> str:
         """What is wrong with it; empty for nothing."""
         if self.measured_bps is None:
-            return "" if self.note else f"{self.path}: no packet train came through"
+            return "" if self.note or self.unmeasured else f"{self.path}: no packet train came through"
         off = self.measured_bps / self.target_bps - 1.0
         if abs(off) <= RATE_TOLERANCE:
             return ""
@@ -41,7 +42,9 @@ class FabricRate:
 
     @property
     def verdict(self) -> str:
-        return "bad" if self.why else "ok" if self.measured_bps is not None else "inconclusive"
+        if self.why or self.unmeasured:
+            return "bad" if self.why else "unmeasured"
+        return "ok" if self.measured_bps is not None else "inconclusive"
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -51,6 +54,7 @@ class FabricRate:
             "tolerance": RATE_TOLERANCE,
             "verdict": self.verdict,
             "note": self.note,
+            **({"unmeasured": self.unmeasured} if self.unmeasured else {}),
         }
 
 
@@ -77,7 +81,14 @@ class FabricCertificate:
     @property
     def verdict(self) -> str:
         words = {it.verdict for it in self.rates}
-        return "bad" if self.why else "ok" if words == {"ok"} else "inconclusive"
+        if self.why or self.unmeasured:
+            return "bad" if self.why else "unmeasured"
+        return "ok" if words == {"ok"} else "inconclusive"
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What the host kept from being measured, as sentences."""
+        return tuple(f"fabric of {self.site}, {it.path}: {it.unmeasured}" for it in self.rates if it.unmeasured)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -114,6 +125,7 @@ class FabricCertificate:
                     number(each, "target_bps") or 1.0,
                     number(each, "measured_bps"),
                     text(each, "note"),
+                    text(each, "unmeasured"),
                 )
                 for each in sequence(fields, "rates")
                 if isinstance(each, Mapping)

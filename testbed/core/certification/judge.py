@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from testbed.core.certification import chance, counts
 from testbed.core.certification.counts import Stream
 from testbed.core.certification.expected import MOST_PACKETS, Expected, expected
+from testbed.core.certification.host_log import FEWEST_PACKETS
 from testbed.core.certification.link_certificate import (
     RATE_TOLERANCE,
     Check,
@@ -39,75 +40,71 @@ _HOPS_OF_BASELINE: Final = 2.0
 """Hops from node to node over those of the baseline path: two bridges and two routers more. On a busy machine a packet
 waits at each, by what the baseline's median exceeds its minimum."""
 
-FEWEST_PROBES: Final = 20
-"""Delays needed for a meaningful median absolute deviation."""
+_MOST_WAIT_S: Final = 10e-6
+"""The most that such waits raise the upper limit of a median: what a noisy host adds, its logs must prove."""
 
 _SCATTER_MARGIN: Final = 1.5
 """The scatter of a jitter's statistic is that of a few drawn samples, and itself known to a tenth only."""
-
-_STARVED: Final = "the measurement was starved of CPU"
 
 
 @dataclass(frozen=True)
 class DirectionSample:
     """The measurement of one direction; times in seconds, one way, first arrivals only.
 
-    ``interval_s`` is the spacing of two small packets of the direction. ``rate_bps`` is None where no packet train gave
-    a rate, and ``rate_why`` then says why. ``rate_slack`` is added to the rate's tolerance (a share). ``own_drops`` are
-    packets that the emulator counts as its own failure (no room, not read in time). ``rate_beside`` is the other
-    traffic that crossed while the rate was measured, in bytes over those of the packet trains. ``between`` and
-    ``taken_off_s`` are those of :class:`DirectionCertificate`; from delays between nodes nothing is subtracted.
-
-    Delays and rate are of the latest of ``delay_tries`` and ``rate_tries``; ``delay_starved`` and ``rate_starved`` say
-    what proves that this try was starved of CPU too. Small packets of earlier tries count as sent and lost:
-    ``earlier_probes``, ``earlier_arrived``.
+    ``delays_s`` and ``bare_s`` are those of packets that the host did not delay, over the direction and over the
+    baseline. ``places`` are the places of the former among all ``probes`` sent, of which ``arrived`` came; two
+    neighbours are ``interval_s`` apart. ``rate_bps`` is None where no packet train gave a rate: ``rate_why`` says why
+    none was sent, ``rate_unmeasured`` why those sent gave none. ``rate_slack`` is added to the rate's tolerance (a
+    share). ``own_drops`` are packets that the emulator counts as its own failure (no room, not read in time).
+    ``rate_beside`` is the other traffic that crossed while the rate was measured, in bytes over those of the packet
+    trains. ``between`` and ``taken_off_s`` are those of :class:`DirectionCertificate`; from delays between nodes
+    nothing is subtracted.
     """
 
     delays_s: Sequence[float]
     bare_s: Sequence[float]
     probes: int
+    arrived: int | None = None
+    places: Sequence[int] = ()
     interval_s: float = 0.004
     stream: Stream | None = None
     rate_bps: float | None = None
     rate_why: str = ""
+    rate_unmeasured: str = ""
     rate_slack: float = 0.0
     segmentation: str = ""
     own_drops: int = 0
-    earlier_probes: int = 0
-    earlier_arrived: int = 0
     delay_tries: int = 1
-    delay_starved: str = ""
     rate_tries: int = 1
-    rate_starved: str = ""
     rate_beside: float = 0.0
     between: str = "gateways"
     taken_off_s: float = 0.0
 
     @property
-    def all_probes(self) -> int:
-        return self.earlier_probes + self.probes
-
-    @property
     def all_arrived(self) -> int:
-        return self.earlier_arrived + len(self.delays_s)
+        return len(self.delays_s) if self.arrived is None else self.arrived
 
 
 @dataclass(frozen=True)
 class RoundTripSample:
     """Echoes that the far kernel answers; ``why`` says what prevented the measurement.
 
-    Times are of the latest try; echoes of earlier ones are counted: ``earlier_probes``, ``earlier_arrived``.
-    ``bare_s`` are echoes over the baseline, or inside a site for ``between`` nodes.
+    ``times_s`` and ``bare_s`` are those of echoes that the host did not delay; the latter crossed the baseline, or went
+    inside a site for ``between`` nodes. ``places``, ``probes`` and ``arrived`` are those of :class:`DirectionSample`.
     """
 
     times_s: Sequence[float] = ()
     bare_s: Sequence[float] = ()
     probes: int = 0
+    arrived: int | None = None
+    places: Sequence[int] = ()
     interval_s: float = 0.004
     why: str = ""
     between: str = "gateways"
-    earlier_probes: int = 0
-    earlier_arrived: int = 0
+
+    @property
+    def all_arrived(self) -> int:
+        return len(self.times_s) if self.arrived is None else self.arrived
 
 
 def judge_direction(direction: str, target: Impairment, sample: DirectionSample) -> DirectionCertificate:
@@ -115,23 +112,15 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
     measured, bare = Spread.of(sample.delays_s), Spread.of(sample.bare_s)
     stream = sample.stream
     small_count = not target.corrupt_survives  # a flipped bit fails a small probe's checksum, which is no loss
-    sent = (sample.all_probes if small_count else 0) + (stream.sent if stream else 0)
-    lost = (sample.all_probes - sample.all_arrived if small_count else 0) + (
-        stream.sent - stream.distinct if stream else 0
-    )
+    sent = (sample.probes if small_count else 0) + (stream.sent if stream else 0)
+    lost = (sample.probes - sample.all_arrived if small_count else 0) + (stream.sent - stream.distinct if stream else 0)
     rate = None
     if sample.rate_bps is not None and target.rate_bps > 0:
         rate = RateCertificate(target.rate_bps, sample.rate_bps, RATE_TOLERANCE + sample.rate_slack)
     checks: list[Check] = []
-    if measured is None:
-        checks.append(Check("delay, median", target.delay_s, None, verdict="bad", why="no probe came through"))
-    elif bare is None:
-        why = "the baseline path was not measured, so the error is unknown"
-        checks.append(Check("delay, median", target.delay_s, None, verdict="bad", why=why))
-    else:
-        checks += [_starved(check, sample.delay_tries, sample.delay_starved) for check in judge_delays(target, sample)]
+    checks += judge_delays(target, sample)
+    if sample.all_arrived:
         checks += counts.judge_counts(target, sent, max(0, lost), stream, sample.own_drops)
-    if measured is not None:
         checks += _rate(target, rate, sample)
     return DirectionCertificate(
         direction=direction,
@@ -146,33 +135,40 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
         segmentation=sample.segmentation,
         why=tuple(check.why for check in checks if check.verdict == "bad"),
         tries=Tries(sample.delay_tries, sample.rate_tries),
-        starved=any(check.verdict == "bad" and _STARVED in check.why for check in checks),
         taken_off_s=sample.taken_off_s,
         between=sample.between,
     )
 
 
 def judge_delays(target: Impairment, sample: DirectionSample) -> Iterator[Check]:
-    """Judge delay and jitter; no checks without probes or a baseline."""
+    """Judge delay and jitter; what fewer than :data:`FEWEST_PACKETS` packets on time say is not measurable."""
     measured, bare = Spread.of(sample.delays_s), Spread.of(sample.bare_s)
-    if measured is not None and bare is not None:
-        like = expected((target,), sample.interval_s, len(sample.delays_s))
+    if not sample.all_arrived:
+        yield Check("delay, median", target.delay_s, None, verdict="bad", why="no probe came through")
+    elif why := _too_few("delay", sample.delays_s, sample.all_arrived, sample.bare_s):
+        yield Check("delay, median", target.delay_s, None, verdict="unmeasured", why=why)
+    elif measured is not None and bare is not None:
+        places = tuple(sample.places or range(len(sample.delays_s)))
+        like = expected((target,), sample.interval_s, places)
         less, wait_s = bare, 0.0
         if sample.between == "nodes":
-            less, wait_s = Spread(0.0, 0.0, 0.0), _HOPS_OF_BASELINE * (bare.median - bare.min)
+            less, wait_s = Spread(0.0, 0.0, 0.0), _wait_s(bare)
         yield from _delay(target.delay_s, tolerance_s(target.delay_s), measured, less, like, wait_s=wait_s)
         yield _jitter(target, sample.delays_s, sample.bare_s, like)
 
 
-def _starved(check: Check, tries: int, starved: str) -> Check:
-    """Return the check with the cause, if it is bad and its measurement was starved."""
-    if check.verdict != "bad" or not starved:
-        return check
-    return replace(check, why=f"{check.why}; {_no_cpu(tries, starved)}")
+def _too_few(what: str, times_s: Sequence[float], arrived: int, bare_s: Sequence[float]) -> str:
+    """Return why a time cannot be judged, because the host delayed most packets; empty if it can."""
+    if len(times_s) < min(FEWEST_PACKETS, arrived):
+        return f"{what}: the host delayed {arrived - len(times_s)} of {arrived} packets"
+    if not bare_s:
+        return f"{what}: the host delayed all packets of the baseline path, so the error is unknown"
+    return ""
 
 
-def _no_cpu(tries: int, starved: str) -> str:
-    return f"{_STARVED}, {tries} times of {tries} ({starved})"
+def _wait_s(bare: Spread) -> float:
+    """Return by how much the upper limit of a median between nodes is raised."""
+    return min(_MOST_WAIT_S, _HOPS_OF_BASELINE * (bare.median - bare.min))
 
 
 def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSample) -> RoundTrip:
@@ -180,20 +176,22 @@ def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSampl
     target = there.delay_s + back.delay_s
     limit = tolerance_s(there.delay_s) + tolerance_s(back.delay_s)
     measured, bare = Spread.of(sample.times_s), Spread.of(sample.bare_s)
-    if measured is None or bare is None:
-        silent = measured is not None or _none_came(there, back, sample.probes) < chance.MISS
+    checks: tuple[Check, ...]
+    if sample.why or not sample.all_arrived:
+        silent = _none_came(there, back, sample.probes) < chance.MISS
         verdict = "bad" if silent and not sample.why else "inconclusive"
-        without = "inside a site" if sample.between == "nodes" else "over the baseline path"
-        why = sample.why or ("no echo came back" if measured is None else f"no echo {without}")
-        checks: tuple[Check, ...] = (Check("RTT, median", target, None, verdict=verdict, why=why),)
+        why = sample.why or "no echo came back"
+        checks = (Check("RTT, median", target, None, verdict=verdict, why=why),)
+    elif why := _too_few("RTT", sample.times_s, sample.all_arrived, sample.bare_s):
+        checks = (Check("RTT, median", target, None, verdict="unmeasured", why=why),)
     else:
-        like = expected((there, back), sample.interval_s, len(sample.times_s))
+        assert measured is not None and bare is not None
+        like = expected((there, back), sample.interval_s, tuple(sample.places or range(len(sample.times_s))))
         # Across are more hops than inside a site, and at each a packet waits on a busy machine.
-        wait_s = _HOPS_OF_BASELINE * (bare.median - bare.min) if sample.between == "nodes" else 0.0
+        wait_s = _wait_s(bare) if sample.between == "nodes" else 0.0
         checks = tuple(_delay(target, limit, measured, bare, like, "RTT", wait_s))
-    sent = sample.earlier_probes + sample.probes
-    unanswered = max(0, sent - sample.earlier_arrived - len(sample.times_s))
-    return RoundTrip(target, measured, bare, limit, sent, unanswered, checks, sample.between)
+    unanswered = max(0, sample.probes - sample.all_arrived)
+    return RoundTrip(target, measured, bare, limit, sample.probes, unanswered, checks, sample.between)
 
 
 def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
@@ -235,7 +233,7 @@ def _delay(
 def _jitter(target: Impairment, delays: Sequence[float], bare: Sequence[float], like: Expected) -> Check:
     """Judge by the median absolute deviation less the baseline's, scaled to the jitter of the distribution where there
     is a target, and to the standard deviation of a normal one where the target is none."""
-    if len(delays) < FEWEST_PROBES:
+    if len(delays) < FEWEST_PACKETS:
         why = f"jitter: {len(delays)} probes are too few"
         return Check("jitter", target.jitter_s, None, verdict="inconclusive", why=why)
     deviation = math.sqrt(max(0.0, median_deviation(delays) ** 2 - median_deviation(bare) ** 2))
@@ -276,7 +274,10 @@ def _rate(target: Impairment, rate: RateCertificate | None, sample: DirectionSam
     if not target.rate_bps:
         return
     if rate is None:
-        verdict, why = ("inconclusive", sample.rate_why) if sample.rate_why else ("bad", "the rate was not measured")
+        verdict, why = "bad", "the rate was not measured"
+        if sample.rate_why or sample.rate_unmeasured:
+            verdict = "inconclusive" if sample.rate_why else "unmeasured"
+            why = sample.rate_why or sample.rate_unmeasured
         yield Check("rate", target.rate_bps, None, verdict=verdict, why=why)
         return
     low, high = (1 - rate.tolerance) * rate.target_bps, (1 + rate.tolerance) * rate.target_bps
@@ -287,11 +288,6 @@ def _rate(target: Impairment, rate: RateCertificate | None, sample: DirectionSam
             " certify while nothing else uses the fiber"
         )
         yield Check("rate", target.rate_bps, rate.measured_bps, low, high, "inconclusive", why)
-        return
-    if sample.rate_starved and rate.measured_bps < low:
-        # Only a rate that is too low is explained: a starved train is too slow, never too fast.
-        why = f"the rate could not be measured: {_no_cpu(sample.rate_tries, sample.rate_starved)}"
-        yield Check("rate", target.rate_bps, None, verdict="bad", why=why)
         return
     why = (
         ""

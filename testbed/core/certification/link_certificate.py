@@ -15,6 +15,7 @@ from testbed.core.certification.spread import Spread
 from testbed.core.fields import Fields, mapping, number, sequence, text, texts
 
 __all__ = [
+    "NOT_MEASURED",
     "NOT_TOLD",
     "RATE_TOLERANCE",
     "Check",
@@ -34,6 +35,10 @@ NOT_TOLD = "not told"
 """Verdict where nothing is outside tolerance, but too little was observed to say ok."""
 
 
+NOT_MEASURED = "not measured"
+"""Verdict where nothing is outside tolerance, but the host delayed too many packets to judge a quantity."""
+
+
 def tolerance_s(target_s: float) -> float:
     """Largest error of a one-way delay that certifies: 50 us, or 2 % of a long fiber's delay."""
     return max(50e-6, 0.02 * target_s)
@@ -44,8 +49,9 @@ class Check:
     """One quantity: target, measured value and accepted range.
 
     ``target``, ``measured`` and the ends of the accepted range, ``low`` and ``high``, are in SI units: seconds, shares
-    (0..1), packets, bits per second. ``measured`` of a delay is less the baseline already. ``verdict`` is ok, bad or
-    inconclusive (shown as "not told"); ``why`` says in a sentence what is wrong, or what could not be decided.
+    (0..1), packets, bits per second. ``measured`` of a delay is less the baseline already. ``verdict`` is ok, bad,
+    inconclusive (shown as "not told") or unmeasured (shown as "not measured": the host delayed too many packets);
+    ``why`` says in a sentence what is wrong, or what could not be decided.
     ``would_tell`` is the number of packets that would decide it; None where it is decided, or no number would.
     """
 
@@ -61,13 +67,13 @@ class Check:
     @property
     def shown_verdict(self) -> str:
         """The verdict as a word for people."""
-        return NOT_TOLD if self.verdict == "inconclusive" else self.verdict
+        return {"inconclusive": NOT_TOLD, "unmeasured": NOT_MEASURED}.get(self.verdict, self.verdict)
 
     @classmethod
     def from_dict(cls, fields: Fields) -> Check:
         target, measured, low, high = (number(fields, key) for key in ("target", "measured", "low", "high"))
         verdict = text(fields, "verdict")
-        known = verdict if verdict in ("ok", "inconclusive") else "bad"
+        known = verdict if verdict in ("ok", "inconclusive", "unmeasured") else "bad"
         packets = number(fields, "would_tell")
         would_tell = None if packets is None else int(packets)
         return cls(text(fields, "what"), target, measured, low, high, known, text(fields, "why"), would_tell)
@@ -101,7 +107,7 @@ class RateCertificate:
 
 @dataclass(frozen=True)
 class Tries:
-    """How often delay (with jitter) and rate were measured: again only where the try before was starved of CPU."""
+    """How often delay (with jitter) and rate were measured: again only where the host delayed too many packets."""
 
     delay: int = 1
     rate: int = 1
@@ -127,10 +133,17 @@ class _Judged:
 
     @property
     def verdict(self) -> str:
-        """``ok`` only if every quantity is; ``bad`` if one is outside tolerance; else ``not told``."""
+        """``ok`` only if every quantity is; ``bad`` if one is outside tolerance; else not measured, or not told."""
         if getattr(self, "why", ()):
             return "bad"
+        if self.unmeasured:
+            return NOT_MEASURED
         return NOT_TOLD if any(check.verdict == "inconclusive" for check in self.checks) else "ok"
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What the host kept from being measured, as sentences."""
+        return tuple(check.why for check in self.checks if check.verdict == "unmeasured")
 
     @property
     def subtracted(self) -> Spread | None:
@@ -190,8 +203,6 @@ class DirectionCertificate(_Judged):
     why: tuple[str, ...] = ()
     """What is wrong, as sentences; empty when nothing is."""
     tries: Tries = Tries()
-    starved: bool = False
-    """Whether something could not be measured, because the measurement had no CPU."""
     taken_off_s: float = 0.0
     between: str = "gateways"
 
@@ -200,9 +211,7 @@ class DirectionCertificate(_Judged):
         """What was measured more than once, as sentences."""
         tries = (("delay and jitter", self.tries.delay), ("rate", self.tries.rate))
         return tuple(
-            f"{what} measured {number} times, because the measurement was starved of CPU"
-            for what, number in tries
-            if number > 1
+            f"{what} measured {number} times, because the host delayed packets" for what, number in tries if number > 1
         )
 
     @property
@@ -233,7 +242,7 @@ class DirectionCertificate(_Judged):
             "verdict": self.verdict,
             "why": list(self.why),
             "tries": asdict(self.tries),
-            "starved": self.starved,
+            "starved": bool(self.unmeasured),
         }
 
     @classmethod
@@ -257,7 +266,6 @@ class DirectionCertificate(_Judged):
             segmentation=text(fields, "segmentation"),
             why=_why(fields),
             tries=Tries.from_dict(mapping(fields, "tries")),
-            starved=fields.get("starved") is True,
             taken_off_s=number(fields, "taken_off_s") or 0.0,
             between=text(fields, "between") or "gateways",
         )
@@ -332,11 +340,15 @@ class LinkCertificate:
 
     @property
     def verdict(self) -> str:
-        """The worst verdict of its directions and its round trip: bad, not told, ok."""
-        if not self.ok:
-            return "bad"
-        found = [each.verdict for each in self.directions] + ([self.rtt.verdict] if self.rtt else [])
-        return NOT_TOLD if NOT_TOLD in found else "ok"
+        """The worst verdict of its directions and its round trip: bad, not measured, not told, ok."""
+        verdicts = [each.verdict for each in self.directions] + ([self.rtt.verdict] if self.rtt else [])
+        return "bad" if not self.ok else next((it for it in (NOT_MEASURED, NOT_TOLD) if it in verdicts), "ok")
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What the host kept from being measured, prefixed with the name of the direction or of the link."""
+        reasons = [f"{each.direction}: {why}" for each in self.directions for why in each.unmeasured]
+        return (*reasons, *(f"{self.name}: {why}" for why in (self.rtt.unmeasured if self.rtt else ())))
 
     @property
     def repeated(self) -> tuple[str, ...]:
@@ -375,4 +387,5 @@ class LinkCertificate:
 
 def _why(fields: Fields) -> tuple[str, ...]:
     why = texts(fields, "why")
-    return ("verdict is not ok",) if not why and text(fields, "verdict") not in ("ok", NOT_TOLD) else why
+    known = ("ok", NOT_TOLD, NOT_MEASURED)
+    return ("verdict is not ok",) if not why and text(fields, "verdict") not in known else why

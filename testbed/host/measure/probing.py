@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,16 +27,21 @@ SO_SNDBUFFORCE = 32
 SOL_RAW, ICMP_FILTER = 255, 1
 ECHO_REQUEST, ECHO_REPLY = 8, 0
 CONNECT_S = 2.0
-HELD_UP_NS = 150_000
-"""A packet whose sending takes longer was held up: it takes 20 to 50 us, unless its sender loses the CPU meanwhile."""
+
+NONCE = secrets.randbelow((1 << 24) - 1) + 1
+"""Begins the marks of this process's packets (``testbed/fiberd/record.h``): the emulator records those alone."""
+MARK_BITS = 40
+_NUMBER_BITS = 24
 
 _SMALL = struct.Struct("=Qq6x")
-"""Number and time of sending in ns: gives a frame of 64 bytes with its check sequence, Ethernet's minimum."""
-_ECHO = struct.Struct("!BBHHHqQ")
-"""Type, code, checksum, identifier, sequence number (RFC 792); then the payload: time of sending, and number."""
+"""Mark and time of sending in ns: gives a frame of 64 bytes with its check sequence, Ethernet's minimum."""
+_ECHO_HEAD = struct.Struct("!BBHHH")
+"""Type, code, checksum, identifier, sequence number (RFC 792)."""
+_ECHO_BODY = struct.Struct("=Qq")
+"""Mark and time of sending in ns."""
 
-_IDENTIFIERS = itertools.count(os.getpid())
-"""One for each set of echoes (RFC 792): two sets between the same addresses see each other's answers."""
+_IDENTITIES = itertools.count(os.getpid())
+"""One for each prober: identifies its marks, and its echoes among those between the same addresses (RFC 792)."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +67,25 @@ class Arrival:
     delay_s: float
 
 
+@dataclass(frozen=True)
+class Departure:
+    """A probe that was sent: ns of the Unix clock before and after the call that sent it."""
+
+    before_ns: int
+    after_ns: int
+
+
 class Prober(Protocol):
-    """Sends numbered packets over a path and collects their arrivals."""
+    """Sends numbered packets over a path and collects their arrivals.
+
+    ``departures`` has the packets sent so far, by number; a number is never used again.
+    """
 
     path: ProbePath
+    identity: int
+    departures: dict[int, Departure]
 
-    def send(self, number: int) -> bool:
+    def send(self) -> bool:
         """Send one packet; return False if the path refused it (no carrier)."""
 
     def receive(self) -> list[Arrival]:
@@ -76,14 +95,12 @@ class Prober(Protocol):
 
 
 class Probe:
-    """A pair of UDP sockets over one path. Must be closed.
-
-    ``held_up`` counts the small packets whose sender lost the CPU between their time stamp and their sending.
-    """
+    """A pair of UDP sockets over one path. Must be closed."""
 
     def __init__(self, path: ProbePath) -> None:
         self.path = path
-        self.held_up = 0
+        self.identity = next(_IDENTITIES) & 0xFFFF
+        self.departures: dict[int, Departure] = {}
         try:
             self.receiver = namespace.inside(path.receiver, lambda: _udp(path.destination))
             self.sender = namespace.inside(path.sender, lambda: _udp(path.source, path.device))
@@ -100,21 +117,23 @@ class Probe:
         self.receiver.close()
         self.sender.close()
 
-    def send(self, number: int) -> bool:
-        at_ns = time.time_ns()
+    def send(self) -> bool:
+        number = len(self.departures)
+        before_ns = time.time_ns()
         try:
-            self.sender.sendto(_SMALL.pack(number, at_ns), self.to)
+            self.sender.sendto(_SMALL.pack(mark(self.identity, number, nonce=True), before_ns), self.to)
         except OSError:
             return False
-        self.held_up += time.time_ns() - at_ns > HELD_UP_NS
+        self.departures[number] = Departure(before_ns, time.time_ns())
         return True
 
     def receive(self) -> list[Arrival]:
         found = []
         for data, arrived_ns in received(self.receiver):
             if len(data) == _SMALL.size:
-                number, sent_ns = _SMALL.unpack(data)
-                found.append(Arrival(number, (arrived_ns - sent_ns) * 1e-9))
+                packet, sent_ns = _SMALL.unpack(data)
+                if packet >> _NUMBER_BITS == mark(self.identity, 0, nonce=True) >> _NUMBER_BITS:
+                    found.append(Arrival(number_of(packet), (arrived_ns - sent_ns) * 1e-9))
         return found
 
 
@@ -126,7 +145,8 @@ class Echo:
 
     def __init__(self, path: ProbePath) -> None:
         self.path = path
-        self._identifier = next(_IDENTIFIERS) & 0xFFFF
+        self.identity = next(_IDENTITIES) & 0xFFFF
+        self.departures: dict[int, Departure] = {}
         try:
             self._socket = namespace.inside(path.sender, lambda: _raw(path))
         except OSError as error:
@@ -135,24 +155,39 @@ class Echo:
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, number: int) -> bool:
-        fields = (self._identifier, number & 0xFFFF, time.time_ns(), number)
-        checksum = _checksum(_ECHO.pack(ECHO_REQUEST, 0, 0, *fields))
+    def send(self) -> bool:
+        number = len(self.departures)
+        before_ns = time.time_ns()
+        body = _ECHO_BODY.pack(mark(self.identity, number, nonce=True), before_ns)
+        fields = (self.identity, number & 0xFFFF)
+        checksum = _checksum(_ECHO_HEAD.pack(ECHO_REQUEST, 0, 0, *fields) + body)
         try:
-            self._socket.send(_ECHO.pack(ECHO_REQUEST, 0, checksum, *fields))
+            self._socket.send(_ECHO_HEAD.pack(ECHO_REQUEST, 0, checksum, *fields) + body)
         except OSError:
             return False
+        self.departures[number] = Departure(before_ns, time.time_ns())
         return True
 
     def receive(self) -> list[Arrival]:
         found = []
         for packet, arrived_ns in received(self._socket):
             data = packet[4 * (packet[0] & 15) :]  # a raw socket has the IP header before it
-            if len(data) == _ECHO.size:
-                kind, _, _, identifier, _, sent_ns, number = _ECHO.unpack(data)
-                if (kind, identifier) == (ECHO_REPLY, self._identifier):
-                    found.append(Arrival(number, (arrived_ns - sent_ns) * 1e-9))
+            if len(data) == _ECHO_HEAD.size + _ECHO_BODY.size:
+                kind, _, _, identifier, _ = _ECHO_HEAD.unpack_from(data)
+                packet, sent_ns = _ECHO_BODY.unpack_from(data, _ECHO_HEAD.size)
+                if (kind, identifier) == (ECHO_REPLY, self.identity):
+                    found.append(Arrival(number_of(packet), (arrived_ns - sent_ns) * 1e-9))
         return found
+
+
+def mark(identity: int, number: int, nonce: bool = False) -> int:
+    """Return the mark of a prober's packet, as the emulator records it; with ``nonce`` as it stands in the packet."""
+    return (NONCE << MARK_BITS if nonce else 0) | identity << _NUMBER_BITS | number
+
+
+def number_of(packet_mark: int) -> int:
+    """Return the number of the packet with this mark."""
+    return packet_mark & ((1 << _NUMBER_BITS) - 1)
 
 
 def received(end: socket.socket) -> list[tuple[bytes, int]]:
@@ -209,26 +244,29 @@ def rounds(probers: Sequence[Prober], count: int, interval_s: float, patience_s:
 
     Sends are spread over the interval so that no two coincide, and paths do not disturb each other.
     """
+    first = {prober.path.name: len(prober.departures) for prober in probers}
     found: dict[str, list[Arrival]] = {prober.path.name: [] for prober in probers}
     start = time.monotonic()
     slot = interval_s / max(1, len(probers))
-    for number in range(count):
+    for turn in range(count):
         for place, prober in enumerate(probers):
-            due = start + number * interval_s + place * slot
+            due = start + turn * interval_s + place * slot
             while (left := due - time.monotonic()) > 0:
                 time.sleep(left)
-            prober.send(number)
-        _collect(probers, found)
+            prober.send()
+        _collect(probers, first, found)
     until = time.monotonic() + patience_s
     while time.monotonic() < until and any(len(found[prober.path.name]) < count for prober in probers):
         time.sleep(0.002)
-        _collect(probers, found)
+        _collect(probers, first, found)
     return found
 
 
-def _collect(probers: Sequence[Prober], found: dict[str, list[Arrival]]) -> None:
+def _collect(probers: Sequence[Prober], first: Mapping[str, int], found: dict[str, list[Arrival]]) -> None:
+    """Add what has arrived; a packet of an earlier round came too late."""
     for prober in probers:
-        found[prober.path.name] += prober.receive()
+        name = prober.path.name
+        found[name] += [arrival for arrival in prober.receive() if arrival.number >= first[name]]
 
 
 def congestion_control(client: Path, server: Path, address: str) -> str:

@@ -16,12 +16,13 @@ from typing import Final
 
 from testbed.core.physics.impairment import WIRE_OVERHEAD_BYTES
 from testbed.host.measure.packet_trains import CAPACITY_BPS, HEADERS, MOST_AT_ONCE, SOL_UDP, UDP_GRO, UDP_SEGMENT
-from testbed.host.measure.probing import SO_TIMESTAMPNS, Probe, received
+from testbed.host.measure.probing import MARK_BITS, SO_TIMESTAMPNS, Probe, mark, received
 
 __all__ = ["SHORTEST", "Passage", "Train", "send_trains"]
 
 SHORTEST: Final = 32
 """Minimum number of packets in a train."""
+_MARK: Final = struct.Struct("=Q")
 PAUSE_S: Final = 0.001
 GRACE_S: Final = 0.2
 """How long the first packets of a train may be overdue; those that follow may be overdue by QUIET_S."""
@@ -33,7 +34,8 @@ class Train:
     """A train of ``count`` full-sized packets for a path with these values.
 
     ``longest_s`` is the longest delay of a packet, without queueing. A train ``alone`` shares the machine with no
-    other: the emulator forwards its packets one by one.
+    other: the emulator forwards its packets one by one. Packets are numbered from ``first`` on, above the numbers of
+    the probe's small packets.
     """
 
     probe: Probe
@@ -43,6 +45,7 @@ class Train:
     longest_s: float = 0.0
     overhead_bytes: int = WIRE_OVERHEAD_BYTES
     alone: bool = False
+    first: int = 1 << 23
 
     @property
     def payload(self) -> int:
@@ -64,14 +67,15 @@ class Train:
 
 @dataclass
 class Passage:
-    """What became of a train: ``arrivals`` are (seconds since ``epoch_ns`` by the kernel's clock, bits on the wire).
+    """What became of a train: ``arrivals`` are (seconds since ``epoch_ns`` by the kernel's clock, bits on the wire,
+    mark of the first packet).
 
     ``handed_bps`` is the rate at which the sender handed the train over. ``queued_bytes`` is what ``queued`` of
     :func:`send_trains` returned after the last packet was handed over.
     """
 
     epoch_ns: int = field(default_factory=time.time_ns)
-    arrivals: list[tuple[float, float]] = field(default_factory=list)
+    arrivals: list[tuple[float, float, int]] = field(default_factory=list)
     packets: int = 0
     handed_bps: float = 0.0
     queued_bytes: float | None = None
@@ -124,15 +128,18 @@ def _send(train: Train) -> float | None:
     """Hand the train over; return how long that took in seconds, or None if the path refuses it (no carrier)."""
     sender, to = train.probe.sender, train.probe.to
     at_once = min(MOST_AT_ONCE, 65000 // train.payload)
-    whole = bytes(train.payload * at_once)
+    batches = []
+    for begin in range(0, train.count, at_once):
+        batch = bytearray(train.payload * min(at_once, train.count - begin))
+        for place in range(len(batch) // train.payload):
+            packet = mark(train.probe.identity, train.first + begin + place, nonce=True)
+            _MARK.pack_into(batch, place * train.payload, packet)
+        batches.append(batch)
     sender.setsockopt(SOL_UDP, UDP_SEGMENT, train.payload)
     began = time.monotonic()
     try:
-        left = train.count
-        while left > 0:
-            number = min(at_once, left)
-            sender.sendto(whole if number == at_once else whole[: number * train.payload], to)
-            left -= number
+        for batch in batches:
+            sender.sendto(batch, to)
     except OSError:
         return None
     finally:
@@ -151,7 +158,8 @@ def _take(train: Train, passage: Passage) -> None:
             if packets and level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
                 seconds, nanoseconds = struct.unpack("=qq", content[:16])
                 at_s = (seconds * 1_000_000_000 + nanoseconds - passage.epoch_ns) * 1e-9
-                passage.arrivals.append((at_s, float(packets * train.frame_bits)))
+                first = _MARK.unpack_from(data)[0] & ((1 << MARK_BITS) - 1)
+                passage.arrivals.append((at_s, float(packets * train.frame_bits), first))
                 passage.packets += packets
                 passage.heard = time.monotonic()
 

@@ -86,10 +86,8 @@ class FiberFaults:
         device = self._topology.interfaces.of_link(link.name)
         echo = probing.Echo(probing.ProbePath(link.name, gateways[0], source, gateways[1], destination, device))
         try:
-            number = 0
             while True:
-                number += 1
-                echo.send(number)
+                echo.send()
                 time.sleep(2 * link.delay_s + 0.005)
                 if echo.receive():
                     return

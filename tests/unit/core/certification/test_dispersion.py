@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from testbed.core.certification.dispersion import rate_bps, slopes_bps
+from testbed.core.certification.dispersion import FEWEST_PAIRS, Arrival, pair_rates_bps, rate_bps
 
 FRAME_BITS = 1538 * 8
 RATE = 0.8e9
@@ -21,7 +21,7 @@ def train(
     in_order: bool = True,
     together: int = 1,
     seed: int = 1,
-) -> list[tuple[float, float]]:
+) -> list[Arrival]:
     """Arrivals of a train that fills the queue at once, packet by packet: ``together`` share a receive stamp."""
     rng = random.Random(seed)
     left, last, found = 0.0, 0.0, []
@@ -30,12 +30,14 @@ def train(
         out = left + 200e-6 + (jitter_s * max(-4.0, min(4.0, rng.gauss(0, 1))) if jitter_s else 0.0)
         if in_order:
             out = last = max(out, last)
-        found.append((out, float(together * FRAME_BITS)))
+        found.append(Arrival(out, float(together * FRAME_BITS)))
     return found
 
 
-def measured(arrivals: list[tuple[float, float]], jitter_s: float = 0.0, last_bits: float | None = None) -> float:
-    found = rate_bps(slopes_bps(arrivals, 8 * jitter_s, last_bits))
+def measured(
+    arrivals: list[Arrival], jitter_s: float = 0.0, last_bits: float | None = None, target: float = RATE
+) -> float:
+    found = rate_bps(pair_rates_bps(arrivals, target, 8 * jitter_s, last_bits))
     assert found is not None
     return found
 
@@ -43,7 +45,7 @@ def measured(arrivals: list[tuple[float, float]], jitter_s: float = 0.0, last_bi
 @pytest.mark.parametrize("rate", [1e6, 0.4e9, 0.8e9, 100e9])
 @pytest.mark.parametrize("together", [1, 8, 40])
 def test_a_train_without_jitter_gives_its_rate(rate: float, together: int) -> None:
-    assert measured(train(rate=rate, together=together)) == pytest.approx(rate, rel=1e-6)
+    assert measured(train(rate=rate, together=together), target=rate) == pytest.approx(rate, rel=1e-6)
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -76,7 +78,10 @@ def test_a_wrong_rate_is_outside_five_percent_whatever_the_jitter(share: float) 
 def test_a_packet_that_the_scheduler_delays_moves_nothing(at: int) -> None:
     arrivals = train()
     late = arrivals[at][0] + 1.5e-3
-    held = [(max(when, late) if number >= at else when, bits) for number, (when, bits) in enumerate(arrivals)]
+    held = [
+        it._replace(at_s=max(it.at_s, late) if number >= at else it.at_s, on_time=number < at or it.at_s >= late)
+        for number, it in enumerate(arrivals)
+    ]
     assert measured(held) == pytest.approx(RATE, rel=0.01)
 
 
@@ -86,21 +91,24 @@ def test_a_tail_that_is_held_up_for_long_moves_nothing(from_share: float) -> Non
     arrivals = train()
     first = round(from_share * len(arrivals))
     late = arrivals[first][0] + 50e-3
-    held = [(max(when, late + number * 1e-6) if number >= first else when, bits) for number, (when, bits) in
-            enumerate(arrivals)]  # fmt: skip
+    held = [
+        it._replace(at_s=max(it.at_s, late + number * 1e-6), on_time=False) if number >= first else it
+        for number, it in enumerate(arrivals)
+    ]
     assert measured(held) == pytest.approx(RATE, rel=0.01)
 
 
 def test_only_what_was_queued_at_the_end_is_used_if_no_more_is_known() -> None:
     """The head of the train trickled in at half the rate; its last quarter was queued when the sender was done."""
     slow, fast = train(rate=RATE / 2, packets=390), train(packets=130)
-    arrivals = slow + [(when + slow[-1][0], bits) for when, bits in fast]
+    arrivals = slow + [it._replace(at_s=it.at_s + slow[-1].at_s) for it in fast]
     assert measured(arrivals) < 0.7 * RATE
     assert measured(arrivals, last_bits=130 * FRAME_BITS) == pytest.approx(RATE, rel=1e-3)
 
 
 def test_too_little_arrives_to_tell() -> None:
-    assert slopes_bps([]) == ()
-    assert slopes_bps(train(packets=2)) == ()
-    assert slopes_bps([(1.0, FRAME_BITS)] * 50) == ()
+    assert pair_rates_bps([], RATE) == ()
+    assert pair_rates_bps(train(packets=2), RATE) == ()
+    assert pair_rates_bps([Arrival(1.0, FRAME_BITS)] * 50, RATE) == ()
     assert rate_bps(()) is None
+    assert rate_bps([RATE] * (FEWEST_PAIRS - 1)) is None

@@ -1,0 +1,87 @@
+"""Keep the host's logs while packets are sent: stalls of the cores, and the emulator's record of the packets."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from testbed.core.certification.host_log import Crossing, Expected, HostLog
+from testbed.host.lab_folder import LabFolder
+from testbed.host.measure import probing
+from testbed.host.measure.probing import Arrival, Prober
+from testbed.keeper import client, protocol
+
+__all__ = ["PacketLog", "monotonic_offset_s", "split_by_host"]
+
+
+class PacketLog:
+    """The logs of a lab from entering the context to leaving it."""
+
+    def __init__(self, lab: LabFolder) -> None:
+        self._lab = lab
+        self._crossings: dict[tuple[str, int], Crossing] | None = None
+
+    def __enter__(self) -> Self:
+        self._began_t = time.monotonic()
+        self._first_stall = client.ask(self._lab, protocol.Stalls(since=_ALL))["next"]
+        client.ask(self._lab, protocol.RecordPackets(nonce=probing.NONCE))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        client.ask(self._lab, protocol.RecordPackets())
+
+    def read(self) -> HostLog:
+        """Return the logs so far. Packets that are still under way are not in the record. Raises LabError."""
+        recorded = client.ask(self._lab, protocol.RecordPackets(nonce=probing.NONCE))
+        if recorded["supported"]:
+            crossings = self._crossings = self._crossings or {}
+            for direction, mark, _, due_ns, sent_ns, period, _ in recorded["packets"]:
+                # Of a duplicate, the first counts, as of its arrivals.
+                crossings.setdefault((direction, mark), Crossing(due_ns * 1e-9, sent_ns * 1e-9, period))
+        stalls = client.ask(self._lab, protocol.Stalls(since=self._first_stall))
+        return HostLog.of(
+            [(core, start_t, length_s) for core, start_t, length_s in stalls["stalls"]] if stalls["watching"] else None,
+            self._crossings,
+            time.monotonic() - self._began_t,
+            os.cpu_count() or 1,
+        )
+
+
+def split_by_host(
+    log: HostLog, prober: Prober, arrivals: Iterable[Arrival], crossed: Sequence[Expected]
+) -> tuple[list[Arrival], list[Arrival]]:
+    """Return the arrivals of a prober's packets that the host did not delay, and those that it did.
+
+    ``crossed`` are the directions that the packets cross, in their order. Only the first arrival of a packet counts.
+    """
+    offset_s = monotonic_offset_s()
+    kept: dict[int, Arrival] = {}
+    delayed: dict[int, Arrival] = {}
+    for arrival in arrivals:
+        if arrival.number in kept or arrival.number in delayed:
+            continue
+        departure = prober.departures[arrival.number]
+        before_t, after_t = (ns * 1e-9 + offset_s for ns in (departure.before_ns, departure.after_ns))
+        packet = probing.mark(prober.identity, arrival.number)
+        (delayed if log.delays(before_t, after_t, packet, crossed) else kept)[arrival.number] = arrival
+    return list(kept.values()), list(delayed.values())
+
+
+_ALL = 1 << 62
+"""The number of a stall that has not happened: a request for those from it on returns the number of the next one."""
+
+
+def monotonic_offset_s() -> float:
+    """Return what to add to a time of the Unix clock, in seconds, to get the same moment of CLOCK_MONOTONIC."""
+    pairs = []
+    for _ in range(5):
+        before = time.monotonic_ns()
+        unix = time.time_ns()
+        after = time.monotonic_ns()
+        pairs.append((after - before, (before + after) // 2 - unix))
+    return min(pairs)[1] * 1e-9
