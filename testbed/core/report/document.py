@@ -279,7 +279,7 @@ def build(run: RunData) -> Report:
     tried = restarts_section.lines(attempts, origin)
     scale = run.topology.scale if run.topology else 1.0
     faults = faults_section.lines(job.faults, origin, scale)
-    checks = hypothesis.steady(run.info, origin)
+    checks = hypothesis.steady(run.info, origin, noise)
     program = program_section.steps(run.info, found_program, run.output) if found_program else None
     talked = _traffic(run, job, windows) if found_program else traffic_gaps.TrafficGaps()
     traffic = traffic_section.lines(talked, origin, _ranks_of_nodes(run))

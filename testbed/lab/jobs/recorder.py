@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from testbed.core.records import capture_record
+from testbed.core.records.stalls import Stall
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError
 from testbed.host.files.store import RunDirectory
@@ -68,6 +69,11 @@ class Recorder:
     def complete_until(self) -> float:
         """Every event from before this CLOCK_MONOTONIC time is in :attr:`events`."""
         return 0.0 if self._subscription is None else self._subscription.complete_until
+
+    @property
+    def stalls(self) -> Sequence[Stall]:
+        """The host's stalls so far, at most a second old."""
+        return self._stalls.stalls
 
     @property
     def ranks(self) -> Sequence[RankState]:

@@ -225,3 +225,24 @@ def expected_runs(tmp_path_factory):
         runs[text] = (report_of(run).verdict, run)
     assert {verdict for verdict, _ in runs.values()} == {"pass", "fail"}
     return runs
+
+
+def test_a_steady_state_that_stalls_may_have_violated_is_unknown(tmp_path):
+    run = run_factory.make_run(tmp_path / "r")
+    began_t = run_factory.BEGAN_T + 30.0
+    check = {
+        "when": "after",
+        "text": "tokens_per_s >= 80% of before",
+        "holds": False,
+        "measured": 5000.0,
+        "bound": 6000.0,
+        "samples": 40,
+        "violations": [{"began_t": began_t, "ended_t": began_t + 2.5, "measured": 5000.0}],
+        "why": "failed for longer than its grace",
+    }
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "hypothesis": [check]}))
+    assert (answers(report_of(run))["steady-1"], report_of(run).verdict) == ("no", "fail")
+    report = report_of(stall(run, *((28.0 + index, 0.3) for index in range(4))))
+    assert (answers(report)["steady-1"], report.verdict) == ("unknown", "unknown")
+    assert "stalls of the host may account for that" in markdown(report)
