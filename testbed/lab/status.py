@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from testbed.core.analysis.host_noise import NoiseSummary
 from testbed.core.certification.certificate import Certificate
 from testbed.core.physics import full_scale
 from testbed.core.plan.addressing import MANAGEMENT
@@ -31,6 +32,7 @@ from testbed.keeper.protocol import (
 )
 from testbed.lab import job_status, teardown
 from testbed.lab.job_status import JobStatus
+from testbed.lab.jobs.stall_recorder import recent_noise
 
 SCRAPE_BOUND_S = 0.5
 """How long all ranks together may take to answer."""
@@ -106,6 +108,8 @@ class LabStatus:
     """The rates of each site's fabric that has one, with the verdict of the certificate, in words."""
     jobs: tuple[JobStatus, ...] = ()
     """The job that is running, with its figures; of older labs, whose keepers know of none, empty."""
+    noise: NoiseSummary | None = None
+    """The host's stalls in the last minute; None where they are not logged."""
 
     @property
     def training(self) -> bool:
@@ -142,6 +146,7 @@ class _Found:
     protection: dict[str, str] = field(default_factory=dict)
     in_force: list[DirectionInForce] = field(default_factory=list)
     jobs: list[JobRecord] = field(default_factory=list)
+    noise: NoiseSummary | None = None
     why: list[str] = field(default_factory=list)
 
     @property
@@ -249,6 +254,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         tuple(_captured(it) for it in hello.get("captures", ())) if hello else (),
         tuple(_fabrics(topology, certificate)),
         tuple(job_status.of(it) for it in found.jobs if it["ended_t"] is None),
+        found.noise,
     )
 
 
@@ -290,6 +296,7 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
         found.why += [f"the emulator differs from what is in force: {it}" for it in answer["differences"]]
     with contextlib.suppress(LabError), client.Connection(lab, *patience) as keeper:  # as above
         found.jobs = keeper.ask(protocol.Jobs())
+        found.noise = recent_noise(keeper)
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
     found.why += _containers(lab, bound_s)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]

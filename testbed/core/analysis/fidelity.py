@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from testbed.core.analysis.host_noise import UNWATCHED, HostNoise
+from testbed.core.analysis.host_noise import UNWATCHED, StallLog
 from testbed.core.intervals import Intervals
 from testbed.core.records.samples import FiberSample
 
@@ -110,7 +110,7 @@ def under_load(
     fibers: Iterable[FiberSample],
     began_t: float | None,
     ended_t: float | None,
-    noise: HostNoise = UNWATCHED,
+    noise: StallLog = UNWATCHED,
     rates_bps: Mapping[str, float] | None = None,
 ) -> tuple[DirectionFidelity, ...]:
     """Return the fidelity per direction, from the samples around [``began_t``, ``ended_t``] (None: no limit).

@@ -20,7 +20,7 @@ from functools import cached_property
 from testbed.core.intervals import Intervals
 from testbed.core.records.stalls import Stall, TcpTimeouts
 
-__all__ = ["LOSING_STALL_S", "NOISY_SHARE", "NOISY_STALL_S", "TIMEOUT_S", "UNWATCHED", "HostNoise", "NoiseSummary"]
+__all__ = ["LOSING_STALL_S", "NOISY_SHARE", "NOISY_STALL_S", "TIMEOUT_S", "UNWATCHED", "NoiseSummary", "StallLog"]
 
 TIMEOUT_S = 0.2
 """The kernel's least retransmission timeout."""
@@ -51,7 +51,7 @@ class NoiseSummary:
 
 
 @dataclass(frozen=True)
-class HostNoise:
+class StallLog:
     """The stall log of a host; ``watched`` is False where there is none, so that nothing is known of its noise."""
 
     stalls: tuple[Stall, ...] = ()
@@ -111,5 +111,5 @@ class HostNoise:
         )
 
 
-UNWATCHED = HostNoise()
+UNWATCHED = StallLog()
 """No stall log: nothing is uncertain, as far as known."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from testbed.core.analysis import run_path
 from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
 from testbed.core.analysis.critical_path import CriticalPath, Parts
-from testbed.core.analysis.host_noise import HostNoise
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.measured_workload import certified_fiber
 from testbed.core.analysis.step_costs import FiberModel
@@ -159,7 +159,7 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     if found is None or measured.compute_s <= 0:
         return None
     inputs, of = found.inputs, found.groups
-    noise = HostNoise(run.stalls, run.tcp_timeouts, run.watched)
+    noise = StallLog(run.stalls, run.tcp_timeouts, run.watched)
     return PredictedRun(
         compute_s=found.compute_s,
         exposed_s=found.exposed.total_s,

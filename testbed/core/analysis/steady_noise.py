@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from testbed.core.analysis.host_noise import HostNoise
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.inside_noise import Range
 from testbed.core.experiment import steady
 from testbed.core.experiment.expect import parse
@@ -25,7 +25,7 @@ _WINDOWS = 200
 
 
 def within_noise(
-    text: str, bound: float | None, violations: Iterable[tuple[float, float, float | None]], noise: HostNoise
+    text: str, bound: float | None, violations: Iterable[tuple[float, float, float | None]], noise: StallLog
 ) -> bool:
     """Return whether stalls may account for every violation (began, ended, worst value) of a condition."""
     try:
@@ -47,7 +47,7 @@ def within_noise(
     return True
 
 
-def _reach(metric: str, value: float, began_t: float, ended_t: float, noise: HostNoise) -> Range | None:
+def _reach(metric: str, value: float, began_t: float, ended_t: float, noise: StallLog) -> Range | None:
     """Return the range of the worst value of a violation; None of a metric that no stall changes."""
     if metric in _RATES:
         share = _most_uncertain_s(began_t, ended_t, steady.WINDOW_S, noise) / steady.WINDOW_S
@@ -58,7 +58,7 @@ def _reach(metric: str, value: float, began_t: float, ended_t: float, noise: Hos
     return None
 
 
-def _most_uncertain_s(began_t: float, ended_t: float, window_s: float, noise: HostNoise) -> float:
+def _most_uncertain_s(began_t: float, ended_t: float, window_s: float, noise: StallLog) -> float:
     """Return the greatest uncertainty of a window that ends within a violation."""
     step_s = max(window_s / 8, (ended_t - began_t) / _WINDOWS)
     ends = [began_t + index * step_s for index in range(math.ceil((ended_t - began_t) / step_s))]

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from testbed.core.analysis.attempt_history import Attempt
 from testbed.core.analysis.goodput import JobEvidence
-from testbed.core.analysis.host_noise import HostNoise
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.inside_noise import Range
 from testbed.core.analysis.recovery import BACK, FaultRecovery
 from testbed.core.intervals import Intervals
@@ -23,13 +23,13 @@ from testbed.core.intervals import Intervals
 __all__ = ["of_faults", "of_job"]
 
 
-def of_faults(job: JobEvidence, noise: HostNoise) -> JobEvidence:
+def of_faults(job: JobEvidence, noise: StallLog) -> JobEvidence:
     """Return the job with the uncertainty of its gaps. A fault that it did not come through is unknown where a step
     would be back to the pace without the stalls in it."""
     return replace(job, faults=tuple(_of_fault(fault, job, noise) for fault in job.faults))
 
 
-def _of_fault(fault: FaultRecovery, job: JobEvidence, noise: HostNoise) -> FaultRecovery:
+def _of_fault(fault: FaultRecovery, job: JobEvidence, noise: StallLog) -> FaultRecovery:
     if fault.gap_open or fault.longest_gap_s is None or fault.gap_began_t is None:
         return fault
     uncertain_s = noise.uncertainty_s(fault.gap_began_t, fault.gap_began_t + fault.longest_gap_s)
@@ -44,11 +44,11 @@ def _of_fault(fault: FaultRecovery, job: JobEvidence, noise: HostNoise) -> Fault
     return replace(fault, uncertainty_s=uncertain_s, recovered=recovered)
 
 
-def of_job(job: JobEvidence, attempts: Sequence[Attempt], noise: HostNoise) -> Mapping[str, Range]:
+def of_job(job: JobEvidence, attempts: Sequence[Attempt], noise: StallLog) -> Mapping[str, Range]:
     """Return the ranges by the name of the metric, of the figures that stalls make uncertain."""
     if not noise.stalls:
         return {}
-    timed = job.timed if job.program else (job.began_t, job.ended_t)
+    began_t, ended_t = (job.timed or (None, None)) if job.program else (job.began_t, job.ended_t)
     resumes = [
         (it.ended_t, it.ended_t + it.time_to_resume_s)
         for it in attempts
@@ -65,8 +65,7 @@ def of_job(job: JobEvidence, attempts: Sequence[Attempt], noise: HostNoise) -> M
         "detection": _longest(detections, noise),
         "recovery": None if job.recovery_open else _recovery(job),
     }
-    if timed is not None and timed[0] is not None and timed[1] is not None:
-        began_t, ended_t = timed
+    if began_t is not None and ended_t is not None:
         ranges["wall_s"] = _longest([(began_t, ended_t)], noise)
         ranges["tokens_per_s"] = _rate(job.tokens_per_s, job.trained_s, noise.uncertainty_s(began_t, ended_t))
         ranges["compute_utilization"] = _utilization(job, noise.uncertainty_s(began_t, ended_t))
@@ -74,7 +73,7 @@ def of_job(job: JobEvidence, attempts: Sequence[Attempt], noise: HostNoise) -> M
     return {name: found for name, found in ranges.items() if found is not None and found.low < found.high}
 
 
-def _goodput(job: JobEvidence, began_t: float, ended_t: float, noise: HostNoise) -> Range | None:
+def _goodput(job: JobEvidence, began_t: float, ended_t: float, noise: StallLog) -> Range | None:
     goodput, wall_s = job.goodput, job.trained_s
     quiet = Intervals.union(job.quiet).within(began_t, ended_t)
     quiet_s = sum(end_t - begin_t for begin_t, end_t in quiet)
@@ -119,7 +118,7 @@ def _rate(rate: float | None, wall_s: float | None, uncertain_s: float) -> Range
     return Range(rate * wall_s / (wall_s + uncertain_s), high)
 
 
-def _median_step(job: JobEvidence, noise: HostNoise) -> Range | None:
+def _median_step(job: JobEvidence, noise: StallLog) -> Range | None:
     """Return the medians of all quiet steps at the least and at the most that they may have taken."""
     quiet = {(began_t, ended_t) for began_t, ended_t in job.quiet}
     calm = [it for it in job.commits if (it.begin_t, it.t) in quiet]
@@ -138,7 +137,7 @@ def _recovery(job: JobEvidence) -> Range | None:
     return _range_of_longest(gaps)
 
 
-def _longest(intervals: Sequence[tuple[float, float]], noise: HostNoise) -> Range | None:
+def _longest(intervals: Sequence[tuple[float, float]], noise: StallLog) -> Range | None:
     """Return the range of the longest of some intervals."""
     return _range_of_longest([(end_t - begin_t, noise.uncertainty_s(begin_t, end_t)) for begin_t, end_t in intervals])
 

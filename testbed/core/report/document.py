@@ -26,7 +26,7 @@ from testbed.core.analysis import (
 )
 from testbed.core.analysis.declared_steps import DeclaredSteps, declared_steps
 from testbed.core.analysis.goodput import JobEvidence, evaluate
-from testbed.core.analysis.host_noise import HostNoise, NoiseSummary
+from testbed.core.analysis.host_noise import NoiseSummary, StallLog
 from testbed.core.analysis.inside_noise import Range
 from testbed.core.analysis.job_twin import strategy_words, twin_of
 from testbed.core.analysis.predicted_run import PredictedRun, predicted_run, why_unpredicted
@@ -267,7 +267,7 @@ def build(run: RunData) -> Report:
         )
     origin = _origin(run, job)
     emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
-    noise = HostNoise(run.stalls, run.tcp_timeouts, run.watched)
+    noise = StallLog(run.stalls, run.tcp_timeouts, run.watched)
     rates = {link.name: link.rate_bps for link in run.topology.links} if run.topology else {}
     measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t, noise, rates)
     under_load = tuple(fidelity_section.direction(each, emulator) for each in measured)

@@ -124,6 +124,8 @@ def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool 
     """Return whether the fibers were certified before the job, and the first half of a sentence that says so."""
     if certificate is None:
         return (False if uncertified else None), "There is no certificate of the fibers"
+    if certificate.unmeasured and not certificate.why:
+        return None, f"Not measurable on this host before the job ({'; '.join(certificate.unmeasured)})"
     if not certificate.certified:
         return False, f"Outside tolerance before the job ({'; '.join(certificate.why)})"
     errors = [
@@ -133,7 +135,8 @@ def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool 
         if each.error_median_s is not None
     ]
     worst = f" within {formats.duration(max(errors))} at the median" if errors else ""
-    return not uncertified, f"Certified before the job{worst}"
+    noisy = ", on a noisy host" if certificate.noisy else ""
+    return not uncertified, f"Certified before the job{worst}{noisy}"
 
 
 def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple[bool | None, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from testbed.core.analysis.host_noise import UNWATCHED, HostNoise
+from testbed.core.analysis.host_noise import UNWATCHED, StallLog
 from testbed.core.analysis.steady_noise import within_noise
 from testbed.core.fields import integer, text
 from testbed.core.records.run_info import RunInfo, SteadyCheck
@@ -41,13 +41,13 @@ class Steady:
     violations: tuple[Violated, ...]
 
 
-def steady(info: RunInfo, origin: float, noise: HostNoise = UNWATCHED) -> tuple[Steady, ...]:
+def steady(info: RunInfo, origin: float, noise: StallLog = UNWATCHED) -> tuple[Steady, ...]:
     """Return the conditions, with times counted from ``origin``, the start of the job. One that stalls of the host may
     have violated is unknown."""
     return tuple(_steady(each, origin, noise) for each in info.hypothesis)
 
 
-def _steady(check: SteadyCheck, origin: float, noise: HostNoise) -> Steady:
+def _steady(check: SteadyCheck, origin: float, noise: StallLog) -> Steady:
     if check.holds is False and within_noise(check.text, check.bound, check.violations, noise):
         check = replace(check, holds=None, why=_STALLS)
     violations = tuple(Violated(began - origin, ended - origin, value) for began, ended, value in check.violations)

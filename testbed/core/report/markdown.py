@@ -14,6 +14,7 @@ from testbed.core.report import (
     formats,
     hypothesis,
     in_force_section,
+    noise_section,
     prediction_section,
     program_section,
     rank_seconds_section,
@@ -36,6 +37,8 @@ def markdown(report: Report) -> str:
     blocks = [f"# {escape(report.headline)}"]
     if report.run.uncertified:
         blocks.append("**Uncertified: the fibers were not measured to be within tolerance.**")
+    if said := noise_section.sentence(report.noise):
+        blocks.append(f"**{escape(said)}**")
     if said := capture_note.sentence(report.run):
         blocks.append(f"**{escape(said)}**")
     if said := declared_section.note(report.declared, report.topology):

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.certification.certificate import Certificate
 from testbed.core.fields import number, text
 from testbed.core.records.check_record import read_checks
@@ -426,6 +427,13 @@ class RunDirectory:
             missing=tuple(missing),
         )
 
+    def stall_log(self) -> StallLog:
+        """Read the host's stalls so far, without the rest of the run. Raises StorageError."""
+        with _translated(self.path):
+            watched, stalls = self._stalls({})
+            metrics, _ = read_metrics(_read_lines(self._top, "metrics.jsonl", having=b'"tcp_timeouts"')[0])
+        return StallLog(stalls, metrics.tcp_timeouts, watched)
+
     def _stalls(self, malformed: dict[str, int]) -> tuple[bool, tuple[Stall, ...]]:
         """Read the stall log: (whether there is one, its stalls). A run without it is not incomplete."""
         decoded, bad, exists = _read_lines(self._top, STALLS)
@@ -481,8 +489,8 @@ def _read_json(folder: beneath.Folder, name: str) -> tuple[object, bool]:
         return None, False
 
 
-def _read_lines(folder: beneath.Folder, name: str) -> tuple[list[object], int, bool]:
-    """Return (decoded lines, number of lines that are not JSON, whether the file exists).
+def _read_lines(folder: beneath.Folder, name: str, having: bytes = b"") -> tuple[list[object], int, bool]:
+    """Return (decoded lines, number of lines that are not JSON, whether the file exists); only lines with ``having``.
 
     A last line torn by a crash counts as neither.
     """
@@ -496,7 +504,7 @@ def _read_lines(folder: beneath.Folder, name: str) -> tuple[list[object], int, b
         return [], 0, False
     with os.fdopen(descriptor, "rb") as stream:
         for line in stream:
-            if not line.strip():
+            if not line.strip() or having not in line:
                 continue
             try:
                 decoded.append(json.loads(line))

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from testbed.core.analysis.host_noise import HostNoise
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.steady_noise import within_noise
 from testbed.core.experiment.steady import Condition, Monitor, Told, Verdict
 from testbed.core.physics import full_scale
@@ -174,8 +174,8 @@ class Follower:
         violations = [(it.began_t, it.ended_t, it.measured) for it in verdict.violations]
         return within_noise(verdict.text, verdict.bound, violations or [(now, now, verdict.measured)], self._noise())
 
-    def _noise(self) -> HostNoise:
-        return HostNoise(tuple(self._recorder.stalls), (), True)
+    def _noise(self) -> StallLog:
+        return StallLog(tuple(self._recorder.stalls), (), True)
 
     def _show(self, step: int) -> None:
         recorder = self._recorder

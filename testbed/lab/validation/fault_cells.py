@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.analysis.host_noise import HostNoise
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.validation.cases import preferred
 from testbed.core.validation.fault_matrix import Trial
 from testbed.core.validation.operation import Operation, OperationName
@@ -51,7 +51,7 @@ def run_trials(
     fibers: FiberFaults,
     trials: Sequence[Trial],
     on_cell: Callable[[Cell], None],
-    noise: Callable[[], HostNoise] = HostNoise,
+    noise: Callable[[], StallLog] = StallLog,
 ) -> None:
     """Run all trials; ``on_cell`` is called with each cell. Raises LibraryFailed, after reporting the remaining cells
     as not run, and LabError where the lab has changed."""
@@ -76,7 +76,7 @@ def _try(
     fibers: FiberFaults,
     trial: Trial,
     calls: Iterator[int],
-    noise: Callable[[], HostNoise],
+    noise: Callable[[], StallLog],
 ) -> Evidence:
     """Run one trial. Raises LibraryFailed, LabError."""
     if session.timeout_s != trial.timeout_s:

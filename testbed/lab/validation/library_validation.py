@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from testbed.core.analysis.host_noise import HostNoise
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.topology.model import Topology
 from testbed.core.validation import bound, cases, fault_matrix, verdict
 from testbed.core.validation import traffic as wires
@@ -50,7 +50,7 @@ class Bench:
     suite: Suite
     parts: tuple[Part, ...]
     seed: int = 0
-    noise: Callable[[], HostNoise] = HostNoise
+    noise: Callable[[], StallLog] = StallLog
     """Returns the stalls of the host since the validation began."""
 
     @property

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from testbed.core.analysis.host_noise import HostNoise
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.validation import verdict
 from testbed.core.validation.baseline import Comparison
@@ -213,11 +213,11 @@ class _Validating:
         code = verdict.exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
         return ValidationOutcome(validation, comparison, self._run.path, code)
 
-    def _noise(self) -> HostNoise:
+    def _noise(self) -> StallLog:
         """Return the stalls of the host since the validation began. Raises StorageError."""
         with contextlib.suppress(LabError), client.Connection(self._folder) as keeper:
             self._stalls.sample(keeper)
-        return HostNoise(tuple(self._stalls.stalls), (), bool(self._stalls.watching))
+        return StallLog(tuple(self._stalls.stalls), (), bool(self._stalls.watching))
 
     def _validate(self, bench: Bench, library: Library) -> TestbedError | None:
         """Validate one library; return the error if it was the lab that failed."""

@@ -231,7 +231,7 @@ def to_json(comparison: SideBySide) -> dict[str, object]:
             "headline": side.headline,
             "started_unix_s": side.started_unix_s,
             "shortcomings": side.shortcomings,
-            "noise": side.report.noise if side.report else None,
+            "noise": source.noise if (source := side.report or side.validation) else None,
         }
         for name, side in (("a", comparison.a), ("b", comparison.b))
     }

@@ -173,7 +173,8 @@ def conditions(found: SideBySide) -> Iterator[str]:
             f" certified, and {formats.share(max(a, b))} before {other}."
         )
     for name, side in (("A", found.a), ("B", found.b)):
-        if side.report is not None and (noisy := noise_section.sentence(side.report.noise)):
+        source = side.report or side.validation
+        if source is not None and (noisy := noise_section.sentence(source.noise)):
             yield f"{name}: {noisy}"
         yield from (f"{name}: {sentence}" for sentence in _missing(side))
     yield from found.notes

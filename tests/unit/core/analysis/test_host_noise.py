@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.core.analysis.fidelity import under_load
-from testbed.core.analysis.host_noise import HostNoise
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.records.samples import FiberSample
 from testbed.core.records.stalls import Stall, TcpTimeouts
 
@@ -23,7 +23,7 @@ def sample(t: float, counts: tuple[float, ...], drops: dict[str, int] | None = N
 
 def fidelity(*samples: FiberSample, stalls: tuple[Stall, ...] = (), rate_bps: float | None = None):
     rates = {} if rate_bps is None else {"north": rate_bps}
-    (found,) = under_load(samples, None, None, HostNoise(stalls, (), True), rates)
+    (found,) = under_load(samples, None, None, StallLog(stalls, (), True), rates)
     return found
 
 
@@ -96,23 +96,23 @@ def test_stalls_never_turn_fidelity_from_yes_to_no_or_back(one, two, drops, stal
 def test_uncertainty_grows_with_stalls_up_to_the_interval(stalls, more, one, other):
     began, ended = min(one, other), max(one, other)
     timeouts = tuple(TcpTimeouts(t, "west-0", t - 1, 2) for t in (10.0, 11.0, 12.0))
-    less, greater = (HostNoise(it, timeouts, True).uncertainty_s(began, ended) for it in (stalls, (*stalls, *more)))
+    less, greater = (StallLog(it, timeouts, True).uncertainty_s(began, ended) for it in (stalls, (*stalls, *more)))
     assert 0 <= less <= greater + 1e-9
     assert greater <= ended - began
 
 
 def test_a_timeout_counts_only_if_it_began_in_a_long_stall():
     timeouts = (TcpTimeouts(11.0, "west-0", 10.0, 3),)
-    assert HostNoise((), timeouts, True).uncertainty_s(0, 20) == 0
-    assert HostNoise((Stall(0, 10.3, 0.02),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.02 + 3 * 0.2)
-    assert HostNoise((Stall(0, 10.3, 0.02),), timeouts, True).uncertainty_s(12, 20) == 0
-    assert HostNoise((Stall(0, 10.3, 0.001),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.001)
-    assert HostNoise((Stall(0, 10.9, 0.02),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.02)
+    assert StallLog((), timeouts, True).uncertainty_s(0, 20) == 0
+    assert StallLog((Stall(0, 10.3, 0.02),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.02 + 3 * 0.2)
+    assert StallLog((Stall(0, 10.3, 0.02),), timeouts, True).uncertainty_s(12, 20) == 0
+    assert StallLog((Stall(0, 10.3, 0.001),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.001)
+    assert StallLog((Stall(0, 10.9, 0.02),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.02)
 
 
 def test_a_host_is_noisy_by_share_or_by_its_longest_stall():
     def noisy(*stalls: Stall) -> bool:
-        summary = HostNoise(stalls, (), True).summary(0, 10)
+        summary = StallLog(stalls, (), True).summary(0, 10)
         assert summary is not None
         return summary.noisy
 
@@ -120,4 +120,4 @@ def test_a_host_is_noisy_by_share_or_by_its_longest_stall():
     assert not noisy(*(Stall(0, second, 0.004) for second in range(10)))
     assert noisy(Stall(0, 5, 0.006))
     assert noisy(*(Stall(0, tick / 10, 0.0015) for tick in range(100)))
-    assert HostNoise().summary(0, 10) is None, "no log"
+    assert StallLog().summary(0, 10) is None, "no log"

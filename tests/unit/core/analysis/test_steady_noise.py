@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.core.analysis.host_noise import HostNoise
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.steady_noise import within_noise
 from testbed.core.records.stalls import Stall
 
 
-def noise(*stalls: tuple[float, float]) -> HostNoise:
-    return HostNoise(tuple(Stall(0, began_t, length_s) for began_t, length_s in stalls), (), True)
+def noise(*stalls: tuple[float, float]) -> StallLog:
+    return StallLog(tuple(Stall(0, began_t, length_s) for began_t, length_s in stalls), (), True)
 
 
 @pytest.mark.parametrize(
