@@ -3,6 +3,7 @@
 #   PYTHON=python3.12            Python to use instead of python3
 #   TESTBED_WHEELS=folder        folder with a torch wheel (default: ../shared/wheels)
 #   PYTEST_FLAGS="-k cut -x"     additional arguments of pytest
+#   NOISE_FLAGS="--only ups"     additional arguments of python -m benchmarks.noise
 
 SHELL := /bin/bash
 VENV := .venv
@@ -11,7 +12,7 @@ SUDO := $(if $(SUDO_UID)$(filter-out 0,$(shell id -u)),sudo ,)
 # -W --keep-going: every warning is an error, and all of them are shown; -n: unresolved references are warnings.
 BUILD_DOCS = $(VENV)/bin/python -m sphinx -W --keep-going -n -q -j auto -b html -d build/doctrees docs build/docs
 
-.PHONY: help demo client test test-netem test-netem-containers test-ansible test-bare test-thorough check docs bench soak soak-up fuzz clean
+.PHONY: help demo client test test-netem test-netem-containers test-ansible test-bare test-thorough check docs bench bench-noise soak soak-up fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +27,7 @@ help:
 	@echo "make docs    build the pages of docs/ into build/docs: offline, broken links and anchors fail"
 	@echo "make test-thorough  run all tests, including the long-running ones"
 	@echo "make bench   measure the figures of docs/performance.md (root, about half an hour)"
+	@echo "make bench-noise  measure the tables of docs/certificate.md: labs and wrong fibers while CPU time is taken away (root, hours; NOISE_FLAGS='--ups 10 --levels 0,15')"
 	@echo "make soak    run a job under random faults for SOAK_SECONDS (3600), checked from outside (root; docs/soak.md)"
 	@echo "make soak-up bring SOAK_UPS (100) labs up and down with every core busy: at most one in a hundred is refused (root; docs/soak.md)"
 	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets; FUZZ_KEEP=1 merges the corpus (docs/fuzzing.md)"
@@ -86,6 +88,11 @@ docs:
 bench:
 	@tools/setup.sh bench
 	@tools/verdict.sh bench "the tables for docs/performance.md are above; the samples are in build/benchmarks" $(VENV)/bin/python -m benchmarks
+
+bench-noise:
+	@tools/setup.sh bench
+	@tools/verdict.sh bench-noise "the tables for docs/certificate.md are above; the samples are in build/noise" \
+	    $(VENV)/bin/python -m benchmarks.noise $(NOISE_FLAGS)
 
 soak:
 	@tools/setup.sh soak

@@ -21,7 +21,6 @@ from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.emulators.emulator import Emulator
 from testbed.host.emulators.fiberd import Fiberd
 from testbed.host.emulators.netem import Netem
-from testbed.host.emulators.stall_watch import StallWatch
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.keeper import rank_faults
@@ -38,7 +37,6 @@ class EmulatorHandler:
     def __init__(self, driver: NetnsDriver, log: Path, died: Callable[[int | None], None]) -> None:
         self._driver, self._log, self._died = driver, log, died
         self.emulator: Emulator | None = None
-        self.stalls = StallWatch()
         self._stopping = False
         self._impairments: dict[str, Impairment] = {}
         """What each direction is to have, before calibration."""
@@ -54,13 +52,11 @@ class EmulatorHandler:
         else:
             emulator = Fiberd.start(plant, step.directions, step.seed, self._log)
         self.emulator = emulator
-        self.stalls.start(self._log)
         threading.Thread(target=self._supervise, args=(emulator,), name="emulator", daemon=True).start()
         return {} if emulator.pid is None else {"pid": emulator.pid, "began": process.started(emulator.pid)}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
         self._stopping = True  # first: an emulator that ends from here on has not died
-        self.stalls.stop()
         if (emulator := self.emulator) is not None:
             emulator.stop()
             self.emulator = None

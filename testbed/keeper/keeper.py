@@ -31,6 +31,7 @@ from testbed.errors import StorageError, TestbedError
 from testbed.host import lab_nodes
 from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.netns import NetnsDriver, nowhere
+from testbed.host.emulators.stall_watch import StallWatch
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.host.linux.file_lock import FileLock
@@ -79,6 +80,7 @@ class Keeper:
         container_path = self.containers.path if self.containers else nowhere
         self.driver = NetnsDriver(lab.name, lab.handles, container_path)
         self.emulator = handlers.EmulatorHandler(self.driver, lab.emulator_log, self._emulator_died)
+        self.stalls = StallWatch()
         self.agents = AgentPool(lab, self.driver, self._agent_event, self.containers, user)
         self.programs = ProgramRanks(lab.name, self.driver.path)
         self.prometheus = PrometheusHandler(lab, self.driver.path, self._exporter, self._prometheus_died)
@@ -113,6 +115,8 @@ class Keeper:
 
     def serve(self) -> None:
         """Serve requests until the lab is down; print "ready" first."""
+        # In the engine's thread, for PDEATHSIG.
+        self.do(lambda: self.stalls.start(self.lab.emulator_log))
         threading.Thread(target=self.faults.run, args=(self._ended,), name="faults", daemon=True).start()
         threading.Thread(target=self.schedule.run, args=(self._ended,), name="schedule", daemon=True).start()
         threading.Thread(target=self.protection.run, args=(self._ended,), name="protection", daemon=True).start()
@@ -248,6 +252,7 @@ class Keeper:
                 self.journal.set_state("going")
             self.carriers.stop()
             self.remote_starts.stop()
+            self.stalls.stop()
             self.engine.undo_all()
             self.driver.close()
             with contextlib.suppress(StorageError):

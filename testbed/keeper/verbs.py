@@ -144,7 +144,7 @@ class Verbs:
         }
 
     def _stalls(self, request: protocol.Stalls, caller: Caller) -> protocol.StallsAnswer:
-        watch = self._keeper.emulator.stalls
+        watch = self._keeper.stalls
         following, stalls = watch.since(request.since)
         return {"watching": watch.watching, "next": following, "stalls": stalls}
 

@@ -73,10 +73,11 @@ def accused(found: dict[str, Any]) -> set[str]:
     return {why.partition(": ")[0] for why in found["why"]}
 
 
-@pytest.mark.timing("delays within microseconds")
 def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: testbed.Lab, command: oracle.Command) -> None:
     found = good(command, lab)
-    assert (found["verdict"], found["why"]) == ("certified", [])
+    assert found["verdict"] in ("certified", "certified, noisy host")
+    assert (found["certified"], found["noisy"]) == (True, "noisy" in found["verdict"])
+    assert found["why"] == []
     assert set(directions(found)) == set(DIRECTIONS)
     for name in DIRECTIONS:
         told = checks(found, name)
@@ -92,10 +93,10 @@ def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: testbed.Lab, 
         assert told["delay, median"]["measured"] == pytest.approx(DELAY_S[name[:5]], abs=50e-6)
         assert directions(found)[name]["probes"] >= 2000
     for link in found["links"]:
-        assert link["rtt"]["probes"] == 100
+        assert link["rtt"]["probes"] in (100, 200, 300), "100 each try"
         assert link["rtt"]["unanswered"] == 0
     assert 0 <= found["headroom"]["free"] <= 1
-    assert json.loads(lab_folder.folder(lab.name).certificate.read_text())["verdict"] == "certified"
+    assert json.loads(lab_folder.folder(lab.name).certificate.read_text())["certified"] is True
 
 
 def least_rtts(here: str, west: str, mate: str, expected_s: float) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 
 import oracle
 import pytest
+from planted_fibers import second_path, site_network
 
 import testbed
 
@@ -35,32 +35,6 @@ def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with testbed.up(str(file), name=name, agents=False, allow_uncertified=True) as found:
         yield found
     assert oracle.left_behind(name, state_folder) == []
-
-
-@contextlib.contextmanager
-def second_path(lab: testbed.Lab, one: str, other: str, *routes: tuple[str, str, str]) -> Iterator[None]:
-    """Plant a cable between two namespaces; ``routes`` are (namespace, destination, next hop) over it."""
-    here, there = oracle.netns(lab.name, one), oracle.netns(lab.name, other)
-    oracle.run("ip", "-n", here, "link", "add", "leak0", "type", "veth", "peer", "name", "leak1", "netns", there)
-    try:
-        for place, device, number in ((here, "leak0", 1), (there, "leak1", 2)):
-            oracle.run("ip", "-n", place, "link", "set", device, "up")
-            if routes:
-                oracle.run("ip", "-n", place, "addr", "add", f"fd00:bad::{number}/64", "dev", device, "nodad")
-                oracle.run("ip", "-n", place, "addr", "add", f"192.168.99.{number}/24", "dev", device)
-        for node, destination, hop in routes:
-            place, device = oracle.netns(lab.name, node), "leak0" if node == one else "leak1"
-            oracle.run("ip", "-n", place, "route", "replace", destination, "via", hop, "dev", device, "metric", "1")
-        yield
-    finally:
-        oracle.run("ip", "-n", here, "link", "del", "leak0")  # its routes go with it
-
-
-def prefix(lab: testbed.Lab, site: str, family: str) -> str:
-    """The network of a site's fabric, from the address of its gateway."""
-    (link,) = oracle.ip(oracle.netns(lab.name, f"{site}-gw"), "addr", "show", "dev", "fabric")
-    (own,) = [it for it in link["addr_info"] if it["family"] == family and it["scope"] == "global"]
-    return f"{own['local']}/{own['prefixlen']}"
 
 
 def around(command: oracle.Command, lab: testbed.Lab) -> dict[str, Any]:
@@ -93,10 +67,10 @@ def test_a_second_path_between_two_gateways_is_found_in_the_family_that_it_carri
     one, other = sites
     hops = {"inet6": ("fd00:bad::2", "fd00:bad::1"), "inet": ("192.168.99.2", "192.168.99.1")}[family]
     routes = (
-        (f"{one}-gw", _network(prefix(lab, other, family)), hops[0]),
-        (f"{other}-gw", _network(prefix(lab, one, family)), hops[1]),
+        (f"{one}-gw", site_network(lab.name, other, family), hops[0]),
+        (f"{other}-gw", site_network(lab.name, one, family), hops[1]),
     )
-    with second_path(lab, f"{one}-gw", f"{other}-gw", *routes):
+    with second_path(lab.name, f"{one}-gw", f"{other}-gw", *routes):
         found = around(command, lab)
     assert found["ok"] is False
     assert f"{one}-0 reaches {other}-0 {said}" in found["why"]
@@ -115,8 +89,8 @@ def test_a_path_one_way_is_found_while_other_traffic_crosses_the_fibers(
     other = ("ip", "netns", "exec", oracle.netns(lab.name, "a-1"), "ping", "-q", "-i", "0.002", target)
     traffic = subprocess.Popen(other, stdout=subprocess.DEVNULL)
     try:
-        route = ("d-gw", _network(prefix(lab, "c", "inet6")), "fd00:bad::1")
-        with second_path(lab, "c-gw", "d-gw", route):
+        route = ("d-gw", site_network(lab.name, "c", "inet6"), "fd00:bad::1")
+        with second_path(lab.name, "c-gw", "d-gw", route):
             found = around(command, lab)
     finally:
         traffic.terminate()
@@ -126,7 +100,7 @@ def test_a_path_one_way_is_found_while_other_traffic_crosses_the_fibers(
 
 
 def test_a_cable_between_two_nodes_without_an_address_is_found(lab: testbed.Lab, command: oracle.Command) -> None:
-    with second_path(lab, "c-1", "d-1"):
+    with second_path(lab.name, "c-1", "d-1"):
         found = around(command, lab)
     assert found["ok"] is False
     assert "c-1 reaches d-1 by " in found["why"]
@@ -154,9 +128,3 @@ def test_64_sites_are_probed_within_two_seconds(state_folder: Path, command: ora
         found = [around(command, wide) for _ in range(3)]
     assert {it["pairs"] for it in found} == {64 * 63 // 2}
     assert min(it["took_s"] for it in found) <= 2.0
-
-
-def _network(interface: str) -> str:
-    import ipaddress
-
-    return str(ipaddress.ip_interface(interface).network)

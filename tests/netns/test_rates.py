@@ -1,11 +1,12 @@
-"""The rate of a direction: right with jitter and on a busy machine, refused when it is wrong, called starved when the
-prober was."""
+"""The rate of a direction: right with jitter and on a busy machine, refused when it is wrong, not measured when the host
+left too few packets to judge."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -81,33 +82,30 @@ def judged(lab: testbed.Lab, direction: str, sample: RateSample) -> DirectionCer
             rate_bps=sample.bps,
             rate_slack=sample.slack,
             rate_why=sample.why,
+            rate_unmeasured=sample.unmeasured,
             rate_tries=sample.tries,
-            rate_starved=sample.starved,
             rate_beside=sample.beside,
         ),
     )
 
 
-@pytest.mark.timing("rates within percents while every core is busy")
 def test_rates_are_right_with_jitter_and_with_every_core_busy(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
     with busy_cores():
-        found = [rates(lab, lab.topology, probes) for _ in range(5)]
-    for samples in found:
-        for name, sample in samples.items():
-            if not sample.starved:
-                assert sample.bps == pytest.approx(TARGET, rel=0.02 if name.startswith("north") else 0.01), name
-    # A machine that others use may starve one of many; on none is it the rule.
-    assert sum(bool(sample.starved) for samples in found for sample in samples.values()) <= 2
+        series = [rates(lab, lab.topology, probes) for _ in range(5)]
+    for name in series[0]:
+        measured = [samples[name].bps for samples in series if samples[name].bps is not None]
+        assert len(measured) >= 3, name
+        within = 0.02 if name.startswith("north") else 0.01
+        assert statistics.median(measured) == pytest.approx(TARGET, rel=within), name
 
 
-def test_a_rate_of_094_is_refused_each_time(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
+def test_a_rate_of_094_is_never_right(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
     with lab.inject("impair", "south", rate="752M"):
-        found = [rates(lab, lab.topology, probes)["south:west"] for _ in range(TIMES)]
-    verdicts = [judged(lab, "south:west", sample) for sample in found]
-    assert [each.ok for each in verdicts] == [False] * TIMES
-    told = [sample.bps for sample in found if not sample.starved]
-    assert len(told) >= TIMES - 1
-    assert told == pytest.approx([0.94 * TARGET] * len(told), rel=0.005)
+        samples = [rates(lab, lab.topology, probes)["south:west"] for _ in range(TIMES)]
+    verdicts = [judged(lab, "south:west", sample).verdict for sample in samples]
+    assert verdicts.count("bad") >= TIMES - 1 and "ok" not in verdicts
+    measured = [sample.bps for sample in samples if sample.bps is not None]
+    assert measured == pytest.approx([0.94 * TARGET] * len(measured), rel=0.005)
 
 
 class Slow:
@@ -126,38 +124,29 @@ class Slow:
         return getattr(self._sender, name)
 
 
-def test_a_starved_prober_of_a_right_rate_is_called_starved(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
+def test_a_rate_that_the_sender_cannot_fill_is_not_measured(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
     probes["south:west"].sender = Slow(probes["south:west"].sender, 10**9)  # type: ignore[assignment]
-    found = rates(lab, lab.topology, probes)
-    slow, other = found["south:west"], found["south:east"]
-    assert slow.tries == TRIES
-    assert slow.bps is not None
-    assert slow.bps < 0.9 * TARGET
-    assert "the queue ran empty" in slow.starved
+    samples = rates(lab, lab.topology, probes)
+    slow, other = samples["south:west"], samples["south:east"]
+    assert (slow.tries, slow.bps) == (TRIES, None)
+    assert "0 pairs of packets were on time" in slow.unmeasured
     verdict = judged(lab, "south:west", slow)
-    (why,) = verdict.why
-    assert why.startswith("the rate could not be measured: the measurement was starved of CPU, 3 times of 3 (")
-    assert (verdict.starved, verdict.tries.rate) == (True, TRIES)
-    if not other.starved:
+    assert (verdict.verdict, verdict.tries.rate) == ("not measured", TRIES)
+    if other.bps is not None:
         assert other.bps == pytest.approx(TARGET, rel=0.01)
 
 
-def test_a_prober_that_was_starved_once_measures_again(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
+def test_gaps_of_the_sender_do_not_change_the_rate(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
     probes["south:west"].sender = Slow(probes["south:west"].sender, 12)  # type: ignore[assignment]
     sample = rates(lab, lab.topology, probes)["south:west"]
-    assert sample.tries >= 2
-    if not sample.starved:
-        assert sample.bps == pytest.approx(TARGET, rel=0.01)
-        verdict = judged(lab, "south:west", sample)
-        assert verdict.ok
-        assert verdict.repeated == (f"rate measured {sample.tries} times, because the measurement was starved of CPU",)
+    assert sample.bps == pytest.approx(TARGET, rel=0.01)
+    assert judged(lab, "south:west", sample).ok
 
 
 def test_a_rate_above_its_target_reads_as_it_is(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
     with lab.inject("impair", "south", rate="752M"):
         sample = rates(lab, _with_rate(lab.topology, 0.7e9), probes)["south:west"]
-    if not sample.starved:
-        assert sample.bps == pytest.approx(752e6, rel=0.005)
+    assert sample.bps == pytest.approx(752e6, rel=0.005)
 
 
 def _with_rate(topology: Topology, rate_bps: float) -> Topology:

@@ -162,7 +162,7 @@ def _too_few(what: str, times_s: Sequence[float], arrived: int, bare_s: Sequence
     if len(times_s) < min(FEWEST_PACKETS, arrived):
         return f"{what}: the host delayed {arrived - len(times_s)} of {arrived} packets"
     if not bare_s:
-        return f"{what}: the host delayed all packets of the baseline path, so the error is unknown"
+        return f"{what}: the host delayed all packets of the path that it is compared with"
     return ""
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from testbed.core.certification.link_certificate import LinkCertificate
 from testbed.host.files import catalog
-from testbed.host.measure.probing import Arrival, ProbePath
+from testbed.host.measure.probing import Arrival, Departure, ProbePath
 from testbed.keeper import protocol
 from testbed.lab import fiber_measurement
 from testbed.lab.fiber_measurement import FAST, Measuring
@@ -24,10 +24,10 @@ INSIDE_S, COLD_S = 11e-6, 10e-6
 class Opened:
     """A probe or an echo that sends nothing."""
 
-    held_up = 0
-
     def __init__(self, path: ProbePath) -> None:
         self.path = path
+        self.identity = 1
+        self.departures: dict[int, Departure] = {}
 
     def close(self) -> None:
         pass
@@ -42,10 +42,14 @@ class Plant:
     def rounds(self, probers: Sequence[Opened], count: int, *_: float) -> dict[str, list[Arrival]]:
         self.order = [it.path.name for it in probers]
         found = {}
+        for prober in probers:
+            first = len(prober.departures)
+            prober.departures |= {first + number: Departure(0, 0) for number in range(count)}
         for place, name in enumerate(self.order):
             cold = self._over(name) != self._over(self.order[place - 1])
             took_s = self._takes_s(name) + cold * COLD_S * (1 + name.startswith("echo:"))
-            found[name] = [Arrival(number, took_s + number % 3 * 1e-7) for number in range(count)]
+            first = len(probers[place].departures) - count
+            found[name] = [Arrival(first + number, took_s + number % 3 * 1e-7) for number in range(count)]
         return found
 
     def _over(self, name: str) -> str:
@@ -62,7 +66,11 @@ class Plant:
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     found = Plant()
     hello = {"emulator": "netem", "taken_off_s": {f"{link}:{to}": 7e-6 for link in DELAY_S for to in ("west", "east")}}
-    asked = {protocol.Hello: hello}
+    asked = {
+        protocol.Hello: hello,
+        protocol.Stalls: {"watching": False, "next": 0, "stalls": []},
+        protocol.RecordPackets: {"supported": False, "packets": [], "lost": 0},
+    }
     monkeypatch.setattr(fiber_measurement.client, "ask", lambda _, request: asked[type(request)])
     monkeypatch.setattr(fiber_measurement.emulator_counters, "read", lambda _: {})
     monkeypatch.setattr(fiber_measurement, "_paths", lambda *_: map(_path, sorted(hello["taken_off_s"])))
@@ -82,7 +90,8 @@ def measure(over: dict[str, Any]) -> tuple[LinkCertificate, ...]:
     lab: Any = SimpleNamespace(name="x")
     measuring = Measuring(lab, catalog.load_topology("metro-40km", over), FAST, lambda _: None)
     across: Any = {name: Opened(_path(name)) for name in sorted(measuring.calibrated)}
-    links, _ = measuring.measure((_path("bare:b"), _path("bare:a")), across, _path("inside"))
+    links, _, noise = measuring.measure((_path("bare:b"), _path("bare:a")), across, _path("inside"))
+    assert not noise.is_noisy
     return links
 
 

@@ -1,4 +1,4 @@
-"""What the emulator's counters say of packet trains: starved, or beside other traffic; on counters made up here."""
+"""Rates from trains and the host's logs, made up here, and what other traffic crossed meanwhile."""
 
 from __future__ import annotations
 
@@ -8,63 +8,101 @@ from typing import Any
 
 import pytest
 
-from testbed.core.certification.judge import DirectionSample, judge_direction
+from testbed.core.certification.host_log import ON_TIME_S, Crossing, HostLog
+from testbed.core.intervals import Intervals
 from testbed.core.physics.impairment import Impairment
+from testbed.host.measure.rate_trains import Passage
 from testbed.lab import rate_measurement
 from testbed.lab.emulator_counters import Counters
 
-MTU, COUNT, TRAINS, TARGET = 1500, 100, 20, 0.8e9
+MTU, COUNT, TRAINS, TARGET = 1500, 1300, 2, 0.8e9
 FRAME = MTU + 14
 SENT = COUNT * TRAINS
-BEFORE = Counters(0, 0, 0.0, (), (), segments=7, bytes=7 * FRAME, dropped=0, duplicated=0)
+BITS = 8.0 * (FRAME + 24)
+BEFORE = Counters(0, 0, 0.0, segments=7, bytes=7 * FRAME, dropped=0, duplicated=0)
+NAME = "north:west"
+
+
+def plan(duplicate: float = 0.0) -> Any:
+    train: Any = SimpleNamespace(mtu=MTU, count=COUNT, frame_bits=BITS)
+    return rate_measurement._Plan(NAME, train, TRAINS, 0.0, Impairment(rate_bps=TARGET, duplicate=duplicate))
+
+
+def measured(
+    rate_bps: float, late_s: Any = lambda number: 0.0, period: Any = lambda number: 1, stalls: Intervals | None = None
+) -> Any:
+    """The sample of a train at this rate; ``late_s`` and ``period`` of each packet are recorded by the emulator."""
+    arrivals = [(number * BITS / rate_bps + late_s(number), BITS, number) for number in range(COUNT)]
+    crossings = {
+        (NAME, number): Crossing(1.0 + number * BITS / rate_bps, 1.0 + at_s + 10e-6, period(number))
+        for at_s, _, number in arrivals
+    }
+    log = HostLog(stalls or Intervals(), crossings)
+    pairs = list(rate_measurement._rates(plan(), [Passage(arrivals=arrivals)], log))
+    return rate_measurement._sample(plan(), pairs, 0.0, 1)
+
+
+def test_a_train_gives_its_rate() -> None:
+    assert measured(0.79e9).bps == pytest.approx(0.79e9)
+
+
+@pytest.mark.parametrize("rate_bps", [0.752e9, 0.8e9, 0.848e9])
+def test_a_stall_of_the_emulator_and_the_burst_after_it_change_nothing(rate_bps: float) -> None:
+    """5 ms into the train, fiberd stalls for 8 ms, then sends at once what has become due."""
+
+    def late_s(number: int) -> float:
+        return max(0.0, 0.013 - number * BITS / rate_bps) if number * BITS / rate_bps > 0.005 else 0.0
+
+    assert measured(rate_bps, late_s).bps == pytest.approx(rate_bps, rel=1e-3)
+
+
+def test_packets_that_were_all_sent_late_give_no_rate() -> None:
+    found = measured(0.8e9, lambda number: 2 * ON_TIME_S)
+    assert found.bps is None and "0 pairs of packets were on time" in found.unmeasured
+
+
+def test_a_queue_that_ran_empty_gives_no_rate_across_the_gap() -> None:
+    """The sender lost the CPU every 2.5 ms for 2.5 ms: half the rate, were gaps not known."""
+    found = measured(0.4e9, period=lambda number: number // 60)
+    assert found.bps is None and "pairs of packets were on time" in found.unmeasured
+
+
+def test_a_gap_in_the_middle_leaves_both_halves() -> None:
+    def late_s(number: int) -> float:
+        return 0.004 if number >= COUNT // 2 else 0.0
+
+    arrivals = [(number * BITS / TARGET + late_s(number), BITS, number) for number in range(COUNT)]
+    crossings = {
+        (NAME, number): Crossing(1.0 + at_s, 1.0 + at_s, number // (COUNT // 2)) for at_s, _, number in arrivals
+    }
+    pairs = list(rate_measurement._rates(plan(), [Passage(arrivals=arrivals)], HostLog(Intervals(), crossings)))
+    assert rate_measurement._sample(plan(), pairs, 0.0, 1).bps == pytest.approx(TARGET, rel=1e-3)
+
+
+def test_without_a_record_stalls_of_cores_exclude_packets() -> None:
+    passage = Passage(arrivals=[(number * BITS / TARGET, BITS, number) for number in range(COUNT)])
+    began_t = passage.epoch_ns * 1e-9 + rate_measurement.monotonic_offset_s()
+    everywhere = HostLog(Intervals.union([(began_t - 1.0, began_t + 1.0)]))
+    assert not list(rate_measurement._rates(plan(), [passage], everywhere))
+    assert list(rate_measurement._rates(plan(), [passage], HostLog()))
 
 
 def passed(**changes: Any) -> Counters:
     """The counters after the trains, which nothing else has crossed."""
-    clean = dataclasses.replace(BEFORE, emptied=TRAINS, segments=7 + SENT, bytes=(7 + SENT) * FRAME)
-    return dataclasses.replace(clean, **changes)
+    return dataclasses.replace(BEFORE, emptied=TRAINS, segments=7 + SENT, bytes=(7 + SENT) * FRAME, **changes)
 
 
-def sample(after: Counters, rate_bps: float, before: Counters = BEFORE, duplicate: float = 0.0) -> Any:
-    """The sample of trains that arrive at this rate."""
-    bits = 8.0 * (FRAME + 24)
-    train: Any = SimpleNamespace(mtu=MTU, count=COUNT, frame_bits=bits)
-    plan = rate_measurement._Plan("north:west", train, TRAINS, 0.0, Impairment(rate_bps=TARGET, duplicate=duplicate))
-    arrivals = [(number * bits / rate_bps, bits) for number in range(COUNT)]
-    passages: Any = [SimpleNamespace(arrivals=arrivals, queued_bytes=None, handed_bps=2e9) for _ in range(TRAINS)]
-    return rate_measurement._sample(plan, passages, before, after, 1)
-
-
-@pytest.mark.parametrize("gaps", [1, 3, 500])
-def test_a_rate_that_is_right_is_never_refused_for_gaps(gaps: int) -> None:
-    found = sample(passed(emptied=TRAINS + gaps), 800.1e6)
-    assert found.bps == pytest.approx(800.1e6)
-    assert f"the queue ran empty {gaps} times" in found.starved, "so it is measured again"
-    target, bare = Impairment(delay_s=200e-6, rate_bps=TARGET), [20e-6] * 100
-    seen = DirectionSample([220e-6] * 100, bare, 100, rate_bps=found.bps, rate_tries=3, rate_starved=found.starved)
-    judged = judge_direction("north:west", target, seen)
-    check = judged.check("rate")
-    assert check is not None and check.verdict == "ok" and not judged.why
-
-
-def test_gaps_explain_a_rate_that_is_too_low() -> None:
-    assert "the queue ran empty 3 times" in sample(passed(emptied=TRAINS + 3), 0.7e9).starved
-    assert sample(passed(), 0.7e9).starved == "", "wrong, and nothing proves a gap"
-
-
-def test_packets_of_others_that_find_the_queue_empty_are_no_gaps_of_the_trains() -> None:
-    beside = passed(emptied=TRAINS + 40, segments=7 + SENT + 40, bytes=(7 + SENT) * FRAME + 40 * 66)
-    found = sample(beside, 0.7e9)
-    assert found.starved == ""
-    assert found.beside == pytest.approx(40 * 66 / (SENT * FRAME))
-    more = dataclasses.replace(beside, emptied=TRAINS + 45)
-    assert "the queue ran empty 5 times" in sample(more, 0.7e9).starved
+def test_bytes_of_others_are_those_beyond_the_trains() -> None:
+    assert rate_measurement._beside(plan(), BEFORE, passed()) == 0.0
+    beside = dataclasses.replace(passed(), bytes=(7 + SENT) * FRAME + 40 * 66)
+    assert rate_measurement._beside(plan(), BEFORE, beside) == pytest.approx(40 * 66 / (SENT * FRAME))
 
 
 def test_lost_and_duplicated_packets_of_the_trains_are_not_taken_for_others() -> None:
-    lost = passed(segments=7 + SENT - 30, bytes=(7 + SENT - 30) * FRAME, dropped=30)
-    assert sample(lost, 0.7e9).beside == 0.0
-    twice = passed(segments=7 + SENT + 50, bytes=(7 + SENT + 50) * FRAME, duplicated=50)
-    assert sample(twice, 0.7e9).beside == 0.0
+    lost = dataclasses.replace(passed(), bytes=(7 + SENT - 30) * FRAME, dropped=30)
+    assert rate_measurement._beside(plan(), BEFORE, lost) == 0.0
+    twice = dataclasses.replace(passed(), bytes=(7 + SENT + 50) * FRAME, duplicated=50)
+    assert rate_measurement._beside(plan(), BEFORE, twice) == 0.0
     uncounted = dataclasses.replace(twice, duplicated=None)
-    assert sample(uncounted, 0.7e9, dataclasses.replace(BEFORE, duplicated=None), 50 / SENT).beside == pytest.approx(0)
+    before = dataclasses.replace(BEFORE, duplicated=None)
+    assert rate_measurement._beside(plan(50 / SENT), before, uncounted) == pytest.approx(0)

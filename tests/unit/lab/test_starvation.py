@@ -1,4 +1,4 @@
-"""How often starved quantities are measured, and how long free cores are waited for in between."""
+"""How often a quantity is measured, and how long free cores are waited for in between."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def test_each_try_but_the_first_waits_for_free_cores_and_says_so(monkeypatch: py
     for attempt in tries(order.append):
         order.append(attempt)
     said = [it for it in order if isinstance(it, str)]
-    assert [it for it in order if not isinstance(it, str)] == [1, 2.0, 2, 8.0, 3]
+    assert [it for it in order if not isinstance(it, str)] == [1, 1.0, 2, 3.0, 3]
     assert TRIES == 3
-    assert said == [f"waiting for free cores, at most {most} s" for most in (2, 8)]
+    assert said == [f"waiting for free cores, at most {most} s" for most in (1, 3)]
 
 
 def test_nothing_is_waited_for_where_the_first_try_was_enough(monkeypatch: pytest.MonkeyPatch) -> None:
