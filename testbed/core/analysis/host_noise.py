@@ -30,8 +30,8 @@ LOSING_STALL_S = 0.01
 
 NOISY_SHARE = 0.01
 NOISY_STALL_S = 5e-3
-"""A host is noisy when some core was stalled for more of the time than that, or for longer at once: 1 % is the noise
-between two runs on a quiet host, and 5 ms are a step's share of a lock-step job that no median hides."""
+"""A host is noisy when some core was stalled for more of the time than that, or for longer at once; both are chosen by
+us. docs/certificate.md, "Noise of the host", has the reasons. No range and no verdict depends on them."""
 
 
 @dataclass(frozen=True)
