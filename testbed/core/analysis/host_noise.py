@@ -29,7 +29,7 @@ LOSING_STALL_S = 0.01
 """The kernel queues 1,000 packets for a core that is not there: 15 ms at 800 Mb/s."""
 
 NOISY_SHARE = 0.01
-NOISY_STALL_S = 5e-3
+NOISY_STALL_S = 0.02
 """A host is noisy when some core was stalled for more of the time than that, or for longer at once; both are chosen by
 us. docs/certificate.md, "Noise of the host", has the reasons. No range and no verdict depends on them."""
 

@@ -42,7 +42,7 @@ def sentence(summary: NoiseSummary | None) -> str:
         return ""
     timeouts = f", {formats.plural(summary.timeouts, 'TCP timeout')} began in one" if summary.timeouts else ""
     return (
-        f"Noisy host: cores were stalled {formats.share(summary.stalled_share)} of the time"
+        f"Noisy host: at least one core was stalled {formats.share(summary.stalled_share)} of the time"
         f" ({formats.plural(summary.stalls, 'stall')}, the longest {formats.duration(summary.longest_s)}{timeouts})."
         " Verdicts that this could change are unknown."
     )

@@ -118,6 +118,7 @@ def test_a_host_is_noisy_by_share_or_by_its_longest_stall():
 
     assert not noisy()
     assert not noisy(*(Stall(0, second, 0.004) for second in range(10)))
-    assert noisy(Stall(0, 5, 0.006))
+    assert not noisy(Stall(0, 5, 0.019))
+    assert noisy(Stall(0, 5, 0.021))
     assert noisy(*(Stall(0, tick / 10, 0.0015) for tick in range(100)))
     assert StallLog().summary(0, 10) is None, "no log"
