@@ -22,7 +22,19 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = ("main.c", "control.c", "plant.c", "fiber.c", "port.c", "packet.c", "frame.c", "chance.c", "strays.c", "stalls.c", "record.c")
+SOURCES = (
+    "main.c",
+    "control.c",
+    "plant.c",
+    "fiber.c",
+    "port.c",
+    "packet.c",
+    "frame.c",
+    "chance.c",
+    "strays.c",
+    "stalls.c",
+    "record.c",
+)
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-g1", "-Wall", "-Wextra")
 
 ZIGLANG = "ziglang==0.15.2"

@@ -206,6 +206,7 @@ def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
         id="trained", question="Did it train?", answer="yes", text="train_loss went from 5.5 to 2.1.", lines=()
     )
     report = SimpleNamespace(
+        noise=None,
         verdict="pass" if exit_code == 0 else "fail",
         headline="It trained.",
         answers=(answer,),

@@ -172,6 +172,8 @@ def _train(target: Lab, what: str, workload: dict[str, object], runs: Path | Non
         console.show_json(to_json(report))
         return status
     console.show(tables.verdict(report.verdict).append(f": {report.headline}", style="bold default"))
+    for line in tables.noise(report.noise):
+        console.show_paragraph(line)
     if not console.quiet():
         console.show(tables.answers(report))
         if told := tables.rank_seconds(report):

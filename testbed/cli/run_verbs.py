@@ -92,6 +92,8 @@ def run(
         console.show_json(to_json(report))
         return outcome.exit_code
     console.show(tables.verdict(report.verdict).append(f": {report.headline}", style="bold default"))
+    for line in tables.noise(report.noise):
+        console.show_paragraph(line)
     if not console.quiet():
         console.show(tables.answers(report))
         if told := tables.rank_seconds(report):
@@ -378,6 +380,8 @@ def _report_one(run: Path | None, *, open_: bool, as_json: bool) -> int:
         console.show_json(to_json(document))
     else:
         console.show(tables.verdict(document.verdict).append(f": {document.headline}", style="bold default"))
+        for line in tables.noise(document.noise):
+            console.show_paragraph(line)
         if not console.quiet():
             console.show(tables.answers(document))
             if told := tables.rank_seconds(document):

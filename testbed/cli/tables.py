@@ -25,6 +25,7 @@ from testbed.core.units import (
 )
 
 if TYPE_CHECKING:
+    from testbed.core.analysis.host_noise import NoiseSummary
     from testbed.core.faults.fault_kind import FaultKind
     from testbed.core.physics.validity import Finding
     from testbed.core.prediction.topology_ways import Way
@@ -58,6 +59,8 @@ _STYLES = {
             "stopped",
             "stopping",
             "lost",
+            "noisy host",
+            "certified, noisy host",
         ),
         UNSURE,
     ),
@@ -447,6 +450,8 @@ def status_line(found: LabStatus) -> Text:
         line.append(f"\n  {job_words.line(job)}", style=UNSURE if job.state == "stopping" else "")
     for waits in (*found.waits, *found.captures):
         line.append(f"\n  {waits}", style=UNSURE)
+    for noisy in noise(found.noise):
+        line.append("\n  in the last minute: ", style=UNSURE).append_text(noisy)
     return line
 
 
@@ -519,6 +524,14 @@ def answers(report: Report) -> Table:
     made = table(("", "", ""), rows)
     made.show_header = False
     return made
+
+
+def noise(summary: NoiseSummary | None) -> list[Text]:
+    """Return a line on a noisy host; none where the stalls do not matter."""
+    from testbed.core.report import noise_section
+
+    said = noise_section.sentence(summary)
+    return [Text(said, style=UNSURE)] if said else []
 
 
 def rank_seconds(report: Report) -> str:

@@ -194,6 +194,8 @@ def show(validation: Validation, comparison: Comparison | None) -> None:
     from testbed.core.report.validation.validation_matrix import headline
 
     console.show(tables.verdict(validation.verdict).append(f": {headline(validation)}", style="bold default"))
+    for line in tables.noise(validation.noise):
+        console.show_paragraph(line)
     if console.quiet():
         return
     console.show(_matrix(validation))

@@ -417,6 +417,10 @@ class Stats(Request[StatsAnswer]):
     verb: ClassVar = "stats"
 
 
+NEWEST_STALL: Final = 1 << 62
+"""More than the number of any stall: the answer to :class:`Stalls` has the number of the next one, and no stall."""
+
+
 @dataclass(frozen=True)
 class Stalls(Request[StallsAnswer]):
     """Return the stalls of the host's cores from number ``since`` on; the keeper keeps the latest 200,000."""

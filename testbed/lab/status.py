@@ -8,9 +8,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from testbed.core.analysis.host_noise import NoiseSummary, StallLog
 from testbed.core.certification.certificate import Certificate
 from testbed.core.physics import full_scale
 from testbed.core.plan.addressing import MANAGEMENT
+from testbed.core.records.stalls import Stall
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError, LabError, TestbedError
 from testbed.host import lab_nodes, lab_owner
@@ -108,6 +110,8 @@ class LabStatus:
     """The job that is running, with its figures; of older labs, whose keepers know of none, empty."""
     noisy: bool = False
     """Whether the host delayed packets while the fibers were certified."""
+    noise: NoiseSummary | None = None
+    """The host's stalls in the last minute; None where they are not logged."""
 
     @property
     def training(self) -> bool:
@@ -116,6 +120,11 @@ class LabStatus:
 
 
 FOREIGN = "another user's"
+
+RECENT_S = 60.0
+"""The host's noise in a status is that of so long before it."""
+_MOST_STALLS = 20_000
+"""Stalls that are read for that, at most: the keeper may have ten times as many."""
 
 GLANCE_S = 2.0
 """How long :func:`summary` waits for a keeper, and for docker: a list of labs must not hang at one of them."""
@@ -133,6 +142,17 @@ class LabSummary:
     why: tuple[str, ...] = ()
 
 
+def _recent_noise(keeper: client.Connection) -> NoiseSummary | None:
+    """Summarize the stalls of the last :data:`RECENT_S`; None without a stall log. Raises LabError."""
+    newest = keeper.ask(protocol.Stalls(since=protocol.NEWEST_STALL))
+    if not newest["watching"]:
+        return None
+    answer = keeper.ask(protocol.Stalls(since=max(0, newest["next"] - _MOST_STALLS)))
+    now = time.monotonic()
+    stalls = tuple(Stall(*stall) for stall in answer["stalls"])
+    return StallLog(stalls, (), True).summary(now - RECENT_S, now)
+
+
 @dataclass
 class _Found:
     """The keeper's answers, as far as a possibly degraded lab gives them."""
@@ -144,6 +164,7 @@ class _Found:
     protection: dict[str, str] = field(default_factory=dict)
     in_force: list[DirectionInForce] = field(default_factory=list)
     jobs: list[JobRecord] = field(default_factory=list)
+    noise: NoiseSummary | None = None
     why: list[str] = field(default_factory=list)
 
     @property
@@ -252,6 +273,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         tuple(_fabrics(topology, certificate)),
         tuple(job_status.of(it) for it in found.jobs if it["ended_t"] is None),
         certificate is not None and certificate.noisy,
+        found.noise,
     )
 
 
@@ -293,6 +315,7 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
         found.why += [f"the emulator differs from what is in force: {it}" for it in answer["differences"]]
     with contextlib.suppress(LabError), client.Connection(lab, *patience) as keeper:  # as above
         found.jobs = keeper.ask(protocol.Jobs())
+        found.noise = _recent_noise(keeper)
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
     found.why += _containers(lab, bound_s)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]

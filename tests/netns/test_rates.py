@@ -1,5 +1,5 @@
-"""The rate of a direction: right with jitter and on a busy machine, refused when it is wrong, not measured when the host
-left too few packets to judge."""
+"""The rate of a direction: right with jitter and on a busy machine, refused when it is wrong, not measured when the
+host left too few packets to judge."""
 
 from __future__ import annotations
 

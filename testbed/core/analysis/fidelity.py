@@ -2,15 +2,24 @@
 
 Lateness = sent - due, per packet. It is the emulator's own error, whereas a ping on a loaded link would measure the
 queue, which belongs to the emulated network.
+
+Where the limits are exceeded, the stall log tells whether the host explains that. A stall and as long again, in which
+the emulator catches up, is its *shadow*; overlapping shadows are one. A packet that is later than b was due in a
+shadow, at least b before its end. So between two samples the packets later than b are at most those due in the shadows
+less b each: in that share of the time in which the direction was busy at its rate, or of all the time if its rate is
+unknown. As many of the latest packets are left out, and no more. If the others are within the limits, the host was
+noisy and the emulator did not fail.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from testbed.core.analysis.host_noise import UNWATCHED, StallLog
+from testbed.core.intervals import Intervals
 from testbed.core.records.samples import FiberSample
 
 __all__ = ["MEDIAN_LIMIT_S", "OWN_DROPS", "P99_LIMIT_S", "DirectionFidelity", "quantile", "under_load"]
@@ -28,6 +37,8 @@ class DirectionFidelity:
     """One direction while the job ran. Lateness in seconds; ``inf`` when it is beyond the histogram's last bound.
 
     ``queue_bytes_most`` is the longest queue observed, in wire bytes: a property of the network, shown but not judged.
+    ``own_drops_in_stalls``: own drops between two samples between which the host stalled. ``late_by_stalls``: packets
+    that stalls may have made late.
     """
 
     direction: str
@@ -38,21 +49,39 @@ class DirectionFidelity:
     bounds_s: tuple[float, ...]
     counts: tuple[float, ...]
     queue_bytes_most: int | None = None
+    own_drops_in_stalls: int = 0
+    late_by_stalls: int = 0
+    held_without_stalls: bool = False
+    """Whether the limits hold without the packets that stalls may have made late."""
 
     @property
     def held(self) -> bool | None:
-        """None when no packet crossed while the job ran, or the emulator does not time packets (netem)."""
-        if self.own_drops:
+        """None when no packet crossed while the job ran, the emulator does not time packets (netem), or the host's
+        stalls may be the cause of what did not hold."""
+        if self.own_drops > self.own_drops_in_stalls or (self.late and not self.held_without_stalls):
             return False
-        if self.median_s is None or self.p99_s is None:
+        if self.own_drops or self.late:
             return None
-        return self.median_s < MEDIAN_LIMIT_S and self.p99_s < P99_LIMIT_S
+        return None if self.median_s is None or self.p99_s is None else True
+
+    @property
+    def late(self) -> bool:
+        """Whether packets were later than the limits."""
+        if self.median_s is None or self.p99_s is None:
+            return False
+        return self.median_s >= MEDIAN_LIMIT_S or self.p99_s >= P99_LIMIT_S
+
+    @property
+    def noisy(self) -> bool:
+        """Whether nothing but late packets, which the host's stalls explain, kept the limits from holding."""
+        return self.held is None and self.late and not self.own_drops
 
     @property
     def why(self) -> str:
         reasons = []
         if self.own_drops:
-            reasons.append(f"the emulator itself dropped {self.own_drops} packets")
+            stalled = ", which may be due to stalls of the host" if self.own_drops == self.own_drops_in_stalls else ""
+            reasons.append(f"the emulator itself dropped {self.own_drops} packets{stalled}")
         if self.median_s is not None and self.median_s >= MEDIAN_LIMIT_S:
             reasons.append(f"median lateness at or above the limit of {MEDIAN_LIMIT_S * 1e6:.0f} us")
         if self.p99_s is not None and self.p99_s >= P99_LIMIT_S:
@@ -78,13 +107,25 @@ def quantile(bounds_s: Sequence[float], counts: Sequence[float], share: float) -
 
 
 def under_load(
-    fibers: Iterable[FiberSample], began_t: float | None, ended_t: float | None
+    fibers: Iterable[FiberSample],
+    began_t: float | None,
+    ended_t: float | None,
+    noise: StallLog = UNWATCHED,
+    rates_bps: Mapping[str, float] | None = None,
 ) -> tuple[DirectionFidelity, ...]:
-    """Return the fidelity per direction, from the samples around [``began_t``, ``ended_t``] (None: no limit)."""
+    """Return the fidelity per direction, from the samples around [``began_t``, ``ended_t``] (None: no limit).
+
+    ``rates_bps``: of each link, by name.
+    """
     tracks: dict[str, list[FiberSample]] = {}
     for sample in fibers:
         tracks.setdefault(sample.direction, []).append(sample)
-    return tuple(_direction(name, _around(track, began_t, ended_t)) for name, track in sorted(tracks.items()) if track)
+    shadows = Intervals.union((it.began_t, it.ended_t + it.length_s) for it in noise.stalls)
+    return tuple(
+        _direction(name, _around(track, began_t, ended_t), shadows, (rates_bps or {}).get(name.partition(":")[0]))
+        for name, track in sorted(tracks.items())
+        if track
+    )
 
 
 def _around(track: Sequence[FiberSample], began_t: float | None, ended_t: float | None) -> Sequence[FiberSample]:
@@ -97,21 +138,37 @@ def _around(track: Sequence[FiberSample], began_t: float | None, ended_t: float 
     return track[first:last]
 
 
-def _direction(name: str, track: Sequence[FiberSample]) -> DirectionFidelity:
+def _direction(
+    name: str, track: Sequence[FiberSample], shadows: Intervals, rate_bps: float | None
+) -> DirectionFidelity:
     bounds: tuple[float, ...] = track[-1].lateness_bounds_s if track else ()
     counts = [0.0] * (len(bounds) + 1)
-    packets = own = 0
+    kept = [0.0] * (len(bounds) + 1)
+    packets = own = own_in_stalls = 0
     for before, after in pairwise(track):
         restarted = after.packets < before.packets or sum(after.lateness_counts) < sum(before.lateness_counts)
         packets += after.packets - (0 if restarted else before.packets)
-        for cause in OWN_DROPS:
-            own += max(0, after.drops.get(cause, 0) - (0 if restarted else before.drops.get(cause, 0)))
+        dropped = sum(
+            max(0, after.drops.get(cause, 0) - (0 if restarted else before.drops.get(cause, 0))) for cause in OWN_DROPS
+        )
+        own += dropped
+        stalled = shadows.within(before.t, after.t)
+        if stalled:
+            own_in_stalls += dropped
         if after.lateness_bounds_s != bounds:
             continue
         comparable = not restarted and before.lateness_bounds_s == bounds
+        new = [0.0] * (len(bounds) + 1)
         for index, count in enumerate(after.lateness_counts[: len(counts)]):
             earlier = before.lateness_counts[index] if comparable and index < len(before.lateness_counts) else 0.0
-            counts[index] += max(0.0, count - earlier)
+            new[index] = max(0.0, count - earlier)
+        busy_s = after.t - before.t
+        if rate_bps and not restarted:
+            busy_s = min(busy_s, 8.0 * (after.byte_count - before.byte_count) / rate_bps)
+        for index, (count, rest) in enumerate(zip(new, _without_stalls(new, bounds, stalled, busy_s), strict=True)):
+            counts[index] += count
+            kept[index] += rest
+    median_s, p99_s = quantile(bounds, kept, 0.5), quantile(bounds, kept, 0.99)
     return DirectionFidelity(
         direction=name,
         packets=packets,
@@ -121,4 +178,27 @@ def _direction(name: str, track: Sequence[FiberSample]) -> DirectionFidelity:
         bounds_s=bounds,
         counts=tuple(counts),
         queue_bytes_most=max((each.queue_bytes for each in track if each.queue_bytes is not None), default=None),
+        own_drops_in_stalls=own_in_stalls,
+        late_by_stalls=round(sum(counts) - sum(kept)),
+        held_without_stalls=(median_s or 0.0) < MEDIAN_LIMIT_S and (p99_s or 0.0) < P99_LIMIT_S,
     )
+
+
+def _without_stalls(
+    counts: Sequence[float], bounds_s: Sequence[float], shadows: Sequence[tuple[float, float]], busy_s: float
+) -> Sequence[float]:
+    """Return the histogram of one interval between samples without the late packets that stalls may have delayed."""
+    if not shadows or busy_s <= 0:
+        return counts
+    total, removed = sum(counts), 0.0
+    kept = list(counts)
+    for index in range(len(bounds_s), 0, -1):
+        bound_s = bounds_s[index - 1]  # what this bin's packets are later than
+        if bound_s < MEDIAN_LIMIT_S:
+            break
+        due_s = sum(max(0.0, ended_t - began_t - bound_s) for began_t, ended_t in shadows)
+        most = total * min(1.0, due_s / busy_s)
+        left_out = min(kept[index], max(0.0, most - removed))
+        kept[index] -= left_out
+        removed += left_out
+    return kept

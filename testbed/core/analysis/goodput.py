@@ -66,6 +66,8 @@ class JobEvidence:
     """Of a launched program, from when to when its steps are known; its wall time is that."""
     goodput_of_steps: float | None = None
     """Of a launched program, whose rank-seconds are not known."""
+    quiet: tuple[tuple[float, float], ...] = ()
+    """When the commits outside every fault and its aftermath began and ended: the fault-free pace is theirs."""
     complete: bool = False
     """Whether it reached its last step; a launched program, whether all of its processes ended with status 0."""
 
@@ -225,6 +227,7 @@ def evaluate(
         faults=paced.faults,
         failures=_failures(logs),
         spans=spans,
+        quiet=tuple((it.begin_t, it.t) for it in paced.quiet),
         complete=complete,
         died=died,
         seen_t=seen,

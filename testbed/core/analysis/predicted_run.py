@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from testbed.core.analysis import run_path
 from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
 from testbed.core.analysis.critical_path import CriticalPath, Parts
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.measured_workload import certified_fiber
 from testbed.core.analysis.step_costs import FiberModel
@@ -57,6 +58,7 @@ class PredictedRun:
         calibrated: whether the operations were timed before the job.
         bytes_per_direction: predicted payload of a step.
         parts: predicted and measured seconds of the exposed time by part, in the order of :data:`PARTS`.
+        uncertainty_s: of the measured times of a step, by stalls of the host.
     """
 
     compute_s: float
@@ -75,11 +77,23 @@ class PredictedRun:
     calibrated: bool = False
     bytes_per_direction: float = 0.0
     parts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    uncertainty_s: float = 0.0
 
     @property
     def residual(self) -> float:
         """Measured - predicted compute utilization, as a share."""
         return self.measured_utilization - self.utilization
+
+    @property
+    def residual_uncertainty(self) -> float:
+        """Uncertainty of the residual by stalls of the host, which may all have been in compute, or in the exposed
+        communication."""
+        compute_s, whole_s = self.measured_compute_s, self.measured_step_s
+        in_compute_s, in_exposed_s = min(self.uncertainty_s, compute_s), min(self.uncertainty_s, whole_s - compute_s)
+        if self.uncertainty_s <= 0 or whole_s <= in_compute_s or whole_s <= in_exposed_s:
+            return 0.0
+        low, high = (compute_s - in_compute_s) / (whole_s - in_compute_s), compute_s / (whole_s - in_exposed_s)
+        return max(0.0, self.measured_utilization - low, high - self.measured_utilization)
 
     @property
     def step_s(self) -> float:
@@ -139,11 +153,13 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     path = run_path.evaluate(run, run.ranks) if twin else None
     if twin is None or path is None:
         return None
-    measured = _calm(path, run).mean
+    calm = _calm(path, run)
+    measured = calm.mean
     found = expected_step(twin, run.certificate, run.ranks, measured.compute_s, run.topology)
     if found is None or measured.compute_s <= 0:
         return None
     inputs, of = found.inputs, found.groups
+    noise = StallLog(run.stalls, run.tcp_timeouts, run.watched)
     return PredictedRun(
         compute_s=found.compute_s,
         exposed_s=found.exposed.total_s,
@@ -161,6 +177,7 @@ def predicted_run(run: RunData) -> PredictedRun | None:
         calibrated=any(log.calibrations for log in run.ranks),
         bytes_per_direction=found.bytes_per_direction,
         parts=_parts(found.exposed, measured),
+        uncertainty_s=statistics.fmean(noise.uncertainty_s(it.began_t, it.ended_t) for it in calm.steps),
     )
 
 

@@ -65,6 +65,7 @@ class FaultRecovery:
         gap_open: whether no step came after the fault.
         aftermath_end_t: until when its aftermath lasted: the job was back, or another fault began or ended.
         gap_at_most: whether the longest gap is an upper bound: it is shorter than two prints usually take.
+        uncertainty_s: of the longest gap, by stalls of the host (``host_noise.py``).
     """
 
     window: FaultWindow
@@ -76,6 +77,7 @@ class FaultRecovery:
     gap_open: bool = False
     aftermath_end_t: float | None = None
     gap_at_most: bool = False
+    uncertainty_s: float = 0.0
 
 
 class Pace(NamedTuple):

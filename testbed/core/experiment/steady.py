@@ -28,11 +28,13 @@ from typing import Any, Final
 from testbed.core.experiment.expect import Expectation, Metric
 from testbed.core.units import parse_number
 
-__all__ = ["GRACE_S", "METRICS", "WHEN", "WITHIN_S", "Condition", "Monitor", "Told", "Verdict", "Violation"]
+__all__ = ["GRACE_S", "METRICS", "WHEN", "WINDOW_S", "WITHIN_S", "Condition", "Monitor", "Told", "Verdict", "Violation"]
 
 WHEN: Final = ("before", "during", "after", "always")
 GRACE_S: Final = 2.0
 """Default grace: the longest continuous failure that is tolerated, so that one or two late steps are no violation."""
+WINDOW_S: Final = 4.0
+"""Window of rates: if shorter, one slow step looks like an outage; if longer, an outage is seen late."""
 WITHIN_S: Final = 10.0
 """Default time after the last fault's end by which an ``after`` condition must hold."""
 

@@ -16,12 +16,20 @@ class Expectation:
     """An expectation of the experiment; ``holds`` is None when it could not be evaluated.
 
     ``bound`` is ``at least`` or ``at most`` where ``measured`` is a bound, as the job did not come back; else empty.
+    ``low`` and ``high`` are the range of ``measured`` within the uncertainty by stalls of the host; None without any.
     """
 
     text: str
     holds: bool | None = None
     measured: float | None = None
     bound: str = ""
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether stalls of the host keep it from being judged."""
+        return self.holds is None and self.low is not None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from testbed.core.records.event import Event
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.samples import FiberSample, HostSample, NodeSample, RankSample
+from testbed.core.records.stalls import Stall, TcpTimeouts
 from testbed.core.topology.model import Topology
 
 __all__ = ["RunData"]
@@ -34,5 +35,9 @@ class RunData:
     """Records of the ranks for the checkers."""
     output: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By rank, first and last lines of the output of a launched program that reports no steps."""
+    stalls: tuple[Stall, ...] = ()
+    tcp_timeouts: tuple[TcpTimeouts, ...] = ()
+    watched: bool = False
+    """Whether the host's stalls were recorded."""
     malformed: Mapping[str, int] = field(default_factory=dict)
     missing: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from testbed.core.fields import Fields, integer, mapping, need_number, need_text, number, numbers, parse, text
+from testbed.core.records.stalls import TcpTimeouts
 
 __all__ = [
     "DECIMALS",
@@ -194,15 +195,17 @@ class Metrics:
     ranks: tuple[RankSample, ...] = ()
     hosts: tuple[HostSample, ...] = ()
     nodes: tuple[NodeSample, ...] = ()
+    tcp_timeouts: tuple[TcpTimeouts, ...] = ()
 
 
 def read_metrics(lines: Iterable[object]) -> tuple[Metrics, int]:
     """Read ``metrics.jsonl``: (samples, malformed lines)."""
-    readers: dict[str, Callable[[Fields], FiberSample | RankSample | HostSample | NodeSample]] = {
+    readers: dict[str, Callable[[Fields], FiberSample | RankSample | HostSample | NodeSample | TcpTimeouts]] = {
         "fiber": FiberSample.from_dict,
         "rank": RankSample.from_dict,
         "host": HostSample.from_dict,
         "node": NodeSample.from_dict,
+        "tcp_timeouts": TcpTimeouts.from_dict,
     }
     found, malformed = parse(lines, readers, "kind")
     found.sort(key=lambda sample: sample.t)
@@ -211,5 +214,6 @@ def read_metrics(lines: Iterable[object]) -> tuple[Metrics, int]:
         ranks=tuple(each for each in found if isinstance(each, RankSample)),
         hosts=tuple(each for each in found if isinstance(each, HostSample)),
         nodes=tuple(each for each in found if isinstance(each, NodeSample)),
+        tcp_timeouts=tuple(each for each in found if isinstance(each, TcpTimeouts)),
     )
     return metrics, malformed

@@ -46,8 +46,9 @@ UNEXPLAINED: Final = "ended-unexplained"
 class Answer:
     """One question that a reader asks first.
 
-    ``answer`` is yes, no, unknown, or not measurable (by this emulator, which is not a failure and needs no further
-    run); ``text`` gives the reason with numbers; ``lines`` are the details that ``text`` sums up, if any.
+    ``answer`` is yes, no, unknown, not measurable (by this emulator, which is not a failure and needs no further run),
+    or noisy host (its stalls explain what did not hold); ``text`` gives the reason with numbers; ``lines`` are the
+    details that ``text`` sums up, if any.
     """
 
     id: str
@@ -223,9 +224,20 @@ def _held(
     certified, before = fidelity_section.certified(certificate, uncertified)
     held, during = fidelity_section.under_load(loaded, emulator, host)
     told = word(_all((certified, held)))
-    if told == "unknown" and certified and any(fidelity_section.NOT_MEASURABLE in each.verdict for each in loaded):
-        told = fidelity_section.NOT_MEASURABLE
+    if told == "unknown" and certified and held is None:
+        told = _instead(loaded) or told
     return Answer("fidelity", "Did the fiber stay within tolerance?", told, f"{before}; {during}.")
+
+
+def _instead(loaded: tuple[Fidelity, ...]) -> str:
+    """Return the answer on fibers that are certified, in place of unknown; empty where it stays unknown."""
+    if any(each.held is None and each.own_drops for each in loaded):
+        return ""
+    if any(each.verdict == fidelity_section.NOISY_HOST for each in loaded):
+        return fidelity_section.NOISY_HOST
+    return (
+        fidelity_section.NOT_MEASURABLE if any(fidelity_section.NOT_MEASURABLE in it.verdict for it in loaded) else ""
+    )
 
 
 def _right(found: Checked) -> tuple[Answer, ...]:
@@ -257,6 +269,14 @@ def _ended(found: Blame, launched: bool) -> tuple[Answer, ...]:
 
 
 def _expected(index: int, expectation: Expectation) -> Answer:
+    answered = _expected_alone(index, expectation)
+    if not expectation.within_noise:
+        return answered
+    low, high = (format_number(value, 4) for value in (expectation.low or 0.0, expectation.high or 0.0))
+    return replace(answered, text=f"{answered.text} Stalls of the host make that {low} to {high}, so it is unknown.")
+
+
+def _expected_alone(index: int, expectation: Expectation) -> Answer:
     value = expectation.measured
     if expectation.bound:
         said = f"{expectation.text}. Measured: {open_metrics.words(expectation)}."
@@ -267,14 +287,23 @@ def _expected(index: int, expectation: Expectation) -> Answer:
     return Answer(f"expected-{index}", "As expected?", word(expectation.holds), f"{expectation.text}.{measured}")
 
 
+_GOOD: Final = frozenset({"yes", fidelity_section.NOT_MEASURABLE, fidelity_section.NOISY_HOST})
+
+
 def verdict(info: RunInfo, answers: tuple[Answer, ...]) -> str:
-    """pass, fail or unknown; the exit status of ``testbed run`` follows it."""
-    told = [answer.answer for answer in answers]
+    """pass, fail or unknown; the exit status of ``testbed run`` follows it.
+
+    Fibers outside tolerance fail a run that passes otherwise. One that is unknown stays so: they say nothing about it.
+    """
     if info.unknown_because or info.status == "running" or any(answer.id == UNEXPLAINED for answer in answers):
         return "unknown"
+    told = {answer.answer for answer in answers if answer.id != "fidelity"}
     if info.status == "failed" or "no" in told:
         return "fail"
-    return "pass" if info.status == "finished" and set(told) <= {"yes", fidelity_section.NOT_MEASURABLE} else "unknown"
+    fidelity = next((answer.answer for answer in answers if answer.id == "fidelity"), "yes")
+    if info.status != "finished" or not told <= _GOOD:
+        return "unknown"
+    return "pass" if fidelity in _GOOD else "fail" if fidelity == "no" else "unknown"
 
 
 def headline(
@@ -315,6 +344,8 @@ def headline(
         }.get(failed.partition("-")[0], "It ran, but not as expected.")
     if any(answer.id == UNEXPLAINED for answer in answers):
         return "A process was ended by a signal whose sender is unknown."
+    if any(expectation.within_noise for expectation in info.expectations):
+        return "The host was too noisy for a verdict."
     return "Too little was measured for a verdict."
 
 

@@ -20,11 +20,14 @@ from testbed.core.analysis import (
     run_path,
     scraped_metrics,
     traffic_gaps,
+    uncertainty,
     wire_check,
     wire_loads,
 )
 from testbed.core.analysis.declared_steps import DeclaredSteps, declared_steps
 from testbed.core.analysis.goodput import JobEvidence, evaluate
+from testbed.core.analysis.host_noise import NoiseSummary, StallLog
+from testbed.core.analysis.inside_noise import Range
 from testbed.core.analysis.job_twin import strategy_words, twin_of
 from testbed.core.analysis.predicted_run import PredictedRun, predicted_run, why_unpredicted
 from testbed.core.analysis.rank_times import RankTime
@@ -47,6 +50,7 @@ from testbed.core.report import (
     hypothesis,
     in_force_section,
     job_end,
+    noise_section,
     open_metrics,
     placement_section,
     program_section,
@@ -192,6 +196,10 @@ class Report:
     missing: tuple[str, ...] = ()
     malformed: Mapping[str, int] = field(default_factory=dict)
     open_metrics: Mapping[str, OpenMetric] = field(default_factory=dict)
+    noise: NoiseSummary | None = None
+    """The host's stalls during the job; None where they were not recorded."""
+    uncertainty: Mapping[str, Range] = field(default_factory=dict)
+    """The ranges of the figures that stalls make uncertain, by name."""
 
     @property
     def holds(self) -> bool:
@@ -259,22 +267,27 @@ def build(run: RunData) -> Report:
         )
     origin = _origin(run, job)
     emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
-    measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t)
+    noise = StallLog(run.stalls, run.tcp_timeouts, run.watched)
+    rates = {link.name: link.rate_bps for link in run.topology.links} if run.topology else {}
+    measured = fidelity.under_load(run.fibers, job.began_t, job.ended_t, noise, rates)
     under_load = tuple(fidelity_section.direction(each, emulator) for each in measured)
     host = fidelity_section.machine(run.hosts, job.began_t, job.ended_t)
+    job = uncertainty.of_faults(job, noise)
     mtu = {link.name: link.mtu for link in run.topology.links} if run.topology else {}
     crossed = wire_check.check(logs, run.fibers, mtu, run.topology, windows, twin, _exchanges(run))
     attempts = found_program.attempts if found_program else attempt_history.evaluate(logs, run.events, windows, job)
     tried = restarts_section.lines(attempts, origin)
     scale = run.topology.scale if run.topology else 1.0
     faults = faults_section.lines(job.faults, origin, scale)
-    checks = hypothesis.steady(run.info, origin)
+    checks = hypothesis.steady(run.info, origin, noise)
     program = program_section.steps(run.info, found_program, run.output) if found_program else None
     talked = _traffic(run, job, windows) if found_program else traffic_gaps.TrafficGaps()
     traffic = traffic_section.lines(talked, origin, _ranks_of_nodes(run))
     found = check(run.checks, twin, logs)
     bounds = open_metrics.open_metrics(job, tried, origin)
-    info = replace(run.info, expectations=open_metrics.judged(run.info.expectations, bounds))
+    ranges = uncertainty.of_job(job, attempts, noise)
+    expectations = noise_section.judged(open_metrics.judged(run.info.expectations, bounds), ranges)
+    info = replace(run.info, expectations=expectations)
     declared = declared_steps(run.ranks, integer(run.info.host, "cpus"))
     predicted, unpredicted = predicted_run(run), ""
     if found_program is None and predicted is None and any(log.steps for log in logs):
@@ -334,6 +347,8 @@ def build(run: RunData) -> Report:
         missing=run.missing,
         malformed=run.malformed,
         open_metrics=bounds,
+        noise=noise.summary(job.began_t, job.ended_t),
+        uncertainty=ranges,
     )
 
 
@@ -349,6 +364,7 @@ def to_json(report: Report) -> dict[str, object]:
         document["declared"]["verdict"] = report.declared.verdict
     if report.prediction:
         document["prediction"]["residual"] = report.prediction.residual
+        document["prediction"]["residual_uncertainty"] = report.prediction.residual_uncertainty
     for fault in document["faults"]:
         fault.pop("scale")
     if report.topology:

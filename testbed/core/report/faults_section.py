@@ -52,6 +52,8 @@ class Fault:
     scale: float = 1.0
     """The topology's, for what a rate stands for; report.json has it with the topology."""
     gap_at_most: bool = False
+    uncertainty_s: float = 0.0
+    """Of the longest gap, by stalls of the host."""
 
     @property
     def label(self) -> str:
@@ -105,6 +107,7 @@ def lines(faults: Iterable[FaultRecovery], origin: float, scale: float = 1.0) ->
             parameters=it.window.parameters,
             scale=scale,
             gap_at_most=it.gap_at_most,
+            uncertainty_s=it.uncertainty_s,
         )
         for it in faults
     )

@@ -16,10 +16,14 @@ from testbed.core.certification.certificate import Certificate
 from testbed.core.records.samples import HostSample
 from testbed.core.report import formats
 
-__all__ = ["NOT_MEASURABLE", "Fidelity", "Machine", "certified", "direction", "machine", "under_load"]
+__all__ = ["NOISY_HOST", "NOT_MEASURABLE", "Fidelity", "Machine", "certified", "direction", "machine", "under_load"]
 
 NOT_MEASURABLE = "not measurable"
 """A separate answer: nothing failed and nothing is missing, but this emulator does not provide the measurement."""
+
+NOISY_HOST = "noisy host"
+"""A separate answer: packets were late, and stalls of the host explain that. What was measured counts, with the
+uncertainty that the stalls give it, so this prevents no pass."""
 
 _BUSY_HEADROOM = 0.05
 """Share of all cores, chosen by us. With less free, senders of packets sometimes wait for a core."""
@@ -32,8 +36,8 @@ _NO_TIMES = frozenset({"netem"})
 class Fidelity:
     """One direction under load; ``median_s``, ``p99_s`` are None when nothing crossed or beyond the last bound.
 
-    ``verdict`` is held, did not hold, nothing crossed, unknown, or not measurable on netem. ``queue_bytes_most`` is the
-    longest queue observed, in bytes; None if queues were not sampled.
+    ``verdict`` is held, did not hold, noisy host, nothing crossed, unknown, or not measurable on netem.
+    ``queue_bytes_most`` is the longest queue observed, in bytes; None if queues were not sampled.
     """
 
     direction: str
@@ -69,10 +73,14 @@ def direction(each: fidelity.DirectionFidelity, emulator: str) -> Fidelity:
 
     if each.held is False:
         verdict = "did not hold"
+    elif each.noisy:
+        verdict = NOISY_HOST
     elif each.held:
         verdict = "held"
     elif not each.packets:
         verdict = "nothing crossed"
+    elif each.own_drops:
+        verdict = "unknown"
     else:
         verdict = f"{NOT_MEASURABLE} on {emulator}" if emulator in _NO_TIMES else "unknown"
     return Fidelity(
@@ -136,9 +144,15 @@ def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple
     crossed = [each for each in found if each.packets]
     headroom = _headroom(host)
     if any(each.held is False for each in found):
-        return False, f"it did not hold under load ({_broken(found)}){_remedy(host) or headroom}"
+        broken = [each for each in found if each.held is False]
+        return False, f"it did not hold under load ({_listed(broken, found)}){_remedy(host) or headroom}"
     if not crossed:
         return None, "what it did under load was not measured"
+    if dropped := [each for each in crossed if each.held is None and each.own_drops]:
+        return None, f"whether it held under load is unknown ({_listed(dropped, found)}){headroom}"
+    if noisy := [each for each in crossed if each.verdict == NOISY_HOST]:
+        why = f"the host's stalls explain the late packets of {formats.listed([each.direction for each in noisy])}"
+        return None, f"{why} ({_listed(noisy, found)}){headroom}"
     if all(each.held for each in crossed):
         slowest = max((each.p99_s for each in crossed if each.p99_s is not None), default=None)
         return True, f"99 % of packets at most {formats.duration(slowest)} late under load{headroom}"
@@ -152,15 +166,14 @@ def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple
     )
 
 
-def _broken(found: Sequence[Fidelity]) -> str:
+def _listed(reasons: Sequence[Fidelity], every: Sequence[Fidelity]) -> str:
     """Return each reason once, after its directions: ``on north and south, both ways: …; on east:b: …``."""
     ways: dict[str, set[str]] = {}
-    for each in found:
+    for each in every:
         ways.setdefault(_link(each), set()).add(each.direction)
     by_why: dict[str, list[Fidelity]] = {}
-    for each in found:
-        if each.held is False:
-            by_why.setdefault(each.why, []).append(each)
+    for each in reasons:
+        by_why.setdefault(each.why, []).append(each)
     said = []
     for why, those in by_why.items():
         struck = {each.direction for each in those}

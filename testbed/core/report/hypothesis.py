@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from testbed.core.analysis.host_noise import UNWATCHED, StallLog
+from testbed.core.analysis.steady_noise import within_noise
 from testbed.core.fields import integer, text
 from testbed.core.records.run_info import RunInfo, SteadyCheck
 from testbed.core.report import formats
@@ -13,6 +15,7 @@ from testbed.core.units import format_number
 
 __all__ = ["Steady", "Violated", "missing_faults", "sentence", "steady", "table"]
 
+_STALLS = "stalls of the host may account for that"
 _HEAD = ("when", "condition", "measured", "bound", "violated", "held")
 
 
@@ -38,12 +41,15 @@ class Steady:
     violations: tuple[Violated, ...]
 
 
-def steady(info: RunInfo, origin: float) -> tuple[Steady, ...]:
-    """Return the conditions, with times counted from ``origin``, the start of the job."""
-    return tuple(_steady(each, origin) for each in info.hypothesis)
+def steady(info: RunInfo, origin: float, noise: StallLog = UNWATCHED) -> tuple[Steady, ...]:
+    """Return the conditions, with times counted from ``origin``, the start of the job. One that stalls of the host may
+    have violated is unknown."""
+    return tuple(_steady(each, origin, noise) for each in info.hypothesis)
 
 
-def _steady(check: SteadyCheck, origin: float) -> Steady:
+def _steady(check: SteadyCheck, origin: float, noise: StallLog) -> Steady:
+    if check.holds is False and within_noise(check.text, check.bound, check.violations, noise):
+        check = replace(check, holds=None, why=_STALLS)
     violations = tuple(Violated(began - origin, ended - origin, value) for began, ended, value in check.violations)
     return Steady(check.when, check.text, check.holds, check.measured, check.bound, check.why, violations)
 
@@ -54,7 +60,8 @@ def sentence(check: Steady) -> str:
     if check.violations:
         times = "; ".join(_words(each) for each in check.violations[:3])
         more = len(check.violations) - 3
-        return f"{said} was violated {times}{f'; and {more} more times' if more > 0 else ''}."
+        stalls = f"; {_STALLS}" if check.holds is None and check.why == _STALLS else ""
+        return f"{said} was violated {times}{f'; and {more} more times' if more > 0 else ''}{stalls}."
     if check.holds is not True:
         return f"{said} {check.why or 'could not be determined'}."
     measured = "" if check.measured is None else f" Measured last: {format_number(check.measured, 4)}."

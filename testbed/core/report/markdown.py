@@ -14,6 +14,7 @@ from testbed.core.report import (
     formats,
     hypothesis,
     in_force_section,
+    noise_section,
     prediction_section,
     program_section,
     rank_seconds_section,
@@ -36,7 +37,7 @@ def markdown(report: Report) -> str:
     blocks = [f"# {escape(report.headline)}"]
     if report.run.uncertified:
         blocks.append("**Uncertified: the fibers were not measured to be within tolerance.**")
-    if said := certification_section.noise(report.certificate):
+    if said := noise_section.sentence(report.noise) or certification_section.noise(report.certificate):
         blocks.append(f"**{escape(said)}**")
     if said := capture_note.sentence(report.run):
         blocks.append(f"**{escape(said)}**")

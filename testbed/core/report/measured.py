@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from testbed.core.checkers.checks import Checked
 from testbed.core.experiment import expect
 from testbed.core.records.run_info import Expectation
-from testbed.core.report import open_metrics, restarts_section
+from testbed.core.report import noise_section, open_metrics, restarts_section
 from testbed.core.report.document import Report
 
 __all__ = ["judged", "measured"]
@@ -18,7 +18,7 @@ def judged(expectations: Iterable[expect.Expectation], report: Report) -> tuple[
     only bounded, because the job did not come back, is never met."""
     found = measured(report)
     recorded = (Expectation(it.text, expect.judge(it, found), found.get(it.metric)) for it in expectations)
-    return open_metrics.judged(tuple(recorded), report.open_metrics)
+    return noise_section.judged(open_metrics.judged(tuple(recorded), report.open_metrics), report.uncertainty)
 
 
 def measured(report: Report) -> dict[str, float | None]:

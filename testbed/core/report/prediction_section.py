@@ -68,7 +68,11 @@ def sentence(found: PredictedRun | None, unpredicted: str = "") -> str:
 
 
 def _points(found: PredictedRun) -> str:
-    return f"{100 * found.residual:+.1f} percentage points"
+    points = f"{100 * found.residual:+.1f} percentage points"
+    if not found.residual_uncertainty:
+        return points
+    within = "within" if abs(found.residual) <= found.residual_uncertainty else "beyond"
+    return f"{points}, {within} the ± {100 * found.residual_uncertainty:.1f} by stalls of the host"
 
 
 def _ms(seconds: float, sign: str = "") -> str:

@@ -59,9 +59,9 @@ def compare(old: Validation, new: Validation) -> Comparison:
     """Compare ``new`` with the baseline ``old``, library by library, by name.
 
     Answers and outcomes of faults are compared wherever both were observed. Times are compared only on the same machine
-    and the same certified lab; they differ when the intervals of both medians are disjoint and the medians differ by
-    more than :data:`LEAST_CHANGE`. What the baseline has and the new validation lacks is a note, not a regression: it
-    may not have been requested.
+    and the same certified lab; they differ when the intervals of both medians are disjoint, also within their
+    uncertainty by stalls of the host, and the medians differ by more than :data:`LEAST_CHANGE`. What the baseline has
+    and the new validation lacks is a note, not a regression: it may not have been requested.
     """
     notes = []
     why = _times_incomparable(old, new)
@@ -161,7 +161,8 @@ def _speeds(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
 def _apart(old: Speed, new: Speed) -> bool:
     if not (old.median_s > 0 and new.median_s > 0):
         return False
-    disjoint = new.low_s > old.high_s or new.high_s < old.low_s
+    by_s = old.uncertainty_s + new.uncertainty_s
+    disjoint = new.low_s > old.high_s + by_s or new.high_s < old.low_s - by_s
     slower, faster = max(old.median_s, new.median_s), min(old.median_s, new.median_s)
     return disjoint and slower / faster - 1.0 > LEAST_CHANGE
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,7 +26,17 @@ from typing import Final
 from testbed.core.validation.fibers import Fiber, distances
 from testbed.core.validation.operation import BARRIER, OperationName
 
-__all__ = ["MOST_CUTS", "Interval", "Placed", "algorithm_rate", "bound_s", "bus_rate", "latency_s", "median_interval"]
+__all__ = [
+    "MOST_CUTS",
+    "Interval",
+    "Placed",
+    "algorithm_rate",
+    "bound_s",
+    "bus_rate",
+    "latency_s",
+    "median_interval",
+    "median_uncertainty_s",
+]
 
 MOST_CUTS: Final = 8
 """Largest number of sites for which every set of sites is considered as one side of a cut (2**8), and every pair of
@@ -223,3 +234,11 @@ def _cuts(every: tuple[Fiber, ...], members: tuple[str, ...]) -> tuple[tuple[fro
         for inside in sets
         if 0 < sum(site in inside for site in members) < len(members)
     )
+
+
+def median_uncertainty_s(times_s: Sequence[float], uncertain_s: Sequence[float]) -> float:
+    """Return how far the median of ``times_s`` may be off, if each of them may be by its ``uncertain_s`` either way."""
+    middle_s = statistics.median(times_s)
+    low_s = statistics.median(time_s - by_s for time_s, by_s in zip(times_s, uncertain_s, strict=True))
+    high_s = statistics.median(time_s + by_s for time_s, by_s in zip(times_s, uncertain_s, strict=True))
+    return max(0.0, middle_s - low_s, high_s - middle_s)

@@ -2,7 +2,8 @@
 
 The first that applies wins:
 
-1. ``not run``: the lab, not the library, prevented the trial (the evidence says why);
+1. ``not run``: the lab, not the library, prevented the trial (the evidence says why), or stalls of the host leave open
+   whether an error was late;
 2. ``unsupported``: a rank reported that the library does not support the operation;
 3. ``wrong result``: some rank returned a wrong answer and no error, whatever the others did, and even if the fault came
    too late: this is the one failure that goes unnoticed;
@@ -54,6 +55,7 @@ class Evidence:
         healed_s: when the fault was healed, or ended by itself, while the operation was in progress; None: neither.
         rebuilt: whether a new communicator could be made and gave the right answer; None: not tried.
         failed: why the lab could not run the trial; empty if it did.
+        uncertainty_s: of the times of errors, by stalls of the host since the fault began.
     """
 
     ends: Sequence[RankEnd] = ()
@@ -64,6 +66,7 @@ class Evidence:
     rebuild_s: float | None = None
     failed: str = ""
     notes: Sequence[str] = field(default_factory=tuple)
+    uncertainty_s: float = 0.0
 
 
 def outcome(trial: Trial, evidence: Evidence) -> tuple[Outcome, str]:
@@ -124,7 +127,11 @@ def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tup
     if late:
         when = max((it.at_s for it in late if it.at_s is not None), default=None)
         detail = "at an unknown time" if when is None else f"after {when:.3g} s"
-        return "error late", f"{_ranks(late)} raised an error {detail}, expected within {trial.error_by_s:.3g} s"
+        said = f"{_ranks(late)} raised an error {detail}, expected within {trial.error_by_s:.3g} s"
+        timed = all(it.at_s is not None for it in late)
+        if timed and when is not None and when - evidence.uncertainty_s <= trial.error_by_s:
+            return "not run", f"{said}; stalls of the host may account for {evidence.uncertainty_s:.3g} s of that"
+        return "error late", said
     if errors:
         return "error within its bound", errors[0].message
     if evidence.judgement is None:

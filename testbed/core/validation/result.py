@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from testbed.core.analysis.host_noise import NoiseSummary
+
 SCHEMA_VERSION = 1
 
 Verdict = Literal["holds", "does not hold", "unknown", "skipped"]
@@ -71,6 +73,8 @@ class Speed:
     """Bytes that must cross toward the site that receives most; 0 where none must."""
     pattern: str = ""
     """Diagnosis of the algorithm from its bytes: ``flat ring``, ``hierarchical``, ``bypass``, …; empty: none."""
+    uncertainty_s: float = 0.0
+    """Of the median, by stalls of the host."""
 
 
 @dataclass(frozen=True)
@@ -137,3 +141,5 @@ class Validation:
     """Of the topology: rates of the lab are divided by it. 1 in files of versions that did not write it."""
     noisy: bool = False
     """Whether the host delayed packets while the fibers were certified; the lab is certified nevertheless."""
+    noise: NoiseSummary | None = None
+    """The host's stalls; None where they were not recorded."""

@@ -41,9 +41,16 @@ def too_fast(speed: Speed) -> bool:
 
     Judged by the upper end of the median's interval: one lucky repeat is no bypass.
     """
-    if not (math.isfinite(speed.bound_s) and speed.high_s > 0):
-        return False
-    return speed.bound_s / speed.high_s > TOO_FAST
+    return _is_below_bound(speed, speed.high_s + speed.uncertainty_s)
+
+
+def maybe_too_fast(speed: Speed) -> bool:
+    """Whether only stalls of the host keep a time from being :func:`too_fast`."""
+    return _is_below_bound(speed, speed.high_s) and not too_fast(speed)
+
+
+def _is_below_bound(speed: Speed, high_s: float) -> bool:
+    return math.isfinite(speed.bound_s) and high_s > 0 and speed.bound_s / high_s > TOO_FAST
 
 
 def of_library(
@@ -62,7 +69,7 @@ def of_library(
     against = [*_wrong(cases, cells), *troubles, *_around(speeds), *_failed(cases), *_faults(cells)]
     if against:
         return "does not hold", tuple(dict.fromkeys(against))
-    missing = [*not_tried, *_missing(cases, cells)]
+    missing = [*not_tried, *_missing(cases, cells), *_uncertain(speeds)]
     if not missing and not any(it.state == "right" for it in cases) and not speeds and not cells:
         missing = ["nothing that it offers was tried"]
     return ("unknown", tuple(dict.fromkeys(missing))) if missing else ("holds", ())
@@ -108,6 +115,15 @@ def _around(speeds: Sequence[Speed]) -> Iterator[str]:
                 f"{what} took {speed.median_s * 1e3:.3g} ms, below the physical bound of {speed.bound_s * 1e3:.3g} ms:"
                 " something bypassed the fibers, or the certificate is wrong"
             )
+
+
+def _uncertain(speeds: Sequence[Speed]) -> Iterator[str]:
+    for speed in filter(maybe_too_fast, speeds):
+        yield (
+            f"{speed.operation} of {speed.size} bytes took {speed.median_s * 1e3:.3g} ms, below the physical bound of"
+            f" {speed.bound_s * 1e3:.3g} ms by less than stalls of the host may account for"
+            f" ({speed.uncertainty_s * 1e3:.3g} ms)"
+        )
 
 
 def _failed(cases: Sequence[CaseResult]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.certification.certificate import Certificate
 from testbed.core.fields import number, text
 from testbed.core.records.check_record import read_checks
@@ -31,6 +32,7 @@ from testbed.core.records.rank_log import RankLog, read_rank
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import read_metrics
+from testbed.core.records.stalls import Stall, read_stalls
 from testbed.core.remote.leash_frames import RUN_LIST
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import StorageError, UnknownName
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NEEDED_BYTES",
+    "STALLS",
     "RunDirectory",
     "RunState",
     "build_report",
@@ -67,6 +70,9 @@ VALIDATION = "validate.json"
 
 PROCESS = "process.json"
 """Which process makes the run."""
+
+STALLS = "stalls.jsonl"
+"""The host's stalls; see :mod:`testbed.core.records.stalls`."""
 
 DETACHED_LOG = "output.log"
 """What the process of ``run`` or ``validate --detach`` shows."""
@@ -384,6 +390,7 @@ class RunDirectory:
             certificate = whole("certificate.json")
             events, bad_events = read_events(lines("events.jsonl"))
             metrics, bad_metrics = read_metrics(lines("metrics.jsonl"))
+            watched, stalls = self._stalls(malformed)
             malformed["events.jsonl"] = malformed.get("events.jsonl", 0) + bad_events
             malformed["metrics.jsonl"] = malformed.get("metrics.jsonl", 0) + bad_metrics
             logs = []
@@ -410,12 +417,29 @@ class RunDirectory:
             rank_samples=metrics.ranks,
             hosts=metrics.hosts,
             nodes=metrics.nodes,
+            stalls=stalls,
+            tcp_timeouts=metrics.tcp_timeouts,
+            watched=watched,
             ranks=tuple(logs),
             checks=tuple(checks),
             output=output,
             malformed={name: count for name, count in malformed.items() if count},
             missing=tuple(missing),
         )
+
+    def stall_log(self) -> StallLog:
+        """Read the host's stalls so far, without the rest of the run. Raises StorageError."""
+        with _translated(self.path):
+            watched, stalls = self._stalls({})
+            metrics, _ = read_metrics(_read_lines(self._top, "metrics.jsonl", having=b'"tcp_timeouts"')[0])
+        return StallLog(stalls, metrics.tcp_timeouts, watched)
+
+    def _stalls(self, malformed: dict[str, int]) -> tuple[bool, tuple[Stall, ...]]:
+        """Read the stall log: (whether there is one, its stalls). A run without it is not incomplete."""
+        decoded, bad, exists = _read_lines(self._top, STALLS)
+        stalls, bad_lines = read_stalls(decoded)
+        malformed[STALLS] = bad + bad_lines
+        return exists, stalls
 
     def rank_logs(self) -> tuple[RankLog, ...]:
         """Read what the ranks have recorded so far, as :meth:`read` does."""
@@ -465,8 +489,8 @@ def _read_json(folder: beneath.Folder, name: str) -> tuple[object, bool]:
         return None, False
 
 
-def _read_lines(folder: beneath.Folder, name: str) -> tuple[list[object], int, bool]:
-    """Return (decoded lines, number of lines that are not JSON, whether the file exists).
+def _read_lines(folder: beneath.Folder, name: str, having: bytes = b"") -> tuple[list[object], int, bool]:
+    """Return (decoded lines, number of lines that are not JSON, whether the file exists); only lines with ``having``.
 
     A last line torn by a crash counts as neither.
     """
@@ -480,7 +504,7 @@ def _read_lines(folder: beneath.Folder, name: str) -> tuple[list[object], int, b
         return [], 0, False
     with os.fdopen(descriptor, "rb") as stream:
         for line in stream:
-            if not line.strip():
+            if not line.strip() or having not in line:
                 continue
             try:
                 decoded.append(json.loads(line))

@@ -9,9 +9,10 @@ from pathlib import Path
 from testbed.errors import HostError
 from testbed.host.linux import namespace
 
-__all__ = ["InterfaceCounters", "Traffic", "traffic"]
+__all__ = ["InterfaceCounters", "Traffic", "tcp_timeouts", "traffic"]
 
 _COUNTERS = "/proc/thread-self/net/dev"
+_TCP = Path("/proc/thread-self/net/netstat")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,22 @@ class Traffic:
 def traffic() -> dict[str, Traffic]:
     """Return the counters by interface in the calling thread's network namespace, without the loopback."""
     return _parsed(Path(_COUNTERS).read_text())
+
+
+def tcp_timeouts() -> int:
+    """Return the retransmission timeouts of TCP in the calling thread's network namespace since its creation.
+
+    Raises:
+        HostError: the kernel does not count them.
+    """
+    names: list[str] = []
+    for line in _TCP.read_text().splitlines():
+        group, *columns = line.split()
+        if group == "TcpExt:" and not names:
+            names = columns
+        elif group == "TcpExt:":
+            return int(dict(zip(names, columns, strict=True))["TCPTimeouts"])
+    raise HostError(f"{_TCP}: expected a line TcpExt")
 
 
 def _parsed(text: str) -> dict[str, Traffic]:

@@ -1,8 +1,8 @@
 """Record a run: events go into the run directory at once, metrics of fibers, host and ranks every second.
 
-Three threads, so that none waits for another: the keeper pushes events (``keeper/subscription.py``); one thread samples
-fibers and host; one scrapes the ranks (``rank_scraper.py``), which may not answer. A launched program's ranks have no
-metrics that are known: the interfaces of its nodes are read instead (``node_counters.py``).
+Four threads, so that none waits for another: the keeper pushes events (``keeper/subscription.py``); one thread samples
+fibers, host and the log of its stalls; one reads the counters of the nodes (``node_counters.py``); one scrapes the
+ranks (``rank_scraper.py``), which may not answer. A launched program's ranks have no metrics that are known.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from testbed.core.records import capture_record
+from testbed.core.records.stalls import Stall
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError
 from testbed.host.files.store import RunDirectory
@@ -27,6 +28,7 @@ from testbed.keeper.subscription import Subscription
 from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.node_counters import NodeCounters
 from testbed.lab.jobs.rank_scraper import INTERVAL_S, RankScraper
+from testbed.lab.jobs.stall_recorder import StallRecorder
 
 STOP_BOUND_S = 15.0
 
@@ -41,8 +43,11 @@ class Recorder:
         self._lab, self._run = lab, run
         self._stop = threading.Event()
         self._scraper = RankScraper(lab, topology, lambda line: run.append("metrics.jsonl", line))
-        nodes = NodeCounters(lab, topology, lambda line: run.append("metrics.jsonl", line))
-        of_job = nodes.run if program else self._scraper.run
+        nodes = NodeCounters(lab, topology, lambda line: run.append("metrics.jsonl", line), interfaces=program)
+        loops = [self._sample, lambda: nodes.run(self._stop)]
+        if not program:
+            loops.append(lambda: self._scraper.run(self._stop))
+        self._stalls = StallRecorder(run)
         self._before: dict[str, Any] = {}
         self.throughput_bps: dict[str, float] = {}
         self.scale = topology.scale
@@ -52,8 +57,7 @@ class Recorder:
         self.shown = 0
         """How many of them the live display has shown."""
         self._threads = [
-            threading.Thread(target=self._guarded, args=(work,), name="recorder", daemon=True)
-            for work in (self._sample, lambda: of_job(self._stop))
+            threading.Thread(target=self._guarded, args=(work,), name="recorder", daemon=True) for work in loops
         ]
 
     @property
@@ -65,6 +69,11 @@ class Recorder:
     def complete_until(self) -> float:
         """Every event from before this CLOCK_MONOTONIC time is in :attr:`events`."""
         return 0.0 if self._subscription is None else self._subscription.complete_until
+
+    @property
+    def stalls(self) -> Sequence[Stall]:
+        """The host's stalls so far, at most a second old."""
+        return self._stalls.stalls
 
     @property
     def ranks(self) -> Sequence[RankState]:
@@ -147,6 +156,7 @@ class Recorder:
             last = False
             while True:
                 self._sample_once(keeper)
+                self._stalls.sample(keeper)
                 if last:
                     return
                 due_t = max(due_t + INTERVAL_S, time.monotonic())

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from testbed.core.certification.certificate import Certificate
+from testbed.core.fields import json_values, number
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.topology.survey import validity_of
 from testbed.errors import LabError
@@ -74,6 +75,7 @@ def begin(
             "uncertified": certificate is None or not certificate.certified,
             "noisy_host": certificate is not None and certificate.noisy,
             "captures": [],
+            "noise": None,
             "host": {
                 "kernel": platform.release(),
                 "cpus": psutil.cpu_count() or 1,
@@ -122,10 +124,13 @@ def end(run: RunDirectory, how: Ending, **changes: Any) -> None:
 
     Raises StorageError.
     """
-    if run.read_json("run.json").get("status") == "running":
+    begun = run.read_json("run.json")
+    if begun.get("status") == "running":
         if how.status == "failed":  # ranks that cannot write their records end as if the job had failed
             how.fail(scratch.shortage(run.path), tells_nothing=True)
-        amend(run, **asdict(how), ended_t=time.monotonic(), **changes)
+        ended_t = time.monotonic()
+        noise = run.stall_log().summary(number(begun, "started_t"), ended_t)
+        amend(run, **asdict(how), ended_t=ended_t, noise=json_values(noise), **changes)
     run.free_reserve()
 
 

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
+from testbed.core.experiment.steady import WINDOW_S
 from testbed.core.topology.model import Topology
 from testbed.lab.jobs.recorder import Recorder
 from testbed.lab.jobs.running_job import RunningJob
 
 __all__ = ["LiveMetrics"]
 
-WINDOW_S: Final = 4.0
-"""Window of rates: if shorter, one slow step looks like an outage; if longer, an outage is seen late."""
 REPORTS: Final = 2
 """The window has at least as many intervals between reports of steps: some programs report every hundredth step."""
 WARM_STEPS: Final = 10

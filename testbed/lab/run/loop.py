@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from testbed.core.experiment.steady import Condition, Monitor, Told
+from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.steady_noise import within_noise
+from testbed.core.experiment.steady import Condition, Monitor, Told, Verdict
 from testbed.core.physics import full_scale
 from testbed.core.report import fault_words
 from testbed.core.units import format_number
@@ -163,7 +165,17 @@ class Follower:
         conditions = "; ".join(f"{it.text}{_measured(it.measured)}" for it in bad)
         if steady is None:
             raise LabError(f"no fault was injected: it is unknown whether the steady state held before: {conditions}")
+        if all(it.holds is None or self._within_noise(it) for it in bad):
+            raise LabError(f"no fault was injected: stalls of the host may be why this did not hold: {conditions}")
         raise JobFailed(f"no fault was injected: the steady state did not hold before: {conditions}")
+
+    def _within_noise(self, verdict: Verdict) -> bool:
+        now = time.monotonic()
+        violations = [(it.began_t, it.ended_t, it.measured) for it in verdict.violations]
+        return within_noise(verdict.text, verdict.bound, violations or [(now, now, verdict.measured)], self._noise())
+
+    def _noise(self) -> StallLog:
+        return StallLog(tuple(self._recorder.stalls), (), True)
 
     def _show(self, step: int) -> None:
         recorder = self._recorder

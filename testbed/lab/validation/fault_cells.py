@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.validation.cases import preferred
 from testbed.core.validation.fault_matrix import Trial
 from testbed.core.validation.operation import Operation, OperationName
@@ -45,7 +46,12 @@ SMALL: Final = 1023
 
 
 def run_trials(
-    session: Session, wire: Wire, fibers: FiberFaults, trials: Sequence[Trial], on_cell: Callable[[Cell], None]
+    session: Session,
+    wire: Wire,
+    fibers: FiberFaults,
+    trials: Sequence[Trial],
+    on_cell: Callable[[Cell], None],
+    noise: Callable[[], StallLog] = StallLog,
 ) -> None:
     """Run all trials; ``on_cell`` is called with each cell. Raises LibraryFailed, after reporting the remaining cells
     as not run, and LabError where the lab has changed."""
@@ -56,7 +62,7 @@ def run_trials(
             on_cell(cell(trial, Evidence(failed=str(cannot))))
             continue
         try:
-            evidence = _try(session, wire, fibers, trial, calls)
+            evidence = _try(session, wire, fibers, trial, calls, noise)
         except LibraryFailed as error:
             cannot, evidence = error, Evidence(failed=str(error))
         on_cell(cell(trial, evidence))
@@ -64,7 +70,14 @@ def run_trials(
         raise cannot
 
 
-def _try(session: Session, wire: Wire, fibers: FiberFaults, trial: Trial, calls: Iterator[int]) -> Evidence:
+def _try(
+    session: Session,
+    wire: Wire,
+    fibers: FiberFaults,
+    trial: Trial,
+    calls: Iterator[int],
+    noise: Callable[[], StallLog],
+) -> Evidence:
     """Run one trial. Raises LibraryFailed, LabError."""
     if session.timeout_s != trial.timeout_s:
         session.timeout_s = trial.timeout_s
@@ -90,6 +103,9 @@ def _try(session: Session, wire: Wire, fibers: FiberFaults, trial: Trial, calls:
             return Evidence(failed=str(error))
         fibers.carry()
         evidence = _evidence(session, operation, seen)
+        if seen.fault_t is not None:
+            ended_t = seen.fault_t + max((it.at_s for it in evidence.ends if it.at_s is not None), default=0.0)
+            evidence = dataclasses.replace(evidence, uncertainty_s=noise().uncertainty_s(seen.fault_t, ended_t))
         if attempt == 2 or cell(trial, evidence).outcome != "fault not exercised":
             break
         share, operation = share * EARLIER, dataclasses.replace(operation, call=next(calls))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.topology.model import Topology
 from testbed.core.validation import bound, cases, fault_matrix, verdict
 from testbed.core.validation import traffic as wires
@@ -49,6 +50,8 @@ class Bench:
     suite: Suite
     parts: tuple[Part, ...]
     seed: int = 0
+    noise: Callable[[], StallLog] = StallLog
+    """Returns the stalls of the host since the validation began."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -150,6 +153,11 @@ class LibraryValidation:
         every = fibers(bench.topology, bench.links)
         used = in_use(bench.topology, bench.sites, every)
         interval = bound.median_interval(measured.times_s)
+        noise = bench.noise()
+        by_s = [
+            noise.uncertainty_s(began_t, began_t + time_s)
+            for began_t, time_s in zip(measured.began_t, measured.times_s, strict=True)
+        ]
         bound_s, latency_s = bound.bound_s(placed, used), bound.latency_s(placed, used)
         toward: Counter[str] = Counter()
         for direction, count in measured.crossing.items():
@@ -169,6 +177,7 @@ class LibraryValidation:
             one_way_delays=interval.median / latency_s if latency_s > 0 else 0.0,
             crossing=dict(measured.crossing),
             least=round(max(wires.least(placed).values(), default=0.0)),
+            uncertainty_s=bound.median_uncertainty_s(measured.times_s, by_s),
             pattern=wires.diagnose_algorithm(placed, toward, routes(bench.topology)),
         )
 
@@ -190,4 +199,4 @@ class LibraryValidation:
                 self._on_activity(f"faults {number + 1}/{len(catalogue)}: {catalogue[number].fault.summary}")
 
         announce(0)
-        fault_cells.run_trials(session, bench.wire, bench.faults, catalogue, on_cell)
+        fault_cells.run_trials(session, bench.wire, bench.faults, catalogue, on_cell, bench.noise)

@@ -41,15 +41,16 @@ MORE_CALLS: Final = 50_000
 
 @dataclass(frozen=True)
 class Measured:
-    """``times_s``: from the common start to the last rank's end, of each repeat. ``crossing``: payload bytes of one
-    operation, by direction, the median over the repeats. ``trouble``: why the series stopped early; empty if it did
-    not. ``unsupported``: why the library does not support the operation. ``late``: repeats done again."""
+    """``times_s``: from the common start at ``began_t`` to the last rank's end, of each repeat. ``crossing``: payload
+    bytes of one operation, by direction, the median over the repeats. ``trouble``: why the series stopped early; empty
+    if it did not. ``unsupported``: why the library does not support the operation. ``late``: repeats done again."""
 
     times_s: tuple[float, ...]
     crossing: Mapping[str, int]
     trouble: str = ""
     unsupported: str = ""
     late: int = 0
+    began_t: tuple[float, ...] = ()
 
 
 def measure(session: Session, wire: Wire, series: Series) -> Measured:
@@ -62,6 +63,7 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
     group = session.world
     lead_s = 0.0
     times: list[float] = []
+    began_t: list[float] = []
     crossed: list[Mapping[str, int]] = []
     late = 0
     waiting = [(_COMPILING, _again(series.calls[0])), *enumerate(series.calls)]
@@ -75,7 +77,7 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
         if done.refused:
             return Measured((), {}, unsupported=done.refused)
         if done.finished_t is None or done.began_t is None:
-            return Measured(tuple(times), _medians(crossed), trouble=done.trouble, late=late)
+            return Measured(tuple(times), _medians(crossed), trouble=done.trouble, late=late, began_t=tuple(began_t))
         if at is not None and (done.first_began_t or at) < at:
             return Measured((), {}, trouble="a rank did not wait for the common start")
         if number == 0:
@@ -88,8 +90,9 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
             waiting.append((number, _again(operation)))
             continue
         times.append(done.finished_t - at)
+        began_t.append(at)
         crossed.append(crossing)
-    return Measured(tuple(times), _medians(crossed), late=late)
+    return Measured(tuple(times), _medians(crossed), late=late, began_t=tuple(began_t))
 
 
 def _again(operation: Operation) -> Operation:

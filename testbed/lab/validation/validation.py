@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.certification import admission
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.validation import verdict
@@ -55,6 +56,7 @@ from testbed.keeper import client, protocol
 from testbed.lab import deploy, host_slot, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
+from testbed.lab.jobs.stall_recorder import StallRecorder
 from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.validation.fault_injection import FiberFaults
@@ -181,6 +183,7 @@ class _Validating:
             self._run.write_json("certificate.json", lab.certificate.to_dict())
         self._links = certified(lab.topology, lab.certificate)
         self._results: list[LibraryResult] = []
+        self._stalls = StallRecorder(self._run)
 
     def run(self, runs: Path | None = None) -> ValidationOutcome:
         """Run all libraries; ``runs`` is the folder that was asked for. Raises Interrupted after everything was
@@ -191,7 +194,7 @@ class _Validating:
             topology = self._lab.topology
             with Wire(self._folder, topology) as wire, FiberFaults(self._folder, topology) as faults:
                 work = (self._run.ranks, self._suite, self._parts)
-                bench = Bench(self._folder, topology, self._links, wire, faults, *work)
+                bench = Bench(self._folder, topology, self._links, wire, faults, *work, noise=self._noise)
                 for library in self._chosen:
                     if failed is not None:
                         self._results.append(_untried(library, "unknown", f"not tried: {failed}"))
@@ -212,6 +215,12 @@ class _Validating:
         self._give("finished")
         code = verdict.exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
         return ValidationOutcome(validation, comparison, self._run.path, code)
+
+    def _noise(self) -> StallLog:
+        """Return the stalls of the host since the validation began. Raises StorageError."""
+        with contextlib.suppress(LabError), client.Connection(self._folder) as keeper:
+            self._stalls.sample(keeper)
+        return StallLog(tuple(self._stalls.stalls), (), bool(self._stalls.watching))
 
     def _validate(self, bench: Bench, library: Library) -> TestbedError | None:
         """Validate one library; return the error if it was the lab that failed."""
@@ -275,6 +284,7 @@ class _Validating:
             interrupted=interrupted,
             scale=self._lab.topology.scale,
             noisy=self._lab.certificate is not None and self._lab.certificate.noisy,
+            noise=self._noise().summary(self._began_t, time.monotonic()),
         )
         return validation, validations.write_validation(self._run, validation, self._baseline)
 

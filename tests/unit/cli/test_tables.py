@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
 from rich.console import Console, RenderableType
 
 from testbed.cli import tables
+from testbed.core.analysis.host_noise import NoiseSummary, StallLog
 from testbed.core.faults.fault_registry import registry
+from testbed.core.records.stalls import Stall
 from testbed.core.report.answers import Answer
 from testbed.keeper.protocol import DirectionInForce, ValueInForce
 from testbed.lab.status import LabStatus, LinkStatus
@@ -82,3 +85,16 @@ def test_fixes_are_not_folded() -> None:
     ]
     assert tables.fixes(found) == ["  torch   pip " + "x " * 60]
     assert tables.fixes([]) == []
+
+
+def test_status_and_results_say_that_the_host_was_noisy_only_when_it_matters() -> None:
+    def summary(*stalls: Stall) -> NoiseSummary | None:
+        return StallLog(stalls, (), True).summary(0.0, 60.0)
+
+    quiet, noisy = summary(Stall(0, 5.0, 0.003)), summary(Stall(0, 5.0, 0.03), Stall(1, 9.0, 0.9))
+    assert tables.noise(None) == tables.noise(quiet) == []
+    (line,) = tables.noise(noisy)
+    assert "at least one core was stalled 1.6 % of the time (2 stalls, the longest 900 ms)" in line.plain
+    lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (), ())
+    assert "Noisy host" not in tables.status_line(dataclasses.replace(lab, noise=quiet)).plain
+    assert "in the last minute: Noisy host" in tables.status_line(dataclasses.replace(lab, noise=noisy)).plain

@@ -67,9 +67,9 @@ class AnswerPair:
 class Compared:
     """One quantity of both runs, in SI units. ``difference`` is b - a, ``ratio`` is b / a; None where unknown.
 
-    ``judgement`` is "within the noise" where the ranges of the two runs' parts overlap, "beyond the noise" where all
-    parts of one are below all parts of the other, "one value each" where a run has no parts to tell, "only a bound"
-    where one of the values is no more than that.
+    ``judgement`` is "within the noise" where the ranges of the two runs' parts overlap, or those of their uncertainty
+    by stalls of the host; "beyond the noise" where all parts of one are below all parts of the other; "one value each"
+    where a run has no parts to tell; "only a bound" where one of the values is no more than that.
     """
 
     id: str
@@ -182,7 +182,7 @@ def _compared(a: Quantity | None, b: Quantity | None) -> Compared | None:
     if left is not None and right is not None and not bounded:
         difference = right - left
         ratio = right / left if left else None
-    judged = _judge(left, right, a.noise if a else None, b.noise if b else None)
+    judged = _judge(left, right, a, b)
     if bounded and left is not None and right is not None:
         judged = "only a bound"
     return Compared(told.id, told.name, told.unit, a, b, difference, ratio, judged)
@@ -192,14 +192,19 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _judge(left: float | None, right: float | None, a: Range | None, b: Range | None) -> Judgement:
+def _judge(left: float | None, right: float | None, a: Quantity | None, b: Quantity | None) -> Judgement:
     if left is None or right is None:
         return "only in A" if left is not None else "only in B" if right is not None else "in neither"
     if left == right:
         return "equal"
     if a is None or b is None:
+        return "in neither"
+    mine, theirs = a.reach or Range(left, left), b.reach or Range(right, right)
+    if (a.uncertainty or b.uncertainty) and not apart(mine, theirs):
+        return "within the noise"
+    if a.noise is None or b.noise is None:
         return "one value each"
-    return "beyond the noise" if apart(a, b) else "within the noise"
+    return "beyond the noise" if apart(mine, theirs) else "within the noise"
 
 
 def _union(a: Iterable[Key], b: Iterable[Key]) -> list[Key]:
@@ -226,6 +231,7 @@ def to_json(comparison: SideBySide) -> dict[str, object]:
             "headline": side.headline,
             "started_unix_s": side.started_unix_s,
             "shortcomings": side.shortcomings,
+            "noise": source.noise if (source := side.report or side.validation) else None,
         }
         for name, side in (("a", comparison.a), ("b", comparison.b))
     }
@@ -255,6 +261,8 @@ def _plain(it: Compared) -> dict[str, object]:
         "ratio": it.ratio,
         "noise_a": it.a.noise if it.a else None,
         "noise_b": it.b.noise if it.b else None,
+        "uncertainty_a": it.a.uncertainty if it.a else None,
+        "uncertainty_b": it.b.uncertainty if it.b else None,
         "detail_a": it.a.detail if it.a else "",
         "detail_b": it.b.detail if it.b else "",
         "bound_a": it.a.bound if it.a else "",

@@ -81,7 +81,13 @@ def _row(pair: Compared) -> _Row:
     def note(side: str) -> str:
         found = pair.a if side == "a" else pair.b
         reach = comparison_words.range_text(found)
-        return ", ".join(it for it in (f"parts {reach}" if reach else "", found.detail if found else "") if it)
+        stalls = comparison_words.uncertainty_text(found)
+        said = (
+            f"parts {reach}" if reach else "",
+            f"{stalls} by stalls of the host" if stalls else "",
+            found.detail if found else "",
+        )
+        return ", ".join(it for it in said if it)
 
     return _Row(
         name=pair.name,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
-from testbed.core.analysis.inside_noise import PARTS
+from testbed.core.analysis.inside_noise import PARTS, Range
 from testbed.core.physics.full_scale import at_full_scale
-from testbed.core.report import formats, open_metrics
+from testbed.core.report import formats, noise_section, open_metrics
 from testbed.core.report.comparison.comparison import Compared, SideBySide
 from testbed.core.report.comparison.side import Quantity, Side
 
@@ -21,6 +22,7 @@ __all__ = [
     "inputs_lead",
     "range_text",
     "ratio",
+    "uncertainty_text",
     "value",
     "verdict_lead",
 ]
@@ -40,9 +42,9 @@ JUDGED: Mapping[str, str] = {
 
 NOISE = (
     f"Noise is what is seen inside the runs: each run's time outside of faults in {PARTS} equal parts, and the range of"
-    " their values (of an operation: the 95 % interval of its median). A difference is beyond the noise if the two"
-    " ranges do not overlap. One run of each cannot show how far two runs of the same thing are apart, so beyond the"
-    " noise is not yet caused by what differs: repeat both."
+    " their values (of an operation: the 95 % interval of its median), widened by what stalls of the host may have"
+    " added. A difference is beyond the noise if the two ranges do not overlap. One run of each cannot show how far two"
+    " runs of the same thing are apart, so beyond the noise is not yet caused by what differs: repeat both."
 )
 _MOST_NAMED = 5
 _BUSIER = 0.1
@@ -61,9 +63,20 @@ def value(found: Quantity | None) -> str:
 
 def range_text(found: Quantity | None) -> str:
     """Return the noise inside a run, ``89 ms to 102 ms``; empty if unknown."""
-    if found is None or found.noise is None:
+    return "" if found is None else _range(found.unit, found.noise)
+
+
+def uncertainty_text(found: Quantity | None) -> str:
+    """Return the range within the uncertainty by stalls of the host; empty without any."""
+    return "" if found is None else _range(found.unit, found.uncertainty)
+
+
+def _range(unit: str, of: Range | None) -> str:
+    if of is None:
         return ""
-    return f"{amount(found.unit, found.noise.low)} to {amount(found.unit, found.noise.high)}"
+    if not math.isfinite(of.high):
+        return f"at least {amount(unit, of.low)}"
+    return f"{amount(unit, of.low)} to {amount(unit, of.high)}"
 
 
 def amount(unit: str, value: float) -> str:
@@ -160,6 +173,9 @@ def conditions(found: SideBySide) -> Iterator[str]:
             f" certified, and {formats.share(max(a, b))} before {other}."
         )
     for name, side in (("A", found.a), ("B", found.b)):
+        source = side.report or side.validation
+        if source is not None and (noisy := noise_section.sentence(source.noise)):
+            yield f"{name}: {noisy}"
         yield from (f"{name}: {sentence}" for sentence in _missing(side))
     yield from found.notes
 

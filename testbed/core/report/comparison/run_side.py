@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from testbed.core.report.comparison.side import Quantity, Side
 from testbed.core.report.document import Fault, Report
 from testbed.core.report.run_page import shortcomings
 
-__all__ = ["side_of_run"]
+__all__ = ["side_of_run", "stalled_share"]
 
 _LEAST_SAMPLES = 2
 """Samples of throughput in a part of a run; each is a mean over a second already."""
@@ -27,7 +28,7 @@ def side_of_run(name: str, folder: str, run: RunData) -> Side:
     """Return the side of a run; every file of its directory may be missing."""
     report = document.build(run)
     sections = {
-        "figures": tuple(_figures(report)),
+        "figures": tuple(_uncertain(each, report) for each in _figures(report)),
         "rank_seconds": tuple(_rank_seconds(report)),
         "faults": tuple(_faults(report)),
         "certificate": tuple(_certificate(report)),
@@ -110,6 +111,28 @@ def _figures(report: Report) -> Iterator[Quantity]:
     yield Quantity("emulator_cores", "emulator's cores, mean", "count", report.machine.emulator_cores)
 
 
+def _uncertain(found: Quantity, report: Report) -> Quantity:
+    """Return a key figure with its range within the uncertainty by stalls of the host."""
+    if found.id == "tokens_per_s_outside_faults":
+        step = report.uncertainty.get("median_step_s")
+        middle_s = report.training.median_step_s
+        if step is None or found.value is None or middle_s is None:
+            return found
+        high = found.value * middle_s / step.low if step.low > 0 else math.inf
+        return replace(found, uncertainty=Range(found.value * middle_s / step.high, high))
+    return replace(found, uncertainty=report.uncertainty.get(_METRICS.get(found.id, found.id)))
+
+
+_METRICS = {"recovery_s": "recovery"}
+"""Metrics that have another name than the quantity."""
+
+
+def stalled_share(report: Report) -> float:
+    """Return the uncertainty of the wall time as a share of it."""
+    wall, wall_s = report.uncertainty.get("wall_s"), report.training.wall_s
+    return (wall.high - wall_s) / wall_s if wall is not None and wall_s else 0.0
+
+
 def _bounded(found: Quantity, report: Report) -> Quantity:
     """Return ``found``, as a bound where the job did not come back."""
     metric = report.open_metrics.get(found.id.removesuffix("_s"))
@@ -132,8 +155,11 @@ def _rank_seconds(report: Report) -> Iterator[Quantity]:
     if shares is None or shares.total.total_s <= 0:
         return
     by_class, total = shares.total.by_class(), shares.total.total_s
+    stalled = stalled_share(report)
     for key, name in rank_seconds_section.CLASSES.items():
-        yield Quantity(key, name, "share", by_class[key] / total, detail=formats.duration(by_class[key]))
+        share = by_class[key] / total
+        uncertainty = Range(max(0.0, share - stalled), min(1.0, share + stalled)) if stalled else None
+        yield Quantity(key, name, "share", share, detail=formats.duration(by_class[key]), uncertainty=uncertainty)
 
 
 def _faults(report: Report) -> Iterator[Quantity]:
@@ -154,7 +180,9 @@ def _faults(report: Report) -> Iterator[Quantity]:
             told.append("the gap is still open")
         bound = open_metrics.AT_LEAST if fault.gap_open else open_metrics.AT_MOST if fault.gap_at_most else ""
         name = f"{key}{number}"
-        yield Quantity(name, name, "s", fault.longest_gap_s, detail=", ".join(told), bound=bound)
+        gap_s, by_s = fault.longest_gap_s, fault.uncertainty_s
+        uncertainty = Range(gap_s - by_s, gap_s + by_s) if gap_s is not None and by_s else None
+        yield Quantity(name, name, "s", gap_s, detail=", ".join(told), bound=bound, uncertainty=uncertainty)
 
 
 def _certificate(report: Report) -> Iterator[Quantity]:
@@ -206,6 +234,7 @@ def _traffic(report: Report) -> Iterator[Quantity]:
 def _throughput(report: Report) -> Iterator[Quantity]:
     """Yield the mean rate of each direction between its first and last step, outside of faults."""
     scale = report.topology.scale if report.topology else 1.0
+    stalled = stalled_share(report)
     last_s = report.steps.t_s[-1] if report.steps.t_s else report.training.wall_s
     for series in report.fibers:
         begins = (0.0, *series.t_s)
@@ -216,7 +245,12 @@ def _throughput(report: Report) -> Iterator[Quantity]:
         ]
         noise = range_of_parts(calm, _LEAST_SAMPLES, statistics.fmean)
         mean = statistics.fmean(calm) if calm else None
-        yield Quantity(series.direction, _arrow(series.direction), "bit/s", mean, noise, scale=scale)
+        uncertainty = None
+        if mean is not None and stalled:
+            uncertainty = Range(mean / (1 + stalled), mean / (1 - stalled) if stalled < 1 else math.inf)
+        yield Quantity(
+            series.direction, _arrow(series.direction), "bit/s", mean, noise, scale=scale, uncertainty=uncertainty
+        )
 
 
 def _arrow(direction: str) -> str:

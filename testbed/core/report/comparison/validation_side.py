@@ -55,6 +55,12 @@ def _speeds(validation: Validation) -> Iterator[Quantity]:
         for it in library.speeds:
             size = f" of {formats.size(it.size)}" if it.size else ""
             name = f"{library.name}, {it.operation}{size}"
+            uncertainty = Range(it.median_s - it.uncertainty_s, it.median_s + it.uncertainty_s)
             yield Quantity(
-                f"{library.name} {it.operation} {it.size}", name, "s", it.median_s, Range(it.low_s, it.high_s)
+                f"{library.name} {it.operation} {it.size}",
+                name,
+                "s",
+                it.median_s,
+                Range(it.low_s, it.high_s),
+                uncertainty=uncertainty if it.uncertainty_s else None,
             )

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from testbed.core.analysis.critical_path import Parts
 from testbed.core.analysis.declared_steps import CPU_BOUND, HELD
 from testbed.core.analysis.heldout import HeldOut, held_out, payload_until
+from testbed.core.analysis.inside_noise import Range
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.fields import json_values
 from testbed.core.records.run_record import RunData
-from testbed.core.report import declared_section
-from testbed.core.report.comparison.run_side import side_of_run
+from testbed.core.report import declared_section, noise_section
+from testbed.core.report.comparison.run_side import side_of_run, stalled_share
 from testbed.core.report.comparison.side import Quantity, Side
 from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.twin import Twin
@@ -42,14 +43,29 @@ class WayRun:
         found = self.quantities.get(id)
         return found.value if found else None
 
+    def reach(self, id: str) -> Range:
+        """Return the range of a value that is known, within the uncertainty by stalls of the host."""
+        quantity = self.quantities[id]
+        value = quantity.value or 0.0
+        return quantity.uncertainty or Range(value, value)
+
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences of one quantity to the baseline's run of the same seed: by seed, their mean, least and greatest."""
+    """Differences of one quantity to the baseline's run of the same seed: by seed, their mean, least and greatest.
+
+    ``uncertainty``: of the mean, the range within the uncertainty by stalls of the host; None without any.
+    """
 
     way: str
     id: str
     differences: Mapping[int, float]
+    uncertainty: Range | None = None
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether stalls of the host may have made the difference."""
+        return self.uncertainty is not None and self.uncertainty.low <= 0 <= self.uncertainty.high
 
     @property
     def mean(self) -> float:
@@ -97,7 +113,7 @@ class WaysCompared:
         said = dict.fromkeys(declared_section.note(it.declared, it.topology) for _, it in reports if it.declared)
         late = dict.fromkeys(way for way, it in reports if it.declared and it.declared.verdict != HELD)
         bound = f"{CPU_BOUND}: steps of {', '.join(late)} took longer than declared; their exposed times are affected."
-        return (*self._incomplete(), *said, *([bound] if late else []), *self._unlike())
+        return (*self._incomplete(), *said, *([bound] if late else []), *self._noisy(), *self._unlike())
 
     @property
     def ended_early(self) -> tuple[WayRun, ...]:
@@ -119,6 +135,15 @@ class WaysCompared:
             early.append(f"{_run(it.way, it.seed)} after step {done.steps_committed} of {done.steps_planned}")
         if early:
             yield f"Ended early: {', '.join(early)}; what is said of them is of their steps until then."
+
+    def _noisy(self) -> Iterator[str]:
+        """Yield a sentence on the runs on a noisy host, which may differ by less than it seems."""
+        known = ((_run(it.way, it.seed), it.side.report.noise) for it in self.runs if it.side.report is not None)
+        noisy = {name: noise for name, noise in known if noise is not None and noise.noisy}
+        if noisy:
+            worst = max(noisy, key=lambda name: noisy[name].stalled_share)
+            of = "" if len(noisy) == 1 else f", the worst of {len(noisy)} runs on a noisy host"
+            yield f"{worst}{of}: {noise_section.sentence(noisy[worst])}"
 
     def _unlike(self) -> Iterator[str]:
         """Yield a sentence on ways whose steps have other tokens than the baseline's."""
@@ -157,13 +182,21 @@ class WaysCompared:
         """Return the differences to the baseline; None for the baseline itself, and without a common seed."""
         if way == self.baseline:
             return None
-        base = {it.seed: it.value(id) for it in self.of(self.baseline)}
+        base = {it.seed: it for it in self.of(self.baseline)}
+        pairs = {it.seed: (it, base[it.seed]) for it in self.of(way) if it.seed in base}
         found = {
-            it.seed: value - other
-            for it in self.of(way)
-            if (value := it.value(id)) is not None and (other := base.get(it.seed)) is not None
+            seed: value - other
+            for seed, (run, of_base) in pairs.items()
+            if (value := run.value(id)) is not None and (other := of_base.value(id)) is not None
         }
-        return Paired(way, id, found) if found else None
+        if not found:
+            return None
+        reaches = [(pairs[seed][0].reach(id), pairs[seed][1].reach(id)) for seed in found]
+        uncertainty = Range(
+            statistics.fmean(mine.low - theirs.high for mine, theirs in reaches),
+            statistics.fmean(mine.high - theirs.low for mine, theirs in reaches),
+        )
+        return Paired(way, id, found, uncertainty if uncertainty.low < uncertainty.high else None)
 
     def mean_path(self, way: str) -> Parts | None:
         """Return the mean step by part, over seeds; None if no run has it."""
@@ -212,9 +245,19 @@ def _quantities(
             yield replace(known[id], name="tokens per second") if id == "tokens_per_s" else known[id]
     evaluated_s = report.rank_seconds.total.evaluation_s if report.rank_seconds else 0.0
     wall_s, ranks = training.wall_s, training.world_size or 1
-    yield Quantity("trained_s", "time of training", "s", None if wall_s is None else wall_s - evaluated_s / ranks)
-    yield Quantity("step_s", "step, mean", "s", path.total_s if path else None)
-    yield Quantity("exposed_s", "exposed per step", "s", path.exposed_s if path else None)
+    stalled = stalled_share(report)
+
+    def time(id: str, name: str, seconds: float | None, of_s: float | None) -> Quantity:
+        """Return a time; ``of_s`` is the whole in which stalls may have been."""
+        by_s = stalled * (of_s or 0.0)
+        uncertainty = Range(max(0.0, seconds - by_s), seconds + by_s) if seconds is not None and by_s else None
+        return Quantity(id, name, "s", seconds, uncertainty=uncertainty)
+
+    trained_s = None if wall_s is None else wall_s - evaluated_s / ranks
+    step_s = path.total_s if path else None
+    yield time("trained_s", "time of training", trained_s, wall_s)
+    yield time("step_s", "step, mean", step_s, step_s)
+    yield time("exposed_s", "exposed per step", path.exposed_s if path else None, step_s)
     measured = _measured_bytes(run, mtu)
     tokens = training.tokens
     yield Quantity("fiber_bytes_per_token", "bytes per token", "B", measured / tokens if measured and tokens else None)
@@ -300,4 +343,13 @@ def _all_paired(found: WaysCompared) -> Iterable[Paired]:
 
 
 def _plain(it: Paired) -> dict[str, object]:
-    return {"way": it.way, "id": it.id, "by_seed": it.differences, "mean": it.mean, "low": it.low, "high": it.high}
+    return {
+        "way": it.way,
+        "id": it.id,
+        "by_seed": it.differences,
+        "mean": it.mean,
+        "low": it.low,
+        "high": it.high,
+        "uncertainty": it.uncertainty,
+        "within_noise": it.within_noise,
+    }

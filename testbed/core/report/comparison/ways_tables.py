@@ -108,7 +108,8 @@ def difference(found: WaysCompared, of: Paired | None) -> str:
     quantity = found.quantity(of.id)
     mean = _signed(quantity, of.mean)
     low, high = _signed(quantity, of.low), _signed(quantity, of.high)
-    return mean if len(of.differences) < 2 or low == high == mean else f"{mean} ({low} to {high})"
+    noise = ", within noise" if of.within_noise else ""
+    return f"{mean}{noise}" if len(of.differences) < 2 or low == high == mean else f"{mean} ({low} to {high}){noise}"
 
 
 def _value(of: Quantity, value: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from testbed.core.report import formats
+from testbed.core.report import formats, noise_section
 from testbed.core.report.markdown import escape, section, table
 from testbed.core.report.report_table import Table
 from testbed.core.report.validation import validation_tables
@@ -26,6 +26,8 @@ def markdown(validation: Validation, comparison: Comparison | None = None) -> st
         blocks.append(f"**Noisy host. {validation_tables.NOISY}**")
     if validation.interrupted:
         blocks.append("**Interrupted: what is missing was not run.**")
+    if noisy := noise_section.sentence(validation.noise):
+        blocks.append(f"**{escape(noisy)}**")
     rows = matrix(validation)
     if validation.libraries:
         head = ("", *(escape(each.name) for each in validation.libraries))

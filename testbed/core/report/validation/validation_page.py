@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.core.report import formats, html_page
+from testbed.core.report import formats, html_page, noise_section
 from testbed.core.report.report_table import Table
 from testbed.core.report.validation import validation_tables
 from testbed.core.report.validation.validation_figures import figures
@@ -88,6 +88,7 @@ def html(validation: Validation, comparison: Comparison | None = None) -> str:
         eyebrow=" · ".join(each for each in eyebrow if each),
         validation=validation,
         headline=headline(validation),
+        noisy=noise_section.sentence(validation.noise),
         verdict=verdict,
         badge={"holds": "pass", "does not hold": "fail"}.get(validation.verdict, "unknown"),
         regressions=formats.plural(regressions, "regression") if regressions else "",

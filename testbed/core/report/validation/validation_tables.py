@@ -156,12 +156,16 @@ def _speed_row(speed: Speed) -> Sequence[object]:
     return (
         speed.operation,
         formats.size(speed.size),
-        f"{formats.duration(speed.median_s)} ({low} – {high})",
+        f"{formats.duration(speed.median_s)} ({low} – {high}){_by_stalls(speed)}",
         _digits(speed.one_way_delays),
         f"{formats.duration(speed.bound_s)} / {formats.duration(speed.bound_all_s)}",
         _efficiency(speed),
         f"{_rate(speed.algorithm_rate)} / {_rate(speed.bus_rate)}" if speed.size else formats.UNKNOWN,
     )
+
+
+def _by_stalls(speed: Speed) -> str:
+    return f" ± {formats.duration(speed.uncertainty_s)} by stalls" if speed.uncertainty_s > 0 else ""
 
 
 def _efficiency(speed: Speed) -> Efficiency:

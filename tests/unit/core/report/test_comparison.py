@@ -236,6 +236,33 @@ def test_a_difference_is_judged_by_the_noise_inside_the_runs(
     assert found["figures", "goodput"]["noise_a"] is None, "one value of a run has no noise that is known"
 
 
+def _stall(path: Path, stalls: list[tuple[float, float]]) -> None:
+    lines = [{"core": 0, "t": run_factory.BEGAN_T + began_s, "s": length_s} for began_s, length_s in stalls]
+    (path / "stalls.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_difference_is_never_ranked_within_the_uncertainty_by_stalls(two: tuple[Path, Path]) -> None:
+    slower(two[1], 1.1)
+    quiet = quantities(beside(*two))
+    assert quiet["figures", "tokens_per_s"]["judgement"] == "one value each"
+    assert quiet["figures", "median_step_s"]["judgement"] == "beyond the noise"
+    _stall(two[1], [(second / 2, 0.001) for second in range(100)])
+    few = quantities(beside(*two))
+    assert few["figures", "tokens_per_s"]["judgement"] == "one value each"
+    assert few["figures", "tokens_per_s"]["uncertainty_b"] is not None
+    _stall(two[1], [(index * 0.143, 0.03) for index in range(400)])
+    found = beside(*two)
+    noisy = quantities(found)
+    for key in ("tokens_per_s", "median_step_s", "tokens_per_s_outside_faults", "wall_s"):
+        assert noisy["figures", key]["judgement"] == "within the noise", key
+        low, high = noisy["figures", key]["uncertainty_b"]
+        assert low < noisy["figures", key]["b"] < high
+    said = [it for it in comparison_words.conditions(found) if "Noisy host" in it]
+    assert len(said) == 1 and said[0].startswith("B: ")
+    assert said[0] in html(found)
+    assert "by stalls of the host" in html(found)
+
+
 def test_faults_pair_by_type_target_and_order(two: tuple[Path, Path]) -> None:
     events = (two[1] / "events.jsonl").read_text()
     (two[1] / "events.jsonl").write_text(events.replace('"north"', '"south"'))

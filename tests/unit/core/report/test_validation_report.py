@@ -353,6 +353,9 @@ def test_times_differ_only_beyond_noise(factor, spread, changes):
         return factory.library(speeds=(dataclasses.replace(factory.speed(), median_s=median_s, **bounds),))
 
     assert [kind for kind, _ in change_of(sped(0.1), sped(0.1 * factor))] == changes
+    # Within what stalls of the host may have added nothing is worse or better.
+    stalled = dataclasses.replace(sped(0.1 * factor).speeds[0], uncertainty_s=0.04)
+    assert change_of(sped(0.1), factory.library(speeds=(stalled,))) == []
 
 
 def test_another_suite_is_noted():

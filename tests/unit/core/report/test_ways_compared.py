@@ -13,6 +13,7 @@ import pytest
 from testbed.core.analysis.critical_path import Parts
 from testbed.core.analysis.declared_steps import DeclaredSteps
 from testbed.core.analysis.heldout import HeldOut
+from testbed.core.analysis.inside_noise import Range
 from testbed.core.report.comparison import ways_page, ways_tables
 from testbed.core.report.comparison.side import Quantity, Side
 from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared, to_json
@@ -57,6 +58,24 @@ def test_differences_are_of_runs_with_the_same_seed() -> None:
     assert table.rows[0] == ["held-out loss", "+0.0310 (+0.0300 to +0.0320)"]
 
 
+def test_a_difference_that_stalls_may_have_made_is_within_noise() -> None:
+    def with_share(it: WayRun, share: float, by: float) -> WayRun:
+        quantity = replace(it.quantities["compute_utilization"], value=share, uncertainty=Range(share - by, share + by))
+        return replace(it, quantities={**it.quantities, "compute_utilization": quantity})
+
+    for by, within in ((0.005, False), (0.02, True)):
+        runs = tuple(with_share(it, 0.5 if it.way == "ddp" else 0.53, by) for it in FOUND.runs)
+        noisy = replace(FOUND, runs=runs)
+        found = noisy.paired(WAYS[1], "compute_utilization")
+        assert found is not None
+        assert found.uncertainty == pytest.approx((0.03 - 2 * by, 0.03 + 2 * by))
+        assert found.within_noise is within
+        assert ("within noise" in ways_tables.difference(noisy, found)) is within
+        (plain,) = [it for it in to_json(noisy)["differences"] if it["id"] == "compute_utilization"]  # type: ignore
+        assert plain["within_noise"] is within
+    assert FOUND.paired(WAYS[1], "heldout_loss").uncertainty is None  # type: ignore[union-attr]
+
+
 def test_a_seed_that_one_way_lacks_is_in_no_difference() -> None:
     found = compared({("ddp", 0): 2.4, (WAYS[1], 0): 2.5, ("ddp", 1): 2.0})
     paired = found.paired(WAYS[1], "heldout_loss")
@@ -97,7 +116,7 @@ def test_an_interrupted_comparison_says_what_is_missing() -> None:
 
 def _trained(it: WayRun, steps: int, tokens: int) -> WayRun:
     training = SimpleNamespace(steps_planned=20, steps_committed=steps, tokens=tokens)
-    report: Any = SimpleNamespace(declared=None, topology=None, training=training)
+    report: Any = SimpleNamespace(declared=None, topology=None, training=training, noise=None)
     return replace(it, side=replace(it.side, report=report))
 
 
@@ -132,7 +151,7 @@ def test_every_page_says_that_compute_is_declared_and_where_the_cores_fell_short
             "declared", 0.1, 0.0, 0.1, measured_s, 9, 0, 0.0, 0.0, None, ranks=4, cores=2, parameters=1_300_000
         )
         training = SimpleNamespace(steps_planned=20, steps_committed=20, tokens=5120)
-        return SimpleNamespace(declared=steps, topology=None, training=training)
+        return SimpleNamespace(declared=steps, topology=None, training=training, noise=None)
 
     took = {"ddp": 0.1, WAYS[1]: 0.15}
     runs = tuple(replace(it, side=replace(it.side, report=declared(took[it.way]))) for it in FOUND.runs)

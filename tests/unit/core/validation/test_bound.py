@@ -21,7 +21,15 @@ from hypothesis import strategies as st
 import testbed
 from testbed.core.plan import routing
 from testbed.core.plan.addressing import Addressing
-from testbed.core.validation.bound import Placed, algorithm_rate, bound_s, bus_rate, latency_s, median_interval
+from testbed.core.validation.bound import (
+    Placed,
+    algorithm_rate,
+    bound_s,
+    bus_rate,
+    latency_s,
+    median_interval,
+    median_uncertainty_s,
+)
 from testbed.core.validation.fibers import Fiber, fibers, in_use, routes
 from testbed.core.validation.operation import OPERATIONS, OperationName
 
@@ -454,3 +462,10 @@ def test_the_median_is_the_median(values: list[float]) -> None:
     assert min(values) <= found.low <= found.median <= found.high <= max(values)
     if len(values) < 6:
         assert (found.low, found.high) == (min(values), max(values))
+
+
+def test_the_median_may_be_off_by_what_keeps_its_neighbors_from_changing_places() -> None:
+    assert median_uncertainty_s([0.1, 0.2, 0.3], [0.0, 0.0, 0.0]) == 0
+    assert median_uncertainty_s([0.1, 0.2, 0.3], [0.0, 0.05, 0.0]) == pytest.approx(0.05)
+    assert median_uncertainty_s([0.1, 0.2, 0.3], [0.0, 0.15, 0.0]) == pytest.approx(0.1), "then another is the median"
+    assert median_uncertainty_s([0.1, 0.2, 0.3], [0.0, 0.0, 0.25]) == pytest.approx(0.1)

@@ -76,6 +76,17 @@ def test_outcomes(evidence: Evidence, expected: Outcome) -> None:
     assert outcome(TRIAL, evidence)[0] == expected
 
 
+@pytest.mark.parametrize(("uncertainty_s", "expected"), [(0.0, "error late"), (0.4, "error late"), (0.6, "not run")])
+def test_an_error_late_by_less_than_stalls_may_account_for_is_unknown(uncertainty_s: float, expected: Outcome) -> None:
+    """9.5 s, of at most 9 s."""
+    late = dataclasses.replace(_evidence([*_done(1), LATE]), uncertainty_s=uncertainty_s)
+    assert outcome(TRIAL, late)[0] == expected
+    untimed = dataclasses.replace(_evidence([RankEnd(0, "error", None), LATE], None), uncertainty_s=uncertainty_s)
+    assert outcome(TRIAL, untimed)[0] == "error late"
+    wrong = dataclasses.replace(_evidence([*_done(1), LATE], WRONG), uncertainty_s=uncertainty_s)
+    assert outcome(TRIAL, wrong)[0] == "wrong result"
+
+
 def test_of_a_rank_that_the_fault_ended_nothing_is_expected() -> None:
     killed = dataclasses.replace(TRIAL, fault=FAULTS["rank-killed"], affected=frozenset({3}))
     errors = [RankEnd(rank, "error", 0.3, "connection closed") for rank in range(3)]
@@ -235,6 +246,16 @@ def test_too_fast_needs_the_whole_interval() -> None:
     assert too_fast(_speed(0.010, 0.009))
     assert not too_fast(_speed(0.010, 0.009, 0.0096))  # within 5 %, to which a rate is certified
     assert not too_fast(_speed(0.0, 0.009)) and not too_fast(_speed(float("inf"), 0.009))
+
+
+def test_below_the_bound_by_less_than_stalls_may_account_for_is_unknown() -> None:
+    fast = _speed(0.010, 0.009)
+    assert of_library([_case("right")], [fast], [])[0] == "does not hold"
+    assert of_library([_case("right")], [dataclasses.replace(fast, uncertainty_s=1e-4)], [])[0] == "does not hold"
+    verdict, why = of_library([_case("right")], [dataclasses.replace(fast, uncertainty_s=1e-3)], [])
+    assert verdict == "unknown"
+    assert "stalls of the host" in why[0]
+    assert of_library([_case("wrong")], [dataclasses.replace(fast, uncertainty_s=1e-3)], [])[0] == "does not hold"
 
 
 def _library(verdict: Verdict) -> LibraryResult:

@@ -1,0 +1,65 @@
+"""Which violations of the steady state stalls of the host may account for.
+
+A rate is over the last :data:`~testbed.core.experiment.steady.WINDOW_S` seconds. In the window with most stalls they
+took a share s: without them it would be up to 1 / (1 - s) times as high. A time of a step is uncertain by the stalls
+since it began. Counts of ranks and links, and train_loss, are not: stalls change none of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.inside_noise import Range
+from testbed.core.experiment import steady
+from testbed.core.experiment.expect import parse
+from testbed.core.units import Unreadable
+
+__all__ = ["within_noise"]
+
+_RATES = ("tokens_per_s", "steps_per_s")
+_TIMES = ("step_seconds",)
+_WINDOWS = 200
+"""So many windows of a violation are looked at, at most."""
+
+
+def within_noise(
+    text: str, bound: float | None, violations: Iterable[tuple[float, float, float | None]], noise: StallLog
+) -> bool:
+    """Return whether stalls may account for every violation (began, ended, worst value) of a condition."""
+    try:
+        condition = parse(text, steady.METRICS, of_before=True)
+    except Unreadable:
+        return False
+    listed = list(violations)
+    if bound is None or not listed or not noise.stalls:
+        return False
+
+    def meets(value: float) -> bool:
+        before = bound / condition.bound if condition.of_before and condition.bound else None
+        return condition.holds(value, before) is True
+
+    for began_t, ended_t, value in listed:
+        reach = None if value is None else _reach(condition.metric, value, began_t, ended_t, noise)
+        if reach is None or not (meets(reach.low) or meets(reach.high)):
+            return False
+    return True
+
+
+def _reach(metric: str, value: float, began_t: float, ended_t: float, noise: StallLog) -> Range | None:
+    """Return the range of the worst value of a violation; None of a metric that no stall changes."""
+    if metric in _RATES:
+        share = _most_uncertain_s(began_t, ended_t, steady.WINDOW_S, noise) / steady.WINDOW_S
+        return Range(value / (1 + share), value / (1 - share) if share < 1 else math.inf)
+    if metric in _TIMES:
+        by_s = _most_uncertain_s(began_t, ended_t, max(value, 1e-3), noise)
+        return Range(value - by_s, value + by_s)
+    return None
+
+
+def _most_uncertain_s(began_t: float, ended_t: float, window_s: float, noise: StallLog) -> float:
+    """Return the greatest uncertainty of a window that ends within a violation."""
+    step_s = max(window_s / 8, (ended_t - began_t) / _WINDOWS)
+    ends = [began_t + index * step_s for index in range(math.ceil((ended_t - began_t) / step_s))]
+    return max(noise.uncertainty_s(end_t - window_s, end_t) for end_t in (*ends, ended_t))

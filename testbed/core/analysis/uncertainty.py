@@ -1,0 +1,148 @@
+"""The range of each figure of a job within the uncertainty of its times (``host_noise.py``), and what that leaves open.
+
+A time t of uncertainty u is from t - u to t + u. A share or a rate follows from its times: goodput has those of the
+quiet steps, whose pace is in its numerator, and the others, which are in its wall time alone. A figure without a stall
+in its times has no range. The bounds of a job that did not come back have none either: that it died is no noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from testbed.core.analysis.attempt_history import Attempt
+from testbed.core.analysis.goodput import JobEvidence
+from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.inside_noise import Range
+from testbed.core.analysis.recovery import BACK, FaultRecovery
+from testbed.core.intervals import Intervals
+
+__all__ = ["of_faults", "of_job"]
+
+
+def of_faults(job: JobEvidence, noise: StallLog) -> JobEvidence:
+    """Return the job with the uncertainty of its gaps. A fault that it did not come through is unknown where a step
+    would be back to the pace without the stalls in it."""
+    return replace(job, faults=tuple(_of_fault(fault, job, noise) for fault in job.faults))
+
+
+def _of_fault(fault: FaultRecovery, job: JobEvidence, noise: StallLog) -> FaultRecovery:
+    if fault.gap_open or fault.longest_gap_s is None or fault.gap_began_t is None:
+        return fault
+    uncertain_s = noise.uncertainty_s(fault.gap_began_t, fault.gap_began_t + fault.longest_gap_s)
+    recovered = fault.recovered
+    if recovered is False and job.median_step_s is not None:
+        later = (commit for commit in job.commits if commit.t > fault.window.began_t)
+        back_s = BACK * job.median_step_s
+        stalled = any(
+            commit.step_s - noise.uncertainty_s(commit.begin_t, commit.t) / commit.steps <= back_s for commit in later
+        )
+        recovered = None if noise.stalls and stalled else False
+    return replace(fault, uncertainty_s=uncertain_s, recovered=recovered)
+
+
+def of_job(job: JobEvidence, attempts: Sequence[Attempt], noise: StallLog) -> Mapping[str, Range]:
+    """Return the ranges by the name of the metric, of the figures that stalls make uncertain."""
+    if not noise.stalls:
+        return {}
+    began_t, ended_t = (job.timed or (None, None)) if job.program else (job.began_t, job.ended_t)
+    resumes = [
+        (it.ended_t, it.ended_t + it.time_to_resume_s)
+        for it in attempts
+        if it.ended_t is not None and it.time_to_resume_s is not None
+    ]
+    detections = [
+        (it.ended_t - it.detection_s, it.ended_t)
+        for it in attempts
+        if it.ended_t is not None and it.detection_s is not None
+    ]
+    ranges = {
+        "median_step_s": _median_step(job, noise),
+        "time_to_resume": None if job.died else _longest(resumes, noise),
+        "detection": _longest(detections, noise),
+        "recovery": None if job.recovery_open else _recovery(job),
+    }
+    if began_t is not None and ended_t is not None:
+        ranges["wall_s"] = _longest([(began_t, ended_t)], noise)
+        ranges["tokens_per_s"] = _rate(job.tokens_per_s, job.trained_s, noise.uncertainty_s(began_t, ended_t))
+        ranges["compute_utilization"] = _utilization(job, noise.uncertainty_s(began_t, ended_t))
+        ranges["goodput"] = None if job.died else _goodput(job, began_t, ended_t, noise)
+    return {name: found for name, found in ranges.items() if found is not None and found.low < found.high}
+
+
+def _goodput(job: JobEvidence, began_t: float, ended_t: float, noise: StallLog) -> Range | None:
+    goodput, wall_s = job.goodput, job.trained_s
+    quiet = Intervals.union(job.quiet).within(began_t, ended_t)
+    quiet_s = sum(end_t - begin_t for begin_t, end_t in quiet)
+    if goodput is None or not wall_s or wall_s <= 0 or quiet_s <= 0:
+        return None
+    edges = [began_t, *itertools.chain.from_iterable(quiet), ended_t]
+    others = list(zip(edges[::2], edges[1::2], strict=True))
+    wall_s = max(wall_s, quiet_s)
+    in_quiet, in_others = noise.uncertainty_of(quiet), noise.uncertainty_of(others)
+
+    def shifted(quiet_by_s: float, others_by_s: float) -> float:
+        divisor_s = wall_s + quiet_by_s + others_by_s
+        return goodput * (1 + quiet_by_s / quiet_s) * wall_s / divisor_s if divisor_s > 0 else 1.0
+
+    ends = [shifted(quiet_by_s, by_s) for quiet_by_s in (-in_quiet, in_quiet) for by_s in (-in_others, in_others)]
+    return Range(min(goodput, *ends), max(goodput, min(1.0, max(ends))))
+
+
+def _utilization(job: JobEvidence, uncertain_s: float) -> Range | None:
+    """Stalls may have been in compute, in exposed communication, or in parts in both."""
+    utilization, compute_s, exposed_s = job.compute_utilization, job.compute_s, job.exposed_s
+    if utilization is None:
+        return None
+    by_s = uncertain_s * (job.world_size or 1)
+
+    def share(compute_s: float, exposed_s: float) -> float:
+        return compute_s / (compute_s + exposed_s) if compute_s + exposed_s > 0 else utilization
+
+    ends = (
+        share(max(0.0, compute_s - by_s), exposed_s),
+        share(compute_s + by_s, exposed_s),
+        share(compute_s, max(0.0, exposed_s - by_s)),
+        share(compute_s, exposed_s + by_s),
+    )
+    return Range(min(ends), max(ends))
+
+
+def _rate(rate: float | None, wall_s: float | None, uncertain_s: float) -> Range | None:
+    if rate is None or not wall_s:
+        return None
+    high = rate * wall_s / (wall_s - uncertain_s) if uncertain_s < wall_s else math.inf
+    return Range(rate * wall_s / (wall_s + uncertain_s), high)
+
+
+def _median_step(job: JobEvidence, noise: StallLog) -> Range | None:
+    """Return the medians of all quiet steps at the least and at the most that they may have taken."""
+    quiet = {(began_t, ended_t) for began_t, ended_t in job.quiet}
+    calm = [it for it in job.commits if (it.begin_t, it.t) in quiet]
+    if not calm or job.median_step_s is None:
+        return None
+    by_s = [noise.uncertainty_s(it.begin_t, it.t) / it.steps for it in calm]
+    times_s = [it.step_s for it in calm]
+    low = statistics.median(max(0.0, time_s - off_s) for time_s, off_s in zip(times_s, by_s, strict=True))
+    high = statistics.median(time_s + off_s for time_s, off_s in zip(times_s, by_s, strict=True))
+    middle = statistics.median(times_s)
+    return Range(job.median_step_s * low / middle, job.median_step_s * high / middle) if middle > 0 else None
+
+
+def _recovery(job: JobEvidence) -> Range | None:
+    gaps = [(it.longest_gap_s, it.uncertainty_s) for it in job.faults if it.longest_gap_s is not None]
+    return _range_of_longest(gaps)
+
+
+def _longest(intervals: Sequence[tuple[float, float]], noise: StallLog) -> Range | None:
+    """Return the range of the longest of some intervals."""
+    return _range_of_longest([(end_t - begin_t, noise.uncertainty_s(begin_t, end_t)) for begin_t, end_t in intervals])
+
+
+def _range_of_longest(times_s: Sequence[tuple[float, float]]) -> Range | None:
+    if not times_s:
+        return None
+    return Range(max(time_s - by_s for time_s, by_s in times_s), max(time_s + by_s for time_s, by_s in times_s))

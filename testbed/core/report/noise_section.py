@@ -1,0 +1,48 @@
+"""A noisy host in a report: its first screen, and expectations whose verdict lies within the uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from testbed.core.analysis.host_noise import NoiseSummary
+from testbed.core.analysis.inside_noise import Range
+from testbed.core.experiment import expect
+from testbed.core.records.run_info import Expectation
+from testbed.core.report import formats
+from testbed.core.units import Unreadable
+
+__all__ = ["judged", "sentence"]
+
+
+def judged(expectations: Sequence[Expectation], ranges: Mapping[str, Range]) -> tuple[Expectation, ...]:
+    """Return the expectations; one whose verdict is not the same all over the range of its metric is unknown."""
+    return tuple(_judged(expectation, ranges) for expectation in expectations)
+
+
+def _judged(recorded: Expectation, ranges: Mapping[str, Range]) -> Expectation:
+    try:
+        expectation = expect.parse(recorded.text)
+    except Unreadable:
+        return recorded
+    uncertain = ranges.get(expectation.metric)
+    if uncertain is None or recorded.measured is None:
+        return recorded
+    low, high = uncertain
+    if expectation.op in ("==", "!="):
+        same = not low <= expectation.bound <= high
+    else:
+        same = expectation.holds(low) == expectation.holds(high)
+    return replace(recorded, holds=recorded.holds if same else None, low=low, high=high)
+
+
+def sentence(summary: NoiseSummary | None) -> str:
+    """Return what a reader must know of the host's noise; empty where it does not matter, or is unknown."""
+    if summary is None or not summary.noisy:
+        return ""
+    timeouts = f", {formats.plural(summary.timeouts, 'TCP timeout')} began in one" if summary.timeouts else ""
+    return (
+        f"Noisy host: at least one core was stalled {formats.share(summary.stalled_share)} of the time"
+        f" ({formats.plural(summary.stalls, 'stall')}, the longest {formats.duration(summary.longest_s)}{timeouts})."
+        " Verdicts that this could change are unknown."
+    )

@@ -1,0 +1,42 @@
+"""Record the host's stalls during a job, which the keeper logs as long as a lab is up."""
+
+from __future__ import annotations
+
+from testbed.core.records.stalls import Stall
+from testbed.errors import LabError
+from testbed.host.files.store import STALLS, RunDirectory
+from testbed.keeper import client, protocol
+
+__all__ = ["StallRecorder"]
+
+
+class StallRecorder:
+    """Appends stalls to the run directory of a job; without a stall log (no privilege) it gets no file.
+
+    :attr:`stalls` are those recorded so far; :attr:`watching` is None until the keeper has answered.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._next = protocol.NEWEST_STALL
+        self.stalls: list[Stall] = []
+        self.watching: bool | None = None
+
+    def sample(self, keeper: client.Connection) -> None:
+        """Append the stalls since the last call; the first call begins the log. Raises StorageError."""
+        if self.watching is False:
+            return
+        try:
+            answer = keeper.ask(protocol.Stalls(since=self._next))
+        except LabError:  # a keeper that has ended is reported by whoever asks for its counters
+            self.watching = bool(self.watching)
+            return
+        self._next = answer["next"]
+        if self.watching is None:
+            self.watching = answer["watching"]
+            if self.watching:
+                self._run.write_text(STALLS, "")
+        for core, began_t, length_s in answer["stalls"]:
+            stall = Stall(core, began_t, length_s)
+            self._run.append(STALLS, stall.to_dict())
+            self.stalls.append(stall)

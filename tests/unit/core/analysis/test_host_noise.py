@@ -1,0 +1,124 @@
+"""What stalls of the host explain: late packets, the emulator's own drops, the uncertainty of a time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.core.analysis.fidelity import under_load
+from testbed.core.analysis.host_noise import StallLog
+from testbed.core.records.samples import FiberSample
+from testbed.core.records.stalls import Stall, TcpTimeouts
+
+BOUNDS = (5e-5, 2e-4, 1e-3, 5e-3, 2e-2)
+QUIET = (0.0,) * 6
+DROPS = {"receive": 0, "memory": 0, "transmit": 0, "queue": 0}
+
+
+def sample(t: float, counts: tuple[float, ...], drops: dict[str, int] | None = None) -> FiberSample:
+    packets = int(sum(counts))
+    return FiberSample(t, "north:west", packets, packets, packets * 1000, {**DROPS, **(drops or {})}, 0, BOUNDS, counts)
+
+
+def fidelity(*samples: FiberSample, stalls: tuple[Stall, ...] = (), rate_bps: float | None = None):
+    rates = {} if rate_bps is None else {"north": rate_bps}
+    (found,) = under_load(samples, None, None, StallLog(stalls, (), True), rates)
+    return found
+
+
+LATE = (9000.0, 200.0, 300.0, 500.0, 0.0, 0.0)
+"""5 % of 10,000 packets are later than 1 ms, none than 5 ms."""
+
+
+def test_late_packets_are_explained_by_stalls_that_are_long_and_many_enough():
+    began, ended = sample(10.0, QUIET), sample(11.0, LATE)
+    assert fidelity(began, ended).held is False
+    enough = tuple(Stall(0, 10.0 + index / 10, 5e-3) for index in range(10))
+    found = fidelity(began, ended, stalls=enough)
+    assert (found.held, found.noisy) == (None, True)
+    assert found.p99_s is not None
+    assert found.p99_s > 1e-3, "what was measured is reported as it was"
+
+
+def test_too_little_stalled_time_explains_nothing():
+    few = (Stall(0, 10.5, 5e-3),)
+    assert fidelity(sample(10.0, QUIET), sample(11.0, LATE), stalls=few).held is False
+
+
+def test_stalls_shorter_than_the_lateness_explain_nothing():
+    short = tuple(Stall(0, 10.0 + index / 1000, 3e-4) for index in range(1000) if index % 4 == 0)
+    assert fidelity(sample(10.0, QUIET), sample(11.0, LATE), stalls=short).held is False
+
+
+def test_stalls_of_another_second_explain_nothing():
+    other = tuple(Stall(0, 12.0 + index / 10, 5e-3) for index in range(10))
+    assert fidelity(sample(10.0, QUIET), sample(11.0, LATE), sample(13.0, LATE), stalls=other).held is False
+
+
+def test_packets_that_come_in_bursts_meet_a_stall_more_often():
+    """10,000 packets of 1,000 bytes are a tenth of a second of 800 Mb/s: a 12 ms shadow holds a tenth of them."""
+    one = (Stall(0, 10.5, 6e-3),)
+    began, ended = sample(10.0, QUIET), sample(11.0, LATE)
+    assert fidelity(began, ended, stalls=one).held is False
+    assert fidelity(began, ended, stalls=one, rate_bps=0.8e9).noisy
+
+
+@pytest.mark.parametrize("cause", ["receive", "memory", "transmit"])
+def test_own_drops_that_overlap_a_stall_are_unknown_and_others_no(cause):
+    on_time = (10000.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    twice = (20000.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    samples = sample(10.0, QUIET), sample(11.0, on_time, {cause: 7}), sample(12.0, twice, {cause: 7})
+    assert fidelity(*samples).held is False
+    found = fidelity(*samples, stalls=(Stall(1, 10.5, 0.03),))
+    assert (found.held, found.noisy) == (None, False)
+    assert "7 packets, which may be due to stalls" in found.why
+    assert fidelity(*samples, stalls=(Stall(1, 11.5, 0.03),)).held is False, "dropped in another second"
+
+
+STALLS = st.lists(st.builds(Stall, st.integers(0, 1), st.floats(9, 14), st.floats(2e-4, 0.4)), max_size=8).map(tuple)
+COUNTS = st.tuples(*[st.integers(0, 5000).map(float)] * 6)
+
+
+@given(COUNTS, COUNTS, st.integers(0, 3), STALLS, STALLS)
+def test_stalls_never_turn_fidelity_from_yes_to_no_or_back(one, two, drops, stalls, more):
+    """What is yes stays yes; no becomes unknown or noisy host at most, and more stalls never make it no again."""
+    after = tuple(a + b for a, b in zip(one, two, strict=True))
+    samples = sample(10.0, QUIET), sample(11.0, one), sample(12.0, after, {"memory": drops})
+    quiet, noisy, noisier = (fidelity(*samples, stalls=it).held for it in ((), stalls, (*stalls, *more)))
+    assert noisy in (quiet, None)
+    assert noisier in (noisy, None)
+    if quiet is not False:
+        assert noisy == quiet == noisier
+
+
+@given(STALLS, STALLS, st.floats(8, 15), st.floats(8, 15))
+def test_uncertainty_grows_with_stalls_up_to_the_interval(stalls, more, one, other):
+    began, ended = min(one, other), max(one, other)
+    timeouts = tuple(TcpTimeouts(t, "west-0", t - 1, 2) for t in (10.0, 11.0, 12.0))
+    less, greater = (StallLog(it, timeouts, True).uncertainty_s(began, ended) for it in (stalls, (*stalls, *more)))
+    assert 0 <= less <= greater + 1e-9
+    assert greater <= ended - began
+
+
+def test_a_timeout_counts_only_if_it_began_in_a_long_stall():
+    timeouts = (TcpTimeouts(11.0, "west-0", 10.0, 3),)
+    assert StallLog((), timeouts, True).uncertainty_s(0, 20) == 0
+    assert StallLog((Stall(0, 10.3, 0.02),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.02 + 3 * 0.2)
+    assert StallLog((Stall(0, 10.3, 0.02),), timeouts, True).uncertainty_s(12, 20) == 0
+    assert StallLog((Stall(0, 10.3, 0.001),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.001)
+    assert StallLog((Stall(0, 10.9, 0.02),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.02)
+
+
+def test_a_host_is_noisy_by_share_or_by_its_longest_stall():
+    def noisy(*stalls: Stall) -> bool:
+        summary = StallLog(stalls, (), True).summary(0, 10)
+        assert summary is not None
+        return summary.noisy
+
+    assert not noisy()
+    assert not noisy(*(Stall(0, second, 0.004) for second in range(10)))
+    assert not noisy(Stall(0, 5, 0.019))
+    assert noisy(Stall(0, 5, 0.021))
+    assert noisy(*(Stall(0, tick / 10, 0.0015) for tick in range(100)))
+    assert StallLog().summary(0, 10) is None, "no log"

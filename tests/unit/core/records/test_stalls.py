@@ -1,0 +1,47 @@
+"""The stall log: its lines, and the union of stalls over cores."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.core.intervals import Intervals
+from testbed.core.records.stalls import Stall, read_stalls, stalled_s
+
+TICKS = st.integers(0, 60)
+STALLS = st.lists(st.builds(Stall, st.integers(0, 3), TICKS.map(float), st.integers(0, 12).map(float)), max_size=12)
+
+
+@given(STALLS, TICKS, TICKS)
+def test_the_union_is_that_of_every_tick(stalls, one, other):
+    """Against the definition: a tick counts if any core was stalled in it."""
+    began, ended = min(one, other), max(one, other)
+    expected = sum(any(it.began_t <= tick < it.ended_t for it in stalls) for tick in range(began, ended))
+    assert stalled_s(stalls, began, ended) == pytest.approx(expected)
+    union = Intervals.union((it.began_t, it.ended_t) for it in stalls)
+    assert sum(end - begin for begin, end in union.within(began, ended)) == pytest.approx(expected)
+
+
+def test_a_hundred_thousand_stalls_are_asked_often():
+    random.seed(1)
+    union = Intervals.union((t := random.uniform(0, 3600), t + random.expovariate(200)) for _ in range(100_000))
+    parts = sum(union.length_s(second, second + 1) for second in range(3600))
+    assert parts == pytest.approx(union.length_s(0, 3600))
+
+
+def test_lines_are_read_in_the_order_of_time_and_damage_is_counted():
+    lines = [
+        {"core": 1, "t": 7.5, "s": 0.0123},
+        {"core": 0, "t": 7.25, "s": 0.0004},
+        {"core": 0, "t": 8.0},
+        {"core": 0, "t": 8.0, "s": -1.0},
+        "torn",
+    ]
+    stalls, malformed = read_stalls(lines)
+    assert stalls == (Stall(0, 7.25, 0.0004), Stall(1, 7.5, 0.0123))
+    assert malformed == 3
+    assert [Stall.from_dict(json.loads(json.dumps(it.to_dict()))) for it in stalls] == list(stalls)

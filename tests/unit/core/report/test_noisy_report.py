@@ -1,0 +1,248 @@
+"""The report of a run on a host that stalls: unknown at most, and only where the stalls matter."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import pytest
+import run_factory
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from testbed.core.report.answers import EXIT_CODES
+from testbed.core.report.document import Report, build, to_json
+from testbed.core.report.markdown import markdown
+from testbed.core.report.run_page import html
+from testbed.host.files.store import RunDirectory
+
+SCHEMA = json.loads((resources.files("testbed.core.report") / "report.schema.json").read_text(encoding="utf-8"))
+
+
+def report_of(path: Path) -> Report:
+    return build(RunDirectory(path).read())
+
+
+def answers(report: Report) -> dict[str, str]:
+    return {answer.id: answer.answer for answer in report.answers}
+
+
+def stall(path: Path, *stalls: tuple[float, float]) -> Path:
+    """Log stalls, (seconds since the job began, length), alternately on two cores."""
+    lines = [
+        {"core": index % 2, "t": run_factory.BEGAN_T + began_s, "s": length_s}
+        for index, (began_s, length_s) in enumerate(stalls)
+    ]
+    (path / "stalls.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def late(path: Path, share: float = 0.03) -> Path:
+    """Let a share of each second's packets be 2 to 5 ms late."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "fiber":
+            counts = line["lateness"]["counts"]
+            moved = int(counts[3] * share / run_factory.SHARES[3])
+            counts[3] -= moved
+            counts[11] += moved
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+EACH_SECOND = tuple((second + 0.5, 0.02) for second in range(-5, 60))
+
+
+def test_late_packets_that_stalls_explain_prevent_no_pass(tmp_path):
+    assert answers(report_of(late(run_factory.make_run(tmp_path / "quiet"))))["fidelity"] == "no"
+    report = report_of(stall(late(run_factory.make_run(tmp_path / "noisy")), *EACH_SECOND))
+    assert answers(report)["fidelity"] == "noisy host"
+    assert report.verdict == "pass"
+    for page in (html(report), markdown(report)):
+        assert "stalls explain the late packets" in page
+    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+
+
+def test_an_empty_log_explains_nothing(tmp_path):
+    report = report_of(stall(late(run_factory.make_run(tmp_path / "r"))))
+    assert (answers(report)["fidelity"], report.verdict) == ("no", "fail")
+
+
+def test_netem_is_not_measurable_on_a_noisy_host_too(tmp_path):
+    report = report_of(stall(run_factory.make_run(tmp_path / "r", emulator="netem"), *EACH_SECOND))
+    assert (answers(report)["fidelity"], report.verdict) == ("not measurable", "pass")
+
+
+@pytest.mark.parametrize("uncertified", [False, True])
+def test_fidelity_overrules_no_unknown(tmp_path, uncertified):
+    """A job whose holder was killed: it is unknown how it would have ended, whatever the fibers did."""
+    run = late(run_factory.make_run(tmp_path / "r", status="interrupted", steps=120, uncertified=uncertified))
+    report = report_of(run)
+    assert answers(report)["fidelity"] == "no"
+    assert report.verdict == "unknown"
+    assert EXIT_CODES[report.verdict] == 3
+    assert "interrupted" in report.headline
+
+
+def test_a_failure_stays_one_beside_noise(tmp_path):
+    run = stall(late(run_factory.make_run(tmp_path / "r", status="failed", steps=260)), *EACH_SECOND)
+    assert report_of(run).verdict == "fail"
+
+
+# ---- uncertainty
+
+
+RECOVERY_S = run_factory.STEP_S + run_factory.STALL_S
+CUT_S = run_factory.cut_t() - run_factory.BEGAN_T
+
+
+def expect(path: Path, text: str, measured: float, holds: bool) -> Path:
+    run = json.loads((path / "run.json").read_text())
+    run["expectations"] = [{"text": text, "holds": holds, "measured": measured}]
+    (path / "run.json").write_text(json.dumps(run))
+    return path
+
+
+def without_noise(document: object) -> dict:
+    """Return report.json without what only a run with a stall log has."""
+    assert isinstance(document, dict)
+    plain = json.loads(json.dumps(document, allow_nan=False))
+    plain.pop("noise"), plain.pop("uncertainty")
+    plain["run"].pop("name")
+    return plain
+
+
+def test_a_log_without_stalls_changes_nothing(tmp_path):
+    """An expectation exactly at its bound, and a fiber at its limit, are where the least uncertainty would show."""
+    plain, quiet = (
+        expect(run_factory.make_run(tmp_path / name), f"recovery <= {RECOVERY_S * 1e3:.0f}ms", RECOVERY_S, True)
+        for name in ("plain", "quiet")
+    )
+    stall(quiet)
+    assert report_of(quiet).noise is not None
+    assert report_of(plain).noise is None
+    assert without_noise(to_json(report_of(plain))) == without_noise(to_json(report_of(quiet)))
+
+
+@pytest.mark.parametrize(
+    ("bound", "recorded", "stalled_s", "holds"),
+    [
+        ("recovery <= 500ms", True, 0.1, True),
+        ("recovery <= 500ms", True, 0.15, None),
+        ("recovery <= 350ms", False, 0.02, False),
+        ("recovery <= 350ms", False, 0.05, None),
+        ("recovery >= 350ms", True, 0.05, None),
+        ("recovery != 380ms", False, 0.05, None),
+        ("recovery == 700ms", False, 0.05, False),
+    ],
+)
+def test_a_verdict_within_the_uncertainty_of_recovery_is_unknown(tmp_path, bound, recorded, stalled_s, holds):
+    """The gap is 380 ms; a stall in it may have been a part of it."""
+    quiet = expect(run_factory.make_run(tmp_path / "quiet"), bound, RECOVERY_S, recorded)
+    run = stall(quiet, (CUT_S + 0.1, stalled_s))
+    report = report_of(run)
+    assert report.run.expectations[0].holds is holds
+    assert answers(report)["expected-1"] == {True: "yes", False: "no", None: "unknown"}[holds]
+    assert report.verdict == {True: "pass", False: "fail", None: "unknown"}[holds]
+    assert report.faults[0].uncertainty_s == pytest.approx(stalled_s)
+    assert report.uncertainty["recovery"] == pytest.approx((RECOVERY_S - stalled_s, RECOVERY_S + stalled_s))
+    if holds is None:
+        assert report.headline == "The host was too noisy for a verdict."
+    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+
+
+def test_a_stall_outside_the_gap_leaves_recovery_alone(tmp_path):
+    run = expect(run_factory.make_run(tmp_path / "r"), "recovery <= 381ms", RECOVERY_S, True)
+    report = report_of(stall(run, (CUT_S - 5.0, 0.5), (CUT_S + 5.0, 0.5)))
+    assert report.verdict == "pass"
+    assert "recovery" not in report.uncertainty
+
+
+def test_goodput_depends_on_where_the_stalls_were(tmp_path):
+    """In quiet steps they slow the fault-free pace alike; beside the cut they cost goodput."""
+    wall_s = 400 * run_factory.STEP_S + run_factory.STALL_S + 0.07
+    in_quiet = report_of(stall(run_factory.make_run(tmp_path / "quiet"), *((second, 0.1) for second in range(1, 20))))
+    at_cut = report_of(stall(run_factory.make_run(tmp_path / "cut"), (CUT_S + 0.05, 0.3)))
+    goodput = at_cut.goodput
+    assert goodput is not None
+    low, high = at_cut.uncertainty["goodput"]
+    assert low == pytest.approx(goodput / (1 + 0.3 / wall_s), rel=1e-3)
+    assert high == pytest.approx(goodput / (1 - 0.3 / wall_s), rel=1e-3)
+    low, high = in_quiet.uncertainty["goodput"]
+    assert high - low < 0.02, "1.9 s of 52 s were stalled, nearly all of them at the pace"
+    assert low < goodput < high
+
+
+def test_timeouts_that_began_in_a_stall_add_their_time(tmp_path):
+    run = stall(run_factory.make_run(tmp_path / "r"), (CUT_S + 0.05, 0.02))
+    t = run_factory.cut_t()
+    with (run / "metrics.jsonl").open("a") as stream:
+        line = {"kind": "tcp_timeouts", "t": t + 0.6, "since_t": t - 0.4, "node": "west-0", "count": 1}
+        stream.write(json.dumps(line) + "\n")
+    report = report_of(run)
+    assert report.faults[0].uncertainty_s == pytest.approx(0.22)
+    assert report.noise is not None
+    assert report.noise.timeouts == 1
+    assert report.malformed == {}
+
+
+def test_what_noise_cannot_cause_stays_a_failure(tmp_path):
+    """Steps lost and wrong sums are no times."""
+    run = expect(run_factory.make_run(tmp_path / "r"), "steps_lost <= 3", 4.0, False)
+    assert report_of(stall(run, *EACH_SECOND)).verdict == "fail"
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.floats(0, 53), st.floats(2e-4, 0.6)), max_size=6),
+    st.lists(st.tuples(st.floats(0, 53), st.floats(2e-4, 0.6)), max_size=6),
+    st.sampled_from(["goodput >= 0.99", "goodput >= 0.9", "recovery <= 400ms", "recovery <= 370ms"]),
+)
+def test_more_stalls_only_make_verdicts_unknown(expected_runs, stalls, more, text):
+    plain, run = expected_runs[text]
+    noisy = report_of(stall(run, *stalls))
+    noisier = report_of(stall(run, *stalls, *more))
+    assert noisy.verdict in (plain, "unknown")
+    assert noisier.verdict in (noisy.verdict, "unknown")
+    for name, (low, high) in noisy.uncertainty.items():
+        assert noisier.uncertainty[name].low <= low + 1e-9
+        assert noisier.uncertainty[name].high >= high - 1e-9
+
+
+@pytest.fixture(scope="module")
+def expected_runs(tmp_path_factory):
+    """By the expectation, the verdict without stalls, and a run that has it."""
+    runs = {}
+    for index, text in enumerate(["goodput >= 0.99", "goodput >= 0.9", "recovery <= 400ms", "recovery <= 370ms"]):
+        run = run_factory.make_run(tmp_path_factory.mktemp("expected") / str(index))
+        report = report_of(run)
+        value = report.goodput if text.startswith("goodput") else report.recovery_s
+        bound = float(text.split()[-1].removesuffix("ms")) / (1 if text.startswith("goodput") else 1e3)
+        assert value is not None
+        expect(run, text, value, value >= bound if ">=" in text else value <= bound)
+        runs[text] = (report_of(run).verdict, run)
+    assert {verdict for verdict, _ in runs.values()} == {"pass", "fail"}
+    return runs
+
+
+def test_a_steady_state_that_stalls_may_have_violated_is_unknown(tmp_path):
+    run = run_factory.make_run(tmp_path / "r")
+    began_t = run_factory.BEGAN_T + 30.0
+    check = {
+        "when": "after",
+        "text": "tokens_per_s >= 80% of before",
+        "holds": False,
+        "measured": 5000.0,
+        "bound": 6000.0,
+        "samples": 40,
+        "violations": [{"began_t": began_t, "ended_t": began_t + 2.5, "measured": 5000.0}],
+        "why": "failed for longer than its grace",
+    }
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "hypothesis": [check]}))
+    assert (answers(report_of(run))["steady-1"], report_of(run).verdict) == ("no", "fail")
+    report = report_of(stall(run, *((28.0 + index, 0.3) for index in range(4))))
+    assert (answers(report)["steady-1"], report.verdict) == ("unknown", "unknown")
+    assert "stalls of the host may account for that" in markdown(report)
