@@ -43,7 +43,7 @@ Sample = dict[str, Any]
 LEVELS = (0, 5, 15, 25)
 """Percent of each core's time."""
 COMMAND = (sys.executable, "-m", "testbed")
-BOUND_S = 240.0
+BOUND_S = 600.0
 MOST_VOID = 5
 """Batches in a row whose level was not held, after which the benchmark gives up."""
 BYPASS = "a path around a fiber"
