@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import host_stalls
 import oracle
 import pytest
 
 import testbed
-from testbed.errors import FidelityError, LabError, NameTaken, StorageError, TestbedError, UnknownName, UserError
+from testbed.errors import (
+    FidelityError,
+    LabError,
+    NameTaken,
+    NoisyHost,
+    StorageError,
+    TestbedError,
+    UnknownName,
+    UserError,
+)
 
 pytestmark = [pytest.mark.netns]
 
@@ -105,14 +112,14 @@ def test_a_bring_up_that_fails_undoes_itself(
     oracle.until(lambda: not oracle.left_behind(lab_name, state_folder), 5.0, "nothing is left")
 
 
-def test_outside_tolerance_is_refused_and_undone_unless_the_user_insists(lab_name: str, state_folder: Path) -> None:
-    """Ten terabits per second are more than any computer forwards."""
+def test_a_rate_that_the_host_cannot_carry_is_refused_and_undone_unless_the_user_insists(
+    lab_name: str, state_folder: Path
+) -> None:
+    """Ten terabits per second are more than any computer forwards: packets are late, or too slow."""
     topology = broken(testbed.load("intra-metro-5km"), rate_bps=1e13, queue_bytes=100_000_000)
-    began = time.monotonic()
-    with pytest.raises(FidelityError) as refused:
+    with pytest.raises((FidelityError, NoisyHost)) as refused:
         testbed.up(topology, name=lab_name, agents=False)
-    stalled = host_stalls.stalled_s(began, time.monotonic()) > 0
-    verdicts = ("outside tolerance", "not measurable on this host now")[: 1 + stalled]
+    verdicts = ("outside tolerance", "not measurable on this host now")
     assert str(refused.value).startswith(tuple(f"the lab is {verdict}: north:" for verdict in verdicts))
     assert oracle.left_behind(lab_name, state_folder) == []
     with testbed.up(topology, name=lab_name, agents=False, allow_uncertified=True) as lab:
@@ -123,7 +130,7 @@ def test_outside_tolerance_is_refused_and_undone_unless_the_user_insists(lab_nam
 
 def test_a_failed_lab_is_kept_on_wish(lab_name: str) -> None:
     topology = broken(testbed.load("metro-40km"), rate_bps=1e13, queue_bytes=100_000_000)
-    with pytest.raises(FidelityError):
+    with pytest.raises((FidelityError, NoisyHost)):
         testbed.up(topology, name=lab_name, agents=False, keep=True)
     assert testbed.attach(lab_name).status().state == "kept"
     assert len(oracle.namespaces(lab_name)) == 8
