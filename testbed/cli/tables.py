@@ -450,8 +450,9 @@ def status_line(found: LabStatus) -> Text:
         line.append(f"\n  {job_words.line(job)}", style=UNSURE if job.state == "stopping" else "")
     for waits in (*found.waits, *found.captures):
         line.append(f"\n  {waits}", style=UNSURE)
-    for noisy in noise(found.noise):
-        line.append("\n  in the last minute: ", style=UNSURE).append_text(noisy)
+    if found.noise is not None and found.noise.noisy:
+        stalled = f"{format_percent(found.noise.stalled_share)} of the time, {format_duration(found.noise.longest_s, 2)} at most"
+        line.append(f"\n  in the last minute cores of the host stalled {stalled}", style=UNSURE)
     return line
 
 

@@ -29,7 +29,7 @@ __all__ = ["NodePaths", "calibrate", "idle_nodes", "links_to_probe"]
 OWNER = "calibration"
 """Owner of what is taken off, as long as the lab lives."""
 
-MOST_ROUNDS, LEAST_ROUNDS, ALL_PACKETS = 50, 12, 2400
+MOST_ROUNDS, LEAST_ROUNDS, ALL_PACKETS = 100, 12, 2400
 """Packets per path, and of all paths together: with many links, fewer of each instead of a longer wait."""
 INTERVAL_S, SLOT_S = 0.001, 0.0001
 """Least interval between two packets of a path, and of the sender."""

@@ -15,7 +15,7 @@ from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 
 __all__ = ["ALIKE_S", "GUARD_S", "alike", "applied", "early_s", "share", "taken_off_s"]
 
-GUARD_S = 2e-6
+GUARD_S = 3e-6
 """How far above the fiber's delay the earliest packet of a calibration stays: the minimum of thousands of packets is
 about 1 us below that of a hundred."""
 

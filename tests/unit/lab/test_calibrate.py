@@ -65,8 +65,8 @@ def test_the_path_less_half_the_rtt_inside_comes_off_where_the_delay_exceeds_it(
 def test_a_wake_up_that_a_longer_delay_hides_makes_no_packet_early(monkeypatch: pytest.MonkeyPatch) -> None:
     plant = Plant(monkeypatch, path_s=12e-6, wake_s=30e-6, inside_s=10e-6)
     for name, value in plant.calibrate().items():
-        assert plant.across_s(name, 200e-6 - value) >= 200e-6 + 2e-6 - 1e-12
-        assert value == pytest.approx(10e-6)
+        assert plant.across_s(name, 200e-6 - value) >= 200e-6 + 3e-6 - 1e-12
+        assert value == pytest.approx(9e-6)
 
 
 def test_a_path_with_too_few_packets_on_time_is_not_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
