@@ -451,7 +451,8 @@ def status_line(found: LabStatus) -> Text:
     for waits in (*found.waits, *found.captures):
         line.append(f"\n  {waits}", style=UNSURE)
     if found.noise is not None and found.noise.noisy:
-        stalled = f"{format_percent(found.noise.stalled_share)} of the time, {format_duration(found.noise.longest_s, 2)} at most"
+        share, longest = format_percent(found.noise.stalled_share), format_duration(found.noise.longest_s, 2)
+        stalled = f"{share} of the time, {longest} at most"
         line.append(f"\n  in the last minute cores of the host stalled {stalled}", style=UNSURE)
     return line
 

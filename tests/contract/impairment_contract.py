@@ -126,8 +126,8 @@ class ImpairmentContract:
         assert count > 500, f"the host delayed all but {count}"
         expected = drawn(distribution, 100_000)
         noise = NOISE_S / jitter
-        # Without the outer twentieths, where what else the machine does appears. The host makes packets late, never early,
-        # which moves a mean; the median of a sample scatters by up to 1.26 of the mean's deviation.
+        # Without the outer twentieths, where what else the machine does appears. The host makes packets late, never
+        # early, which moves a mean; the median of a sample scatters by up to 1.26 of the mean's deviation.
         inner, as_drawn = (values[len(values) // 20 : -len(values) // 20] for values in (found, expected))
         middle, spread = statistics.median(as_drawn), statistics.pstdev(as_drawn)
         assert statistics.median(inner) == pytest.approx(middle, abs=1.26 * Z * spread / math.sqrt(count) + noise)
