@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 MOST_LINKS = 12
 """With more links than this, each link gets one row, with the worst of its measurements."""
 MOST_NOTES = 4
+WIDTH = 79
+"""Of the sentences below the table, in characters."""
 
 _HEADS = ("fiber", "target", "error", "jitter", "lost", "rate", "verdict")
 _RIGHT = ("target", "error", "jitter", "lost")
@@ -126,7 +129,7 @@ def footnote(certificate: Certificate, scale: float = 1.0) -> str:
     """
     from testbed.core.certification import in_words
 
-    said = "".join(f"{line}\n" for line in in_words.sentences(certificate, scale))
+    said = "".join(f"{textwrap.fill(line, WIDTH)}\n" for line in in_words.sentences(certificate, scale))
     around = "no path bypasses the fibers" if certificate.around_ok else certificate.around_why
     took = "" if certificate.took_s is None else f", measured in {certificate.took_s:.1f} s"
     checked = f"{LEGEND}\nChecked: {JUDGED}.\n{_meaning(certificate)}"

@@ -60,5 +60,7 @@ class CaptureContract:
         assert abs(statistics.median(apart) - DELAY_S) < 0.1 * DELAY_S
         toward = {it.direction: it.packets for it in behind.found}
         assert toward["north:west"] == then.packets - told.packets == kernel
-        assert then.drops["loss"] - told.drops["loss"] == PINGS - answered
+        # All that entered and did not leave: echoes, and a neighbor's probe (ARP) that may fall among them.
+        entered = len(rdpcap(str(before)))
+        assert then.drops["loss"] - told.drops["loss"] == entered - toward["north:west"] >= PINGS - answered
         assert behind.dropped == 0 and behind.super_packets == 0
