@@ -36,9 +36,12 @@ def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path, tm
                 if direction["taken_off_s"]:
                     assert direction["measured_s"]["min"] >= direction["target_s"], "no packet is early"
                 rate = direction["rate"]
+                if rate is None:
+                    assert direction["verdict"] == "not measured", "the host left too few packets on time"
+                    continue
                 # One CPU need not fill the line; that it is not wider it can show.
                 assert 0.5 * rate["target_bps"] < rate["measured_bps"] < 1.1 * rate["target_bps"]
-        assert any(it["taken_off_s"] for it in both)
+        assert any(it["taken_off_s"] for it in both) and any(it["rate"] for it in both)
         journal = (state_folder / "labs" / lab_name / "journal.jsonl").read_text()
         assert '"emulator":"netem"' in journal
 
