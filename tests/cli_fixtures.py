@@ -78,7 +78,7 @@ def certificate_of(topology: Topology, error_s: float = 3e-6) -> Certificate:
 
 def noisy(certificate: Certificate) -> Certificate:
     """Return ``certificate`` as of a host that delayed a tenth of the small packets."""
-    return dataclasses.replace(certificate, noise=HostNoise(500, 50, 300e-6, 4e-3))
+    return dataclasses.replace(certificate, noise=HostNoise(500, 60, 300e-6, 4e-3))
 
 
 def unmeasured(certificate: Certificate) -> Certificate:

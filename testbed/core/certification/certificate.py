@@ -55,9 +55,9 @@ class Headroom:
         return {"free": self.free, "stolen": self.stolen, "trusted": not self.note, "note": self.note}
 
 
-DELAYED_SHARE = 0.05
+DELAYED_SHARE = 0.1
 """Share of the small packets that the host delayed above which it is noisy."""
-STALLED_SHARE = 0.02
+STALLED_SHARE = 0.03
 """Share of the cores' time in which they were stalled above which the host is noisy."""
 
 
