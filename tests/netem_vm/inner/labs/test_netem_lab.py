@@ -37,7 +37,7 @@ def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path, tm
                     assert direction["measured_s"]["min"] >= direction["target_s"], "no packet is early"
                 rate = direction["rate"]
                 if rate is None:
-                    assert direction["verdict"] == "not measured", "the host left too few packets on time"
+                    assert direction["starved"], "the host left too few packets on time"
                     continue
                 # One CPU need not fill the line; that it is not wider it can show.
                 assert 0.5 * rate["target_bps"] < rate["measured_bps"] < 1.1 * rate["target_bps"]
