@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 
-from testbed.core.certification.host_log import Expected
+from testbed.core.certification.host_log import Leg
 from testbed.core.physics import calibration
 from testbed.core.plan import node_paths
 from testbed.core.plan.node_paths import NodePath
@@ -176,6 +176,6 @@ def _least(lab: LabFolder, probers: Sequence[Prober], delays_s: Mapping[str, flo
             log = packet_log.read()
             for prober in waiting:
                 name = prober.path.name
-                kept, _ = split_by_host(log, prober, arrivals[name], [Expected(name, delays_s[name])])
+                kept, _ = split_by_host(log, prober, arrivals[name], [Leg(name, delays_s[name])])
                 on_time_s[name] += [arrival.delay_s for arrival in kept]
     return {name: min(times_s) for name, times_s in on_time_s.items() if len(times_s) >= FEWEST_ON_TIME}

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from testbed.core.certification.certificate import HostNoise
-from testbed.core.certification.host_log import FEWEST_PACKETS, Expected, HostLog
+from testbed.core.certification.host_log import FEWEST_PACKETS, HostLog, Leg
 from testbed.core.certification.judge import (
     DirectionSample,
     RoundTripSample,
@@ -281,7 +281,7 @@ class Measuring:
         small.sent += self._count
         small.tries += 1
 
-    def _crossed(self, name: str) -> list[Expected]:
+    def _crossed(self, name: str) -> list[Leg]:
         """Return the directions that a prober's packets cross, in their order."""
         over = _over(name)
         link = next((link for link in self._topology.links if link.name == over), None)
@@ -289,7 +289,7 @@ class Measuring:
             return []
         directions = link.directions if name.partition(":")[0] in ("echo", "warming") else (name,)
         return [
-            Expected(direction, it.delay_s, longest_s(it) - it.delay_s)
+            Leg(direction, it.delay_s, longest_s(it) - it.delay_s)
             for direction, it in ((direction, self._impairments[direction]) for direction in directions)
         ]
 

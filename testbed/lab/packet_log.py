@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from testbed.core.certification.host_log import Crossing, Expected, HostLog
+from testbed.core.certification.host_log import Crossing, HostLog, Leg
 from testbed.host.lab_folder import LabFolder
 from testbed.host.measure import probing
 from testbed.host.measure.probing import Arrival, Prober
@@ -26,7 +26,7 @@ class PacketLog:
 
     def __enter__(self) -> Self:
         self._began_t = time.monotonic()
-        self._first_stall = client.ask(self._lab, protocol.Stalls(since=_ALL))["next"]
+        self._first_stall = client.ask(self._lab, protocol.Stalls(since=protocol.NEWEST_STALL))["next"]
         client.ask(self._lab, protocol.RecordPackets(nonce=probing.NONCE))
         return self
 
@@ -53,7 +53,7 @@ class PacketLog:
 
 
 def split_by_host(
-    log: HostLog, prober: Prober, arrivals: Iterable[Arrival], crossed: Sequence[Expected]
+    log: HostLog, prober: Prober, arrivals: Iterable[Arrival], crossed: Sequence[Leg]
 ) -> tuple[list[Arrival], list[Arrival]]:
     """Return the arrivals of a prober's packets that the host did not delay, and those that it did.
 
@@ -70,10 +70,6 @@ def split_by_host(
         packet = probing.mark(prober.identity, arrival.number)
         (delayed if log.delays(before_t, after_t, packet, crossed) else kept)[arrival.number] = arrival
     return list(kept.values()), list(delayed.values())
-
-
-_ALL = 1 << 62
-"""The number of a stall that has not happened: a request for those from it on returns the number of the next one."""
 
 
 def monotonic_offset_s() -> float:

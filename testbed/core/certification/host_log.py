@@ -12,7 +12,7 @@ from typing import Final
 
 from testbed.core.intervals import Intervals
 
-__all__ = ["FEWEST_PACKETS", "HELD_UP_S", "ON_TIME_S", "STALL_PERIOD_S", "Crossing", "Expected", "HostLog", "Stall"]
+__all__ = ["FEWEST_PACKETS", "HELD_UP_S", "ON_TIME_S", "STALL_PERIOD_S", "Crossing", "HostLog", "Leg", "LoggedStall"]
 
 FEWEST_PACKETS: Final = 20
 """Packets on time that delay and jitter are judged by, at least; a quantity with fewer is not measurable."""
@@ -27,7 +27,7 @@ usual. The call delivers it to its receiver, whose stamp is therefore not later.
 STALL_PERIOD_S: Final = 1e-3
 """A logged stall began up to so long before its start (``testbed/fiberd/stalls.h``)."""
 
-Stall = tuple[int, float, float]
+LoggedStall = tuple[int, float, float]
 """A stall: core, start in seconds of CLOCK_MONOTONIC, length in seconds."""
 
 
@@ -48,7 +48,7 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Expected:
+class Leg:
     """A direction that a packet crosses: its delay in seconds, and how far jitter may move it either way."""
 
     direction: str
@@ -76,7 +76,7 @@ class HostLog:
     @classmethod
     def of(
         cls,
-        stalls: Sequence[Stall] | None,
+        stalls: Sequence[LoggedStall] | None,
         crossings: Mapping[tuple[str, int], Crossing] | None,
         lasted_s: float,
         cores: int,
@@ -90,7 +90,7 @@ class HostLog:
         share = min(1.0, total_s / max(1e-9, lasted_s * cores))
         return cls(intervals, crossings, len(stalls), longest_s, share)
 
-    def delays(self, before_t: float, after_t: float, mark: int, crossed: Iterable[Expected]) -> bool:
+    def delays(self, before_t: float, after_t: float, mark: int, crossed: Iterable[Leg]) -> bool:
         """Whether the host delayed a packet that arrived.
 
         Args:
@@ -102,12 +102,12 @@ class HostLog:
         if after_t - before_t > HELD_UP_S or self.stalls.overlaps(before_t, after_t):
             return True
         out_t = after_t
-        for expected in crossed:
+        for leg in crossed:
             if self.crossings is None:
-                due_t = out_t + expected.delay_s
-                window = (due_t - expected.spread_s, due_t + expected.spread_s + ON_TIME_S)
+                due_t = out_t + leg.delay_s
+                window = (due_t - leg.spread_s, due_t + leg.spread_s + ON_TIME_S)
             else:
-                crossing = self.crossings.get((expected.direction, mark))
+                crossing = self.crossings.get((leg.direction, mark))
                 if crossing is None or not crossing.on_time:
                     return True
                 window = (crossing.due_t, crossing.sent_t)

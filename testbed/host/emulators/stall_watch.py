@@ -23,7 +23,7 @@ __all__ = ["StallWatch"]
 MOST_KEPT: Final = 200_000
 """Stalls kept in memory: an hour of a machine that loses a quarter of its time in bursts of a few milliseconds."""
 
-READY_S: Final = 2.0
+END_S: Final = 2.0
 
 
 class StallWatch:
@@ -62,7 +62,7 @@ class StallWatch:
         assert process.stdin is not None
         process.stdin.close()
         try:
-            process.wait(READY_S)
+            process.wait(END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

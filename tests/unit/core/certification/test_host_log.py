@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.core.certification.host_log import HELD_UP_S, ON_TIME_S, STALL_PERIOD_S, Crossing, Expected, HostLog
+from testbed.core.certification.host_log import HELD_UP_S, ON_TIME_S, STALL_PERIOD_S, Crossing, HostLog, Leg
 from testbed.core.intervals import Intervals
 
-NORTH = Expected("north:west", 200e-6)
+NORTH = Leg("north:west", 200e-6)
 SENT = (10.0, 10.0 + 30e-6)
 CLEAN = HostLog(crossings={("north:west", 7): Crossing(10.00022, 10.00023, 1)})
 
@@ -48,7 +48,7 @@ def test_a_stall_at_another_time_excludes_nothing() -> None:
 
 
 def test_an_echo_must_be_on_time_in_both_directions() -> None:
-    back = Expected("north:east", 200e-6)
+    back = Leg("north:east", 200e-6)
     assert CLEAN.delays(*SENT, 7, [NORTH, back])
     crossings = dict(CLEAN.crossings or {}) | {("north:east", 7): Crossing(10.00045, 10.00046, 1)}
     assert not HostLog(crossings=crossings).delays(*SENT, 7, [NORTH, back])
