@@ -1,4 +1,4 @@
-"""Whether a certificate admits jobs: a lab that is certified always does, a noisy host unless it is refused."""
+"""Whether a certificate admits jobs: a certified lab is admitted, on a noisy host only without ``strict``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def refuse_both(strict: bool, allow_uncertified: bool) -> None:
     if strict and allow_uncertified:
         raise UserError(
             "--strict and --allow-uncertified exclude each other: one refuses a noisy host, the other admits any lab;"
-            " omit one (in Python and experiment files: strict, allow_uncertified)"
+            " omit one (strict may also be set by the experiment file)"
         )
 
 
@@ -28,12 +28,12 @@ def refuse(
     """Raise unless a lab with this certificate may run jobs.
 
     ``strict`` refuses a noisy host, ``allow_uncertified`` admits any lab. ``measure_again`` is the command that
-    measures a lab which stays up.
+    measures the lab again; empty if the lab does not stay up.
 
     Raises:
         FidelityError: a fiber is outside tolerance, or no fiber was measured.
         NoisyHost: the fibers are not measurable on this host now, or ``strict`` and the host is noisy.
-        UserError: both options.
+        UserError: both options are set.
     """
     refuse_both(strict, allow_uncertified)
     again = f"; measure again with: {measure_again}" if measure_again else ""

@@ -46,8 +46,8 @@ MOST_NAMED = 3
 @dataclass(frozen=True)
 class AroundCheck:
     """Whether anything goes around the fibers: ``why`` it cannot be ruled out, how many (unordered) ``pairs`` of sites
-    were probed in which ``families`` of addresses, and in how many seconds. ``unmeasured``: the host kept the
-    check from a result, and ``why`` says so."""
+    were probed in which ``families`` of addresses, and in how many seconds. ``unmeasured``: the host prevented a
+    result, and ``why`` is the reason."""
 
     why: str
     pairs: int

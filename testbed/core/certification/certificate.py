@@ -18,11 +18,11 @@ __all__ = ["CERTIFIED", "NOISY", "NOT_MEASURABLE", "OUTSIDE", "Certificate", "Co
 
 CERTIFIED = "certified"
 NOISY = "certified, noisy host"
-"""The fibers are right, and the host delays packets."""
+"""All fibers are within tolerance, and the host delays packets."""
 OUTSIDE = "outside tolerance"
-"""A fiber is wrong."""
+"""A fiber does not match the topology."""
 NOT_MEASURABLE = "not measurable on this host now"
-"""Nothing is wrong, and the host delayed too many packets to judge a quantity."""
+"""No fiber is outside tolerance, but the host delayed too many packets to judge a quantity."""
 
 BUSY = 0.95
 """Share of all cores above which a machine measures itself rather than its fibers."""
@@ -56,20 +56,20 @@ class Headroom:
 
 
 DELAYED_SHARE = 0.1
-"""Share of the small packets that the host delayed above which it is noisy."""
+"""A host that delays a larger share of the small packets is noisy."""
 STALLED_SHARE = 0.03
-"""Share of the cores' time in which they were stalled above which the host is noisy."""
+"""A host whose cores are stalled for a larger share of their time is noisy."""
 
 
 @dataclass(frozen=True)
 class HostNoise:
-    """What the host added while the fibers were measured.
+    """Delays by the host while the fibers were measured.
 
     Attributes:
-        packets, delayed: small packets that arrived, and those of them that the host may have delayed, by its logs.
-        median_s, p99_s: by how much the delayed ones exceeded the median of the others; None without any.
-        stalls, longest_stall_s, stalled_share: number and longest of the cores' stalls, and the share of their time
-            (0..1) that they took; ``stalls`` is None where none are logged.
+        packets, delayed: number of small packets that arrived, and of those that the host delayed by its logs.
+        median_s, p99_s: delay of the delayed packets beyond the median of the others; None if none was delayed.
+        stalls, longest_stall_s, stalled_share: number of stalls of the cores, the longest, and the share of the cores'
+            time (0..1) in stalls; ``stalls`` is None if stalls are not logged.
     """
 
     packets: int = 0
@@ -86,19 +86,19 @@ class HostNoise:
 
     @property
     def note(self) -> str:
-        """What the host added, as a sentence; empty where it is quiet."""
+        """The noise in words; empty if the host is quiet."""
         if not self.is_noisy:
             return ""
         parts = []
         if self.delayed and self.median_s is not None and self.p99_s is not None:
             parts.append(
-                f"it disturbed {self.delayed / self.packets:.0%} of the small packets,"
-                f" which were {format_delay(max(0.0, self.median_s), 2)} late at the median"
+                f"it delayed {self.delayed / self.packets:.0%} of the small packets,"
+                f" by {format_delay(max(0.0, self.median_s), 2)} at the median"
                 f" and {format_delay(max(0.0, self.p99_s), 2)} at the 99th percentile"
             )
         if self.stalls:
             parts.append(
-                f"its cores stalled {self.stalls} times, {self.stalled_share:.1%} of the time and"
+                f"its cores stalled {self.stalls} times, for {self.stalled_share:.1%} of the time and"
                 f" {format_delay(self.longest_stall_s, 2)} at most, so a step takes about"
                 f" {self.stalled_share / max(0.01, 1.0 - self.stalled_share):.0%} longer"
             )
@@ -109,7 +109,7 @@ class HostNoise:
 
     @classmethod
     def from_dict(cls, fields: Fields) -> HostNoise:
-        """Read back ``to_dict``; nothing is known of a certificate that lacks it."""
+        """Read back ``to_dict``; all fields are missing in certificates of older versions."""
         return cls(
             integer(fields, "packets") or 0,
             integer(fields, "delayed") or 0,
@@ -138,10 +138,10 @@ class Certificate:
 
     ``taken_unix_s`` is wall-clock time, ``took_s`` the duration of the measurement. ``cpu_busy`` and ``stolen`` are
     shares of all cores, 0..1, while delays were measured: busy, the measurement included, and taken by other guests.
-    ``noise`` is what the host added. ``faults`` were active meanwhile. ``around_pairs`` pairs of sites were probed for
-    a path around the fibers, in ``around_families`` of addresses, which took ``around_took_s``; 0 in certificates of
-    older versions. ``around_unmeasured`` says that the host kept that check from a result. ``fabrics`` are those of
-    sites whose fabric has a rate.
+    ``noise`` is the delay by the host. ``faults`` were active meanwhile. ``around_pairs`` pairs of sites were probed
+    for a path around the fibers, in ``around_families`` of addresses, which took ``around_took_s``; 0 in certificates
+    of older versions. ``around_unmeasured``: the host prevented a result of that check. ``fabrics`` has the sites with
+    a rate of their fabric.
     """
 
     lab: str
@@ -175,7 +175,7 @@ class Certificate:
 
     @property
     def certified(self) -> bool:
-        """Whether all fibers are right, on a noisy host too."""
+        """Whether all fibers are within tolerance, also on a noisy host."""
         return not self.why and not self.unmeasured
 
     @property
@@ -184,7 +184,7 @@ class Certificate:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """What the host kept from being measured, as sentences; empty if all could be judged."""
+        """Why quantities are not measurable on this host, as sentences; empty if all could be judged."""
         reasons = [why for link in self.links for why in link.unmeasured]
         reasons += [why for fabric in self.fabrics for why in fabric.unmeasured]
         return (*reasons, *([self.around_why] if self.around_unmeasured else []))
@@ -204,7 +204,7 @@ class Certificate:
 
     @property
     def refusal(self) -> str:
-        """Why the lab is refused, and what to do; for a lab that is not certified, or noisy where that is refused."""
+        """Why the lab is refused, and the remedy; for labs that are not certified, or noisy with ``strict``."""
         why = self.noise.note
         if self.why:
             why = f"the lab is outside tolerance: {_shortened(self.why)}"
@@ -214,12 +214,12 @@ class Certificate:
 
     @property
     def remedy(self) -> str:
-        """What to do where the lab is refused."""
+        """What to do if the lab is refused."""
         if self.why:
             return "correct the topology, or continue with --allow-uncertified"
         if self.unmeasured:
             return (
-                f"the CPU was {self.headroom.free:.0%} free: let other programs end and try again, use a larger scale,"
+                f"the CPU was {self.headroom.free:.0%} free: stop other programs and try again, use a larger scale,"
                 " or continue with --allow-uncertified"
             )
         return "try again when the host is quiet, or without --strict"
@@ -232,12 +232,12 @@ class Certificate:
     def notes(self) -> tuple[str, ...]:
         """What does not count against the lab, but limits the trust in the numbers: sentences."""
         undecided = [why for link in self.links for why in link.inconclusive]
-        beside = [f"fault {it.name} was active, which affects no fiber" for it in self.faults if not it.links]
+        concurrent = [f"fault {it.name} was active, which affects no fiber" for it in self.faults if not it.links]
         repeated = [what for link in self.links for what in link.repeated]
         early = [note for link in self.links for note in link.early]
         inside = [note for fabric in self.fabrics for note in fabric.notes]
         host = [note for note in (self.noise.note, self.headroom.note) if note]
-        return (*host, *self.unmeasured, *beside, *early, *repeated, *undecided, *inside)
+        return (*host, *self.unmeasured, *concurrent, *early, *repeated, *undecided, *inside)
 
     def __str__(self) -> str:
         """Format the verdict, and a line per direction: target and median in us, and what is wrong with it."""

@@ -35,7 +35,7 @@ class Stream:
         sent_s: when each was sent, in seconds of any clock; if empty, none counts as overtakable.
         frame_s: seconds that each takes at the rate.
         wrong: number of packets that arrived corrupted; 0 where that was not checked.
-        missed: number that the receiver had no room for (super-packets): lost by the host, not by the fiber.
+        missed: super-packets that the receiver had no buffer space for: lost by the host, not by the fiber.
     """
 
     sent: int
@@ -93,7 +93,7 @@ def judge_counts(target: Impairment, sent: int, lost: int, stream: Stream | None
 
 def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int) -> Check:
     share = target.mean_loss
-    # Packets that never reached the fiber's chance, or were lost behind it, say nothing about the fiber.
+    # The host dropped these before or after the fiber, so they do not count.
     excused = min(lost, missed + own_drops)
     sent, lost = sent - excused, lost - excused
     if not sent:
@@ -106,8 +106,8 @@ def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int)
     measured, low, high = lost / sent, allowed.low / sent, allowed.high / sent
     if lost not in allowed:
         why = f"{lost} of {sent} packets lost, expected {_counted(sent * share)}"
-        if excused:  # each was a super-packet, perhaps, of which the fiber lost none
-            why = f"loss: {why}, beside {own_drops + missed} super-packets that the host dropped"
+        if excused:  # each may have been a super-packet that the fiber carried whole
+            why = f"loss: {why}, in addition to {own_drops + missed} super-packets that the host dropped"
             return Check("loss", share, None, verdict="unmeasured", why=why)
         return Check("loss", share, measured, low, high, "bad", why)
     if share and allowed.low == 0:

@@ -2,8 +2,8 @@
 
 A train that enters a queue faster than it leaves is spread by the bottleneck (Dovrolis et al., "What do packet
 dispersion techniques measure?", INFOCOM 2001, section III). Each rate is that of a *pair*: two packets of one busy
-period of the queue, both sent on time, far enough apart. What happens between the two does not count: a stall of the
-host delays packets there, and a burst follows it, but neither changes how many bytes passed between the two.
+period of the queue, both sent on time, far enough apart. Delays between the two do not matter: a stall of the host is
+followed by a burst, and neither changes the number of bytes that passed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 __all__ = ["FEWEST_PAIRS", "LEAST_APART_S", "Arrival", "pair_rates_bps", "rate_bps"]
 
 LEAST_APART_S: Final = 4e-3
-"""Distance of the packets of a pair at the target's rate, of which a lateness of 50 us is 1.25 %. A train that would be
-shorter at that rate is as long as the machine can send; its pairs are half of it apart."""
+"""Least distance of the packets of a pair at the target's rate: a lateness of 50 us is 1.25 % of it. In a shorter
+train, which is as long as the machine can send, it is half of the train."""
 
 FEWEST_PAIRS: Final = 5
-"""Pairs that make a rate, at least; with fewer it is not measurable."""
+"""Minimum number of pairs for a rate; with fewer the rate is not measurable."""
 
 _HEAD_SHARE: Final = 0.1
 """Share of a train that is left out at its head: it has the wake-up latency of the forwarding process."""
@@ -44,8 +44,8 @@ def pair_rates_bps(
 
     Args:
         arrivals: of one train, in any order; those of the same instant left together.
-        target_bps: what the rate should be: a pair is :data:`LEAST_APART_S` apart at this rate. (A train that is too
-            fast to last that long is far from it.)
+        target_bps: the expected rate, at which a pair is :data:`LEAST_APART_S` apart. (A train too fast to last that
+            long is far above it.)
         edge_s: how long the jitter of a path takes to settle; as much is left out at either end.
         last_bits: only so many bits at the end of the train are used; None: all but the head.
     """

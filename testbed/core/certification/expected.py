@@ -47,10 +47,10 @@ class Expected:
 def expected(impairments: tuple[Impairment, ...], interval_s: float, places: tuple[int, ...]) -> Expected:
     """Return the statistics of packets, sent one each ``interval_s`` seconds, through all ``impairments`` in turn.
 
-    ``places`` are the ascending places, among those sent, of the packets that count. Pass one impairment for a
-    direction, two for a round trip. Where nothing varies the delay, nothing is drawn and all values are zero.
+    ``places`` are the positions of the packets that count among those sent, in ascending order. Pass one impairment for
+    a direction, two for a round trip. If nothing varies the delay, nothing is drawn and all values are zero.
     """
-    if not any(it.jitter_s or it.reorder for it in impairments) or not places:
+    if not any(impairment.jitter_s or impairment.reorder for impairment in impairments) or not places:
         return Expected()
     chance = random.Random(1)
     counted = [place for place in places if place - places[0] < MOST_PACKETS]

@@ -19,8 +19,8 @@ _HELP: Final = "if the machine was busy, try again; a rate that it cannot carry 
 class FabricRate:
     """One measured rate of a fabric, in bit/s: of ``path``, ``east-0 > east-1`` or ``core``.
 
-    ``note`` says why it could not be measured at all, which counts for nothing; ``unmeasured`` what the host kept from
-    being measured. Without either a missing measurement counts against the lab.
+    Without a measurement, ``note`` is the reason that none was made, which does not count, and ``unmeasured``
+    the reason that the host prevented it. Without either, the missing measurement counts against the lab.
     """
 
     path: str
@@ -33,7 +33,7 @@ class FabricRate:
     def why(self) -> str:
         """What is wrong with it; empty for nothing."""
         if self.measured_bps is None:
-            return "" if self.note or self.unmeasured else f"{self.path}: no packet train came through"
+            return "" if self.note or self.unmeasured else f"{self.path}: no packet train arrived"
         off = self.measured_bps / self.target_bps - 1.0
         if abs(off) <= RATE_TOLERANCE:
             return ""
@@ -87,8 +87,8 @@ class FabricCertificate:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """What the host kept from being measured, as sentences."""
-        return tuple(f"fabric of {self.site}, {it.path}: {it.unmeasured}" for it in self.rates if it.unmeasured)
+        """Why rates are not measurable on this host, as sentences."""
+        return tuple(f"fabric of {self.site}, {rate.path}: {rate.unmeasured}" for rate in self.rates if rate.unmeasured)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -121,13 +121,13 @@ class FabricCertificate:
             oversubscription=number(fields, "oversubscription") or 1.0,
             rates=tuple(
                 FabricRate(
-                    text(each, "path"),
-                    number(each, "target_bps") or 1.0,
-                    number(each, "measured_bps"),
-                    text(each, "note"),
-                    text(each, "unmeasured"),
+                    text(rate_fields, "path"),
+                    number(rate_fields, "target_bps") or 1.0,
+                    number(rate_fields, "measured_bps"),
+                    text(rate_fields, "note"),
+                    text(rate_fields, "unmeasured"),
                 )
-                for each in sequence(fields, "rates")
-                if isinstance(each, Mapping)
+                for rate_fields in sequence(fields, "rates")
+                if isinstance(rate_fields, Mapping)
             ),
         )

@@ -15,17 +15,17 @@ from testbed.core.intervals import Intervals
 __all__ = ["FEWEST_PACKETS", "HELD_UP_S", "ON_TIME_S", "STALL_PERIOD_S", "Crossing", "HostLog", "Leg", "LoggedStall"]
 
 FEWEST_PACKETS: Final = 20
-"""Packets on time that delay and jitter are judged by, at least; a quantity with fewer is not measurable."""
+"""Minimum number of packets on time to judge delay and jitter; with fewer a quantity is not measurable."""
 
 HELD_UP_S: Final = 150e-6
-"""A packet was held up by a longer call that sent it: the call takes 20 to 60 us, and delivers it to the emulator."""
+"""A longer send call delayed its packet. A call takes 20 to 60 us, and delivers the packet to the emulator."""
 
 ON_TIME_S: Final = 50e-6
-"""A packet left the emulator on time if the call that sent it had returned so long after it was due; 7 to 20 us are
-usual. The call delivers it to its receiver, whose stamp is therefore not later."""
+"""A packet left the emulator on time if its send call returned at most this long after it was due; 7 to 20 us are
+usual. The call delivers the packet to its receiver, so the receiver's timestamp is not later."""
 
 STALL_PERIOD_S: Final = 1e-3
-"""A logged stall began up to so long before its start (``testbed/fiberd/stalls.h``)."""
+"""A stall may have begun up to this long before its logged start (``testbed/fiberd/stalls.h``)."""
 
 LoggedStall = tuple[int, float, float]
 """A stall: core, start in seconds of CLOCK_MONOTONIC, length in seconds."""
@@ -35,7 +35,7 @@ LoggedStall = tuple[int, float, float]
 class Crossing:
     """When a packet was due at the end of a direction, and when it had been sent; seconds of CLOCK_MONOTONIC.
 
-    ``period`` numbers the busy period of the queue that it waited in.
+    ``period`` is the number of the queue's busy period in which the packet waited.
     """
 
     due_t: float
@@ -63,8 +63,8 @@ class HostLog:
     Attributes:
         stalls: when at least one core was stalled.
         crossings: by direction and mark; None where the emulator records no packets (netem).
-        stall_count, longest_stall_s, stalled_share: number and longest of the stalls, and the mean share of the cores'
-            time that they took, while the log was kept; None where no stalls are logged.
+        stall_count, longest_stall_s, stalled_share: number of stalls, the longest, and the mean share of the cores'
+            time in stalls; ``stall_count`` is None if stalls are not logged.
     """
 
     stalls: Intervals = field(default_factory=Intervals)
@@ -81,7 +81,7 @@ class HostLog:
         lasted_s: float,
         cores: int,
     ) -> HostLog:
-        """Return the log of a measurement that ``lasted_s`` seconds; ``stalls`` is None where none are logged."""
+        """Return the log of a measurement of ``lasted_s`` seconds; ``stalls`` is None if stalls are not logged."""
         if stalls is None:
             return cls(crossings=crossings)
         intervals = Intervals.union((start - STALL_PERIOD_S, start + length) for _, start, length in stalls)
@@ -96,8 +96,8 @@ class HostLog:
         Args:
             before_t: when the call that sent the packet began.
             after_t: when that call had returned.
-            mark: names the packet in the emulator's record.
-            crossed: the directions that it crossed, in their order.
+            mark: identifies the packet in the emulator's record.
+            crossed: the directions that the packet crossed, in their order.
         """
         if after_t - before_t > HELD_UP_S or self.stalls.overlaps(before_t, after_t):
             return True
@@ -117,7 +117,7 @@ class HostLog:
         return False
 
     def is_on_time(self, direction: str, mark: int | None, arrived_t: float) -> tuple[bool, int]:
-        """Return whether a packet of a train arrived when the fiber let it, and the busy period that it was in."""
+        """Return whether a packet of a train arrived without delay by the host, and the busy period of the packet."""
         stalled = self.stalls.overlaps(arrived_t - STALL_PERIOD_S / 2, arrived_t)
         if self.crossings is None:
             return not stalled, 0

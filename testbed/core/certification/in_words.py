@@ -54,7 +54,7 @@ def _named(links: list[str]) -> str:
 
 
 def _noise(certificate: Certificate) -> str:
-    """What the host added, with a capital; empty where it is quiet."""
+    """Return the noise of the host as a sentence; empty if the host is quiet."""
     note = certificate.noise.note
     return f"{note[:1].upper()}{note[1:]}." if note else ""
 

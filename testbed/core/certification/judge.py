@@ -41,7 +41,7 @@ _HOPS_OF_BASELINE: Final = 2.0
 waits at each, by what the baseline's median exceeds its minimum."""
 
 _MOST_WAIT_S: Final = 10e-6
-"""The most that such waits raise the upper limit of a median: what a noisy host adds, its logs must prove."""
+"""Such waits raise the upper limit of a median by at most this; larger delays by a noisy host must be in its logs."""
 
 _SCATTER_MARGIN: Final = 1.5
 """The scatter of a jitter's statistic is that of a few drawn samples, and itself known to a tenth only."""
@@ -51,11 +51,12 @@ _SCATTER_MARGIN: Final = 1.5
 class DirectionSample:
     """The measurement of one direction; times in seconds, one way, first arrivals only.
 
-    ``delays_s`` and ``bare_s`` are those of packets that the host did not delay, over the direction and over the
-    baseline. ``places`` are the places of the former among all ``probes`` sent, of which ``arrived`` came; two
-    neighbours are ``interval_s`` apart. ``rate_bps`` is None where no packet train gave a rate: ``rate_why`` says why
-    none was sent, ``rate_unmeasured`` why those sent gave none. ``rate_slack`` is added to the rate's tolerance (a
-    share). ``own_drops`` are packets that the emulator counts as its own failure (no room, not read in time).
+    ``delays_s`` and ``bare_s`` are delays of packets that the host did not delay, over the direction and over the
+    baseline. ``probes`` packets were sent ``interval_s`` apart, and ``arrived`` of them arrived; ``places`` are the
+    positions of ``delays_s`` among those sent. ``rate_bps`` is None without a rate: ``rate_why`` is the reason that no
+    packet train was sent, ``rate_unmeasured`` the reason that the trains gave no rate. ``rate_slack`` is added to the
+    rate's tolerance (a share). ``own_drops`` are packets that the emulator counts as its own failure (no buffer space,
+    not read in time).
     ``rate_beside`` is the other traffic that crossed while the rate was measured, in bytes over those of the packet
     trains. ``between`` and ``taken_off_s`` are those of :class:`DirectionCertificate`; from delays between nodes
     nothing is subtracted.
@@ -89,8 +90,9 @@ class DirectionSample:
 class RoundTripSample:
     """Echoes that the far kernel answers; ``why`` says what prevented the measurement.
 
-    ``times_s`` and ``bare_s`` are those of echoes that the host did not delay; the latter crossed the baseline, or went
-    inside a site for ``between`` nodes. ``places``, ``probes`` and ``arrived`` are those of :class:`DirectionSample`.
+    ``times_s`` and ``bare_s`` are round-trip times of echoes that the host did not delay; the latter crossed the
+    baseline, or stayed inside a site for ``between`` nodes. ``places``, ``probes`` and ``arrived`` are those of
+    :class:`DirectionSample`.
     """
 
     times_s: Sequence[float] = ()
@@ -141,10 +143,10 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
 
 
 def judge_delays(target: Impairment, sample: DirectionSample) -> Iterator[Check]:
-    """Judge delay and jitter; what fewer than :data:`FEWEST_PACKETS` packets on time say is not measurable."""
+    """Judge delay and jitter; both are not measurable with fewer than :data:`FEWEST_PACKETS` packets on time."""
     measured, bare = Spread.of(sample.delays_s), Spread.of(sample.bare_s)
     if not sample.all_arrived:
-        yield Check("delay, median", target.delay_s, None, verdict="bad", why="no probe came through")
+        yield Check("delay, median", target.delay_s, None, verdict="bad", why="no probe arrived")
     elif why := _too_few("delay", sample.delays_s, sample.all_arrived, sample.bare_s):
         yield Check("delay, median", target.delay_s, None, verdict="unmeasured", why=why)
     elif measured is not None and bare is not None:
@@ -158,11 +160,11 @@ def judge_delays(target: Impairment, sample: DirectionSample) -> Iterator[Check]
 
 
 def _too_few(what: str, times_s: Sequence[float], arrived: int, bare_s: Sequence[float]) -> str:
-    """Return why a time cannot be judged, because the host delayed most packets; empty if it can."""
+    """Return why the host left too few packets to judge a time; empty if they suffice."""
     if len(times_s) < min(FEWEST_PACKETS, arrived):
         return f"{what}: the host delayed {arrived - len(times_s)} of {arrived} packets"
     if not bare_s:
-        return f"{what}: the host delayed all packets of the path that it is compared with"
+        return f"{what}: the host delayed all packets of the reference path"
     return ""
 
 

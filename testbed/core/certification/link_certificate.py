@@ -51,7 +51,7 @@ class Check:
     ``target``, ``measured`` and the ends of the accepted range, ``low`` and ``high``, are in SI units: seconds, shares
     (0..1), packets, bits per second. ``measured`` of a delay is less the baseline already. ``verdict`` is ok, bad,
     inconclusive (shown as "not told") or unmeasured (shown as "not measured": the host delayed too many packets);
-    ``why`` says in a sentence what is wrong, or what could not be decided.
+    ``why`` is a sentence on what is wrong, or on what could not be decided.
     ``would_tell`` is the number of packets that would decide it; None where it is decided, or no number would.
     """
 
@@ -142,7 +142,7 @@ class _Judged:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """What the host kept from being measured, as sentences."""
+        """Why quantities are not measurable on this host, as sentences."""
         return tuple(check.why for check in self.checks if check.verdict == "unmeasured")
 
     @property
@@ -341,13 +341,15 @@ class LinkCertificate:
     @property
     def verdict(self) -> str:
         """The worst verdict of its directions and its round trip: bad, not measured, not told, ok."""
-        verdicts = [each.verdict for each in self.directions] + ([self.rtt.verdict] if self.rtt else [])
-        return "bad" if not self.ok else next((it for it in (NOT_MEASURED, NOT_TOLD) if it in verdicts), "ok")
+        verdicts = [direction.verdict for direction in self.directions] + ([self.rtt.verdict] if self.rtt else [])
+        if not self.ok:
+            return "bad"
+        return next((verdict for verdict in (NOT_MEASURED, NOT_TOLD) if verdict in verdicts), "ok")
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """What the host kept from being measured, prefixed with the name of the direction or of the link."""
-        reasons = [f"{each.direction}: {why}" for each in self.directions for why in each.unmeasured]
+        """Why quantities are not measurable on this host, prefixed with the name of the direction or of the link."""
+        reasons = [f"{direction.direction}: {why}" for direction in self.directions for why in direction.unmeasured]
         return (*reasons, *(f"{self.name}: {why}" for why in (self.rtt.unmeasured if self.rtt else ())))
 
     @property

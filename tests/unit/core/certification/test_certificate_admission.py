@@ -1,4 +1,4 @@
-"""Which certificates admit jobs, with which options."""
+"""Certificates and options that admit jobs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_refusal_has_the_certificate_its_reasons_and_the_command_that_measures
     with pytest.raises(NoisyHost, match=r"the lab is not measurable on this host now: north:west: the rate") as unknown:
         admission.refuse(unmeasured(RIGHT), 1000.0)
     assert unknown.value.scale == 1000.0
-    with pytest.raises(NoisyHost, match=r"noisy host: it disturbed 12% .*\n.* without --strict$"):
+    with pytest.raises(NoisyHost, match=r"noisy host: it delayed 12% .*\n.* without --strict$"):
         admission.refuse(noisy(RIGHT), strict=True)
 
 

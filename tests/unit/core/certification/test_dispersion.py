@@ -24,22 +24,22 @@ def train(
 ) -> list[Arrival]:
     """Arrivals of a train that fills the queue at once, packet by packet: ``together`` share a receive stamp."""
     rng = random.Random(seed)
-    left, last, found = 0.0, 0.0, []
+    left, last, arrivals = 0.0, 0.0, []
     for _ in range(0, packets, together):
         left += together * FRAME_BITS / rate
         out = left + 200e-6 + (jitter_s * max(-4.0, min(4.0, rng.gauss(0, 1))) if jitter_s else 0.0)
         if in_order:
             out = last = max(out, last)
-        found.append(Arrival(out, float(together * FRAME_BITS)))
-    return found
+        arrivals.append(Arrival(out, float(together * FRAME_BITS)))
+    return arrivals
 
 
 def measured(
     arrivals: list[Arrival], jitter_s: float = 0.0, last_bits: float | None = None, target: float = RATE
 ) -> float:
-    found = rate_bps(pair_rates_bps(arrivals, target, 8 * jitter_s, last_bits))
-    assert found is not None
-    return found
+    rate = rate_bps(pair_rates_bps(arrivals, target, 8 * jitter_s, last_bits))
+    assert rate is not None
+    return rate
 
 
 @pytest.mark.parametrize("rate", [1e6, 0.4e9, 0.8e9, 100e9])
@@ -79,8 +79,10 @@ def test_a_packet_that_the_scheduler_delays_moves_nothing(at: int) -> None:
     arrivals = train()
     late = arrivals[at][0] + 1.5e-3
     held = [
-        it._replace(at_s=max(it.at_s, late) if number >= at else it.at_s, on_time=number < at or it.at_s >= late)
-        for number, it in enumerate(arrivals)
+        arrival._replace(
+            at_s=max(arrival.at_s, late) if number >= at else arrival.at_s, on_time=number < at or arrival.at_s >= late
+        )
+        for number, arrival in enumerate(arrivals)
     ]
     assert measured(held) == pytest.approx(RATE, rel=0.01)
 
@@ -92,8 +94,8 @@ def test_a_tail_that_is_held_up_for_long_moves_nothing(from_share: float) -> Non
     first = round(from_share * len(arrivals))
     late = arrivals[first][0] + 50e-3
     held = [
-        it._replace(at_s=max(it.at_s, late + number * 1e-6), on_time=False) if number >= first else it
-        for number, it in enumerate(arrivals)
+        arrival._replace(at_s=max(arrival.at_s, late + number * 1e-6), on_time=False) if number >= first else arrival
+        for number, arrival in enumerate(arrivals)
     ]
     assert measured(held) == pytest.approx(RATE, rel=0.01)
 
@@ -101,7 +103,7 @@ def test_a_tail_that_is_held_up_for_long_moves_nothing(from_share: float) -> Non
 def test_only_what_was_queued_at_the_end_is_used_if_no_more_is_known() -> None:
     """The head of the train trickled in at half the rate; its last quarter was queued when the sender was done."""
     slow, fast = train(rate=RATE / 2, packets=390), train(packets=130)
-    arrivals = slow + [it._replace(at_s=it.at_s + slow[-1].at_s) for it in fast]
+    arrivals = slow + [arrival._replace(at_s=arrival.at_s + slow[-1].at_s) for arrival in fast]
     assert measured(arrivals) < 0.7 * RATE
     assert measured(arrivals, last_bits=130 * FRAME_BITS) == pytest.approx(RATE, rel=1e-3)
 

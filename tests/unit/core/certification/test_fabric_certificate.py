@@ -35,7 +35,7 @@ def test_rates_within_five_percent_are_certified() -> None:
 
 def test_what_came_to_nothing_counts_and_what_was_not_measured_is_a_note() -> None:
     silent = replace(GOOD, rates=(FabricRate("east-0 > east-1", 400e6),))
-    assert silent.verdict == "bad" and "no packet train came through" in _why(silent)[0]
+    assert silent.verdict == "bad" and "no packet train arrived" in _why(silent)[0]
     assert _why(replace(GOOD, rates=())) == ["fabric of east: not measured"]
     slow = replace(GOOD, rates=(FabricRate("east-0 > east-1", 400e6, note="too long"),))
     assert slow.verdict == "inconclusive" and not _why(slow)

@@ -1,4 +1,4 @@
-"""Which packets count as delayed by the host: by its logs alone, never by their own delay."""
+"""Packets are delayed by the host if its logs prove it; their own delay does not count."""
 
 from __future__ import annotations
 
