@@ -1,4 +1,4 @@
-"""A union of time intervals that answers in O(log n) how much of it lies within a span."""
+"""A union of time intervals; its overlap with a span is found in O(log n)."""
 
 from __future__ import annotations
 

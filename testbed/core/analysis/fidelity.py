@@ -3,12 +3,12 @@
 Lateness = sent - due, per packet. It is the emulator's own error, whereas a ping on a loaded link would measure the
 queue, which belongs to the emulated network.
 
-Where the limits are exceeded, the stall log tells whether the host explains that. A stall and as long again, in which
-the emulator catches up, is its *shadow*; overlapping shadows are one. A packet that is later than b was due in a
-shadow, at least b before its end. So between two samples the packets later than b are at most those due in the shadows
-less b each: in that share of the time in which the direction was busy at its rate, or of all the time if its rate is
-unknown. As many of the latest packets are left out, and no more. If the others are within the limits, the host was
-noisy and the emulator did not fail.
+If the limits are exceeded, the stall log decides whether the host explains it. The *shadow* of a stall is the stall
+itself and an equally long time after it, in which the emulator catches up; overlapping shadows are merged. A packet
+that a stall makes later than b was due in a shadow, at least b before its end. So between two samples, stalls make at
+most this share of the packets later than b: the length of the shadows, each less b, over the time in which the
+direction was busy at its rate (all the time, if its rate is unknown). That many of the latest packets are left out. If
+the others are within the limits, the host was noisy and the emulator did not fail.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class DirectionFidelity:
     """One direction while the job ran. Lateness in seconds; ``inf`` when it is beyond the histogram's last bound.
 
     ``queue_bytes_most`` is the longest queue observed, in wire bytes: a property of the network, shown but not judged.
-    ``own_drops_in_stalls``: own drops between two samples between which the host stalled. ``late_by_stalls``: packets
-    that stalls may have made late.
+    ``own_drops_in_stalls`` are own drops between two samples with a stall between them. ``late_by_stalls`` counts
+    packets that stalls may have made late.
     """
 
     direction: str
@@ -56,8 +56,11 @@ class DirectionFidelity:
 
     @property
     def held(self) -> bool | None:
-        """None when no packet crossed while the job ran, the emulator does not time packets (netem), or the host's
-        stalls may be the cause of what did not hold."""
+        """Whether the limits held.
+
+        None if no packet crossed while the job ran, the emulator does not time packets (netem), or stalls of the host
+        may be the cause of a violation.
+        """
         if self.own_drops > self.own_drops_in_stalls or (self.late and not self.held_without_stalls):
             return False
         if self.own_drops or self.late:
@@ -73,7 +76,7 @@ class DirectionFidelity:
 
     @property
     def noisy(self) -> bool:
-        """Whether nothing but late packets, which the host's stalls explain, kept the limits from holding."""
+        """Whether only late packets exceeded the limits, and stalls of the host explain them."""
         return self.held is None and self.late and not self.own_drops
 
     @property
@@ -115,12 +118,12 @@ def under_load(
 ) -> tuple[DirectionFidelity, ...]:
     """Return the fidelity per direction, from the samples around [``began_t``, ``ended_t``] (None: no limit).
 
-    ``rates_bps``: of each link, by name.
+    ``rates_bps`` has the rate of each link, by name.
     """
     tracks: dict[str, list[FiberSample]] = {}
     for sample in fibers:
         tracks.setdefault(sample.direction, []).append(sample)
-    shadows = Intervals.union((it.began_t, it.ended_t + it.length_s) for it in noise.stalls)
+    shadows = Intervals.union((stall.began_t, stall.ended_t + stall.length_s) for stall in noise.stalls)
     return tuple(
         _direction(name, _around(track, began_t, ended_t), shadows, (rates_bps or {}).get(name.partition(":")[0]))
         for name, track in sorted(tracks.items())
@@ -165,9 +168,10 @@ def _direction(
         busy_s = after.t - before.t
         if rate_bps and not restarted:
             busy_s = min(busy_s, 8.0 * (after.byte_count - before.byte_count) / rate_bps)
-        for index, (count, rest) in enumerate(zip(new, _without_stalls(new, bounds, stalled, busy_s), strict=True)):
+        unexplained = _without_stalls(new, bounds, stalled, busy_s)
+        for index, (count, unexplained_count) in enumerate(zip(new, unexplained, strict=True)):
             counts[index] += count
-            kept[index] += rest
+            kept[index] += unexplained_count
     median_s, p99_s = quantile(bounds, kept, 0.5), quantile(bounds, kept, 0.99)
     return DirectionFidelity(
         direction=name,
@@ -193,7 +197,7 @@ def _without_stalls(
     total, removed = sum(counts), 0.0
     kept = list(counts)
     for index in range(len(bounds_s), 0, -1):
-        bound_s = bounds_s[index - 1]  # what this bin's packets are later than
+        bound_s = bounds_s[index - 1]  # lower limit of the lateness in this bin
         if bound_s < MEDIAN_LIMIT_S:
             break
         due_s = sum(max(0.0, ended_t - began_t - bound_s) for began_t, ended_t in shadows)

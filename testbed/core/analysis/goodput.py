@@ -67,7 +67,7 @@ class JobEvidence:
     goodput_of_steps: float | None = None
     """Of a launched program, whose rank-seconds are not known."""
     quiet: tuple[tuple[float, float], ...] = ()
-    """When the commits outside every fault and its aftermath began and ended: the fault-free pace is theirs."""
+    """Begin and end of each commit outside of faults and their aftermaths; the fault-free pace is that of these."""
     complete: bool = False
     """Whether it reached its last step; a launched program, whether all of its processes ended with status 0."""
 
@@ -227,7 +227,7 @@ def evaluate(
         faults=paced.faults,
         failures=_failures(logs),
         spans=spans,
-        quiet=tuple((it.begin_t, it.t) for it in paced.quiet),
+        quiet=tuple((commit.begin_t, commit.t) for commit in paced.quiet),
         complete=complete,
         died=died,
         seen_t=seen,

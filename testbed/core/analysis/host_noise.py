@@ -1,12 +1,12 @@
-"""How far a host that stalls its cores makes a measured time uncertain: always up to, never from less to more.
+"""The uncertainty of measured times on a host whose cores stall.
 
 The uncertainty of a time is the union over cores of the stalls in its interval, plus 200 ms for each TCP retransmission
-timeout that began in one, and at most the interval itself. A timeout began at least 200 ms before it expired; which
-stall was in force then is known to the second in which it was counted. Stalls below :data:`LOSING_STALL_S` begin none:
-they fill no buffer.
+timeout that began in a stall, and at most the interval itself. A timeout began at least 200 ms before it expired.
+Timeouts are counted once a second, so it is known to a second which stall was in force. Stalls shorter than
+:data:`LOSING_STALL_S` cause no timeouts, because they fill no buffer.
 
-A verdict that differs within the uncertainty is unknown. So more stalls turn a pass or a fail into unknown, and never
-one into the other; without a stall everything is as without a log.
+A verdict that differs within the uncertainty is unknown. Additional stalls can turn a pass or a fail into unknown, but
+not one into the other. Without stalls the results are the same as without a log.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from testbed.core.records.stalls import Stall, TcpTimeouts
 __all__ = ["LOSING_STALL_S", "NOISY_SHARE", "NOISY_STALL_S", "TIMEOUT_S", "UNWATCHED", "NoiseSummary", "StallLog"]
 
 TIMEOUT_S = 0.2
-"""The kernel's least retransmission timeout."""
+"""The minimum retransmission timeout of Linux."""
 
 LOSING_STALL_S = 0.01
-"""The kernel queues 1,000 packets for a core that is not there: 15 ms at 800 Mb/s."""
+"""The kernel queues 1,000 packets for a stalled core: 15 ms at 800 Mb/s."""
 
 NOISY_SHARE = 0.01
 NOISY_STALL_S = 0.02
-"""A host is noisy when some core was stalled for more of the time than that, or for longer at once; both are chosen by
-us. docs/certificate.md, "Noise of the host", has the reasons. No range and no verdict depends on them."""
+"""A host is noisy if at least one core was stalled for a larger share of the time, or longer at once. Both limits are
+chosen (docs/certificate.md, "Noise of the host"); ranges and verdicts do not depend on them."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class NoiseSummary:
 
 @dataclass(frozen=True)
 class StallLog:
-    """The stall log of a host; ``watched`` is False where there is none, so that nothing is known of its noise."""
+    """The stall log of a host; ``watched`` is False if no log was kept, so that the noise is unknown."""
 
     stalls: tuple[Stall, ...] = ()
     timeouts: tuple[TcpTimeouts, ...] = ()
@@ -75,32 +75,36 @@ class StallLog:
         return sum(self.uncertainty_s(began_t, ended_t) for began_t, ended_t in intervals)
 
     def timeouts_of(self, began_t: float, ended_t: float) -> int:
-        """Return the timeouts that began in a stall and expired, as far as known, between the two times."""
+        """Return the number of timeouts that began in a stall and may have expired between the two times."""
         since, since_sum, until, until_sum = self._timeouts
         return since_sum[bisect.bisect_left(since, ended_t)] - until_sum[bisect.bisect_right(until, began_t)]
 
     @cached_property
     def _timeouts(self) -> tuple[list[float], list[int], list[float], list[int]]:
         """Return the timeouts that began in a stall by the begin and by the end of their sample, each with sums."""
-        losing = Intervals.union((it.began_t, it.ended_t) for it in self.stalls if it.length_s >= LOSING_STALL_S)
-        counted = [it for it in self.timeouts if losing.within(it.since_t - TIMEOUT_S, it.t - TIMEOUT_S)]
-        since = sorted(counted, key=lambda it: it.since_t)
-        until = sorted(counted, key=lambda it: it.t)
+        losing = Intervals.union(
+            (stall.began_t, stall.ended_t) for stall in self.stalls if stall.length_s >= LOSING_STALL_S
+        )
+        counted = [
+            sample for sample in self.timeouts if losing.within(sample.since_t - TIMEOUT_S, sample.t - TIMEOUT_S)
+        ]
+        since = sorted(counted, key=lambda sample: sample.since_t)
+        until = sorted(counted, key=lambda sample: sample.t)
         return (
-            [it.since_t for it in since],
-            list(itertools.accumulate((it.count for it in since), initial=0)),
-            [it.t for it in until],
-            list(itertools.accumulate((it.count for it in until), initial=0)),
+            [sample.since_t for sample in since],
+            list(itertools.accumulate((sample.count for sample in since), initial=0)),
+            [sample.t for sample in until],
+            list(itertools.accumulate((sample.count for sample in until), initial=0)),
         )
 
     def summary(self, began_t: float | None, ended_t: float | None) -> NoiseSummary | None:
-        """Summarize the stalls between the two times; None where no stall log was kept, or the times are unknown."""
+        """Summarize the stalls between the two times; None if no stall log was kept, or the times are unknown."""
         if not self.watched or began_t is None or ended_t is None or ended_t <= began_t:
             return None
-        during = [it for it in self.stalls if it.ended_t > began_t and it.began_t < ended_t]
+        during = [stall for stall in self.stalls if stall.ended_t > began_t and stall.began_t < ended_t]
         stalled_s = self.stalled.length_s(began_t, ended_t)
         share = stalled_s / (ended_t - began_t)
-        longest_s = max((it.length_s for it in during), default=0.0)
+        longest_s = max((stall.length_s for stall in during), default=0.0)
         return NoiseSummary(
             stalls=len(during),
             stalled_s=stalled_s,
@@ -112,4 +116,4 @@ class StallLog:
 
 
 UNWATCHED = StallLog()
-"""No stall log: nothing is uncertain, as far as known."""
+"""No stall log: all uncertainties are zero."""

@@ -86,8 +86,7 @@ class PredictedRun:
 
     @property
     def residual_uncertainty(self) -> float:
-        """Uncertainty of the residual by stalls of the host, which may all have been in compute, or in the exposed
-        communication."""
+        """Uncertainty of the residual by stalls of the host: all in compute, or all in exposed communication."""
         compute_s, whole_s = self.measured_compute_s, self.measured_step_s
         in_compute_s, in_exposed_s = min(self.uncertainty_s, compute_s), min(self.uncertainty_s, whole_s - compute_s)
         if self.uncertainty_s <= 0 or whole_s <= in_compute_s or whole_s <= in_exposed_s:
@@ -177,7 +176,7 @@ def predicted_run(run: RunData) -> PredictedRun | None:
         calibrated=any(log.calibrations for log in run.ranks),
         bytes_per_direction=found.bytes_per_direction,
         parts=_parts(found.exposed, measured),
-        uncertainty_s=statistics.fmean(noise.uncertainty_s(it.began_t, it.ended_t) for it in calm.steps),
+        uncertainty_s=statistics.fmean(noise.uncertainty_s(step.began_t, step.ended_t) for step in calm.steps),
     )
 
 

@@ -92,7 +92,7 @@ def evaluate(
         fault_free_s_per_token=paced.s_per_token,
         faults=paced.faults,
         failures=(),
-        quiet=tuple((it.begin_t, it.t) for it in paced.quiet),
+        quiet=tuple((commit.begin_t, commit.t) for commit in paced.quiet),
         complete=complete,
         died=died,
         seen_t=span.seen_t if span else ended_t,

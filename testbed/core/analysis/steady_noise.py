@@ -1,8 +1,8 @@
-"""Which violations of the steady state stalls of the host may account for.
+"""Violations of the steady state that stalls of the host may account for.
 
-A rate is over the last :data:`~testbed.core.experiment.steady.WINDOW_S` seconds. In the window with most stalls they
-took a share s: without them it would be up to 1 / (1 - s) times as high. A time of a step is uncertain by the stalls
-since it began. Counts of ranks and links, and train_loss, are not: stalls change none of them.
+A rate is over the last :data:`~testbed.core.experiment.steady.WINDOW_S` seconds. If stalls took a share s of it, the
+rate without them is up to 1 / (1 - s) times as high; the window with the most stalls counts. The time of a step is
+uncertain by the stalls since the step began. Stalls do not affect counts of ranks and links, nor train_loss.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["within_noise"]
 _RATES = ("tokens_per_s", "steps_per_s")
 _TIMES = ("step_seconds",)
 _WINDOWS = 200
-"""So many windows of a violation are looked at, at most."""
+"""Maximum number of windows examined per violation."""
 
 
 def within_noise(
@@ -48,7 +48,7 @@ def within_noise(
 
 
 def _reach(metric: str, value: float, began_t: float, ended_t: float, noise: StallLog) -> Range | None:
-    """Return the range of the worst value of a violation; None of a metric that no stall changes."""
+    """Return the range of the worst value of a violation; None if stalls do not affect the metric."""
     if metric in _RATES:
         share = _most_uncertain_s(began_t, ended_t, steady.WINDOW_S, noise) / steady.WINDOW_S
         return Range(value / (1 + share), value / (1 - share) if share < 1 else math.inf)

@@ -1,8 +1,9 @@
-"""The range of each figure of a job within the uncertainty of its times (``host_noise.py``), and what that leaves open.
+"""The range of each figure of a job within the uncertainty of its times (``host_noise.py``).
 
-A time t of uncertainty u is from t - u to t + u. A share or a rate follows from its times: goodput has those of the
-quiet steps, whose pace is in its numerator, and the others, which are in its wall time alone. A figure without a stall
-in its times has no range. The bounds of a job that did not come back have none either: that it died is no noise.
+A time t of uncertainty u is from t - u to t + u. The range of a share or a rate follows from its times. Goodput has two
+of them: the quiet steps, which set the pace in its numerator, and all other time, which is in its wall time alone. A
+figure without stalls in its times has no range. Bounds of a job that did not recover have no range either, because
+stalls do not explain that.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ __all__ = ["of_faults", "of_job"]
 
 
 def of_faults(job: JobEvidence, noise: StallLog) -> JobEvidence:
-    """Return the job with the uncertainty of its gaps. A fault that it did not come through is unknown where a step
-    would be back to the pace without the stalls in it."""
+    """Return the job with the uncertainty of its gaps.
+
+    A missing recovery becomes unknown if a step, without its stalls, would be back at the pace.
+    """
     return replace(job, faults=tuple(_of_fault(fault, job, noise) for fault in job.faults))
 
 
@@ -45,19 +48,19 @@ def _of_fault(fault: FaultRecovery, job: JobEvidence, noise: StallLog) -> FaultR
 
 
 def of_job(job: JobEvidence, attempts: Sequence[Attempt], noise: StallLog) -> Mapping[str, Range]:
-    """Return the ranges by the name of the metric, of the figures that stalls make uncertain."""
+    """Return the ranges of figures that stalls make uncertain, by metric."""
     if not noise.stalls:
         return {}
     began_t, ended_t = (job.timed or (None, None)) if job.program else (job.began_t, job.ended_t)
     resumes = [
-        (it.ended_t, it.ended_t + it.time_to_resume_s)
-        for it in attempts
-        if it.ended_t is not None and it.time_to_resume_s is not None
+        (attempt.ended_t, attempt.ended_t + attempt.time_to_resume_s)
+        for attempt in attempts
+        if attempt.ended_t is not None and attempt.time_to_resume_s is not None
     ]
     detections = [
-        (it.ended_t - it.detection_s, it.ended_t)
-        for it in attempts
-        if it.ended_t is not None and it.detection_s is not None
+        (attempt.ended_t - attempt.detection_s, attempt.ended_t)
+        for attempt in attempts
+        if attempt.ended_t is not None and attempt.detection_s is not None
     ]
     ranges = {
         "median_step_s": _median_step(job, noise),
@@ -70,7 +73,7 @@ def of_job(job: JobEvidence, attempts: Sequence[Attempt], noise: StallLog) -> Ma
         ranges["tokens_per_s"] = _rate(job.tokens_per_s, job.trained_s, noise.uncertainty_s(began_t, ended_t))
         ranges["compute_utilization"] = _utilization(job, noise.uncertainty_s(began_t, ended_t))
         ranges["goodput"] = None if job.died else _goodput(job, began_t, ended_t, noise)
-    return {name: found for name, found in ranges.items() if found is not None and found.low < found.high}
+    return {name: reach for name, reach in ranges.items() if reach is not None and reach.low < reach.high}
 
 
 def _goodput(job: JobEvidence, began_t: float, ended_t: float, noise: StallLog) -> Range | None:
@@ -93,7 +96,7 @@ def _goodput(job: JobEvidence, began_t: float, ended_t: float, noise: StallLog) 
 
 
 def _utilization(job: JobEvidence, uncertain_s: float) -> Range | None:
-    """Stalls may have been in compute, in exposed communication, or in parts in both."""
+    """Return the range of utilization; stalls may have been in compute, in exposed communication, or in both."""
     utilization, compute_s, exposed_s = job.compute_utilization, job.compute_s, job.exposed_s
     if utilization is None:
         return None
@@ -119,13 +122,13 @@ def _rate(rate: float | None, wall_s: float | None, uncertain_s: float) -> Range
 
 
 def _median_step(job: JobEvidence, noise: StallLog) -> Range | None:
-    """Return the medians of all quiet steps at the least and at the most that they may have taken."""
+    """Return the range from the median of the least possible times of all quiet steps to that of the greatest."""
     quiet = {(began_t, ended_t) for began_t, ended_t in job.quiet}
-    calm = [it for it in job.commits if (it.begin_t, it.t) in quiet]
+    calm = [commit for commit in job.commits if (commit.begin_t, commit.t) in quiet]
     if not calm or job.median_step_s is None:
         return None
-    by_s = [noise.uncertainty_s(it.begin_t, it.t) / it.steps for it in calm]
-    times_s = [it.step_s for it in calm]
+    by_s = [noise.uncertainty_s(commit.begin_t, commit.t) / commit.steps for commit in calm]
+    times_s = [commit.step_s for commit in calm]
     low = statistics.median(max(0.0, time_s - off_s) for time_s, off_s in zip(times_s, by_s, strict=True))
     high = statistics.median(time_s + off_s for time_s, off_s in zip(times_s, by_s, strict=True))
     middle = statistics.median(times_s)
@@ -133,12 +136,12 @@ def _median_step(job: JobEvidence, noise: StallLog) -> Range | None:
 
 
 def _recovery(job: JobEvidence) -> Range | None:
-    gaps = [(it.longest_gap_s, it.uncertainty_s) for it in job.faults if it.longest_gap_s is not None]
+    gaps = [(fault.longest_gap_s, fault.uncertainty_s) for fault in job.faults if fault.longest_gap_s is not None]
     return _range_of_longest(gaps)
 
 
 def _longest(intervals: Sequence[tuple[float, float]], noise: StallLog) -> Range | None:
-    """Return the range of the longest of some intervals."""
+    """Return the range of the longest interval."""
     return _range_of_longest([(end_t - begin_t, noise.uncertainty_s(begin_t, end_t)) for begin_t, end_t in intervals])
 
 

@@ -28,7 +28,18 @@ from typing import Any, Final
 from testbed.core.experiment.expect import Expectation, Metric
 from testbed.core.units import parse_number
 
-__all__ = ["GRACE_S", "METRICS", "WHEN", "WINDOW_S", "WITHIN_S", "Condition", "Monitor", "Told", "Verdict", "Violation"]
+__all__ = [
+    "GRACE_S",
+    "METRICS",
+    "WHEN",
+    "WINDOW_S",
+    "WITHIN_S",
+    "Condition",
+    "Monitor",
+    "OnVerdict",
+    "Verdict",
+    "Violation",
+]
 
 WHEN: Final = ("before", "during", "after", "always")
 GRACE_S: Final = 2.0
@@ -105,7 +116,7 @@ class Verdict:
         }
 
 
-Told = Callable[[float, Condition, bool, float | None], None]
+OnVerdict = Callable[[float, Condition, bool, float | None], None]
 """(t, condition, whether it holds again, measured): called at the start and at the end of a violation."""
 
 
@@ -127,7 +138,7 @@ class _Watch:
     worst: float | None = None
     violations: list[Violation] = field(default_factory=list)
 
-    def see(self, t: float, value: float | None, holds: bool | None, tell: Told) -> None:
+    def see(self, t: float, value: float | None, holds: bool | None, tell: OnVerdict) -> None:
         condition = self.condition
         self.samples, self.last_t, self.last_holds = self.samples + 1, t, holds
         if holds is None:
@@ -146,12 +157,12 @@ class _Watch:
             self.told = True
             tell(t, condition, False, value)
 
-    def leave(self, t: float, tell: Told) -> None:
+    def leave(self, t: float, tell: OnVerdict) -> None:
         """End the phase: a failure does not extend into the next one."""
         self._over(t, tell, again=False)
         self.missing_since = None
 
-    def _over(self, t: float, tell: Told, again: bool = True) -> None:
+    def _over(self, t: float, tell: OnVerdict, again: bool = True) -> None:
         if self.failing_since is not None and self.told:
             self.violations.append(Violation(self.failing_since, t, self.worst))
             if again:
@@ -178,8 +189,8 @@ class _Watch:
 class Monitor:
     """Check all conditions of an experiment. Times are of one monotonic clock, values keyed by METRICS."""
 
-    def __init__(self, conditions: tuple[Condition, ...], tell: Told | None = None) -> None:
-        self._tell: Told = tell or (lambda t, condition, again, value: None)
+    def __init__(self, conditions: tuple[Condition, ...], tell: OnVerdict | None = None) -> None:
+        self._tell: OnVerdict = tell or (lambda t, condition, again, value: None)
         self._watches = [_Watch(condition) for condition in conditions]
         self._before: dict[str, list[float]] = {}
         self._faults_began = False

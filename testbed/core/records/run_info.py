@@ -28,7 +28,7 @@ class Expectation:
 
     @property
     def within_noise(self) -> bool:
-        """Whether stalls of the host keep it from being judged."""
+        """Whether stalls of the host leave the verdict open."""
         return self.holds is None and self.low is not None
 
 

@@ -207,13 +207,13 @@ def read_metrics(lines: Iterable[object]) -> tuple[Metrics, int]:
         "node": NodeSample.from_dict,
         "tcp_timeouts": TcpTimeouts.from_dict,
     }
-    found, malformed = parse(lines, readers, "kind")
-    found.sort(key=lambda sample: sample.t)
+    samples, malformed = parse(lines, readers, "kind")
+    samples.sort(key=lambda sample: sample.t)
     metrics = Metrics(
-        fibers=tuple(each for each in found if isinstance(each, FiberSample)),
-        ranks=tuple(each for each in found if isinstance(each, RankSample)),
-        hosts=tuple(each for each in found if isinstance(each, HostSample)),
-        nodes=tuple(each for each in found if isinstance(each, NodeSample)),
-        tcp_timeouts=tuple(each for each in found if isinstance(each, TcpTimeouts)),
+        fibers=tuple(sample for sample in samples if isinstance(sample, FiberSample)),
+        ranks=tuple(sample for sample in samples if isinstance(sample, RankSample)),
+        hosts=tuple(sample for sample in samples if isinstance(sample, HostSample)),
+        nodes=tuple(sample for sample in samples if isinstance(sample, NodeSample)),
+        tcp_timeouts=tuple(sample for sample in samples if isinstance(sample, TcpTimeouts)),
     )
     return metrics, malformed

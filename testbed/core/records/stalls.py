@@ -1,7 +1,7 @@
 """``stalls.jsonl``: intervals in which a core of the host ran nothing, as recorded by one SCHED_FIFO sleeper per core.
 
-A run directory without the file says nothing about its host: earlier versions had no such log. All times are seconds
-of the host's CLOCK_MONOTONIC.
+Without the file the noise of the host is unknown; earlier versions kept no such log. All times are seconds of the
+host's CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from testbed.core.intervals import Intervals
 __all__ = ["DECIMALS", "Stall", "TcpTimeouts", "read_stalls", "stalled_s"]
 
 DECIMALS = 6
-"""Of recorded seconds: the log begins at 200 us."""
+"""Of recorded seconds; logged stalls are longer than 200 us."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TcpTimeouts:
 
 def stalled_s(stalls: Iterable[Stall], began_t: float, ended_t: float) -> float:
     """Return for how long at least one core was stalled between ``began_t`` and ``ended_t``."""
-    return Intervals.union((it.began_t, it.ended_t) for it in stalls).length_s(began_t, ended_t)
+    return Intervals.union((stall.began_t, stall.ended_t) for stall in stalls).length_s(began_t, ended_t)
 
 
 def read_stalls(lines: Iterable[object]) -> tuple[tuple[Stall, ...], int]:

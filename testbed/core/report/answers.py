@@ -47,7 +47,7 @@ class Answer:
     """One question that a reader asks first.
 
     ``answer`` is yes, no, unknown, not measurable (by this emulator, which is not a failure and needs no further run),
-    or noisy host (its stalls explain what did not hold); ``text`` gives the reason with numbers; ``lines`` are the
+    or noisy host (stalls of the host explain the violation); ``text`` gives the reason with numbers; ``lines`` are the
     details that ``text`` sums up, if any.
     """
 
@@ -223,21 +223,20 @@ def _held(
 ) -> Answer:
     certified, before = fidelity_section.certified(certificate, uncertified)
     held, during = fidelity_section.under_load(loaded, emulator, host)
-    told = word(_all((certified, held)))
-    if told == "unknown" and certified and held is None:
-        told = _instead(loaded) or told
-    return Answer("fidelity", "Did the fiber stay within tolerance?", told, f"{before}; {during}.")
+    answer = word(_all((certified, held)))
+    if answer == "unknown" and certified and held is None:
+        answer = _why_open(loaded) or answer
+    return Answer("fidelity", "Did the fiber stay within tolerance?", answer, f"{before}; {during}.")
 
 
-def _instead(loaded: tuple[Fidelity, ...]) -> str:
-    """Return the answer on fibers that are certified, in place of unknown; empty where it stays unknown."""
-    if any(each.held is None and each.own_drops for each in loaded):
+def _why_open(loaded: tuple[Fidelity, ...]) -> str:
+    """Return the answer that replaces unknown for certified fibers; empty if it stays unknown."""
+    if any(direction.held is None and direction.own_drops for direction in loaded):
         return ""
-    if any(each.verdict == fidelity_section.NOISY_HOST for each in loaded):
+    if any(direction.verdict == fidelity_section.NOISY_HOST for direction in loaded):
         return fidelity_section.NOISY_HOST
-    return (
-        fidelity_section.NOT_MEASURABLE if any(fidelity_section.NOT_MEASURABLE in it.verdict for it in loaded) else ""
-    )
+    not_measurable = any(fidelity_section.NOT_MEASURABLE in direction.verdict for direction in loaded)
+    return fidelity_section.NOT_MEASURABLE if not_measurable else ""
 
 
 def _right(found: Checked) -> tuple[Answer, ...]:
@@ -273,7 +272,8 @@ def _expected(index: int, expectation: Expectation) -> Answer:
     if not expectation.within_noise:
         return answered
     low, high = (format_number(value, 4) for value in (expectation.low or 0.0, expectation.high or 0.0))
-    return replace(answered, text=f"{answered.text} Stalls of the host make that {low} to {high}, so it is unknown.")
+    text = f"{answered.text} Stalls of the host make it uncertain, {low} to {high}, so the verdict is unknown."
+    return replace(answered, text=text)
 
 
 def _expected_alone(index: int, expectation: Expectation) -> Answer:
@@ -293,15 +293,15 @@ _GOOD: Final = frozenset({"yes", fidelity_section.NOT_MEASURABLE, fidelity_secti
 def verdict(info: RunInfo, answers: tuple[Answer, ...]) -> str:
     """pass, fail or unknown; the exit status of ``testbed run`` follows it.
 
-    Fibers outside tolerance fail a run that passes otherwise. One that is unknown stays so: they say nothing about it.
+    Fibers outside tolerance turn a pass into a fail. An unknown verdict stays unknown.
     """
     if info.unknown_because or info.status == "running" or any(answer.id == UNEXPLAINED for answer in answers):
         return "unknown"
-    told = {answer.answer for answer in answers if answer.id != "fidelity"}
-    if info.status == "failed" or "no" in told:
+    others = {answer.answer for answer in answers if answer.id != "fidelity"}
+    if info.status == "failed" or "no" in others:
         return "fail"
     fidelity = next((answer.answer for answer in answers if answer.id == "fidelity"), "yes")
-    if info.status != "finished" or not told <= _GOOD:
+    if info.status != "finished" or not others <= _GOOD:
         return "unknown"
     return "pass" if fidelity in _GOOD else "fail" if fidelity == "no" else "unknown"
 

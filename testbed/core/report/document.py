@@ -199,7 +199,7 @@ class Report:
     noise: NoiseSummary | None = None
     """The host's stalls during the job; None where they were not recorded."""
     uncertainty: Mapping[str, Range] = field(default_factory=dict)
-    """The ranges of the figures that stalls make uncertain, by name."""
+    """The ranges of figures that stalls make uncertain, by name."""
 
     @property
     def holds(self) -> bool:

@@ -91,25 +91,25 @@ class Fault:
 def lines(faults: Iterable[FaultRecovery], origin: float, scale: float = 1.0) -> tuple[Fault, ...]:
     return tuple(
         Fault(
-            fault=it.window.fault,
-            type=it.window.type,
-            target=it.window.target,
-            links=it.window.links,
-            began_s=it.window.began_t - origin,
-            ended_s=None if it.window.ended_t is None else it.window.ended_t - origin,
-            carrier_s=it.window.carrier_s,
-            longest_gap_s=it.longest_gap_s,
-            back_s=it.back_s,
-            back_after_end_s=it.back_after_end_s,
-            recovered=it.recovered,
-            gap_began_s=None if it.gap_began_t is None else it.gap_began_t - origin,
-            gap_open=it.gap_open,
-            parameters=it.window.parameters,
+            fault=recovery.window.fault,
+            type=recovery.window.type,
+            target=recovery.window.target,
+            links=recovery.window.links,
+            began_s=recovery.window.began_t - origin,
+            ended_s=None if recovery.window.ended_t is None else recovery.window.ended_t - origin,
+            carrier_s=recovery.window.carrier_s,
+            longest_gap_s=recovery.longest_gap_s,
+            back_s=recovery.back_s,
+            back_after_end_s=recovery.back_after_end_s,
+            recovered=recovery.recovered,
+            gap_began_s=None if recovery.gap_began_t is None else recovery.gap_began_t - origin,
+            gap_open=recovery.gap_open,
+            parameters=recovery.window.parameters,
             scale=scale,
-            gap_at_most=it.gap_at_most,
-            uncertainty_s=it.uncertainty_s,
+            gap_at_most=recovery.gap_at_most,
+            uncertainty_s=recovery.uncertainty_s,
         )
-        for it in faults
+        for recovery in faults
     )
 
 

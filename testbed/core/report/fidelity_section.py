@@ -22,8 +22,8 @@ NOT_MEASURABLE = "not measurable"
 """A separate answer: nothing failed and nothing is missing, but this emulator does not provide the measurement."""
 
 NOISY_HOST = "noisy host"
-"""A separate answer: packets were late, and stalls of the host explain that. What was measured counts, with the
-uncertainty that the stalls give it, so this prevents no pass."""
+"""A separate answer: packets were late, and stalls of the host explain it. Measurements count within their
+uncertainty, so this answer does not prevent a pass."""
 
 _BUSY_HEADROOM = 0.05
 """Share of all cores, chosen by us. With less free, senders of packets sometimes wait for a core."""
@@ -67,34 +67,34 @@ class Machine:
     cpu_headroom_least: float | None = None
 
 
-def direction(each: fidelity.DirectionFidelity, emulator: str) -> Fidelity:
+def direction(measured: fidelity.DirectionFidelity, emulator: str) -> Fidelity:
     def finite(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None
 
-    if each.held is False:
+    if measured.held is False:
         verdict = "did not hold"
-    elif each.noisy:
+    elif measured.noisy:
         verdict = NOISY_HOST
-    elif each.held:
+    elif measured.held:
         verdict = "held"
-    elif not each.packets:
+    elif not measured.packets:
         verdict = "nothing crossed"
-    elif each.own_drops:
+    elif measured.own_drops:
         verdict = "unknown"
     else:
         verdict = f"{NOT_MEASURABLE} on {emulator}" if emulator in _NO_TIMES else "unknown"
     return Fidelity(
-        direction=each.direction,
-        packets=each.packets,
-        median_s=finite(each.median_s),
-        p99_s=finite(each.p99_s),
-        own_drops=each.own_drops,
-        held=each.held,
-        why=each.why,
-        bounds_s=each.bounds_s,
-        counts=each.counts,
+        direction=measured.direction,
+        packets=measured.packets,
+        median_s=finite(measured.median_s),
+        p99_s=finite(measured.p99_s),
+        own_drops=measured.own_drops,
+        held=measured.held,
+        why=measured.why,
+        bounds_s=measured.bounds_s,
+        counts=measured.counts,
         verdict=verdict,
-        queue_bytes_most=each.queue_bytes_most,
+        queue_bytes_most=measured.queue_bytes_most,
     )
 
 
@@ -139,26 +139,27 @@ def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool 
     return not uncertified, f"Certified before the job{worst}{noisy}"
 
 
-def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple[bool | None, str]:
+def under_load(directions: Sequence[Fidelity], emulator: str, host: Machine) -> tuple[bool | None, str]:
     """Return whether fidelity held while the job ran, and the second half of a sentence that says so."""
-    crossed = [each for each in found if each.packets]
+    crossed = [measured for measured in directions if measured.packets]
     headroom = _headroom(host)
-    if any(each.held is False for each in found):
-        broken = [each for each in found if each.held is False]
-        return False, f"it did not hold under load ({_listed(broken, found)}){_remedy(host) or headroom}"
+    if any(measured.held is False for measured in directions):
+        broken = [measured for measured in directions if measured.held is False]
+        return False, f"it did not hold under load ({_listed(broken, directions)}){_remedy(host) or headroom}"
     if not crossed:
         return None, "what it did under load was not measured"
-    if dropped := [each for each in crossed if each.held is None and each.own_drops]:
-        return None, f"whether it held under load is unknown ({_listed(dropped, found)}){headroom}"
-    if noisy := [each for each in crossed if each.verdict == NOISY_HOST]:
-        why = f"the host's stalls explain the late packets of {formats.listed([each.direction for each in noisy])}"
-        return None, f"{why} ({_listed(noisy, found)}){headroom}"
-    if all(each.held for each in crossed):
-        slowest = max((each.p99_s for each in crossed if each.p99_s is not None), default=None)
+    if dropped := [measured for measured in crossed if measured.held is None and measured.own_drops]:
+        return None, f"whether it held under load is unknown ({_listed(dropped, directions)}){headroom}"
+    if noisy := [measured for measured in crossed if measured.verdict == NOISY_HOST]:
+        late = formats.listed([measured.direction for measured in noisy])
+        why = f"the host's stalls explain the late packets of {late}"
+        return None, f"{why} ({_listed(noisy, directions)}){headroom}"
+    if all(measured.held for measured in crossed):
+        slowest = max((measured.p99_s for measured in crossed if measured.p99_s is not None), default=None)
         return True, f"99 % of packets at most {formats.duration(slowest)} late under load{headroom}"
     if emulator not in _NO_TIMES:
         return None, f"what it did under load was not measured{headroom}"
-    queues = [each.queue_bytes_most for each in crossed if each.queue_bytes_most is not None]
+    queues = [measured.queue_bytes_most for measured in crossed if measured.queue_bytes_most is not None]
     backlog = f", at most {formats.count(max(queues) / 1e3)} kB queued" if queues else ""
     return None, (
         f"under load not measurable on {emulator}, which keeps no per-packet times: it dropped no packets itself"
@@ -169,21 +170,21 @@ def under_load(found: Sequence[Fidelity], emulator: str, host: Machine) -> tuple
 def _listed(reasons: Sequence[Fidelity], every: Sequence[Fidelity]) -> str:
     """Return each reason once, after its directions: ``on north and south, both ways: …; on east:b: …``."""
     ways: dict[str, set[str]] = {}
-    for each in every:
-        ways.setdefault(_link(each), set()).add(each.direction)
+    for measured in every:
+        ways.setdefault(_link(measured), set()).add(measured.direction)
     by_why: dict[str, list[Fidelity]] = {}
-    for each in reasons:
-        by_why.setdefault(each.why, []).append(each)
-    said = []
+    for measured in reasons:
+        by_why.setdefault(measured.why, []).append(measured)
+    parts = []
     for why, those in by_why.items():
-        struck = {each.direction for each in those}
-        whole = [link for link in dict.fromkeys(_link(each) for each in those) if len(ways[link]) > 1]
+        struck = {measured.direction for measured in those}
+        whole = [link for link in dict.fromkeys(_link(measured) for measured in those) if len(ways[link]) > 1]
         whole = [link for link in whole if ways[link] <= struck]
-        single = [each.direction for each in those if _link(each) not in whole]
+        single = [measured.direction for measured in those if _link(measured) not in whole]
         places = [f"{formats.listed(whole)}, both ways"] if whole else []
         places += [formats.listed(single)] if single else []
-        said.append(f"on {', and on '.join(places)}: {why}")
-    return "; ".join(said)
+        parts.append(f"on {', and on '.join(places)}: {why}")
+    return "; ".join(parts)
 
 
 def _link(each: Fidelity) -> str:

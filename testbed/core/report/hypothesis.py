@@ -42,9 +42,11 @@ class Steady:
 
 
 def steady(info: RunInfo, origin: float, noise: StallLog = UNWATCHED) -> tuple[Steady, ...]:
-    """Return the conditions, with times counted from ``origin``, the start of the job. One that stalls of the host may
-    have violated is unknown."""
-    return tuple(_steady(each, origin, noise) for each in info.hypothesis)
+    """Return the conditions, with times counted from ``origin``, the start of the job.
+
+    A condition is unknown if stalls of the host may have violated it.
+    """
+    return tuple(_steady(check, origin, noise) for check in info.hypothesis)
 
 
 def _steady(check: SteadyCheck, origin: float, noise: StallLog) -> Steady:
@@ -56,16 +58,16 @@ def _steady(check: SteadyCheck, origin: float, noise: StallLog) -> Steady:
 
 def sentence(check: Steady) -> str:
     """Return the result in words."""
-    said = f"{check.when}: {check.text}"
+    condition = f"{check.when}: {check.text}"
     if check.violations:
         times = "; ".join(_words(each) for each in check.violations[:3])
         more = len(check.violations) - 3
         stalls = f"; {_STALLS}" if check.holds is None and check.why == _STALLS else ""
-        return f"{said} was violated {times}{f'; and {more} more times' if more > 0 else ''}{stalls}."
+        return f"{condition} was violated {times}{f'; and {more} more times' if more > 0 else ''}{stalls}."
     if check.holds is not True:
-        return f"{said} {check.why or 'could not be determined'}."
+        return f"{condition} {check.why or 'could not be determined'}."
     measured = "" if check.measured is None else f" Measured last: {format_number(check.measured, 4)}."
-    return f"{said}.{measured}"
+    return f"{condition}.{measured}"
 
 
 def table(checks: Iterable[Steady]) -> Table | None:

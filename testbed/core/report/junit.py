@@ -22,8 +22,10 @@ keep the history of a test case by its name."""
 
 
 def junit(report: Report) -> str:
-    """Return the whole file. A no is a failure; unknown is an error, never a pass; what this emulator cannot measure,
-    and what a noisy host explains, is skipped."""
+    """Return the whole file.
+
+    No is a failure and unknown an error; not measurable (by this emulator) and noisy host are skipped.
+    """
     suite = suite_of(str(report.run.experiment.get("name") or report.run.name or "run"))
     expected = {f"expected-{index}": it.text for index, it in enumerate(report.run.expectations, 1)}
     steady = {f"steady-{index}": f"{it.when}: {it.text}" for index, it in enumerate(report.steady, 1)}

@@ -37,8 +37,8 @@ def markdown(report: Report) -> str:
     blocks = [f"# {escape(report.headline)}"]
     if report.run.uncertified:
         blocks.append("**Uncertified: the fibers were not measured to be within tolerance.**")
-    if said := noise_section.sentence(report.noise) or certification_section.noise(report.certificate):
-        blocks.append(f"**{escape(said)}**")
+    if noise := noise_section.sentence(report.noise) or certification_section.noise(report.certificate):
+        blocks.append(f"**{escape(noise)}**")
     if said := capture_note.sentence(report.run):
         blocks.append(f"**{escape(said)}**")
     if said := declared_section.note(report.declared, report.topology):

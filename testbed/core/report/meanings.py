@@ -26,7 +26,7 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "lost": "Probe packets that did not arrive, of those sent.",
         "rate": "The bits per second that a train of packets arrived with, and what they stand for at full"
         " scale. Distances and delays are never scaled.",
-        "verdict": "Certified: every quantity is within its tolerance. Not told: too few packets to say so. Not"
+        "verdict": "Certified: every quantity is within its tolerance. Not told: too few packets to decide. Not"
         " measured: the host delayed too many packets to judge.",
     },
     "Every quantity of the certificate": {

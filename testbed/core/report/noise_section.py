@@ -1,4 +1,4 @@
-"""A noisy host in a report: its first screen, and expectations whose verdict lies within the uncertainty."""
+"""The noise of the host in a report: the sentence on the first screen, and the verdicts of expectations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["judged", "sentence"]
 
 
 def judged(expectations: Sequence[Expectation], ranges: Mapping[str, Range]) -> tuple[Expectation, ...]:
-    """Return the expectations; one whose verdict is not the same all over the range of its metric is unknown."""
+    """Return the expectations; an expectation is unknown if its verdict differs within the range of its metric."""
     return tuple(_judged(expectation, ranges) for expectation in expectations)
 
 
@@ -37,12 +37,12 @@ def _judged(recorded: Expectation, ranges: Mapping[str, Range]) -> Expectation:
 
 
 def sentence(summary: NoiseSummary | None) -> str:
-    """Return what a reader must know of the host's noise; empty where it does not matter, or is unknown."""
+    """Return a sentence on a noisy host; empty if the host is quiet, or its noise is unknown."""
     if summary is None or not summary.noisy:
         return ""
-    timeouts = f", {formats.plural(summary.timeouts, 'TCP timeout')} began in one" if summary.timeouts else ""
+    timeouts = f", {formats.plural(summary.timeouts, 'TCP timeout')} began in stalls" if summary.timeouts else ""
     return (
         f"Noisy host: at least one core was stalled {formats.share(summary.stalled_share)} of the time"
         f" ({formats.plural(summary.stalls, 'stall')}, the longest {formats.duration(summary.longest_s)}{timeouts})."
-        " Verdicts that this could change are unknown."
+        " Verdicts that the stalls could change are unknown."
     )

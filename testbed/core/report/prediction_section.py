@@ -56,23 +56,23 @@ def table(found: PredictedRun | None) -> Table | None:
     return Table.of(("quantity", "predicted", "measured", "residual"), rows, "Prediction", range(1, 4))
 
 
-def sentence(found: PredictedRun | None, unpredicted: str = "") -> str:
+def sentence(run: PredictedRun | None, unpredicted: str = "") -> str:
     """Return prediction and residual in a line, or why there is none; empty for what is never predicted."""
-    if found is None:
+    if run is None:
         return missing(unpredicted)
     return (
-        f"predicted compute utilization {formats.share(found.utilization)}, measured"
-        f" {formats.share(found.measured_utilization)}: residual {_points(found)}; exposed per step"
-        f" {formats.duration(found.exposed_s)} predicted, {formats.duration(found.measured_exposed_s)} measured"
+        f"predicted compute utilization {formats.share(run.utilization)}, measured"
+        f" {formats.share(run.measured_utilization)}: residual {_points(run)}; exposed per step"
+        f" {formats.duration(run.exposed_s)} predicted, {formats.duration(run.measured_exposed_s)} measured"
     )
 
 
-def _points(found: PredictedRun) -> str:
-    points = f"{100 * found.residual:+.1f} percentage points"
-    if not found.residual_uncertainty:
+def _points(run: PredictedRun) -> str:
+    points = f"{100 * run.residual:+.1f} percentage points"
+    if not run.residual_uncertainty:
         return points
-    within = "within" if abs(found.residual) <= found.residual_uncertainty else "beyond"
-    return f"{points}, {within} the ± {100 * found.residual_uncertainty:.1f} by stalls of the host"
+    within = "within" if abs(run.residual) <= run.residual_uncertainty else "beyond"
+    return f"{points}, {within} the ± {100 * run.residual_uncertainty:.1f} by stalls of the host"
 
 
 def _ms(seconds: float, sign: str = "") -> str:

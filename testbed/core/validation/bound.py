@@ -237,7 +237,7 @@ def _cuts(every: tuple[Fiber, ...], members: tuple[str, ...]) -> tuple[tuple[fro
 
 
 def median_uncertainty_s(times_s: Sequence[float], uncertain_s: Sequence[float]) -> float:
-    """Return how far the median of ``times_s`` may be off, if each of them may be by its ``uncertain_s`` either way."""
+    """Return the uncertainty of the median of ``times_s``, if each time is uncertain by its ``uncertain_s``."""
     middle_s = statistics.median(times_s)
     low_s = statistics.median(time_s - by_s for time_s, by_s in zip(times_s, uncertain_s, strict=True))
     high_s = statistics.median(time_s + by_s for time_s, by_s in zip(times_s, uncertain_s, strict=True))

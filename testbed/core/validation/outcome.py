@@ -2,8 +2,8 @@
 
 The first that applies wins:
 
-1. ``not run``: the lab, not the library, prevented the trial (the evidence says why), or stalls of the host leave open
-   whether an error was late;
+1. ``not run``: the lab, not the library, prevented the trial (the evidence has the reason), or stalls of the host leave
+   open whether an error was late;
 2. ``unsupported``: a rank reported that the library does not support the operation;
 3. ``wrong result``: some rank returned a wrong answer and no error, whatever the others did, and even if the fault came
    too late: this is the one failure that goes unnoticed;
@@ -127,11 +127,11 @@ def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tup
     if late:
         when = max((it.at_s for it in late if it.at_s is not None), default=None)
         detail = "at an unknown time" if when is None else f"after {when:.3g} s"
-        said = f"{_ranks(late)} raised an error {detail}, expected within {trial.error_by_s:.3g} s"
-        timed = all(it.at_s is not None for it in late)
+        message = f"{_ranks(late)} raised an error {detail}, expected within {trial.error_by_s:.3g} s"
+        timed = all(rank_end.at_s is not None for rank_end in late)
         if timed and when is not None and when - evidence.uncertainty_s <= trial.error_by_s:
-            return "not run", f"{said}; stalls of the host may account for {evidence.uncertainty_s:.3g} s of that"
-        return "error late", said
+            return "not run", f"{message}; stalls of the host may account for {evidence.uncertainty_s:.3g} s of that"
+        return "error late", message
     if errors:
         return "error within its bound", errors[0].message
     if evidence.judgement is None:

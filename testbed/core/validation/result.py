@@ -142,4 +142,4 @@ class Validation:
     noisy: bool = False
     """Whether the host delayed packets while the fibers were certified; the lab is certified nevertheless."""
     noise: NoiseSummary | None = None
-    """The host's stalls; None where they were not recorded."""
+    """The host's stalls; None if they were not recorded."""

@@ -69,7 +69,7 @@ class Compared:
 
     ``judgement`` is "within the noise" where the ranges of the two runs' parts overlap, or those of their uncertainty
     by stalls of the host; "beyond the noise" where all parts of one are below all parts of the other; "one value each"
-    where a run has no parts to tell; "only a bound" where one of the values is no more than that.
+    where a run has no parts to compare; "only a bound" where one of the values is a bound.
     """
 
     id: str
@@ -199,12 +199,12 @@ def _judge(left: float | None, right: float | None, a: Quantity | None, b: Quant
         return "equal"
     if a is None or b is None:
         return "in neither"
-    mine, theirs = a.reach or Range(left, left), b.reach or Range(right, right)
-    if (a.uncertainty or b.uncertainty) and not apart(mine, theirs):
+    reach_a, reach_b = a.reach or Range(left, left), b.reach or Range(right, right)
+    if (a.uncertainty or b.uncertainty) and not apart(reach_a, reach_b):
         return "within the noise"
     if a.noise is None or b.noise is None:
         return "one value each"
-    return "beyond the noise" if apart(mine, theirs) else "within the noise"
+    return "beyond the noise" if apart(reach_a, reach_b) else "within the noise"
 
 
 def _union(a: Iterable[Key], b: Iterable[Key]) -> list[Key]:
@@ -250,22 +250,22 @@ def to_json(comparison: SideBySide) -> dict[str, object]:
     return document
 
 
-def _plain(it: Compared) -> dict[str, object]:
+def _plain(pair: Compared) -> dict[str, object]:
     return {
-        "id": it.id,
-        "name": it.name,
-        "unit": it.unit,
-        "a": it.a.value if it.a else None,
-        "b": it.b.value if it.b else None,
-        "difference": it.difference,
-        "ratio": it.ratio,
-        "noise_a": it.a.noise if it.a else None,
-        "noise_b": it.b.noise if it.b else None,
-        "uncertainty_a": it.a.uncertainty if it.a else None,
-        "uncertainty_b": it.b.uncertainty if it.b else None,
-        "detail_a": it.a.detail if it.a else "",
-        "detail_b": it.b.detail if it.b else "",
-        "bound_a": it.a.bound if it.a else "",
-        "bound_b": it.b.bound if it.b else "",
-        "judgement": it.judgement,
+        "id": pair.id,
+        "name": pair.name,
+        "unit": pair.unit,
+        "a": pair.a.value if pair.a else None,
+        "b": pair.b.value if pair.b else None,
+        "difference": pair.difference,
+        "ratio": pair.ratio,
+        "noise_a": pair.a.noise if pair.a else None,
+        "noise_b": pair.b.noise if pair.b else None,
+        "uncertainty_a": pair.a.uncertainty if pair.a else None,
+        "uncertainty_b": pair.b.uncertainty if pair.b else None,
+        "detail_a": pair.a.detail if pair.a else "",
+        "detail_b": pair.b.detail if pair.b else "",
+        "bound_a": pair.a.bound if pair.a else "",
+        "bound_b": pair.b.bound if pair.b else "",
+        "judgement": pair.judgement,
     }

@@ -79,15 +79,15 @@ def _card(letter: str, side: Side) -> _Card:
 
 def _row(pair: Compared) -> _Row:
     def note(side: str) -> str:
-        found = pair.a if side == "a" else pair.b
-        reach = comparison_words.range_text(found)
-        stalls = comparison_words.uncertainty_text(found)
-        said = (
+        quantity = pair.a if side == "a" else pair.b
+        reach = comparison_words.range_text(quantity)
+        uncertainty = comparison_words.uncertainty_text(quantity)
+        details = (
             f"parts {reach}" if reach else "",
-            f"{stalls} by stalls of the host" if stalls else "",
-            found.detail if found else "",
+            f"{uncertainty} by stalls of the host" if uncertainty else "",
+            quantity.detail if quantity else "",
         )
-        return ", ".join(it for it in said if it)
+        return ", ".join(detail for detail in details if detail)
 
     return _Row(
         name=pair.name,

@@ -42,8 +42,8 @@ JUDGED: Mapping[str, str] = {
 
 NOISE = (
     f"Noise is what is seen inside the runs: each run's time outside of faults in {PARTS} equal parts, and the range of"
-    " their values (of an operation: the 95 % interval of its median), widened by what stalls of the host may have"
-    " added. A difference is beyond the noise if the two ranges do not overlap. One run of each cannot show how far two"
+    " their values (of an operation: the 95 % interval of its median), widened by the uncertainty by stalls of the"
+    " host. A difference is beyond the noise if the two ranges do not overlap. One run of each cannot show how far two"
     " runs of the same thing are apart, so beyond the noise is not yet caused by what differs: repeat both."
 )
 _MOST_NAMED = 5
@@ -61,22 +61,22 @@ def value(found: Quantity | None) -> str:
     return f"{shown} for {full}" if full else shown
 
 
-def range_text(found: Quantity | None) -> str:
+def range_text(quantity: Quantity | None) -> str:
     """Return the noise inside a run, ``89 ms to 102 ms``; empty if unknown."""
-    return "" if found is None else _range(found.unit, found.noise)
+    return "" if quantity is None else _range(quantity.unit, quantity.noise)
 
 
-def uncertainty_text(found: Quantity | None) -> str:
+def uncertainty_text(quantity: Quantity | None) -> str:
     """Return the range within the uncertainty by stalls of the host; empty without any."""
-    return "" if found is None else _range(found.unit, found.uncertainty)
+    return "" if quantity is None else _range(quantity.unit, quantity.uncertainty)
 
 
-def _range(unit: str, of: Range | None) -> str:
-    if of is None:
+def _range(unit: str, reach: Range | None) -> str:
+    if reach is None:
         return ""
-    if not math.isfinite(of.high):
-        return f"at least {amount(unit, of.low)}"
-    return f"{amount(unit, of.low)} to {amount(unit, of.high)}"
+    if not math.isfinite(reach.high):
+        return f"at least {amount(unit, reach.low)}"
+    return f"{amount(unit, reach.low)} to {amount(unit, reach.high)}"
 
 
 def amount(unit: str, value: float) -> str:

@@ -28,7 +28,7 @@ def side_of_run(name: str, folder: str, run: RunData) -> Side:
     """Return the side of a run; every file of its directory may be missing."""
     report = document.build(run)
     sections = {
-        "figures": tuple(_uncertain(each, report) for each in _figures(report)),
+        "figures": tuple(_uncertain(quantity, report) for quantity in _figures(report)),
         "rank_seconds": tuple(_rank_seconds(report)),
         "faults": tuple(_faults(report)),
         "certificate": tuple(_certificate(report)),
@@ -111,20 +111,20 @@ def _figures(report: Report) -> Iterator[Quantity]:
     yield Quantity("emulator_cores", "emulator's cores, mean", "count", report.machine.emulator_cores)
 
 
-def _uncertain(found: Quantity, report: Report) -> Quantity:
+def _uncertain(quantity: Quantity, report: Report) -> Quantity:
     """Return a key figure with its range within the uncertainty by stalls of the host."""
-    if found.id == "tokens_per_s_outside_faults":
+    if quantity.id == "tokens_per_s_outside_faults":
         step = report.uncertainty.get("median_step_s")
         middle_s = report.training.median_step_s
-        if step is None or found.value is None or middle_s is None:
-            return found
-        high = found.value * middle_s / step.low if step.low > 0 else math.inf
-        return replace(found, uncertainty=Range(found.value * middle_s / step.high, high))
-    return replace(found, uncertainty=report.uncertainty.get(_METRICS.get(found.id, found.id)))
+        if step is None or quantity.value is None or middle_s is None:
+            return quantity
+        high = quantity.value * middle_s / step.low if step.low > 0 else math.inf
+        return replace(quantity, uncertainty=Range(quantity.value * middle_s / step.high, high))
+    return replace(quantity, uncertainty=report.uncertainty.get(_METRICS.get(quantity.id, quantity.id)))
 
 
 _METRICS = {"recovery_s": "recovery"}
-"""Metrics that have another name than the quantity."""
+"""Metrics by the name of the quantity, where the names differ."""
 
 
 def stalled_share(report: Report) -> float:
@@ -168,21 +168,21 @@ def _faults(report: Report) -> Iterator[Quantity]:
     for fault in report.faults:
         key = f"{fault.type} {fault.target}".strip()
         seen[key] = seen.get(key, 0) + 1
-        told = [f"at {formats.duration(fault.began_s)}"]
-        told.append("to the end" if fault.ended_s is None else f"for {fault.lasted}")
+        details = [f"at {formats.duration(fault.began_s)}"]
+        details.append("to the end" if fault.ended_s is None else f"for {fault.lasted}")
         if fault.back_after_end_s is not None:
-            told.append(f"back {formats.duration(fault.back_after_end_s)} after its end")
-        told.append({None: "recovery unknown", True: "came through", False: "did not come through"}[fault.recovered])
+            details.append(f"back {formats.duration(fault.back_after_end_s)} after its end")
+        details.append({None: "recovery unknown", True: "recovered", False: "did not recover"}[fault.recovered])
         number = f" ({seen[key]})" if seen[key] > 1 else ""
         if fault.label != key:
-            told.insert(0, fault.label)
+            details.insert(0, fault.label)
         if fault.gap_open:
-            told.append("the gap is still open")
+            details.append("the gap is still open")
         bound = open_metrics.AT_LEAST if fault.gap_open else open_metrics.AT_MOST if fault.gap_at_most else ""
         name = f"{key}{number}"
         gap_s, by_s = fault.longest_gap_s, fault.uncertainty_s
         uncertainty = Range(gap_s - by_s, gap_s + by_s) if gap_s is not None and by_s else None
-        yield Quantity(name, name, "s", gap_s, detail=", ".join(told), bound=bound, uncertainty=uncertainty)
+        yield Quantity(name, name, "s", gap_s, detail=", ".join(details), bound=bound, uncertainty=uncertainty)
 
 
 def _certificate(report: Report) -> Iterator[Quantity]:

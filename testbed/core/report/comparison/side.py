@@ -42,7 +42,7 @@ class Quantity:
     ``noise`` is the range over the parts of the run, or the value's own confidence interval; None: one value alone.
     ``scale`` is the topology's, for a rate. ``detail`` says in a few words what the number leaves out. ``bound``: "at
     least" or "at most", where the value is only that, because the job did not come back. ``uncertainty`` is the range
-    of the value within the uncertainty by stalls of the host; None: no stall was in its time.
+    of the value within the uncertainty by stalls of the host; None without stalls in its time.
     """
 
     id: str
@@ -58,8 +58,8 @@ class Quantity:
     @property
     def reach(self) -> Range | None:
         """The range of the parts and of the uncertainty together; None if neither is known."""
-        known = [each for each in (self.noise, self.uncertainty) if each is not None]
-        return Range(min(each.low for each in known), max(each.high for each in known)) if known else None
+        ranges = [reach for reach in (self.noise, self.uncertainty) if reach is not None]
+        return Range(min(reach.low for reach in ranges), max(reach.high for reach in ranges)) if ranges else None
 
 
 @dataclass(frozen=True)

@@ -45,22 +45,22 @@ def _answers(validation: Validation) -> Iterator[Answer]:
         yield Answer(f"library-{it.name}", f"Does {it.title} hold?", _ANSWERS.get(it.verdict, it.verdict), why)
     where = ", on a noisy host" if validation.noisy else ""
     certified = f"Certified before the validation{where}."
-    told, text = ("yes", certified) if validation.certified else ("no", "Not certified.")
-    yield Answer("fidelity", "Did the fiber stay within tolerance?", told, text)
+    answer, text = ("yes", certified) if validation.certified else ("no", "Not certified.")
+    yield Answer("fidelity", "Did the fiber stay within tolerance?", answer, text)
 
 
 def _speeds(validation: Validation) -> Iterator[Quantity]:
     """Yield the median of each operation and size; its noise is the median's 95 % interval."""
     for library in validation.libraries:
-        for it in library.speeds:
-            size = f" of {formats.size(it.size)}" if it.size else ""
-            name = f"{library.name}, {it.operation}{size}"
-            uncertainty = Range(it.median_s - it.uncertainty_s, it.median_s + it.uncertainty_s)
+        for speed in library.speeds:
+            size = f" of {formats.size(speed.size)}" if speed.size else ""
+            name = f"{library.name}, {speed.operation}{size}"
+            uncertainty = Range(speed.median_s - speed.uncertainty_s, speed.median_s + speed.uncertainty_s)
             yield Quantity(
-                f"{library.name} {it.operation} {it.size}",
+                f"{library.name} {speed.operation} {speed.size}",
                 name,
                 "s",
-                it.median_s,
-                Range(it.low_s, it.high_s),
-                uncertainty=uncertainty if it.uncertainty_s else None,
+                speed.median_s,
+                Range(speed.low_s, speed.high_s),
+                uncertainty=uncertainty if speed.uncertainty_s else None,
             )

@@ -44,7 +44,7 @@ class WayRun:
         return found.value if found else None
 
     def reach(self, id: str) -> Range:
-        """Return the range of a value that is known, within the uncertainty by stalls of the host."""
+        """Return the range of a known value within the uncertainty by stalls of the host."""
         quantity = self.quantities[id]
         value = quantity.value or 0.0
         return quantity.uncertainty or Range(value, value)
@@ -54,7 +54,7 @@ class WayRun:
 class Paired:
     """Differences of one quantity to the baseline's run of the same seed: by seed, their mean, least and greatest.
 
-    ``uncertainty``: of the mean, the range within the uncertainty by stalls of the host; None without any.
+    ``uncertainty`` is the range of the mean within the uncertainty by stalls of the host; None without any.
     """
 
     way: str
@@ -64,7 +64,7 @@ class Paired:
 
     @property
     def within_noise(self) -> bool:
-        """Whether stalls of the host may have made the difference."""
+        """Whether stalls of the host may have caused the difference."""
         return self.uncertainty is not None and self.uncertainty.low <= 0 <= self.uncertainty.high
 
     @property
@@ -109,11 +109,13 @@ class WaysCompared:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on conditions: that compute is declared, what that stands for, and where the cores fell short."""
-        reports = [(it.way, it.side.report) for it in self.runs if it.side.report is not None]
-        said = dict.fromkeys(declared_section.note(it.declared, it.topology) for _, it in reports if it.declared)
-        late = dict.fromkeys(way for way, it in reports if it.declared and it.declared.verdict != HELD)
+        reports = [(run.way, run.side.report) for run in self.runs if run.side.report is not None]
+        declared = dict.fromkeys(
+            declared_section.note(report.declared, report.topology) for _, report in reports if report.declared
+        )
+        late = dict.fromkeys(way for way, report in reports if report.declared and report.declared.verdict != HELD)
         bound = f"{CPU_BOUND}: steps of {', '.join(late)} took longer than declared; their exposed times are affected."
-        return (*self._incomplete(), *said, *([bound] if late else []), *self._noisy(), *self._unlike())
+        return (*self._incomplete(), *declared, *([bound] if late else []), *self._noisy(), *self._unlike())
 
     @property
     def ended_early(self) -> tuple[WayRun, ...]:
@@ -137,13 +139,14 @@ class WaysCompared:
             yield f"Ended early: {', '.join(early)}; what is said of them is of their steps until then."
 
     def _noisy(self) -> Iterator[str]:
-        """Yield a sentence on the runs on a noisy host, which may differ by less than it seems."""
-        known = ((_run(it.way, it.seed), it.side.report.noise) for it in self.runs if it.side.report is not None)
-        noisy = {name: noise for name, noise in known if noise is not None and noise.noisy}
+        """Yield a sentence on runs on a noisy host, where small differences do not count."""
+        reports = ((_run(run.way, run.seed), run.side.report) for run in self.runs)
+        noises = ((name, report.noise) for name, report in reports if report is not None)
+        noisy = {name: noise for name, noise in noises if noise is not None and noise.noisy}
         if noisy:
             worst = max(noisy, key=lambda name: noisy[name].stalled_share)
-            of = "" if len(noisy) == 1 else f", the worst of {len(noisy)} runs on a noisy host"
-            yield f"{worst}{of}: {noise_section.sentence(noisy[worst])}"
+            among = "" if len(noisy) == 1 else f", the worst of {len(noisy)} runs on a noisy host"
+            yield f"{worst}{among}: {noise_section.sentence(noisy[worst])}"
 
     def _unlike(self) -> Iterator[str]:
         """Yield a sentence on ways whose steps have other tokens than the baseline's."""
@@ -182,21 +185,21 @@ class WaysCompared:
         """Return the differences to the baseline; None for the baseline itself, and without a common seed."""
         if way == self.baseline:
             return None
-        base = {it.seed: it for it in self.of(self.baseline)}
-        pairs = {it.seed: (it, base[it.seed]) for it in self.of(way) if it.seed in base}
-        found = {
-            seed: value - other
-            for seed, (run, of_base) in pairs.items()
-            if (value := run.value(id)) is not None and (other := of_base.value(id)) is not None
+        baselines = {run.seed: run for run in self.of(self.baseline)}
+        pairs = {run.seed: (run, baselines[run.seed]) for run in self.of(way) if run.seed in baselines}
+        differences = {
+            seed: value - base_value
+            for seed, (run, base) in pairs.items()
+            if (value := run.value(id)) is not None and (base_value := base.value(id)) is not None
         }
-        if not found:
+        if not differences:
             return None
-        reaches = [(pairs[seed][0].reach(id), pairs[seed][1].reach(id)) for seed in found]
+        reaches = [(pairs[seed][0].reach(id), pairs[seed][1].reach(id)) for seed in differences]
         uncertainty = Range(
-            statistics.fmean(mine.low - theirs.high for mine, theirs in reaches),
-            statistics.fmean(mine.high - theirs.low for mine, theirs in reaches),
+            statistics.fmean(reach.low - base_reach.high for reach, base_reach in reaches),
+            statistics.fmean(reach.high - base_reach.low for reach, base_reach in reaches),
         )
-        return Paired(way, id, found, uncertainty if uncertainty.low < uncertainty.high else None)
+        return Paired(way, id, differences, uncertainty if uncertainty.low < uncertainty.high else None)
 
     def mean_path(self, way: str) -> Parts | None:
         """Return the mean step by part, over seeds; None if no run has it."""
@@ -248,7 +251,7 @@ def _quantities(
     stalled = stalled_share(report)
 
     def time(id: str, name: str, seconds: float | None, of_s: float | None) -> Quantity:
-        """Return a time; ``of_s`` is the whole in which stalls may have been."""
+        """Return a time; ``of_s`` is the time in which stalls count."""
         by_s = stalled * (of_s or 0.0)
         uncertainty = Range(max(0.0, seconds - by_s), seconds + by_s) if seconds is not None and by_s else None
         return Quantity(id, name, "s", seconds, uncertainty=uncertainty)
@@ -342,14 +345,14 @@ def _all_paired(found: WaysCompared) -> Iterable[Paired]:
     return [it for it in pairs if it is not None]
 
 
-def _plain(it: Paired) -> dict[str, object]:
+def _plain(pair: Paired) -> dict[str, object]:
     return {
-        "way": it.way,
-        "id": it.id,
-        "by_seed": it.differences,
-        "mean": it.mean,
-        "low": it.low,
-        "high": it.high,
-        "uncertainty": it.uncertainty,
-        "within_noise": it.within_noise,
+        "way": pair.way,
+        "id": pair.id,
+        "by_seed": pair.differences,
+        "mean": pair.mean,
+        "low": pair.low,
+        "high": pair.high,
+        "uncertainty": pair.uncertainty,
+        "within_noise": pair.within_noise,
     }

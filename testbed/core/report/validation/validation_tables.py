@@ -53,7 +53,7 @@ _SPEED_HEAD = (
 )
 _WIRE_HEAD = ("operation", "size", "crossed, by direction", "required", "crossed ÷ required", "looks like")
 _LINKS_HEAD = ("direction", "one way", "payload rate")
-NOISY = "The host delayed packets while the fibers were certified, and may have delayed what was timed."
+NOISY = "The host delayed packets while the fibers were certified, and may have delayed timed operations."
 CHANGES_HEAD = ("", "library", "what", "baseline", "now")
 FAULT_FACTS = ("began after", "result", "last error", "healed", "bound", "communicator afterwards")
 
@@ -250,7 +250,7 @@ def change_rows(comparison: Comparison) -> Iterator[Text]:
 
 
 def fibers(validation: Validation) -> str:
-    """Return the verdict of the lab's certificate in words, as far as the result has it."""
+    """Return the verdict of the lab's certificate, as far as the result contains it."""
     if not validation.certified:
         return "NOT certified"
     return "certified, noisy host" if validation.noisy else "certified"

@@ -1,4 +1,4 @@
-"""What stalls of the host explain: late packets, the emulator's own drops, the uncertainty of a time."""
+"""Stalls of the host explain late packets and own drops of the emulator, and make times uncertain."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def sample(t: float, counts: tuple[float, ...], drops: dict[str, int] | None = N
 
 def fidelity(*samples: FiberSample, stalls: tuple[Stall, ...] = (), rate_bps: float | None = None):
     rates = {} if rate_bps is None else {"north": rate_bps}
-    (found,) = under_load(samples, None, None, StallLog(stalls, (), True), rates)
-    return found
+    (measured,) = under_load(samples, None, None, StallLog(stalls, (), True), rates)
+    return measured
 
 
 LATE = (9000.0, 200.0, 300.0, 500.0, 0.0, 0.0)
@@ -35,10 +35,10 @@ def test_late_packets_are_explained_by_stalls_that_are_long_and_many_enough():
     began, ended = sample(10.0, QUIET), sample(11.0, LATE)
     assert fidelity(began, ended).held is False
     enough = tuple(Stall(0, 10.0 + index / 10, 5e-3) for index in range(10))
-    found = fidelity(began, ended, stalls=enough)
-    assert (found.held, found.noisy) == (None, True)
-    assert found.p99_s is not None
-    assert found.p99_s > 1e-3, "what was measured is reported as it was"
+    measured = fidelity(began, ended, stalls=enough)
+    assert (measured.held, measured.noisy) == (None, True)
+    assert measured.p99_s is not None
+    assert measured.p99_s > 1e-3, "the measurement is reported unchanged"
 
 
 def test_too_little_stalled_time_explains_nothing():
@@ -70,9 +70,9 @@ def test_own_drops_that_overlap_a_stall_are_unknown_and_others_no(cause):
     twice = (20000.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     samples = sample(10.0, QUIET), sample(11.0, on_time, {cause: 7}), sample(12.0, twice, {cause: 7})
     assert fidelity(*samples).held is False
-    found = fidelity(*samples, stalls=(Stall(1, 10.5, 0.03),))
-    assert (found.held, found.noisy) == (None, False)
-    assert "7 packets, which may be due to stalls" in found.why
+    measured = fidelity(*samples, stalls=(Stall(1, 10.5, 0.03),))
+    assert (measured.held, measured.noisy) == (None, False)
+    assert "7 packets, which may be due to stalls" in measured.why
     assert fidelity(*samples, stalls=(Stall(1, 11.5, 0.03),)).held is False, "dropped in another second"
 
 
@@ -82,10 +82,10 @@ COUNTS = st.tuples(*[st.integers(0, 5000).map(float)] * 6)
 
 @given(COUNTS, COUNTS, st.integers(0, 3), STALLS, STALLS)
 def test_stalls_never_turn_fidelity_from_yes_to_no_or_back(one, two, drops, stalls, more):
-    """What is yes stays yes; no becomes unknown or noisy host at most, and more stalls never make it no again."""
+    """Yes stays yes. No becomes unknown or noisy host at most, and more stalls do not make it no again."""
     after = tuple(a + b for a, b in zip(one, two, strict=True))
     samples = sample(10.0, QUIET), sample(11.0, one), sample(12.0, after, {"memory": drops})
-    quiet, noisy, noisier = (fidelity(*samples, stalls=it).held for it in ((), stalls, (*stalls, *more)))
+    quiet, noisy, noisier = (fidelity(*samples, stalls=logged).held for logged in ((), stalls, (*stalls, *more)))
     assert noisy in (quiet, None)
     assert noisier in (noisy, None)
     if quiet is not False:
@@ -96,7 +96,8 @@ def test_stalls_never_turn_fidelity_from_yes_to_no_or_back(one, two, drops, stal
 def test_uncertainty_grows_with_stalls_up_to_the_interval(stalls, more, one, other):
     began, ended = min(one, other), max(one, other)
     timeouts = tuple(TcpTimeouts(t, "west-0", t - 1, 2) for t in (10.0, 11.0, 12.0))
-    less, greater = (StallLog(it, timeouts, True).uncertainty_s(began, ended) for it in (stalls, (*stalls, *more)))
+    logs = (StallLog(logged, timeouts, True) for logged in (stalls, (*stalls, *more)))
+    less, greater = (log.uncertainty_s(began, ended) for log in logs)
     assert 0 <= less <= greater + 1e-9
     assert greater <= ended - began
 

@@ -20,13 +20,13 @@ STALLS = st.lists(st.builds(Stall, st.integers(0, 3), TICKS.map(float), st.integ
 def test_the_union_is_that_of_every_tick(stalls, one, other):
     """Against the definition: a tick counts if any core was stalled in it."""
     began, ended = min(one, other), max(one, other)
-    expected = sum(any(it.began_t <= tick < it.ended_t for it in stalls) for tick in range(began, ended))
+    expected = sum(any(stall.began_t <= tick < stall.ended_t for stall in stalls) for tick in range(began, ended))
     assert stalled_s(stalls, began, ended) == pytest.approx(expected)
-    union = Intervals.union((it.began_t, it.ended_t) for it in stalls)
+    union = Intervals.union((stall.began_t, stall.ended_t) for stall in stalls)
     assert sum(end - begin for begin, end in union.within(began, ended)) == pytest.approx(expected)
 
 
-def test_a_hundred_thousand_stalls_are_asked_often():
+def test_a_hundred_thousand_stalls_answer_many_queries():
     random.seed(1)
     union = Intervals.union((t := random.uniform(0, 3600), t + random.expovariate(200)) for _ in range(100_000))
     parts = sum(union.length_s(second, second + 1) for second in range(3600))
@@ -44,4 +44,4 @@ def test_lines_are_read_in_the_order_of_time_and_damage_is_counted():
     stalls, malformed = read_stalls(lines)
     assert stalls == (Stall(0, 7.25, 0.0004), Stall(1, 7.5, 0.0123))
     assert malformed == 3
-    assert [Stall.from_dict(json.loads(json.dumps(it.to_dict()))) for it in stalls] == list(stalls)
+    assert [Stall.from_dict(json.loads(json.dumps(stall.to_dict()))) for stall in stalls] == list(stalls)

@@ -251,16 +251,16 @@ def test_a_difference_is_never_ranked_within_the_uncertainty_by_stalls(two: tupl
     assert few["figures", "tokens_per_s"]["judgement"] == "one value each"
     assert few["figures", "tokens_per_s"]["uncertainty_b"] is not None
     _stall(two[1], [(index * 0.143, 0.03) for index in range(400)])
-    found = beside(*two)
-    noisy = quantities(found)
+    comparison = beside(*two)
+    noisy = quantities(comparison)
     for key in ("tokens_per_s", "median_step_s", "tokens_per_s_outside_faults", "wall_s"):
         assert noisy["figures", key]["judgement"] == "within the noise", key
         low, high = noisy["figures", key]["uncertainty_b"]
         assert low < noisy["figures", key]["b"] < high
-    said = [it for it in comparison_words.conditions(found) if "Noisy host" in it]
-    assert len(said) == 1 and said[0].startswith("B: ")
-    assert said[0] in html(found)
-    assert "by stalls of the host" in html(found)
+    (sentence,) = [line for line in comparison_words.conditions(comparison) if "Noisy host" in line]
+    assert sentence.startswith("B: ")
+    assert sentence in html(comparison)
+    assert "by stalls of the host" in html(comparison)
 
 
 def test_faults_pair_by_type_target_and_order(two: tuple[Path, Path]) -> None:

@@ -1,4 +1,4 @@
-"""The report of a run on a host that stalls: unknown at most, and only where the stalls matter."""
+"""The report of a run on a host that stalls: verdicts become unknown at most, and only if the stalls matter."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_netem_is_not_measurable_on_a_noisy_host_too(tmp_path):
 
 
 @pytest.mark.parametrize("uncertified", [False, True])
-def test_fidelity_overrules_no_unknown(tmp_path, uncertified):
-    """A job whose holder was killed: it is unknown how it would have ended, whatever the fibers did."""
+def test_fidelity_does_not_overrule_unknown(tmp_path, uncertified):
+    """The process of the job was killed: the result is unknown, whatever the fibers did."""
     run = late(run_factory.make_run(tmp_path / "r", status="interrupted", steps=120, uncertified=uncertified))
     report = report_of(run)
     assert answers(report)["fidelity"] == "no"
@@ -86,7 +86,7 @@ def test_fidelity_overrules_no_unknown(tmp_path, uncertified):
     assert "interrupted" in report.headline
 
 
-def test_a_failure_stays_one_beside_noise(tmp_path):
+def test_a_failure_stays_a_failure_with_noise(tmp_path):
     run = stall(late(run_factory.make_run(tmp_path / "r", status="failed", steps=260)), *EACH_SECOND)
     assert report_of(run).verdict == "fail"
 
@@ -106,7 +106,7 @@ def expect(path: Path, text: str, measured: float, holds: bool) -> Path:
 
 
 def without_noise(document: object) -> dict:
-    """Return report.json without what only a run with a stall log has."""
+    """Return report.json without the fields of the stall log."""
     assert isinstance(document, dict)
     plain = json.loads(json.dumps(document, allow_nan=False))
     plain.pop("noise"), plain.pop("uncertainty")
@@ -161,7 +161,7 @@ def test_a_stall_outside_the_gap_leaves_recovery_alone(tmp_path):
 
 
 def test_goodput_depends_on_where_the_stalls_were(tmp_path):
-    """In quiet steps they slow the fault-free pace alike; beside the cut they cost goodput."""
+    """In quiet steps they slow the fault-free pace too; at the cut they cost goodput."""
     wall_s = 400 * run_factory.STEP_S + run_factory.STALL_S + 0.07
     in_quiet = report_of(stall(run_factory.make_run(tmp_path / "quiet"), *((second, 0.1) for second in range(1, 20))))
     at_cut = report_of(stall(run_factory.make_run(tmp_path / "cut"), (CUT_S + 0.05, 0.3)))
@@ -189,7 +189,7 @@ def test_timeouts_that_began_in_a_stall_add_their_time(tmp_path):
 
 
 def test_what_noise_cannot_cause_stays_a_failure(tmp_path):
-    """Steps lost and wrong sums are no times."""
+    """Stalls do not affect lost steps and wrong sums."""
     run = expect(run_factory.make_run(tmp_path / "r"), "steps_lost <= 3", 4.0, False)
     assert report_of(stall(run, *EACH_SECOND)).verdict == "fail"
 
@@ -213,7 +213,7 @@ def test_more_stalls_only_make_verdicts_unknown(expected_runs, stalls, more, tex
 
 @pytest.fixture(scope="module")
 def expected_runs(tmp_path_factory):
-    """By the expectation, the verdict without stalls, and a run that has it."""
+    """Return the verdict without stalls and the run, by expectation."""
     runs = {}
     for index, text in enumerate(["goodput >= 0.99", "goodput >= 0.9", "recovery <= 400ms", "recovery <= 370ms"]):
         run = run_factory.make_run(tmp_path_factory.mktemp("expected") / str(index))

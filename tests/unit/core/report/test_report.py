@@ -117,17 +117,20 @@ def test_a_run_without_a_certificate_that_was_allowed_says_so(tmp_path):
 
 
 def certified_as(path: Path, verdict: str) -> Path:
-    """Change the certificate of a run: a host that delayed an eighth of the packets, and a rate that it kept from a
-    result where ``verdict`` says so."""
+    """Change the certificate of a run to ``verdict``: a host that delayed 12 % of the packets, or a rate that was not
+    measurable."""
     file = path / "certificate.json"
-    found = json.loads(file.read_text())
+    certificate = json.loads(file.read_text())
     if "noisy" in verdict:
-        found["noise"] = {"packets": 1000, "delayed": 120, "median_s": 3e-4, "p99_s": 4e-3, "stalls": None}
+        certificate["noise"] = {"packets": 1000, "delayed": 120, "median_s": 3e-4, "p99_s": 4e-3, "stalls": None}
     else:
         rate = {"what": "rate", "target": 8e8, "measured": None, "low": None, "high": None, "verdict": "unmeasured"}
-        found["links"][0]["directions"][0]["checks"][-1] = {**rate, "why": "rate: 2 pairs of packets were on time"}
+        certificate["links"][0]["directions"][0]["checks"][-1] = {
+            **rate,
+            "why": "rate: 2 pairs of packets were on time",
+        }
         change(path, "run.json", uncertified=True)
-    file.write_text(json.dumps(found))
+    file.write_text(json.dumps(certificate))
     return path
 
 
@@ -142,8 +145,8 @@ def test_a_noisy_host_is_certified_and_says_so_first(run):
     assert (written["verdict"], written["certified"], written["noisy"]) == ("certified, noisy host", True, True)
     for page in (html(report), markdown(report)):
         assert "Uncertified" not in page
-        assert page.index("noisy host: it disturbed 12% of the small packets") < page.index("verdict")
-        assert page.count("it disturbed 12% of the small packets") == 2, "on the first lines, and with the certificate"
+        assert page.index("noisy host: it delayed 12% of the small packets") < page.index("verdict")
+        assert page.count("it delayed 12% of the small packets") == 2, "on the first lines, and with the certificate"
 
 
 def test_fibers_that_were_not_measurable_leave_the_run_unknown(run):

@@ -353,7 +353,7 @@ def test_times_differ_only_beyond_noise(factor, spread, changes):
         return factory.library(speeds=(dataclasses.replace(factory.speed(), median_s=median_s, **bounds),))
 
     assert [kind for kind, _ in change_of(sped(0.1), sped(0.1 * factor))] == changes
-    # Within what stalls of the host may have added nothing is worse or better.
+    # Differences within the uncertainty by stalls of the host do not count.
     stalled = dataclasses.replace(sped(0.1 * factor).speeds[0], uncertainty_s=0.04)
     assert change_of(sped(0.1), factory.library(speeds=(stalled,))) == []
 

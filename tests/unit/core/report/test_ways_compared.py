@@ -59,19 +59,21 @@ def test_differences_are_of_runs_with_the_same_seed() -> None:
 
 
 def test_a_difference_that_stalls_may_have_made_is_within_noise() -> None:
-    def with_share(it: WayRun, share: float, by: float) -> WayRun:
-        quantity = replace(it.quantities["compute_utilization"], value=share, uncertainty=Range(share - by, share + by))
-        return replace(it, quantities={**it.quantities, "compute_utilization": quantity})
+    def with_share(run: WayRun, share: float, by: float) -> WayRun:
+        quantity = replace(
+            run.quantities["compute_utilization"], value=share, uncertainty=Range(share - by, share + by)
+        )
+        return replace(run, quantities={**run.quantities, "compute_utilization": quantity})
 
     for by, within in ((0.005, False), (0.02, True)):
-        runs = tuple(with_share(it, 0.5 if it.way == "ddp" else 0.53, by) for it in FOUND.runs)
+        runs = tuple(with_share(run, 0.5 if run.way == "ddp" else 0.53, by) for run in FOUND.runs)
         noisy = replace(FOUND, runs=runs)
-        found = noisy.paired(WAYS[1], "compute_utilization")
-        assert found is not None
-        assert found.uncertainty == pytest.approx((0.03 - 2 * by, 0.03 + 2 * by))
-        assert found.within_noise is within
-        assert ("within noise" in ways_tables.difference(noisy, found)) is within
-        (plain,) = [it for it in to_json(noisy)["differences"] if it["id"] == "compute_utilization"]  # type: ignore
+        paired = noisy.paired(WAYS[1], "compute_utilization")
+        assert paired is not None
+        assert paired.uncertainty == pytest.approx((0.03 - 2 * by, 0.03 + 2 * by))
+        assert paired.within_noise is within
+        assert ("within noise" in ways_tables.difference(noisy, paired)) is within
+        (plain,) = [row for row in to_json(noisy)["differences"] if row["id"] == "compute_utilization"]  # type: ignore
         assert plain["within_noise"] is within
     assert FOUND.paired(WAYS[1], "heldout_loss").uncertainty is None  # type: ignore[union-attr]
 
