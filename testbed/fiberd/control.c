@@ -286,9 +286,10 @@ static void do_recorded(struct control *control) {
     enum { LINES = 500 };
     struct recorder *recorder = &control->plant->recorder;
     for (int i = 0; i < LINES && recorder->read < recorder->count; i++) {
-        const struct record *it = &recorder->records[recorder->read++];
+        const struct record *record = &recorder->records[recorder->read++];
         answer(control, "packet %s %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu32 "\n",
-               control->plant->fibers[it->fiber]->name, it->mark, it->arrival, it->due, it->sent, it->period, it->segments);
+               control->plant->fibers[record->fiber]->name, record->mark, record->arrival, record->due, record->sent,
+               record->period, record->segments);
     }
     if (recorder->read == recorder->count)
         answer(control, "lost %" PRIu64 "\n", recorder->lost);
@@ -319,7 +320,9 @@ static void do_line(struct control *control, char *line) {
     else if (strcmp(command, "go") == 0)
         do_go(control);
     else
-        answer(control, "error %.64s: unknown command (available: add, set, get, flush, go, record, recorded, stats, ping)\n", command);
+        answer(control,
+               "error %.64s: unknown command (available: add, set, get, flush, go, record, recorded, stats, ping)\n",
+               command);
 }
 
 /* ---- socket --------------------------------------------------------------------------------------------------------- */

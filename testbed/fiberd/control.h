@@ -8,9 +8,9 @@
  *   get NAME                   one line "values NAME KEY=VALUE..." with every key of `set` as it is in force, then "ok"
  *   go                         start forwarding; answers "ok scheduling=... priority=... spin_us=..."
  *   flush NAME                 drop all packets in flight in the direction
- *   record NONCE               forget what was recorded; record packets with this nonce (record.h; 0: none)
- *   recorded                   up to 500 lines "packet NAME MARK ARRIVAL DUE SENT PERIOD SEGMENTS" that were not read yet,
- *                              in ns of CLOCK_MONOTONIC, after the last of them "lost COUNT", then "ok"
+ *   record NONCE               delete all records; record packets with this nonce from now on (record.h; 0: none)
+ *   recorded                   up to 500 unread lines "packet NAME MARK ARRIVAL DUE SENT PERIOD SEGMENTS", in ns of
+ *                              CLOCK_MONOTONIC; "lost COUNT" after the last one; then "ok"
  *   stats                      one line "direction NAME KEY=VALUE..." per direction, then "ok"
  *   ping                       "ok"
  *

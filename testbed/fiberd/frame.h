@@ -18,7 +18,7 @@ struct frame {
     uint64_t sequence;  /* order of arrival within its direction */
     uint64_t arrival;   /* when the kernel received it */
     uint64_t mark;      /* of a packet to record; else 0 */
-    uint64_t period;    /* of the queue (record.h) */
+    uint64_t period;    /* busy period of the queue (record.h) */
     int64_t extra_ns;   /* jitter and reordering: due is this much after depart + delay */
     bool held;          /* delayed by `reorder` */
     uint32_t length;    /* of the packet, virtio header included */

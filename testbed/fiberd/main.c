@@ -1,7 +1,7 @@
 /* fiberd: forwards packets between the ends of emulated fibers, each direction with its delay, rate, queue and loss.
  *
  *   fiberd [--netns PATH] [--seed N] [--priority N] [--parent PID] [--directions N]
- *   fiberd --stalls [--parent PID]      log when cores were taken away (stalls.h)
+ *   fiberd --stalls [--parent PID]      log stalls of the cores (stalls.h)
  *
  * stdin is the control socket (control.h).
  *

@@ -1,7 +1,7 @@
 /* A record of measuring packets: when each arrived, was due, and had been sent.
  *
- * A measuring packet is IPv4, UDP or ICMP echo, and its payload begins with a mark of 64 bits in host byte order: a nonce
- * of 24 bits, then 40 bits that name the packet. Only packets with the nonce of `record` are recorded. */
+ * A measuring packet is IPv4, UDP or ICMP echo, and its payload begins with a mark of 64 bits in host byte order: a
+ * nonce of 24 bits, then 40 bits that identify the packet. Only packets with the nonce of `record` are recorded. */
 #ifndef FIBERD_RECORD_H
 #define FIBERD_RECORD_H
 
@@ -25,16 +25,16 @@ struct recorder {
     uint64_t nonce; /* 0: nothing is recorded */
     struct record *records;
     size_t count, read;
-    uint64_t lost; /* packets that there was no room for */
+    uint64_t lost; /* packets not recorded because the record was full */
 };
 
-/* Forget all records; record packets with this nonce from now on (0: none). Returns false without memory. */
+/* Delete all records; record packets with this nonce from now on (0: none). Returns false without memory. */
 bool recorder_start(struct recorder *recorder, uint64_t nonce);
 
-/* Return the mark of a packet to record, nonce included; 0 for any other packet. `packet` begins with a virtio header. */
+/* Return the mark of a packet to record, with the nonce; 0 for other packets. `packet` begins with a virtio header. */
 uint64_t recorder_mark(const struct recorder *recorder, const uint8_t *packet, size_t length);
 
-/* Add a record; counts it as lost where there is no room. */
+/* Add a record, or count it as lost if the record is full. */
 void recorder_add(struct recorder *recorder, struct record record);
 
 #endif

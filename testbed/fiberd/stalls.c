@@ -32,7 +32,7 @@ __attribute__((noreturn)) static void watch_core(size_t core) {
             continue;
         const uint64_t now = now_ns();
         if (now - due > STALL_THRESHOLD_NS) {
-            /* One write of less than PIPE_BUF is atomic. A full pipe loses the line: waiting would be a stall of its own. */
+            /* A write of less than PIPE_BUF is atomic. A full pipe loses the line, because waiting would be a stall. */
             char line[64];
             const int length = snprintf(line, sizeof line, "%zu %" PRIu64 " %" PRIu64 "\n", core, due, now - due);
             if (write(STDOUT_FILENO, line, (size_t)length) < 0 && errno != EAGAIN)
@@ -67,7 +67,7 @@ int stalls_watch(pid_t parent) {
         }
         if (child < 0) {
             fprintf(stderr, "fiberd: fork: %s\n", strerror(errno));
-            return 1; /* the children that there are end with this process */
+            return 1; /* children that were started end with this process */
         }
         children[count++] = child;
     }
