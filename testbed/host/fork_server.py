@@ -42,7 +42,7 @@ def missing() -> str:
 def start(argv: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     """Start the process of a fork server, which then imports torch; the kernel ends it together with this thread.
 
-    ``argv`` starts it elsewhere: in a container, with its Python.
+    ``argv`` replaces the command, to start it in a container.
     """
     # While it imports torch, for seconds, it does not read stdin and would miss EOF.
     dying = [setpriv, "--pdeathsig", "KILL", "--"] if (setpriv := shutil.which("setpriv")) else []
@@ -70,7 +70,7 @@ class ForkServer:
         child: subprocess.Popen[bytes],
         elsewhere: bool = False,
     ) -> None:
-        """``child`` is what :func:`start` returned; ``elsewhere``: it was started with an ``argv``."""
+        """``child`` is the process from :func:`start`; ``elsewhere``: whether ``argv`` was passed there."""
         self._heard, self._child, self._elsewhere = heard, child, elsewhere
         self._lock = threading.Lock()
         self.exited = threading.Event()

@@ -114,7 +114,7 @@ def _extras() -> dict[str, list[str]]:
     """Return requirements by extra: of the repository that this code runs from, else of the installed package."""
     project = _PACKAGE.parent / "pyproject.toml"
     if project.is_file():
-        import tomllib  # like importlib.metadata only for messages: 0.01 s of every command
+        import tomllib  # only messages need it and importlib.metadata, which take 0.01 s of every command
 
         return dict(tomllib.loads(project.read_text())["project"]["optional-dependencies"])
     from importlib import metadata

@@ -64,16 +64,16 @@ def _trials() -> dict[str, str]:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(clone_newnet) != 0:
         return {"unshare": f"not permitted ({os.strerror(ctypes.get_errno()).lower()})"}
-    found = {"unshare": ""}
+    failures = {"unshare": ""}
     with contextlib.closing(rtnetlink.connect()) as raw:
 
         def attempt(name: str, *requests: Callable[[], bytes]) -> None:
             try:
                 for request in requests:
                     rtnetlink.exchange(raw, [request()])
-                found[name] = ""
+                failures[name] = ""
             except OSError as error:
-                found[name] = f"not supported by this kernel ({errno.errorcode.get(error.errno or 0, error)})"
+                failures[name] = f"not supported by this kernel ({errno.errorcode.get(error.errno or 0, error)})"
 
         def index(name: str) -> int:
             return rtnetlink.index(raw, name)
@@ -97,4 +97,4 @@ def _trials() -> dict[str, str]:
             "altname",
             lambda: rtnetlink.new_alternative(index("trial-b"), "trial-of-a-name-of-39-characters-in-all"),
         )
-    return found
+    return failures

@@ -220,11 +220,11 @@ class Containerlab:
             raise StorageError(f"cannot write {self._file}: {error.strerror}") from error
         bound = deploy_bound_s(len(step.names))
         try:
-            said = self._containerlab(["deploy", "--topo", str(self._file)], bound)
+            output = self._containerlab(["deploy", "--topo", str(self._file)], bound)
         except HostError as error:
             raise HostError(f"{error}{self._late()}") from error
         for name in step.names:
-            if complaint := _complaint(said, name):
+            if complaint := _complaint(output, name):
                 raise HostError(f"network setup of {name} failed: {complaint}")
         pids = self._pids()
         if lacking := [name for name in step.names if not pids.get(name)]:

@@ -228,7 +228,7 @@ def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
             shutil.rmtree(root / useless, ignore_errors=True)
         say(f"importing it as {name}")
         archive = Path(folder) / "root.tar"
-        import tarfile  # with its compressors 0.01 s, which `up` need not spend
+        import tarfile  # takes 0.01 s with its compressors, and `up` does not need it
 
         with tarfile.open(archive, mode="w") as tar:
             tar.add(root, arcname=".")

@@ -68,9 +68,9 @@ class RecordedPacket:
     """A measuring packet that crossed a direction; times in ns of CLOCK_MONOTONIC.
 
     Attributes:
-        mark: the 40 bits that name it; of the first segment of a super-packet.
+        mark: the 40 bits that identify the packet; of the first segment of a super-packet.
         arrival_ns: when the kernel received it at the fiber.
-        due_ns: when it was to leave the fiber.
+        due_ns: when it was due to leave the fiber.
         sent_ns: when the call that sent it had returned, so that a stall within the call counts.
         period: busy period of the queue; equal for packets between which the queue never ran empty.
         segments: MTU segments that it represents.
@@ -87,7 +87,7 @@ class RecordedPacket:
 
 @dataclass(frozen=True)
 class PacketRecord:
-    """The measuring packets recorded so far; ``lost`` is the number of those for which there was no room."""
+    """The measuring packets recorded so far; ``lost`` counts those not recorded because the record was full."""
 
     packets: tuple[RecordedPacket, ...] = ()
     lost: int = 0
@@ -144,7 +144,7 @@ class Emulator(Protocol):
         """Return one record per direction, in the order of the start. Raises LabError as :meth:`set`."""
 
     def record(self, nonce: int) -> PacketRecord | None:
-        """Return the packets recorded so far, then record those whose mark has this nonce (0: none).
+        """Return the packets recorded so far, then record those with this nonce in their mark (0: none).
 
         Returns None where the emulator records no packets. Raises LabError as :meth:`set`.
         """

@@ -149,7 +149,7 @@ class Fiberd:
         return tuple(_parse_stats(line) for line in self._ask(["stats"], collect=True))
 
     def record(self, nonce: int) -> PacketRecord:
-        """Return the packets recorded so far, then record those whose mark has this nonce (0: none).
+        """Return the packets recorded so far, then record those with this nonce in their mark (0: none).
 
         Raises:
             LabError: fiberd has ended, does not answer, or lacks the memory.

@@ -1,7 +1,7 @@
-"""Stalls of the host's cores: when each was taken away, as ``fiberd --stalls`` logs it (``testbed/fiberd/stalls.h``).
+"""Stalls of the host's cores, as ``fiberd --stalls`` logs them (``testbed/fiberd/stalls.h``).
 
 A core of a virtual machine stalls while another guest uses the hardware. Packets that pass a stalled core are late, and
-ranks on it do not compute; neither is the emulated network's doing.
+ranks on it do not compute; neither is an effect of the emulated network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from testbed.host.emulators.fiberd import find_binary
 __all__ = ["StallWatch"]
 
 MOST_KEPT: Final = 200_000
-"""Stalls kept in memory: an hour of a machine that loses a quarter of its time in bursts of a few milliseconds."""
+"""Stalls kept in memory: an hour on a machine that loses a quarter of its time in bursts of a few milliseconds."""
 
 END_S: Final = 2.0
 
@@ -40,7 +40,7 @@ class StallWatch:
         return self._process is not None and self._process.poll() is None
 
     def start(self, log_path: Path) -> None:
-        """Start watching, if fiberd was compiled and this process may use real-time priority; else do nothing.
+        """Start watching; do nothing if fiberd is not compiled or this process may not use real-time priority.
 
         The watch ends with the calling thread (PDEATHSIG). Its stderr goes to ``log_path``.
         """

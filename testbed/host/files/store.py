@@ -428,7 +428,7 @@ class RunDirectory:
         )
 
     def stall_log(self) -> StallLog:
-        """Read the host's stalls so far, without the rest of the run. Raises StorageError."""
+        """Read only the host's stalls so far. Raises StorageError."""
         with _translated(self.path):
             watched, stalls = self._stalls({})
             metrics, _ = read_metrics(_read_lines(self._top, "metrics.jsonl", having=b'"tcp_timeouts"')[0])
@@ -490,7 +490,7 @@ def _read_json(folder: beneath.Folder, name: str) -> tuple[object, bool]:
 
 
 def _read_lines(folder: beneath.Folder, name: str, having: bytes = b"") -> tuple[list[object], int, bool]:
-    """Return (decoded lines, number of lines that are not JSON, whether the file exists); only lines with ``having``.
+    """Return (decoded lines, number of lines that are not JSON, whether the file exists), of lines with ``having``.
 
     A last line torn by a crash counts as neither.
     """
@@ -538,7 +538,7 @@ def list_runs(*roots: Path, begun: bool = False) -> list[RunDirectory]:
 
 def build_report(run: RunDirectory) -> Report:
     """Build the report from the run directory's current content; writes nothing. Raises StorageError."""
-    from testbed.core.report.document import build  # 0.1 s, which a keeper and `up` need not spend
+    from testbed.core.report.document import build  # takes 0.1 s; a keeper and `up` do not need it
 
     return build(run.read())
 

@@ -32,7 +32,7 @@ def traffic() -> dict[str, Traffic]:
 
 
 def tcp_timeouts() -> int:
-    """Return the retransmission timeouts of TCP in the calling thread's network namespace since its creation.
+    """Return TCP's retransmission timeouts in the calling thread's network namespace since its creation.
 
     Raises:
         HostError: the kernel does not count them.

@@ -128,7 +128,7 @@ class Namespace:
     def add_forwarding(self, mac: str, port: str) -> None:
         """Tell a bridge for good that the hardware address is at its ``port``."""
         with translated(f"add {mac} to the port {self.path.name}:{port}"):
-            # It replaces the entry: the bridge may have learned the address since the interface became its port.
+            # Replaces an entry that the bridge may have learned since the interface became its port.
             rtnetlink.exchange(self._raw, [rtnetlink.forwarding(self.index(port), mac)])
 
     def limit(self, name: str, bucket: rate_limit.TokenBucket) -> None:

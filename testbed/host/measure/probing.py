@@ -29,7 +29,7 @@ ECHO_REQUEST, ECHO_REPLY = 8, 0
 CONNECT_S = 2.0
 
 NONCE = secrets.randbelow((1 << 24) - 1) + 1
-"""Begins the marks of this process's packets (``testbed/fiberd/record.h``): the emulator records those alone."""
+"""Begin of the marks of this process's packets (``testbed/fiberd/record.h``); the emulator records only these."""
 MARK_BITS = 40
 _NUMBER_BITS = 24
 
@@ -41,7 +41,7 @@ _ECHO_BODY = struct.Struct("=Qq")
 """Mark and time of sending in ns."""
 
 _IDENTITIES = itertools.count(os.getpid())
-"""One for each prober: identifies its marks, and its echoes among those between the same addresses (RFC 792)."""
+"""One per prober: identifies its marks, and its echoes among others between the same addresses (RFC 792)."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Departure:
 class Prober(Protocol):
     """Sends numbered packets over a path and collects their arrivals.
 
-    ``departures`` has the packets sent so far, by number; a number is never used again.
+    ``departures`` has the packets sent so far, by number; numbers are not reused.
     """
 
     path: ProbePath
@@ -128,13 +128,13 @@ class Probe:
         return True
 
     def receive(self) -> list[Arrival]:
-        found = []
+        arrivals = []
         for data, arrived_ns in received(self.receiver):
             if len(data) == _SMALL.size:
                 packet, sent_ns = _SMALL.unpack(data)
                 if packet >> _NUMBER_BITS == mark(self.identity, 0, nonce=True) >> _NUMBER_BITS:
-                    found.append(Arrival(number_of(packet), (arrived_ns - sent_ns) * 1e-9))
-        return found
+                    arrivals.append(Arrival(number_of(packet), (arrived_ns - sent_ns) * 1e-9))
+        return arrivals
 
 
 class Echo:
@@ -169,19 +169,19 @@ class Echo:
         return True
 
     def receive(self) -> list[Arrival]:
-        found = []
+        arrivals = []
         for packet, arrived_ns in received(self._socket):
             data = packet[4 * (packet[0] & 15) :]  # a raw socket has the IP header before it
             if len(data) == _ECHO_HEAD.size + _ECHO_BODY.size:
                 kind, _, _, identifier, _ = _ECHO_HEAD.unpack_from(data)
                 packet, sent_ns = _ECHO_BODY.unpack_from(data, _ECHO_HEAD.size)
                 if (kind, identifier) == (ECHO_REPLY, self.identity):
-                    found.append(Arrival(number_of(packet), (arrived_ns - sent_ns) * 1e-9))
-        return found
+                    arrivals.append(Arrival(number_of(packet), (arrived_ns - sent_ns) * 1e-9))
+        return arrivals
 
 
 def mark(identity: int, number: int, nonce: bool = False) -> int:
-    """Return the mark of a prober's packet, as the emulator records it; with ``nonce`` as it stands in the packet."""
+    """Return the mark of a prober's packet, as the emulator records it; with ``nonce`` as the packet contains it."""
     return (NONCE << MARK_BITS if nonce else 0) | identity << _NUMBER_BITS | number
 
 
@@ -245,7 +245,7 @@ def rounds(probers: Sequence[Prober], count: int, interval_s: float, patience_s:
     Sends are spread over the interval so that no two coincide, and paths do not disturb each other.
     """
     first = {prober.path.name: len(prober.departures) for prober in probers}
-    found: dict[str, list[Arrival]] = {prober.path.name: [] for prober in probers}
+    arrivals: dict[str, list[Arrival]] = {prober.path.name: [] for prober in probers}
     start = time.monotonic()
     slot = interval_s / max(1, len(probers))
     for turn in range(count):
@@ -254,19 +254,19 @@ def rounds(probers: Sequence[Prober], count: int, interval_s: float, patience_s:
             while (left := due - time.monotonic()) > 0:
                 time.sleep(left)
             prober.send()
-        _collect(probers, first, found)
+        _collect(probers, first, arrivals)
     until = time.monotonic() + patience_s
-    while time.monotonic() < until and any(len(found[prober.path.name]) < count for prober in probers):
+    while time.monotonic() < until and any(len(arrivals[prober.path.name]) < count for prober in probers):
         time.sleep(0.002)
-        _collect(probers, first, found)
-    return found
+        _collect(probers, first, arrivals)
+    return arrivals
 
 
-def _collect(probers: Sequence[Prober], first: Mapping[str, int], found: dict[str, list[Arrival]]) -> None:
-    """Add what has arrived; a packet of an earlier round came too late."""
+def _collect(probers: Sequence[Prober], first: Mapping[str, int], arrivals: dict[str, list[Arrival]]) -> None:
+    """Add the packets that have arrived; those of earlier rounds are too late to count."""
     for prober in probers:
         name = prober.path.name
-        found[name] += [arrival for arrival in prober.receive() if arrival.number >= first[name]]
+        arrivals[name] += [arrival for arrival in prober.receive() if arrival.number >= first[name]]
 
 
 def congestion_control(client: Path, server: Path, address: str) -> str:

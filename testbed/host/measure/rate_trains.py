@@ -67,7 +67,7 @@ class Train:
 
 @dataclass
 class Passage:
-    """What became of a train: ``arrivals`` are (seconds since ``epoch_ns`` by the kernel's clock, bits on the wire,
+    """The arrival of a train: ``arrivals`` are (seconds since ``epoch_ns`` by the kernel's clock, bits on the wire,
     mark of the first packet).
 
     ``handed_bps`` is the rate at which the sender handed the train over. ``queued_bytes`` is what ``queued`` of

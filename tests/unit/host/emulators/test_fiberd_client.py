@@ -77,8 +77,8 @@ def test_installed_elsewhere_the_command_names_what_it_was_installed_from(
     text = json.dumps(origin).replace("CHECKOUT", str(tmp_path))
     monkeypatch.setattr(client, "_BINARY", tmp_path / "fiberd")
     monkeypatch.setattr(installation, "_PACKAGE", tmp_path / "site-packages" / "testbed")
-    told = types.SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: told)
+    distribution = types.SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: distribution)
     with pytest.raises(MissingTool) as caught:
         client.find_binary()
     words = shlex.split(caught.value.install, comments=True)
