@@ -87,7 +87,7 @@ class AgentPool:
         self.states: dict[int, AgentState] = {}
 
     def adopt(self, child: Popen[bytes]) -> None:
-        """Take over the fork server of namespaces, which has been started before this process imported the rest."""
+        """Take over the fork server for namespaces, which was started before the other imports of this process."""
         self._begin(SHARED, child)
 
     def make(self, step: Step) -> Facts:

@@ -171,18 +171,22 @@ class Exporter(Collector):
         yield _family(series.FAULTS, [((kind,), began.get(kind, 0)) for kind in registry()])
 
     def _certified(self) -> Iterator[Metric]:
-        found = self._read_certificate()
-        if found is None:
+        certificate = self._read_certificate()
+        if certificate is None:
             return
-        directions = [(self._leaves.get(it.direction), it) for link in found.links for it in link.directions]
-        known = [(labels, it) for labels, it in directions if labels is not None]
-        yield _family(series.CERTIFIED, [((), float(found.certified))])
-        yield _family(series.CERTIFICATE_NOISY, [((), float(found.noisy))])
-        yield _family(series.CERTIFICATE_TIME, [((), found.taken_unix_s)])
-        told = [(labels, it) for labels, it in known if it.verdict != NOT_MEASURED]
-        yield _family(series.CERTIFICATE_OK, [(labels, float(it.ok)) for labels, it in told])
-        yield _family(series.CERTIFICATE_TOLERANCE, [(labels, it.tolerance_s) for labels, it in known])
-        errors = [(labels, it.error_median_s) for labels, it in known]
+        directions = [
+            (self._leaves.get(direction.direction), direction)
+            for link in certificate.links
+            for direction in link.directions
+        ]
+        known = [(labels, direction) for labels, direction in directions if labels is not None]
+        yield _family(series.CERTIFIED, [((), float(certificate.certified))])
+        yield _family(series.CERTIFICATE_NOISY, [((), float(certificate.noisy))])
+        yield _family(series.CERTIFICATE_TIME, [((), certificate.taken_unix_s)])
+        measured = [(labels, direction) for labels, direction in known if direction.verdict != NOT_MEASURED]
+        yield _family(series.CERTIFICATE_OK, [(labels, float(direction.ok)) for labels, direction in measured])
+        yield _family(series.CERTIFICATE_TOLERANCE, [(labels, direction.tolerance_s) for labels, direction in known])
+        errors = [(labels, direction.error_median_s) for labels, direction in known]
         yield _family(series.CERTIFICATE_ERROR, [(labels, error) for labels, error in errors if error is not None])
 
     def _read_certificate(self) -> Certificate | None:

@@ -297,7 +297,7 @@ def _interrupt(run: str, why: str) -> None:
     """Record how a run ended that no other process will end; what was measured is kept."""
     if not run:
         return
-    from testbed.host.files.store import RunDirectory  # 0.03 s of a keeper's start
+    from testbed.host.files.store import RunDirectory  # takes 0.03 s, which would delay a keeper's start
 
     try:
         directory = RunDirectory.open(Path(run))

@@ -123,7 +123,7 @@ class Keeper:
 
     def serve(self) -> None:
         """Serve requests until the lab is down; print "ready" first."""
-        # In the engine's thread, for PDEATHSIG.
+        # The engine's thread starts it, because PDEATHSIG follows the thread.
         self.do(lambda: self.stalls.start(self.lab.emulator_log))
         threading.Thread(target=self.faults.run, args=(self._ended,), name="faults", daemon=True).start()
         threading.Thread(target=self.schedule.run, args=(self._ended,), name="schedule", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Entry point of a lab's keeper process. Its own imports wait until the fork server has begun to import torch."""
+"""Entry point of a lab's keeper process. It starts the fork server, which imports torch, before its own imports."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     if not folder.path.is_dir():
         return 3  # the lab was taken down meanwhile: nothing of it may come back
-    containers = "--containers" in arguments  # which do not exist yet, and have a fork server each
-    # By the main thread, which lives as long as the process: PDEATHSIG follows the thread that forks.
+    containers = "--containers" in arguments  # each has a fork server of its own, once it exists
+    # The main thread forks, because PDEATHSIG follows the forking thread and this one lives as long as the process.
     child = fork_server.start() if "--agents" in arguments and not containers else None
     from testbed.keeper import protocol
     from testbed.keeper.event_log import bound_log

@@ -123,8 +123,8 @@ class DirectionCounters(TypedDict):
 class StallsAnswer(TypedDict):
     """Stalls of the host's cores: (core, start in seconds of CLOCK_MONOTONIC, length in seconds).
 
-    ``next`` is the number of the first stall that is not among them; ``watching`` is False where nothing is logged:
-    without fiberd's binary, or without the right to real-time priority.
+    ``next`` is the number of the first stall after them; ``watching`` is False if stalls are not logged: without
+    fiberd's binary, or without the right to real-time priority.
     """
 
     watching: bool
@@ -136,7 +136,7 @@ class RecordedPackets(TypedDict):
     """Measuring packets that crossed a fiber: (direction, mark, arrival, due, sent, busy period, segments).
 
     Times are ns of CLOCK_MONOTONIC; ``sent`` is when the call that sent the packet had returned. ``supported`` is False
-    where the emulator records nothing (netem); ``lost`` counts packets for which there was no room.
+    if the emulator records no packets (netem); ``lost`` counts packets not recorded because the record was full.
     """
 
     supported: bool
@@ -418,7 +418,7 @@ class Stats(Request[StatsAnswer]):
 
 
 NEWEST_STALL: Final = 1 << 62
-"""More than the number of any stall: the answer to :class:`Stalls` has the number of the next one, and no stall."""
+"""Greater than the number of any stall: the answer to :class:`Stalls` has only the number of the next stall."""
 
 
 @dataclass(frozen=True)
@@ -431,7 +431,7 @@ class Stalls(Request[StallsAnswer]):
 
 @dataclass(frozen=True)
 class RecordPackets(Request[RecordedPackets]):
-    """Record packets whose mark begins with ``nonce`` from now on (0: no packets); return those recorded before."""
+    """Return the packets recorded so far, then record those with ``nonce`` in their mark (0: none)."""
 
     verb: ClassVar = "record_packets"
     nonce: int = 0
