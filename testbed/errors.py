@@ -16,7 +16,7 @@
     │   └── JobFailed            1  a rank failed, or the job did not reach its last step
     ├── HostError                3  the host failed or lacks a capability
     │   ├── MissingTool          3  a program is not installed; names the command that installs it
-    │   ├── NoisyHost            3  the host delays packets: too many to measure, or more than --strict accepts
+    │   ├── NoisyHost            3  the host delays too many packets to measure, or is noisy with --strict
     │   └── StorageError         3  disk full, or a folder that cannot be written
     ├── LabError                 3  the lab is degraded, gone, another user's, or did not answer in time
     │   └── LabBusy              2  another job is running in the lab; stop that one, or wait for it
@@ -204,7 +204,7 @@ class MissingTool(HostError):
 
 
 class NoisyHost(HostError):
-    """The host delays too many packets to measure the fibers now, or delays packets where ``strict`` refuses that.
+    """The host delays too many packets to measure the fibers now, or is noisy with ``strict``.
 
     ``certificate`` and ``scale`` are as of :class:`FidelityError`.
     """

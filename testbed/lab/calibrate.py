@@ -35,7 +35,7 @@ INTERVAL_S, SLOT_S = 0.001, 0.0001
 """Least interval between two packets of a path, and of the sender."""
 INSIDE_ROUNDS, INSIDE_INTERVAL_S = 200, 0.0002
 FEWEST_ON_TIME, TRIES = 10, 3
-"""Packets that the host did not delay, at least, of which a minimum counts; and how often they are tried for."""
+"""Minimum number of packets on time for a minimum to count, and maximum number of tries."""
 CORRECTIONS = 2
 """How often early packets may reduce what is taken off: the second time for a delay that the emulator's own wake-up had
 hidden, which is one of a few microseconds."""
@@ -123,8 +123,8 @@ def calibrate(lab: LabFolder, topology: Topology, paths: NodePaths, tell: Tell) 
             break
         _apply(lab, (Calibrated(name, off[name], plain_s=targets[name] - off[name]) for name in off))
         checked = [across[name] for name in off if name in early]
-        found = _least(lab, checked, {name: targets[name] - off[name] for name in off})
-        beyond = calibration.alike({name: found[name] - (targets[name] - off[name]) for name in found})
+        least_s = _least(lab, checked, {name: targets[name] - off[name] for name in off})
+        beyond = calibration.alike({name: least_s[name] - (targets[name] - off[name]) for name in least_s})
         by = {name: calibration.early_s(off[name], beyond[name]) for name in beyond}
         # What could not be checked is not taken off.
         by |= {prober.path.name: off[prober.path.name] for prober in checked if prober.path.name not in beyond}
@@ -156,7 +156,7 @@ def _inside(path: ProbePath, tell: Tell) -> float | None:
 def _least(lab: LabFolder, probers: Sequence[Prober], delays_s: Mapping[str, float]) -> dict[str, float]:
     """Return the least time over each path in seconds, of packets that the host did not delay.
 
-    Lacks paths with too few of them. ``delays_s`` are the delays in force, by direction.
+    Paths with too few such packets are missing. ``delays_s`` are the delays in force, by direction.
     """
     interval_s = max(INTERVAL_S, SLOT_S * len(probers))
     patience_s = SETTLE_S + 2 * max(delays_s.values(), default=0.0)

@@ -47,18 +47,19 @@ def why_not(image: str = "") -> tuple[str, str]:
     """
     if why := _first_reason((("docker does not answer", docker_client.refuse_silence),)):  # takes milliseconds
         return why
-    with ThreadPoolExecutor(1) as beside:  # the process and docker's library take 0.1 s each
-        asked = beside.submit(containerlab.missing)
+    with ThreadPoolExecutor(1) as executor:  # the process and docker's library take 0.1 s each
+        tool_check = executor.submit(containerlab.missing)
         return _first_reason(
             (
                 ("docker does not answer", docker_client.why_not),
-                ("containerlab is missing", asked.result),
+                ("containerlab is missing", tool_check.result),
                 ("no matching image", lambda: images.missing(image)),
             )
         ) or ("", "")
 
 
 def _first_reason(checks: Iterable[tuple[str, Callable[[], str | None]]]) -> tuple[str, str] | None:
+    """Return the reason of the first check that fails, in a few words and in full; None if none fails."""
     for short, check in checks:
         try:
             why = check()

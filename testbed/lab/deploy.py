@@ -80,7 +80,7 @@ def up(
     lab for inspection if bring-up fails.
 
     Raises FidelityError when a fiber is outside tolerance, NoisyHost when the fibers are not measurable on this host
-    now (neither with ``allow_uncertified``) or the host is noisy (only with ``strict``), NameTaken, NotAllowed,
+    now (both unless ``allow_uncertified``) or the host is noisy (with ``strict``), NameTaken, NotAllowed,
     MissingTool, StorageError, HostError.
     """
     admission.refuse_both(strict, allow_uncertified)
@@ -110,7 +110,7 @@ def up(
         with _starting_keeper(
             folder, agents, choice.driver, user
         ):  # its imports take as long as the plan of a small lab
-            # Import the measurement code while the keeper starts and builds the lab; this hides 0.1 s.
+            # Imports the measurement code while the keeper builds the lab, which saves 0.1 s.
             threading.Thread(target=importlib.import_module, args=("testbed.lab.lab",), daemon=True).start()
             plan = build.build(topology, agents=agents, emulator=choice.emulator, observe=observe)
             if choice.driver == "containerlab":

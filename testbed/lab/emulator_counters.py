@@ -1,4 +1,4 @@
-"""The emulator's counters around a measurement: what it lost itself, and what else crossed the fibers."""
+"""The emulator's counters before and after a measurement: its own drops, and other traffic on the fibers."""
 
 from __future__ import annotations
 

@@ -98,10 +98,11 @@ THOROUGH = Effort(1000, 200, 40_000, 30_000, 300_000, 4_000_000, 20.0, 5.0)
 
 
 @dataclass
-class _Small:
-    """Small packets of one path, of all tries together: the host's log says which of those that arrived it delayed.
+class _SmallPackets:
+    """Delays of the small packets of one path, of all tries together, in seconds.
 
-    ``kept`` are the others, by their place among the packets ``sent``. Delays are in seconds.
+    ``delayed_s`` are those that the host delayed, by its log; ``kept`` are the others, by place among the packets
+    ``sent``.
     """
 
     sent: int = 0
@@ -142,8 +143,7 @@ class Measuring:
     def measure(
         self, bare: Sequence[ProbePath], across: Mapping[str, Probe], inside: ProbePath | None
     ) -> tuple[tuple[LinkCertificate, ...], Load, HostNoise]:
-        """Return all links, judged, and the machine's load while delays were measured, the last time if several, and
-        what the host added to the delays.
+        """Return the judged links, the machine's load during the last measurement of delays, and the noise of the host.
 
         ``bare`` are both directions of the baseline path; its echo uses the first. ``across`` are probes from node
         to node of calibrated directions, ``inside`` is a path inside a site.
@@ -169,11 +169,11 @@ class Measuring:
                 own_drops = after[name].own_drops - before[name].own_drops if name in before else 0
                 sample = replace(sample, own_drops=own_drops, segmentation=self._segmentation(name))
                 directions.append(judge_direction(name, self._impairments[name], sample))
-            echo = delays.get(f"echo:{link.name}", _Small())
+            echo = delays.get(f"echo:{link.name}", _SmallPackets())
             nodes = link.name in whole
             trip = RoundTripSample(
                 times_s=self._seen_s(echo, () if nodes else link.directions),
-                bare_s=delays.get("echo:inside" if nodes else "echo:bare", _Small()).kept_s,
+                bare_s=delays.get("echo:inside" if nodes else "echo:bare", _SmallPackets()).kept_s,
                 probes=echo.sent,
                 arrived=echo.arrived,
                 places=tuple(echo.kept),
@@ -189,7 +189,7 @@ class Measuring:
     def _sample(
         self,
         name: str,
-        small: Mapping[str, _Small],
+        small: Mapping[str, _SmallPackets],
         across: Collection[str],
         stream: Stream | None = None,
         rate: RateSample = _NO_RATE,
@@ -214,9 +214,11 @@ class Measuring:
             rate_beside=rate.beside,
         )
 
-    def _seen_s(self, small: _Small, calibrated: Sequence[str]) -> tuple[float, ...]:
-        """Return the delays of the packets kept. Gateways see the delay without what calibration took off
-        ``calibrated``, the directions that were crossed, for the sake of nodes: add it again."""
+    def _seen_s(self, small: _SmallPackets, calibrated: Sequence[str]) -> tuple[float, ...]:
+        """Return the delays of the kept packets, plus what calibration took off the directions ``calibrated``.
+
+        Calibration is for packets between nodes; packets between gateways arrive earlier by as much.
+        """
         off_s = sum(self._taken_off_s.get(name, 0.0) for name in calibrated)
         return tuple(delay_s + off_s for delay_s in small.kept_s)
 
@@ -241,15 +243,15 @@ class Measuring:
 
     def _delays(
         self, probes: Mapping[str, Probe], echoes: Mapping[str, Echo], across: Collection[str]
-    ) -> tuple[dict[str, _Small], Load, HostNoise]:
-        """Return the small packets of every path, the load during the last try, and what the host added.
+    ) -> tuple[dict[str, _SmallPackets], Load, HostNoise]:
+        """Return the small packets of every path, the load during the last try, and the noise of the host.
 
         Only links that cannot be judged, or are bad on a host that delays packets, are measured again; packets of all
         tries count together.
         """
         probers = _in_turn({**probes, **echoes}, self._jittered)
         self._warm_up(list(probers.values()))
-        small = {name: _Small() for name in probers}
+        small = {name: _SmallPackets() for name in probers}
         again: Collection[str] = probers
         with PacketLog(self._lab) as packet_log:
             for attempt in tries(self._tell):
@@ -270,9 +272,9 @@ class Measuring:
                     break
         return small, load, _noise([small[name] for name in probes if not name.startswith("bare:")], log)
 
-    def _add(self, small: _Small, prober: Prober, arrivals: Sequence[Arrival], log: HostLog) -> None:
+    def _add(self, small: _SmallPackets, prober: Prober, arrivals: Sequence[Arrival], log: HostLog) -> None:
         """Add the packets of one try: the last ones that the prober sent."""
-        # Places go on where the last try ended; numbers of a prober do, too, but for packets that were not counted.
+        # Places continue after the last try. The prober's numbers do too, but include packets that do not count.
         shift = small.sent + self._count - len(prober.departures)
         kept, delayed = split_by_host(log, prober, arrivals, self._crossed(prober.path.name))
         small.kept |= {arrival.number + shift: arrival.delay_s for arrival in kept}
@@ -289,18 +291,18 @@ class Measuring:
             return []
         directions = link.directions if name.partition(":")[0] in ("echo", "warming") else (name,)
         return [
-            Leg(direction, it.delay_s, longest_s(it) - it.delay_s)
-            for direction, it in ((direction, self._impairments[direction]) for direction in directions)
+            Leg(direction, impairment.delay_s, longest_s(impairment) - impairment.delay_s)
+            for direction, impairment in ((direction, self._impairments[direction]) for direction in directions)
         ]
 
-    def _to_repeat(self, small: Mapping[str, _Small], across: Collection[str]) -> list[str]:
-        """Return the paths to measure again: those of links that could not be judged, and of bad ones where the host
+    def _to_repeat(self, small: Mapping[str, _SmallPackets], across: Collection[str]) -> list[str]:
+        """Return the paths to measure again: those of links that could not be judged, and of bad links if the host
         delayed any packet."""
         delayed = any(path.delayed_s for path in small.values())
         names: set[str] = set()
         for link in self._topology.links:
             if not all(small[name].arrived for name in link.directions):
-                continue  # a dark fiber; another try takes as long, and shows the same
+                continue  # a dark fiber: another try has the same result
             verdicts = {
                 check.verdict
                 for name in link.directions
@@ -310,8 +312,8 @@ class Measuring:
             few = echo is not None and len(echo.kept) < min(FEWEST_PACKETS, echo.arrived)
             if few or "unmeasured" in verdicts or (delayed and "bad" in verdicts):
                 names |= {*link.directions, f"echo:{link.name}"}
-        beside = ("bare:", "echo:bare", "echo:inside", "warming:")
-        return [name for name in small if name in names or (names and name.startswith(beside))]
+        references = ("bare:", "echo:bare", "echo:inside", "warming:")
+        return [name for name in small if name in names or (names and name.startswith(references))]
 
     def _warm_up(self, probers: Sequence[Prober]) -> None:
         """Send the first packets of each path, which resolve neighbours and fill caches; they are not counted."""
@@ -320,7 +322,7 @@ class Measuring:
         while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
             came |= rounds(silent, 5, max(INTERVAL_S, SLOT_S * len(silent)), self._patience_s)
 
-    def _streams(self, probes: Mapping[str, Probe], delays: Mapping[str, _Small]) -> dict[str, Stream]:
+    def _streams(self, probes: Mapping[str, Probe], delays: Mapping[str, _SmallPackets]) -> dict[str, Stream]:
         wants = {}
         for link in self._topology.links:
             for name in link.directions:
@@ -387,8 +389,8 @@ def _over(name: str) -> str:
     return rest if sort in ("echo", "warming") else sort
 
 
-def _noise(paths: Sequence[_Small], log: HostLog) -> HostNoise:
-    """Return what the host added to the small packets of ``paths``."""
+def _noise(paths: Sequence[_SmallPackets], log: HostLog) -> HostNoise:
+    """Return the noise of the host in the small packets of ``paths``."""
     beyond_s = [
         delay_s - middle_s
         for path in paths

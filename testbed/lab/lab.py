@@ -79,7 +79,7 @@ class Lab:
         self.strict = False
         """Whether jobs are refused on a noisy host."""
         self.allow_uncertified = False
-        """Whether jobs may run even if the lab is not certified; every page of their reports says so."""
+        """Whether jobs may run even if the lab is not certified; every page of their reports is marked."""
         self.run_directory: RunDirectory | None = None
         self.recorder: Recorder | None = None
         self._job: RunningJob | None = None
@@ -374,7 +374,7 @@ class Lab:
         prefixed with its rank; with ``echo_error`` only those of stdout, as that receives those of stderr.
 
         Raises FidelityError and NoisyHost like :meth:`train`, LabError if a node has no power, LabBusy if a job is
-        running, UserError if the user cannot read the program, CannotStart if there is no such command or it cannot be
+        running, UserError if the user cannot read the program, CannotStart if the command does not exist or cannot be
         executed.
         """
         if not argv:
@@ -541,7 +541,8 @@ class Lab:
         Raises:
             FileMistakes: everything that is wrong with strategy and compute, in this lab.
             FidelityError: a fiber is outside tolerance, unless :attr:`allow_uncertified` is set.
-            NoisyHost: the fibers were not measurable, likewise, or the host was noisy and :attr:`strict` is set.
+            NoisyHost: the fibers were not measurable, unless :attr:`allow_uncertified` is set; or the host was noisy
+                and :attr:`strict` is set.
             LabBusy: a job is running.
         """
         strategy_packages.register()
@@ -664,7 +665,7 @@ class Lab:
         """Return the report of this lab object's last job, and write it into the run directory."""
         if self.run_directory is None:
             raise UserError(f"no job was run in lab {self.name} yet; call train() or launch() first")
-        from testbed.lab.savable_report import SavableReport  # what builds reports takes 0.1 s to import
+        from testbed.lab.savable_report import SavableReport  # takes 0.1 s with its imports
 
         self._end_run()
         return SavableReport.of(store.write_report(self.run_directory))

@@ -1,4 +1,4 @@
-"""Keep the host's logs while packets are sent: stalls of the cores, and the emulator's record of the packets."""
+"""The host's logs while packets are sent: stalls of the cores, and the emulator's record of the packets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["PacketLog", "monotonic_offset_s", "split_by_host"]
 
 
 class PacketLog:
-    """The logs of a lab from entering the context to leaving it."""
+    """Context manager that logs stalls and the packets of this process in a lab."""
 
     def __init__(self, lab: LabFolder) -> None:
         self._lab = lab
@@ -36,12 +36,12 @@ class PacketLog:
         client.ask(self._lab, protocol.RecordPackets())
 
     def read(self) -> HostLog:
-        """Return the logs so far. Packets that are still under way are not in the record. Raises LabError."""
+        """Return the logs so far, without packets in flight. Raises LabError."""
         recorded = client.ask(self._lab, protocol.RecordPackets(nonce=probing.NONCE))
         if recorded["supported"]:
             crossings = self._crossings = self._crossings or {}
             for direction, mark, _, due_ns, sent_ns, period, _ in recorded["packets"]:
-                # Of a duplicate, the first counts, as of its arrivals.
+                # The first copy of a duplicate counts, as for arrivals.
                 crossings.setdefault((direction, mark), Crossing(due_ns * 1e-9, sent_ns * 1e-9, period))
         stalls = client.ask(self._lab, protocol.Stalls(since=self._first_stall))
         return HostLog.of(
@@ -55,7 +55,7 @@ class PacketLog:
 def split_by_host(
     log: HostLog, prober: Prober, arrivals: Iterable[Arrival], crossed: Sequence[Leg]
 ) -> tuple[list[Arrival], list[Arrival]]:
-    """Return the arrivals of a prober's packets that the host did not delay, and those that it did.
+    """Return the arrivals of a prober's packets that the host did not delay, and those that it delayed.
 
     ``crossed`` are the directions that the packets cross, in their order. Only the first arrival of a packet counts.
     """

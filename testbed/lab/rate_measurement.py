@@ -1,8 +1,8 @@
-"""Measure the rates of all directions by packet trains, side by side, again where the host left too little to judge.
+"""Measure the rates of all directions by packet trains, side by side; repeat if the host delayed too many packets.
 
 The rate is bytes over the time between the kernel's receive stamps, at the far gateway, of two packets that were on
-time (``core/certification/dispersion.py``). The emulator's counters say how much other traffic crossed the fiber
-meanwhile, which explains a rate that is too low.
+time (``core/certification/dispersion.py``). The emulator's counters give the other traffic on the fiber, which explains
+a rate that is too low.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ Tell = Callable[[str], None]
 class RateSample:
     """The rate of one direction in bit/s, as :class:`~testbed.core.certification.judge.DirectionSample` has it.
 
-    ``why`` says why no train was sent; ``unmeasured`` why those of all ``tries`` gave no rate. ``beside`` is the other
-    traffic that crossed meanwhile, in bytes over those of the trains.
+    ``why`` is the reason that no train was sent, ``unmeasured`` the reason that the trains of all ``tries`` gave no
+    rate. ``beside`` is the other traffic that crossed meanwhile, in bytes over those of the trains.
     """
 
     bps: float | None = None
@@ -108,7 +108,7 @@ def measure_rates(
     load = sum(min(CAPACITY_BPS, link.impairment(name).rate_bps) for link, name in limited)
     for link, name in limited:
         if name not in reached:
-            samples[name] = RateSample(why="rate: no probe came through, so no packet train was sent")
+            samples[name] = RateSample(why="rate: no probe arrived, so no packet train was sent")
             continue
         share_s = min(MOST_S, max(LEAST_S, ALL_S * CAPACITY_BPS / load))
         plan = _plan(link, name, probes[name], share_s, longest_train_s)
@@ -208,7 +208,7 @@ def _rates(plan: _Plan, passages: Sequence[Passage], log: HostLog) -> Iterator[f
     for passage in passages:
         last_bits = None
         if passage.queued_bytes is not None:
-            # Of netem's queue no more is known than what it held in the end: so many bits passed without a gap.
+            # netem reports only the length of its queue at the end: that many bits passed without a gap.
             last_bits = passage.queued_bytes / (plan.train.mtu + 14) * plan.train.frame_bits
         began_t = passage.epoch_ns * 1e-9 + monotonic_offset_s()
         arrivals = (

@@ -15,7 +15,7 @@ class SavableReport(Report):
 
     @classmethod
     def of(cls, report: Report) -> SavableReport:
-        return cls(**{it.name: getattr(report, it.name) for it in fields(report)})
+        return cls(**{field.name: getattr(report, field.name) for field in fields(report)})
 
     def save(self, folder: Path | str) -> None:
         """Write index.html, report.json and report.md into ``folder``, created if missing. Raises StorageError."""

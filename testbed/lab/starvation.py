@@ -10,8 +10,8 @@ from testbed.host.linux.cpu_load import wait_until_free
 __all__ = ["TRIES", "tries"]
 
 LONGEST_WAITS_S: Final = (0.0, 1.0, 3.0)
-"""Longest wait before each try: programs that begin or end beside the lab seldom take the cores for longer. What does,
-such as another guest of the hardware, is there in the last try, too."""
+"""Longest wait before each try. Other programs seldom use the cores for longer when they start or end; a longer wait
+does not help against other guests of the hardware."""
 
 TRIES: Final = len(LONGEST_WAITS_S)
 """How often a quantity is measured at most."""

@@ -111,7 +111,7 @@ class LabStatus:
     noisy: bool = False
     """Whether the host delayed packets while the fibers were certified."""
     noise: NoiseSummary | None = None
-    """The host's stalls in the last minute; None where they are not logged."""
+    """The host's stalls in the last minute; None if they are not logged."""
 
     @property
     def training(self) -> bool:
@@ -122,9 +122,9 @@ class LabStatus:
 FOREIGN = "another user's"
 
 RECENT_S = 60.0
-"""The host's noise in a status is that of so long before it."""
+"""Period in which a status summarizes the noise of the host."""
 _MOST_STALLS = 20_000
-"""Stalls that are read for that, at most: the keeper may have ten times as many."""
+"""Maximum number of stalls read for this; the keeper may have ten times as many."""
 
 GLANCE_S = 2.0
 """How long :func:`summary` waits for a keeper, and for docker: a list of labs must not hang at one of them."""

@@ -37,7 +37,7 @@ SCOPES: Final = ("function", "module", "session")
 _MARKER: Final = (
     "testbed(*topologies, set=None, scope=None, agents=False, driver='auto', emulator='auto', strict=False): the lab"
     " of the fixtures lab and module_lab; a test that uses lab runs once per topology. scope: lifetime of the lab:"
-    " function, module or session. strict: no lab on a noisy host."
+    " function, module or session. strict: refuse a noisy host."
 )
 _USED: pytest.StashKey[Use] = pytest.StashKey()
 """The lab of a test, for the report of its failure."""
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--testbed-require",
         action="store_true",
         default=False,
-        help="fail instead of skip tests whose lab is unavailable here (no root, a lab that is not certified)",
+        help="fail instead of skip tests if their lab is unavailable here (no root, a lab that is not certified)",
     )
     group.addoption(
         "--testbed-topology", metavar="NAME|FILE", help="topology of labs whose test names none [default: metro-40km]"

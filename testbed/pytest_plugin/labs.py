@@ -164,20 +164,25 @@ class _CannotBeHad(Exception):
     """The lab is unavailable on this machine; the message says why."""
 
 
-def _up(wish: Wish) -> Lab:
+def _up(options: Wish) -> Lab:
     """Bring a lab up. Errors that the test's author must fix (an unknown topology) are raised unchanged."""
     __tracebackhide__ = True
-    topology = testbed.load(wish.topology, dict(wish.settings))
+    topology = testbed.load(options.topology, dict(options.settings))
     name = _unused_name()
     _on_sigterm()
     try:
-        api.choose(topology, name, wish.driver, wish.emulator)
+        api.choose(topology, name, options.driver, options.emulator)
     except HostError as error:
         raise _CannotBeHad(f"this lab is unavailable here: {error}") from error
     guard().remember(name)
     try:
         return testbed.up(
-            topology, name=name, agents=wish.agents, driver=wish.driver, emulator=wish.emulator, strict=wish.strict
+            topology,
+            name=name,
+            agents=options.agents,
+            driver=options.driver,
+            emulator=options.emulator,
+            strict=options.strict,
         )
     except (FidelityError, NoisyHost) as error:
         raise _CannotBeHad(f"no certified lab: {error}") from error

@@ -1,5 +1,5 @@
-"""Read counters of every node's kernel: TCP's retransmission timeouts, and those of its interface to the fabric for
-jobs whose ranks have no metrics of their own."""
+"""Read counters of every node's kernel: TCP's retransmission timeouts, and the traffic of its interface to the fabric
+for jobs without metrics of their own."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Four threads, so that none waits for another: the keeper pushes events (``keeper/subscription.py``); one thread samples
 fibers, host and the log of its stalls; one reads the counters of the nodes (``node_counters.py``); one scrapes the
-ranks (``rank_scraper.py``), which may not answer. A launched program's ranks have no metrics that are known.
+ranks (``rank_scraper.py``), which may not answer. The ranks of a launched program have no known metrics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record the host's stalls during a job, which the keeper logs as long as a lab is up."""
+"""Record the host's stalls during a job; the keeper logs them as long as a lab is up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["StallRecorder"]
 
 
 class StallRecorder:
-    """Appends stalls to the run directory of a job; without a stall log (no privilege) it gets no file.
+    """Appends stalls to the run directory of a job; without a stall log (no privilege) it creates no file.
 
     :attr:`stalls` are those recorded so far; :attr:`watching` is None until the keeper has answered.
     """
@@ -28,7 +28,7 @@ class StallRecorder:
             return
         try:
             answer = keeper.ask(protocol.Stalls(since=self._next))
-        except LabError:  # a keeper that has ended is reported by whoever asks for its counters
+        except LabError:  # the request for counters reports a keeper that has ended
             self.watching = bool(self.watching)
             return
         self._next = answer["next"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.steady_noise import within_noise
-from testbed.core.experiment.steady import Condition, Monitor, Told, Verdict
+from testbed.core.experiment.steady import Condition, Monitor, OnVerdict, Verdict
 from testbed.core.physics import full_scale
 from testbed.core.report import fault_words
 from testbed.core.units import format_number
@@ -35,7 +35,7 @@ TOLD_S: Final = 0.2
 """Maximum delay between an event and its report."""
 
 
-def teller(run: RunDirectory, progress: Progress) -> Told:
+def teller(run: RunDirectory, progress: Progress) -> OnVerdict:
     """Return a callback that records and shows when a steady-state condition is violated and when it holds again."""
 
     def tell(t: float, condition: Condition, again: bool, measured: float | None) -> None:
@@ -165,13 +165,16 @@ class Follower:
         conditions = "; ".join(f"{it.text}{_measured(it.measured)}" for it in bad)
         if steady is None:
             raise LabError(f"no fault was injected: it is unknown whether the steady state held before: {conditions}")
-        if all(it.holds is None or self._within_noise(it) for it in bad):
-            raise LabError(f"no fault was injected: stalls of the host may be why this did not hold: {conditions}")
+        if all(verdict.holds is None or self._within_noise(verdict) for verdict in bad):
+            raise LabError(
+                "no fault was injected: the steady state did not hold before, perhaps due to stalls of the host:"
+                f" {conditions}"
+            )
         raise JobFailed(f"no fault was injected: the steady state did not hold before: {conditions}")
 
     def _within_noise(self, verdict: Verdict) -> bool:
         now = time.monotonic()
-        violations = [(it.began_t, it.ended_t, it.measured) for it in verdict.violations]
+        violations = [(violation.began_t, violation.ended_t, violation.measured) for violation in verdict.violations]
         return within_noise(verdict.text, verdict.bound, violations or [(now, now, verdict.measured)], self._noise())
 
     def _noise(self) -> StallLog:

@@ -104,7 +104,7 @@ def _try(
         fibers.carry()
         evidence = _evidence(session, operation, seen)
         if seen.fault_t is not None:
-            ended_t = seen.fault_t + max((it.at_s for it in evidence.ends if it.at_s is not None), default=0.0)
+            ended_t = seen.fault_t + max((end.at_s for end in evidence.ends if end.at_s is not None), default=0.0)
             evidence = dataclasses.replace(evidence, uncertainty_s=noise().uncertainty_s(seen.fault_t, ended_t))
         if attempt == 2 or cell(trial, evidence).outcome != "fault not exercised":
             break

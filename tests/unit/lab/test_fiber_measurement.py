@@ -41,7 +41,7 @@ class Plant:
 
     def rounds(self, probers: Sequence[Opened], count: int, *_: float) -> dict[str, list[Arrival]]:
         self.order = [it.path.name for it in probers]
-        found = {}
+        arrivals = {}
         for prober in probers:
             first = len(prober.departures)
             prober.departures |= {first + number: Departure(0, 0) for number in range(count)}
@@ -49,8 +49,8 @@ class Plant:
             cold = self._over(name) != self._over(self.order[place - 1])
             took_s = self._takes_s(name) + cold * COLD_S * (1 + name.startswith("echo:"))
             first = len(probers[place].departures) - count
-            found[name] = [Arrival(first + number, took_s + number % 3 * 1e-7) for number in range(count)]
-        return found
+            arrivals[name] = [Arrival(first + number, took_s + number % 3 * 1e-7) for number in range(count)]
+        return arrivals
 
     def _over(self, name: str) -> str:
         sort, _, rest = name.partition(":")
@@ -64,22 +64,22 @@ class Plant:
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    found = Plant()
+    made = Plant()
     hello = {"emulator": "netem", "taken_off_s": {f"{link}:{to}": 7e-6 for link in DELAY_S for to in ("west", "east")}}
-    asked = {
+    answers = {
         protocol.Hello: hello,
         protocol.Stalls: {"watching": False, "next": 0, "stalls": []},
         protocol.RecordPackets: {"supported": False, "packets": [], "lost": 0},
     }
-    monkeypatch.setattr(fiber_measurement.client, "ask", lambda _, request: asked[type(request)])
+    monkeypatch.setattr(fiber_measurement.client, "ask", lambda _, request: answers[type(request)])
     monkeypatch.setattr(fiber_measurement.emulator_counters, "read", lambda _: {})
     monkeypatch.setattr(fiber_measurement, "_paths", lambda *_: map(_path, sorted(hello["taken_off_s"])))
     for name in ("Probe", "Echo"):
         monkeypatch.setattr(fiber_measurement, name, Opened)
-    monkeypatch.setattr(fiber_measurement, "rounds", found.rounds)
+    monkeypatch.setattr(fiber_measurement, "rounds", made.rounds)
     monkeypatch.setattr(fiber_measurement, "measure_rates", lambda *_: {})
     monkeypatch.setattr(Measuring, "_streams", lambda *_: {})
-    return found
+    return made
 
 
 def _path(name: str) -> ProbePath:

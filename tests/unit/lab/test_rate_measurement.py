@@ -1,4 +1,4 @@
-"""Rates from trains and the host's logs, made up here, and what other traffic crossed meanwhile."""
+"""Rates from trains and the host's logs, both simulated, and other traffic that crossed meanwhile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan(duplicate: float = 0.0) -> Any:
 def measured(
     rate_bps: float, late_s: Any = lambda number: 0.0, period: Any = lambda number: 1, stalls: Intervals | None = None
 ) -> Any:
-    """The sample of a train at this rate; ``late_s`` and ``period`` of each packet are recorded by the emulator."""
+    """Return the sample of a train at this rate; the emulator records ``late_s`` and ``period`` of each packet."""
     arrivals = [(number * BITS / rate_bps + late_s(number), BITS, number) for number in range(COUNT)]
     crossings = {
         (NAME, number): Crossing(1.0 + number * BITS / rate_bps, 1.0 + at_s + 10e-6, period(number))
@@ -48,7 +48,7 @@ def test_a_train_gives_its_rate() -> None:
 
 @pytest.mark.parametrize("rate_bps", [0.752e9, 0.8e9, 0.848e9])
 def test_a_stall_of_the_emulator_and_the_burst_after_it_change_nothing(rate_bps: float) -> None:
-    """5 ms into the train, fiberd stalls for 8 ms, then sends at once what has become due."""
+    """5 ms into the train, fiberd stalls for 8 ms, then sends all packets that have become due at once."""
 
     def late_s(number: int) -> float:
         return max(0.0, 0.013 - number * BITS / rate_bps) if number * BITS / rate_bps > 0.005 else 0.0
@@ -57,14 +57,14 @@ def test_a_stall_of_the_emulator_and_the_burst_after_it_change_nothing(rate_bps:
 
 
 def test_packets_that_were_all_sent_late_give_no_rate() -> None:
-    found = measured(0.8e9, lambda number: 2 * ON_TIME_S)
-    assert found.bps is None and "0 pairs of packets were on time" in found.unmeasured
+    sample = measured(0.8e9, lambda number: 2 * ON_TIME_S)
+    assert sample.bps is None and "0 pairs of packets were on time" in sample.unmeasured
 
 
 def test_a_queue_that_ran_empty_gives_no_rate_across_the_gap() -> None:
-    """The sender lost the CPU every 2.5 ms for 2.5 ms: half the rate, were gaps not known."""
-    found = measured(0.4e9, period=lambda number: number // 60)
-    assert found.bps is None and "pairs of packets were on time" in found.unmeasured
+    """The sender lost the CPU every 2.5 ms for 2.5 ms, which halves the rate unless gaps are recorded."""
+    sample = measured(0.4e9, period=lambda number: number // 60)
+    assert sample.bps is None and "pairs of packets were on time" in sample.unmeasured
 
 
 def test_a_gap_in_the_middle_leaves_both_halves() -> None:
@@ -88,7 +88,7 @@ def test_without_a_record_stalls_of_cores_exclude_packets() -> None:
 
 
 def passed(**changes: Any) -> Counters:
-    """The counters after the trains, which nothing else has crossed."""
+    """Return the counters after the trains, without other traffic."""
     return dataclasses.replace(BEFORE, emptied=TRAINS, segments=7 + SENT, bytes=(7 + SENT) * FRAME, **changes)
 
 

@@ -1,4 +1,4 @@
-"""How often a quantity is measured, and how long free cores are waited for in between."""
+"""Number of tries of a quantity, and waits for free cores between them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def test_each_try_but_the_first_waits_for_free_cores_and_says_so(monkeypatch: py
     monkeypatch.setattr(starvation, "wait_until_free", order.append)
     for attempt in tries(order.append):
         order.append(attempt)
-    said = [it for it in order if isinstance(it, str)]
-    assert [it for it in order if not isinstance(it, str)] == [1, 1.0, 2, 3.0, 3]
+    messages = [call for call in order if isinstance(call, str)]
+    assert [call for call in order if not isinstance(call, str)] == [1, 1.0, 2, 3.0, 3]
     assert TRIES == 3
-    assert said == [f"waiting for free cores, at most {most} s" for most in (1, 3)]
+    assert messages == [f"waiting for free cores, at most {most} s" for most in (1, 3)]
 
 
 def test_nothing_is_waited_for_where_the_first_try_was_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,10 @@ def test_both_options_are_refused_before_anything_is_built(
         begin(*words, strict=True, allow_uncertified=True)
 
 
-def test_the_action_up_passes_strict_on_and_says_that_the_host_was_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+def test_the_action_up_passes_strict_on_and_returns_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {}
     lab = SimpleNamespace(name="metro", certificate=noisy(certificate_of(METRO)))
-    monkeypatch.setattr(api, "up", lambda topology, **words: asked.update(words) or lab)
+    monkeypatch.setattr(api, "up", lambda topology, **words: options.update(words) or lab)
     monkeypatch.setattr(actions.session, "remember", lambda made: None)
     assert actions.up("metro-40km", strict=True) == {"lab": "metro", "certified": True, "noisy": True}
-    assert (asked["strict"], asked["allow_uncertified"]) == (True, False)
+    assert (options["strict"], options["allow_uncertified"]) == (True, False)

@@ -1,4 +1,4 @@
-"""The stall log of a job: what the keeper logged while the job ran, and no file where it logs nothing."""
+"""The stall log of a job: the keeper's stalls while the job ran, and no file if the keeper logs none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_stalls_are_recorded_once_from_the_beginning_of_the_job(run: RunDirector
     keeper, recorder = Keeper(), StallRecorder(run)
     recorder.sample(keeper)  # type: ignore[arg-type]
     assert run.stall_log().watched
-    assert run.stall_log().stalls == (), "what was before the job is none of it"
+    assert run.stall_log().stalls == (), "stalls before the job do not count"
     keeper.logged.append((1, 7.25, 0.012))
     recorder.sample(keeper)  # type: ignore[arg-type]
     recorder.sample(keeper)  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_without_a_log_there_is_no_file(run: RunDirectory) -> None:
     keeper, recorder = Keeper(watching=False), StallRecorder(run)
     for _ in range(3):
         recorder.sample(keeper)  # type: ignore[arg-type]
-    assert keeper.requests == 1, "it is not asked again"
+    assert keeper.requests == 1, "one request is enough"
     assert not (run.path / "stalls.jsonl").exists()
     assert not run.stall_log().watched
     assert "stalls.jsonl" not in run.read().missing

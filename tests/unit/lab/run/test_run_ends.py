@@ -208,13 +208,13 @@ def test_what_was_asked_is_unknown_where_the_disk_took_no_answer(
 def test_a_noisy_host_is_refused_by_the_file_or_the_option(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool
 ) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(run_module.deploy, "up", lambda *words, **more: asked.append(more["strict"]) or lab)
+    strict_of_up: list[object] = []
+    monkeypatch.setattr(run_module.deploy, "up", lambda *words, **more: strict_of_up.append(more["strict"]) or lab)
     file = tmp_path / "x.yaml"
     strict = "strict: true\n" if by_file else ""
     file.write_text(f"{strict}topology: metro-40km\nschedule: [{{at: 2s, inject: cut, target: north, for: 1s}}]\n")
     with pytest.raises(UserError, match="exclude each other"):
         run_module.run(str(file), runs=tmp_path, strict=not by_file, allow_uncertified=True)
-    assert asked == []
+    assert strict_of_up == []
     run_module.run(str(file), runs=tmp_path, strict=not by_file, progress=Silent())
-    assert asked == [True]
+    assert strict_of_up == [True]
