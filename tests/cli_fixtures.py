@@ -77,12 +77,12 @@ def certificate_of(topology: Topology, error_s: float = 3e-6) -> Certificate:
 
 
 def noisy(certificate: Certificate) -> Certificate:
-    """Return ``certificate`` as of a host that delayed a tenth of the small packets."""
+    """Return ``certificate`` of a host that delayed 12 % of the small packets."""
     return dataclasses.replace(certificate, noise=HostNoise(500, 60, 300e-6, 4e-3))
 
 
 def unmeasured(certificate: Certificate) -> Certificate:
-    """Return ``certificate`` with a rate that the host kept from being measured, in the first direction."""
+    """Return ``certificate`` with a rate that is not measurable, in the first direction."""
     link, *others = certificate.links
     direction, *directions = link.directions
     rate = Check(

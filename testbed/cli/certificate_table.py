@@ -20,14 +20,14 @@ MOST_LINKS = 12
 """With more links than this, each link gets one row, with the worst of its measurements."""
 MOST_NOTES = 4
 WIDTH = 79
-"""Of the sentences below the table, in characters."""
+"""Width of the sentences below the table, in characters."""
 
 _HEADS = ("fiber", "target", "error", "jitter", "lost", "rate", "verdict")
 _RIGHT = ("target", "error", "jitter", "lost")
 
 LEGEND = (
     "target: delay asked for, one way. jitter: spread of delays. lost: of those sent.\n"
-    "rate: bits per second that arrived. not told: too few packets to say ok.\n"
+    "rate: bits per second that arrived. not told: too few packets to decide.\n"
     "not measured: the host delayed too many packets."
 )
 JUDGED = "delay, RTT, jitter, loss, bursts, order, duplicates, corruption, rate"
@@ -49,9 +49,9 @@ def links_measured(topology: Topology, certificate: Certificate | None) -> Table
 
 
 def refused(certificate: Certificate) -> Table:
-    """Return the same table of the links outside tolerance alone, for a refusal; without any, of those not measured.
+    """Return the table of the first :data:`MOST_LINKS` links outside tolerance, for a refusal.
 
-    It has the first :data:`MOST_LINKS`.
+    If no link is outside tolerance, it has those that were not measurable.
     """
     bad = [link for link in certificate.links if not link.ok]
     shown = bad or [link for link in certificate.links if link.unmeasured]
@@ -129,11 +129,11 @@ def footnote(certificate: Certificate, scale: float = 1.0) -> str:
     """
     from testbed.core.certification import in_words
 
-    said = "".join(f"{textwrap.fill(line, WIDTH)}\n" for line in in_words.sentences(certificate, scale))
+    sentences = "".join(f"{textwrap.fill(line, WIDTH)}\n" for line in in_words.sentences(certificate, scale))
     around = "no path bypasses the fibers" if certificate.around_ok else certificate.around_why
     took = "" if certificate.took_s is None else f", measured in {certificate.took_s:.1f} s"
     checked = f"{LEGEND}\nChecked: {JUDGED}.\n{_meaning(certificate)}"
-    return f"{said}{checked}CPU {certificate.headroom.free:.0%} free{took}; {around}."
+    return f"{sentences}{checked}CPU {certificate.headroom.free:.0%} free{took}; {around}."
 
 
 def _meaning(certificate: Certificate) -> str:
@@ -164,8 +164,7 @@ def _nodes(measured: DirectionCertificate | RoundTrip) -> bool:
 
 
 def notes(certificate: Certificate) -> Sequence[str]:
-    """Return the first notes on what could not be determined, without the noise of the host, which leads the
-    footnote."""
+    """Return the first notes on what could not be determined; the noise of the host is in the footnote."""
     lines = [f"note: {note}" for note in certificate.notes if note != certificate.noise.note]
     more = len(lines) - MOST_NOTES
     return lines if more <= 0 else [*lines[:MOST_NOTES], f"note: {more} more; --json prints all notes"]

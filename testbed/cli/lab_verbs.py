@@ -402,18 +402,18 @@ def certify(
 ) -> int:
     """Measure every fiber of a running lab and issue a fidelity certificate.
 
-    The verdict and exit status: certified, 0; certified, noisy host, 0 (3 with --strict): the fibers are right, and the
-    host delays packets; outside tolerance, 1: a fiber is wrong; not measurable on this host now, 3: the host delays too
-    many packets to judge.
+    Verdicts and exit statuses: "certified", 0. "certified, noisy host", 0 (3 with --strict): all fibers are within
+    tolerance, and the host delays packets. "outside tolerance", 1. "not measurable on this host now", 3: the host
+    delays too many packets to judge a fiber.
 
     Checks delay, jitter, loss and its bursts, order, duplicates, corruption and rate of each direction, and the round
     trip of each link. The default takes about a second and resolves a loss of 1 %; --thorough takes up to a minute and
     resolves 0.1 %.
 
     Columns: *target*, the delay that the fiber shall have, one way; *error*, how much later the median packet is;
-    *jitter*, how far the delays spread; *lost*, packets lost of those sent; *rate*, the bits per second that came
-    through, with what they stand for below; *verdict*: ok, bad, not told where too few packets tell, or not measured
-    where the host delayed too many.
+    *jitter*, how far the delays spread; *lost*, packets lost of those sent; *rate*, the bits per second that
+    arrived, with the full-scale rate below; *verdict*: ok, bad, not told (too few packets to decide), or not measured
+    (the host delayed too many packets).
 
     The reference is the healthy topology, so an active fault puts its fiber outside tolerance. Ranks
     are not checked; see testbed status.
@@ -435,7 +435,7 @@ def certify(
 
 
 def _status(measured: Certificate, strict: bool) -> int:
-    """Return the exit status of a certificate, as of an `up` that it refuses or admits."""
+    """Return the exit status of a certificate, the same as that of `up`."""
     from testbed.core.certification import admission
 
     try:

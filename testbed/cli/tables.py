@@ -434,26 +434,26 @@ def _in_force(found: DirectionInForce, scale: float) -> Row | None:
     ]
 
 
-def status_line(found: LabStatus) -> Text:
-    line = Text(f"{found.name}: ").append_text(verdict(found.state))
-    line.append(f" for {format_duration(round(found.uptime_s), 3)}, topology {found.topology}")
-    line.append(f", driver {found.driver or '?'}, emulator {found.emulator or '?'}")
-    if found.prometheus:
+def status_line(lab: LabStatus) -> Text:
+    line = Text(f"{lab.name}: ").append_text(verdict(lab.state))
+    line.append(f" for {format_duration(round(lab.uptime_s), 3)}, topology {lab.topology}")
+    line.append(f", driver {lab.driver or '?'}, emulator {lab.emulator or '?'}")
+    if lab.prometheus:
         line.append(", with Prometheus")
-    if found.noisy:
+    if lab.noisy:
         line.append(", ").append("noisy", style=UNSURE)
-    if found.links and not found.why:
-        line.append(f"\n  {_in_words(found)}")
-    for why in found.why:
+    if lab.links and not lab.why:
+        line.append(f"\n  {_in_words(lab)}")
+    for why in lab.why:
         line.append(f"\n  {why}", style=BAD)
-    for job in found.jobs:
+    for job in lab.jobs:
         line.append(f"\n  {job_words.line(job)}", style=UNSURE if job.state == "stopping" else "")
-    for waits in (*found.waits, *found.captures):
+    for waits in (*lab.waits, *lab.captures):
         line.append(f"\n  {waits}", style=UNSURE)
-    if found.noise is not None and found.noise.noisy:
-        share, longest = format_percent(found.noise.stalled_share), format_duration(found.noise.longest_s, 2)
+    if lab.noise is not None and lab.noise.noisy:
+        share, longest = format_percent(lab.noise.stalled_share), format_duration(lab.noise.longest_s, 2)
         stalled = f"{share} of the time, {longest} at most"
-        line.append(f"\n  in the last minute cores of the host stalled {stalled}", style=UNSURE)
+        line.append(f"\n  in the last minute the host's cores stalled {stalled}", style=UNSURE)
     return line
 
 
@@ -529,11 +529,11 @@ def answers(report: Report) -> Table:
 
 
 def noise(summary: NoiseSummary | None) -> list[Text]:
-    """Return a line on a noisy host; none where the stalls do not matter."""
+    """Return a line on a noisy host; no line if the host is quiet."""
     from testbed.core.report import noise_section
 
-    said = noise_section.sentence(summary)
-    return [Text(said, style=UNSURE)] if said else []
+    sentence = noise_section.sentence(summary)
+    return [Text(sentence, style=UNSURE)] if sentence else []
 
 
 def rank_seconds(report: Report) -> str:

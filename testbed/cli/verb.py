@@ -100,7 +100,7 @@ def verb(
             if "" in (on, context.obj):  # an empty variable of a script must not mean this host
                 raise typer.Exit(guarded(_refuse_no_host, own_status))
             if arguments.get("strict") and arguments.get("allow_uncertified"):
-                raise typer.Exit(guarded(_refuse_both))  # 2 in every verb: nothing was started
+                raise typer.Exit(guarded(_refuse_both))  # exit status 2 in every command
             where = on_host.chosen(context, on)
             if acts_here:
                 arguments["on"] = where
@@ -515,7 +515,7 @@ AllowUncertified = Annotated[
     bool,
     typer.Option(
         "--allow-uncertified",
-        help="Continue even if fibers are outside tolerance or not measurable; the report says so.",
+        help="Continue even if fibers are outside tolerance or not measurable; the report is marked.",
         show_default=False,
     ),
 ]
@@ -523,7 +523,7 @@ Strict = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Refuse a noisy host too: fibers that are right, on a host that delays packets; exit status 3.",
+        help="Also refuse a noisy host, which delays packets although all fibers are within tolerance; exit status 3.",
         show_default=False,
     ),
 ]

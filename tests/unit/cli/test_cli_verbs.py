@@ -81,19 +81,19 @@ def test_a_refused_lab_is_shown_with_its_table_the_cpu_that_was_free_and_the_way
 def test_a_lab_that_is_not_measurable_is_refused_with_its_table_and_status_3(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = dataclasses.replace(unmeasured(certificate_of(api.load("metro-40km"))), cpu_busy=0.97)
+    certificate = dataclasses.replace(unmeasured(certificate_of(api.load("metro-40km"))), cpu_busy=0.97)
 
     def up(topology: Topology, **words: Any) -> FakeLab:
-        raise NoisyHost(found.refusal, found)
+        raise NoisyHost(certificate.refusal, certificate)
 
     monkeypatch.setattr(api, "up", up)
-    said = cli("up", "metro-40km")
-    assert (said.status, said.out) == (3, "")
-    row = next(line for line in said.err.splitlines() if line.strip().startswith("north →"))
+    result = cli("up", "metro-40km")
+    assert (result.status, result.out) == (3, "")
+    row = next(line for line in result.err.splitlines() if line.strip().startswith("north →"))
     assert " ".join(row.split()).endswith("not measured")
-    message = said.err.partition("testbed: ")[2]
+    message = result.err.partition("testbed: ")[2]
     assert message.startswith("the lab is not measurable on this host now: north:west: ")
-    assert "the CPU was 3% free: let other programs end and try again" in message
+    assert "the CPU was 3% free: stop other programs and try again" in message
 
 
 def test_dry_run_prints_the_plan_and_does_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,16 +374,16 @@ def test_certify_exits_by_its_verdict_and_prints_it(
     status: int,
     verdict: str,
 ) -> None:
-    found = make(fake_lab.topology)
-    fake_lab.certificate = found
-    said = cli("certify", *options)
-    assert said.status == status
-    assert verdict in said.out.splitlines()
-    assert ("Noisy host: it disturbed 12% of the small packets" in said.err) == found.noisy
+    certificate = make(fake_lab.topology)
+    fake_lab.certificate = certificate
+    result = cli("certify", *options)
+    assert result.status == status
+    assert verdict in result.out.splitlines()
+    assert ("Noisy host: it delayed 12% of the small packets" in result.err) == certificate.noisy
     written = cli("certify", *options, "--json")
     assert written.status == status
     document = json.loads(written.out)
-    assert {key: document[key] for key in found.to_dict()} == json.loads(json.dumps(found.to_dict()))
+    assert {key: document[key] for key in certificate.to_dict()} == json.loads(json.dumps(certificate.to_dict()))
     assert (document["verdict"], document["certified"]) == (verdict, verdict.startswith("certified"))
 
 

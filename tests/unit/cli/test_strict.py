@@ -1,4 +1,4 @@
-"""``--strict`` and ``--allow-uncertified`` in every verb that runs jobs or starts labs."""
+"""``--strict`` and ``--allow-uncertified`` of commands that run jobs or start labs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ VERBS = {
 
 def with_option(option: str) -> set[str]:
     commands = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
-    return {name for name, command in commands.items() if any(option in it.opts for it in command.params)}
+    return {name for name, command in commands.items() if any(option in parameter.opts for parameter in command.params)}
 
 
-def test_strict_is_beside_allow_uncertified_and_in_certify() -> None:
+def test_commands_with_allow_uncertified_and_certify_have_strict() -> None:
     assert with_option("--allow-uncertified") == set(VERBS)
     assert with_option("--strict") == {*VERBS, "certify"}
 
@@ -40,9 +40,9 @@ def test_both_options_are_status_2_before_anything_starts(
 ) -> None:
     for name in ("up", "run", "compare", "validate"):
         monkeypatch.setattr(api, name, lambda *a, **k: pytest.fail("started"))
-    said = cli(verb, "--strict", "--allow-uncertified", *VERBS[verb])
-    assert (said.status, said.out) == (2, "")
-    assert "--strict and --allow-uncertified exclude each other" in said.err
+    result = cli(verb, "--strict", "--allow-uncertified", *VERBS[verb])
+    assert (result.status, result.out) == (2, "")
+    assert "--strict and --allow-uncertified exclude each other" in result.err
     assert fake_lab.asked == []
 
 
@@ -50,16 +50,16 @@ def test_both_options_are_status_2_before_anything_starts(
 def test_launch_and_train_pass_them_on(
     cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    passed: list[dict[str, Any]] = []
 
     def start(folder: object, kind: str, arguments: object, **options: Any) -> Any:
-        asked.append(options)
+        passed.append(options)
         return job_runner.Started("j1", api.Path("/runs/r"))
 
     monkeypatch.setattr(job_runner, "start", start)
     for words in (("train", "--detach"), ("launch", "--detach", *option, "--", "true")):
         assert cli(*words, *(option if words[0] == "train" else ())).status == 0
-    assert asked == [{"strict": "--strict" in option, "allow_uncertified": "--allow-uncertified" in option}] * 2
+    assert passed == [{"strict": "--strict" in option, "allow_uncertified": "--allow-uncertified" in option}] * 2
 
 
 def test_up_json_of_a_noisy_host(cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,5 +67,9 @@ def test_up_json_of_a_noisy_host(cli: Cli, fake_lab: FakeLab, monkeypatch: pytes
 
     fake_lab.certificate = noisy(certificate_of(fake_lab.topology))
     monkeypatch.setattr(api, "up", lambda *a, **k: fake_lab)
-    found = json.loads(cli("up", "metro-40km", "--json").out)["certificate"]
-    assert (found["verdict"], found["certified"], found["noisy"]) == ("certified, noisy host", True, True)
+    certificate = json.loads(cli("up", "metro-40km", "--json").out)["certificate"]
+    assert (certificate["verdict"], certificate["certified"], certificate["noisy"]) == (
+        "certified, noisy host",
+        True,
+        True,
+    )

@@ -41,7 +41,7 @@ def test_status_tells_what_a_job_waits_for() -> None:
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_status_says_noisy_in_one_word(noisy: bool) -> None:
+def test_status_shows_noisy_in_one_word(noisy: bool) -> None:
     lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (), (), noisy=noisy)
     assert ("noisy" in tables.status_line(lab).plain.replace(",", "").split()) == noisy
 
@@ -87,7 +87,7 @@ def test_fixes_are_not_folded() -> None:
     assert tables.fixes([]) == []
 
 
-def test_status_and_results_say_that_the_host_was_noisy_only_when_it_matters() -> None:
+def test_status_and_results_report_a_noisy_host_but_not_a_quiet_one() -> None:
     def summary(*stalls: Stall) -> NoiseSummary | None:
         return StallLog(stalls, (), True).summary(0.0, 60.0)
 
@@ -98,4 +98,4 @@ def test_status_and_results_say_that_the_host_was_noisy_only_when_it_matters() -
     lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (), ())
     assert "stalled" not in tables.status_line(dataclasses.replace(lab, noise=quiet)).plain
     line = tables.status_line(dataclasses.replace(lab, noise=noisy))
-    assert "in the last minute cores of the host stalled 1.6" in line.plain and "900 ms at most" in line.plain
+    assert "in the last minute the host's cores stalled 1.6" in line.plain and "900 ms at most" in line.plain
