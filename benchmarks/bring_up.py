@@ -1,8 +1,8 @@
 """Time and CPU time of `testbed up metro-40km`, with and without training agents, interleaved.
 
 All times are of whole commands, from exec to exit; the phases are timed by the arrival of their progress lines on
-stderr. The CPU time is that of the command and, once it has ended, of the keeper and of all processes below it: on a
-busy machine it says more than the seconds. Needs root, and torch for agents.
+stderr. The CPU time is that of the command and, after its end, of the keeper and all processes below it. On a busy
+machine, compare CPU times. Needs root, and torch for agents.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def _command_cpu_s() -> float:
 
 def _lab_cpu_s(state: str) -> float:
     """Return the CPU seconds of the keeper below ``state`` and of all processes below it."""
-    lines = {it: " ".join(it.cmdline()) for it in psutil.process_iter()}
-    (keeper,) = (it for it, line in lines.items() if f"testbed.keeper.main {state}" in line)
-    return sum(sum(it.cpu_times()[:4]) for it in (keeper, *keeper.children(recursive=True)))
+    commands = {process: " ".join(process.cmdline()) for process in psutil.process_iter()}
+    (keeper,) = (process for process, line in commands.items() if f"testbed.keeper.main {state}" in line)
+    return sum(sum(process.cpu_times()[:4]) for process in (keeper, *keeper.children(recursive=True)))
 
 
 def bring_up(words: tuple[str, ...]) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def table(result: dict[str, Any]) -> str:
     names = ("fibers, agents" if phase == "fibers" else phase for phase in PHASES)
     lines = [f"| {TOPOLOGY} | `up`, s | CPU, s | {' | '.join(names)} |", "|---" * (3 + len(PHASES)) + "|"]
     for way, samples in result["samples"].items():
-        figures = [spread([it[key] for it in samples]) for key in ("up_s", "cpu_s")]
-        figures += [f"{median([it['phases'][phase] for it in samples]):.2f}" for phase in PHASES]
+        figures = [spread([sample[key] for sample in samples]) for key in ("up_s", "cpu_s")]
+        figures += [f"{median([sample['phases'][phase] for sample in samples]):.2f}" for phase in PHASES]
         lines.append(f"| {way} | {' | '.join(figures)} |")
     return "\n".join(lines)
 

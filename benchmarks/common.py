@@ -97,7 +97,7 @@ def delay(seconds: float) -> str:
     return f"{seconds * 1e3:g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:g} us"
 
 
-def heed_sigterm() -> None:
+def exit_on_sigterm() -> None:
     """Let SIGTERM end this process as Ctrl-C does: what it has begun, such as a lab, is undone.
 
     Undoing is not disturbed by another SIGTERM, such as that of run.py after a Ctrl-C that both got.
@@ -129,7 +129,7 @@ def command(
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("creates network namespaces: run as root")
-    heed_sigterm()
+    exit_on_sigterm()
     before = load()
     chosen = (tuple(arguments.part or ()),) if parts else ()
     result = {"machine": machine(), "load": before, "quick": arguments.quick, **measure(arguments.quick, *chosen)}
@@ -170,7 +170,7 @@ def command_by_parts(
     arguments = parser.parse_args()
     if root and os.geteuid() != 0:
         parser.error("creates network namespaces: run as root")
-    heed_sigterm()
+    exit_on_sigterm()
     head = {"machine": machine(), "load": load(), "quick": arguments.quick}
     parts = Parts(arguments.json, time.monotonic() + arguments.seconds, arguments.quick, head)
     if arguments.json and arguments.json.exists():

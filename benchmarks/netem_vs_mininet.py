@@ -162,7 +162,7 @@ def measure(quick: bool) -> dict[str, Any]:
     import vm  # type: ignore[import-not-found]  # importable once its folder is in sys.path
 
     if vm.choose_backend() != "uml":
-        raise SystemExit("User-Mode Linux does not boot here, and times under QEMU are not netem's")
+        raise SystemExit("User-Mode Linux does not boot here, and QEMU does not measure netem's times")
     with tempfile.TemporaryDirectory() as name:
         words = [sys.executable, "-m", "benchmarks.netem_vs_mininet", "--inside", "/mnt/out/result.json"]
         status, output = vm.run(words + ["--quick"] * quick, Path(name), timeout_s=BOUND_S)

@@ -8,10 +8,10 @@
 
 Series, each at levels 0, 5, 15 and 25 % and in both modes of benchmarks/thief.py: ``ups`` of metro-40km without agents,
 ``agents`` (metro-40km with agents), ``ring`` (eight sites). ``runs`` of metro-40km are at 15 %. ``planted`` brings up a
-lab, gives one direction wrong values below the keeper (tests/planted_fibers.py) and certifies it, at 0, 5 and 15 %.
+lab, sets wrong values of one direction below the keeper (tests/planted_fibers.py) and certifies it, at 0, 5 and 15 %.
 
 Every sample is a line of build/noise/SERIES.jsonl, with the share of CPU time that other guests took meanwhile (steal).
-A second call adds what is missing. Samples come in batches under one thief; a batch is dropped where its level was not
+A second call adds missing samples. Samples come in batches under one thief; a batch is dropped if its level was not
 held. After a change of the certification, use another folder (``--out``).
 """
 
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, heed_sigterm, machine, percentile, ring, topology_text
+from benchmarks.common import ROOT, exit_on_sigterm, machine, percentile, ring, topology_text
 from benchmarks.thief import MODES, Void, may_steal, thief
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -45,7 +45,7 @@ LEVELS = (0, 5, 15, 25)
 COMMAND = (sys.executable, "-m", "testbed")
 BOUND_S = 600.0
 MOST_VOID = 5
-"""Batches in a row whose level was not held, after which the benchmark gives up."""
+"""The benchmark ends after this many batches in a row that did not hold their level."""
 BYPASS = "a path around a fiber"
 LOSSY = ("metro-40km", "--set", "links.south.loss=1%")
 OUTCOMES = ("outside tolerance", "not measurable", "failed", "certified, noisy host", "certified")
@@ -63,7 +63,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where labs have their state and their runs, and the file of the ring."""
+    """The folder with the state and the runs of labs, and the ring's topology; the name of the lab."""
 
     folder: Path
     lab: str
@@ -91,7 +91,7 @@ class Bench:
             self.testbed("down", self.lab)
 
     def up(self, *words: str) -> Sample:
-        """Bring a lab up and take it down; return what became of it."""
+        """Bring a lab up and take it down; return the sample."""
         with self.down():
             began, busy = time.monotonic(), cpu_times()
             done = self.testbed("up", *words, "--name", self.lab, "--emulator", "fiberd", "--json")
@@ -120,7 +120,7 @@ def cpu_times() -> list[int]:
 
 
 def steal_since(before: Sequence[int]) -> float:
-    """Return the share of all cores that other guests took since ``before``."""
+    """Return the share of all cores' time that other guests took since ``before``."""
     spent = [now - then for now, then in zip(cpu_times(), before, strict=True)]
     return spent[7] / max(1, sum(spent))
 
@@ -219,7 +219,7 @@ def measure(name: str, level: int, mode: str, samples: int, seed: int, until: fl
     """Take a batch of samples under one thief, none after ``until``. Raises Void if its level was not held."""
     series, batch = SERIES[name], []
     with tempfile.TemporaryDirectory(prefix="noise-") as folder:
-        Path(folder).chmod(0o755)  # ranks are no root
+        Path(folder).chmod(0o755)  # ranks do not run as root
         bench = Bench(Path(folder), f"noise-{os.getpid()}")
         per_sample = len(WRONG) + 2 if name == "planted" else 2  # and its down
         bound_s = min(3600.0, samples * per_sample * BOUND_S)
@@ -241,7 +241,7 @@ def _line(sample: Sample) -> str:
 
 
 def measure_all(out: Path, wanted: dict[str, int], levels: Sequence[int], until: float) -> None:
-    """Add the samples that are missing, level by level in turn, so that a part has some of each."""
+    """Add missing samples, one batch per level in turn, so that a partial result has samples of each level."""
     voids = 0
     pending = True
     while pending:
@@ -270,7 +270,7 @@ def measure_all(out: Path, wanted: dict[str, int], levels: Sequence[int], until:
 
 
 def cells(series: Series, levels: Sequence[int]) -> list[tuple[int, str]]:
-    """Return (level, mode) of a series; without a thief there are no modes."""
+    """Return (level, mode) of a series; level 0 has one mode."""
     chosen = [level for level in series.levels if level in levels]
     return [(level, mode) for level in chosen for mode in (MODES if level else MODES[:1])]
 
@@ -369,7 +369,7 @@ def main() -> int:
             parser.error("creates network namespaces: run as root")
         if any(levels) and not may_steal():
             parser.error("a thief needs CAP_SYS_NICE")
-        heed_sigterm()
+        exit_on_sigterm()
         arguments.out.mkdir(parents=True, exist_ok=True)
         wanted = {name: getattr(arguments, name) for name in arguments.only or SERIES}
         measure_all(arguments.out, wanted, levels, time.monotonic() + arguments.seconds)

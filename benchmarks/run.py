@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import MININET_PYTHON, ROOT, heed_sigterm, load, machine
+from benchmarks.common import MININET_PYTHON, ROOT, exit_on_sigterm, load, machine
 from testbed.lab import containers
 
 RESULTS = ROOT / "build" / "benchmarks" / "results.json"
@@ -129,7 +129,7 @@ def main() -> int:
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))} (available: {', '.join(BOUND_S)})")
     if not arguments.tables and os.geteuid() != 0:
         parser.error("creates network namespaces: run as root")
-    heed_sigterm()
+    exit_on_sigterm()
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     taken: dict[str, Any] = {}
     failed = []

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import testbed
-from benchmarks.common import heed_sigterm, load, machine
+from benchmarks.common import exit_on_sigterm, load, machine
 from testbed.errors import TestbedError
 
 COMPUTE = "100ms"
@@ -207,7 +207,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="strategies of this name")
     parser.add_argument("--json", type=Path, help="file of results, completed if it exists")
     arguments = parser.parse_args()
-    heed_sigterm()
+    exit_on_sigterm()
     if os.geteuid() != 0:
         parser.error("creates network namespaces: run as root")
     result = measure(arguments.json, arguments.only, list(WORDS)[: 1 if arguments.quick else None])

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import testbed
-from benchmarks.common import heed_sigterm, load, machine
+from benchmarks.common import exit_on_sigterm, load, machine
 from testbed.core.analysis.predicted_run import PredictedRun, predicted_run
 from testbed.core.workload import workload_words
 from testbed.core.workload.workload import AgentWorkload
@@ -180,7 +180,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one lab and two strategies, to check that it works")
     parser.add_argument("--name", default="strategy-prediction", help="of the labs")
     words = parser.parse_args()
-    heed_sigterm()
+    exit_on_sigterm()
     result = json.loads(words.json.read_text()) if words.json.exists() else {"machine": machine(), "cells": {}}
     cells = result["cells"]
     if words.again:

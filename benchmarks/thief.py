@@ -8,7 +8,7 @@ A burst takes a core for 1 to 30 ms. In mode ``together`` all cores are taken at
 independent ones. It is not the same as steal: interrupts are still handled, the scheduler migrates tasks to other
 cores, and /proc/stat counts the time as busy.
 
-The share achieved is the CPU time of each spinner by its own clock, over the time since its first burst could begin.
+The achieved share is the CPU time of each spinner by its own clock, over the time since its first burst could begin.
 A measurement is void (:class:`Void`, exit status 75) if a share is off by more than 2 points, if bursts were cut short,
 if the bursts ended before the command did, or without CAP_SYS_NICE.
 
@@ -40,7 +40,7 @@ PRIORITY = 99
 TOLERANCE = 0.02
 """Accepted difference of a share from its target."""
 RUNNING = "TESTBED_THIEF"
-"""Set in the environment of a command: programs that it starts need no thief of their own, which would disturb this."""
+"""Set in the environment of a command, so that its programs start no second thief, which would disturb this one."""
 CUT_SHORT = 0.05
 """Accepted wait of a spinner for its core, over the length of its bursts."""
 LONGEST_S = 3600.0
@@ -51,7 +51,7 @@ _CAP_SYS_NICE = 1 << 23
 
 
 class Void(RuntimeError):
-    """The level was not held: what was measured meanwhile does not count."""
+    """The level was not held: measurements taken meanwhile do not count."""
 
 
 def may_steal() -> bool:
@@ -88,7 +88,7 @@ def schedules(
 
 @dataclass
 class Stolen:
-    """What a thief took, by core: complete when the block of :func:`thief` has ended."""
+    """CPU time taken by a thief, by core; complete when the block of :func:`thief` has ended."""
 
     share: float
     mode: str
@@ -155,7 +155,7 @@ def thief(share: float, mode: str, seconds: float, seed: int = 1) -> Iterator[St
             report = _answer(spinner)
             stolen.shares[core], stolen.waited[core] = report["share"], report["waited"]
         if time.monotonic_ns() - origin_ns > seconds * 1e9:
-            raise Void(f"the bursts ended after {seconds:g} s, before what they were to disturb")
+            raise Void(f"the bursts ended after {seconds:g} s, before the end of the block")
         if why := stolen.why_void():
             raise Void(why)
     finally:
@@ -255,7 +255,7 @@ def main() -> int:
     parser.add_argument("--mode", choices=MODES, default="apart")
     parser.add_argument("--seconds", type=float, required=True, help="at most; a command that takes longer is void")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("command", nargs="*", metavar="COMMAND", help="what to disturb, after -- (default: wait)")
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="command to disturb, after -- (default: wait)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     status = 0

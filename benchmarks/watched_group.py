@@ -30,7 +30,7 @@ from typing import Any
 from testbed_agents import fork_server, namespaces
 
 import testbed
-from benchmarks.common import heed_sigterm, load, machine
+from benchmarks.common import exit_on_sigterm, load, machine
 from benchmarks.cost_place import METRICS_PORT, WARM_UP, Place
 from testbed.core.plan.addressing import FABRIC_INTERFACE, Addressing, namespace_name
 
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--buckets", type=int, default=8)
     parser.add_argument("--profile", action="store_true", help="also profile the trainer's thread of rank 0")
     words = parser.parse_args()
-    heed_sigterm()
+    exit_on_sigterm()
     with tempfile.TemporaryDirectory() as name, _places(words) as places:
         folder = Path(name)
         folder.chmod(0o755)

@@ -165,8 +165,9 @@ def _read(tensors: dict[str, Any], folder: Path) -> None:
         state_dict_loader.load(tensors, checkpoint_id=folder, no_dist=True)
     else:
         reader = FileSystemReader(folder)
-        sizes = {name: getattr(of, "size", None) for name, of in reader.read_metadata().state_dict_metadata.items()}
-        for name, tensor in tensors.items():  # which torch 2.4 does not compare
+        metadata = reader.read_metadata().state_dict_metadata
+        sizes = {name: getattr(stored, "size", None) for name, stored in metadata.items()}
+        for name, tensor in tensors.items():  # torch 2.4 does not compare sizes
             if sizes[name] != tensor.size():
                 raise ValueError(f"size of {name}: expected {tuple(tensor.size())}, got {sizes[name]}")
         state_dict_loader.load_state_dict(tensors, reader, no_dist=True)

@@ -208,7 +208,7 @@ def _close_all_but(kept: int) -> None:
 
 def warm_up() -> str:
     """Import everything that ranks need, before the first fork; return torch's version. Raises ImportError."""
-    # Searching the objects of 2,000 modules for cycles takes a third of the import's time, and frees 7 MB of 320.
+    # Garbage collection during the import takes a third of its time, and frees 7 MB of 320.
     gc.disable()
     # Before the import, at which OpenMP and OpenBLAS start their threads.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

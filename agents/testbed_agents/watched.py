@@ -349,7 +349,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         self._label = ""
         self._lock = threading.Lock()
         self._handles: deque[Any] = deque(maxlen=64 if torch.__version__ < "2.7" else 0)
-        """torch before 2.7 drops the handles that it waits for itself, and then waits forever."""
+        """torch before 2.7 drops handles of operations that it still waits for, and then waits forever."""
         self._count = itertools.count()
         self._messages: Counter[tuple[int, int, int]] = Counter()
 
@@ -496,7 +496,9 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(self, output: Tensor, given: Tensor, *options: Any, **named: Any) -> Any:
         operation = self._operation("reduce_scatter", [given], [output], reduction=_reduction(options, named))
         operation.sent = lambda: _chunks([given], self.size())
-        return self._do(operation, given, lambda it: self._inner._reduce_scatter_base(output, it, *options, **named))
+        return self._do(
+            operation, given, lambda sent: self._inner._reduce_scatter_base(output, sent, *options, **named)
+        )
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -563,7 +565,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
             given,
             output,
             lambda: _chunks([output], self.size()),
-            lambda it: self._inner._allgather_base(output, it, *options, **named),
+            lambda copy: self._inner._allgather_base(output, copy, *options, **named),
         )
 
     _allgather_base = all_gather_single
@@ -598,7 +600,7 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         return self._do(
             operation,
             given,
-            lambda it: self._inner.alltoall_base(output, it, rows_out, rows_in, *options, **named),
+            lambda copy: self._inner.alltoall_base(output, copy, rows_out, rows_in, *options, **named),
         )
 
     alltoall_base = all_to_all_single

@@ -57,7 +57,7 @@ class TensorParallel(Strategy):
         self._peer_ranks = replicas.across_ranks
         self._size, self._peer_count = split[1], peers[1]
         self._index = dist.get_rank(self._group)
-        # One dimension: torch before 2.6 splits over no other dimension of a mesh than the last one.
+        # One dimension: torch before 2.6 splits only over the last dimension of a mesh.
         group: Any = self._group
         mesh = DeviceMesh.from_group(group, "cpu")
         blocks: Any = model.blocks
@@ -79,7 +79,7 @@ class TensorParallel(Strategy):
         with torch.no_grad():
             for each in (block.attention.inward.weight, block.attention.inward.bias):
                 each.copy_(_by_rank(each, self._size))
-        for name, style in _PLAN.items():  # a plan with both names splits `inward` twice in torch 2.4
+        for name, style in _PLAN.items():  # torch 2.4 splits `inward` twice if a plan has both names
             parallelize_module(block.get_submodule(name), mesh, style())
         block.attention.forward = _attend(block.attention, heads // self._size)
 
