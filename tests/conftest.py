@@ -82,7 +82,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def stalls_of_the_host(request: pytest.FixtureRequest) -> None:
     """Watch for stalls while tests in namespaces run; a machine with netem watches its own."""
-    in_namespaces = any(item.get_closest_marker("netns") for item in request.session.items)
+    in_namespaces = any(test.get_closest_marker("netns") for test in request.session.items)
     if in_namespaces and os.geteuid() == 0 and "TESTBED_NETEM_VM" not in os.environ:
         host_stalls.watch()
 

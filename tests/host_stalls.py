@@ -2,7 +2,7 @@
 
 A bound of elapsed time is extended by the stalls in its interval, and never by a larger constant: on a quiet machine
 nothing is extended. Without a watch (no root, no real-time priority) no stalls are known. Imports nothing from
-``testbed``, for oracles use this.
+``testbed``, because oracles use this module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOGGED_S = 0.005
 """Time after the end of a stall by which it is logged."""
 
 AFTER_S = 0.002
-"""Time after the end of a stall by which what waited for the core has got it."""
+"""Time after the end of a stall by which all waiting tasks have run."""
 
 _watch: subprocess.Popen[bytes] | None = None
 _stalls: list[tuple[float, float]] = []

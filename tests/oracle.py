@@ -208,7 +208,7 @@ def ping(name: str, address: str, *, count: int = 1, interval_s: float = 0.01, w
 def undelayed_pings(
     name: str, address: str, *, count: int, interval_s: float = 0.01, wait_s: float = 1.0
 ) -> list[float]:
-    """Return the round-trip times of those answered pings in whose time the host did not stall, in seconds."""
+    """Return the round-trip times of answered pings during which the host did not stall, in seconds."""
     answered = _answered(name, address, count, interval_s, wait_s)
     undelayed = host_stalls.undelayed([(received - rtt_s, received) for received, rtt_s in answered])
     return [rtt_s for (_, rtt_s), counts in zip(answered, undelayed, strict=True) if counts]

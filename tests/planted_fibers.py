@@ -153,5 +153,5 @@ def second_path(lab: str, one: str, other: str, *routes: tuple[str, str, str]) -
 def site_network(lab: str, site: str, family: str) -> str:
     """Return the network of a site's fabric, from the address of its gateway."""
     (link,) = oracle.ip(oracle.netns(lab, f"{site}-gw"), "addr", "show", "dev", "fabric")
-    (own,) = [it for it in link["addr_info"] if it["family"] == family and it["scope"] == "global"]
+    (own,) = [row for row in link["addr_info"] if row["family"] == family and row["scope"] == "global"]
     return str(ipaddress.ip_interface(f"{own['local']}/{own['prefixlen']}").network)

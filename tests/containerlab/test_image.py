@@ -25,8 +25,9 @@ def test_docker_has_the_image_of_this_version(containers: str) -> None:
     assert image["Os"] == "linux"
     words = ["docker", "run", "--rm", "--network", "none", containers, "python", "-c", PACKAGES]
     cuda, packages = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
-    assert image["Size"] < inspected(images.BASE)["Size"] + int(packages) + 50_000_000, "nothing beside the packages"
-    # No rank uses CUDA's gigabytes: they are there only where no index or folder has a CPU build.
+    base_and_packages = inspected(images.BASE)["Size"] + int(packages)
+    assert image["Size"] < base_and_packages + 50_000_000, "the image has other content"
+    # Ranks do not use CUDA's libraries: the image has them only if no index or folder has a CPU build.
     if cuda == "None":
         assert image["Size"] < 2_000_000_000
     else:
@@ -34,6 +35,6 @@ def test_docker_has_the_image_of_this_version(containers: str) -> None:
 
 
 def inspected(image: str) -> dict[str, Any]:
-    said = subprocess.run(["docker", "image", "inspect", image], capture_output=True, text=True, check=True).stdout
-    (found,) = json.loads(said)
-    return dict(found)
+    output = subprocess.run(["docker", "image", "inspect", image], capture_output=True, text=True, check=True).stdout
+    (description,) = json.loads(output)
+    return dict(description)

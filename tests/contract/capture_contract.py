@@ -40,27 +40,27 @@ class CaptureContract:
         """Delay and loss are what differs between the two, and the counts are the emulator's and the kernel's."""
         before, after = tmp_path / "before.pcap", tmp_path / "after.pcap"
         with lab.inject("impair", "north:west", delay="10ms", loss="20%") as fault:
-            (told,) = lab.fiber("north:west")
-            assert {it.key: (it.text, it.by) for it in told.values if it.by != ("link",)} == {
+            (earlier,) = lab.fiber("north:west")
+            assert {it.key: (it.text, it.by) for it in earlier.values if it.by != ("link",)} == {
                 "delay": ("10 ms", (fault.id,)), "loss": ("20%", (fault.id,)),
             }  # fmt: skip
-            assert told.differences == ()
+            assert earlier.differences == ()
             kernel = received(inside)
             with lab.capture("north:west", before, before=True), lab.capture("north", after) as behind:
                 words = inside("east-0", "ping", "-c", f"{PINGS}", "-i", "0.02", "-W", "1", "-q", "10.2.1.1")
             kernel = received(inside) - kernel
-            (then,) = lab.fiber("north:west")
+            (later,) = lab.fiber("north:west")
         answered = int(re.search(r"(\d+) received", words)[1])  # type: ignore[index]
         sent, arrived = echoes(before, 8), echoes(after, 8)
         assert set(sent) == set(range(1, PINGS + 1)), "all were sent"
         assert len(arrived) == answered < PINGS, "what was lost is in one file and not in the other"
         assert len(echoes(after, 0)) == answered, "the other direction of the link is in the same file"
         apart = [arrived[number] - sent[number] for number in arrived]
-        assert min(apart) >= told.delay_s - 1e-6, "no packet is early"  # type: ignore[operator]
+        assert min(apart) >= earlier.delay_s - 1e-6, "no packet is early"  # type: ignore[operator]
         assert abs(statistics.median(apart) - DELAY_S) < 0.1 * DELAY_S
         toward = {it.direction: it.packets for it in behind.found}
-        assert toward["north:west"] == then.packets - told.packets == kernel
+        assert toward["north:west"] == later.packets - earlier.packets == kernel
         # All that entered and did not leave: echoes, and a neighbor's probe (ARP) that may fall among them.
         entered = len(rdpcap(str(before)))
-        assert then.drops["loss"] - told.drops["loss"] == entered - toward["north:west"] >= PINGS - answered
+        assert later.drops["loss"] - earlier.drops["loss"] == entered - toward["north:west"] >= PINGS - answered
         assert behind.dropped == 0 and behind.super_packets == 0

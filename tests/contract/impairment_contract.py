@@ -121,20 +121,20 @@ class ImpairmentContract:
         arrived = probe(lab, count, at_once=5, pause_s=1e-3)
         assert sorted(numbers(arrived)) == list(range(count))
         assert numbers(arrived) != list(range(count))
-        found = sorted((arrival.delay_s - bare) / jitter for arrival in undelayed(arrived))
-        count = len(found)
-        assert count > 500, f"the host delayed all but {count}"
+        measured = sorted((arrival.delay_s - bare) / jitter for arrival in undelayed(arrived))
+        count = len(measured)
+        assert count > 500, f"the host delayed all but {count} packets"
         expected = drawn(distribution, 100_000)
         noise = NOISE_S / jitter
-        # Without the outer twentieths, where what else the machine does appears. The host makes packets late, never
+        # Without the outer twentieths, where other work of the machine appears. The host makes packets late, never
         # early, which moves a mean; the median of a sample scatters by up to 1.26 of the mean's deviation.
-        inner, as_drawn = (values[len(values) // 20 : -len(values) // 20] for values in (found, expected))
+        inner, as_drawn = (values[len(values) // 20 : -len(values) // 20] for values in (measured, expected))
         middle, spread = statistics.median(as_drawn), statistics.pstdev(as_drawn)
         assert statistics.median(inner) == pytest.approx(middle, abs=1.26 * Z * spread / math.sqrt(count) + noise)
         assert statistics.pstdev(inner) == pytest.approx(spread, rel=0.15)
-        assert found[0] > expected[0] - noise
+        assert measured[0] > expected[0] - noise
         # Smirnov's two-sample bound at 1e-6, plus the effect of noise at the greatest density, which is pareto's.
-        assert distance(found, expected) < 2.69 / math.sqrt(count) + (0.12 if "pareto" in distribution else 0.05)
+        assert distance(measured, expected) < 2.69 / math.sqrt(count) + (0.12 if "pareto" in distribution else 0.05)
 
     def test_jitter_keeps_the_order_at_any_rate(self, lab: Lab, start: Start) -> None:
         begin(lab, start, Impairment(delay_s=10e-3, jitter_s=2e-3))

@@ -25,7 +25,7 @@ SO_RCVBUFFORCE, SO_NO_CHECK, SO_TIMESTAMPNS, SOL_UDP, UDP_SEGMENT = 33, 11, 35, 
 HEADERS_BYTES = 14 + 20 + 8  # Ethernet, IPv4, UDP
 NUMBER = struct.Struct("!I")
 QUIET_S = 2.0 if os.environ.get("TESTBED_NETEM_VM") == "qemu" else 0.5
-"""Time without an arrival after which no more are expected; longer in a machine that QEMU emulates, which stalls."""
+"""Time without an arrival after which no more are expected; longer under QEMU, which stalls."""
 Z = statistics.NormalDist().inv_cdf(1 - 0.5e-6)  # a two-sided interval that fails once in a million
 
 
@@ -85,7 +85,7 @@ def probe(
 
 
 def undelayed(arrived: Sequence[Arrival]) -> list[Arrival]:
-    """Return the arrivals that the host did not delay: it stalled neither when they were sent nor when they came."""
+    """Return the arrivals that the host did not delay: it stalled neither when they were sent nor when they arrived."""
     wall_s = time.time() - time.monotonic()
     came = [arrival.at_s - wall_s for arrival in arrived]
     sent = [at_s - arrival.delay_s for at_s, arrival in zip(came, arrived, strict=True)]

@@ -1,4 +1,4 @@
-"""Which kernel the netem tests use, and what happens where there is none."""
+"""The choice of a kernel for the netem tests, and the result if no kernel boots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PANIC = (125, "Run /init as init process\nKernel panic - not syncing: ptrace set
 
 @pytest.fixture
 def boots(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, str]]]:
-    """What each backend answers to a boot; a missing one cannot be fetched."""
+    """Fake boots: status and output by backend. A missing backend cannot be fetched."""
     answers: dict[str, tuple[int, str]] = {}
 
     def boot(backend: str, *arguments: object) -> tuple[int, str]:
@@ -39,18 +39,22 @@ def test_user_mode_linux_comes_first(boots: dict[str, tuple[int, str]]) -> None:
 
 
 @pytest.mark.parametrize("answers", [{"uml": PANIC, "qemu": (0, "")}, {"qemu": (0, "")}])
-def test_qemu_where_it_panics_or_cannot_be_had(boots: dict[str, tuple[int, str]], answers: dict[str, object]) -> None:
+def test_qemu_if_user_mode_linux_panics_or_cannot_be_fetched(
+    boots: dict[str, tuple[int, str]], answers: dict[str, object]
+) -> None:
     boots.update(answers)  # type: ignore[arg-type]
     assert vm.choose_backend() == "qemu"
 
 
-def test_where_neither_boots_the_error_has_what_was_tried(boots: dict[str, tuple[int, str]]) -> None:
+def test_if_neither_boots_the_error_has_both_consoles(boots: dict[str, tuple[int, str]]) -> None:
     boots.update(uml=PANIC)
     with pytest.raises(vm.BootError, match=r"uml: status 125 .*errno = 14; qemu: no packages for qemu"):
         vm.choose_backend()
 
 
-def test_a_tester_chooses_another(boots: dict[str, tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_overrides_the_choice(
+    boots: dict[str, tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     boots.update(uml=(0, ""))
     monkeypatch.setenv("TESTBED_NETEM_VM_BACKEND", "qemu")
     assert vm.choose_backend() == "qemu"

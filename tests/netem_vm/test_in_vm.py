@@ -29,7 +29,7 @@ def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.
     argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--tb=short", "--color=no"]
     try:
         backend = vm.choose_backend()
-        # QEMU is 20 times slower than the processor: it tests what netem does, not when, and no whole labs.
+        # QEMU is 20 times slower than the processor: tests of times and of whole labs do not run on it.
         selected = ["-m", "not timing", f"--ignore={INNER / 'labs'}"] if backend == "qemu" else []
         status, output = vm.run([*argv, *selected, str(INNER)], tmp_path, timeout_s=TIMEOUT_S)
     except vm.Unavailable as error:
@@ -46,7 +46,7 @@ def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.
 
 
 def _lacks(reason: str) -> NoReturn:
-    """Skip the test, for a reason that this machine cannot change; where tests must run, fail it."""
+    """Skip the test because of a missing prerequisite; in CI, fail it."""
     if os.environ.get("CI"):
         pytest.fail(f"no kernel with netem: {reason}")
     pytest.skip(f"no kernel with netem: {reason}")

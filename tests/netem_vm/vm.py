@@ -5,7 +5,7 @@ Where it does not boot, as on processors with AMX, QEMU emulates a machine for D
 
 Nothing is installed and no image is built: packages are downloaded and unpacked below ``build/netem-vm``, once. Inside,
 / is this machine's root; changes are kept in memory and discarded at the end. The machine has a network of its own.
-It is not a sandbox: what runs in User-Mode Linux as root can change the host.
+It is not a sandbox: root in User-Mode Linux can change the host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CACHE = ROOT / "build" / "netem-vm"
 TOOLS = ("busybox-static", "kmod")
 PACKAGES = {"uml": ("user-mode-linux", *TOOLS), "qemu": ("linux-image-amd64", "qemu-system-x86", *TOOLS)}
 MODULES = {"uml": ("overlay",), "qemu": ("overlay", "virtio_pci", "9pnet_virtio", "9p")}
-"""Modules that are loaded first, by backend, to mount / of the machine."""
+"""Modules to load before / is mounted, by backend."""
 BOOT_TIMEOUT_S = {"uml": 120.0, "qemu": 240.0}
 FETCH_TIMEOUT_S = 300
 
@@ -65,7 +65,7 @@ exec switch_root /new /run/busybox sh /mnt/out/first.sh
 
 
 class Unavailable(Exception):
-    """This machine lacks a prerequisite that nothing here can provide."""
+    """This machine lacks a prerequisite that cannot be installed."""
 
 
 class BootError(Exception):
@@ -207,7 +207,7 @@ def choose_backend() -> str:
 def run(argv: Sequence[str], out: Path, *, timeout_s: float, memory: str = "3G") -> tuple[int, str]:
     """Run ``argv`` as root in this folder on the kernel of :func:`choose_backend`; return its exit status and output.
 
-    What it writes into /mnt/out lies in ``out`` afterwards. The status is 125 when the machine did not boot, 124 when
+    Files that it writes to /mnt/out are in ``out`` afterwards. The status is 125 if the machine did not boot, 124 if
     it was stopped after ``timeout_s``.
 
     Raises:
@@ -221,13 +221,13 @@ def _boot(backend: str, argv: Sequence[str], out: Path, timeout_s: float, memory
     unpacked = fetch(backend).resolve()
     path = f"{Path('/usr/sbin')}:/sbin:{os.environ.get('PATH', '')}"
     environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "TESTBED_NETEM_VM": backend}
-    if "TESTBED_THOROUGH" in os.environ and backend == "uml":  # QEMU has no time for them
+    if "TESTBED_THOROUGH" in os.environ and backend == "uml":  # too slow under QEMU
         environment["TESTBED_THOROUGH"] = os.environ["TESTBED_THOROUGH"]
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items())
     (out / "first.sh").write_text(
         f"{exports}\n{unpacked / 'bin' / 'modprobe'} ipv6\n"
-        f"cd {shlex.quote(str(ROOT))}\n{shlex.join(argv)} >/mnt/out/said 2>&1\n"
+        f"cd {shlex.quote(str(ROOT))}\n{shlex.join(argv)} >/mnt/out/output 2>&1\n"
         "echo $? >/mnt/out/status\nsync\n/run/busybox poweroff -f\n"
     )
     # What is inside has its own; and a machine that runs beside tests must not look like something of one of them.
@@ -243,7 +243,7 @@ def _boot(backend: str, argv: Sequence[str], out: Path, timeout_s: float, memory
         os.killpg(machine.pid, signal.SIGKILL)  # our own session: the kernel's threads are processes of this group
         console, _ = machine.communicate()
         status = 124
-    output = (out / "said").read_text(errors="replace") if (out / "said").exists() else ""
+    output = (out / "output").read_text(errors="replace") if (out / "output").exists() else ""
     if (out / "status").exists():
         status = int((out / "status").read_text())
     else:

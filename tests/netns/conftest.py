@@ -19,8 +19,8 @@ import testbed
 def lab(state_folder: Path) -> Iterator[testbed.Lab]:
     """Provide metro-40km without agents for all tests of a module; at the end check for leftovers."""
     name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, agents=False, allow_uncertified=True) as found:
-        yield found
+    with testbed.up("metro-40km", name=name, agents=False, allow_uncertified=True) as up:
+        yield up
     assert oracle.left_behind(name, state_folder) == []
 
 

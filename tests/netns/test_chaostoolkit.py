@@ -23,8 +23,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "chaostoolkit" / "c
 @pytest.fixture(scope="module")
 def lab(state_folder: Path) -> Iterator[testbed.Lab]:
     name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, driver="netns", allow_uncertified=True) as found:
-        yield found
+    with testbed.up("metro-40km", name=name, driver="netns", allow_uncertified=True) as up:
+        yield up
     assert oracle.left_behind(name, state_folder) == []
 
 

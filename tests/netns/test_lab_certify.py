@@ -74,14 +74,14 @@ def accused(found: dict[str, Any]) -> set[str]:
 
 
 def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: testbed.Lab, command: oracle.Command) -> None:
-    found = good(command, lab)
-    assert found["verdict"] in ("certified", "certified, noisy host")
-    assert (found["certified"], found["noisy"]) == (True, "noisy" in found["verdict"])
-    assert found["why"] == []
-    assert set(directions(found)) == set(DIRECTIONS)
+    certificate = good(command, lab)
+    assert certificate["verdict"] in ("certified", "certified, noisy host")
+    assert (certificate["certified"], certificate["noisy"]) == (True, "noisy" in certificate["verdict"])
+    assert certificate["why"] == []
+    assert set(directions(certificate)) == set(DIRECTIONS)
     for name in DIRECTIONS:
-        told = checks(found, name)
-        assert {what for what, each in told.items() if each["verdict"] == "ok"} == {
+        judged = checks(certificate, name)
+        assert {what for what, each in judged.items() if each["verdict"] == "ok"} == {
             "delay, minimum",
             "delay, median",
             "jitter",
@@ -90,12 +90,12 @@ def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: testbed.Lab, 
             "duplication",
             "rate",
         }
-        assert told["delay, median"]["measured"] == pytest.approx(DELAY_S[name[:5]], abs=50e-6)
-        assert directions(found)[name]["probes"] >= 2000
-    for link in found["links"]:
+        assert judged["delay, median"]["measured"] == pytest.approx(DELAY_S[name[:5]], abs=50e-6)
+        assert directions(certificate)[name]["probes"] >= 2000
+    for link in certificate["links"]:
         assert link["rtt"]["probes"] in (100, 200, 300), "100 each try"
         assert link["rtt"]["unanswered"] == 0
-    assert 0 <= found["headroom"]["free"] <= 1
+    assert 0 <= certificate["headroom"]["free"] <= 1
     assert json.loads(lab_folder.folder(lab.name).certificate.read_text())["certified"] is True
 
 
@@ -207,7 +207,7 @@ def test_a_dark_fiber_is_not_measured_over_another_one(healthy: testbed.Lab, com
         status, found = certify(command, healthy)
     assert status == 1
     assert accused(found) == {"north", "north:west", "north:east"}
-    assert "north:west: no probe came through" in found["why"]
+    assert "north:west: no probe arrived" in found["why"]
     assert directions(found)["south:west"]["verdict"] == "ok"
 
 

@@ -133,8 +133,8 @@ def test_no_short_cut_is_swallowed(healthy: testbed.Lab) -> None:
 
 @pytest.fixture
 def doomed(lab_name: str) -> Iterator[testbed.Lab]:
-    with testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True) as found:
-        yield found
+    with testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True) as lab:
+        yield lab
 
 
 def test_a_dead_emulator_is_a_cut(doomed: testbed.Lab) -> None:

@@ -317,8 +317,8 @@ def test_mistakes_are_refused_before_anything_is_touched(healthy: testbed.Lab, c
 
 @pytest.fixture
 def doomed(lab_name: str) -> Iterator[testbed.Lab]:
-    with testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True) as found:
-        yield found
+    with testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True) as lab:
+        yield lab
 
 
 @pytest.mark.parametrize("moment", ["dark", "lit"])

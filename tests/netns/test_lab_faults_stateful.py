@@ -126,8 +126,8 @@ class Machine(RuleBasedStateMachine):
 @pytest.fixture(scope="module")
 def lab(state_folder: object) -> Iterator[testbed.Lab]:
     name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, driver="netns", agents=False, allow_uncertified=True) as found:
-        yield found
+    with testbed.up("metro-40km", name=name, driver="netns", agents=False, allow_uncertified=True) as up:
+        yield up
 
 
 @pytest.mark.thorough

@@ -174,10 +174,10 @@ def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.La
         return told(lab, "carrier-missed", since)
 
     def accounted() -> dict[tuple[str, str], int]:
-        told_of = {
-            it: sum(event["count"] for event in missed() if (event["site"], event["link"]) == it) for it in counted
+        missed_of = {
+            end: sum(event["count"] for event in missed() if (event["site"], event["link"]) == end) for end in counted
         }
-        return {it: len(heard(*it)) + told_of[it] for it in counted}
+        return {end: len(heard(*end)) + missed_of[end] for end in counted}
 
     oracle.until(lambda: accounted() == counted, 5.0, f"as many events as changes: {counted}")
     unexplained = [event for event in missed() if not host_stalls.stalls(event["t"] - 0.1, event["t"])]

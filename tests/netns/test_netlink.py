@@ -129,7 +129,7 @@ def test_a_veth_into_another_namespace_has_what_was_asked_for(name: str, space: 
         with pytest.raises(HostError, match=r"could not make the veth .*:near: File exists"):
             space.add_veth("near", 0, "far-2", Path("/run/netns", other), 1400)
         space.delete_link("near")
-        assert [it["ifname"] for it in ip(other, "link")] == ["lo"]
+        assert [link["ifname"] for link in ip(other, "link")] == ["lo"]
     finally:
         subprocess.run(["ip", "netns", "del", other], check=True, timeout=10)
 
@@ -150,7 +150,7 @@ def test_a_bridge_isolates_its_ports_and_knows_an_address(name: str, space: Name
     space.add_forwarding("02:00:00:00:00:22", "k1")
     argv = ["bridge", "-n", name, "-j", "fdb", "show", "br", "other"]
     listed = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout)
-    assert [(it["ifname"], it["state"]) for it in listed if it["mac"] == "02:00:00:00:00:22"] == [("k1", "static")]
+    assert [(row["ifname"], row["state"]) for row in listed if row["mac"] == "02:00:00:00:00:22"] == [("k1", "static")]
 
 
 def test_a_redirect_takes_everything_received_to_the_other_interface(name: str, space: Namespace) -> None:
@@ -163,7 +163,7 @@ def test_a_redirect_takes_everything_received_to_the_other_interface(name: str, 
     assert "mirred (Egress Redirect to device k1) stolen" in filters()
     space.unredirect("k0")
     assert "mirred" not in filters()
-    space.unredirect("k0")  # a missing one is no error
+    space.unredirect("k0")  # removing a missing redirect succeeds
 
 
 def test_what_the_kernel_refuses_is_said_in_words(space: Namespace) -> None:

@@ -74,8 +74,8 @@ def lab(state_folder: Path, outside: Path) -> Iterator[testbed.Lab]:
             patch.delenv(key, raising=False)
         patch.setenv("TESTBED_STATE", str(outside / "state"))
         patch.setenv("TESTBED_RUNS", str(outside / "runs"))
-        with testbed.up("metro-40km", name=name, agents=False, allow_uncertified=True) as found:
-            yield found
+        with testbed.up("metro-40km", name=name, agents=False, allow_uncertified=True) as up:
+            yield up
         assert oracle.left_behind(name, outside / "state") == []
 
 

@@ -79,10 +79,10 @@ Labels = frozenset[tuple[str, str]]
 def lab(state_folder: Path) -> Iterator[testbed.Lab]:
     """metro-40km with agents, observed, up for all tests of this module."""
     name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, observe=True, allow_uncertified=True) as found:
+    with testbed.up("metro-40km", name=name, observe=True, allow_uncertified=True) as up:
         # Prometheus looks for targets every five seconds.
         oracle.until(lambda: len(asked(name, "up == 1")) == 5, 20.0, "every target is up")
-        yield found
+        yield up
     assert oracle.left_behind(name, state_folder) == []
     assert oracle.working_in(state_folder) == []
 

@@ -52,8 +52,8 @@ def without_sudo() -> Iterator[None]:
 def trained(without_sudo: None, state_folder: Path) -> Iterator[testbed.Lab]:
     """Provide metro-40km with agents."""
     name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, allow_uncertified=True) as found:
-        yield found
+    with testbed.up("metro-40km", name=name, allow_uncertified=True) as lab:
+        yield lab
     assert oracle.left_behind(name, state_folder) == []
 
 

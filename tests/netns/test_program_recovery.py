@@ -109,7 +109,7 @@ def test_recovery_from_a_cut_is_what_the_program_and_the_fiber_say(
     names = {it.name for it in report.traffic if it.kind == "node"}
     assert names == {f"rank {r} on {n}, {way}" for r, n in enumerate(lab.topology.node_names) for way in WAYS}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert {it["kind"] for it in lines} - {"tcp_timeouts"} == {"fiber", "host", "node"}, "no rank is scraped"
+    assert {line["kind"] for line in lines} - {"tcp_timeouts"} == {"fiber", "host", "node"}, "no rank is scraped"
 
     # The same run, had nobody said where its steps are.
     for records in (run / "ranks").glob("*.jsonl"):

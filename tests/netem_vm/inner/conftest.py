@@ -10,7 +10,7 @@ import pytest
 
 MOST_STALLED = 0.25
 
-# In a process of its own, at real-time priority: programs of this machine do not delay it, only the host does.
+# A separate process at real-time priority: only the host delays it, not programs of this machine.
 SLEEPER = """
 import os, select, time
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99))

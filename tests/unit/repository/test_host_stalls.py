@@ -1,4 +1,4 @@
-"""What bounds of tests are extended by: the stalls of any core, each moment once, and nothing where none is logged."""
+"""Bounds of tests are extended by stalls of any core, each moment once, and not at all without a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thief of benchmarks/thief.py: schedules by arithmetic, and what it takes by /proc/<pid>/stat."""
+"""The thief of benchmarks/thief.py: its schedules by arithmetic, its CPU time by /proc/<pid>/stat."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path, tm
                     continue
                 # One CPU need not fill the line; that it is not wider it can show.
                 assert 0.5 * rate["target_bps"] < rate["measured_bps"] < 1.1 * rate["target_bps"]
-        assert any(it["taken_off_s"] for it in both) and any(it["rate"] for it in both)
+        assert any(direction["taken_off_s"] for direction in both) and any(direction["rate"] for direction in both)
         journal = (state_folder / "labs" / lab_name / "journal.jsonl").read_text()
         assert '"emulator":"netem"' in journal
 
