@@ -270,7 +270,7 @@ install_torch() {
         return 0
     fi
     say "torch from the default package index, as $torch_index is unavailable." \
-        "On x86_64 that build includes about 5 GB of CUDA libraries, which are not used; a CPU wheel in TESTBED_WHEELS avoids them"
+        "On x86_64 that build includes about 5 GB of unused CUDA libraries; a CPU wheel in TESTBED_WHEELS avoids them"
 }
 
 install_project() {
