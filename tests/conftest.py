@@ -87,6 +87,13 @@ def _file(item: pytest.Item) -> str:
     return str(item.path.relative_to(HERE)) if item.path.is_relative_to(HERE) else ""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no unit test that cannot be selected: importing all of them takes 20 s."""
+    is_unit_test = collection_path.is_relative_to(HERE / "unit") and collection_path.suffix == ".py"
+    is_left_out = is_unit_test and config.option.markexpr == "alone" and "mark.alone" not in collection_path.read_text()
+    return True if is_left_out else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def stalls_of_the_host(request: pytest.FixtureRequest) -> None:
     """Watch for stalls while tests in namespaces run; a machine with netem watches its own."""
