@@ -45,7 +45,7 @@ client:
 test:
 	@tools/setup.sh test
 	@tools/verdict.sh test "every test that could run here passed" \
-	    $(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
+	    $(VENV)/bin/python tools/run_tests.py $(PYTEST_FLAGS)
 
 test-netem:
 	@tools/setup.sh test
@@ -60,7 +60,7 @@ test-netem-containers:
 test-thorough:
 	@tools/setup.sh test
 	@tools/verdict.sh test-thorough "every test that could run here passed, including the long-running ones" \
-	    env TESTBED_THOROUGH=1 $(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
+	    env TESTBED_THOROUGH=1 $(VENV)/bin/python tools/run_tests.py $(PYTEST_FLAGS)
 
 test-ansible:
 	@tools/setup.sh test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -13,11 +14,16 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "tests"
+DURATIONS = HERE / "durations.json"
+"""Of test files, in seconds (tools/run_tests.py --store-durations)."""
+FOLDERS = ("unit", "netem_vm", "containerlab", "e2e", "netns")
+"""Folders of tests in the order in which one process runs them."""
+
 for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-import ahead  # noqa: E402
 import host_stalls  # noqa: E402
 import oracle  # noqa: E402
 
@@ -62,21 +68,30 @@ def reachable_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     tmp_path_factory.mktemp = mktemp  # type: ignore[method-assign]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip thorough tests, order folders."""
-    if not os.environ.get("TESTBED_THOROUGH"):
-        for item in items:
-            if item.get_closest_marker("thorough"):
-                item.add_marker(pytest.mark.skip(reason=THOROUGH))
-    ahead.order(items)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip thorough tests. Run tests of time alone. Order files: the longest first where workers share them."""
+    for item in items:
+        if item.get_closest_marker("thorough") and not os.environ.get("TESTBED_THOROUGH"):
+            item.add_marker(pytest.mark.skip(reason=THOROUGH))
+        if item.get_closest_marker("timing"):
+            item.add_marker("alone")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        durations_s = json.loads(DURATIONS.read_text())
+        items.sort(key=lambda item: durations_s.get(_file(item), 0.0), reverse=True)
+    else:
+        order = {folder: place for place, folder in enumerate(FOLDERS)}
+        items.sort(key=lambda item: order.get(_file(item).partition("/")[0], len(order)))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if not session.config.option.collectonly:
-        outputs = Path(tempfile.mkdtemp(prefix="testbed-ahead-"))
-        session.config.add_cleanup(lambda: shutil.rmtree(outputs, ignore_errors=True))
-        session.config.add_cleanup(ahead.AHEAD_OF_TESTS.end)  # cleanups run in reverse order
-        ahead.AHEAD_OF_TESTS.begin(session.items, outputs)
+def _file(item: pytest.Item) -> str:
+    return str(item.path.relative_to(HERE)) if item.path.is_relative_to(HERE) else ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no unit test that cannot be selected: importing all of them takes 20 s."""
+    is_unit_test = collection_path.is_relative_to(HERE / "unit") and collection_path.suffix == ".py"
+    is_left_out = is_unit_test and config.option.markexpr == "alone" and "mark.alone" not in collection_path.read_text()
+    return True if is_left_out else None
 
 
 @pytest.fixture(scope="session", autouse=True)

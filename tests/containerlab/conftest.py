@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import ahead
 import bare_machine
 import pytest
 from docker_daemon import Dockerd
@@ -36,7 +35,6 @@ def dockerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
         pytest.skip(f"docker is not installed; install it with: {installation.containerlab()}")
     if why := containerlab.missing():
         pytest.skip(why)
-    ahead.AHEAD_OF_TESTS.wait("containerlab/test_image.py")  # it has a daemon on the same data
     folder = tmp_path_factory.mktemp("docker")
     made = Dockerd(tool, folder, CACHE)
     try:

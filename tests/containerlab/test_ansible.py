@@ -27,6 +27,8 @@ ANSIBLE = ROOT / "ansible"
 BOUND_S = 900
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
+pytestmark = pytest.mark.alone
+
 
 def tool(name: str) -> str:
     found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

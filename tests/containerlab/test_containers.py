@@ -23,7 +23,7 @@ import testbed
 from testbed.errors import LabError, ProgramBarred
 from testbed.lab.lab import Lab
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.alone, pytest.mark.netns]
 
 STEPS, SMALL = 34, {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 5}
 """A job that takes a few seconds."""

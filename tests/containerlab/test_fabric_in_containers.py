@@ -11,7 +11,7 @@ import pytest
 import testbed
 from testbed.core.topology import resolve
 
-pytestmark = [pytest.mark.netns, pytest.mark.thorough]
+pytestmark = [pytest.mark.netns, pytest.mark.thorough, pytest.mark.alone]
 
 LAB = b"""
 scale: 1000

@@ -1,4 +1,4 @@
-"""The image of the agents, built ahead of the tests that need it (tests/ahead.py) by running this test alone."""
+"""The image of the agents. It is built beside tests of other folders; all other tests of this folder run alone."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ from testbed.errors import HostError
 from testbed.host.drivers import image_leftovers, images
 from testbed.host.linux import process
 
+pytestmark = pytest.mark.alone
+
 QUICK = (
     "RUN mkdir -p /opt/testbed/bin && printf '#!/bin/sh\\necho 0\\n' > /opt/testbed/bin/python"
     " && chmod 755 /opt/testbed/bin/python\n"

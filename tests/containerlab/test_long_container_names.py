@@ -18,7 +18,7 @@ import testbed
 from testbed.lab import containers as lab_containers
 from testbed.lab.lab import Lab
 
-pytestmark = [pytest.mark.netns, pytest.mark.thorough]
+pytestmark = [pytest.mark.netns, pytest.mark.thorough, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

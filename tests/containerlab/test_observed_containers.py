@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="prometheus is not installed (apt-get install prometheus)"
     ),
+    pytest.mark.alone,
 ]
 
 

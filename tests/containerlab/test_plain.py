@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 import testbed
 from testbed.lab import containers as lab_containers
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.alone, pytest.mark.netns]
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ["east-0", "east-gw", "mgmt", "plant", "west-0", "west-gw"]

@@ -29,7 +29,7 @@ from testbed.lab import containers as lab_containers
 from testbed.lab import teardown
 from testbed.lab.lab import Lab
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.alone, pytest.mark.netns]
 
 TESTBED = [sys.executable, "-m", "testbed.cli.app"]
 

@@ -30,7 +30,7 @@ from testbed.lab.validation.traffic_meter import Wire
 from testbed.lab.validation.validation import validate
 from testbed.lab.validation.worker_set import WorkerSet
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 
 PROGRAM = "testbed_agents.adapters.ring"
 

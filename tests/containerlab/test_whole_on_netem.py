@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "netem_vm"))
 
 import vm
 
-pytestmark = [pytest.mark.netns, pytest.mark.thorough]
+pytestmark = [pytest.mark.netns, pytest.mark.thorough, pytest.mark.alone]
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ROOT / "build" / "docker"
 """Where the daemon of conftest.py keeps its images."""

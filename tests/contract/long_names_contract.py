@@ -64,6 +64,7 @@ class LongNamesContract:
         assert [it.ends for it in status.links] == [(plant[f"{link}-a"], plant[f"{link}-b"]) for link in LINKS]
         assert [gateway[it.node] for it in status.ranks[:1]] == [status.ranks[0].port]
 
+    @pytest.mark.alone
     def test_it_is_certified_and_nothing_goes_around(self, lab: Lab) -> None:
         assert lab.certificate is not None and lab.certificate.around_ok, lab.certificate
         directions = [direction for link in lab.certificate.links for direction in link.directions]

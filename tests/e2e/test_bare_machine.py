@@ -8,7 +8,7 @@ from pathlib import Path
 import bare_machine
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks]
+pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks, pytest.mark.alone]
 
 BOUND_S = 1500
 COMPILERS = "cc gcc clang c99 tcc"

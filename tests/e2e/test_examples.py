@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.netns,
     pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces: needs root"),
+    pytest.mark.alone,
 ]
 
 

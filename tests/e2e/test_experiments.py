@@ -11,7 +11,7 @@ from pathlib import Path
 import oracle
 import pytest
 
-pytestmark = [pytest.mark.netns, pytest.mark.e2e]
+pytestmark = [pytest.mark.netns, pytest.mark.e2e, pytest.mark.alone]
 
 
 class Ran:

@@ -21,7 +21,7 @@ from pathlib import Path
 import bare_machine
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks]
+pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks, pytest.mark.alone]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "hosts.md"
 HOST_PACKAGES = ("python3", "sudo", "openssh-server", "ca-certificates")

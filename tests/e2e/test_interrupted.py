@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.netns,
     pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces: needs root"),
+    pytest.mark.alone,
 ]
 
 BOUND_S = 100.0

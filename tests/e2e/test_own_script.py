@@ -64,6 +64,7 @@ def experiment(folder: Path, arguments: str, more: str) -> Path:
     return file
 
 
+@pytest.mark.alone
 def test_the_example_comes_through_a_cut(folder: Path, state_folder: Path) -> None:
     (folder / "train.py").write_text((EXAMPLE / "train.py").read_text())
     text = (EXAMPLE / "cut.yaml").read_text()
@@ -81,6 +82,7 @@ def test_the_example_comes_through_a_cut(folder: Path, state_folder: Path) -> No
 
 
 @pytest.mark.thorough
+@pytest.mark.alone
 def test_a_program_that_fails_is_1_again_and_again(folder: Path, state_folder: Path) -> None:
     """Nothing depends on where the command is given: the program is beside the experiment, and the run's own file has
     its folder."""
@@ -96,6 +98,7 @@ def test_a_program_that_fails_is_1_again_and_again(folder: Path, state_folder: P
     assert (status, run["workload"]["statuses"]) == (1, [0, 3]), said
 
 
+@pytest.mark.alone
 def test_a_fault_that_never_came_is_3(folder: Path, state_folder: Path) -> None:
     """It is due long after the program has ended well."""
     file = experiment(folder, "3, 0", "schedule: [{after: step 999, inject: rank-kill, target: 1}]\n")

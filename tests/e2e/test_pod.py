@@ -38,6 +38,7 @@ pytestmark = [
         not os.environ.get("TESTBED_BARE"),
         reason="takes minutes, Debian's mirror and the package index; make test-bare runs it",
     ),
+    pytest.mark.alone,
 ]
 
 ROOT = Path(__file__).resolve().parents[2]

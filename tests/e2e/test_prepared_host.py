@@ -23,7 +23,7 @@ import pytest
 
 from testbed.version import __version__
 
-pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks]
+pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks, pytest.mark.alone]
 
 ROOT = Path(__file__).resolve().parents[2]
 PREPARE_BOUND_S, RUN_BOUND_S, START_BOUND_S = 900, 300, 60.0

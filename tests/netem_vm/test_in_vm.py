@@ -12,7 +12,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import ahead
 import vm
 
 INNER = Path(__file__).resolve().parent / "inner"
@@ -23,9 +22,6 @@ ALLOWED_SKIPS = ("thorough", "stalled this machine")
 def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if any(INNER.is_relative_to(hidden) for hidden in ("/mnt", "/run", "/dev")):
         _lacks(f"it has its own /mnt, /run and /dev, and cannot see {INNER}")
-    if (begun := ahead.AHEAD_OF_TESTS.wait("netem_vm/test_in_vm.py")) is not None:
-        _judge_what_was_begun(*begun, capsys)
-        return
     argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--tb=short", "--color=no"]
     try:
         backend = vm.choose_backend()
@@ -50,14 +46,3 @@ def _lacks(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"no kernel with netem: {reason}")
     pytest.skip(f"no kernel with netem: {reason}")
-
-
-def _judge_what_was_begun(status: int, output: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """This same test in a process of its own."""
-    if reason := re.search(r"SKIPPED.*?: no kernel with netem: (.*)", output):
-        _lacks(reason[1])
-    result = re.search(r"netem kernel .*", output)
-    with capsys.disabled():
-        print(f" {result[0] if result else 'no output'} ", end="")
-    assert status == 0, output
-    assert result, output

@@ -210,6 +210,7 @@ def test_bytes_on_the_wire_are_the_gradients(parent: Parent, nodes: Nodes, tmp_p
             assert 1.0 < statistics.median(each) / gradient_bytes < 1.2, way
 
 
+@pytest.mark.alone
 def test_a_slow_rank_is_what_the_others_wait_for(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
     trained(parent, nodes, tmp_path, slower_by={2: 10.0}, steps=10)
     waits = [peer_wait(tmp_path, rank) for rank in range(RANKS)]

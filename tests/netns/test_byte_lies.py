@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.netns,
     pytest.mark.thorough,
     pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+    pytest.mark.alone,
 ]
 
 PACKAGE = """

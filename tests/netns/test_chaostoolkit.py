@@ -52,6 +52,7 @@ def python(module: str, func: str, **arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
+@pytest.mark.alone
 def test_the_example_passes_and_its_journal_has_the_evidence(lab: testbed.Lab, tmp_path: Path) -> None:
     status, journal = chaos(lab.name, EXAMPLE, tmp_path)
     assert (status, journal["status"], journal["deviated"]) == (0, "completed", False), journal

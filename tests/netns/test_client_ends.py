@@ -19,7 +19,7 @@ import ssh_hosts
 from client_of_hosts import begun, marks, on, state, write_experiment
 from run_factory import make_run
 
-pytestmark = [*marks, pytest.mark.thorough]
+pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
 
 DARK_S = 45.0
 SILENCE_S = 30.0

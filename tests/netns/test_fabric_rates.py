@@ -19,7 +19,7 @@ from testbed.core.topology import resolve
 from testbed.host.drivers import fabric_limits
 from testbed.host.linux import namespace, netlink
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.alone, pytest.mark.thorough]
 
 LAB = b"""
 scale: 1000

@@ -154,6 +154,7 @@ def stream(lab: Lab) -> Iterator[Callable[[], Stream]]:
 
 
 @pytest.mark.parametrize("delay_s", [200e-6, 5e-3])
+@pytest.mark.alone
 def test_round_trip_is_twice_the_delay(lab: Lab, start: Starter, delay_s: float) -> None:
     with lab.redirect():
         bare = lab.undelayed_rtts_s(150, 0.005)
@@ -164,6 +165,7 @@ def test_round_trip_is_twice_the_delay(lab: Lab, start: Starter, delay_s: float)
     assert abs(statistics.median(fiber) - statistics.median(bare) - 2 * delay_s) < tolerance_s
 
 
+@pytest.mark.alone
 def test_each_direction_has_its_own_delay(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
     start(lab, Impairment(delay_s=0.04), Impairment(delay_s=0.001))
     one = stream()
@@ -180,6 +182,7 @@ def test_each_direction_has_its_own_delay(lab: Lab, start: Starter, stream: Call
     assert back - there >= 0.001 and host_stalls.elapsed_s(there, back) < 0.020
 
 
+@pytest.mark.alone
 def test_lateness_is_counted(lab: Lab, start: Starter) -> None:
     emulator = start(lab, Impairment(delay_s=1e-3), Impairment(delay_s=1e-3))
     lab.rtts_s(50, 0.002)
@@ -193,6 +196,7 @@ def test_lateness_is_counted(lab: Lab, start: Starter) -> None:
     assert within_1_ms > stats.packets / 2
 
 
+@pytest.mark.alone
 def test_packets_that_find_the_queue_empty_are_counted(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
     packets = stream()
     emulator = start(lab, Impairment(delay_s=1e-3, rate_bps=10e6))
@@ -223,6 +227,7 @@ def test_arp(lab: Lab, start: Starter) -> None:
     assert lab.links_of(lab.b)["fib0"]["address"] in run("ip", "-n", lab.a, "neigh", "show", "10.77.0.2")
 
 
+@pytest.mark.alone
 def test_ipv6(lab: Lab, start: Starter) -> None:
     start(lab, Impairment(delay_s=1e-3, rate_bps=1e9), Impairment(delay_s=1e-3))
     hosts = (lab.a, lab.b)
@@ -286,6 +291,7 @@ def test_any_ethertype_crosses_unchanged(lab: Lab, start: Starter) -> None:
 # ---- rate and queue --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_rate(lab: Lab, start: Starter) -> None:
     emulator = start(lab, Impairment(200e-6, 0.8e9, 1_000_000), Impairment(200e-6, 0.8e9, 1_000_000))
     began = time.monotonic()
@@ -300,6 +306,7 @@ def test_rate(lab: Lab, start: Starter) -> None:
     assert stats.segments > 2 * stats.packets  # it was re-sliced, not taken apart
 
 
+@pytest.mark.alone
 def test_counters_agree_with_iperf3(lab: Lab, start: Starter) -> None:
     emulator = start(lab, Impairment(200e-6, 1e9), Impairment(200e-6, 1e9))
     before = forth(emulator)
@@ -314,6 +321,7 @@ def test_counters_agree_with_iperf3(lab: Lab, start: Starter) -> None:
     assert most - least < 0.1 * most
 
 
+@pytest.mark.alone
 def test_queue_drops_the_tail(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
     emulator = start(lab)
     one = stream()
@@ -373,6 +381,7 @@ def test_loss_is_per_segment_and_repeats(lab: Lab, start: Starter, stream: Calla
     assert lost_in_run[0] == lost_in_run[1]
 
 
+@pytest.mark.alone
 def test_loss_with_tso(lab: Lab, start: Starter) -> None:
     emulator = start(lab, Impairment(delay_s=200e-6, loss=0.01), Impairment(delay_s=200e-6))
     end = lab.iperf(1, "-P", "2")
@@ -420,6 +429,7 @@ def test_change_of_delay_loses_and_reorders_nothing(lab: Lab, start: Starter, st
     assert one.collect() == list(range(one.sent))
 
 
+@pytest.mark.alone
 def test_change_of_rate_speeds_up_what_waits(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
     emulator = start(lab)
     one = stream()
@@ -447,6 +457,7 @@ def test_bad_values_change_nothing(lab: Lab, start: Starter) -> None:
 # ---- caps and errors -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_memory_cap(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
     emulator = start(lab)
     one = stream()
@@ -470,6 +481,7 @@ def test_a_frame_that_the_egress_refuses(lab: Lab, start: Starter, stream: Calla
     assert quiet(emulator).drops["transmit"] == 1
 
 
+@pytest.mark.alone
 def test_an_end_that_goes_down_loses_what_is_in_flight(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
     emulator = start(lab)
     one = stream()
@@ -550,6 +562,7 @@ def test_the_end_takes_both_ends_down(lab: Lab, start: Starter, way: str) -> Non
         emulator.stats()
 
 
+@pytest.mark.alone
 def test_killed_is_noticed_at_once(lab: Lab, start: Starter) -> None:
     emulator = start(lab)
     assert emulator.wait(0.05) is None
@@ -622,6 +635,7 @@ def test_without_real_time_priority(lab: Lab, start: Starter) -> None:
     assert lab.rtts_s(5)[0] >= 5e-3
 
 
+@pytest.mark.alone
 def test_many_links_are_cheap(start: Starter) -> None:
     lab = Lab(f"fdm{os.getpid()}", links=32)
     try:

@@ -148,6 +148,7 @@ def test_without_memory_packets_are_dropped_and_the_core_is_left_to_others(
     assert len(lab.rtts_s(5)) == 5
 
 
+@pytest.mark.alone
 def test_while_the_kernel_has_no_buffers_it_sleeps_between_its_tries(
     lab: Lab, start: Callable[..., Fiberd], refusing: Path
 ) -> None:

@@ -15,7 +15,7 @@ import ssh_hosts
 from client_of_hosts import begun, marks, on, write_experiment
 from run_factory import make_run
 
-pytestmark = [*marks, pytest.mark.thorough]
+pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
 
 MEBIBYTE = 1 << 20
 

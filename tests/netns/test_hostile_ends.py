@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.netns,
     pytest.mark.thorough,
     pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+    pytest.mark.alone,
 ]
 
 _undisturbed: dict[str, dict[str, Any]] = {}

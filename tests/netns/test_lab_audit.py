@@ -16,7 +16,11 @@ from testbed.host import fork_server
 from testbed.host.files import catalog
 from testbed.lab import measured_audit
 
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(bool(fork_server.missing()), reason="needs torch")]
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(bool(fork_server.missing()), reason="needs torch"),
+    pytest.mark.alone,
+]
 
 
 @pytest.mark.thorough

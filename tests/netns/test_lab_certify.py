@@ -23,7 +23,7 @@ import pytest
 import testbed
 from testbed.host import fork_server, lab_folder
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 
 DELAY_S = {"north": 40 * 5e-6, "south": 47 * 5e-6}
 DIRECTIONS = ("north:west", "north:east", "south:west", "south:east")

@@ -14,7 +14,7 @@ from contract.rank_faults_contract import RankFaultsContract, Space
 import testbed
 from testbed.lab.lab import Lab
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.alone, pytest.mark.netns]
 
 
 @pytest.fixture(scope="module")

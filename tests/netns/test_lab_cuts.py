@@ -32,6 +32,7 @@ def stream(lab: testbed.Lab) -> oracle.Stream:
     return oracle.Stream(ns(lab, "east-0"), ns(lab, "west-0"), address)
 
 
+@pytest.mark.alone
 def test_both_gateways_lose_the_carrier_at_once_and_get_it_back(healthy: testbed.Lab) -> None:
     with watch(healthy, "north") as seen:
         began = time.monotonic()
@@ -48,6 +49,7 @@ def test_both_gateways_lose_the_carrier_at_once_and_get_it_back(healthy: testbed
     assert began < fault.began < fault.ended, "one clock for everything"
 
 
+@pytest.mark.alone
 def test_a_stream_survives_and_hardly_notices(healthy: testbed.Lab) -> None:
     """The longest silence at the receiver around the cut and around the heal: 20 ms at most, by the median of five."""
     cuts, heals = [], []
@@ -67,6 +69,7 @@ def test_a_stream_survives_and_hardly_notices(healthy: testbed.Lab) -> None:
     assert statistics.median(heals) < 0.020, heals
 
 
+@pytest.mark.alone
 def test_traffic_moves_to_the_other_fiber_and_back(healthy: testbed.Lab) -> None:
     address = oracle.addresses(ns(healthy, "west-0"), "fabric0")["inet6"]
     near = ns(healthy, "east-0")
@@ -92,6 +95,7 @@ def test_with_both_fibers_dark_tcp_waits_and_goes_on(healthy: testbed.Lab) -> No
     assert flow.received == flow.sent
 
 
+@pytest.mark.alone
 def test_the_keeper_ends_a_timed_fault_with_nobody_connected(healthy: testbed.Lab, command: oracle.Command) -> None:
     with watch(healthy, "south") as seen:
         said = command("cut", "south", "--for", "0.5s", "-l", healthy.name)
@@ -137,6 +141,7 @@ def doomed(lab_name: str) -> Iterator[testbed.Lab]:
         yield lab
 
 
+@pytest.mark.alone
 def test_a_dead_emulator_is_a_cut(doomed: testbed.Lab) -> None:
     (pid,) = oracle.emulator_pids(doomed.name)
     with watch(doomed, "north") as north, watch(doomed, "south") as south:

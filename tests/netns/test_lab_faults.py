@@ -119,6 +119,7 @@ def test_a_silent_cut_takes_no_carrier_and_passes_nothing(healthy: testbed.Lab, 
         ("north", "silent", True),
     ],
 )
+@pytest.mark.alone
 def test_what_is_in_flight(healthy: testbed.Lab, target: str, carrier: str, arrives: bool | None) -> None:
     """A packet toward west that was sent before the cut and is due after the heal.
 
@@ -141,6 +142,7 @@ def test_what_is_in_flight(healthy: testbed.Lab, target: str, carrier: str, arri
 # ---- flaps
 
 
+@pytest.mark.alone
 def test_a_flap_is_dark_as_often_and_as_long_as_was_asked_and_ends_by_itself(healthy: testbed.Lab) -> None:
     before = {gateway: downs(healthy, gateway) for gateway in GATEWAYS}
     with watch(healthy, "north") as seen:
@@ -160,6 +162,7 @@ def test_a_flap_is_dark_as_often_and_as_long_as_was_asked_and_ends_by_itself(hea
     assert 1.1 <= fault.ended - fault.began < 1.6
 
 
+@pytest.mark.alone
 def test_a_flap_ends_when_its_time_is_over_and_can_be_healed_in_the_dark(healthy: testbed.Lab) -> None:
     with watch(healthy, "south") as seen:
         fault = healthy.inject("flap", "south", down="10s", up="10s", for_s=0.3)
@@ -195,6 +198,7 @@ def test_a_cut_outlasts_a_flap_of_the_same_fiber(healthy: testbed.Lab) -> None:
     ("target", "written", "more_s"),
     [("south:west", {"extra": "1ms"}, 1e-3), ("south", {"km": "247"}, 2e-3), ("south", {"delay": "1.235ms"}, 2e-3)],
 )
+@pytest.mark.alone
 def test_a_step_of_latency_is_seen_by_ping(
     healthy: testbed.Lab, target: str, written: dict[str, str], more_s: float
 ) -> None:
@@ -251,6 +255,7 @@ def test_what_one_netem_cannot_hold_is_refused_on_fiberd_too(healthy: testbed.La
     healthy.inject("impair", "north", reorder="1%", reorder_by="1ms").heal()
 
 
+@pytest.mark.alone
 def test_the_gap_before_a_step_of_latency_is_dark_and_silent(healthy: testbed.Lab) -> None:
     before = downs(healthy, "west-gw", "south")
     far = address(healthy, "west-gw", "south")
@@ -267,6 +272,7 @@ def test_the_gap_before_a_step_of_latency_is_dark_and_silent(healthy: testbed.La
     assert fault.phase == "delay + 1 ms"
 
 
+@pytest.mark.alone
 def test_a_brown_out_loses_more_and_more(healthy: testbed.Lab) -> None:
     """One percent to ninety within two seconds: 400 datagrams, one every 5 ms, against the ramp's own sum."""
     far = address(healthy, "west-gw", "north")
@@ -292,6 +298,7 @@ def test_a_brown_out_loses_more_and_more(healthy: testbed.Lab) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.alone
 def test_a_command_waits_for_a_fault_that_has_an_end_of_its_own(healthy: testbed.Lab, command: oracle.Command) -> None:
     said = command("inject", "flap", "north", "down=50ms", "up=50ms", "times=2", "--wait", "-l", healthy.name)
     assert said.returncode == 0, said.stderr

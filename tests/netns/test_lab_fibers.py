@@ -59,6 +59,7 @@ def test_nothing_of_it_is_in_the_hosts_namespace(lab: testbed.Lab) -> None:
     assert "10.255." not in oracle.run("ip", "-j", "addr")
 
 
+@pytest.mark.alone
 def test_round_trips_take_what_light_takes(lab: testbed.Lab) -> None:
     """By minimum and median, less the same path with a redirect for the fiber; all three at the same time."""
     far = {link: oracle.addresses(ns(lab, "west-gw"), link)["inet"] for link in RTT_S}
@@ -114,6 +115,7 @@ def test_names_resolve_everywhere_and_backwards(
         assert lab.exec(place, ["ping", "-c", "1", "-W", "2", "west-1"]) == 0
 
 
+@pytest.mark.alone
 def test_counters_agree_with_iperf3(lab: testbed.Lab) -> None:
     before = counters(lab)
     address = oracle.addresses(ns(lab, "west-0"), "fabric0")["inet"]
@@ -129,6 +131,7 @@ def test_counters_agree_with_iperf3(lab: testbed.Lab) -> None:
     assert segments == pytest.approx(received / 1448, rel=0.02)
 
 
+@pytest.mark.alone
 def test_one_percent_loss_is_of_segments_and_leaves_the_rest_as_it_was(healthy: testbed.Lab) -> None:
     lab, packets, segments = healthy, 600, 40
     near, far = ns(lab, "east-gw"), ns(lab, "west-gw")
@@ -152,6 +155,7 @@ def test_one_percent_loss_is_of_segments_and_leaves_the_rest_as_it_was(healthy: 
     assert lab.status().links[0].drops >= len(lost)
 
 
+@pytest.mark.alone
 def test_delay_can_be_impaired_and_comes_back(healthy: testbed.Lab) -> None:
     near, address = ns(healthy, "east-gw"), oracle.addresses(ns(healthy, "west-gw"), "south")["inet"]
     with healthy.inject("impair", "south:west", delay="5ms"):

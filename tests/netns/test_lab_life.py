@@ -112,6 +112,7 @@ def test_a_bring_up_that_fails_undoes_itself(
     oracle.until(lambda: not oracle.left_behind(lab_name, state_folder), 5.0, "nothing is left")
 
 
+@pytest.mark.alone
 def test_a_rate_that_the_host_cannot_carry_is_refused_and_undone_unless_the_user_insists(
     lab_name: str, state_folder: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_rate_that_the_host_cannot_carry_is_refused_and_undone_unless_the_user
         assert lab.status().links[0].verdict == ("bad" if lab.certificate.links[0].why else "not measured")
 
 
+@pytest.mark.alone
 def test_a_failed_lab_is_kept_on_wish(lab_name: str) -> None:
     topology = broken(testbed.load("metro-40km"), rate_bps=1e13, queue_bytes=100_000_000)
     with pytest.raises((FidelityError, NoisyHost)):

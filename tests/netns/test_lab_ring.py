@@ -12,7 +12,7 @@ import testbed
 from testbed.core.shared_risk.audit import audit
 from testbed.core.shared_risk.connectivity import Failure, Fibers
 
-pytestmark = [pytest.mark.netns, pytest.mark.thorough]
+pytestmark = [pytest.mark.netns, pytest.mark.thorough, pytest.mark.alone]
 
 CUTS = ("s01-s02", "s32-s33")
 

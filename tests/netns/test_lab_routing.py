@@ -15,7 +15,7 @@ import pytest
 
 import testbed
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 
 RING = """
 scale: 1000

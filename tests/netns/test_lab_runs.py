@@ -85,6 +85,7 @@ def test_root_itself_has_a_folder_that_programs_can_reach(
     not all(it.stat().st_mode & 0o001 for it in Path(sys.executable).resolve().parents),
     reason="this Python is in a folder that only root may enter; make test installs another",
 )
+@pytest.mark.alone
 def test_a_validation_is_kept_there_too(lab: testbed.Lab, here: Path, home: Path) -> None:
     notes: list[str] = []
     ignored = dict.fromkeys(("phase", "ended", "doing", "event"), lambda *words: None)
@@ -113,6 +114,7 @@ def said(name: str, *words: str) -> list[str]:
     return list(testbed.attach(name).logs(*words))
 
 
+@pytest.mark.alone
 def test_a_fresh_lab_does_not_show_the_run_of_an_earlier_lab_of_its_name(
     named: str, tmp_path: Path, command: oracle.Command
 ) -> None:

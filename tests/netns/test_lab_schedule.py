@@ -24,7 +24,7 @@ from testbed.host import lab_folder
 from testbed.keeper import client, protocol
 from testbed.lab.run.fault_player import FaultPlayer
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 
 LINKS = [f"link{number}" for number in range(8)]
 

@@ -17,7 +17,7 @@ import ssh_hosts
 from client_of_hosts import TESTBED, environment, marks, state
 from run_factory import make_run
 
-pytestmark = [*marks, pytest.mark.thorough]
+pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
 
 MEBIBYTE = 1 << 20
 LARGE_BYTES, SMALL_FILES = 960 * MEBIBYTE, 3000

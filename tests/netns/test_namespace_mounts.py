@@ -10,7 +10,7 @@ from pathlib import Path
 import oracle
 import pytest
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.alone, pytest.mark.netns]
 
 CPUS = sorted(os.sched_getaffinity(0))[:2]
 

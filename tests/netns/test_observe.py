@@ -275,6 +275,7 @@ def test_what_a_fiber_should_do_does_not_follow_faults(lab: testbed.Lab) -> None
     assert list(delays.values()) == [pytest.approx(200e-6, rel=0.05)] * 2
 
 
+@pytest.mark.alone
 def test_the_certificate_is_what_its_file_says(lab: testbed.Lab, state_folder: Path) -> None:
     path = state_folder / "labs" / lab.name / "certificate.json"
 
@@ -295,6 +296,7 @@ def test_the_certificate_is_what_its_file_says(lab: testbed.Lab, state_folder: P
     assert error == pytest.approx(west["error_s"]["median"])
 
 
+@pytest.mark.alone
 def test_who_asks_and_stays_silent_keeps_nobody_waiting(lab: testbed.Lab) -> None:
     management = oracle.netns(lab.name, "mgmt")
     address = ("172.31.0.1", 9101)

@@ -391,6 +391,7 @@ def test_a_detached_job_goes_on_without_the_client(
 
 
 @pytest.mark.thorough
+@pytest.mark.alone
 def test_a_report_of_training_and_a_cut_made_here_is_the_one_made_there(
     hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
 ) -> None:
@@ -405,6 +406,7 @@ def test_a_report_of_training_and_a_cut_made_here_is_the_one_made_there(
 
 
 @pytest.mark.thorough
+@pytest.mark.alone
 def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
     hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
 ) -> None:
@@ -433,6 +435,7 @@ def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
 
 
 @pytest.mark.thorough
+@pytest.mark.alone
 def test_a_detached_validation_and_a_detached_training_come_here(
     hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
 ) -> None:
@@ -467,6 +470,7 @@ def test_a_detached_validation_and_a_detached_training_come_here(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.alone
 def test_a_detached_run_whose_client_goes_before_its_beginning_is_undone(
     hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, number: signal.Signals
 ) -> None:
@@ -540,6 +544,7 @@ def test_a_topology_that_an_experiment_names_travels(
 
 
 @pytest.mark.thorough
+@pytest.mark.alone
 def test_a_program_runs_there_with_the_files_of_its_folder(
     hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
 ) -> None:

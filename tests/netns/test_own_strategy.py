@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.netns,
     pytest.mark.thorough,
     pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+    pytest.mark.alone,
 ]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_strategy"

@@ -20,7 +20,7 @@ from planted_fibers import WRONG, second_path, site_network, wrong_fiber
 import testbed
 from benchmarks import thief
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 
 LEVELS = [
     pytest.param(0.0, "together", id="no thief"),

@@ -14,7 +14,7 @@ from planted_fibers import second_path, site_network
 
 import testbed
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 
 RING = """
 scale: 1000

@@ -67,6 +67,7 @@ def died(lab: testbed.Lab) -> list[dict[str, object]]:
         ("test $RANK != 1 || kill -KILL $$", 137, "unknown"),
     ],
 )
+@pytest.mark.alone
 def test_a_launched_program(
     lab: testbed.Lab, command: oracle.Command, tmp_path: Path, script: str, status: int, verdict: str
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_launched_program_that_loses_its_power_is_explained(lab: testbed.Lab, 
     assert {(it["rank"], it["signal"], it["by_testbed"]) for it in ends} == {(2, 9, True), (3, 9, True)}
 
 
+@pytest.mark.alone
 def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(training: testbed.Lab) -> None:
     job = training.train(40, **SMALL)
     job.wait_for(12, timeout=60)
@@ -160,6 +162,7 @@ def test_the_end_of_a_run_is_written_on_a_full_disk(disk: Path) -> None:
     assert not list(run.path.glob(".reserve*"))
 
 
+@pytest.mark.alone
 def test_a_full_disk_is_status_3_then_and_later(
     state_folder: Path, command: oracle.Command, disk: Path, lab_name: str
 ) -> None:

@@ -22,7 +22,7 @@ import testbed
 from testbed.errors import FileMistakes
 from testbed.lab.jobs import progress_output
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 
 STEPS = 8
 PERIOD_S = 0.05

@@ -85,6 +85,7 @@ def test_a_whole_node_is_paused(lab: testbed.Lab, program: testbed.ProgramJob) -
     go_on(lab, [6, 7])
 
 
+@pytest.mark.alone
 def test_a_slowed_rank_takes_longer(lab: testbed.Lab, program: testbed.ProgramJob) -> None:
     """Compared within one stretch of time with its neighbour on the same node, whatever else the machine does."""
     with lab.inject("straggler", "4", slower="4x"):

@@ -18,6 +18,7 @@ pytest_plugins = ["pytester"]
 pytestmark = [
     pytest.mark.netns,
     pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
+    pytest.mark.alone,
 ]
 
 

@@ -13,7 +13,7 @@ import pytest
 import ssh_hosts
 from client_of_hosts import begun, marks, on, state
 
-pytestmark = [*marks, pytest.mark.thorough]
+pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
 
 VERBS = {
     "up": (("up", "metro-single", "--name", "e", "--allow-uncertified"), 6.0),

@@ -26,6 +26,7 @@ def test_all_victims_are_among_them() -> None:
 
 
 @pytest.mark.parametrize("seed", RUNS)
+@pytest.mark.alone
 def test_of_a_run_that_is_killed_the_measurements_stay_and_nothing_else(seed: int, state_folder: Path) -> None:
     pytest.importorskip("torch", reason="a run trains")
     killed_runs.one_run(oracle.unused_name(), seed, state_folder)

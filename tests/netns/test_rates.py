@@ -29,7 +29,7 @@ from testbed.lab.fiber_measurement import _paths
 from testbed.lab.rate_measurement import RateSample, measure_rates
 from testbed.lab.starvation import TRIES
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 
 TARGET = 0.8e9
 TIMES = 20

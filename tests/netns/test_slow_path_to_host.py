@@ -21,7 +21,7 @@ from run_factory import make_run
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.host.emulators.fiberd import Fiberd
 
-pytestmark = [*marks, pytest.mark.thorough]
+pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
 
 MEBIBYTE = 1 << 20
 SILENCE_S = 30.0

@@ -33,7 +33,7 @@ from testbed.core.validation.traffic import BYPASS
 from testbed.lab.validation import correctness, fault_cells
 from testbed.lab.validation.library_validation import Bench
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

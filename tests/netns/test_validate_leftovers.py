@@ -16,7 +16,7 @@ from testbed.core.workload.mpi_launch import OF_DAEMONS
 from testbed.host import collective_libraries
 from testbed.host.linux import program_user
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 
 PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 USER = (60_123, 60_123)

@@ -17,6 +17,7 @@ from testbed.host.linux import cgroup
 pytestmark = [
     pytest.mark.netns,
     pytest.mark.skipif("TESTBED_NETEM_VM" not in os.environ, reason="test_in_vm.py runs this in its own kernel"),
+    pytest.mark.alone,
 ]
 
 ROOT = Path("/sys/fs/cgroup")

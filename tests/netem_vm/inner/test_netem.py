@@ -28,6 +28,7 @@ if WHY_NOT:
 pytestmark = [
     pytest.mark.netns,
     pytest.mark.skipif(not shutil.which("iperf3"), reason="iperf3 is missing"),
+    pytest.mark.alone,
 ]
 
 

@@ -23,7 +23,7 @@ from testbed.host.emulators.netem import Netem, available
 WHY_NOT = available() if os.geteuid() == 0 else "needs root"
 if WHY_NOT:
     pytest.skip(f"netem: {WHY_NOT}; test_in_vm.py runs this on a kernel that has it", allow_module_level=True)
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.alone, pytest.mark.netns]
 
 EGRESS = {"l0:b": "l0-b", "l0:a": "l0-a"}
 INGRESS = {"l0:b": "l0-a", "l0:a": "l0-b"}

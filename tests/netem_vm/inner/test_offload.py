@@ -11,7 +11,7 @@ import pytest
 
 from testbed.host.linux import namespace, offload
 
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="needs root"), pytest.mark.alone]
 
 PAYLOAD, SEGMENTS = 1472, 20
 

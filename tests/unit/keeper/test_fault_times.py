@@ -123,6 +123,7 @@ def test_a_flap_on_a_slow_machine_is_played_in_full(bench: Bench) -> None:
     assert bench.hand.said[-1][1]
 
 
+@pytest.mark.alone
 def test_whichever_end_comes_first_ends_it(bench: Bench) -> None:
     endless = bench.faults.inject({**FAULT, "for_s": 0.12}, flap(0.05, 0.05))
     by_itself = bench.faults.inject({**FAULT, "for_s": 60.0}, flap(0.05, 0.05, times=1))

@@ -80,6 +80,7 @@ def cut(link: str, planned_t: float, for_s: float | None = None) -> tuple[dict[s
     return {**fault, "planned_t": planned_t}, Compiled.at_once("dark", (Carrier("plant", f"{link}-a", False),), (link,))
 
 
+@pytest.mark.alone
 def test_each_begins_at_its_time_and_in_order(bench: Bench) -> None:
     began = time.monotonic()
     planned = [began + 0.05 + 0.03 * number for number in range(8)]

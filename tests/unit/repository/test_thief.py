@@ -17,6 +17,8 @@ from benchmarks import thief
 
 ROOT = Path(__file__).resolve().parents[3]
 
+pytestmark = pytest.mark.alone
+
 steals = pytest.mark.skipif(not thief.may_steal(), reason="a thief needs CAP_SYS_NICE")
 
 
