@@ -24,8 +24,8 @@ __all__ = ["of_faults", "of_job"]
 
 
 def of_faults(job: JobEvidence, noise: StallLog) -> JobEvidence:
-    """Return the job with the uncertainty of its gaps. A fault that it did not come through is unknown where a step
-    would be back to the pace without the stalls in it."""
+    """Return the job with the uncertainty of its gaps. A fault that it did not come through is unknown where a step is
+    slow, and would be back to the pace without the stalls in it."""
     return replace(job, faults=tuple(_of_fault(fault, job, noise) for fault in job.faults))
 
 
@@ -35,12 +35,13 @@ def _of_fault(fault: FaultRecovery, job: JobEvidence, noise: StallLog) -> FaultR
     uncertain_s = noise.uncertainty_s(fault.gap_began_t, fault.gap_began_t + fault.longest_gap_s)
     recovered = fault.recovered
     if recovered is False and job.median_step_s is not None:
-        later = (commit for commit in job.commits if commit.t > fault.window.began_t)
+        # A step at the pace, such as the one in progress when the fault began, is none that a stall has slowed.
         back_s = BACK * job.median_step_s
+        slow = (commit for commit in job.commits if commit.t > fault.window.began_t and commit.step_s > back_s)
         stalled = any(
-            commit.step_s - noise.uncertainty_s(commit.begin_t, commit.t) / commit.steps <= back_s for commit in later
+            commit.step_s - noise.uncertainty_s(commit.begin_t, commit.t) / commit.steps <= back_s for commit in slow
         )
-        recovered = None if noise.stalls and stalled else False
+        recovered = None if stalled else False
     return replace(fault, uncertainty_s=uncertain_s, recovered=recovered)
 
 
