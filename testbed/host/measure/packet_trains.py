@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from testbed.core.physics.impairment import WIRE_OVERHEAD_BYTES
-from testbed.host.measure.probing import Probe, received
+from testbed.host.measure.probing import Probe, received, waits
 
 __all__ = ["CAPACITY_BPS", "HEADERS", "MOST_AT_ONCE", "SOL_UDP", "UDP_GRO", "UDP_SEGMENT", "Result", "Want", "stream"]
 
@@ -106,10 +106,10 @@ def stream(wants: Sequence[Want], patience_s: float, tell: Callable[[float], Non
         _options(want, on=True)
     try:
         _send_all(wants, results, bodies, tell)
-        until = time.monotonic() + patience_s
-        while time.monotonic() < until and any(len(result.arrived) < result.sent for result in results):
-            time.sleep(0.002)
+        for _ in waits(patience_s):
             _take_all(wants, results, bodies)
+            if all(len(result.arrived) >= result.sent for result in results):
+                break
     finally:
         for want in wants:
             _options(want, on=False)
