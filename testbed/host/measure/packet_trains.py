@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from testbed.core.certification.counts import MOST_AT_ONCE
 from testbed.core.physics.impairment import WIRE_OVERHEAD_BYTES
 from testbed.host.measure.probing import Probe, received, waits
 
@@ -29,7 +30,6 @@ CAPACITY_BPS: Final = 2e9
 """Total rate of all streams, bounded for the machine's sake: about 160 000 packets per second."""
 SHARE_OF_RATE: Final = 0.5
 SHARE_OF_QUEUE: Final = 0.25
-MOST_AT_ONCE: Final = 40
 BURST_S: Final = 0.002
 """Maximum transmission time of one super-packet."""
 
