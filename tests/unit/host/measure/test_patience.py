@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,8 +38,7 @@ class Stalled:
 
 def test_a_stall_longer_than_the_patience_loses_no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Stalled()
-    monkeypatch.setattr(probing.time, "monotonic", lambda: machine.now)
-    monkeypatch.setattr(probing.time, "sleep", machine.sleep)
+    monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: machine.now, sleep=machine.sleep))
     assert probing.rounds([machine], 1, 0.001, 0.05)[PATH.name] == [Arrival(0, 0.203)]
 
 
