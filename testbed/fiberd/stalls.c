@@ -3,6 +3,7 @@
 #include "libc.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <sched.h>
@@ -74,6 +75,7 @@ int stalls_watch(pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (getppid() != parent)
         return 1;
+    fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK); /* shared with the children */
     printf("period_ns=%" PRIu64 " threshold_ns=%" PRIu64 "\n", (uint64_t)STALL_PERIOD_NS, (uint64_t)STALL_THRESHOLD_NS);
     fflush(stdout);
     struct pollfd control = {.fd = STDIN_FILENO, .events = POLLIN};

@@ -196,6 +196,17 @@ def test_lateness_is_counted(lab: Lab, start: Starter) -> None:
     assert within_1_ms > stats.packets / 2
 
 
+def test_the_stall_watch_waits_for_no_reader() -> None:
+    """A sleeper that waits in `write` for room in the pipe would log that as a stall."""
+    argv = [str(client.find_binary()), "--stalls", "--parent", str(os.getpid())]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None and watch.stdin is not None
+        assert watch.stdout.readline().startswith("period_ns=")
+        flags = dict(line.split() for line in Path(f"/proc/{watch.pid}/fdinfo/1").read_text().splitlines())["flags:"]
+        watch.stdin.close()
+    assert int(flags, 8) & os.O_NONBLOCK
+
+
 @pytest.mark.alone
 def test_packets_that_find_the_queue_empty_are_counted(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
     packets = stream()

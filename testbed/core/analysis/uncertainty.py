@@ -27,7 +27,7 @@ __all__ = ["of_faults", "of_job"]
 def of_faults(job: JobEvidence, noise: StallLog) -> JobEvidence:
     """Return the job with the uncertainty of its gaps.
 
-    A missing recovery becomes unknown if a step, without its stalls, would be back at the pace.
+    A missing recovery becomes unknown if a step is slow and, without its stalls, would be back at the pace.
     """
     return replace(job, faults=tuple(_of_fault(fault, job, noise) for fault in job.faults))
 
@@ -38,12 +38,13 @@ def _of_fault(fault: FaultRecovery, job: JobEvidence, noise: StallLog) -> FaultR
     uncertain_s = noise.uncertainty_s(fault.gap_began_t, fault.gap_began_t + fault.longest_gap_s)
     recovered = fault.recovered
     if recovered is False and job.median_step_s is not None:
-        later = (commit for commit in job.commits if commit.t > fault.window.began_t)
+        # A step at the pace, such as the one in progress when the fault began, is none that a stall has slowed.
         back_s = BACK * job.median_step_s
+        slow = (commit for commit in job.commits if commit.t > fault.window.began_t and commit.step_s > back_s)
         stalled = any(
-            commit.step_s - noise.uncertainty_s(commit.begin_t, commit.t) / commit.steps <= back_s for commit in later
+            commit.step_s - noise.uncertainty_s(commit.begin_t, commit.t) / commit.steps <= back_s for commit in slow
         )
-        recovered = None if noise.stalls and stalled else False
+        recovered = None if stalled else False
     return replace(fault, uncertainty_s=uncertain_s, recovered=recovered)
 
 

@@ -16,7 +16,10 @@ from testbed.core.certification.link_certificate import Check
 from testbed.core.physics.impairment import Impairment
 from testbed.core.units import format_percent
 
-__all__ = ["FEWEST_RUNS", "Stream", "judge_counts", "would"]
+__all__ = ["FEWEST_RUNS", "MOST_AT_ONCE", "Stream", "judge_counts", "would"]
+
+MOST_AT_ONCE: Final = 40
+"""Packets of a super-packet of a stream, at most; the host drops it as a whole."""
 
 FEWEST_RUNS: Final = 20
 """Runs of lost packets needed for a meaningful mean length."""
@@ -95,6 +98,7 @@ def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int)
     share = target.mean_loss
     # The host dropped these before or after the fiber, so they do not count.
     excused = min(lost, missed + own_drops)
+    all_lost, lost_by_fiber = lost, max(0, lost - MOST_AT_ONCE * (missed + own_drops))
     sent, lost = sent - excused, lost - excused
     if not sent:
         return Check("loss", share, None, verdict="inconclusive", why="loss: no packet could be sent")
@@ -106,7 +110,8 @@ def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int)
     measured, low, high = lost / sent, allowed.low / sent, allowed.high / sent
     if lost not in allowed:
         why = f"{lost} of {sent} packets lost, expected {_counted(sent * share)}"
-        if excused:  # each may have been a super-packet that the fiber carried whole
+        # Each drop may have been a super-packet that the fiber carried whole.
+        if excused and lost_by_fiber <= allowed.high and all_lost >= allowed.low:
             why = f"loss: {why}, in addition to {own_drops + missed} super-packets that the host dropped"
             return Check("loss", share, None, verdict="unmeasured", why=why)
         return Check("loss", share, measured, low, high, "bad", why)

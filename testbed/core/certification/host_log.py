@@ -6,6 +6,7 @@ a noisy host: the emulator records when each packet was due by its own values, a
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -117,10 +118,14 @@ class HostLog:
         return False
 
     def is_on_time(self, direction: str, mark: int | None, arrived_t: float) -> tuple[bool, int]:
-        """Return whether a packet of a train arrived without delay by the host, and the busy period of the packet."""
+        """Return whether a packet of a train arrived without delay by the host, and the busy period of the packet.
+
+        Without a record the packet passed a token bucket of the kernel, which does not make up for a stall: a stall
+        ends a busy period, as an empty queue does.
+        """
         stalled = self.stalls.overlaps(arrived_t - STALL_PERIOD_S / 2, arrived_t)
         if self.crossings is None:
-            return not stalled, 0
+            return not stalled, bisect.bisect_right(self.stalls.began_t, arrived_t)
         crossing = self.crossings.get((direction, mark)) if mark is not None else None
         if crossing is None:
             return False, -1

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from testbed.core.certification.counts import MOST_AT_ONCE
 from testbed.core.physics.impairment import WIRE_OVERHEAD_BYTES
-from testbed.host.measure.probing import Probe, received
+from testbed.host.measure.probing import Probe, received, waits
 
 __all__ = ["CAPACITY_BPS", "HEADERS", "MOST_AT_ONCE", "SOL_UDP", "UDP_GRO", "UDP_SEGMENT", "Result", "Want", "stream"]
 
@@ -29,7 +30,6 @@ CAPACITY_BPS: Final = 2e9
 """Total rate of all streams, bounded for the machine's sake: about 160 000 packets per second."""
 SHARE_OF_RATE: Final = 0.5
 SHARE_OF_QUEUE: Final = 0.25
-MOST_AT_ONCE: Final = 40
 BURST_S: Final = 0.002
 """Maximum transmission time of one super-packet."""
 
@@ -106,10 +106,10 @@ def stream(wants: Sequence[Want], patience_s: float, tell: Callable[[float], Non
         _options(want, on=True)
     try:
         _send_all(wants, results, bodies, tell)
-        until = time.monotonic() + patience_s
-        while time.monotonic() < until and any(len(result.arrived) < result.sent for result in results):
-            time.sleep(0.002)
+        for _ in waits(patience_s):
             _take_all(wants, results, bodies)
+            if all(len(result.arrived) >= result.sent for result in results):
+                break
     finally:
         for want in wants:
             _options(want, on=False)

@@ -8,12 +8,13 @@ directions. The kernel timestamps arrivals and answers echoes, so the measured t
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +28,7 @@ SO_SNDBUFFORCE = 32
 SOL_RAW, ICMP_FILTER = 255, 1
 ECHO_REQUEST, ECHO_REPLY = 8, 0
 CONNECT_S = 2.0
+TICK_S = 0.002
 
 NONCE = secrets.randbelow((1 << 24) - 1) + 1
 """Begin of the marks of this process's packets (``testbed/fiberd/record.h``); the emulator records only these."""
@@ -255,11 +257,21 @@ def rounds(probers: Sequence[Prober], count: int, interval_s: float, patience_s:
                 time.sleep(left)
             prober.send()
         _collect(probers, first, arrivals)
-    until = time.monotonic() + patience_s
-    while time.monotonic() < until and any(len(arrivals[prober.path.name]) < count for prober in probers):
-        time.sleep(0.002)
+    for _ in waits(patience_s):
         _collect(probers, first, arrivals)
+        if all(len(arrivals[prober.path.name]) >= count for prober in probers):
+            break
     return arrivals
+
+
+def waits(patience_s: float) -> Iterator[None]:
+    """Yield after each :data:`TICK_S` of ``patience_s`` seconds.
+
+    Ticks are counted, not the time: a stall of this machine, in which nothing arrives, must not use up the patience.
+    """
+    for _ in range(math.ceil(patience_s / TICK_S)):
+        time.sleep(TICK_S)
+        yield
 
 
 def _collect(probers: Sequence[Prober], first: Mapping[str, int], arrivals: dict[str, list[Arrival]]) -> None:

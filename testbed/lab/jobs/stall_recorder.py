@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Final
+
 from testbed.core.records.stalls import Stall
 from testbed.errors import LabError
 from testbed.host.files.store import STALLS, RunDirectory
@@ -9,17 +12,20 @@ from testbed.keeper import client, protocol
 
 __all__ = ["StallRecorder"]
 
+MOST_KEPT: Final = 200_000
+"""Stalls kept in memory, as many as the keeper's; the file has all."""
+
 
 class StallRecorder:
     """Appends stalls to the run directory of a job; without a stall log (no privilege) it creates no file.
 
-    :attr:`stalls` are those recorded so far; :attr:`watching` is None until the keeper has answered.
+    :attr:`stalls` are the latest of those recorded so far; :attr:`watching` is None until the keeper has answered.
     """
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self._next = protocol.NEWEST_STALL
-        self.stalls: list[Stall] = []
+        self.stalls: deque[Stall] = deque(maxlen=MOST_KEPT)
         self.watching: bool | None = None
 
     def sample(self, keeper: client.Connection) -> None:

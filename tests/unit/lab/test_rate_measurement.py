@@ -87,6 +87,16 @@ def test_without_a_record_stalls_of_cores_exclude_packets() -> None:
     assert list(rate_measurement._rates(plan(), [passage], HostLog()))
 
 
+def test_without_a_record_no_pair_spans_a_stall() -> None:
+    """A token bucket of the kernel does not make up for what did not leave during a stall of 5 ms."""
+    late_s = [0.005 if number >= COUNT // 2 else 0.0 for number in range(COUNT)]
+    passage = Passage(arrivals=[(number * BITS / TARGET + late_s[number], BITS, number) for number in range(COUNT)])
+    middle_t = passage.epoch_ns * 1e-9 + rate_measurement.monotonic_offset_s() + COUNT // 2 * BITS / TARGET
+    log = HostLog(Intervals.union([(middle_t - 0.001, middle_t + 0.005)]))
+    pairs = list(rate_measurement._rates(plan(), [passage], log))
+    assert rate_measurement._sample(plan(), pairs, 0.0, 1).bps == pytest.approx(TARGET, rel=1e-3)
+
+
 def passed(**changes: Any) -> Counters:
     """Return the counters after the trains, without other traffic."""
     return dataclasses.replace(BEFORE, emptied=TRAINS, segments=7 + SENT, bytes=(7 + SENT) * FRAME, **changes)

@@ -23,7 +23,10 @@ pytestmark = [pytest.mark.netns, pytest.mark.timing("a lab within its time limit
 @pytest.mark.timing("rate of a fiber on the one CPU of a virtual machine")
 def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path, tmp_path: Path) -> None:
     # Uncertified is allowed: one noisy CPU may push a median out of tolerance. What was measured is judged below.
-    with testbed.up("metro-40km", name=lab_name, agents=False, emulator="auto", allow_uncertified=True) as lab:
+    # 80 Mb/s: 800 Mb/s in four directions stall that CPU so often that no pair of packets lies between two stalls.
+    with testbed.up(
+        testbed.load("metro-40km", set={"scale": 10_000}), name=lab_name, agents=False, allow_uncertified=True
+    ) as lab:
         certificate = json.loads((state_folder / "labs" / lab_name / "certificate.json").read_text())
         both = [it for link in certificate["links"] for it in link["directions"]]
         print([(it["direction"], it["error_s"], it["taken_off_s"], it["rate"]) for it in both])
@@ -39,9 +42,9 @@ def test_a_lab_comes_up_certified_and_goes(lab_name: str, state_folder: Path, tm
                 if rate is None:
                     assert direction["starved"], "the host left too few packets on time"
                     continue
-                # The one CPU, which other work may slow, need not fill the line.
-                assert rate["measured_bps"] < 1.1 * rate["target_bps"]
-        assert any(direction["taken_off_s"] for direction in both) and any(direction["rate"] for direction in both)
+                # One CPU need not fill the line, but must not exceed it.
+                assert 0.8 * rate["target_bps"] < rate["measured_bps"] < 1.1 * rate["target_bps"]
+        assert any(direction["taken_off_s"] for direction in both)
         journal = (state_folder / "labs" / lab_name / "journal.jsonl").read_text()
         assert '"emulator":"netem"' in journal
 

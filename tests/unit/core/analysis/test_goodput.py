@@ -9,8 +9,11 @@ import pytest
 
 from testbed.core.analysis.commits import commits
 from testbed.core.analysis.goodput import evaluate
+from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.timeline import FaultWindow
+from testbed.core.analysis.uncertainty import of_faults
 from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog, StepRecord
+from testbed.core.records.stalls import Stall
 
 
 def step(number: int, begin: float, end: float, *, ready: float | None = None, sync: float | None = None, loss=1.0):
@@ -170,6 +173,17 @@ def test_a_job_with_all_its_steps_came_through_a_fault_that_outlasts_it(planned,
     logs = [rank(log.rank, log.steps, planned=planned, ends=[EndRecord(6.1, status, "", 40)]) for log in steps]
     (fault,) = evaluate(logs, [window(2.05, until)], ended_t=9.5).faults
     assert (fault.recovered, fault.back_s, fault.gap_open) == (recovered, None, False)
+
+
+def test_only_stalls_in_slow_steps_leave_open_whether_a_job_came_back():
+    """The step in progress when the fault began is at the pace, and no later one is."""
+    steps = job_of([0.1] * 21 + [0.2] * 20)
+    logs = [rank(log.rank, log.steps, planned=100, ends=[EndRecord(6.1, "stopped", "", 41)]) for log in steps]
+    job = evaluate(logs, [window(2.05, None)], ended_t=9.0)
+    assert job.faults[0].recovered is False
+    elsewhere, inside = Stall(0, 0.5, 0.03), Stall(0, 5.0, 0.2)
+    assert of_faults(job, StallLog((elsewhere,), (), True)).faults[0].recovered is False
+    assert of_faults(job, StallLog((elsewhere, inside), (), True)).faults[0].recovered is None
 
 
 def test_a_fault_after_the_last_step_says_nothing_about_recovery():

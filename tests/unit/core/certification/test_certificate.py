@@ -350,6 +350,14 @@ def test_what_the_receiver_had_no_room_for_is_not_the_fibers_loss():
     assert "in addition to 7 super-packets that the host dropped" in own.unmeasured[0]
 
 
+def test_a_few_drops_of_the_host_do_not_hide_a_wrong_loss():
+    target = doing(loss=0.01)
+    lossless, twice = measured(HEALTHY), measured(doing(loss=0.02))
+    stream = dataclasses.replace(twice.stream, arrived=range(0, twice.stream.sent, 2))
+    for sample in (lossless, dataclasses.replace(twice, stream=stream)):
+        assert bad(verdict(target, dataclasses.replace(sample, own_drops=1))) == bad(verdict(target, sample)) != []
+
+
 def test_drops_of_the_host_are_not_counted_as_lost():
     sample = measured(HEALTHY)
     stream = dataclasses.replace(sample.stream, arrived=sample.stream.arrived[:-5])

@@ -11,6 +11,7 @@ from testbed.core.records.stalls import Stall
 from testbed.errors import LabError
 from testbed.host.files.store import RunDirectory
 from testbed.keeper import protocol
+from testbed.lab.jobs import stall_recorder
 from testbed.lab.jobs.stall_recorder import StallRecorder
 
 
@@ -45,6 +46,16 @@ def test_stalls_are_recorded_once_from_the_beginning_of_the_job(run: RunDirector
     expected = (Stall(1, 7.25, 0.012), Stall(0, 8.0, 0.0003))
     assert run.stall_log().stalls == run.read().stalls == tuple(recorder.stalls) == expected
     assert (run.path / "stalls.jsonl").read_text().splitlines()[0] == '{"core":1,"t":7.25,"s":0.012}'
+
+
+def test_the_file_has_stalls_that_memory_has_no_room_for(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall_recorder, "MOST_KEPT", 2)
+    keeper, recorder = Keeper(), StallRecorder(run)
+    for number in range(4):
+        recorder.sample(keeper)  # type: ignore[arg-type]
+        keeper.logged.append((0, 6.0 + number, 0.01))
+    assert [stall.began_t for stall in recorder.stalls] == [7.0, 8.0]
+    assert [stall.began_t for stall in run.stall_log().stalls] == [6.0, 7.0, 8.0]
 
 
 def test_without_a_log_there_is_no_file(run: RunDirectory) -> None:
