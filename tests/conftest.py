@@ -34,6 +34,12 @@ installation._has_lists = lambda: True
 hypothesis.settings.register_profile("testbed", deadline=None, derandomize=not os.environ.get("TESTBED_THOROUGH"))
 hypothesis.settings.load_profile("testbed")
 
+MACHINES = ("netem_vm", "containerlab")
+"""Folders whose first test boots a machine, or builds the docker image."""
+
+LONG_S = 3600.0
+"""Time limit of their tests, and of thorough ones; that of all others is `timeout` in pyproject.toml."""
+
 THOROUGH = "thorough: make test-thorough runs it; ordinary tests cover the same in less time"
 
 
@@ -63,11 +69,13 @@ def reachable_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip thorough tests, order folders."""
-    if not os.environ.get("TESTBED_THOROUGH"):
-        for item in items:
-            if item.get_closest_marker("thorough"):
-                item.add_marker(pytest.mark.skip(reason=THOROUGH))
+    """Skip thorough tests, set the time limit of long ones, order folders."""
+    for item in items:
+        thorough = item.get_closest_marker("thorough") is not None
+        if thorough and not os.environ.get("TESTBED_THOROUGH"):
+            item.add_marker(pytest.mark.skip(reason=THOROUGH))
+        if (thorough or ahead.folder(item) in MACHINES) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_S))
     ahead.order(items)
 
 
