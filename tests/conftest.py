@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,12 @@ import oracle  # noqa: E402
 
 from testbed.host import installation  # noqa: E402
 from testbed.host.linux import invocation  # noqa: E402
+
+# What started the tests may ignore signals (nohup(1); a script's `&`), and programs would inherit that. They do not
+# inherit a handler: they get the default action, and a closed terminal does not end this process, as nohup(1) has it.
+for number, handler in ((signal.SIGHUP, lambda *_: None), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Hints of this process are those for a root who finds `testbed` on PATH, on a machine whose apt has package lists: not
 # those for the command that started pytest. Before any module that has help texts is imported.
