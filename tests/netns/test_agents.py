@@ -223,7 +223,9 @@ def test_a_slow_rank_is_what_the_others_wait_for(parent: Parent, nodes: Nodes, t
     for rank in range(RANKS):  # what the ranks told each other while they ran is what the records say afterwards
         live = metrics(nodes, rank)
         part = "testbed_exposed_communication_seconds_total"
-        assert live[part + "peer_wait"] == pytest.approx(sum(waits[rank]), abs=1e-4)
+        # ddp exchanges nothing after an update; what the host takes there is none of the records' wait.
+        after_s = sum(it["t_end"] - it["t_stepped"] for it in steps(tmp_path, rank))
+        assert -1e-4 <= live[part + "peer_wait"] - sum(waits[rank]) <= after_s + 1e-4
         exposed = sum(it["exposed_s"] for it in steps(tmp_path, rank))
         assert live[part + "peer_wait"] + live[part + "network"] == pytest.approx(exposed, rel=0.01)
 
