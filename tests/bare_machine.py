@@ -27,6 +27,7 @@ PACKAGES = ("python3", "python3-venv", "make", "iproute2", "ca-certificates")
 
 MAKE_BOUND_S = 600
 marks = (
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(os.geteuid() != 0, reason="makes a root file system and namespaces: needs root"),
     pytest.mark.skipif(
         not os.environ.get("TESTBED_BARE"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,8 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "tests"
 DURATIONS = HERE / "durations.json"
 """Of test files, in seconds (tools/run_tests.py --store-durations)."""
-FOLDERS = ("unit", "netem_vm", "containerlab", "e2e", "netns")
-"""Folders of tests in the order in which one process runs them."""
 
 for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
     if str(folder) not in sys.path:
@@ -30,6 +29,12 @@ import oracle  # noqa: E402
 from testbed.host import installation  # noqa: E402
 from testbed.host.linux import invocation  # noqa: E402
 
+# What started the tests may ignore signals (nohup(1); a script's `&`), and programs would inherit that. They do not
+# inherit a handler: they get the default action, and a closed terminal does not end this process, as nohup(1) has it.
+for number, handler in ((signal.SIGHUP, lambda *_: None), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
+
 # Hints of this process are those for a root who finds `testbed` on PATH, on a machine whose apt has package lists: not
 # those for the command that started pytest. Before any module that has help texts is imported.
 invocation.current = invocation.Invocation
@@ -39,6 +44,12 @@ installation._has_lists = lambda: True
 # so that a change is judged by what it changed; thorough ones look for new examples.
 hypothesis.settings.register_profile("testbed", deadline=None, derandomize=not os.environ.get("TESTBED_THOROUGH"))
 hypothesis.settings.load_profile("testbed")
+
+MACHINES = ("netem_vm", "containerlab")
+"""Folders whose first test boots a machine, or builds the docker image."""
+
+LONG_S = 3600.0
+"""Time limit of their tests, and of thorough ones; that of all others is `timeout` in pyproject.toml."""
 
 THOROUGH = "thorough: make test-thorough runs it; ordinary tests cover the same in less time"
 
@@ -69,18 +80,18 @@ def reachable_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip thorough tests. Run tests of time alone. Order files: the longest first where workers share them."""
+    """Skip thorough tests, set time limits, mark tests of time as alone. For workers, order files: the longest first."""
     for item in items:
-        if item.get_closest_marker("thorough") and not os.environ.get("TESTBED_THOROUGH"):
+        thorough = item.get_closest_marker("thorough") is not None
+        if thorough and not os.environ.get("TESTBED_THOROUGH"):
             item.add_marker(pytest.mark.skip(reason=THOROUGH))
+        if (thorough or _file(item).startswith(MACHINES)) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_S))
         if item.get_closest_marker("timing"):
             item.add_marker("alone")
     if "PYTEST_XDIST_WORKER" in os.environ:
         durations_s = json.loads(DURATIONS.read_text())
         items.sort(key=lambda item: durations_s.get(_file(item), 0.0), reverse=True)
-    else:
-        order = {folder: place for place, folder in enumerate(FOLDERS)}
-        items.sort(key=lambda item: order.get(_file(item).partition("/")[0], len(order)))
 
 
 def _file(item: pytest.Item) -> str:

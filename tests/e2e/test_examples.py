@@ -69,10 +69,10 @@ def test_cut_and_heal(name: str, environment: dict[str, str], tmp_path: Path) ->
 
 @pytest.mark.thorough
 def test_an_unmodified_torch_program_runs_across_the_fiber(name: str, environment: dict[str, str]) -> None:
-    run([*TESTBED, "up", "metro-40km", "--no-agents", "--name", name], environment)
+    run([*TESTBED, "up", "metro-40km", "--no-agents", "--allow-uncertified", "--name", name], environment)
     script = str(EXAMPLES / "torch_allreduce.py")
-    argv = ["launch", "-l", name, "--", sys.executable, script, "--floats", "1", "100000", "--repeats", "5"]
-    said = run([*TESTBED, *argv], environment)
+    argv = [sys.executable, script, "--floats", "1", "100000", "--repeats", "5"]
+    said = run([*TESTBED, "launch", "-l", name, "--allow-uncertified", "--", *argv], environment)
 
     for rank, node in enumerate(("east-0", "east-1", "west-0", "west-1")):
         assert f"[rank {rank}] rank {rank} of 4 on {node}" in said

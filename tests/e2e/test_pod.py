@@ -30,16 +30,7 @@ from docker_daemon import Dockerd
 
 from testbed.host.installation import TORCH_CPU_INDEX
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes a root file system and starts docker: needs root"),
-    pytest.mark.skipif(
-        not os.environ.get("TESTBED_BARE"),
-        reason="takes minutes, Debian's mirror and the package index; make test-bare runs it",
-    ),
-    pytest.mark.alone,
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks, pytest.mark.alone]
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_BOUND_S, RUN_BOUND_S = 1500, 240

@@ -8,10 +8,11 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import oracle
 
 AGENTS = Path(__file__).resolve().parents[2] / "agents"
 Message = dict[str, Any]
@@ -107,16 +108,19 @@ class Parent:
 
     def wait_for(self, count: int, timeout_s: float, wanted: Callable[[Message], bool]) -> list[Message]:
         """Wait for the next ``count`` events that are ``wanted``; others are kept in ``events`` only."""
-        deadline, found = time.monotonic() + timeout_s, list[Message]()
-        while len(found) < count:
-            left = deadline - time.monotonic()
-            try:
-                event = self._incoming.get(timeout=max(0.0, left))
-            except queue.Empty:
-                raise AssertionError(f"{len(found)} of {count} in {timeout_s} s; last: {self.events[-8:]}") from None
-            self.events.append(event)
-            if wanted(event):
-                found.append(event)
+        found: list[Message] = []
+
+        def complete() -> bool:
+            while len(found) < count and not self._incoming.empty():
+                self.events.append(self._incoming.get())
+                if wanted(self.events[-1]):
+                    found.append(self.events[-1])
+            return len(found) == count
+
+        try:
+            oracle.until(complete, timeout_s, f"{count} events")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {len(found)} so far, last: {self.events[-8:]}") from None
         return found
 
     def next(self, event: str, count: int = 1, timeout_s: float = 30.0) -> list[Message]:

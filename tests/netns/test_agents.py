@@ -215,14 +215,18 @@ def test_a_slow_rank_is_what_the_others_wait_for(parent: Parent, nodes: Nodes, t
     trained(parent, nodes, tmp_path, slower_by={2: 10.0}, steps=10)
     waits = [peer_wait(tmp_path, rank) for rank in range(RANKS)]
     assert min(min(it) for it in waits) >= 0
+    # Its steps are eleven times as long as without the fault, at the speed that this machine gives it now.
+    slow_s = statistics.median(it["compute_s"] for it in steps(tmp_path, 2))
     for rank in (0, 1, 3):
-        assert statistics.median(waits[rank]) > 0.08
-    assert statistics.median(waits[2]) < 0.02
+        assert statistics.median(waits[rank]) > slow_s / 2
+    assert statistics.median(waits[2]) == 0, "in most steps it is the last one to be ready"
 
     for rank in range(RANKS):  # what the ranks told each other while they ran is what the records say afterwards
         live = metrics(nodes, rank)
         part = "testbed_exposed_communication_seconds_total"
-        assert live[part + "peer_wait"] == pytest.approx(sum(waits[rank]), abs=1e-4)
+        # ddp exchanges nothing after an update; what the host takes there is none of the records' wait.
+        after_s = sum(it["t_end"] - it["t_stepped"] for it in steps(tmp_path, rank))
+        assert -1e-4 <= live[part + "peer_wait"] - sum(waits[rank]) <= after_s + 1e-4
         exposed = sum(it["exposed_s"] for it in steps(tmp_path, rank))
         assert live[part + "peer_wait"] + live[part + "network"] == pytest.approx(exposed, rel=0.01)
 

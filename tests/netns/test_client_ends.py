@@ -50,7 +50,7 @@ def is_gone(host: ssh_hosts.Host, before: tuple[list[str], list[str], list[str]]
     """Return after how many seconds nothing is left."""
     began_t = time.monotonic()
     oracle.until(lambda: state(host) == before, DARK_S, f"nothing is left of {before}: {state(host)}")
-    return time.monotonic() - began_t
+    return host_stalls.elapsed_s(began_t)
 
 
 def killed(
@@ -61,7 +61,7 @@ def killed(
     began_t = time.monotonic()
     client.communicate()
     oracle.until(lambda: not stubborn(host), DARK_S, "the program is gone")
-    program_s = time.monotonic() - began_t
+    program_s = host_stalls.elapsed_s(began_t)
     return program_s, program_s + is_gone(host, before)
 
 

@@ -157,9 +157,11 @@ def test_a_flap_is_dark_as_often_and_as_long_as_was_asked_and_ends_by_itself(hea
         assert (len(dark), len(shone)) == (5, 4)
         assert statistics.median(dark) == pytest.approx(0.1, abs=0.02)
         assert statistics.median(shone) == pytest.approx(0.15, abs=0.02)
-        assert lit[gateway] - changes[0][0] == pytest.approx(5 * 0.1 + 4 * 0.15, abs=0.2), "lateness adds up"
+        assert lit[gateway] - changes[0][0] >= 0.9
+        assert host_stalls.elapsed_s(changes[0][0], lit[gateway]) <= 1.3, "lateness adds up"
     assert fault.ended is not None
-    assert 1.1 <= fault.ended - fault.began < 1.6
+    assert fault.ended - fault.began >= 5 * 0.1 + 4 * 0.15
+    assert host_stalls.elapsed_s(fault.began, fault.ended) < 1.6
 
 
 @pytest.mark.alone
@@ -291,7 +293,7 @@ def test_a_brown_out_loses_more_and_more(healthy: testbed.Lab) -> None:
     oracle.until(lambda: len(ping(healthy, "east-gw", "west-gw", "north", 20)) == 20, 5.0, "it is over by itself")
     fault.refresh()
     assert fault.ended is not None
-    assert 2.2 <= fault.ended - fault.began < 3.0
+    assert fault.ended - fault.began >= 2.2 and host_stalls.elapsed_s(fault.began, fault.ended) < 3.0
 
 
 # ---- by the command line
@@ -300,10 +302,12 @@ def test_a_brown_out_loses_more_and_more(healthy: testbed.Lab) -> None:
 @pytest.mark.thorough
 @pytest.mark.alone
 def test_a_command_waits_for_a_fault_that_has_an_end_of_its_own(healthy: testbed.Lab, command: oracle.Command) -> None:
+    began = time.monotonic()
     said = command("inject", "flap", "north", "down=50ms", "up=50ms", "times=2", "--wait", "-l", healthy.name)
+    stalled_s = host_stalls.stalled_s(began, time.monotonic())
     assert said.returncode == 0, said.stderr
     (lasted,) = re.findall(r"lasted ([\d.]+) s", said.stdout)
-    assert 0.15 <= float(lasted) < 0.6
+    assert 0.15 <= float(lasted) < 0.6 + stalled_s
     said = command("inject", "flap", "north", "down=50ms", "up=50ms", "--wait", "-l", healthy.name)
     assert said.returncode == 2
     assert "--for" in said.stderr

@@ -474,7 +474,7 @@ def test_a_detached_validation_and_a_detached_training_come_here(
 def test_a_detached_run_whose_client_goes_before_its_beginning_is_undone(
     hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, number: signal.Signals
 ) -> None:
-    client = begun(hosts, "run", "metro-single", "--on", "h1", "--detach", "--name", "near")
+    client = begun(hosts, "run", "metro-single", "--on", "h1", "--detach", "--name", "near", "--allow-uncertified")
     netns = there.path("/run/netns")
     oracle.until(lambda: any(it.name.startswith("tb.near.") for it in netns.iterdir()), 30.0, "it is being built")
     client.send_signal(number)

@@ -162,10 +162,9 @@ def test_as_root_a_program_is_root(trained: testbed.Lab, tmp_path: Path) -> None
 
 @pytest.mark.alone
 def test_a_program_ends_with_the_command_that_launched_it(trained: testbed.Lab, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "testbed.cli.app", "launch", "-l", trained.name, "--runs", str(tmp_path)]
-    with subprocess.Popen(
-        [*words, "--", "sh", "-c", 'echo "pid $$"; exec sleep 1000'], stdout=subprocess.PIPE, text=True
-    ) as command:
+    words = [sys.executable, "-m", "testbed.cli.app", "launch", "-l", trained.name, "--allow-uncertified"]
+    words += ["--runs", str(tmp_path), "--", "sh", "-c", 'echo "pid $$"; exec sleep 1000']
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout is not None
         pids = [int(command.stdout.readline().split()[-1]) for _ in range(4)]
         assert all(status_of(pid)["Uid"].split()[0] == str(program_user.OWN_UID) for pid in pids)
@@ -246,11 +245,12 @@ def test_a_program_that_its_user_cannot_read_is_refused(
     lab: testbed.Lab, command: oracle.Command, tmp_path: Path, secret: Path, argv: list[str]
 ) -> None:
     words = [it.format(secret) for it in argv]
-    done = command("launch", "-l", lab.name, "--runs", str(tmp_path / "runs"), "--", *words)
+    launch = ("launch", "-l", lab.name, "--allow-uncertified")
+    done = command(*launch, "--runs", str(tmp_path / "runs"), "--", *words)
     assert done.returncode == 2
     assert str(secret) in done.stderr and "launch --as-root" in done.stderr
     assert not list((tmp_path / "runs").glob("*"))
-    done = command("launch", "-l", lab.name, "--runs", str(tmp_path / "runs"), "--as-root", "--", *words)
+    done = command(*launch, "--runs", str(tmp_path / "runs"), "--as-root", "--", *words)
     assert (done.returncode, done.stdout.count("trained")) == (0, 4), done.stderr
 
 
@@ -258,7 +258,7 @@ def test_a_program_that_its_user_cannot_read_is_refused(
 def test_a_folder_that_programs_cannot_write_is_refused(
     lab: testbed.Lab, command: oracle.Command, secret: Path
 ) -> None:
-    done = command("launch", "-l", lab.name, "--runs", str(secret / "runs"), "--", "true")
+    done = command("launch", "-l", lab.name, "--allow-uncertified", "--runs", str(secret / "runs"), "--", "true")
     assert done.returncode == 2
     assert str(secret) in done.stderr and "launch --as-root" in done.stderr
 

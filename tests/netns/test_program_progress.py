@@ -308,10 +308,11 @@ def test_the_command_line_takes_it_too(
     program.chmod(0o644)
     words = ("--progress", r"iter (?P<step>\d+): loss (?P<train_loss>[\d.]+)", "--progress", "tokens=8")
     runs = tmp_path / "runs"
-    done = command("launch", "-l", lab.name, "--runs", str(runs), *words, "--", sys.executable, str(program))
+    launch = ("launch", "-l", lab.name, "--allow-uncertified")
+    done = command(*launch, "--runs", str(runs), *words, "--", sys.executable, str(program))
     assert done.returncode == 0, done.stderr
     (run,) = (it.parent for it in runs.glob("*/run.json"))
     assert [it["tokens"] for it in progress(run, 1)] == [None] + [8] * (STEPS - 1)
     assert os.stat(run / "ranks" / "rank-1.jsonl").st_uid == os.geteuid(), "no program can rewrite it"  # noqa: PTH116
-    refused = command("launch", "-l", lab.name, "--progress", "nanogtp", "--", "true")
+    refused = command(*launch, "--progress", "nanogtp", "--", "true")
     assert refused.returncode != 0 and "did you mean nanogpt" in refused.stderr

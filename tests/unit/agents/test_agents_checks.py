@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import oracle
 import pytest
 
 torch = pytest.importorskip("torch", reason="the training agents need torch")
@@ -198,10 +199,7 @@ def test_an_update_that_was_not_made_shows(rank: Rank) -> None:
 
 
 def wait_for(rank: Rank, kind: str, count: int) -> list[dict[str, Any]]:
-    until = time.monotonic() + 10.0
-    while len(rank.lines(kind)) < count:
-        assert time.monotonic() < until, f"no {kind} was recorded"
-        time.sleep(0.01)
+    oracle.until(lambda: len(rank.lines(kind)) >= count, 10.0, f"{kind} is recorded")
     return rank.lines(kind)
 
 

@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import oracle
 import pytest
 from testbed_agents.watchdog import run, stand_beside
 
 WATCHDOG = [sys.executable, "-m", "testbed_agents.watchdog", "--"]
 BOUND_S = 20
+
+pytestmark = pytest.mark.timeout(60)
 
 
 def start(*argv: str) -> subprocess.Popen[bytes]:
@@ -46,10 +48,7 @@ def test_what_it_started_ends_too() -> None:
         assert watchdog.stdout is not None
         pid = int(watchdog.stdout.readline())
         assert watchdog.wait(BOUND_S) == 0
-    until = time.monotonic() + BOUND_S
-    while alive(pid) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not alive(pid)
+    oracle.until(lambda: not alive(pid), BOUND_S, "the sleep has ended")
 
 
 def test_what_is_left_of_its_session_is_killed_before_its_number_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +74,7 @@ def test_a_visitor_is_signalled_by_a_handle_that_no_other_process_can_have(monke
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "TESTBED_VISIT": "a-token-of-this-test"}) as visitor:
         before = set(Path("/proc/self/fd").iterdir())
         assert stand_beside("a-token-of-this-test", reader) == 0
-        assert visitor.wait(5) == -signal.SIGHUP
+        assert visitor.wait(BOUND_S) == -signal.SIGHUP
         assert set(Path("/proc/self/fd").iterdir()) == before, "no handle is left open"
     os.close(reader)
 

@@ -8,9 +8,9 @@ import json
 import random
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 
+import oracle
 import pytest
 import torch
 from testbed_agents import parcels
@@ -21,10 +21,7 @@ BOUND_S = 30.0
 
 
 def eventually(found: Callable[[], bool]) -> None:
-    until = time.monotonic() + BOUND_S
-    while not found():
-        assert time.monotonic() < until, "not within its bound"
-        time.sleep(0.002)
+    oracle.until(found, BOUND_S, "what is awaited")
 
 
 def copy_bytes(source: socket.socket, target: socket.socket, count: int) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import oracle
 import pytest
 import torch
 from testbed_agents.codec import of_bits
@@ -50,10 +51,7 @@ class Desk:
 
 
 def eventually(found: Callable[[], Any]) -> None:
-    until = time.monotonic() + BOUND_S
-    while not found():
-        assert time.monotonic() < until, "not within its bound"
-        time.sleep(0.002)
+    oracle.until(found, BOUND_S, "what is awaited")
 
 
 def test_all_there_need_no_grace_and_count_by_their_tokens() -> None:

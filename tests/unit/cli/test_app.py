@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import oracle
 import pytest
 import typer
 from cli_fixtures import Cli, FakeLab, cli, fake_lab
@@ -191,15 +192,20 @@ def test_sigterm_is_an_interruption() -> None:
     assert (child.returncode, err) == (130, "testbed: interrupted\n")
 
 
-def test_a_terminal_that_is_closed_is_an_interruption(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("by", "status"), [((), 130), (("nohup",), 1)])
+def test_a_terminal_that_is_closed_is_an_interruption_unless_under_nohup(
+    tmp_path: Path, by: tuple[str, ...], status: int
+) -> None:
     """The real handler, a real terminal; what is drawn on the way out has nowhere to go, and that is no bug."""
     code = (
         "import sys, time; from pathlib import Path; from testbed.lab import api; from testbed.cli import app\n"
-        "from testbed.lab.interruption import interruptible\n"
+        "from testbed.errors import FidelityError; from testbed.lab.interruption import interruptible\n"
         "def run(*words, progress, **more):\n"
         "    with interruptible():\n"
         "        try:\n"
-        "            progress.phase('train'); print('training', flush=True); time.sleep(60)\n"
+        "            progress.phase('train'); Path('training').touch()\n"
+        "            while not Path('closed').exists(): time.sleep(0.01)\n"
+        "            raise FidelityError('trained to the end')\n"
         "        finally:\n"
         "            progress.phase('report'); progress.phase('down'); Path('undone').touch()\n"
         "api.run = run; sys.argv = ['testbed', 'run', 'metro-40km']; app.main()"
@@ -207,13 +213,15 @@ def test_a_terminal_that_is_closed_is_an_interruption(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
-        os.execve(sys.executable, [sys.executable, "-c", code], environment(TERM="xterm", TMPDIR=str(tmp_path)))
-    text, until = b"", time.monotonic() + 20
-    while b"training" not in text and time.monotonic() < until:
-        text += os.read(terminal, 65536)
+        argv = [*by, sys.executable, "-c", code]
+        os.execvpe(argv[0], argv, environment(TERM="xterm", TMPDIR=str(tmp_path)))
+    oracle.until((tmp_path / "training").exists, 20.0, "it is training")
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
-    assert [it.name for it in tmp_path.iterdir()] == ["undone"], "no bug was reported"
+    if by:
+        (tmp_path / "closed").touch()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
+    made = {"closed", "nohup.out"} if by else set()
+    assert {it.name for it in tmp_path.iterdir()} == {"training", "undone", *made}, "no bug was reported"
 
 
 def test_ctrl_c_in_exec_is_the_childs_to_answer() -> None:

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import oracle
 import pytest
 
 from testbed.errors import LabError, UserError
@@ -62,10 +62,7 @@ class Made:
         return next(it for it in self.slot.records() if it["id"] == job)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + 10.0
-        while not condition():
-            assert time.monotonic() < until, self.slot.records()
-            time.sleep(0.01)
+        oracle.until(condition, 10.0, f"the state after {self.slot.records()}")
 
 
 @pytest.fixture

@@ -11,10 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from oracle import until
+
+pytestmark = pytest.mark.timeout(60)
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RUN = "import sys; from testbed.host.linux import attended; print('=', attended.run(sys.argv[1:]), flush=True)"
@@ -44,20 +47,14 @@ def alive(pid: int) -> bool:
     return False
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def begun() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Provide a function that attends a program without a terminal, in a process group of its own."""
     processes: list[subprocess.Popen[str]] = []
 
-    def begin(*words: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(attending(*words), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    def begin(*words: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
+        argv = [*by, *attending(*words)]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
         processes.append(process)
         return process
 
@@ -84,12 +81,24 @@ def test_without_a_terminal_each_signal_arrives_once(begun: Callable[..., subpro
     assert process.wait(10) == 0
 
 
+def test_under_nohup_neither_it_nor_its_program_gets_a_hang_up(begun: Callable[..., subprocess.Popen[str]]) -> None:
+    counts = COUNTS.replace(", signal.SIGHUP)", ")")
+    process = begun(sys.executable, "-c", counts, by=["nohup"])
+    pid = int(line(process).removeprefix("pid "))
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        os.killpg(process.pid, number)
+    os.kill(pid, signal.SIGHUP)
+    assert line(process) == f"got {signal.SIGTERM}"
+    os.kill(pid, signal.SIGKILL)
+    assert line(process) == "= -9"
+
+
 def test_what_a_program_started_gets_signals_too(begun: Callable[..., subprocess.Popen[str]]) -> None:
     process = begun("sh", "-c", "sleep 7151 & echo $!; wait")
     pid = int(line(process))
     os.kill(process.pid, signal.SIGTERM)
     assert line(process) == "= -15"
-    until(lambda: not alive(pid), "the sleep has ended")
+    until(lambda: not alive(pid), 20.0, "the sleep has ended")
 
 
 def test_nothing_of_a_program_is_left_after_a_kill(begun: Callable[..., subprocess.Popen[str]]) -> None:
@@ -97,10 +106,10 @@ def test_nothing_of_a_program_is_left_after_a_kill(begun: Callable[..., subproce
     pids = [int(it) for it in line(process).split()]
     # The guard is the last thing that is started.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    until(lambda: len(children.read_text().split()) == 2, "program and guard run")
+    until(lambda: len(children.read_text().split()) == 2, 20.0, "program and guard run")
     guards = {int(it) for it in children.read_text().split()} - {*pids}
     process.kill()
-    until(lambda: not any(map(alive, (*pids, *guards))), "neither program nor guard is left")
+    until(lambda: not any(map(alive, (*pids, *guards))), 20.0, "neither program nor guard is left")
 
 
 def test_an_ordinary_end_leaves_what_went_to_the_background(begun: Callable[..., subprocess.Popen[str]]) -> None:
@@ -170,9 +179,9 @@ def test_a_terminal_has_its_job_control(terminal: Terminal, tmp_path: Path) -> N
     assert "got" not in terminal.reads("got 2\r\n")
     terminal.types("\x1a")
     terminal.reads("> ")
-    until(lambda: {state(own), state(pid)} == {"T"}, "both are stopped")
+    until(lambda: {state(own), state(pid)} == {"T"}, 20.0, "both are stopped")
     terminal.types("fg\n")
-    until(lambda: "T" not in (state(own), state(pid)), "both go on")
+    until(lambda: "T" not in (state(own), state(pid)), 20.0, "both go on")
     os.kill(own, signal.SIGKILL)
-    until(lambda: not alive(pid), "the program ends with what attends it")
+    until(lambda: not alive(pid), 20.0, "the program ends with what attends it")
     assert "got" not in terminal.reads("> "), "no signal came twice"

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dead_exporters
+import host_stalls
+import oracle
 import pytest
 from dead_exporters import listening
 from testbed_agents.metrics import RankMetrics
@@ -120,7 +122,7 @@ def test_64_that_do_not_answer_cost_one_bound_and_nobody_else_an_answer(
     targets |= {("rank", number): rank[0] for number in range(4)}
     began = time.monotonic()
     found = scrape_all(targets, 1.0, NAMES)
-    took = time.monotonic() - began
+    ended = time.monotonic()
     assert set(found) == set(targets)
     why: dict[str, set[str]] = {}
     for (name, _), it in found.items():
@@ -132,7 +134,7 @@ def test_64_that_do_not_answer_cost_one_bound_and_nobody_else_an_answer(
         "refusing": {"refused"},
         "rank": {""},
     }
-    assert 1.0 <= took < 2.0
+    assert ended - began >= 1.0 and host_stalls.elapsed_s(began, ended) < 2.0
     tokens = 'testbed_tokens_total{node="east-0",rank="0",site="east"}'
     assert [found["rank", number].values[tokens] for number in range(4)] == [768.0] * 4
 
@@ -167,10 +169,7 @@ def test_no_descriptor_is_left_open(silent: Address, refusing: Address, rank: tu
     for _ in range(10):
         scrape_all(targets, 0.05, NAMES)
     # The exporter's own connections are in this process too, and may be about to close.
-    until = time.monotonic() + 5.0
-    while len(list(Path("/proc/self/fd").iterdir())) > before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    oracle.until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before, 5.0, "no descriptor is left open")
 
 
 # ---- what of it is stored

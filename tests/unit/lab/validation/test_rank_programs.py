@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import oracle
 import psutil
 import pytest
 
@@ -38,10 +38,7 @@ def with_helper(and_then: str) -> tuple[Child, int, int]:
 
 
 def known(child: Child) -> None:
-    until = time.monotonic() + 10
-    while exit_code(child) is None:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    oracle.until(lambda: exit_code(child) is not None, 10.0, "the program has ended")
 
 
 @pytest.mark.parametrize(("and_then", "ending", "code"), [("exit 3", known, 3), ("exit 3", end, 3), ("wait", end, -9)])
