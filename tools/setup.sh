@@ -171,6 +171,7 @@ install_test_tools() {
     have dockerd || missing+=(docker.io)
     have iptables || missing+=(iptables)
     have debootstrap || missing+=(debootstrap)
+    { have mpicc.openmpi && have mpirun.openmpi; } || missing+=(libopenmpi-dev openmpi-bin)
     { have prometheus && have promtool; } || missing+=(prometheus)
     [ "${#missing[@]}" -gt 0 ] || return 0
     if ! have apt-get || [ "$(id -u)" -ne 0 ]; then
