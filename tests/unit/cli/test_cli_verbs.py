@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_factory
 from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_run, noisy, unmeasured
 
 from testbed.cli import tables
@@ -443,6 +444,19 @@ def test_report_of_the_latest_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp
     page = tmp_path / "index.html"
     monkeypatch.setattr(api, "report", lambda run: (finished_run(tmp_path).report, page))
     assert cli("report").out.splitlines()[-1] == f"report: {page}"
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("ended", "verdict", "status"), [("finished", "pass", 0), ("failed", "fail", 1), ("interrupted", "unknown", 3)]
+)
+def test_report_exits_with_the_status_of_the_verdict(
+    cli: Cli, tmp_path: Path, ended: str, verdict: str, status: int, words: tuple[str, ...]
+) -> None:
+    run = run_factory.make_run(tmp_path / "run", status=ended, steps=400 if ended == "finished" else 120)
+    said = cli("report", str(run), *words)
+    assert json.loads((run / "report.json").read_text())["verdict"] == verdict
+    assert said.status == status, said.err
 
 
 def test_open_without_a_display_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

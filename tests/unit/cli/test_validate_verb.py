@@ -18,6 +18,7 @@ from testbed.core.validation.baseline import compare
 from testbed.core.validation.result import Validation
 from testbed.errors import FidelityError, Interrupted, UserError
 from testbed.host import collective_libraries
+from testbed.lab import api
 from testbed.lab.validation import validation as procedure
 
 __all__ = ["cli"]
@@ -91,6 +92,24 @@ def test_quiet_says_the_verdict_and_where_the_result_is(cli: Cli, faked: Procedu
 def test_the_status_is_the_procedures(cli: Cli, faked: Procedure, verdict: Any, status: int) -> None:
     faked.found = dataclasses.replace(faked.found, verdict=verdict)
     assert cli("validate", "ring").status == status
+
+
+@pytest.mark.parametrize(
+    ("verdict", "worse", "status"),
+    [("holds", False, 0), ("holds", True, 1), ("does not hold", False, 1), ("unknown", False, 3)],
+)
+def test_the_report_of_a_validation_has_its_status(
+    cli: Cli, faked: Procedure, monkeypatch: pytest.MonkeyPatch, verdict: Any, worse: bool, status: int
+) -> None:
+    validated = dataclasses.replace(faked.found, verdict=verdict)
+    first, *others = validated.libraries
+    good, bad = (
+        dataclasses.replace(validated, libraries=(dataclasses.replace(first, verdict=it), *others))
+        for it in ("holds", "does not hold")
+    )
+    found = validated, compare(good, bad) if worse else None, Path("/runs/validate-x/index.html")
+    monkeypatch.setattr(api, "validation_report", lambda run: found)
+    assert cli("report", "validate-x").status == status
 
 
 def test_json_is_the_document(cli: Cli, faked: Procedure) -> None:

@@ -65,6 +65,10 @@ def test_without_a_fault_goodput_is_one():
     assert (evidence.recovery_s, evidence.faults) == (None, ())
 
 
+def test_goodput_is_never_above_one_by_rounding():
+    assert max(evaluate(job_of([0.1] * steps), []).goodput for steps in range(5, 20)) == 1.0
+
+
 def test_goodput_is_one_where_the_steps_during_a_fault_were_the_quicker_ones():
     # 20 steps of 0.11 s, 10 of 0.1 s during a fault that cost nothing, 10 of 0.11 s. A step's time counts once, at most
     # as it was: all 4.3 s were good, and the pace of 0.11 s makes them no more than that.

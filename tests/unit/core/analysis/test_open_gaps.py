@@ -136,6 +136,29 @@ def test_the_time_back_after_an_end_is_not_that_of_a_later_fault():
     assert second.back_after_end_s == pytest.approx(0.85)
 
 
+def test_the_time_back_after_an_end_is_unknown_once_another_fault_has_begun_even_if_that_one_still_stands():
+    # Back to its pace at 4.85 s, when the second has stood since 4 s.
+    durations = [PACE_S] * 20 + [0.5] + [0.15] * 15 + [PACE_S] * 40
+    windows = [fault("a", 2.05, 2.45), fault("b", 4.0, None)]
+    first, _ = evaluate(job(durations, "ok", 8.9, planned=len(durations)), windows).faults
+    assert first.back_after_end_s is None
+    (alone,) = evaluate(job(durations, "ok", 8.9, planned=len(durations)), windows[:1]).faults
+    assert alone.back_after_end_s == pytest.approx(2.4)
+
+
+def test_a_fault_that_ends_as_it_begins_is_no_other_fault_to_itself():
+    durations = [PACE_S] * 20 + [3.0] + [PACE_S] * 20
+    (told,) = evaluate(job(durations, "ok", 7.0, planned=41), [fault("a", 2.05, 2.05)]).faults
+    assert told.back_after_end_s == pytest.approx(3.05)
+
+
+@pytest.mark.parametrize(("silent_steps", "stalled"), [(4.9, False), (5.1, True)])
+def test_a_job_that_is_stopped_five_steps_after_its_last_one_had_stalled(silent_steps, stalled):
+    ended_t = 2.0 + silent_steps * PACE_S
+    (told,) = evaluate(job([PACE_S] * 20, "stopped", ended_t), [fault("a", 1.95, None)]).faults
+    assert (told.gap_open, told.recovered) == (stalled, not stalled)
+
+
 def test_faults_that_end_together_have_the_same_time_back():
     durations = [PACE_S] * 20 + [3.0] + [PACE_S] * 20
     windows = [fault("a", 2.05, 4.0), fault("b", 2.06, 4.002)]

@@ -215,6 +215,12 @@ def test_a_stall_costs_goodput(stall_s):
     assert job.goodput == pytest.approx(10.0 / (10.0 + stall_s))
 
 
+def test_goodput_is_never_above_one_by_rounding():
+    times = list(itertools.accumulate([0.1] * 40, initial=0.1))
+    logs = [[log(0, [(t, step) for step, t in enumerate(times[:steps])])] for steps in range(5, 40)]
+    assert max(evaluate(it, info(1, 0.0, 6.0), []).job.goodput for it in logs) == 1.0
+
+
 def test_a_program_that_never_came_back_has_an_open_gap_to_its_end():
     found = job_of([0.1] * 40, cut=(13.95, None), statuses=[1, 137], closing=30.0)
     (fault,) = found.job.faults

@@ -175,6 +175,11 @@ def test_goodput_depends_on_where_the_stalls_were(tmp_path):
     assert low < goodput < high
 
 
+def test_goodput_within_its_uncertainty_is_at_most_one(tmp_path):
+    report = report_of(stall(run_factory.make_run(tmp_path / "r"), (CUT_S + 2.0, 0.6)))
+    assert report.uncertainty["goodput"].high == 1.0
+
+
 def test_timeouts_that_began_in_a_stall_add_their_time(tmp_path):
     run = stall(run_factory.make_run(tmp_path / "r"), (CUT_S + 0.05, 0.02))
     t = run_factory.cut_t()
