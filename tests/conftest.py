@@ -80,7 +80,7 @@ def reachable_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip thorough tests, set time limits, mark tests of time as alone. For workers, order files: the longest first."""
+    """Skip thorough tests, set time limits, mark tests of time as alone. Workers run the longest files first."""
     for item in items:
         thorough = item.get_closest_marker("thorough") is not None
         if thorough and not os.environ.get("TESTBED_THOROUGH"):
