@@ -165,6 +165,6 @@ def _nodes(measured: DirectionCertificate | RoundTrip) -> bool:
 
 def notes(certificate: Certificate) -> Sequence[str]:
     """Return the first notes on what could not be determined; the noise of the host is in the footnote."""
-    lines = [f"note: {note}" for note in certificate.notes if note != certificate.noise.note]
+    lines = [f"note: {note}" for note in certificate.notes if note != certificate.noise_note]
     more = len(lines) - MOST_NOTES
     return lines if more <= 0 else [*lines[:MOST_NOTES], f"note: {more} more; --json prints all notes"]

@@ -332,6 +332,6 @@ def _certificate_line(certificate: Certificate) -> str:
     if certificate.certified:
         count = len(certificate.links)
         links = "1 link" if count == 1 else f"{count} links"
-        noise = f"; {certificate.noise.note.removeprefix('noisy host: ')}" if certificate.noisy else ""
+        noise = f"; {certificate.noise_note.removeprefix('noisy host: ')}" if certificate.noisy else ""
         return f"{certificate.verdict}: {links} within tolerance, no path bypasses them{noise}"
     return f"{certificate.verdict.upper()}: {'; '.join(certificate.why or certificate.unmeasured)}"

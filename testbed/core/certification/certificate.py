@@ -84,9 +84,12 @@ class HostNoise:
     def is_noisy(self) -> bool:
         return self.stalled_share > STALLED_SHARE or self.delayed > DELAYED_SHARE * self.packets
 
-    @property
-    def note(self) -> str:
-        """The noise in words; empty if the host is quiet."""
+    def note(self, stolen: float) -> str:
+        """Return the noise in words; empty if the host is quiet.
+
+        Args:
+            stolen: share of the cores' time that other guests took meanwhile, 0..1.
+        """
         if not self.is_noisy:
             return ""
         parts = []
@@ -102,14 +105,12 @@ class HostNoise:
                 f" {format_delay(self.longest_stall_s, 2)} at most, so a step takes about"
                 f" {self.stalled_share / max(0.01, 1.0 - self.stalled_share):.0%} longer"
             )
+        parts.append(f"other guests took {stolen:.1%} of the CPU time (steal)")
         return f"noisy host: {'; '.join(parts)}"
-
-    def to_dict(self) -> dict[str, object]:
-        return {**asdict(self), "noisy": self.is_noisy, "note": self.note}
 
     @classmethod
     def from_dict(cls, fields: Fields) -> HostNoise:
-        """Read back ``to_dict``; all fields are missing in certificates of older versions."""
+        """Read back ``noise`` of a certificate; all fields are missing in certificates of older versions."""
         return cls(
             integer(fields, "packets") or 0,
             integer(fields, "delayed") or 0,
@@ -205,7 +206,7 @@ class Certificate:
     @property
     def refusal(self) -> str:
         """Why the lab is refused, and the remedy; for labs that are not certified, or noisy with ``strict``."""
-        why = self.noise.note
+        why = self.noise_note
         if self.why:
             why = f"the lab is outside tolerance: {_shortened(self.why)}"
         elif self.unmeasured:
@@ -229,6 +230,11 @@ class Certificate:
         return Headroom(1.0 - self.cpu_busy, self.stolen)
 
     @property
+    def noise_note(self) -> str:
+        """The noise of the host in words; empty if it is quiet."""
+        return self.noise.note(self.stolen)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What does not count against the lab, but limits the trust in the numbers: sentences."""
         undecided = [why for link in self.links for why in link.inconclusive]
@@ -236,7 +242,7 @@ class Certificate:
         repeated = [what for link in self.links for what in link.repeated]
         early = [note for link in self.links for note in link.early]
         inside = [note for fabric in self.fabrics for note in fabric.notes]
-        host = [note for note in (self.noise.note, self.headroom.note) if note]
+        host = [note for note in (self.noise_note, self.headroom.note) if note]
         return (*host, *self.unmeasured, *concurrent, *early, *repeated, *undecided, *inside)
 
     def __str__(self) -> str:
@@ -275,7 +281,7 @@ class Certificate:
             "faults": [it.to_dict() for it in self.faults],
             "cpu_busy": self.cpu_busy,
             "headroom": self.headroom.to_dict(),
-            "noise": self.noise.to_dict(),
+            "noise": {**asdict(self.noise), "noisy": self.noise.is_noisy, "note": self.noise_note},
             "host": dict(self.host),
         }
 

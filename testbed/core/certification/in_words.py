@@ -55,7 +55,7 @@ def _named(links: list[str]) -> str:
 
 def _noise(certificate: Certificate) -> str:
     """Return the noise of the host as a sentence; empty if the host is quiet."""
-    note = certificate.noise.note
+    note = certificate.noise_note
     return f"{note[:1].upper()}{note[1:]}." if note else ""
 
 

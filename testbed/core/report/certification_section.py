@@ -66,7 +66,7 @@ def noise(certificate: Certificate | None) -> str:
     """Return a sentence on a host that was noisy when the fibers were certified; else empty."""
     if certificate is None or not certificate.noisy:
         return ""
-    return f"When the fibers were measured, this was a {certificate.noise.note}."
+    return f"When the fibers were measured, this was a {certificate.noise_note}."
 
 
 def table(certificate: Certificate, scale: float = 1.0) -> Table:
@@ -282,7 +282,7 @@ def findings(certificate: Certificate, scale: float = 1.0) -> tuple[str, ...]:
 
 def notes(certificate: Certificate) -> tuple[str, ...]:
     """Return the certificate's caveats as sentences, without the noise of the host, which leads :func:`in_words`."""
-    return tuple(f"Note: {note}." for note in certificate.notes if note != certificate.noise.note)
+    return tuple(f"Note: {note}." for note in certificate.notes if note != certificate.noise_note)
 
 
 def segmentation(certificate: Certificate) -> str:
