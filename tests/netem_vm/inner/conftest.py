@@ -8,7 +8,12 @@ from collections.abc import Generator
 
 import pytest
 
+from testbed.errors import TestbedError
+
 MOST_STALLED = 0.25
+
+FAILURES_BY_STALLS = (AssertionError, OSError, subprocess.SubprocessError, TestbedError)
+"""Exceptions that stalls may cause; others are defects of the test."""
 
 # A separate process at real-time priority: only the host delays it, not programs of this machine.
 SLEEPER = """
@@ -36,7 +41,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     assert sleeper.stdout is not None and sleeper.stdout.readline() == "ready\n"
     try:
         return (yield)
-    except Exception as error:
+    except FAILURES_BY_STALLS as error:
         stalled = float(sleeper.communicate()[0])
         if stalled <= MOST_STALLED:
             raise
