@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import host_stalls
 import oracle
 import pytest
 
@@ -28,12 +30,14 @@ def test_each_cut_is_measured_in_one_lab(state_folder: Path) -> None:
     """Of two diverse fibers each one's cut leaves the other: the job goes on while it lasts."""
     name = oracle.unused_name()
     topology = catalog.load_topology("metro-40km", {"sites.east.nodes": 1, "sites.west.nodes": 1})
+    began = time.monotonic()
     found = measured_audit.measure(topology, hold_s=1.5, name=name, allow_uncertified=True)
+    stalled_s = host_stalls.stalled_s(began, time.monotonic())
     assert (found.status, found.left) == ("finished", ())
     assert [it.duct for it in found.impacts] == ["north", "south"]
     for impact in found.impacts:
         assert impact.came_back
-        assert 1.4 <= impact.lasted_s < 5.0
+        assert 1.4 <= impact.lasted_s < 5.0 + stalled_s
         assert impact.steps_per_s_during > 0, "there is another fiber"
     assert found.directory is not None and (found.directory / "ranks" / "rank-0.jsonl").exists()
     assert oracle.left_behind(name, state_folder) == []
