@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -444,6 +446,22 @@ def test_report_of_the_latest_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp
     page = tmp_path / "index.html"
     monkeypatch.setattr(api, "report", lambda run: (finished_run(tmp_path).report, page))
     assert cli("report").out.splitlines()[-1] == f"report: {page}"
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("pass", 0), ("fail", 1), ("unknown", 3)])
+def test_train_exits_with_the_status_of_the_verdict(
+    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: str, status: int
+) -> None:
+    claim = SimpleNamespace(stop_why="", release=lambda *how: released.append(how))
+    job = SimpleNamespace(id="j1", over=lambda: True, failure=lambda: "")
+    report = finished_run(tmp_path).report
+    report.verdict, released = verdict, []
+    fake_lab.run_directory = SimpleNamespace(path=tmp_path)
+    monkeypatch.setattr(FakeLab, "claimed", lambda *words: contextlib.nullcontext(claim), raising=False)
+    monkeypatch.setattr(FakeLab, "train", lambda *words, **workload: job, raising=False)
+    monkeypatch.setattr(FakeLab, "report", lambda *words: report, raising=False)
+    said = cli("train", "--steps", "20")
+    assert (said.status, released) == (status, [("finished", "", status)]), said.err
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])

@@ -34,7 +34,7 @@ class _Lab:
 
 
 def compare(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, lab: _Lab, ends: list[BaseException | None]
+    monkeypatch: pytest.MonkeyPatch, folder: Path, lab: _Lab, ends: list[BaseException | None], verdict: str = "fail"
 ) -> list[WaysCompared]:
     kept: list[WaysCompared] = []
 
@@ -48,7 +48,7 @@ def compare(
         return Path("/comparisons/index.html")
 
     def way_of_run(way: str, seed: int, *words: object) -> WayRun:
-        side = Side("run", "/run", "training job", "fail", "It trained.", 0.0, (), (), {})
+        side = Side("run", "/run", "training job", verdict, "It trained.", 0.0, (), (), {})
         return WayRun(way, seed, side, HeldOut(), None, {})
 
     monkeypatch.setattr(compare_module.deploy, "up", lambda *words, **more: lab)
@@ -57,7 +57,8 @@ def compare(
     monkeypatch.setattr(compare_module, "train_in", train_in)
     monkeypatch.setattr(compare_module.comparisons, "keep_ways", keep_ways)
     monkeypatch.setattr(compare_module, "way_of_run", way_of_run)
-    compare_module.compare("metro-40km", "ddp,diloco", runs=folder)
+    outcome = compare_module.compare("metro-40km", "ddp,diloco", runs=folder)
+    assert outcome.exit_code == {"pass": 0, "fail": 1, "unknown": 3}[verdict]
     return kept
 
 
@@ -94,7 +95,10 @@ def test_a_way_that_cannot_begin_does_not_keep_the_others_from_it(
     assert kept[-1].failed == (("ddp", 0, "rank 3 has no such library"),)
 
 
-def test_all_runs_are_in_the_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kept = compare(monkeypatch, tmp_path, _Lab(trained=True), [None, None])
+@pytest.mark.parametrize("verdict", ["pass", "fail", "unknown"])
+def test_all_runs_are_in_the_comparison_whose_status_is_that_of_their_verdict(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: str
+) -> None:
+    kept = compare(monkeypatch, tmp_path, _Lab(trained=True), [None, None], verdict)
     assert [it.way for it in kept[-1].runs] == ["ddp", "diloco"]
     assert kept[-1].ended == ""
