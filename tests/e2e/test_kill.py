@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.netns,
     pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces: needs root"),
-    pytest.mark.alone,
 ]
 
 ORCHESTRATOR = """

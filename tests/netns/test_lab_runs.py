@@ -114,7 +114,6 @@ def said(name: str, *words: str) -> list[str]:
     return list(testbed.attach(name).logs(*words))
 
 
-@pytest.mark.alone
 def test_a_fresh_lab_does_not_show_the_run_of_an_earlier_lab_of_its_name(
     named: str, tmp_path: Path, command: oracle.Command
 ) -> None:

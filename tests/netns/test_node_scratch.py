@@ -196,7 +196,6 @@ def test_folders_that_a_program_cannot_write_are_named_before_it_begins(
         outside.chmod(0o755)
 
 
-@pytest.mark.alone
 def test_files_that_several_nodes_write_are_named(
     lab: testbed.Lab, tested: str, outside: Path, command: oracle.Command
 ) -> None:

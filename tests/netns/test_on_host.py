@@ -544,7 +544,6 @@ def test_a_topology_that_an_experiment_names_travels(
 
 
 @pytest.mark.thorough
-@pytest.mark.alone
 def test_a_program_runs_there_with_the_files_of_its_folder(
     hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
 ) -> None:

@@ -160,7 +160,6 @@ def test_as_root_a_program_is_root(trained: testbed.Lab, tmp_path: Path) -> None
     assert sorted(said) == [f"[rank {rank}] 0" for rank in range(4)]
 
 
-@pytest.mark.alone
 def test_a_program_ends_with_the_command_that_launched_it(trained: testbed.Lab, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "testbed.cli.app", "launch", "-l", trained.name, "--allow-uncertified"]
     words += ["--runs", str(tmp_path), "--", "sh", "-c", 'echo "pid $$"; exec sleep 1000']
@@ -240,7 +239,6 @@ def secret(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("argv", [["{}/train.sh"], ["sh", "{}/train.sh"]])
-@pytest.mark.alone
 def test_a_program_that_its_user_cannot_read_is_refused(
     lab: testbed.Lab, command: oracle.Command, tmp_path: Path, secret: Path, argv: list[str]
 ) -> None:
@@ -254,7 +252,6 @@ def test_a_program_that_its_user_cannot_read_is_refused(
     assert (done.returncode, done.stdout.count("trained")) == (0, 4), done.stderr
 
 
-@pytest.mark.alone
 def test_a_folder_that_programs_cannot_write_is_refused(
     lab: testbed.Lab, command: oracle.Command, secret: Path
 ) -> None:
