@@ -53,9 +53,10 @@ def main() -> int:
                     durations_s[name] = durations_s.get(name, 0.0) + float(case.attrib["time"])
             if statuses[-1] == INTERRUPTED:
                 break
-    print(f"\nThe {SLOWEST} slowest tests:")
+    print(f"\nThe slowest tests, at most {SLOWEST} of a second or more:")
     for name, duration_s in sorted(durations_s.items(), key=lambda pair: -pair[1])[:SLOWEST]:
-        print(f"{duration_s:8.1f} s  {name}")
+        if duration_s >= 1:
+            print(f"{duration_s:8.1f} s  {name}")
     if "--store-durations" in sys.argv[1:]:
         store(durations_s)
     failed = totals["failures"] + totals["errors"]
