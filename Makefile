@@ -27,7 +27,7 @@ help:
 	@echo "make docs    build the pages of docs/ into build/docs: offline, broken links and anchors fail"
 	@echo "make test-thorough  run all tests, including the long-running ones"
 	@echo "make bench   measure the figures of docs/performance.md (root, about half an hour)"
-	@echo "make bench-noise  measure the tables of docs/certificate.md: right and wrong fibers while CPU time is taken (root, hours; NOISE_FLAGS='--ups 10 --levels 0,15')"
+	@echo "make bench-noise  measure and write the tables of docs/certificate.md: right and wrong fibers while CPU time is taken (root, hours; NOISE_FLAGS='--ups 10 --levels 0,15')"
 	@echo "make soak    run a job under random faults for SOAK_SECONDS (3600), checked from outside (root; docs/soak.md)"
 	@echo "make soak-up bring SOAK_UPS (100) labs up and down with every core busy: at most one in a hundred is refused (root; docs/soak.md)"
 	@echo "make fuzz    fuzz the C helper with libFuzzer: FUZZ_SECONDS (60) for each of three targets; FUZZ_KEEP=1 merges the corpus (docs/fuzzing.md)"
@@ -91,8 +91,8 @@ bench:
 
 bench-noise:
 	@tools/setup.sh bench
-	@tools/verdict.sh bench-noise "the tables for docs/certificate.md are above; the samples are in build/noise" \
-	    $(VENV)/bin/python -m benchmarks.noise $(NOISE_FLAGS)
+	@tools/verdict.sh bench-noise "the tables above are in docs/certificate.md; the samples are in build/noise" \
+	    $(VENV)/bin/python -m benchmarks.noise --write docs/certificate.md $(NOISE_FLAGS)
 
 soak:
 	@tools/setup.sh soak

@@ -5,6 +5,7 @@
     python -m benchmarks.noise                                    # as root; make bench-noise; hours
     python -m benchmarks.noise --ups 10 --levels 0,15 --only ups --seconds 100
     python -m benchmarks.noise --table                            # of the samples so far
+    python -m benchmarks.noise --table --write docs/certificate.md
 
 Series, each at levels 0, 5, 15 and 25 % and in both modes of benchmarks/thief.py: ``ups`` of metro-40km without agents,
 ``agents`` (metro-40km with agents), ``ring`` (eight sites). ``runs`` of metro-40km are at 15 %. ``planted`` brings up a
@@ -48,6 +49,7 @@ MOST_VOID = 5
 """The benchmark ends after this many batches in a row that did not hold their level."""
 BYPASS = "a path around a fiber"
 LOSSY = ("metro-40km", "--set", "links.south.loss=1%")
+BEGIN, END = "<!-- begin of the tables of make bench-noise -->", "<!-- end of the tables of make bench-noise -->"
 OUTCOMES = ("outside tolerance", "not measurable", "failed", "certified, noisy host", "certified")
 
 
@@ -336,6 +338,15 @@ def table(out: Path) -> str:
     return "\n".join(lines)
 
 
+def write(file: Path, tables: str) -> None:
+    """Replace what is between the marks of a page by the tables. Raises ValueError for a page without the marks."""
+    before, begin, rest = file.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{file}: expected the lines {BEGIN} and {END}")
+    file.write_text(f"{before}{begin}\n\n{tables}\n\n{end}{after}")
+
+
 def _by_cell(samples: Sequence[Sample]) -> list[tuple[str, list[Sample]]]:
     keys = sorted({(sample["level"], sample["mode"]) for sample in samples})
     return [(label(*key), [sample for sample in samples if (sample["level"], sample["mode"]) == key]) for key in keys]
@@ -360,6 +371,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no sample after this time")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "noise", help="where the samples are")
     parser.add_argument("--table", action="store_true", help="print the tables of the samples so far; measure nothing")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="also write the tables into this page of docs/")
     arguments = parser.parse_args()
     if not arguments.table:
         levels = [int(level) for level in arguments.levels.split(",")]
@@ -373,7 +385,10 @@ def main() -> int:
         arguments.out.mkdir(parents=True, exist_ok=True)
         wanted = {name: getattr(arguments, name) for name in arguments.only or SERIES}
         measure_all(arguments.out, wanted, levels, time.monotonic() + arguments.seconds)
-    print(table(arguments.out))
+    tables = table(arguments.out)
+    print(tables)
+    if arguments.write:
+        write(arguments.write, tables)
     return 0
 
 
