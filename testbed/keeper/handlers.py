@@ -20,7 +20,6 @@ from testbed.host.drivers.driver import Facts, Handler
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.emulators.emulator import Emulator
 from testbed.host.emulators.fiberd import Fiberd
-from testbed.host.emulators.netem import Netem
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.keeper import rank_faults
@@ -48,6 +47,8 @@ class EmulatorHandler:
         self._impairments = {it.name: it.impairment for it in step.directions}
         emulator: Emulator
         if step.emulator == "netem":
+            from testbed.host.emulators.netem import Netem  # fiberd needs none of it
+
             emulator = Netem.start(plant, step.directions, self._senders(step.directions), step.seed)
         else:
             emulator = Fiberd.start(plant, step.directions, step.seed, self._log)

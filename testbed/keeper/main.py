@@ -34,12 +34,15 @@ def main(arguments: list[str]) -> int:
     containers = "--containers" in arguments  # each has a fork server of its own, once it exists
     # The main thread forks, because PDEATHSIG follows the forking thread and this one lives as long as the process.
     child = fork_server.start() if "--agents" in arguments and not containers else None
+    gc.disable()  # imports create no garbage
     from testbed.keeper import protocol
     from testbed.keeper.event_log import bound_log
     from testbed.keeper.keeper import Keeper
     from testbed.keeper.service import Service
     from testbed.keeper.verbs import Verbs
 
+    gc.freeze()
+    gc.enable()
     bound_log(folder.keeper_log, folder.older_keeper_log)
     try:
         users = [ProgramUser.from_dict(json.loads(it[7:])) for it in arguments if it.startswith("--user=")]

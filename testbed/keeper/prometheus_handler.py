@@ -15,10 +15,10 @@ from testbed.host.drivers.driver import Facts
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.host.metrics import prometheus_server as prometheus_host
-from testbed.host.metrics.exposition import Exposition
 from testbed.host.metrics.prometheus_server import PrometheusServer
 
 if TYPE_CHECKING:
+    from testbed.host.metrics.exposition import Exposition
     from testbed.keeper.exporter import Exporter
 
 __all__ = ["PrometheusCleanup", "PrometheusHandler"]
@@ -49,6 +49,8 @@ class PrometheusHandler:
 
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Prometheus)
+        from testbed.host.metrics.exposition import Exposition  # only labs with a Prometheus need its web server
+
         prometheus_host.find()  # raises before anything is written
         lab, netns = self._lab, self._path(step.namespace)
         try:

@@ -1,6 +1,6 @@
 """The Python interface of the testbed, also as ``import testbed``; the command line is a thin layer over it.
 
-Each function imports what it needs when called: importing everything takes 0.4 s, most of which `down` does not need.
+Each function imports what it needs when called: importing everything takes 0.4 s, most of which no verb needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from testbed.errors import MissingTool, TestbedError, UserError
 from testbed.host import installation, lab_folder, lab_owner
 from testbed.host.linux import invocation
-from testbed.lab import teardown
 
 if TYPE_CHECKING:
     from testbed.core.plan.step import Plan
@@ -317,12 +316,16 @@ def labs() -> tuple[LabSummary, ...]:
 
 def down(name: str) -> bool:
     """Remove everything that carries the lab's mark, in whatever state it is; False if there was nothing."""
+    from testbed.lab import teardown
+
     lab_folder.refuse_bad_name(name)
     return teardown.down(lab_folder.folder(name))
 
 
 def down_all() -> tuple[str, ...]:
     """Remove all labs and return their names. Tries every lab, then raises the first failure."""
+    from testbed.lab import teardown
+
     gone: list[str] = []
     failed: list[TestbedError] = []
     for folder in lab_folder.folders():

@@ -43,7 +43,7 @@ from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics import prometheus_server
 from testbed.keeper import client, protocol
-from testbed.lab import containers, program_rights, teardown
+from testbed.lab import containers, program_rights
 from testbed.lab.interruption import defer_interrupts
 from testbed.lab.progress import Progress, Silent, Unbreakable
 
@@ -149,6 +149,8 @@ def up(
             tell.ended("interrupted" if isinstance(error, KeyboardInterrupt | Interrupted) else "failed")
             if not keep:
                 tell.phase("down", f"lab {lab_name}: what was built is removed")
+                from testbed.lab import teardown  # its imports would delay the start of the keeper
+
                 teardown.down(folder)
                 tell.ended("done")
         raise

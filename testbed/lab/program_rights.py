@@ -10,15 +10,18 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from testbed.core.user_text import shown
-from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import ProgramBarred, UserError
-from testbed.host import lab_folder, strategy_packages
+from testbed.host import lab_folder
 from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.linux import invocation, program_user
 from testbed.host.linux.program_user import Access, ProgramUser
+
+if TYPE_CHECKING:
+    from testbed.core.workload.workload import AgentWorkload
 
 __all__ = ["agent_files", "in_containers", "of_driver", "program_files", "python_barred", "refuse_files",
            "refuse_folder", "refuse_in_container", "refuse_missing", "refuse_program", "refuse_python", "refuse_state",
@@ -108,6 +111,8 @@ def refuse_folder(user: ProgramUser, folder: Path) -> None:
 
 def agent_files(workload: AgentWorkload) -> tuple[Path, ...]:
     """Return the files and folders that ranks of a workload read: its data, and an installed package's strategy."""
+    from testbed.host import strategy_packages  # imports all strategies, which a lab without a job does not need
+
     data = (Path(workload.data).absolute(),) if workload.data else ()
     return (*data, *strategy_packages.files_of(workload.strategy))
 

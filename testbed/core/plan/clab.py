@@ -17,18 +17,12 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
 from testbed.core.plan.addressing import MANAGEMENT, PLANT
-from testbed.core.plan.resources import Address, Bridge, Namespace, Route, Sysctls, Veth
+from testbed.core.plan.resources import LABEL, READY_FILE, Address, Bridge, Namespace, Route, Sysctls, Veth
 from testbed.core.plan.step import Plan, Step
 from testbed.core.topology.model import Site, Topology
 from testbed.core.units import format_delay, format_length, format_rate
 
-__all__ = ["LABEL", "READY_FILE", "left_over", "render"]
-
-LABEL: Final = "testbed"
-"""Prefix of all labels: the mark by which `down` recognizes the testbed's containers."""
-
-READY_FILE: Final = "/run/testbed-network"
-"""File created in a container once its addresses and routes are set."""
+__all__ = ["left_over", "render"]
 
 HEALTH_INTERVAL_S: Final = 30
 """Each health check starts a process in the container: for 41 containers every second, that would cost half a core."""

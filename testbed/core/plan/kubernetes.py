@@ -18,7 +18,7 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
-from testbed.core.plan.clab import LABEL
+from testbed.core.plan.resources import LABEL
 from testbed.core.user_text import shown
 from testbed.errors import UserError
 

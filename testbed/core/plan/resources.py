@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from testbed.core.physics.impairment import Direction
 from testbed.core.plan.step import Step
+
+LABEL: Final = "testbed"
+"""Prefix of all labels: the mark by which `down` recognizes the testbed's containers."""
+
+READY_FILE: Final = "/run/testbed-network"
+"""File created in a container once its addresses and routes are set."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from testbed.core.plan.clab import LABEL, READY_FILE
-from testbed.core.plan.resources import Containers
+from testbed.core.plan.resources import LABEL, READY_FILE, Containers
 from testbed.core.plan.step import Property, Step
 from testbed.errors import HostError, MissingTool, NameTaken, StorageError
 from testbed.host import installation

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from testbed.core.plan.clab import LABEL
+from testbed.core.plan.resources import LABEL
 from testbed.errors import HostError
 from testbed.host.drivers.docker_client import NotThere, client, translated
 from testbed.host.linux import process

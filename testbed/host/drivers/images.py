@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from testbed.core.plan.clab import LABEL
+from testbed.core.plan.resources import LABEL
 from testbed.core.user_text import shown
 from testbed.errors import HostError, MissingTool, StorageError, UserError
 from testbed.host import installation, runner

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import shutil
 import subprocess
@@ -138,6 +137,8 @@ def _command(netns: Path, arguments: Sequence[str]) -> list[str]:
 
 def _is_ready(address: str, port: int) -> bool:
     """Return whether the server in the calling thread's network namespace is ready."""
+    import http.client  # takes 10 ms, and every keeper imports this module
+
     connection = http.client.HTTPConnection(address, port, timeout=ANSWER_BOUND_S)
     try:
         connection.request("GET", "/-/ready")

@@ -12,7 +12,7 @@ import yaml
 
 import testbed
 from testbed.core.plan import build, clab
-from testbed.core.plan.resources import Address, Fibers, Namespace, Route, Sysctls, Veth
+from testbed.core.plan.resources import READY_FILE, Address, Fibers, Namespace, Route, Sysctls, Veth
 from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Topology
 
@@ -67,7 +67,7 @@ def test_addresses_routes_and_sysctls_are_those_of_the_plan(topology: Topology) 
             for key, value in step.values
         }
         assert node.get("sysctls", {}) == wanted
-        assert commands[-1] == ["touch", clab.READY_FILE]
+        assert commands[-1] == ["touch", READY_FILE]
 
 
 def test_what_this_kernel_does_not_have_is_left_out(topology: Topology) -> None:
