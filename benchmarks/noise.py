@@ -374,9 +374,11 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="also write the tables into this page of docs/")
     arguments = parser.parse_args()
     if not arguments.table:
-        levels = [int(level) for level in arguments.levels.split(",")]
-        if unknown := set(levels) - set(LEVELS):
-            parser.error(f"unknown level {unknown.pop()} (available: {', '.join(map(str, LEVELS))})")
+        available = {str(level): level for level in LEVELS}
+        chosen = arguments.levels.split(",")
+        if unknown := [level for level in chosen if level not in available]:
+            parser.error(f"unknown level {unknown[0]!r} (available: {', '.join(available)})")
+        levels = [available[level] for level in chosen]
         if os.geteuid() != 0:
             parser.error("creates network namespaces: run as root")
         if any(levels) and not may_steal():

@@ -274,6 +274,10 @@ def main() -> int:
                 time.sleep(arguments.seconds)
     except ValueError as error:
         parser.error(str(error))
+    except OSError as error:
+        if not (arguments.command and error.filename == arguments.command[0]):
+            raise
+        parser.error(f"cannot run {error.filename}: {error.strerror}")
     except Void as error:
         print(f"thief: void: {error}", file=sys.stderr)
         return VOID_STATUS

@@ -64,9 +64,17 @@ def main() -> int:
     counts = {"failed": totals["failures"], "passed": passed, "skipped": totals["skipped"], "errors": totals["errors"]}
     words = ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "no tests ran"
     print(f"\n{words} in {time.monotonic() - began:.2f}s")
+    return exit_status(statuses)
+
+
+def exit_status(statuses: list[int]) -> int:
+    """Return the worst of pytest's exit statuses; a part without tests counts only if no part has any.
+
+    A pytest that a signal ended, such as the kernel's when memory is short, has the status that a shell gives it.
+    """
     if statuses == [NO_TESTS] * len(PARTS):
         return NO_TESTS
-    return max((status for status in statuses if status != NO_TESTS), default=0)
+    return max((abs(status) + 128 * (status < 0) for status in statuses if status != NO_TESTS), default=0)
 
 
 def store(durations_s: dict[str, float]) -> None:

@@ -230,7 +230,9 @@ def _show_refused(certificate: object, scale: float) -> None:
 
     if not isinstance(certificate, Certificate):
         return
-    console.err().print(certificate_table.refused(certificate))
+    shown = certificate_table.refused(certificate)
+    if shown.rows:  # none if only the noise of the host was refused
+        console.err().print(shown)
     console.say(certificate_table.footnote(certificate, scale), style="dim")
 
 

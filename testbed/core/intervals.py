@@ -48,6 +48,9 @@ class Intervals:
         last = bisect.bisect_left(self.began_t, ended_t)
         if first >= last:
             return 0.0
-        whole_s = self._before_s[last] - self._before_s[first]
-        outside_s = max(0.0, began_t - self.began_t[first]) + max(0.0, self.ended_t[last - 1] - ended_t)
-        return max(0.0, whole_s - outside_s)
+        # The first and the last part are cut before they are added, because a very long one would absorb the others.
+        first_s = min(self.ended_t[first], ended_t) - max(self.began_t[first], began_t)
+        if last - first == 1:
+            return max(0.0, first_s)
+        last_s = min(self.ended_t[last - 1], ended_t) - self.began_t[last - 1]
+        return first_s + self._before_s[last - 1] - self._before_s[first + 1] + last_s

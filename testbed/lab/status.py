@@ -111,7 +111,12 @@ class LabStatus:
     noisy: bool = False
     """Whether the host delayed packets while the fibers were certified."""
     noise: NoiseSummary | None = None
-    """The host's stalls in the last minute; None if they are not logged."""
+    """The host's stalls in the last minute, or since the lab came up; None if they are not logged."""
+
+    @property
+    def young(self) -> bool:
+        """Whether :attr:`noise` begins when the lab came up, less than :data:`RECENT_S` ago."""
+        return self.uptime_s < RECENT_S
 
     @property
     def training(self) -> bool:
@@ -142,15 +147,18 @@ class LabSummary:
     why: tuple[str, ...] = ()
 
 
-def _recent_noise(keeper: client.Connection) -> NoiseSummary | None:
-    """Summarize the stalls of the last :data:`RECENT_S`; None without a stall log. Raises LabError."""
+def _recent_noise(keeper: client.Connection, uptime_s: float) -> NoiseSummary | None:
+    """Summarize the stalls of the last :data:`RECENT_S`; None without a stall log. Raises LabError.
+
+    Nothing was logged before the lab came up, so a shorter uptime is the divisor of the stalled share.
+    """
     newest = keeper.ask(protocol.Stalls(since=protocol.NEWEST_STALL))
     if not newest["watching"]:
         return None
     answer = keeper.ask(protocol.Stalls(since=max(0, newest["next"] - _MOST_STALLS)))
     now = time.monotonic()
     stalls = tuple(Stall(*stall) for stall in answer["stalls"])
-    return StallLog(stalls, (), True).summary(now - RECENT_S, now)
+    return StallLog(stalls, (), True).summary(now - min(RECENT_S, uptime_s), now)
 
 
 @dataclass
@@ -315,7 +323,7 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
         found.why += [f"the emulator differs from what is in force: {it}" for it in answer["differences"]]
     with contextlib.suppress(LabError), client.Connection(lab, *patience) as keeper:  # as above
         found.jobs = keeper.ask(protocol.Jobs())
-        found.noise = _recent_noise(keeper)
+        found.noise = _recent_noise(keeper, time.time() - hello["since_unix_s"])
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
     found.why += _containers(lab, bound_s)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]

@@ -104,7 +104,7 @@ class StallLog:
         during = [stall for stall in self.stalls if stall.ended_t > began_t and stall.began_t < ended_t]
         stalled_s = self.stalled.length_s(began_t, ended_t)
         share = stalled_s / (ended_t - began_t)
-        longest_s = max((stall.length_s for stall in during), default=0.0)
+        longest_s = max((min(stall.ended_t, ended_t) - max(stall.began_t, began_t) for stall in during), default=0.0)
         return NoiseSummary(
             stalls=len(during),
             stalled_s=stalled_s,

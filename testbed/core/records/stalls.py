@@ -30,10 +30,10 @@ class Stall:
 
     @classmethod
     def from_dict(cls, fields: Fields) -> Stall:
-        core, length_s = integer(fields, "core"), need_number(fields, "s")
-        if core is None or length_s < 0:
-            raise Malformed("expected a core, and a length that is not negative")
-        return cls(core, need_number(fields, "t"), length_s)
+        core, began_t, length_s = integer(fields, "core"), need_number(fields, "t"), need_number(fields, "s")
+        if core is None or core < 0 or began_t < 0 or length_s < 0:
+            raise Malformed("expected a core, a start and a length that are not negative")
+        return cls(core, began_t, length_s)
 
     def to_dict(self) -> dict[str, object]:
         """Return the line of stalls.jsonl."""

@@ -9,6 +9,7 @@ import typer
 from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, noisy
 
 from testbed.cli import app
+from testbed.errors import NoisyHost
 from testbed.lab import api, job_runner
 
 __all__ = ["cli", "fake_lab"]  # fixtures
@@ -60,6 +61,21 @@ def test_launch_and_train_pass_them_on(
     for words in (("train", "--detach"), ("launch", "--detach", *option, "--", "true")):
         assert cli(*words, *(option if words[0] == "train" else ())).status == 0
     assert passed == [{"strict": "--strict" in option, "allow_uncertified": "--allow-uncertified" in option}] * 2
+
+
+def test_a_host_refused_for_its_noise_alone_has_no_empty_table(
+    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = noisy(certificate_of(fake_lab.topology))
+
+    def up(*words: object, **options: object) -> FakeLab:
+        raise NoisyHost(certificate.refusal, certificate)
+
+    monkeypatch.setattr(api, "up", up)
+    result = cli("up", "metro-40km", "--strict")
+    assert (result.status, result.out) == (3, "")
+    assert "verdict" not in result.err.partition("testbed: ")[0].partition("target:")[0]
+    assert "without --strict" in result.err
 
 
 def test_up_json_of_a_noisy_host(cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,9 @@ def test_status_and_results_report_a_noisy_host_but_not_a_quiet_one() -> None:
     assert tables.noise(None) == tables.noise(quiet) == []
     (line,) = tables.noise(noisy)
     assert "at least one core was stalled 1.6 % of the time (2 stalls, the longest 900 ms)" in line.plain
-    lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (), ())
+    lab = LabStatus("x", "up", (), "x", 90.0, "netns", "fiberd", "", (), ())
     assert "stalled" not in tables.status_line(dataclasses.replace(lab, noise=quiet)).plain
     line = tables.status_line(dataclasses.replace(lab, noise=noisy))
     assert "in the last minute the host's cores stalled 1.6" in line.plain and "900 ms at most" in line.plain
+    young = tables.status_line(dataclasses.replace(lab, noise=noisy, uptime_s=20.0))
+    assert "since the lab came up the host's cores stalled 1.6" in young.plain

@@ -20,7 +20,7 @@ from testbed.host import lab_owner
 from testbed.host.files import catalog
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
-from testbed.keeper import client
+from testbed.keeper import client, protocol
 from testbed.keeper.journal import Journal
 from testbed.lab import api, status, teardown
 
@@ -170,3 +170,16 @@ def test_64_ranks_that_do_not_answer_cost_less_than_2_seconds(tmp_path: Path, mo
         keeper.end()
     assert [(it.state, it.step) for it in found.ranks] == [("training", None)] * 64
     assert sorted(took)[1] < 2.0
+
+
+@pytest.mark.parametrize(("uptime_s", "share"), [(3.0, 0.1), (3600.0, 0.005)])
+def test_the_noise_of_a_young_lab_is_that_since_it_came_up(uptime_s: float, share: float) -> None:
+    """A stall log begins with the lab: 0.3 s of stalls are a tenth of the first 3 s."""
+
+    class StallKeeper:
+        def ask(self, request: protocol.Stalls) -> protocol.StallsAnswer:
+            return {"watching": True, "next": 1, "stalls": [(0, time.monotonic() - 1.0, 0.3)]}
+
+    noise = status._recent_noise(StallKeeper(), uptime_s)  # type: ignore[arg-type]
+    assert noise is not None
+    assert noise.stalled_share == pytest.approx(share)

@@ -119,6 +119,22 @@ def test_the_command_line_needs_a_bound() -> None:
     assert "--seconds" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("thief", "--share", "0", "--seconds", "5", "--", "/no/program"), "cannot run /no/program: No such file"),
+        (("thief", "--share", "0", "--seconds", "5", "--", "/tmp"), "cannot run /tmp: Permission denied"),
+        (("noise", "--levels", "fast"), "unknown level 'fast' (available: 0, 5, 15, 25)"),
+        (("noise", "--levels", ""), "unknown level '' (available: 0, 5, 15, 25)"),
+    ],
+)
+def test_bad_arguments_have_a_message(words: tuple[str, ...], error: str) -> None:
+    argv = [sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"{words[0]}.py: error: {error}")
+
+
 @steals
 def test_spinners_end_with_their_parent() -> None:
     argv = [sys.executable, "-m", "benchmarks.thief", "--seconds", "60", "--share", "0.05"]
