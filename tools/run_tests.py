@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ def main() -> int:
     arguments = [word for word in sys.argv[1:] if word != "--store-durations"]
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches pytest as well, which then ends in order
     began = time.monotonic()
+    # Without bytecode, each of the suite's many programs compiles the testbed, and each worker compiles all tests.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     statuses, totals, durations_s = [], collections.Counter[str](), dict[str, float]()
     with tempfile.TemporaryDirectory() as folder:
         for part, options in PARTS.items():

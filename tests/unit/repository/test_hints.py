@@ -106,7 +106,8 @@ def phrased() -> Iterator[tuple[str, list[str]]]:
     """Yield each command that the source phrases: where, and its words. What is known only at run time is ``x``, and
     words that may be absent are."""
     for file in SOURCES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        text = file.read_text()
+        for node in ast.walk(ast.parse(text)) if ".command(" in text else ():
             if not (
                 isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "command"
             ):

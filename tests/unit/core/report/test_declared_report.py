@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+import report_schema
 import run_factory
 
 from testbed.core.analysis.declared_steps import declared_steps
@@ -20,7 +19,7 @@ from testbed.core.report.markdown import markdown
 from testbed.core.report.run_page import html
 from testbed.host.files.store import RunDirectory
 
-SCHEMA = json.loads((resources.files("testbed.core.report") / "report.schema.json").read_text(encoding="utf-8"))
+SCHEMA = report_schema.validator("report.schema.json")
 COMPUTE = {"kind": "declared", "seconds": 0.1, "noise": 0.0, "layers": 24}
 
 
@@ -89,7 +88,7 @@ def test_every_page_says_that_compute_is_declared(tmp_path: Path) -> None:
     report = build(RunDirectory(path).read())
     assert "train_loss says nothing" in report.answers[0].text
     document = to_json(report)
-    jsonschema.validate(document, SCHEMA)
+    SCHEMA.validate(document)
     assert document["declared"]["verdict"] in ("held", "CPU-bound here")  # type: ignore[index]
     for page in (html(report), markdown(report)):
         assert "Compute is declared: 100 ms a step; at full scale" in page

@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import jsonschema
 import pytest
 import run_factory
 from test_report import SCHEMA, change, report_of
@@ -81,7 +80,7 @@ def test_every_place_of_a_report_has_the_parameters(impaired: Path) -> None:
     (began,) = [it.text for it in report.events if it.event == "fault-began"]
     assert began == f"{words}, 10 s (f1)"
     document = json.loads(json.dumps(to_json(report), allow_nan=False))
-    jsonschema.validate(document, SCHEMA)
+    SCHEMA.validate(document)
     assert document["faults"][0]["parameters"] == {"loss": "0.5%"}
     page, text = html(report), markdown(report)
     assert "loss 0.5 % toward west at 26.1 s for 10 s" in page, "the map"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 import run_factory
 from test_report import SCHEMA, report_of
@@ -64,7 +63,7 @@ def test_the_report_has_it_in_every_form(tmp_path: Any, monkeypatch: pytest.Monk
             file.write(json.dumps({"t": it.t, "event": it.event, "fault": "f9", "type": "impair", **it.fields}) + "\n")
     report = report_of(path)
     document = to_json(report)
-    jsonschema.validate(document, SCHEMA)
+    SCHEMA.validate(document)
     assert len(document["in_force"]) == 4
     for page in (markdown(report), html(report)):
         assert "Values in force" in page

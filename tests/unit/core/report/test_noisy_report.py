@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 
-import jsonschema
 import pytest
+import report_schema
 import run_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from testbed.core.report.markdown import markdown
 from testbed.core.report.run_page import html
 from testbed.host.files.store import RunDirectory
 
-SCHEMA = json.loads((resources.files("testbed.core.report") / "report.schema.json").read_text(encoding="utf-8"))
+SCHEMA = report_schema.validator("report.schema.json")
 
 
 def report_of(path: Path) -> Report:
@@ -62,7 +61,7 @@ def test_late_packets_that_stalls_explain_prevent_no_pass(tmp_path):
     assert report.verdict == "pass"
     for page in (html(report), markdown(report)):
         assert "stalls explain the late packets" in page
-    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+    SCHEMA.validate(json.loads(json.dumps(to_json(report), allow_nan=False)))
 
 
 def test_an_empty_log_explains_nothing(tmp_path):
@@ -150,7 +149,7 @@ def test_a_verdict_within_the_uncertainty_of_recovery_is_unknown(tmp_path, bound
     assert report.uncertainty["recovery"] == pytest.approx((RECOVERY_S - stalled_s, RECOVERY_S + stalled_s))
     if holds is None:
         assert report.headline == "The host was too noisy for a verdict."
-    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+    SCHEMA.validate(json.loads(json.dumps(to_json(report), allow_nan=False)))
 
 
 def test_a_stall_outside_the_gap_leaves_recovery_alone(tmp_path):

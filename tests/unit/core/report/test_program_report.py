@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import program_factory
 import pytest
 from test_report import SCHEMA, report_of
@@ -52,7 +51,7 @@ def silent(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def checked(report: Report) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(json.dumps(to_json(report), allow_nan=False))
-    jsonschema.validate(document, SCHEMA)
+    SCHEMA.validate(document)
     return document
 
 

@@ -7,12 +7,12 @@ import itertools
 import json
 import random
 import re
-from importlib import resources
 from pathlib import Path
 
 import jsonschema
 import plotly.graph_objects as go
 import pytest
+import report_schema
 import run_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ from testbed.core.report.markdown import markdown
 from testbed.core.report.run_page import facts, html
 from testbed.host.files.store import RunDirectory
 
-SCHEMA = json.loads((resources.files("testbed.core.report") / "report.schema.json").read_text(encoding="utf-8"))
+SCHEMA = report_schema.validator("report.schema.json")
 
 
 def report_of(path: Path):
@@ -140,7 +140,7 @@ def test_a_noisy_host_is_certified_and_says_so_first(run):
     assert answers_text(report, "fidelity").startswith("Certified before the job within ")
     assert " at the median, on a noisy host; " in answers_text(report, "fidelity")
     document = json.loads(json.dumps(to_json(report), allow_nan=False))
-    jsonschema.validate(document, SCHEMA)
+    SCHEMA.validate(document)
     written = document["certificate"]
     assert (written["verdict"], written["certified"], written["noisy"]) == ("certified, noisy host", True, True)
     for page in (html(report), markdown(report)):
@@ -153,7 +153,7 @@ def test_fibers_that_were_not_measurable_leave_the_run_unknown(run):
     report = report_of(certified_as(run, "not measurable on this host now"))
     assert (report.verdict, answers(report)["fidelity"]) == ("unknown", "unknown")
     document = json.loads(json.dumps(to_json(report), allow_nan=False))
-    jsonschema.validate(document, SCHEMA)
+    SCHEMA.validate(document)
     assert document["certificate"]["verdict"] == "not measurable on this host now"
     assert document["certificate"]["certified"] is False
     for page in (html(report), markdown(report)):
@@ -196,7 +196,7 @@ def test_netem_says_what_cannot_be_measured_and_what_was_watched(tmp_path):
     assert report.verdict == "pass", "all that can be measured is good"
     for page in (html(report), markdown(report)):
         assert "not measurable on netem" in page
-    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+    SCHEMA.validate(json.loads(json.dumps(to_json(report), allow_nan=False)))
 
 
 def test_netem_that_dropped_packets_of_its_own_did_not_hold(tmp_path):
@@ -292,7 +292,7 @@ def test_a_known_algorithm_is_compared_in_each_direction_and_the_report_has_the_
     report = report_of(run)
     assert (report.wire.compared_with, report.wire.ok) == ("algorithm", True), report.wire.lines
     document = json.loads(json.dumps(to_json(report), allow_nan=False))
-    jsonschema.validate(document, SCHEMA)
+    SCHEMA.validate(document)
     ratios = {it["direction"]: it["ratio"] for it in document["wire"]["directions"]}
     assert ratios == {
         "north:west": pytest.approx(1.0, abs=0.05),
@@ -335,11 +335,11 @@ def test_expectations_count(run, holds, verdict):
 def test_report_json_is_as_its_schema_says(tmp_path, status):
     report = report_of(run_factory.make_run(tmp_path / "r", status=status, steps=240))
     document = json.loads(json.dumps(to_json(report), allow_nan=False))
-    jsonschema.validate(document, SCHEMA)
+    SCHEMA.validate(document)
     assert document["version"] == 1
     del document["verdict"]
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, SCHEMA)
+        SCHEMA.validate(document)
 
 
 def test_figures_are_plotly_figures_with_units_on_their_axes(run):
@@ -382,7 +382,7 @@ def test_each_of_many_faults_has_a_line(run):
     assert sum(line.startswith("Cut south at ") for line in answer.lines) == 11
     assert html(report).count("<li>Cut south at") == 11
     assert markdown(report).count("| cut south |") == 11
-    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+    SCHEMA.validate(json.loads(json.dumps(to_json(report), allow_nan=False)))
 
 
 @pytest.mark.parametrize(("count", "every_s"), [(1, 4.0), (11, 4.0), (60, 0.5)])
@@ -469,7 +469,7 @@ def test_a_file_that_is_missing_or_empty_breaks_nothing(run, gone, empty):
     assert report.verdict in ("unknown", "pass", "fail")
     assert html(report)
     assert markdown(report)
-    jsonschema.validate(json.loads(json.dumps(to_json(report))), SCHEMA)
+    SCHEMA.validate(json.loads(json.dumps(to_json(report))))
     if gone in ("run.json", "certificate.json", "metrics.jsonl"):
         assert report.verdict == "unknown"
     if not empty:
@@ -484,14 +484,14 @@ def test_a_topology_with_a_number_that_is_not_finite_is_left_out(run, value):
     report = report_of(run)
     assert report.topology is None
     assert report.malformed == {"topology.json": 1}
-    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+    SCHEMA.validate(json.loads(json.dumps(to_json(report), allow_nan=False)))
 
 
 def test_an_empty_directory(tmp_path):
     report = report_of(tmp_path)
     assert report.verdict == "unknown"
     assert report.goodput is report.recovery_s is None
-    jsonschema.validate(json.loads(json.dumps(to_json(report))), SCHEMA)
+    SCHEMA.validate(json.loads(json.dumps(to_json(report))))
     assert html(report)
     assert markdown(report)
 
@@ -531,7 +531,7 @@ def test_any_value_anywhere_breaks_nothing(tmp_path_factory, odd, seed):
             lines = [spoil(json.loads(line)) for line in file.read_text().splitlines()]
             file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     report = report_of(run)
-    jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), SCHEMA)
+    SCHEMA.validate(json.loads(json.dumps(to_json(report), allow_nan=False)))
     assert html(report)
     assert markdown(report)
 
@@ -553,7 +553,7 @@ def test_a_launched_program_is_judged_by_how_its_ranks_ended(run, statuses, ran,
     assert answers(report)["ran"] == ran
     assert not {"trained", "wire", "recovered"} & set(answers(report))
     assert (report.verdict, report.headline) == (verdict, headline)
-    jsonschema.validate(to_json(report), SCHEMA)
+    SCHEMA.validate(to_json(report))
     assert "python x.py" in html(report) and "python x.py" in markdown(report)
 
 
@@ -572,7 +572,7 @@ def test_what_the_scale_model_does_not_hold_is_said(run):
         assert "1 of 2 quantities hold" in text
         assert "biased too harsh" in text and "one packet takes long" in text
         assert "as it is</td>" not in text
-    jsonschema.validate(to_json(report), SCHEMA)
+    SCHEMA.validate(to_json(report))
 
 
 @pytest.mark.parametrize(

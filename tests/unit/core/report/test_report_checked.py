@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+import report_schema
 from run_factory import NODES, make_run
 
 from testbed.core.report.document import Report, to_json
@@ -38,8 +37,7 @@ def write_checks(run: Path, rank: int, **wrong: Any) -> None:
 
 def reported(run: Path) -> Report:
     report = write_report(RunDirectory.open(run))
-    schema = json.loads((resources.files("testbed.core.report") / "report.schema.json").read_text())
-    jsonschema.validate(to_json(report), schema)
+    report_schema.validator("report.schema.json").validate(to_json(report))
     return report
 
 

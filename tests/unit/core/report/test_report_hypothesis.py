@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+import report_schema
 import run_factory
 
 from testbed.core.report.document import Report, build, to_json
@@ -19,7 +18,7 @@ from testbed.core.report.markdown import markdown
 from testbed.core.report.run_page import html
 from testbed.host.files.store import RunDirectory
 
-SCHEMA = json.loads((resources.files("testbed.core.report") / "report.schema.json").read_text(encoding="utf-8"))
+SCHEMA = report_schema.validator("report.schema.json")
 HELD = {"when": "during", "text": "tokens_per_s >= 20% of before", "holds": True, "measured": 900.0, "bound": 200.0}
 LOST: dict[str, Any] = {
     "when": "always",
@@ -60,7 +59,7 @@ def test_a_violation_is_shown_everywhere_with_its_time(tmp_path: Path) -> None:
     report = report_of(tmp_path / "run", hypothesis=[HELD, LOST, UNSEEN])
     (violation,) = report.steady[1].violations
     assert (violation.began_s, violation.ended_s) == pytest.approx((7.0, 9.5))
-    jsonschema.validate(to_json(report), SCHEMA)
+    SCHEMA.validate(to_json(report))
     for page in (html(report), markdown(report)):
         assert "Steady state" in page
         assert "from 7 s to 9.5 s" in page

@@ -6,13 +6,13 @@ import dataclasses
 import json
 import math
 import re
-from importlib import resources
 from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
 import plotly.graph_objects as go
 import pytest
+import report_schema
 import validation_factory as factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,7 +31,8 @@ from testbed.host.files.store import RunDirectory, list_runs, read_summary
 from testbed.host.files.validations import read_validation, rebuild_validation, write_validation
 from testbed.lab import api
 
-SCHEMA = json.loads((resources.files("testbed.core.report") / "validate.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = report_schema.validator("validate.schema.json")
+SCHEMA = VALIDATOR.schema
 
 
 def entry(validation: Validation, row: str, library: int = 0) -> Entry:
@@ -66,17 +67,17 @@ def test_the_schema_knows_every_field(kind):
 def test_json_is_as_its_schema_says_and_is_read_again():
     whole = factory.validation()
     document = json.loads(json.dumps(to_json(whole), allow_nan=False))
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert from_json(document) == whole
     document["verdict"] = "perhaps"
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, SCHEMA)
+        VALIDATOR.validate(document)
 
 
 def test_what_is_no_finite_number_is_null_in_json_and_nan_again():
     odd = dataclasses.replace(factory.speed(), efficiency=math.inf, bound_s=math.nan, times_s=(0.1, math.nan))
     document = json.loads(json.dumps(to_json(factory.validation(factory.library(speeds=(odd,)))), allow_nan=False))
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     read = from_json(document).libraries[0].speeds[0]
     assert math.isnan(read.efficiency) and math.isnan(read.bound_s) and math.isnan(read.times_s[1])
     assert html(from_json(document)) and markdown(from_json(document)) and junit(from_json(document))
@@ -258,7 +259,7 @@ def test_plots_are_plotlys_and_only_of_what_was_measured_at_two_sizes():
 def test_nothing_at_all_has_a_report():
     empty = factory.validation(libraries=(), links={}, versions={}, verdict="unknown")
     assert "Nothing was validated" in html(empty) and "Nothing was validated" in markdown(empty)
-    jsonschema.validate(json.loads(json.dumps(to_json(empty))), SCHEMA)
+    VALIDATOR.validate(json.loads(json.dumps(to_json(empty))))
 
 
 def test_markdown_has_the_matrix_and_every_library():
@@ -484,5 +485,5 @@ def test_whatever_is_found_has_a_report(cases, speeds, cells):
     assert html(whole) and markdown(whole)
     ElementTree.fromstring(junit(whole))
     document = json.loads(json.dumps(to_json(whole), allow_nan=False))
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert to_json(from_json(document)) == to_json(whole)
