@@ -28,6 +28,8 @@ import torch._dynamo
 import torch.distributed as dist
 
 BOUND_S = 120.0
+_OK, _FAILED = b"+", b"-"
+"""First byte of a rank's answer. A result is unpickled once, not again with each part of it that arrives."""
 
 
 def run(
@@ -83,7 +85,8 @@ def _live(
     except BaseException:
         result = (False, traceback.format_exc())
     try:
-        data = memoryview(pickle.dumps(result))
+        ok, _ = result
+        data = memoryview((_OK if ok else _FAILED) + pickle.dumps(result))
         while data:
             data = data[os.write(writer, data) :]
     finally:
@@ -108,14 +111,18 @@ def _read_all(pipes: list[int]) -> list[bytes]:
 
 
 def _failed(data: bytearray) -> bool:
+    """Return whether the rank failed and its traceback is complete."""
+    if not data.startswith(_FAILED):
+        return False
     try:
-        return not pickle.loads(bytes(data))[0]
+        pickle.loads(bytes(data[1:]))
     except Exception:
         return False
+    return True
 
 
 def _result(rank: int, data: bytes) -> Any:
     assert data, f"rank {rank} did not end within {BOUND_S:g} s, or another rank failed first"
-    ok, value = pickle.loads(data)
+    ok, value = pickle.loads(data[1:])
     assert ok, f"rank {rank}: {value}"
     return value

@@ -7,10 +7,12 @@ The numbers follow simple formulas, so that the expected results are known: a st
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
 import random
+import tempfile
 from pathlib import Path
 
 STEPS = 400
@@ -86,11 +88,24 @@ def make_run(
     _json(path / "topology.json", topology())
     _json(path / "certificate.json", certificate(80e-6 if uncertified else 4e-6, emulator))
     _lines(path / "events.jsonl", _events(ended_t, cut=steps >= CUT_STEP))
-    _lines(path / "metrics.jsonl", _metrics(times, ended_t, timed=emulator == "fiberd"))
-    for rank in range(4):
-        _lines(path / "ranks" / f"rank-{rank}.jsonl", _records(rank, times, status))
-    add_scrapes(path, [BEGAN_T - 2.4 + index for index in range(math.ceil(ended_t - BEGAN_T) + 6)])
+    for name, text in _measured(status, steps, timed=emulator == "fiberd").items():
+        (path / name).write_text(text, encoding="utf-8")
     return path
+
+
+@functools.cache
+def _measured(status: str, steps: int, timed: bool) -> dict[str, str]:
+    """Return the text of the metrics and of each rank's records, which many tests write again."""
+    times = step_begins(steps)
+    ended_t = times[-1] + 0.05
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "ranks").mkdir()
+        _lines(path / "metrics.jsonl", _metrics(times, ended_t, timed))
+        for rank in range(4):
+            _lines(path / "ranks" / f"rank-{rank}.jsonl", _records(rank, times, status))
+        add_scrapes(path, [BEGAN_T - 2.4 + index for index in range(math.ceil(ended_t - BEGAN_T) + 6)])
+        return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*.jsonl")}
 
 
 def add_scrapes(path: Path, times: list[float], silent: dict[int, tuple[float, float]] | None = None) -> None:
