@@ -17,11 +17,12 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "60"])
 
 
-def watchers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "processes"]
+def watchers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "processes"}
 
 
 def test_each_end_is_told_once_by_its_name() -> None:
+    of_other_tests = watchers()
     heard: queue.Queue[str] = queue.Queue()
     with sleeper() as one, sleeper() as other, sleeper() as gone:
         gone.kill()
@@ -31,19 +32,20 @@ def test_each_end_is_told_once_by_its_name() -> None:
         other.kill()
         assert heard.get(timeout=10) == "other"
         watch.stop()
-        oracle.until(lambda: not watchers(), 10, "it stops")
+        oracle.until(lambda: watchers() <= of_other_tests, 10, "it stops")
         one.kill()
     assert heard.empty()
 
 
 def test_stopping_what_has_stopped_by_itself_writes_into_nobody_elses_file(tmp_path: Path) -> None:
     """When all have ended its descriptors are closed, and the next file that is opened gets their numbers."""
+    of_other_tests = watchers()
     heard: queue.Queue[str] = queue.Queue()
     with sleeper() as only:
         watch = ProcessWatch({"only": only.pid}, heard.put)
         only.kill()
         assert heard.get(timeout=10) == "only"
-    oracle.until(lambda: not watchers(), 10, "it stops")
+    oracle.until(lambda: watchers() <= of_other_tests, 10, "it stops")
     files = [os.open(tmp_path / str(number), os.O_WRONLY | os.O_CREAT) for number in range(8)]
     try:
         watch.stop()
