@@ -75,7 +75,7 @@ def test_a_visitor_is_signalled_by_a_handle_that_no_other_process_can_have(monke
         before = set(Path("/proc/self/fd").iterdir())
         assert stand_beside("a-token-of-this-test", reader) == 0
         assert visitor.wait(BOUND_S) == -signal.SIGHUP
-        assert set(Path("/proc/self/fd").iterdir()) == before, "no handle is left open"
+        assert set(Path("/proc/self/fd").iterdir()) <= before, "no handle is left open"
     os.close(reader)
 
 

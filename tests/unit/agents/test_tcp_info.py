@@ -22,7 +22,7 @@ def test_a_connection_that_loses_nothing_is_left_out_and_stays_open() -> None:
                 received += len(far.recv(65536))
             before = set(Path("/proc/self/fd").iterdir())
             assert retransmitted() == {}
-            assert set(Path("/proc/self/fd").iterdir()) == before
+            assert set(Path("/proc/self/fd").iterdir()) <= before
             near.close()
             assert far.recv(1) == b"", "no copy keeps the connection open"
 

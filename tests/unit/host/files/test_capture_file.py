@@ -30,5 +30,5 @@ def test_what_is_no_file_is_refused_and_closed(tmp_path: Path, kind: str) -> Non
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(StorageError):
         CaptureFile(Path("/dev/full") if kind == "device" else path)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
     assert victim.read_text() == "kept"

@@ -193,7 +193,7 @@ def test_starts_that_fail_leave_no_descriptors(
         with pytest.raises(HostError, match="cannot start"):
             starter.start()
         starter.sweep()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @pytest.mark.parametrize(("driver", "function"), [("netns", "dup"), ("containerlab", "open")])
@@ -217,5 +217,5 @@ def test_one_that_cannot_be_spoken_to_is_ended_and_leaves_no_descriptors(
         starter.start()
     monkeypatch.setattr(os, function, whole)
     starter.sweep()
-    assert descriptors() == before
+    assert descriptors() <= before
     assert {it.pid for it in psutil.Process().children()} <= others
