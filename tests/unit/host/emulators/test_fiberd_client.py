@@ -94,7 +94,7 @@ def test_one_that_never_answers(helper: Callable[[str], None], tmp_path: Path, m
     began = time.monotonic()
     with pytest.raises(LabError, match=r"did not answer within 0\.2 s"):
         Fiberd.start("x", [NORTH], 0, tmp_path / "log")
-    assert host_stalls.elapsed_s(began) < 3  # it was told to end, and did
+    assert host_stalls.elapsed_s(began) < 3  # it ended on request
 
 
 def test_one_that_falls_silent_later_is_killed(
