@@ -24,7 +24,7 @@ for folder in (ROOT, ROOT / "agents", ROOT / "tests"):
         sys.path.insert(0, str(folder))
 
 import host_stalls  # noqa: E402
-import oracle  # noqa: E402
+from oracles import oracle  # noqa: E402
 
 from testbed.host import installation  # noqa: E402
 from testbed.host.linux import invocation  # noqa: E402

@@ -41,7 +41,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(2, str(Path(__file__).resolve().parents[1] / "agents"))
 
 import killed_runs
-import oracle
+from oracles import oracle
 
 WAYS = (
     "ddp",

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import oracle
 import random_kills
+from oracles import oracle
 from random_kills import Left
 
 VICTIMS = ("orchestrator", "keeper", "both")

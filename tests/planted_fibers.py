@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import oracle
+from oracles import oracle
 
 Values = dict[str, str]
 """Of a direction, by the keys of fiberd's `set`."""

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[0]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(2, str(Path(__file__).resolve().parents[1] / "agents"))
 
-import oracle
+from oracles import oracle
 
 LINKS = ("north", "south")
 VICTIMS = ("orchestrator", "keeper", "emulator", "all")

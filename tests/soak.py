@@ -29,9 +29,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import exact_state
-import oracle
 import psutil
+from oracles import exact_state, oracle
 from soak_verdict import faults_of, growth, judged, summary
 
 TESTS = Path(__file__).resolve().parent  # Python has it in its path, as the folder of the script

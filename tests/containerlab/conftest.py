@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import bare_machine
 import pytest
-from docker_daemon import Dockerd
+from builders import bare_machine
+from builders.docker_daemon import Dockerd
 
 from testbed.host import installation
 from testbed.host.drivers import containerlab, docker_client, images

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import bare_machine
 import pytest
 import yaml
+from builders import bare_machine
 
 from testbed.host.drivers import docker_client, images
 

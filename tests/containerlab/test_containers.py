@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
 from contract.capture_contract import CaptureContract
 from contract.lab_contract import FILE, Inside, LabContract
 from contract.rank_faults_contract import RankFaultsContract, Space
+from oracles import oracle
 
 import testbed
 from testbed.errors import LabError, ProgramBarred

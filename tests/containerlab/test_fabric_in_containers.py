@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.core.topology import resolve

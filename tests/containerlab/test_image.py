@@ -6,7 +6,7 @@ import json
 import subprocess
 from typing import Any
 
-import bare_machine
+from builders import bare_machine
 
 import testbed
 from testbed.host.drivers import images

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 from containerlab.test_containers import docker
 from containerlab.test_plain import containerlab
 from containerlab.test_trouble import residue
 from contract.lab_contract import Inside
 from contract.long_names_contract import FILE, LINKS, SITES, LongNamesContract, long_name
+from oracles import oracle
 
 import testbed
 from testbed.lab import containers as lab_containers

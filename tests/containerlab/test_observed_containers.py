@@ -9,9 +9,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
 from contract.lab_contract import FILE
+from oracles import oracle
 
 import testbed
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
-import oracle
 import pytest
 from containerlab.test_containers import docker
 from containerlab.test_trouble import residue
 from contract.lab_contract import FILE
+from oracles import oracle
 from ruamel.yaml import YAML
 
 import testbed

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import host_stalls
-import oracle
 import pytest
 from containerlab.test_containers import docker
 from contract.lab_contract import FILE
+from oracles import oracle
 
 import testbed
 from testbed.errors import HostError, LabError, NameTaken

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.core.validation import cases, fault_matrix

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import fold_oracle
 import hypothesis.strategies as st
-from fold_oracle import DIRECTIONS, OWN, SECOND_DELAY_S, TOPOLOGY, Fault
+from builders.noop import NoHandler
 from netns.fiberd_lab import Lab
-from noop import NoHandler
+from oracles import fold_oracle
+from oracles.fold_oracle import DIRECTIONS, OWN, SECOND_DELAY_S, TOPOLOGY, Fault
 
 from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.plan.addressing import PLANT

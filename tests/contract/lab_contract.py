@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.lab.lab import Lab
 

@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
 from contract.lab_contract import Inside
+from oracles import oracle
 
 from testbed.host import lab_folder
 from testbed.keeper import client, protocol

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import host_stalls
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 

@@ -1,7 +1,7 @@
 """Contract of faults of ranks and sites in a lab of two sites with one node each, for every driver, and of their undo.
 
 Subclass it and provide ``lab`` and ``space``. ``space(node)`` is the `ip netns` name of a node or gateway.
-The oracles are /proc, `ip` and ``tests/exact_state.py``; every state is compared with the one before the first fault.
+The oracles are /proc, `ip` and ``oracles/exact_state.py``; every state is compared with the one before the first fault.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import exact_state
-import oracle
 import pytest
+from oracles import exact_state, oracle
 
 from testbed.errors import HostError, JobFailed
 from testbed.lab.lab import Lab

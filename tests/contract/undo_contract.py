@@ -1,6 +1,6 @@
 """Contract of undo: after any network fault, the state is exactly as before, for every emulator.
 
-Subclass it and provide ``lab``. The oracle is ``tests/exact_state.py``. Every state is compared with the one taken
+Subclass it and provide ``lab``. The oracle is ``oracles/exact_state.py``. Every state is compared with the one taken
 after bring-up, so that small leftovers of several faults add up.
 """
 
@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import exact_state
-import oracle
 import pytest
-from exact_state import Picture
+from oracles import exact_state, oracle
+from oracles.exact_state import Picture
 
 import testbed
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.core.topology.model import Topology

@@ -1,12 +1,12 @@
-"""`make demo` on a bare Debian without a compiler, from the checkout to the report (tests/bare_machine.py)."""
+"""`make demo` on a bare Debian without a compiler, from the checkout to the report (tests/builders/bare_machine.py)."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import bare_machine
 import pytest
+from builders import bare_machine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks, pytest.mark.alone]
 

@@ -8,8 +8,8 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 pytestmark = [pytest.mark.netns, pytest.mark.e2e, pytest.mark.alone]
 

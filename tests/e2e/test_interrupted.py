@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.errors import UserError

@@ -1,4 +1,4 @@
-"""A Job of `render --kubernetes` in docker: the Dockerfile's image, from a bare Debian to a report (tests/pods.py).
+"""A Job of `render --kubernetes` in docker, from a bare Debian to a report with the Dockerfile's image.
 
 The base image, debian:bookworm-slim for users, is debootstrap's minimal system, imported by that name. The claim and
 the ConfigMap are folders laid out as the kubelet does it.
@@ -22,11 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import bare_machine
-import pods
 import pytest
 import yaml
-from docker_daemon import Dockerd
+from builders import bare_machine, pods
+from builders.docker_daemon import Dockerd
 
 from testbed.host.installation import TORCH_CPU_INDEX
 

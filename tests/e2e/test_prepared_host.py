@@ -1,7 +1,7 @@
 """From a bare Debian with sshd to a run by --on: `testbed host prepare`, twice, and after an update of the checkout.
 
-The host is a machine of tests/bare_machine.py, with sshd, sudo and a user who may do everything by it. It says that it
-is a container, so that the role changes no sysctl of the kernel that it shares with this machine.
+The host is a machine of builders/bare_machine.py, with sshd, sudo and a user who may do everything by it. It says it is
+a container, so that the role changes no sysctl of the kernel that it shares with this machine.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import bare_machine
 import pytest
+from builders import bare_machine
 
 from testbed.version import __version__
 

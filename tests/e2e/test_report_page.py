@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-import run_factory
+from builders import run_factory
 
 from testbed.host.files.store import RunDirectory, write_report
 

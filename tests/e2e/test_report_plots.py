@@ -16,8 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-import run_factory
-import run_kinds
+from builders import run_factory, run_kinds
 
 from testbed.host.files.store import RunDirectory, write_report
 

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-import validation_factory as factory
+from builders import validation_factory as factory
 
 from testbed.host.files.store import RunDirectory
 from testbed.host.files.validations import write_validation

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import oracle
+from oracles import oracle
 
 AGENTS = Path(__file__).resolve().parents[2] / "agents"
 Message = dict[str, Any]

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 import ssh_hosts
+from oracles import oracle
 
 marks = (
     pytest.mark.netns,

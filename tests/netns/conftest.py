@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 import ssh_hosts
 from client_of_hosts import lab_up, nothing_left
+from oracles import oracle
 
 import testbed
 

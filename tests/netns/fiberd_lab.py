@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import oracle
+from oracles import oracle
 
 T = TypeVar("T")
 

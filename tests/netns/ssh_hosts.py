@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
+from oracles import oracle
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import host_stalls
 import pytest
 from agents_lab import AGENTS, Message, Nodes, Parent, records, steps
-from oracle import until
+from oracles.oracle import until
 from prometheus_client.parser import text_string_to_metric_families
 
 pytest.importorskip("torch", reason="the training agents need torch")

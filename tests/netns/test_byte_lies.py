@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.core.training.hierarchical import Hierarchical

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from agents_lab import Message, Nodes, Parent, records
-from oracle import until
+from oracles.oracle import until
 
 from testbed.core.checkers.checks import Checked, check
 from testbed.core.checkers.finding import Checker

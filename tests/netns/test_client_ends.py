@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 import host_stalls
-import oracle
 import pytest
 import ssh_hosts
+from builders.run_factory import make_run
 from client_of_hosts import begun, marks, on, state, write_experiment
-from run_factory import make_run
+from oracles import oracle
 
 pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
 

@@ -9,8 +9,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.errors import HostError
 from testbed.host.metrics.exposition import CONTENT_TYPE, Exposition

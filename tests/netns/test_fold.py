@@ -12,9 +12,9 @@ import hypothesis.strategies as st
 import pytest
 from contract.emulator_contract import directions, lab  # noqa: F401
 from contract.fold_contract import PLANS, RealPorts, World
-from fold_oracle import TOPOLOGY
 from hypothesis import HealthCheck, Phase, given, settings
 from netns.fiberd_lab import Lab
+from oracles.fold_oracle import TOPOLOGY
 
 from testbed.core.topology.resolve import load_text
 from testbed.host.emulators.fiberd import Fiberd

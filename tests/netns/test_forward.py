@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.errors import NotAllowed, UserError
 from testbed.host.metrics.port_forward import AT_ONCE, Forwarder, into_namespace

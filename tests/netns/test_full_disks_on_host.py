@@ -9,11 +9,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 import ssh_hosts
+from builders.run_factory import make_run
 from client_of_hosts import begun, marks, on, write_experiment
-from run_factory import make_run
+from oracles import oracle
 
 pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
 

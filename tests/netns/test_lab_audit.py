@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import host_stalls
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.host import fork_server
 from testbed.host.files import catalog

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
 from contract.capture_contract import CaptureContract
 from contract.lab_contract import Inside
+from oracles import oracle
 from scapy.layers.inet import ICMP
 from scapy.utils import rdpcap
 

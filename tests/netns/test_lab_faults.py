@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import host_stalls
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.errors import UserError

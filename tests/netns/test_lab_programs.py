@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import host_stalls
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.errors import CannotStart, LabError, StorageError, UnknownName

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 from contract.protection_contract import ProtectionContract, protected_lab
+from oracles import oracle
 
 import testbed
 from testbed.keeper.journal import Journal

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.errors import HostError, JobFailed, LabError, UserError

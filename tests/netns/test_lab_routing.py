@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 
 import host_stalls
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 

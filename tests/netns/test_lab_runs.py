@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.host import lab_folder

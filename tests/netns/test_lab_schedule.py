@@ -15,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 
 import host_stalls
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.core.experiment.fault_schedule import Planned

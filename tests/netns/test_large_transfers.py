@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 import ssh_hosts
+from builders.run_factory import make_run
 from client_of_hosts import TESTBED, environment, marks, state
-from run_factory import make_run
+from oracles import oracle
 
 pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
 

@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.errors import MissingTool, UserError

@@ -7,10 +7,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 from contract.lab_contract import Inside
 from contract.long_names_contract import FILE, LINKS, SITES, LongNamesContract, long_name
+from oracles import oracle
 
 import testbed
 from testbed.lab.lab import Lab

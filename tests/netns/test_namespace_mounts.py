@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 pytestmark = [pytest.mark.alone, pytest.mark.netns]
 

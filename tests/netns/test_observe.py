@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import host_stalls
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.errors import HostError, LabError, MissingTool, UserError

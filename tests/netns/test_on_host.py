@@ -20,10 +20,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 import ssh_hosts
 from client_of_hosts import HEEDS_CTRL_C, ROOT, TESTBED, begun, environment, marks, on
+from oracles import oracle
 
 pytestmark = [*marks]
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 pytest.importorskip("torch", reason="the training agents need torch")
 pytestmark = [

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.errors import HostError
 from testbed.host.measure.packet_ring import Packet, PacketRing

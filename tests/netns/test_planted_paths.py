@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
+from oracles import oracle
 from planted_fibers import second_path, site_network
 
 import testbed

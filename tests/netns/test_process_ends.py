@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.errors import JobFailed, LabError, StorageError

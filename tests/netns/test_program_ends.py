@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.errors import CannotStart

@@ -11,8 +11,8 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.host.files.store import RunDirectory, build_report

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ("-p", "testbed.pytest_plugin")

@@ -8,10 +8,10 @@ import signal
 import time
 from collections.abc import Iterator
 
-import oracle
 import pytest
 import ssh_hosts
 from client_of_hosts import begun, marks, on, state
+from oracles import oracle
 
 pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
 

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 import killed_runs
-import oracle
 import pytest
 import random_kills
+from oracles import oracle
 
 pytestmark = [pytest.mark.netns]
 

@@ -15,8 +15,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.core.certification.judge import DirectionSample, judge_direction

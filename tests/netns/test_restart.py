@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
 from agents_lab import Nodes, Parent, records, steps
-from oracle import until
+from oracles import oracle
+from oracles.oracle import until
 
 import testbed
 from testbed.errors import LabError

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 import ssh_hosts
 from client_of_hosts import begun, bring_up, marks, on
+from oracles import oracle
 
 pytestmark = [*marks]
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 import ssh_hosts
+from builders.run_factory import make_run
 from client_of_hosts import TESTBED, begun, environment, lab_up, marks, on, state, write_experiment
-from run_factory import make_run
+from oracles import oracle
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.host.emulators.fiberd import Fiberd

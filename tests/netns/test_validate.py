@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import host_stalls
-import oracle
 import pytest
 from contract.validate_contract import (
     PATIENT,
@@ -27,6 +26,7 @@ from contract.validate_contract import (
     speeds,
     trial,
 )
+from oracles import oracle
 
 import testbed
 from testbed.core.validation import cases, fault_matrix

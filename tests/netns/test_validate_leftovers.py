@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.core.workload.mpi_launch import OF_DAEMONS
 from testbed.host import collective_libraries

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.errors import HostError
 from testbed.host.linux import cgroup

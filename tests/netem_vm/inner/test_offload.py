@@ -6,8 +6,8 @@ import os
 import socket
 from collections.abc import Iterator
 
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.host.linux import namespace, offload
 

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 from testbed_agents.watchdog import run, stand_beside
 
 WATCHDOG = [sys.executable, "-m", "testbed_agents.watchdog", "--"]

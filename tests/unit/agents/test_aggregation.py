@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import loopback_ranks
 import torch
 import torch.distributed as dist
+from builders import loopback_ranks
 from testbed_agents import strategies
 from testbed_agents.aggregation import begin_sum_at, rank_at
 from testbed_agents.groups import Groups

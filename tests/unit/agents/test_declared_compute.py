@@ -11,7 +11,7 @@ from typing import Any
 import host_stalls
 import pytest
 import torch
-from loopback_ranks import run
+from builders.loopback_ranks import run
 from testbed_agents import compute as under_test
 from testbed_agents.bucketed_gradients import Reduce, Reduced
 from testbed_agents.compute import Asleep, Compute

@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the training agents need torch")
 
-import loopback_ranks  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from builders import loopback_ranks  # noqa: E402
 from testbed_agents import watched  # noqa: E402
 from testbed_agents.exchange import begin_sum  # noqa: E402
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from trainer_over_loopback import train
+from builders.trainer_over_loopback import train
 
 pytestmark = pytest.mark.thorough
 

@@ -10,9 +10,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-import oracle
 import pytest
 import torch
+from oracles import oracle
 from testbed_agents import parcels
 from testbed_agents.parcels import TOKEN_BYTES, Channel, Dialer, Note, ParcelError, Post, _Frame
 

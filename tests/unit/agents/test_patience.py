@@ -15,13 +15,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-import loopback_ranks
 import torch
 import torch.distributed as dist
+from builders import loopback_ranks
+from builders.trainer_over_loopback import train
 from testbed_agents import watched
 from testbed_agents.groups import Groups
 from testbed_agents.patience import Patience
-from trainer_over_loopback import train
 
 
 @pytest.mark.thorough

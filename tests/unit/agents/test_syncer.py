@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import oracle
 import pytest
 import torch
+from oracles import oracle
 from testbed_agents.codec import of_bits
 from testbed_agents.parcels import Note
 from testbed_agents.syncer import Syncer, merged

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from builders.loopback_ranks import run
 from testbed_agents import calibration, evidence, strategies
 from testbed_agents.board import Board
 from testbed_agents.calibration import Meeting, calibrate, time_compute
@@ -21,7 +22,6 @@ from testbed_agents.strategies import Context
 from testbed.core.analysis.volleys import volleys
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, gpt_tensors
-from tests.loopback_ranks import run
 
 LAYOUT = Layout(("east", "east", "west", "west"), gpt_tensors(2, 32, 16), steps=40, layers=2)
 

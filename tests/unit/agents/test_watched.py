@@ -13,9 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the training agents need torch")
 
-import loopback_ranks  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functional  # noqa: E402
+from builders import loopback_ranks  # noqa: E402
 from testbed_agents import evidence, operation_log, watched  # noqa: E402
 from testbed_agents.breakage import Broken, Fault  # noqa: E402
 from testbed_agents.bucketed_gradients import mean_over  # noqa: E402

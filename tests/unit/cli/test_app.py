@@ -12,10 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-import oracle
 import pytest
 import typer
-from cli_fixtures import Cli, FakeLab, cli, fake_lab
+from builders.cli_fixtures import Cli, FakeLab, cli, fake_lab
+from oracles import oracle
 
 from testbed import __version__, errors
 from testbed.cli import app, verb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from cli_fixtures import certificate_of
+from builders.cli_fixtures import certificate_of
 from rich.table import Table
 from rich.text import Text
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from cli_fixtures import Cli, FakeLab, cli, fake_lab
+from builders.cli_fixtures import Cli, FakeLab, cli, fake_lab
 
 from testbed.cli import inspect_verbs
 from testbed.errors import LabError, UserError

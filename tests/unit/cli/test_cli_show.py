@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from cli_fixtures import Cli, cli
+from builders.cli_fixtures import Cli, cli
 
 __all__ = ["cli"]  # a fixture
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import run_factory
-from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_run, noisy, unmeasured
+from builders import run_factory
+from builders.cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, finished_run, noisy, unmeasured
 
 from testbed.cli import tables
 from testbed.core.certification.certificate import Certificate

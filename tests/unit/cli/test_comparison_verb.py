@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-import run_factory
-from cli_fixtures import Cli, cli
+from builders import run_factory
+from builders.cli_fixtures import Cli, cli
 
 __all__ = ["cli"]  # a fixture
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from cli_fixtures import Cli, certificate_of, cli
+from builders.cli_fixtures import Cli, certificate_of, cli
 from rich.table import Table
 
 from testbed.cli import certificate_table, console, tables

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_fixtures import Cli, cli
+from builders.cli_fixtures import Cli, cli
 
 __all__ = ["cli"]  # a fixture
 

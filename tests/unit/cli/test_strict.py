@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import typer
-from cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, noisy
+from builders.cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, noisy
 
 from testbed.cli import app
 from testbed.errors import NoisyHost

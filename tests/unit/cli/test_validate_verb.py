@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import Cli, cli
-from validation_factory import validation
+from builders.cli_fixtures import Cli, cli
+from builders.validation_factory import validation
 
 from testbed.cli import console
 from testbed.cli.ci import junit_file

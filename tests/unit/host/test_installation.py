@@ -12,8 +12,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-import bare_python
 import pytest
+from builders import bare_python
 
 from testbed.host import installation
 from testbed.host.linux import invocation

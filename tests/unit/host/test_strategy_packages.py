@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loopback_ranks import run
+from builders.loopback_ranks import run
 from testbed_agents import strategies
 from testbed_agents.strategies import Context
 from typer.testing import CliRunner

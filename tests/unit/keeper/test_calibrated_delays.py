@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.noop import NoHandler, NoopEmulator
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from noop import NoHandler, NoopEmulator
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.core.plan import codec

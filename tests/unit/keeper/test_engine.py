@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from noop import NoHandler
+from builders.noop import NoHandler
 
 from testbed.core.physics.change import Change
 from testbed.core.physics.impairment import Impairment

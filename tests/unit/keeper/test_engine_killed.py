@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from noop import NoHandler
+from builders.noop import NoHandler
 
 from testbed.core.physics.change import Change
 from testbed.core.physics.impairment import Impairment

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import exported_series
 import pytest
-from noop import NoopEmulator
+from builders.noop import NoopEmulator
+from oracles import exported_series
 from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.errors import LabError

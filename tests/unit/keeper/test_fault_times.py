@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import oracle
 import pytest
-from noop import NoHandler
+from builders.noop import NoHandler
+from oracles import oracle
 
 from testbed.core.faults.fault_kind import Compiled, Phase
 from testbed.core.physics.protection_selector import PathCut

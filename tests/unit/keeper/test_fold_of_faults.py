@@ -10,10 +10,10 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from builders.noop import NoopEmulator
 from contract.fold_contract import PLANS, Ports, World
-from fold_oracle import OWN, Fault
 from hypothesis import HealthCheck, Phase, example, given, settings
-from noop import NoopEmulator
+from oracles.fold_oracle import OWN, Fault
 
 from testbed.core.physics.impairment import Direction, Impairment
 

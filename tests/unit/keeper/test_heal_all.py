@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from noop import NoHandler
+from builders.noop import NoHandler
 
 from testbed.core.faults.fault_kind import Compiled
 from testbed.core.plan.properties import Carrier, Paused

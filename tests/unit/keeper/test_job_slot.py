@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.errors import LabError, UserError
 from testbed.host.files.store import RunDirectory

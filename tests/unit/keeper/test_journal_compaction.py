@@ -29,7 +29,7 @@ FLAP = """
 import sys, threading
 from pathlib import Path
 sys.path.insert(0, "tests")
-from noop import NoHandler
+from builders.noop import NoHandler
 from testbed.core.faults.fault_kind import Compiled, Phase
 from testbed.core.plan.properties import Carrier
 from testbed.keeper import event_log, faults

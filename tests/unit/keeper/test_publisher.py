@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pytest
-from followed_keeper import Keeper
+from builders.followed_keeper import Keeper
+from oracles import oracle
 
 from testbed.errors import LabError
 from testbed.keeper import client, protocol

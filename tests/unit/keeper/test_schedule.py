@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import oracle
 import pytest
-from noop import NoHandler
+from builders.noop import NoHandler
+from oracles import oracle
 
 from testbed.core.faults.fault_kind import Compiled
 from testbed.core.plan.properties import Carrier

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import host_stalls
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.errors import LabError
 from testbed.keeper.service import Caller, Service

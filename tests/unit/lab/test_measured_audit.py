@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from cli_fixtures import Cli, cli
+from builders.cli_fixtures import Cli, cli
 
 from testbed.core.analysis.cut_impact import CutImpact, impacts
 from testbed.core.analysis.timeline import FaultWindow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from builders import run_factory, validation_factory
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.predicted_run import expected_step, predicted_run
@@ -18,7 +19,6 @@ from testbed.core.validation.result import Speed
 from testbed.errors import UserError
 from testbed.host.files.store import RunDirectory
 from testbed.lab import api
-from tests import run_factory, validation_factory
 
 DELAY_S, RATE = validation_factory.DELAY_S, validation_factory.RATE
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import dead_exporters
 import pytest
-from followed_keeper import Keeper
+from builders import dead_exporters
+from builders.followed_keeper import Keeper
 
 from testbed.core.topology import resolve
 from testbed.errors import LabError

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_fixtures import certificate_of, noisy
+from builders.cli_fixtures import certificate_of, noisy
 
 from testbed.chaos import actions
 from testbed.errors import UserError

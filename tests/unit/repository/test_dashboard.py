@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import exported_series
 import prometheus_client
 import pytest
 import yaml
+from oracles import exported_series
 from testbed_agents.metrics import RankMetrics
 
 from testbed.host.emulators.emulator import DROP_CAUSES

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import host_stalls
-import oracle
 import pytest
+from oracles import oracle
 
 
 @pytest.fixture

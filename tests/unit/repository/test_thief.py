@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 from benchmarks import thief
 

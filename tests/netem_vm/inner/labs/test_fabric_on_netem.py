@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.core.topology import resolve

@@ -6,10 +6,10 @@ import json
 import os
 from pathlib import Path
 
-import oracle
 import pytest
 from contract.capture_contract import CaptureContract
 from contract.long_names_contract import FILE, LINKS, SITES, long_name
+from oracles import oracle
 
 import testbed
 from testbed.host.emulators.netem import available

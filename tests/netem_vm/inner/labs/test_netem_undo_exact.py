@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import exact_state
-import oracle
 import pytest
 from contract.undo_contract import SHAPED, UndoContract, lab_of_all_faults
+from oracles import exact_state, oracle
 
 import testbed
 from testbed.host.emulators.netem import available

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import oracle
 import pytest
 from contract.validate_contract import (
     ValidateContract,
@@ -17,6 +16,7 @@ from contract.validate_contract import (
     judge_cut_and_loss,
     session_of,
 )
+from oracles import oracle
 
 import testbed
 from testbed.core.validation import cases, fault_matrix

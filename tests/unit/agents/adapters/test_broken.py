@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_programs import Ranks, decoded, slack, started, vector
+from builders.rank_programs import Ranks, decoded, slack, started, vector
 from testbed_agents.adapters.broken import BROKEN as IMPLEMENTED
 
 from testbed.core.validation.shipped_libraries import BROKEN, BROKEN_RINGS

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import loopback_ranks
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from rank_programs import FLOATS_AND_INTEGERS, Ranks, decoded, element, reduced, slack, started, vector
+from builders import loopback_ranks
+from builders.rank_programs import FLOATS_AND_INTEGERS, Ranks, decoded, element, reduced, slack, started, vector
 
 TYPES = FLOATS_AND_INTEGERS
 COUNTS = (0, 1, 2, 7, 61)

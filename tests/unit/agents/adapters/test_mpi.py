@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
-from rank_programs import PYTHON_PATH, decoded, vector
+from builders.rank_programs import PYTHON_PATH, decoded, vector
+from oracles import oracle
 
 from testbed.core.validation.library import Launcher
 from testbed.core.validation.shipped_libraries import SHIPPED

@@ -14,7 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rank_programs import FLOATS_AND_INTEGERS, REPOSITORY, RankProcess, Ranks, decoded, element, started, vector
+from builders.rank_programs import (
+    FLOATS_AND_INTEGERS,
+    REPOSITORY,
+    RankProcess,
+    Ranks,
+    decoded,
+    element,
+    started,
+    vector,
+)
 from testbed_agents.adapters.elements import generate, narrow, widen
 
 from testbed.core.validation.library import PYTHON

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from trainer_over_loopback import train
+from builders.trainer_over_loopback import train
 
 FEW_BITS = ("streaming-diloco", {"every": 6, "fragments": 3, "overlap": 2, "bits": 4})
 STREAMING = ("streaming-diloco", {"every": 6, "fragments": 3, "overlap": 5})

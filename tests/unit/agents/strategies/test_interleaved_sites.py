@@ -12,10 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import loopback_ranks  # noqa: E402
-import replica_jobs  # noqa: E402
-import replica_reference  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from builders import loopback_ranks, replica_jobs  # noqa: E402
+from oracles import replica_reference  # noqa: E402
 from testbed_agents import strategies  # noqa: E402
 from testbed_agents.groups import Groups  # noqa: E402
 from testbed_agents.strategies import Context  # noqa: E402

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from builders import loopback_ranks
+from builders.replica_jobs import drawn, loss, tiny
 from testbed_agents import evidence, strategies
 from testbed_agents.groups import Groups
 from testbed_agents.parcels import Channel
@@ -22,8 +24,6 @@ from testbed.core.records.check_record import read_checks
 from testbed.core.records.rank_log import EndRecord, RankLog
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, Tensor
-from tests import loopback_ranks
-from tests.replica_jobs import drawn, loss, tiny
 
 STEPS = 13
 EVEN, UNEVEN = ("a", "a", "b", "b"), ("a", "b", "b", "b")

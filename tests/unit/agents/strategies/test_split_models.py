@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import loopback_ranks
 import pytest
 import torch
+from builders import loopback_ranks
 from testbed_agents import strategies, watched
 from testbed_agents.checkpoint import Checkpoints, State
 from testbed_agents.compute import Compute, Kind

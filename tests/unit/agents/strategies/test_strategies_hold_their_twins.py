@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import loopback_ranks
 import pytest
 import torch
+from builders import loopback_ranks
 from trained import BATCH, SHAPE, Case, train, train_interrupted
 
 from testbed.core.training import strategies_built

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import loopback_ranks
 import pytest
 import torch
+from builders import loopback_ranks
 from trained import Case, Reference, Trained, difference, train
 
 STEPS = 40 if os.environ.get("TESTBED_THOROUGH") else 14

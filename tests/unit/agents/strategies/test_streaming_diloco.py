@@ -9,9 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import loopback_ranks  # noqa: E402
-import replica_jobs  # noqa: E402
-import replica_reference  # noqa: E402
+from builders import loopback_ranks, replica_jobs  # noqa: E402
+from oracles import replica_reference  # noqa: E402
 from testbed_agents.fragments import Schedule, cut, layer_of  # noqa: E402
 from testbed_agents.groups import Groups  # noqa: E402
 from testbed_agents.operation_log import crc32  # noqa: E402

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from builders import loopback_ranks
+from builders.replica_jobs import drawn, loss, tiny
 from testbed_agents import evidence, strategies
 from testbed_agents.groups import Groups
 from testbed_agents.strategies import Context
 from trained import Case, train_interrupted
-
-from tests import loopback_ranks
-from tests.replica_jobs import drawn, loss, tiny
 
 SITES = ("a", "a", "b", "b")
 STEPS = 7

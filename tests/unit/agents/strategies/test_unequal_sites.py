@@ -16,10 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import loopback_ranks  # noqa: E402
-import replica_jobs  # noqa: E402
-import replica_reference  # noqa: E402
-import trainer_over_loopback  # noqa: E402
+from builders import loopback_ranks, replica_jobs, trainer_over_loopback  # noqa: E402
+from oracles import replica_reference  # noqa: E402
 from testbed_agents import evidence, strategies  # noqa: E402
 from testbed_agents.evaluation import Plan  # noqa: E402
 from testbed_agents.fragments import layer_of  # noqa: E402

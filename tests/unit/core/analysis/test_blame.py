@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.run_factory import cut_t, make_run
 from hypothesis import given
 from hypothesis import strategies as st
-from run_factory import cut_t, make_run
 
 from testbed.core.analysis.blame import OWN_SIGNALS, blame
 from testbed.core.records.process_end import ProcessEnd

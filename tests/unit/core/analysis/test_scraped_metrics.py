@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run_factory
+from builders import run_factory
 from hypothesis import given
 from hypothesis import strategies as st
 

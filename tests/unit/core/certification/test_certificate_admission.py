@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from cli_fixtures import certificate_of, noisy, unmeasured
+from builders.cli_fixtures import certificate_of, noisy, unmeasured
 
 from testbed.core.certification import admission
 from testbed.core.certification.certificate import Certificate

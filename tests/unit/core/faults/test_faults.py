@@ -6,9 +6,9 @@ import itertools
 import math
 
 import pytest
-from fault_values import shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.fault_values import shapes
 
 from testbed.core.faults.brownout import FLOOR, MOST_PHASES, margin_ramp, ramp
 from testbed.core.faults.fault_kind import Compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fault_values import shapes
+from oracles.fault_values import shapes
 
 from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.topology.model import Topology

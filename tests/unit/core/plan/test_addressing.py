@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import itertools
 
+from builders.random_topology import topologies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_topology import topologies
 
 from testbed.core.plan import build
 from testbed.core.plan.addressing import Addressing, namespace_name

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 
 import networkx
 import pytest
+from builders.random_topology import link_between, topologies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_topology import link_between, topologies
 
 from testbed.core.plan import build, routing
 from testbed.core.plan.addressing import LAB_V4, LAB_V6, Addressing

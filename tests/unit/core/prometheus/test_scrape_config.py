@@ -9,10 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import exported_series
-import oracle
 import pytest
 import yaml
+from oracles import exported_series, oracle
 
 from testbed.core.plan import build, codec
 from testbed.core.plan.resources import Prometheus, Rank

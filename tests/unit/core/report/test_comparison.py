@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run_factory
-import run_kinds
-import validation_factory
+from builders import run_factory, run_kinds, validation_factory
 
 from testbed.core.report.comparison import comparison_words
 from testbed.core.report.comparison.comparison import SideBySide, compare, to_json

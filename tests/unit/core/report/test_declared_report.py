@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_schema
-import run_factory
+from builders import run_factory
+from oracles import report_schema
 
 from testbed.core.analysis.declared_steps import declared_steps
 from testbed.core.analysis.job_twin import twin_of

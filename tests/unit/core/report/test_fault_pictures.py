@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-import run_kinds
+from builders import run_kinds
 
 from testbed.core.report.document import Report
 from testbed.core.report.fault_effects import Effect, effect, effects

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-import run_factory
+from builders import run_factory
 from test_report import SCHEMA, change, report_of
 
 from testbed.core.faults.fault_registry import registry

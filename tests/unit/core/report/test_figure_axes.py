@@ -15,7 +15,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-import run_kinds
+from builders import run_kinds
 
 from testbed.core.report.document import Report
 from testbed.core.report.fault_timeline import timeline

@@ -16,8 +16,8 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-import run_factory
-import validation_factory as factory
+from builders import run_factory
+from builders import validation_factory as factory
 from jinja2 import StrictUndefined, TemplateNotFound, UndefinedError
 
 from testbed.core.report import html_page, run_page

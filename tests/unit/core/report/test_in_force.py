@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-import run_factory
+from builders import run_factory
 from test_report import SCHEMA, report_of
 
 from testbed.core.records.event import Event

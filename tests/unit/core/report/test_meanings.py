@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run_factory
-import validation_factory
+from builders import run_factory, validation_factory
 
 from testbed.core.report import run_page
 from testbed.core.report.document import build

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import report_schema
-import run_factory
+from builders import run_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles import report_schema
 
 from testbed.core.report.answers import EXIT_CODES
 from testbed.core.report.document import Report, build, to_json

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import program_factory
 import pytest
+from builders import program_factory
 from test_report import SCHEMA, report_of
 
 from testbed.cli import tables

@@ -12,10 +12,10 @@ from pathlib import Path
 import jsonschema
 import plotly.graph_objects as go
 import pytest
-import report_schema
-import run_factory
+from builders import run_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles import report_schema
 
 from testbed.core.report import fidelity_section
 from testbed.core.report.document import build, to_json

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_schema
-from run_factory import NODES, make_run
+from builders.run_factory import NODES, make_run
+from oracles import report_schema
 
 from testbed.core.report.document import Report, to_json
 from testbed.core.report.measured import measured

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import run_factory
+from builders import run_factory
 from test_report import SCHEMA, answers, answers_text, change, report_of
 
 from testbed.core.analysis import attempt_history

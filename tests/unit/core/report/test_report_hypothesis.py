@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_schema
-import run_factory
+from builders import run_factory
+from oracles import report_schema
 
 from testbed.core.report.document import Report, build, to_json
 from testbed.core.report.figures import figures

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_schema
-import run_factory
+from builders import run_factory
+from oracles import report_schema
 
 from testbed.cli import tables
 from testbed.core.records.event import Event

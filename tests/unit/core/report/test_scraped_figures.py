@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-import run_factory
+from builders import run_factory
 
 from testbed.core.analysis.scraped_metrics import RankTrack, ScrapedMetrics, ScrapeGap
 from testbed.core.report.document import Report

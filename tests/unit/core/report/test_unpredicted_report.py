@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-import run_factory
+from builders import run_factory
 
 from testbed.cli import tables
 from testbed.core.report import markdown, run_page

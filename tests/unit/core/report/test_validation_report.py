@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import jsonschema
 import plotly.graph_objects as go
 import pytest
-import report_schema
-import validation_factory as factory
+from builders import validation_factory as factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles import report_schema
 
 from testbed.core.report.validation.validation_figures import figures
 from testbed.core.report.validation.validation_junit import junit

@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from cli_fixtures import Cli, cli
+from builders.cli_fixtures import Cli, cli
+from builders.random_topology import topologies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_topology import topologies
 
 from testbed.core.physics.protection_selector import SecondPath
 from testbed.core.shared_risk.advice import findings

@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter, defaultdict
 
+from builders.random_topology import link_between
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from testbed.core.topology.interface_names import RESERVED, InterfaceNames, shor
 from testbed.core.topology.model import Site, Topology
 from testbed.core.topology.resolve import load_text
 from testbed.core.units import Unreadable
-from tests.random_topology import link_between
 
 IFNAMSIZ = 16
 ALTIFNAMSIZ = 128

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from builders.loopback_ranks import run
 
 from testbed.core.training.gloo_bytes import header_bytes, hop_bytes, least_into, site_bytes
 from testbed.core.training.strategy_operation import Kind, Operation
-from tests.loopback_ranks import run
 
 ELEMENTS = 60_000
 """Divisible by 3 and 4; 240 kB, beside which gloo's 96 bytes a message are nothing."""

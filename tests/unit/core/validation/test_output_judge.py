@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_inputs import input_bytes
+from oracles.rank_inputs import input_bytes
 from testbed_agents.adapters.elements import narrow
 
 from testbed.core.validation.elements import TYPES

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import pytest
-import validation_factory as factory
+from builders import validation_factory as factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

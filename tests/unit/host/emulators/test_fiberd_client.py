@@ -19,7 +19,7 @@ from typing import Any
 
 import host_stalls
 import pytest
-from noop import NoopEmulator
+from builders.noop import NoopEmulator
 
 from testbed.core.physics import impairment
 from testbed.core.physics.impairment import Direction, Impairment

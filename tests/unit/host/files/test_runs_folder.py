@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import run_factory
-from cli_fixtures import Cli, cli
+from builders import run_factory
+from builders.cli_fixtures import Cli, cli
 
 from testbed.errors import StorageError, UnknownName, UserError
 from testbed.host.doctor import limits

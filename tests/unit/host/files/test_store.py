@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-import run_factory
+from builders import run_factory
 
 from testbed.errors import StorageError, UnknownName
 from testbed.host.files import checkpoints, store

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from oracle import until
+from oracles.oracle import until
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-import oracle
+from oracles import oracle
 
 from testbed.host.linux.process_watch import ProcessWatch
 

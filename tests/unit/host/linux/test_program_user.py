@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.errors import UserError
 from testbed.host.linux import program_user

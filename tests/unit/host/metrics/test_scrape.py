@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import dead_exporters
 import host_stalls
-import oracle
 import pytest
-from dead_exporters import listening
+from builders import dead_exporters
+from builders.dead_exporters import listening
+from oracles import oracle
 from testbed_agents.metrics import RankMetrics
 
 from testbed.core.records.samples import SCRAPED, RankSample, read_metrics

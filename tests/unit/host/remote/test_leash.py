@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import host_stalls
-import oracle
 import pytest
+from oracles import oracle
 
 PATIENCE_S = 10.0
 

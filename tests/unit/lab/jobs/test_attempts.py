@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import oracle
 import pytest
+from oracles import oracle
 
 from testbed.errors import LabError
 from testbed.host.files import catalog

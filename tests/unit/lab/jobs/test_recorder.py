@@ -11,12 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import dead_exporters
 import host_stalls
-import oracle
 import pytest
-import run_factory
-from followed_keeper import Keeper
+from builders import dead_exporters, run_factory
+from builders.followed_keeper import Keeper
+from oracles import oracle
 
 from testbed.core.topology import resolve
 from testbed.host.files.store import RunDirectory

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import run_factory
+from builders import run_factory
 
 from testbed.core.report.junit import junit
 from testbed.core.workload.workload import Workload

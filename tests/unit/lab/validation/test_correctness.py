@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rank_inputs import input_bytes
+from oracles.rank_inputs import input_bytes
 
 from testbed.core.validation.cases import Case
 from testbed.core.validation.operation import Group, Operation

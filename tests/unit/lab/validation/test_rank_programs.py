@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import oracle
 import psutil
 import pytest
+from oracles import oracle
 
 import testbed
 from testbed.core.validation.library import Launcher, Library

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from cli_fixtures import certificate_of
+from builders.cli_fixtures import certificate_of
 
 from testbed.core.certification.link_certificate import RateCertificate
 from testbed.core.topology.model import Topology

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-import oracle
+from oracles import oracle
 
 START_BOUND_S = 30.0
 

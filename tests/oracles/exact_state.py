@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import oracle
+from oracles import oracle
 
 Picture = dict[str, Any]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 PYTHON_PATH = f"{REPOSITORY}:{REPOSITORY / 'agents'}"
 ANSWER_S = 60.0  # a limit only: an import of torch takes seconds on a busy machine
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-import replica_jobs
 import torch
+from builders import replica_jobs
 from torch import Tensor
 
 Quantize = Callable[[list[float]], list[float]]

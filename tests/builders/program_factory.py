@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import run_factory
+from builders import run_factory
 
 BEGAN_T = 1000.0
 FIRST_STEP_S = 9.0

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import run_factory
+from builders import run_factory
 
 KINDS = ("stall", "death", "restart", "none", "one-step", "impaired")
 

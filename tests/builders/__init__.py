@@ -1,0 +1,1 @@
+"""Records, run directories, jobs, machines and fakes that tests are made from."""

@@ -1,0 +1,1 @@
+"""Actual and expected state, obtained without the code under test."""
