@@ -1,4 +1,4 @@
-"""Signals of a program in the foreground, with and without a terminal; what ends is seen in /proc."""
+"""Signals of a program in the foreground, with and without a terminal; /proc shows what ends."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import pty
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from builders.processes import Child, has_ended, state
+from builders.tables import table
 from oracles.oracle import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -26,101 +27,73 @@ COUNTS = (
     "for it in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n"
     "    signal.signal(it, lambda number, frame: print('got', number, flush=True))\n"
     "print('pid', os.getpid(), flush=True)\n"
-    "while True: time.sleep(60)\n"
+    "while True: time.sleep(0.05)\n"
 )
-"""A program that tells each signal that it gets."""
+"""A program that prints each signal it gets. It sleeps briefly: a signal just before a sleep is handled after it."""
 
 needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
 
 
-def attending(*words: str) -> list[str]:
-    return [sys.executable, "-c", RUN, *words]
+def attend(*words: str, by: tuple[str, ...] = ()) -> Child:
+    """Attend a program without a terminal, in a process group of its own."""
+    return Child(*by, sys.executable, "-c", RUN, *words, start_new_session=True)
 
 
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def read_pid(process: Child) -> int:
+    return int(process.read_line().removeprefix("pid "))
 
 
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return state(pid) != "Z"
-    return False
-
-
-@pytest.fixture
-def begun() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Provide a function that attends a program without a terminal, in a process group of its own."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def begin(*words: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
-        argv = [*by, *attending(*words)]
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        processes.append(process)
-        return process
-
-    yield begin
-    for each in processes:
-        each.kill()
-        each.communicate()
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-@pytest.mark.parametrize("group", [False, True])
-def test_without_a_terminal_each_signal_arrives_once(begun: Callable[..., subprocess.Popen[str]], group: bool) -> None:
-    process = begun(sys.executable, "-c", COUNTS)
-    pid = int(line(process).removeprefix("pid "))
-    for number in NUMBERS * 2:
-        (os.killpg if group else os.kill)(process.pid, number)
-        assert line(process) == f"got {number}"
-    os.kill(pid, signal.SIGKILL)
-    assert line(process) == "= -9"
-    assert process.wait(10) == 0
-
-
-def test_under_nohup_neither_it_nor_its_program_gets_a_hang_up(begun: Callable[..., subprocess.Popen[str]]) -> None:
-    counts = COUNTS.replace(", signal.SIGHUP)", ")")
-    process = begun(sys.executable, "-c", counts, by=["nohup"])
-    pid = int(line(process).removeprefix("pid "))
-    for number in (signal.SIGHUP, signal.SIGTERM):
-        os.killpg(process.pid, number)
-    os.kill(pid, signal.SIGHUP)
-    assert line(process) == f"got {signal.SIGTERM}"
-    os.kill(pid, signal.SIGKILL)
-    assert line(process) == "= -9"
-
-
-def test_what_a_program_started_gets_signals_too(begun: Callable[..., subprocess.Popen[str]]) -> None:
-    process = begun("sh", "-c", "sleep 7151 & echo $!; wait")
-    pid = int(line(process))
-    os.kill(process.pid, signal.SIGTERM)
-    assert line(process) == "= -15"
-    until(lambda: not alive(pid), 20.0, "the sleep has ended")
-
-
-def test_nothing_of_a_program_is_left_after_a_kill(begun: Callable[..., subprocess.Popen[str]]) -> None:
-    process = begun("sh", "-c", "trap '' INT TERM HUP; sleep 7152 & echo $$ $!; wait")
-    pids = [int(it) for it in line(process).split()]
-    # The guard is the last thing that is started.
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    until(lambda: len(children.read_text().split()) == 2, 20.0, "program and guard run")
-    guards = {int(it) for it in children.read_text().split()} - {*pids}
-    process.kill()
-    until(lambda: not any(map(alive, (*pids, *guards))), 20.0, "neither program nor guard is left")
-
-
-def test_an_ordinary_end_leaves_what_went_to_the_background(begun: Callable[..., subprocess.Popen[str]]) -> None:
-    process = begun("sh", "-c", "sleep 7153 >/dev/null & echo $!; exit 5")
-    pid = int(line(process))
-    try:
-        assert line(process) == "= 5"
-        process.wait(10)
-        assert alive(pid)
-    finally:
+@table("send", {"to it alone": os.kill, "to its process group": os.killpg})
+def test_without_a_terminal_each_signal_arrives_once(send: Callable[[int, int], None]) -> None:
+    with attend(sys.executable, "-c", COUNTS) as process:
+        pid = read_pid(process)
+        for number in NUMBERS * 2:
+            send(process.pid, number)
+            assert process.read_line() == f"got {number}"
         os.kill(pid, signal.SIGKILL)
+        assert process.read_line() == "= -9"
+        assert process.wait(10) == 0
+
+
+def test_under_nohup_neither_it_nor_its_program_gets_a_hang_up() -> None:
+    with attend(sys.executable, "-c", COUNTS.replace(", signal.SIGHUP)", ")"), by=("nohup",)) as process:
+        pid = read_pid(process)
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            os.killpg(process.pid, number)
+        os.kill(pid, signal.SIGHUP)
+        assert process.read_line() == f"got {signal.SIGTERM}"
+        os.kill(pid, signal.SIGKILL)
+        assert process.read_line() == "= -9"
+
+
+def test_what_a_program_started_gets_signals_too() -> None:
+    with attend("sh", "-c", "sleep 7151 & echo $!; wait") as process:
+        pid = read_pid(process)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.read_line() == "= -15"
+        until(lambda: has_ended(pid), 20.0, "the sleep has ended")
+
+
+def test_nothing_of_a_program_is_left_after_a_kill() -> None:
+    with attend("sh", "-c", "trap '' INT TERM HUP; sleep 7152 & echo $$ $!; wait") as process:
+        pids = {int(pid) for pid in process.read_line().split()}
+        # The guard is the last thing that is started.
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until(lambda: len(children.read_text().split()) == 2, 20.0, "program and guard run")
+        pids |= {int(pid) for pid in children.read_text().split()}
+        process.kill()
+        until(lambda: all(map(has_ended, pids)), 20.0, "neither program nor guard is left")
+
+
+def test_an_ordinary_end_leaves_what_went_to_the_background() -> None:
+    with attend("sh", "-c", "sleep 7153 >/dev/null & echo $!; exit 5") as process:
+        pid = read_pid(process)
+        try:
+            assert process.read_line() == "= 5"
+            process.wait(10)
+            assert not has_ended(pid)
+        finally:
+            os.kill(pid, signal.SIGKILL)
 
 
 class Terminal:
@@ -183,5 +156,5 @@ def test_a_terminal_has_its_job_control(terminal: Terminal, tmp_path: Path) -> N
     terminal.types("fg\n")
     until(lambda: "T" not in (state(own), state(pid)), 20.0, "both go on")
     os.kill(own, signal.SIGKILL)
-    until(lambda: not alive(pid), 20.0, "the program ends with what attends it")
+    until(lambda: has_ended(pid), 20.0, "the program ends with what attends it")
     assert "got" not in terminal.reads("> "), "no signal came twice"
