@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 from builders import run_factory
 from builders.cli_fixtures import Cli, cli
+from builders.processes import needs_root
+from builders.tables import table
 
 from testbed.errors import StorageError, UnknownName, UserError
 from testbed.host.doctor import limits
@@ -21,7 +23,6 @@ from testbed.lab import api
 __all__ = ["cli"]  # a fixture
 
 UID, GID = 4242, 4343
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: folders are given to another user")
 
 
 class Caller:
@@ -73,15 +74,28 @@ def default_of(home: Path) -> Path:
     return home / ".local" / "share" / "testbed" / "runs"
 
 
+def make_run(root: Path, name: str, started_s: float | None = None) -> None:
+    """Make a short run in a folder of runs."""
+    run = run_factory.make_run(root / name, steps=5)
+    if started_s is not None:
+        os.utime(run / "run.json", (started_s, started_s))
+
+
+def names_of_runs() -> list[str]:
+    return [run.name for run in api.runs()]
+
+
 # ---- which folder
 
 
-def test_a_named_folder_is_taken_for_any_caller(caller: Caller) -> None:
+@table("uid", {"by sudo": None, "of a user": 1000, "of root": 0})
+def test_a_named_folder_is_taken_for_any_caller(caller: Caller, uid: int | None) -> None:
     caller.environment(TESTBED_RUNS="x/y", XDG_DATA_HOME="/data")
-    for call in (lambda: caller.sudo(None), lambda: caller.user(1000), lambda: caller.user(0)):
-        call()
-        assert runs_folder.runs_root() == Path.cwd() / "x" / "y"
-        assert runs_folder.searched() == (Path.cwd() / "x" / "y",)
+    if uid is None:
+        caller.sudo(None)
+    else:
+        caller.user(uid)
+    assert (runs_folder.runs_root(),) == runs_folder.searched() == (Path.cwd() / "x" / "y",)
 
 
 @needs_root
@@ -95,14 +109,20 @@ def test_behind_sudo_it_is_the_callers_home_and_never_roots(caller: Caller, tmp_
     assert runs_folder.runs_root() == caller.home / "data" / "testbed" / "runs", "and this the caller's, of `sudo -E`"
 
 
-def test_roots_own_is_where_programs_without_privileges_can_come(caller: Caller) -> None:
+@table(
+    "variables, folder",
+    {
+        "by default": ({}, "/var/lib/testbed/runs"),
+        "sudo by root": ({"SUDO_UID": "0", "SUDO_GID": "0"}, "/var/lib/testbed/runs"),
+        "in a named data folder": ({"SUDO_UID": "0", "SUDO_GID": "0", "XDG_DATA_HOME": "/data"}, "/data/testbed/runs"),
+    },
+)
+def test_roots_own_is_where_programs_without_privileges_can_come(
+    caller: Caller, variables: dict[str, str], folder: str
+) -> None:
     caller.user(0, "/root")
-    caller.environment(HOME="/root")
-    assert runs_folder.runs_root() == Path("/var/lib/testbed/runs")
-    caller.environment(SUDO_UID="0", SUDO_GID="0")
-    assert runs_folder.runs_root() == Path("/var/lib/testbed/runs"), "sudo by root"
-    caller.environment(XDG_DATA_HOME="/data")
-    assert runs_folder.runs_root() == Path("/data/testbed/runs")
+    caller.environment(HOME="/root", **variables)
+    assert runs_folder.runs_root() == Path(folder)
 
 
 @pytest.mark.parametrize("home", ["", "relative", "/", "/no/such/home"])
@@ -126,8 +146,8 @@ def test_who_has_no_home_is_told_what_to_set(caller: Caller, by_sudo: bool, acco
         runs_folder.runs_root()
     with pytest.raises(UserError, match="TESTBED_RUNS"):
         runs_folder.ready()
-    assert list(Path.cwd().iterdir()) == []
-    (check,) = (it for it in limits.folders() if it.name == "runs folder")
+    assert not any(Path.cwd().iterdir())
+    (check,) = (check for check in limits.folders() if check.name == "runs folder")
     assert (check.state, check.needed) == ("missing", True)
     assert "no home folder" in check.detail and "TESTBED_RUNS" in check.fix
 
@@ -142,7 +162,7 @@ def test_every_new_level_belongs_to_the_caller(caller: Caller) -> None:
     assert root == default_of(caller.home)
     for level in (root, *list(root.parents)[: len(root.relative_to(caller.home).parts) - 1]):
         assert (level.stat().st_uid, level.stat().st_gid) == (UID, GID), level
-    assert list(Path.cwd().iterdir()) == [], "nothing appears where one stands"
+    assert not any(Path.cwd().iterdir()), "nothing appears where one stands"
 
 
 @needs_root
@@ -157,10 +177,10 @@ def test_a_link_that_a_program_of_the_callers_put_there_does_not_lead_root_astra
     caller.sudo(str(caller.home))
     with pytest.raises(StorageError, match=rf"runs cannot be stored: .*{etc}.* belongs to .*; set TESTBED_RUNS"):
         runs_folder.ready()
-    assert list(etc.iterdir()) == []
+    assert not any(etc.iterdir())
     os.chown(etc, UID, GID)  # a disk of the caller's own
     assert runs_folder.ready().exists()
-    assert list(etc.iterdir()) != [] or level.endswith("runs")
+    assert any(etc.iterdir()) or level.endswith("runs")
 
 
 @needs_root
@@ -189,13 +209,13 @@ def test_a_comparison_is_not_led_astray_either(caller: Caller, tmp_path: Path, l
     caller.sudo(str(caller.home))
     root = runs_folder.ready()
     for name in ("a", "b"):
-        run_factory.make_run(root / name)
+        make_run(root, name)
     (root / level).parent.mkdir(exist_ok=True)
     os.chown((root / level).parent, UID, GID)
     (root / level).symlink_to(etc)
     with pytest.raises(StorageError, match=rf"{root}/comparisons/a--b: Not a directory"):
         api.side_by_side(Path("a"), Path("b"))
-    assert list(etc.iterdir()) == []
+    assert not any(etc.iterdir())
     (root / level).unlink()
     page = api.side_by_side(Path("a"), Path("b"))[1]
     assert page.parent == root / "comparisons" / "a--b"
@@ -219,73 +239,71 @@ def test_runs_are_found_by_name_where_they_are_now_and_where_they_were(
     caller: Caller, cli: Cli, tmp_path: Path
 ) -> None:
     caller.sudo(str(caller.home))
-    said = cli("ls", "runs")
-    assert said.status == 0 and f"no runs in {default_of(caller.home)} yet" in said.err
-    said = cli("report")
-    assert said.status == 2 and f"no runs in {default_of(caller.home)} yet" in said.err
-    run_factory.make_run(default_of(caller.home) / "metro-2")
-    os.utime(default_of(caller.home) / "metro-2" / "run.json", (2e9, 2e9))
-    assert [it.name for it in api.runs()] == ["metro-2"]
+    home, here = default_of(caller.home), Path.cwd() / "runs"
+    for command, status in (("ls runs", 0), ("report", 2)):
+        shown = cli(*command.split())
+        assert shown.status == status and f"no runs in {home} yet" in shown.err
+    make_run(home, "metro-2", 2e9)
+    assert names_of_runs() == ["metro-2"]
     # A folder of an older version, where one stands.
-    for name in ("metro-1", "metro-3"):
-        run_factory.make_run(Path.cwd() / "runs" / name)
-        os.utime(Path.cwd() / "runs" / name / "run.json", (1e9 * int(name[-1]), 1e9 * int(name[-1])))
-    assert [it.name for it in api.runs()] == ["metro-3", "metro-2", "metro-1"], "the latest first"
-    said = cli("ls", "runs")
-    for name in ("metro-1", "metro-2", "metro-3"):
-        assert name in said.out
-    assert str(default_of(caller.home)) in said.out and str(Path.cwd() / "runs") in said.out
-    for asked, found in (
-        ("metro-1", Path.cwd() / "runs" / "metro-1"),
-        ("metro-2", default_of(caller.home) / "metro-2"),
-        ("runs/metro-2", default_of(caller.home) / "metro-2"),
-        ("runs/metro-3", Path.cwd() / "runs" / "metro-3"),
+    make_run(here, "metro-1", 1e9)
+    make_run(here, "metro-3", 3e9)
+    assert names_of_runs() == ["metro-3", "metro-2", "metro-1"], "the latest first"
+    shown = cli("ls", "runs")
+    for text in ("metro-1", "metro-2", "metro-3", str(home), str(here)):
+        assert text in shown.out
+    for name, path in (
+        ("metro-1", here / "metro-1"),
+        ("metro-2", home / "metro-2"),
+        ("runs/metro-2", home / "metro-2"),
+        ("runs/metro-3", Path("runs/metro-3")),
     ):
-        assert f"report: {found.relative_to(Path.cwd()) if asked == 'runs/metro-3' else found}/index.html" in (
-            cli("report", asked).out
-        )
+        assert f"report: {path}/index.html" in cli("report", name).out
     assert api.report()[1].parent.name == "metro-3"
     with pytest.raises(UnknownName, match="available: metro-1, metro-2, metro-3"):
         api.report(Path("nope"))
     with pytest.raises(UnknownName):
         api.report(tmp_path / "elsewhere" / "metro-2")
     # Who names a folder means that one only.
-    caller.environment(TESTBED_RUNS=str(default_of(caller.home)))
-    assert [it.name for it in api.runs()] == ["metro-2"]
+    caller.environment(TESTBED_RUNS=str(home))
+    assert names_of_runs() == ["metro-2"]
 
 
 def test_a_users_data_folder_does_not_hide_what_ran_behind_sudo(caller: Caller) -> None:
     caller.user(1234, str(caller.home))
-    data = Path.cwd() / "data"
+    data, home = Path.cwd() / "data", default_of(caller.home)
     caller.environment(XDG_DATA_HOME=str(data))
     assert runs_folder.searched() == (data / "testbed" / "runs",)
-    run_factory.make_run(default_of(caller.home) / "metro-1")
-    assert runs_folder.searched() == (data / "testbed" / "runs", default_of(caller.home))
+    make_run(home, "metro-1")
+    assert runs_folder.searched() == (data / "testbed" / "runs", home)
     assert runs_folder.latest().name == "metro-1"
     caller.environment(XDG_DATA_HOME=str(caller.home / ".local" / "share"))
-    assert runs_folder.searched() == (default_of(caller.home),)
+    assert runs_folder.searched() == (home,)
 
 
 def test_who_has_no_home_still_finds_the_runs_where_one_stands(caller: Caller) -> None:
     caller.user(1234)
-    run_factory.make_run(Path.cwd() / "runs" / "metro-1")
-    assert [it.name for it in api.runs()] == ["metro-1"]
+    make_run(Path.cwd() / "runs", "metro-1")
+    assert names_of_runs() == ["metro-1"]
     assert runs_folder.find(Path("metro-1")).path == Path.cwd() / "runs" / "metro-1"
 
 
-@pytest.mark.parametrize("name", ["a" * 300, "runs/" + "a" * 300, "/" + "a" * 300, "/" + "a/" * 3000])
+@table(
+    "name",
+    {"a long name": "a" * 300, "in a folder": "runs/" + "a" * 300, "a path": "/" + "a" * 300, "deep": "/" + "a/" * 3000},
+)
 def test_a_name_that_no_file_can_have_is_unknown(caller: Caller, cli: Cli, name: str) -> None:
     caller.user(1234, str(caller.home))
-    said = cli("report", name)
-    assert said.status in (2, 3) and "bug" not in said.err, said.err
+    shown = cli("report", name)
+    assert shown.status in (2, 3) and "bug" not in shown.err, shown.err
 
 
 def test_the_same_folder_is_not_looked_through_twice(caller: Caller) -> None:
     caller.user(1234)
     caller.environment(XDG_DATA_HOME=str(Path.cwd() / "data"))
-    run_factory.make_run(Path.cwd() / "data" / "testbed" / "runs" / "metro-1")
-    (Path.cwd() / "runs").symlink_to(Path.cwd() / "data" / "testbed" / "runs")
-    assert [it.name for it in api.runs()] == ["metro-1"]
+    make_run(runs := Path.cwd() / "data" / "testbed" / "runs", "metro-1")
+    Path("runs").symlink_to(runs)
+    assert names_of_runs() == ["metro-1"]
 
 
 def test_the_line_at_the_beginning_of_a_run_says_how_to_name_another_folder(caller: Caller) -> None:
@@ -296,36 +314,32 @@ def test_the_line_at_the_beginning_of_a_run_says_how_to_name_another_folder(call
     assert runs_folder.note(Path("/a/r")) == "run directory: /a/r"
 
 
-@pytest.mark.parametrize("words", [("report",), ("report", "before"), ("down",), ("validate", "mpich", "--baseline")])
+@pytest.mark.parametrize("command", ["report", "report before", "down", "validate mpich --baseline"])
 def test_a_name_longer_than_a_files_is_a_mistake(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
     monkeypatch.setenv("TESTBED_STATE", str(tmp_path / "state"))
     monkeypatch.setenv(runs_folder.VARIABLE, str(tmp_path / "runs"))
-    run_factory.make_run(tmp_path / "runs" / "before", steps=5)
-    said = cli(*words, "x" * 300)
-    assert said.status in (2, 3) and "bug" not in said.err, said.err
+    make_run(tmp_path / "runs", "before")
+    shown = cli(*command.split(), "x" * 300)
+    assert shown.status in (2, 3) and "bug" not in shown.err, shown.err
 
 
 @needs_root
 @pytest.mark.parametrize(
     "variable",
-    [
-        runs_folder.VARIABLE,
-        pytest.param("XDG_DATA_HOME", marks=pytest.mark.thorough),
-        pytest.param("HOME", marks=pytest.mark.thorough),
-    ],
+    [runs_folder.VARIABLE, *(pytest.param(name, marks=pytest.mark.thorough) for name in ("XDG_DATA_HOME", "HOME"))],
 )
 def test_a_folder_that_cannot_be_entered_is_said(tmp_path: Path, variable: str) -> None:
     barred = tmp_path / "barred"
     barred.mkdir(mode=0o700)
-    environment = {name: it for name, it in os.environ.items() if name not in (runs_folder.VARIABLE, "XDG_DATA_HOME")}
-    environment["PYTHONPATH"] = os.pathsep.join(it for it in sys.path if it)
-    environment[variable] = str(barred / "below")
-    for words in (["ls", "runs"], ["report", "x"], ["report", str(barred / "run")], ["doctor"]):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), variable: str(barred / "below")}
+    for name in {runs_folder.VARIABLE, "XDG_DATA_HOME"} - {variable}:
+        environment.pop(name, None)
+    for command in ("ls runs", "report x", f"report {barred}/run", "doctor"):
         done = subprocess.run(
-            [sys.executable, "-m", "testbed", *words],
-            env=environment, cwd="/", user=4242, group=4242, extra_groups=[], capture_output=True, text=True,
+            [sys.executable, "-m", "testbed", *command.split()],
+            env=environment, cwd="/", user=UID, group=UID, extra_groups=[], capture_output=True, text=True,
         )  # fmt: skip
-        assert "bug" not in done.stderr and "Traceback" not in done.stderr, (words, done.stderr)
-        assert done.returncode in (0, 2, 3), (words, done.stderr)
+        assert "bug" not in done.stderr and "Traceback" not in done.stderr, (command, done.stderr)
+        assert done.returncode in (0, 2, 3), (command, done.stderr)

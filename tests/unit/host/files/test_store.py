@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from builders import run_factory
+from builders.processes import call_by_sudo, needs_root
+from builders.tables import table
 
 from testbed.errors import StorageError, UnknownName
 from testbed.host.files import checkpoints, store
 from testbed.host.files.store import RunDirectory, check_writable, list_runs, read_summary, save_report, write_report
 from testbed.lab import api
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files are given to another user")
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory.create(tmp_path, "r")
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def owners(*paths):
+    """Return the uids of files, not of what links lead to."""
+    return {path.lstat().st_uid for path in paths}
 
 
 def test_a_taken_name_gets_a_number(tmp_path):
@@ -24,8 +38,7 @@ def test_a_taken_name_gets_a_number(tmp_path):
     assert all(run.ranks.is_dir() for run in runs)
 
 
-def test_what_is_written_is_read_back(tmp_path):
-    run = RunDirectory.create(tmp_path, "r")
+def test_what_is_written_is_read_back(run):
     run.write_json("run.json", {"name": "r", "status": "running"})
     run.write_json("run.json", {"name": "r", "status": "finished"})
     run.append("events.jsonl", {"t": 1.0, "event": "note", "text": "ä"})
@@ -34,58 +47,45 @@ def test_what_is_written_is_read_back(tmp_path):
     assert data.info.status == "finished"
     assert [event.t for event in data.events] == [1.0, 2.0]
     assert data.missing == ("topology.json", "certificate.json", "metrics.jsonl", "ranks/rank-*.jsonl")
-    assert sorted(path.name for path in run.path.iterdir()) == ["events.jsonl", "process.json", "ranks", "run.json"]
+    assert names(run.path) == ["events.jsonl", "process.json", "ranks", "run.json"]
 
 
-def test_a_torn_last_line_is_left_out_and_a_broken_one_counted(tmp_path):
-    run = RunDirectory.create(tmp_path, "r")
+def test_a_torn_last_line_is_left_out_and_a_broken_one_counted(run):
     (run.path / "events.jsonl").write_bytes(b'{"t": 1, "event": "a"}\n\xff{{\n{"t": 2, "event": "b"}\n{"t": 3, "eve')
     data = run.read()
     assert [event.event for event in data.events] == ["a", "b"]
     assert data.malformed == {"events.jsonl": 1}
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
-    run = RunDirectory.create(tmp_path, "r")
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(run, monkeypatch):
     run.write_json("run.json", {"name": "old"})
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(store.os, "fsync", full)
     with pytest.raises(StorageError, match=r"run\.json: No space left on device"):
         run.write_json("run.json", {"name": "new"})
     monkeypatch.undo()
-    assert json.loads((run.path / "run.json").read_text()) == {"name": "old"}
-    assert sorted(path.name for path in run.path.iterdir()) == ["process.json", "ranks", "run.json"]
+    assert run.read_json("run.json") == {"name": "old"}
+    assert names(run.path) == ["process.json", "ranks", "run.json"]
 
 
-def test_a_full_disk_while_appending(tmp_path, monkeypatch):
-    run = RunDirectory.create(tmp_path, "r")
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(store.os, "write", full)
-    with pytest.raises(StorageError, match="No space left on device"):
-        run.append("metrics.jsonl", {"t": 1})
-    monkeypatch.setattr(store.os, "write", lambda handle, line: len(line) - 1)
+@table("write", {"nothing is written": full, "a part of the line is written": lambda handle, line: len(line) - 1})
+def test_a_full_disk_while_appending(run, monkeypatch, write):
+    monkeypatch.setattr(store.os, "write", write)
     with pytest.raises(StorageError, match="No space left on device"):
         run.append("metrics.jsonl", {"t": 1})
 
 
-def test_writers_side_by_side_do_not_mix_their_lines(tmp_path):
-    run = RunDirectory.create(tmp_path, "r")
+def test_writers_side_by_side_do_not_mix_their_lines(run):
 
     def write(writer: int) -> None:
         for index in range(200):
             run.append("events.jsonl", {"t": index, "event": "note", "text": str(writer) * 300})
 
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(write, range(4)))
     data = run.read()
     assert (len(data.events), data.malformed) == (800, {})
 
@@ -130,21 +130,24 @@ def test_opening_what_is_no_run(tmp_path):
 def test_the_report_is_rebuilt_from_the_directory_alone(tmp_path):
     path = run_factory.make_run(tmp_path / "metro")
     first = write_report(RunDirectory.open(path))
-    names = ("report.json", "index.html", "report.md")
-    written = [(path / name).read_bytes() for name in names]
-    assert all(written)
-    for name in names:
+    files = ("report.json", "index.html", "report.md")
+
+    def written(folder):
+        return [(folder / name).read_bytes() for name in files]
+
+    before = written(path)
+    assert all(before)
+    for name in files:
         (path / name).unlink()
     assert write_report(RunDirectory.open(path)) == first
-    assert [(path / name).read_bytes() for name in names] == written
+    assert written(path) == before
     save_report(first, tmp_path / "out" / "deep")
-    assert [(tmp_path / "out" / "deep" / name).read_bytes() for name in names] == written
+    assert written(tmp_path / "out" / "deep") == before
 
 
 @needs_root
 def test_under_sudo_files_belong_to_the_caller(tmp_path, monkeypatch):
-    monkeypatch.setenv("SUDO_UID", "4242")
-    monkeypatch.setenv("SUDO_GID", "4343")
+    call_by_sudo(monkeypatch)
     run = RunDirectory.create(tmp_path / "runs", "r")
     run.write_json("run.json", {})
     run.append("events.jsonl", {"t": 1, "event": "note"})
@@ -153,7 +156,7 @@ def test_under_sudo_files_belong_to_the_caller(tmp_path, monkeypatch):
     made = [tmp_path / "runs", run.path, *run.path.rglob("*")]
     assert len(made) > 7
     assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {(4242, 4343)}
-    assert tmp_path.stat().st_uid == os.geteuid()
+    assert owners(tmp_path) == {os.geteuid()}
 
 
 def test_runs_that_cannot_be_listed_are_not_none(tmp_path):
@@ -168,43 +171,42 @@ def test_runs_that_cannot_be_listed_are_not_none(tmp_path):
     assert [run.name for run in list_runs(tmp_path)] == ["r"]
 
 
-@pytest.mark.parametrize(
+WHOLE = run_factory.topology()
+
+
+def test_what_a_later_version_adds_to_a_topology_is_no_harm(run):
+    run.write_json("topology.json", {**WHOLE, "novel": 1, "sites": [{**site, "novel": 1} for site in WHOLE["sites"]]})
+    assert [link.name for link in run.read().topology.links] == ["north", "south"]
+
+
+@table(
     "change",
-    [
-        {"name": None, "sites": 3},
-        {"links": [{"name": "north"}]},
-        {"sites": [{"name": "east", "nodes": "two", "power": "east"}]},
-        {"sites": [{"name": "elsewhere", "nodes": 1, "power": "p"}]},  # its links lead nowhere
-    ],
+    {
+        "a value of another type": {"name": None, "sites": 3},
+        "a missing key": {"links": [{"name": "north"}]},
+        "a word for a number": {"sites": [{"name": "east", "nodes": "two", "power": "east"}]},
+        "links that lead nowhere": {"sites": [{"name": "elsewhere", "nodes": 1, "power": "p"}]},
+    },
 )
-def test_a_topology_that_cannot_be_is_left_out_and_said(tmp_path, change):
-    run = RunDirectory.create(tmp_path, "r")
-    whole = run_factory.topology()
-    run.write_json("topology.json", {**whole, "novel": 1, "sites": [{**site, "novel": 1} for site in whole["sites"]]})
-    assert [link.name for link in run.read().topology.links] == ["north", "south"], (
-        "what a later version adds is no harm"
-    )
-    run.write_json("topology.json", {**whole, **change})
+def test_a_topology_that_cannot_be_is_left_out_and_said(run, change):
+    run.write_json("topology.json", WHOLE | change)
     data = run.read()
-    assert data.topology is None
-    assert data.malformed == {"topology.json": 1}
+    assert (data.topology, data.malformed) == (None, {"topology.json": 1})
     assert write_report(run).malformed == {"topology.json": 1}
 
 
 @needs_root
 def test_a_caller_whom_there_cannot_be_is_none(tmp_path, monkeypatch):
     """chown(2) would take it for another number, or Python refuse it, after all that the run has measured."""
-    monkeypatch.setenv("SUDO_UID", str(2**32))
-    monkeypatch.setenv("SUDO_GID", "1")
+    call_by_sudo(monkeypatch, uid=2**32, gid=1)
     run = RunDirectory.create(tmp_path / "runs", "r")
-    assert run.path.stat().st_uid == os.geteuid()
+    assert owners(run.path) == {os.geteuid()}
 
 
-def test_no_link_that_a_rank_has_made_is_followed(tmp_path):
+def test_no_link_that_a_rank_has_made_is_followed(run, tmp_path):
     """Ranks in containers own the folder of their records; what root writes there must stay there."""
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
-    run = RunDirectory.create(tmp_path, "r")
     for name in ("run.json", "metrics.jsonl", "ranks/rank-0.log", "ranks/rank-0.jsonl", "ranks/attempt"):
         (run.path / name).symlink_to(victim)
     with pytest.raises(StorageError, match="symbolic links"):
@@ -219,8 +221,7 @@ def test_no_link_that_a_rank_has_made_is_followed(tmp_path):
     assert victim.read_text() == "mine\n"
 
 
-def test_no_folder_on_the_way_may_be_a_link(tmp_path):
-    run = RunDirectory.create(tmp_path, "r")
+def test_no_folder_on_the_way_may_be_a_link(run, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     run.ranks.rename(tmp_path / "away")
     run.ranks.symlink_to(tmp_path / "elsewhere")
@@ -245,19 +246,18 @@ def test_a_pipe_in_place_of_a_record_holds_nobody(tmp_path):
 
 @needs_root
 def test_what_is_handed_over_leads_nowhere_else(tmp_path, monkeypatch):
-    monkeypatch.setenv("SUDO_UID", "4242")
-    monkeypatch.setenv("SUDO_GID", "4343")
+    call_by_sudo(monkeypatch)
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "file").write_text("")
     run = RunDirectory.create(tmp_path, "r")
     (run.ranks / "way").symlink_to(tmp_path / "others")
     (run.ranks / "link").symlink_to(tmp_path / "others" / "file")
     run.give_to_caller()
-    assert (run.ranks / "link").lstat().st_uid == 4242
-    assert {it.stat().st_uid for it in ((tmp_path / "others"), (tmp_path / "others" / "file"))} == {os.geteuid()}
+    assert owners(run.ranks / "link") == {4242}
+    assert owners(tmp_path / "others", tmp_path / "others" / "file") == {os.geteuid()}
 
 
-@pytest.mark.parametrize("asked", ["nope", "runs/nope"])
+@table("asked", {"by name": "nope", "by path": "runs/nope"})
 def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path, monkeypatch, asked):
     monkeypatch.setenv("TESTBED_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
@@ -267,7 +267,7 @@ def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path, monke
 
 
 def test_a_run_is_opened_and_written_through_a_link_that_its_owner_made(tmp_path):
-    run_factory.make_run(tmp_path / "metro")
+    run_factory.make_run(tmp_path / "metro", steps=5)
     (tmp_path / "latest").symlink_to("metro")
     write_report(RunDirectory.open(tmp_path / "latest"))
     assert (tmp_path / "metro" / "report.json").exists()
@@ -277,9 +277,8 @@ def test_a_run_is_opened_and_written_through_a_link_that_its_owner_made(tmp_path
     assert (tmp_path / "out" / "verdict.xml").read_text() == "x"
 
 
-def test_a_run_goes_on_in_its_folder_whatever_takes_its_name(tmp_path):
+def test_a_run_goes_on_in_its_folder_whatever_takes_its_name(run, tmp_path):
     """The folder above belongs to the user, whose programs can rename what is in it."""
-    run = RunDirectory.create(tmp_path / "runs", "r")
     run.write_json("run.json", {"a": 1})
     run.path.rename(moved := tmp_path / "moved")
     (precious := tmp_path / "precious").mkdir()
@@ -288,49 +287,43 @@ def test_a_run_goes_on_in_its_folder_whatever_takes_its_name(tmp_path):
     run.write_json("run.json", {"a": 2})
     run.append("events.jsonl", {"t": 1})
     assert (precious / "run.json").read_text() == "precious"
-    assert [it.name for it in precious.iterdir()] == ["run.json"]
-    assert json.loads((moved / "run.json").read_text()) == {"a": 2}
-    assert run.read_json("run.json") == {"a": 2}
+    assert names(precious) == ["run.json"]
+    assert json.loads((moved / "run.json").read_text()) == run.read_json("run.json") == {"a": 2}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_second_name_of_a_file_of_the_hosts_is_not_given_away(tmp_path, monkeypatch):
-    run = RunDirectory.create(tmp_path / "runs", "r")
+@needs_root
+def test_a_second_name_of_a_file_of_the_hosts_is_not_given_away(run, tmp_path, monkeypatch):
     run.admit((60700, 60700), 1)
     theirs = run.ranks / "checkpoints" / "rank-0"
-    assert theirs.stat().st_uid == 60700 and run.ranks.stat().st_uid == 0
-    assert (run.ranks / "rank-0.jsonl").stat().st_uid == 60700
+    assert owners(theirs, run.ranks / "rank-0.jsonl") == {60700} and owners(run.ranks) == {0}
     (host := tmp_path / "shadow").write_text("secret")
     os.link(host, theirs / "model.bin")
     (theirs / "link").symlink_to(host)
     (theirs / "own").write_text("x")
-    monkeypatch.setenv("SUDO_UID", "4242")
-    monkeypatch.setenv("SUDO_GID", "4343")
+    call_by_sudo(monkeypatch)
     run.give_to_caller()
-    assert host.stat().st_uid == 0
-    assert (theirs / "own").stat().st_uid == (theirs / "link").lstat().st_uid == 4242
-    assert run.path.stat().st_uid == run.ranks.stat().st_uid == 4242
+    assert owners(host) == {0}
+    assert owners(theirs / "own", theirs / "link", run.path, run.ranks) == {4242}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@needs_root
 def test_under_sudo_a_run_is_roots_until_it_has_ended(tmp_path, monkeypatch):
-    monkeypatch.setenv("SUDO_UID", "4242")
-    monkeypatch.setenv("SUDO_GID", "4343")
+    call_by_sudo(monkeypatch)
     run = RunDirectory.create(tmp_path / "runs", "r")
     run.write_json("run.json", {})
     run.append("events.jsonl", {"t": 1})
     run.open_log(0).close()
-    assert {it.stat().st_uid for it in (run.path, *run.path.rglob("*"))} == {0}
+    assert owners(run.path, *run.path.rglob("*")) == {0}
     run.give_to_caller()
-    assert {it.stat().st_uid for it in (run.path, *run.path.rglob("*"))} == {4242}
+    assert owners(run.path, *run.path.rglob("*")) == {4242}
 
 
-@pytest.mark.parametrize(("status", "given"), [("running", 0), ("finished", 1), ("failed", 1)])
+@table("status, given", {"it goes on": ("running", 0), "it finished": ("finished", 1), "it failed": ("failed", 1)})
 def test_a_run_is_given_away_only_when_it_has_ended(tmp_path, monkeypatch, status, given):
     """While it goes on, ranks write into it: a report beside it changes no owner."""
     calls = []
     monkeypatch.setattr(RunDirectory, "give_to_caller", lambda run: calls.append(run.path))
-    run = RunDirectory.open(run_factory.make_run(tmp_path / "r"))
+    run = RunDirectory.open(run_factory.make_run(tmp_path / "r", steps=5))
     run.write_json("run.json", {**run.read_json("run.json"), "status": status})
     store.write_report(run)
     assert len(calls) == given
