@@ -46,58 +46,66 @@ NETEM = tc.Netem(delay_ns=235_123, limit=1_000_000, loss=0.001)
 TBF = tc.Tbf(rate=100_000_015, limit=20_000_000, burst=20_000, overhead=24)
 
 
+Shown = dict[str, Any]
+"""An interface's qdiscs by kind, as tc shows them."""
+
+
 @pytest.fixture
-def found() -> dict[str, dict[str, Any]]:
+def shown() -> Shown:
     return tc.by_interface(copy.deepcopy(RECORDED))["north-b"]
 
 
-def test_what_stands_as_asked_has_no_differences(found: dict[str, dict[str, Any]]) -> None:
-    assert tc.differences(found, NETEM, TBF) == []
+def test_what_stands_as_asked_has_no_differences(shown: Shown) -> None:
+    assert tc.differences(shown, NETEM, TBF) == []
 
 
 @given(st.integers(2000, 10**9))
 def test_a_delay_stands_as_the_kernel_and_tc_cut_it_off(delay_ns: int) -> None:
     """225,016 ns are 3,515 ticks of 64 ns, which are 224,960 ns, of which tc prints 224 us."""
-    found = copy.deepcopy(tc.by_interface(copy.deepcopy(RECORDED))["north-b"])
+    shown = tc.by_interface(copy.deepcopy(RECORDED))["north-b"]
     netem = dataclasses.replace(NETEM, delay_ns=delay_ns)
     printed_us = delay_ns // 64 * 64 // 1000
     for us, differs in ((printed_us, False), (printed_us - 2, True), (printed_us + 3, True)):
-        found["netem"]["options"]["delay"]["delay"] = us / 1e6
-        assert any(it.startswith("delay") for it in tc.differences(found, netem, TBF)) is differs
+        shown["netem"]["options"]["delay"]["delay"] = us / 1e6
+        assert any(text.startswith("delay") for text in tc.differences(shown, netem, TBF)) is differs
+
+
+def differences_of(shown: Shown, netem: tc.Netem, tbf: tc.Tbf, path: str, value: Any) -> list[str]:
+    """Return the differences where the option at ``path``, as in ``netem.delay.jitter``, has another value."""
+    kind, *keys, last = path.split(".")
+    options = shown[kind]["options"]
+    for key in keys:
+        options = options[key]
+    options[last] = value
+    return tc.differences(shown, netem, tbf)
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "value", "word"),
+    ("path", "value", "name"),
     [
-        ("netem", ("delay", "delay"), 0.000240, "delay"),
-        ("netem", ("loss-random", "loss"), 0.00101, "loss"),
-        ("netem", ("limit",), 1000, "packet limit"),
-        ("netem", ("rate", "rate"), 0, "in-order"),
-        ("tbf", ("rate",), 100_000_016, "rate"),
-        ("tbf", ("limit",), 20_000_001, "queue"),
-        ("tbf", ("overhead",), 0, "overhead"),
+        ("netem.delay.delay", 0.000240, "delay"),
+        ("netem.loss-random.loss", 0.00101, "loss"),
+        ("netem.limit", 1000, "packet limit"),
+        ("netem.rate.rate", 0, "in-order"),
+        ("tbf.rate", 100_000_016, "rate"),
+        ("tbf.limit", 20_000_001, "queue"),
+        ("tbf.overhead", 0, "overhead"),
     ],
 )
-def test_each_value_that_is_otherwise_is_named(
-    found: dict[str, dict[str, Any]], kind: str, path: tuple[str, ...], value: float, word: str
-) -> None:
-    place = found[kind]["options"]
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    (said,) = tc.differences(found, NETEM, TBF)
-    assert said.startswith(word)
+def test_each_value_that_is_otherwise_is_named(shown: Shown, path: str, value: float, name: str) -> None:
+    (text,) = differences_of(shown, NETEM, TBF, path, value)
+    assert text.startswith(name)
 
 
-def test_values_that_tc_leaves_out_are_zero(found: dict[str, dict[str, Any]]) -> None:
-    del found["netem"]["options"]["delay"], found["netem"]["options"]["loss-random"]
-    assert tc.differences(found, tc.Netem(0, 1_000_000), TBF) == []
-    assert len(tc.differences(found, NETEM, TBF)) == 2
+def test_values_that_tc_leaves_out_are_zero(shown: Shown) -> None:
+    del shown["netem"]["options"]["delay"], shown["netem"]["options"]["loss-random"]
+    assert tc.differences(shown, tc.Netem(0, 1_000_000), TBF) == []
+    assert len(tc.differences(shown, NETEM, TBF)) == 2
 
 
-def test_a_missing_qdisc_is_named(found: dict[str, dict[str, Any]]) -> None:
-    del found["tbf"]
-    assert tc.differences(found, NETEM, TBF) == ["expected netem and tbf, found netem, clsact"]
+def test_a_missing_qdisc_is_named(shown: Shown) -> None:
+    del shown["tbf"]
+    assert tc.differences(shown, NETEM, TBF) == ["expected netem and tbf, found netem, clsact"]
     assert tc.differences({}, NETEM, TBF) == ["expected netem and tbf, found no qdisc"]
 
 
@@ -111,36 +119,32 @@ def test_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "value", "word"),
+    ("path", "value", "name"),
     [
-        ("netem", ("delay", "jitter"), 0.0011, "jitter"),
-        ("netem", ("delay", "correlation"), 0.1, "correlation"),
-        ("netem", ("loss-gemodel", "p"), 0.0124, "p of the loss"),
-        ("netem", ("loss-gemodel", "r"), 0.9, "r of the loss"),
-        ("netem", ("loss-gemodel", "1-h"), 0.25, "1-h of the loss"),
-        ("netem", ("loss-gemodel", "1-k"), 0.999, "1-k of the loss"),
-        ("netem", ("loss-random",), {"loss": 0.1}, "loss"),
-        ("netem", ("corrupt", "corrupt"), 0.02, "corrupt"),
-        ("netem", ("duplicate",), {"duplicate": 0.1}, "duplicate"),
-        ("netem", ("reorder",), {"reorder": 0.1}, "reorder"),
-        ("netem", ("rate",), {"rate": tc.IN_ORDER_RATE}, "in-order"),
-        ("netem", ("seed",), 8, "seed"),
-        ("tbf", ("overhead",), 24, "overhead"),
+        ("netem.delay.jitter", 0.0011, "jitter"),
+        ("netem.delay.correlation", 0.1, "correlation"),
+        ("netem.loss-gemodel.p", 0.0124, "p of the loss"),
+        ("netem.loss-gemodel.r", 0.9, "r of the loss"),
+        ("netem.loss-gemodel.1-h", 0.25, "1-h of the loss"),
+        ("netem.loss-gemodel.1-k", 0.999, "1-k of the loss"),
+        ("netem.loss-random", {"loss": 0.1}, "loss"),
+        ("netem.corrupt.corrupt", 0.02, "corrupt"),
+        ("netem.duplicate", {"duplicate": 0.1}, "duplicate"),
+        ("netem.reorder", {"reorder": 0.1}, "reorder"),
+        ("netem.rate", {"rate": tc.IN_ORDER_RATE}, "in-order"),
+        ("netem.seed", 8, "seed"),
+        ("tbf.overhead", 24, "overhead"),
     ],
 )
-def test_each_impairment_that_is_otherwise_is_named(kind: str, path: tuple[str, ...], value: Any, word: str) -> None:
-    found = tc.by_interface(copy.deepcopy(RECORDED_FULL))["lo"]
-    netem, tbf = qdiscs_of("north:west", FULL, 1500, seed=7)
-    assert tc.differences(found, netem, tbf) == []  # this kernel does not show its seed
-    place = found[kind]["options"]
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    (said,) = tc.differences(found, netem, tbf)
-    assert said.startswith(word)
+def test_each_impairment_that_is_otherwise_is_named(path: str, value: Any, name: str) -> None:
+    shown = tc.by_interface(copy.deepcopy(RECORDED_FULL))["lo"]
+    qdiscs = qdiscs_of("north:west", FULL, 1500, seed=7)
+    assert tc.differences(shown, *qdiscs) == []  # this kernel does not show its seed
+    (text,) = differences_of(shown, *qdiscs, path, value)
+    assert text.startswith(name)
 
 
-def test_one_loss_where_another_was_asked_for_is_named(found: dict[str, dict[str, Any]]) -> None:
+def test_one_loss_where_another_was_asked_for_is_named(shown: Shown) -> None:
     chain = qdiscs_of("north:west", Impairment(delay_s=235.123e-6, p=0.1, r=0.5), 1500)[0]
     words = "; ".join(tc.differences(found, chain, TBF))
     assert "loss is 0.001" in words and "p of the loss is 0" in words and "1-h of the loss is 0" in words

@@ -290,7 +290,12 @@ def test_who_has_no_home_still_finds_the_runs_where_one_stands(caller: Caller) -
 
 @table(
     "name",
-    {"a long name": "a" * 300, "in a folder": "runs/" + "a" * 300, "a path": "/" + "a" * 300, "deep": "/" + "a/" * 3000},
+    {
+        "a long name": "a" * 300,
+        "in a folder": "runs/" + "a" * 300,
+        "a path": "/" + "a" * 300,
+        "deep": "/" + "a/" * 3000,
+    },
 )
 def test_a_name_that_no_file_can_have_is_unknown(caller: Caller, cli: Cli, name: str) -> None:
     caller.user(1234, str(caller.home))
