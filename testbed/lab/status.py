@@ -310,7 +310,7 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
         if teardown.keeper_alive(lab, *patience):
             found.why.append("the keeper is alive but does not answer")
         else:
-            found.why += [*without_keeper(lab), *_containers(lab, bound_s)]
+            found.why += [*without_keeper(lab), *troubles_of_containers(lab, bound_s)]
         return found
     if hello["emulator_died"]:
         found.why.append(f"{FIBERS_DARK}; {lab_owner.or_down(lab)}")
@@ -325,12 +325,12 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
         found.jobs = keeper.ask(protocol.Jobs())
         found.noise = _recent_noise(keeper, time.time() - hello["since_unix_s"])
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
-    found.why += _containers(lab, bound_s)
+    found.why += troubles_of_containers(lab, bound_s)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]
     return found
 
 
-def _containers(lab: LabFolder, bound_s: float | None = None) -> list[str]:
+def troubles_of_containers(lab: LabFolder, bound_s: float | None = None) -> list[str]:
     """Return what is wrong with a lab's containers according to their docker daemon, or with that daemon."""
     bound_s = bound_s or docker_endpoint.ASK_BOUND_S
     if lab_nodes.driver(lab) != "containerlab":

@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import host_stalls
 import pytest
+from builders.tables import table
 
 from testbed.core.plan.resources import Containers
 from testbed.errors import HostError, LabError, StorageError, UserError
@@ -48,18 +50,37 @@ def context(folder: Path, name: str, host: str, *, in_use: bool = False) -> None
         (folder / "config.json").write_text(json.dumps({"currentContext": name}))
 
 
-def test_the_order_is_that_of_dockers_command(configuration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert endpoint().address == "unix:///var/run/docker.sock"
+@pytest.fixture
+def mine(configuration: Path) -> Path:
+    """The folder of a configuration in which context ``mine`` is in use."""
     context(configuration, "mine", "unix:///run/mine.sock", in_use=True)
-    context(configuration, "other", "unix:///run/other.sock")
-    assert endpoint().address == "unix:///run/mine.sock"
-    assert "mine" in endpoint().said_by
-    monkeypatch.setenv("DOCKER_CONTEXT", "other")
-    assert endpoint().address == "unix:///run/other.sock"
-    monkeypatch.setenv("DOCKER_CONTEXT", "default")
+    return configuration
+
+
+@table(
+    "variables, address",
+    {
+        "a context in use": ({}, "unix:///run/mine.sock"),
+        "before it that of the environment": ({"DOCKER_CONTEXT": "other"}, "unix:///run/other.sock"),
+        "the default one has the usual socket": ({"DOCKER_CONTEXT": "default"}, "unix:///var/run/docker.sock"),
+        "before all the host of the environment": (
+            {"DOCKER_CONTEXT": "default", "DOCKER_HOST": "unix:///run/first.sock"},
+            "unix:///run/first.sock",
+        ),
+    },
+)
+def test_the_order_is_that_of_dockers_command(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], address: str
+) -> None:
+    context(mine, "other", "unix:///run/other.sock")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert endpoint().address == address
+    assert variables or "mine" in endpoint().said_by
+
+
+def test_without_any_configuration_the_usual_socket_is_used() -> None:
     assert endpoint().address == "unix:///var/run/docker.sock"
-    monkeypatch.setenv("DOCKER_HOST", "unix:///run/first.sock")
-    assert endpoint().address == "unix:///run/first.sock"
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.9:2375", "ssh://me@there", "tcp://127.0.0.1:http", "::"])
@@ -103,10 +124,9 @@ def test_a_context_of_the_working_directory_is_not_used(
         endpoint()
 
 
-def test_a_context_that_cannot_be_read_is_named(configuration: Path) -> None:
-    context(configuration, "torn", "unix:///run/torn.sock", in_use=True)
-    next(configuration.rglob("meta.json")).write_text("{")
-    with pytest.raises(UserError, match=r"config.json: cannot read docker context 'torn'"):
+def test_a_context_that_cannot_be_read_is_named(mine: Path) -> None:
+    next(mine.rglob("meta.json")).write_text("{")
+    with pytest.raises(UserError, match=r"config.json: cannot read docker context 'mine'"):
         endpoint()
 
 
@@ -116,11 +136,18 @@ def test_a_context_that_there_is_not_is_said(monkeypatch: pytest.MonkeyPatch) ->
         endpoint()
 
 
-class _Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
 
-def serve(path: Path, answers: dict[str, tuple[int, object]]) -> _Docker:
+Answers = dict[str, tuple[int, object]]
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
+    """Answers of a docker daemon, by path; a test may change them."""
+    answers: Answers = {"/version": (200, {"ApiVersion": "1.44", "KernelVersion": os.uname().release})}
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, value = answers[self.path.partition("?")[0]]
@@ -136,38 +163,34 @@ def serve(path: Path, answers: dict[str, tuple[int, object]]) -> _Docker:
         def log_message(self, *words: object) -> None:
             return None
 
-    server = _Docker(str(path), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    return server
-
-
-@pytest.fixture
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, object]]]:
-    """A docker daemon that answers what a test wants."""
-    answers: dict[str, tuple[int, object]] = {
-        "/version": (200, {"ApiVersion": "1.44", "KernelVersion": os.uname().release})
-    }
-    server = serve(tmp_path / "d.sock", answers)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/d.sock")
-    yield answers
-    server.shutdown()
-    server.server_close()
+    with Docker(str(tmp_path / "d.sock"), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield answers
+        server.shutdown()
 
 
-def test_a_docker_that_answers_on_this_kernel_will_do(docker: dict[str, tuple[int, object]]) -> None:
+def test_a_docker_that_answers_on_this_kernel_will_do(docker: Answers) -> None:
     docker_client.refuse_silence()
     assert docker_client.why_not() == ""
 
 
-def test_a_docker_on_another_kernel_is_elsewhere(docker: dict[str, tuple[int, object]]) -> None:
-    docker["/version"] = (200, {"KernelVersion": "6.10.14-linuxkit"})
-    with pytest.raises(Elsewhere, match=r"another kernel \(6\.10\.14-linuxkit"):
-        docker_client.refuse_silence()
-
-
-def test_what_docker_complains_of_is_passed_on(docker: dict[str, tuple[int, object]]) -> None:
-    docker["/version"] = (500, {"message": "no space left on device"})
-    with pytest.raises(HostError, match="no space left on device"):
+@table(
+    "answer, error, text",
+    {
+        "another kernel is another machine": (
+            (200, {"KernelVersion": "6.10.14-linuxkit"}),
+            Elsewhere,
+            r"another kernel \(6\.10\.14-linuxkit",
+        ),
+        "its error is passed on": ((500, {"message": "no space left on device"}), HostError, "no space left on device"),
+    },
+)
+def test_a_docker_that_will_not_do(
+    docker: Answers, answer: tuple[int, object], error: type[HostError], text: str
+) -> None:
+    docker["/version"] = answer
+    with pytest.raises(error, match=text):
         docker_client.refuse_silence()
 
 
@@ -183,18 +206,11 @@ def test_a_frozen_docker_does_not_hold_us(tmp_path: Path, monkeypatch: pytest.Mo
         assert host_stalls.elapsed_s(began) < 5
 
 
-def test_what_docker_answers_to_auto_is_a_reason_and_no_error(
-    docker: dict[str, tuple[int, object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(image: str) -> str:
-        raise HostError("could not look for the image: docker reports: layer does not exist")
-
-    monkeypatch.setattr(images, "missing", failing)
+def test_what_docker_answers_to_auto_is_a_reason_and_no_error(docker: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "could not look for the image: docker reports: layer does not exist"
+    monkeypatch.setattr(images, "missing", Mock(side_effect=HostError(why)))
     monkeypatch.setattr(containers.containerlab, "missing", lambda: "")
-    assert containers.why_not() == (
-        "no matching image",
-        "could not look for the image: docker reports: layer does not exist",
-    )
+    assert containers.why_not() == ("no matching image", why)
 
 
 def test_the_bound_is_short() -> None:
@@ -204,18 +220,28 @@ def test_the_bound_is_short() -> None:
 # ---- of a lab
 
 
+STEP = Containers(("east-0",), "name: metro\n")
+
+
+def make_lab(folder: Path, *steps: Containers) -> LabFolder:
+    """Make the folder of a lab whose keeper is dead."""
+    lab = LabFolder(folder / "labs" / "metro")
+    lab.path.mkdir(parents=True)
+    journal = Journal.create(lab.journal, "metro", process.boot_id(), (1 << 22, 1))
+    if steps:
+        journal.done(journal.intend("lab", list(steps)))
+    journal.close()
+    return lab
+
+
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabFolder:
     """A lab of one container, made by the docker at ``d.sock``, whose keeper is dead."""
     monkeypatch.setattr(containerlab, "_HOSTS", tmp_path / "hosts")
     monkeypatch.setattr(containerlab, "_SSH", tmp_path)
-    made = LabFolder(tmp_path / "labs" / "metro")
-    made.path.mkdir(parents=True)
-    lab_nodes.keep_docker(made, Endpoint(tmp_path / "d.sock"))
-    journal = Journal.create(made.journal, "metro", process.boot_id(), (1 << 22, 1))
-    journal.done(journal.intend("lab", [Containers(("east-0",), "name: metro\n")]))
-    journal.close()
-    return made
+    lab = make_lab(tmp_path, STEP)
+    lab_nodes.keep_docker(lab, Endpoint(tmp_path / "d.sock"))
+    return lab
 
 
 @pytest.mark.parametrize("said", ["unix:///run/another.sock", "tcp://10.0.0.9:2375"])
@@ -249,7 +275,7 @@ def test_a_lab_of_before_that_was_written_down_has_the_environments(
 
 @pytest.mark.parametrize("kept", [b"", b"\xff", b"tcp://10.0.0.9:2375\n"])
 def test_what_cannot_be_its_docker_is_no_reason_to_ask_another_one(
-    lab: LabFolder, docker: dict[str, tuple[int, object]], kept: bytes
+    lab: LabFolder, docker: Answers, kept: bytes
 ) -> None:
     lab.docker.write_bytes(kept)
     with pytest.raises(LabError, match=str(lab.docker)):
@@ -258,7 +284,7 @@ def test_what_cannot_be_its_docker_is_no_reason_to_ask_another_one(
 
 
 def test_without_its_docker_a_lab_is_not_said_to_be_gone(
-    lab: LabFolder, docker: dict[str, tuple[int, object]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lab: LabFolder, docker: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """That of the environment answers, and knows of no such containers."""
     docker["/v1.44/containers/json"] = (200, [])
@@ -266,32 +292,28 @@ def test_without_its_docker_a_lab_is_not_said_to_be_gone(
     where = rf"docker is not running; start it: .*no answer at {tmp_path}/gone.sock, the docker that created lab metro"
     with pytest.raises(HostError, match=rf"{where}.* remove the rest .* with: testbed down metro"):
         teardown.down(lab)
-    assert [entry.step for entry in Journal.read(lab.journal).owned("lab")] == [
-        Containers(("east-0",), "name: metro\n")
-    ]
+    assert [entry.step for entry in Journal.read(lab.journal).owned("lab")] == [STEP]
     with pytest.raises(HostError, match=where):
         lab_nodes.place(lab, "east-0")
-    assert any("gone.sock" in why for why in status._containers(lab))
+    assert any("gone.sock" in why for why in status.troubles_of_containers(lab))
 
 
 def test_of_a_lab_of_namespaces_no_docker_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = LabFolder(tmp_path / "labs" / "metro")
-    made.path.mkdir(parents=True)
-    Journal.create(made.journal, "metro", process.boot_id(), (1 << 22, 1)).close()
+    lab = make_lab(tmp_path)
     monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.9:2375")
-    assert status._containers(made) == []
-    assert teardown.heal(made, None) == []
-    assert teardown.down(made)
+    assert status.troubles_of_containers(lab) == []
+    assert teardown.heal(lab, None) == []
+    assert teardown.down(lab)
 
 
 def test_its_docker_is_asked_where_the_environment_names_none_that_runs(
-    lab: LabFolder, docker: dict[str, tuple[int, object]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lab: LabFolder, docker: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     docker["/containers/json"] = docker["/v1.44/containers/json"] = (200, [])
     place = lab_nodes.place(lab, "east-0")
     assert isinstance(place, ContainerPlace)
     assert place.docker.socket == tmp_path / "d.sock"
-    assert status._containers(lab) == []
+    assert status.troubles_of_containers(lab) == []
     assert teardown.down(lab)
     assert not lab.path.exists()

@@ -50,6 +50,15 @@ Shown = dict[str, Any]
 """An interface's qdiscs by kind, as tc shows them."""
 
 
+def netem_of(impairment: Impairment | None = None, **fields: Any) -> tc.Netem:
+    return qdiscs_of("n:w", impairment or Impairment(**fields), 1500)[0]
+
+
+def request_of(impairment: Impairment | None = None, **fields: Any) -> bytes:
+    """Return the request that changes a netem."""
+    return netem_of(impairment, **fields).request(3, fresh=False)
+
+
 @pytest.fixture
 def shown() -> Shown:
     return tc.by_interface(copy.deepcopy(RECORDED))["north-b"]
@@ -145,8 +154,8 @@ def test_each_impairment_that_is_otherwise_is_named(path: str, value: Any, name:
 
 
 def test_one_loss_where_another_was_asked_for_is_named(shown: Shown) -> None:
-    chain = qdiscs_of("north:west", Impairment(delay_s=235.123e-6, p=0.1, r=0.5), 1500)[0]
-    words = "; ".join(tc.differences(found, chain, TBF))
+    chain = netem_of(delay_s=235.123e-6, p=0.1, r=0.5)
+    words = "; ".join(tc.differences(shown, chain, TBF))
     assert "loss is 0.001" in words and "p of the loss is 0" in words and "1-h of the loss is 0" in words
 
 
@@ -168,13 +177,13 @@ def test_every_value_is_said_in_every_change() -> None:
     """What a change leaves out netem keeps: a rate, flips, correlations."""
     always = {1, 3, 4, 6, 10, 11}  # CORR, REORDER, CORRUPT, RATE, LATENCY64, JITTER64
     for impairment in (Impairment(), FULL, Impairment(loss=0.1), Impairment(delay_s=1.0, jitter_s=0.1)):
-        assert always <= set(attributes_of(qdiscs_of("n:w", impairment, 1500)[0].request(3, fresh=False)))
+        assert always <= set(attributes_of(request_of(impairment)))
 
 
 def test_a_rate_keeps_the_order_or_is_said_to_be_none() -> None:
-    kept = attributes_of(qdiscs_of("n:w", Impairment(delay_s=1e-3), 1500)[0].request(3, False))
+    kept = attributes_of(request_of(delay_s=1e-3))
     assert struct.unpack("=Q", kept[8]) == (tc.IN_ORDER_RATE,)
-    broken = attributes_of(qdiscs_of("n:w", FULL, 1500)[0].request(3, False))
+    broken = attributes_of(request_of(FULL))
     assert 8 not in broken and struct.unpack_from("=I", broken[6]) == (0,)
 
 
@@ -193,8 +202,7 @@ def kernel_delays_ns(request: bytes) -> list[int]:
 
 @pytest.mark.parametrize("jitter_s", [1e-6, 35e-6, 3e-3, 1.9])
 def test_the_kernel_makes_the_distribution_of_the_table(jitter_s: float) -> None:
-    impairment = Impairment(delay_s=10.0, jitter_s=jitter_s, jitter_distribution="normal")
-    delays = kernel_delays_ns(qdiscs_of("n:w", impairment, 1500)[0].request(3, False))
+    delays = kernel_delays_ns(request_of(delay_s=10.0, jitter_s=jitter_s, jitter_distribution="normal"))
     assert len(delays) == 16384
     assert statistics.fmean(delays) == pytest.approx(0, abs=0.001 * jitter_s * 1e9)
     assert statistics.pstdev(delays) == pytest.approx(jitter_s * 1e9, rel=0.001)
@@ -203,17 +211,16 @@ def test_the_kernel_makes_the_distribution_of_the_table(jitter_s: float) -> None
 
 @pytest.mark.parametrize(("share", "by_s"), [(0.05, 500e-6), (0.9, 8.0), (1 / 16384, 1e-3), (1.0, 1e-3), (0.0123, 1.0)])
 def test_the_kernel_holds_back_the_share(share: float, by_s: float) -> None:
-    impairment = Impairment(delay_s=1.0, reorder=share, reorder_by_s=by_s)
-    delays = kernel_delays_ns(qdiscs_of("n:w", impairment, 1500)[0].request(3, False))
+    delays = kernel_delays_ns(request_of(delay_s=1.0, reorder=share, reorder_by_s=by_s))
     held = [delay for delay in delays if delay]
     assert len(held) / len(delays) == pytest.approx(share, rel=0.01)
     assert held == pytest.approx([by_s * 1e9] * len(held), rel=1e-4)
 
 
 def test_both_ways_to_lose_a_packet_are_one() -> None:
-    netem, _ = qdiscs_of("n:w", Impairment(loss=0.1, corrupt=0.2), 1500)
+    netem = netem_of(loss=0.1, corrupt=0.2)
     assert netem.loss == pytest.approx(0.28) and netem.corrupt == 0
-    netem, _ = qdiscs_of("n:w", Impairment(p=0.1, r=0.5, h=0.5, k=0.9, corrupt=0.2), 1500)
+    netem = netem_of(p=0.1, r=0.5, h=0.5, k=0.9, corrupt=0.2)
     assert netem.loss == 0 and netem.chain is not None
     assert (netem.chain.h, netem.chain.k) == pytest.approx((0.4, 0.72))
 
@@ -221,7 +228,7 @@ def test_both_ways_to_lose_a_packet_are_one() -> None:
 @pytest.mark.parametrize(("loss", "duplicate"), [(0.0, 0.3), (0.1, 0.2), (0.01, 0.5), (0.5, 0.01), (1.0, 0.5)])
 def test_duplicates_beside_a_loss_come_out_as_asked(loss: float, duplicate: float) -> None:
     """netem_enqueue, played: a packet that is cloned and lost comes once; the clone passes netem once more."""
-    netem, _ = qdiscs_of("n:w", Impairment(loss=loss, duplicate=duplicate), 1500)
+    netem = netem_of(loss=loss, duplicate=duplicate)
     chance, count = random.Random(4), 200_000
     times = [0, 0, 0]
     for _ in range(count):
