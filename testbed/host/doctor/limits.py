@@ -30,7 +30,7 @@ _SYSCTLS: Final = (
 def limits() -> Iterator[Check]:
     yield Check("ports of a bridge", "ok", f"{BRIDGE_PORTS}: maximum number of nodes and gateways of a lab")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    yield _limit(
+    yield limit(
         "open files",
         files,
         _FILES,
@@ -40,11 +40,11 @@ def limits() -> Iterator[Check]:
     for key, least, purpose in _SYSCTLS:
         value = read("/proc/sys/" + key.replace(".", "/"))
         if value.isdigit():
-            yield _limit(
+            yield limit(
                 key.rpartition(".")[2], int(value), least, purpose, invocation.as_root(f"sysctl -w {key}={least}")
             )
     pids = read("/sys/fs/cgroup/pids.max") or read("/sys/fs/cgroup/pids/pids.max") or "max"
-    yield _limit(
+    yield limit(
         "pids of the cgroup",
         int(pids) if pids.isdigit() else resource.RLIM_INFINITY,
         _PIDS,
@@ -56,7 +56,7 @@ def limits() -> Iterator[Check]:
     yield Check("cgroup", "ok" if version else "limited", version or "none mounted; labs work without")
 
 
-def _limit(name: str, value: int, least: int, purpose: str, fix: str) -> Check:
+def limit(name: str, value: int, least: int, purpose: str, fix: str) -> Check:
     enough = value == resource.RLIM_INFINITY or value >= least
     shown = "unlimited" if value == resource.RLIM_INFINITY else str(value)
     return Check(

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.processes import is_gone, until_gone
+from builders.tables import table
 from oracles import oracle
 
 from testbed.host import launcher_proxy
@@ -60,13 +62,20 @@ class Mpiexec:
         assert self.proxy is not None
         return self.proxy.wait(BOUND_S)
 
+    def lines(self, *, status: int = 0) -> list[str]:
+        """Wait for its end; return its output."""
+        assert self.ended() == status, self.output
+        return self.output
+
     def pid(self, role: str) -> int:
         """Wait for the line ``ROLE PID runs`` and return its PID."""
         pattern = re.compile(rf"^{role} (\d+) runs$", re.MULTILINE)
-        oracle.until(lambda: pattern.search(self._log.read_text()) is not None, BOUND_S, f"{role} runs")
-        found = pattern.search(self._log.read_text())
-        assert found is not None
-        return int(found[1])
+        oracle.until(lambda: pattern.search(self._log.read_text()), BOUND_S, f"{role} runs")
+        return int(pattern.findall(self._log.read_text())[0])
+
+
+def answers(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith(("status", "entered"))]
 
 
 @pytest.fixture
@@ -81,74 +90,66 @@ def mpiexec(tmp_path: Path) -> Iterator[Mpiexec]:
         made.proxy.wait(BOUND_S)
 
 
-def gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists()
-
-
 def test_a_daemon_starts_where_it_was_asked_for_and_its_status_comes_back(mpiexec: Mpiexec) -> None:
     mpiexec.start(
         """"$1" -x b 'echo daemon in $WHERE;' exit 3; echo status $?; "$1" user@a true; echo status $?; exit 5"""
     )
-    assert mpiexec.ended() == 5, mpiexec.output
-    assert mpiexec.output == ["daemon in b", "status 3", "status 0"]
+    assert mpiexec.lines(status=5) == ["daemon in b", "status 3", "status 0"]
 
 
 def test_a_command_has_the_streams_of_who_asked(mpiexec: Mpiexec) -> None:
     """Its stdin is the watchdog's; stdout and stderr are the client's own, one apart from the other."""
     folder = mpiexec.folder
     mpiexec.start(f""""$1" a 'echo out; echo err >&2' >'{folder}/out' 2>'{folder}/err'""")
-    assert mpiexec.ended() == 0, mpiexec.output
+    assert mpiexec.lines() == []
     assert [(folder / name).read_text() for name in ("out", "err")] == ["out\n", "err\n"]
-    assert mpiexec.output == []
 
 
-@pytest.mark.parametrize(
-    ("script", "why"),
-    [
-        (
+@table(
+    "script, why",
+    {
+        "a host a second time": (
             '"$1" a true; "$1" a echo entered; echo status $?',
-            "launcher proxy: unknown host a, or its daemon was started already",
+            "unknown host a, or its daemon was started already",
         ),
-        (
+        "a host of no lab": (
             '"$1" example.org echo entered; echo status $?',
-            "launcher proxy: unknown host example.org, or its daemon was started already",
+            "unknown host example.org, or its daemon was started already",
         ),
-        ('"$1" -x; echo status $?', "launcher proxy: malformed request"),
-    ],
+        "no host": ('"$1" -x; echo status $?', "malformed request"),
+    },
 )
 def test_each_host_of_the_lab_is_entered_once_and_no_other(mpiexec: Mpiexec, script: str, why: str) -> None:
     mpiexec.start(script)
-    assert mpiexec.ended() == 0, mpiexec.output
-    assert sorted(mpiexec.output) == sorted([why, "status 255"])
+    assert sorted(mpiexec.lines()) == sorted([f"launcher proxy: {why}", "status 255"])
 
 
 def test_only_the_owner_may_ask(mpiexec: Mpiexec) -> None:
     mpiexec.start("exit 0")
-    assert mpiexec.ended() == 0, mpiexec.output
-    (path,) = (it for it in mpiexec.folder.iterdir() if it.is_socket())
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert (path.stat().st_uid, path.stat().st_gid) == (os.getuid(), os.getgid())
+    mpiexec.lines()
+    (file,) = (path.stat() for path in mpiexec.folder.iterdir() if path.is_socket())
+    assert (stat.S_IMODE(file.st_mode), file.st_uid, file.st_gid) == (0o600, os.getuid(), os.getgid())
 
 
 def test_killed_it_takes_mpiexec_and_daemons_along(mpiexec: Mpiexec) -> None:
     mpiexec.start(f"""echo launcher $$ runs; "$1" a '{ENDLESS}'""")
     inside = [mpiexec.pid("launcher"), mpiexec.pid("daemon")]
-    assert mpiexec.proxy is not None and not any(map(gone, inside))
+    assert mpiexec.proxy is not None and not any(map(is_gone, inside))
     mpiexec.proxy.send_signal(signal.SIGKILL)
-    oracle.until(lambda: all(map(gone, inside)), BOUND_S, "mpiexec and the daemon end")
+    until_gone(*inside)
 
 
 def test_a_daemon_ends_with_mpiexec(mpiexec: Mpiexec) -> None:
     mpiexec.start(f"""setsid "$1" a '{ENDLESS}' & until grep -q ^daemon "$2"; do sleep 0.05; done; exit 7""")
     daemon = mpiexec.pid("daemon")
     assert mpiexec.ended() == 7
-    oracle.until(lambda: gone(daemon), BOUND_S, "the daemon ends")
+    until_gone(daemon)
 
 
 def test_a_daemon_ends_with_its_requester(mpiexec: Mpiexec) -> None:
     mpiexec.start(f""""$1" a '{ENDLESS}' & until grep -q ^daemon "$2"; do sleep 0.05; done; kill $!; sleep 1000""")
     daemon = mpiexec.pid("daemon")
-    oracle.until(lambda: gone(daemon), BOUND_S, "the daemon ends")
+    until_gone(daemon)
     assert mpiexec.proxy is not None and mpiexec.proxy.poll() is None
 
 
@@ -160,16 +161,11 @@ def test_who_is_in_another_network_namespace_is_refused_and_uses_up_no_way(mpiex
         f""""$1" a echo entered; echo status $?; ln -sfn /proc/self/ns/net '{mpiexec.within}'
         "$1" a echo entered; echo status $?"""
     )
-    assert mpiexec.ended() == 0, mpiexec.output
-    refused = [
-        it
-        for it in mpiexec.output
-        if re.fullmatch(r"launcher proxy: refused process \d+: it is not in the management network", it)
-    ]
-    assert len(refused) == 1
-    assert "launcher proxy: this process may not start programs: it is not in the management network" in mpiexec.output
-    answers = [it for it in mpiexec.output if it.startswith(("status", "entered"))]
-    assert answers == ["status 255", "entered", "status 0"]
+    lines = mpiexec.lines()
+    pattern = r"launcher proxy: refused process \d+: it is not in the management network"
+    assert sum(bool(re.fullmatch(pattern, line)) for line in lines) == 1
+    assert "launcher proxy: this process may not start programs: it is not in the management network" in lines
+    assert answers(lines) == ["status 255", "entered", "status 0"]
 
 
 def test_what_lies_in_the_users_folder_is_not_run(mpiexec: Mpiexec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +173,7 @@ def test_what_lies_in_the_users_folder_is_not_run(mpiexec: Mpiexec, monkeypatch:
         (mpiexec.folder / name).write_text("raise SystemExit('not mine')\n")
     monkeypatch.chdir(mpiexec.folder)
     mpiexec.start('"$1" a echo entered')
-    assert mpiexec.ended() == 0, mpiexec.output
-    assert mpiexec.output == ["entered"]
+    assert mpiexec.lines() == ["entered"]
 
 
 def test_out_of_descriptors_it_says_so_and_goes_on_when_there_are_some(mpiexec: Mpiexec) -> None:
@@ -195,13 +190,9 @@ def test_out_of_descriptors_it_says_so_and_goes_on_when_there_are_some(mpiexec: 
     may_ask.touch()
     mpiexec.pid("second")
     resource.prlimit(mpiexec.proxy.pid, resource.RLIMIT_NOFILE, (soft, hard))
-    assert mpiexec.ended() == 0, mpiexec.output
-    assert "launcher proxy: cannot start the requested command: Too many open files" in mpiexec.output
-    assert [it for it in mpiexec.output if it.startswith(("status", "entered"))] == [
-        "status 255",
-        "entered b",
-        "status 0",
-    ]
+    lines = mpiexec.lines()
+    assert "launcher proxy: cannot start the requested command: Too many open files" in lines
+    assert answers(lines) == ["status 255", "entered b", "status 0"]
 
 
 def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,16 +249,16 @@ class Anybody:
         return launcher_proxy.Entered(["sh", "-c", wanted.command])
 
 
-@pytest.mark.parametrize(
-    ("request_line", "answer"),
-    [
-        (b'["a", "echo \\u0000"]\n', "cannot start the requested command"),
-        (b'["a", "echo \\ud800"]\n', "cannot start the requested command"),
-        (b"[" * 100_000 + b"\n", "malformed request"),
-        (b"\xff\n", "malformed request"),
-        (b"[]\n", "malformed request"),
-        (b'["-l"]\n', "malformed request"),
-    ],
+@table(
+    "request_line, answer",
+    {
+        "a zero byte": (b'["a", "echo \\u0000"]\n', "cannot start the requested command"),
+        "half a character": (b'["a", "echo \\ud800"]\n', "cannot start the requested command"),
+        "endless nesting": (b"[" * 100_000 + b"\n", "malformed request"),
+        "another encoding": (b"\xff\n", "malformed request"),
+        "no words": (b"[]\n", "malformed request"),
+        "an option alone": (b'["-l"]\n', "malformed request"),
+    },
 )
 def test_whoever_asks_for_what_cannot_be_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_line: bytes, answer: str
