@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -10,10 +11,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from builders import bare_python
+from builders.tables import table
 
 from testbed.host import installation
 from testbed.host.linux import invocation
@@ -32,35 +37,39 @@ def how(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_extra_is_added_by_the_names_of_what_it_requires(how: None, extra: str) -> None:
     words = shlex.split(installation.adding(extra))
     assert words[:4] == [".venv/bin/python", "-m", "pip", "install"]
-    assert not any("scale-across-testbed" in it for it in words), "which is on no index"
-    own = [it for it in EXTRAS[extra] if not it.startswith("scale-across-testbed")]
-    assert set(own) <= set(words)
-    assert ("--extra-index-url" in words) == any(it.startswith("torch>") for it in words), (
-        "without it comes CUDA's torch"
-    )
+    assert not any("scale-across-testbed" in word for word in words), "which is on no index"
+    assert {line for line in EXTRAS[extra] if not line.startswith("scale-across-testbed")} <= set(words)
+    has_torch = any(word.startswith("torch>") for word in words)
+    assert ("--extra-index-url" in words) == has_torch, "without it comes CUDA's torch"
 
 
-def test_an_installation_is_repeated_from_where_it_came_from(
-    how: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_installation_of_a_checkout_is_repeated_from_there(how: None) -> None:
     assert installation.again() == f".venv/bin/python -m pip install --editable {ROOT}"
+
+
+@table(
+    "origin, source",
+    {
+        "a folder": ({"url": "file://FOLDER/tree", "dir_info": {}}, "file://FOLDER/tree"),
+        "a repository": (
+            {"url": "https://host/o/r", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}},
+            "git+https://host/o/r@c0ffee",
+        ),
+        "a removed folder": ({"url": "file://FOLDER/gone", "dir_info": {}}, ""),
+        "an unknown one": ({}, ""),
+        "not recorded": (None, ""),
+    },
+)
+def test_an_installation_is_repeated_from_where_it_came_from(
+    how: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origin: dict[str, Any] | None, source: str
+) -> None:
     monkeypatch.setattr(installation, "_PACKAGE", tmp_path / "site-packages" / "testbed")
     (tmp_path / "tree").mkdir()
-    for found, source in (
-        ({"url": f"file://{tmp_path}/tree", "dir_info": {}}, f"file://{tmp_path}/tree"),
-        ({"url": "https://host/o/r", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}, "git+https://host/o/r@c0ffee"),
-        ({"url": f"file://{tmp_path}/gone", "dir_info": {}}, ""),
-        ({}, ""),
-        (None, ""),
-    ):
-        text = None if found is None else json.dumps(found)
-
-        class Installed:
-            read_text = staticmethod(lambda name, text=text: text)
-
-        monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed)
-        assert installation.again().rpartition(" ")[2] == source
-        assert not source or "--no-deps" in installation.again()
+    text = None if origin is None else json.dumps(origin).replace("FOLDER", str(tmp_path))
+    installed = SimpleNamespace(read_text=lambda name: text)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: installed)
+    assert installation.again().rpartition(" ")[2] == source.replace("FOLDER", str(tmp_path))
+    assert not source or "--no-deps" in installation.again()
 
 
 def test_a_python_without_pip_gets_one_or_uses_uv(how: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,15 +108,15 @@ def test_debian_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def test_the_script_that_installs_containerlab_exists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (script,) = shlex.split(installation.containerlab())
-    assert os.access(script, os.X_OK)
-    monkeypatch.chdir(tmp_path)
-    (script,) = shlex.split(installation.containerlab())
-    assert os.access(script, os.X_OK), "from another folder too"
-    for folder in (ROOT / "tools", Path("/")):  # the keeper's is /
+    tools = ROOT / "tools"
+    for folder in (Path.cwd(), tmp_path, tools, Path("/")):  # the keeper's is /
         monkeypatch.chdir(folder)
         (script,) = shlex.split(installation.containerlab())
-        assert script in ("./install-containerlab.sh", str(ROOT / "tools" / "install-containerlab.sh"))
+        assert os.access(script, os.X_OK)
+        assert folder not in (tools, Path("/")) or script in (
+            "./install-containerlab.sh",
+            str(tools / "install-containerlab.sh"),
+        )
     monkeypatch.setattr(installation, "_PACKAGE", tmp_path / "testbed")
     assert "repository" in installation.containerlab()
 
@@ -123,8 +132,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+TypeIn = Callable[[str], subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture
-def environment(bare: Path, tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path: Path) -> dict[str, str]:
     """Where pip finds packages in a folder alone, and no shell finds this ``testbed`` by its name."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
@@ -139,64 +151,71 @@ def environment(bare: Path, tmp_path: Path) -> dict[str, str]:
     }
 
 
+@pytest.fixture
+def type_in(bare: Path, environment: dict[str, str]) -> TypeIn:
+    """Type a line into a shell of that user."""
+    return functools.partial(bare_python.type_in, cwd=bare, environment=environment)
+
+
 @pytest.mark.thorough
-def test_validate_without_its_extra_says_what_installs_it_which_works(bare: Path, environment: dict[str, str]) -> None:
-    said = bare_python.type_in(".venv/bin/testbed validate torch-gloo", bare, environment)
-    assert said.returncode == 3, said.stderr
-    assert said.stderr.startswith("testbed: numpy is missing: ")
-    hint = bare_python.after(said.stderr, "install it with: ")
-    listed = bare_python.type_in(".venv/bin/testbed ls libraries", bare, environment)
+def test_validate_without_its_extra_says_what_installs_it_which_works(
+    type_in: TypeIn, environment: dict[str, str]
+) -> None:
+    done = type_in(".venv/bin/testbed validate torch-gloo")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("testbed: numpy is missing: ")
+    hint = bare_python.after(done.stderr, "install it with: ")
+    listed = type_in(".venv/bin/testbed ls libraries")
     assert hint in [line.strip() for line in listed.stdout.splitlines()], "the table has the same command"
-    noted = bare_python.type_in(".venv/bin/testbed run metro-40km", bare, environment)
-    assert noted.returncode == 3
-    assert bare_python.after(noted.stderr, "install it with: ") == hint
-    without = bare_python.type_in(hint, bare, environment)
-    assert without.returncode != 0, "there is no such wheel yet"
-    assert "scale-across" not in without.stderr
+    done = type_in(".venv/bin/testbed run metro-40km")
+    assert done.returncode == 3
+    assert bare_python.after(done.stderr, "install it with: ") == hint
+    done = type_in(hint)
+    assert done.returncode != 0, "there is no such wheel yet"
+    assert "scale-across" not in done.stderr
     for name in ("numpy", "torch"):
         bare_python.wheel(Path(environment["PIP_FIND_LINKS"]), name, "99.0")
-    done = bare_python.type_in(hint, bare, environment)
+    done = type_in(hint)
     assert done.returncode == 0, done.stderr
-    listed = bare_python.type_in(".venv/bin/testbed ls libraries --json", bare, environment)
-    missing = {it["name"]: it["missing"] for it in json.loads(listed.stdout)}
+    listed = type_in(".venv/bin/testbed ls libraries --json")
+    missing = {library["name"]: library["missing"] for library in json.loads(listed.stdout)}
     assert missing["torch-gloo"] == missing["ring"] == ""
     assert "mpi4py" in missing["mpich"]
-    gone = bare_python.type_in(".venv/bin/python -m pip uninstall -y numpy torch", bare, environment)
-    assert gone.returncode == 0, gone.stderr
+    done = type_in(".venv/bin/python -m pip uninstall -y numpy torch")
+    assert done.returncode == 0, done.stderr
 
 
-def test_an_unknown_library_is_named_even_without_numpy(bare: Path, environment: dict[str, str]) -> None:
-    said = bare_python.type_in(".venv/bin/testbed validate torch-glo", bare, environment)
-    assert (said.returncode, said.stderr) == (2, "testbed: unknown library 'torch-glo'; did you mean torch-gloo?\n")
+def test_an_unknown_library_is_named_even_without_numpy(type_in: TypeIn) -> None:
+    done = type_in(".venv/bin/testbed validate torch-glo")
+    assert (done.returncode, done.stderr) == (2, "testbed: unknown library 'torch-glo'; did you mean torch-gloo?\n")
 
 
-def test_every_fix_of_doctor_is_a_command_that_this_machine_has(bare: Path, environment: dict[str, str]) -> None:
+def test_every_fix_of_doctor_is_a_command_that_this_machine_has(
+    type_in: TypeIn, bare: Path, environment: dict[str, str]
+) -> None:
     """Programs exist, Debian packages are known to apt, and pip accepts the requirements."""
-    said = bare_python.type_in(".venv/bin/testbed doctor --json", bare, environment)
-    checks = {it["name"]: it for it in json.loads(said.stdout)["checks"]}
+    checks = {check["name"]: check for check in json.loads(type_in(".venv/bin/testbed doctor --json").stdout)["checks"]}
     assert checks["torch"]["state"] == "missing"
-    fixes = {name: it["fix"] for name, it in checks.items() if it["fix"] and it["state"] != "ok"}
+    fixes = {name: check["fix"] for name, check in checks.items() if check["fix"] and check["state"] != "ok"}
     assert "torch" in fixes
+    has_lists = any(Path("/var/lib/apt/lists").glob("*_Packages*"))
     for name, fix in fixes.items():
         if fix.startswith(("stop other", "raise pids.max", "root lacks", "run as root", "this system's", "export ")):
             continue
         for part in fix.split(" && "):
-            words = shlex.split(part)
-            while words[0] in ("sudo", "doas"):
-                words = words[1:]
-            found = shutil.which(words[0], path=f"{environment['PATH']}:{bare}") or (bare / words[0]).is_file()
-            assert found or words[0] in ("echo", "export") or words[0] == "modprobe", (name, fix)
-            if words[:2] == ["apt-get", "install"] and installation._APT_LISTS.glob("*_Packages*"):
-                known = subprocess.run(["apt-cache", "show", *words[2:]], capture_output=True, text=True, timeout=60)
-                assert known.returncode == 0 or not list(installation._APT_LISTS.glob("*_Packages*")), (name, fix)
+            program, *words = (word for word in shlex.split(part) if word not in ("sudo", "doas"))
+            exists = shutil.which(program, path=f"{environment['PATH']}:{bare}") or (bare / program).is_file()
+            assert exists or program in ("echo", "export", "modprobe"), (name, fix)
+            if program == "apt-get" and words[0] == "install" and has_lists:
+                shown = subprocess.run(["apt-cache", "show", *words[1:]], capture_output=True, timeout=60)
+                assert shown.returncode == 0, (name, fix)
 
 
-def test_the_last_line_of_doctor_says_the_same(bare: Path, environment: dict[str, str]) -> None:
-    said = bare_python.type_in(".venv/bin/testbed doctor", bare, environment)
-    last = said.stdout.strip().splitlines()[-1]
-    if said.returncode == 0:
-        fibers = last.partition("(")[2].partition(")")[0]
-        planned = bare_python.type_in(f"{fibers} --dry-run", bare, environment)
+def test_the_last_line_of_doctor_says_the_same(type_in: TypeIn) -> None:
+    done = type_in(".venv/bin/testbed doctor")
+    if done.returncode == 0:
+        fibers = done.stdout.strip().splitlines()[-1].partition("(")[2].partition(")")[0]
+        planned = type_in(f"{fibers} --dry-run")
         assert planned.returncode == 0, (fibers, planned.stderr)
 
 

@@ -16,10 +16,13 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import host_stalls
 import pytest
 from builders.noop import NoopEmulator
+from builders.processes import write_program
+from builders.tables import table
 
 from testbed.core.physics import impairment
 from testbed.core.physics.impairment import Direction, Impairment
@@ -34,42 +37,52 @@ FIBERD = Path(__file__).resolve().parents[4] / "testbed" / "fiberd"
 NORTH = Direction("north:west", "north-a", "north-b", Impairment(delay_s=2e-4))
 
 
+Start = Callable[[str], Fiberd]
+
+
 @pytest.fixture
-def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Replaces fiberd by a Python program whose body is given; it has `link`, its control socket as a file."""
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Start a Python program with this body in place of fiberd; it has `link`, its control socket as a file."""
 
-    def install(body: str) -> None:
-        program = tmp_path / "helper"
+    def start(body: str) -> Fiberd:
         head = f"#!{sys.executable}\nimport socket, sys\nlink = socket.socket(fileno=0).makefile('rw', buffering=1)\n"
-        program.write_text(head + body)
-        program.chmod(0o755)
+        program = write_program(tmp_path / "helper", head + body)
         monkeypatch.setattr(client, "find_binary", lambda: program)
+        return Fiberd.start("x", [NORTH], 0, tmp_path / "log")
 
-    return install
+    return start
+
+
+def install_words() -> list[str]:
+    """Return the words of the command that compiles a missing fiberd, after Python's path."""
+    with pytest.raises(MissingTool) as caught:
+        client.find_binary()
+    assert caught.value.tool == "fiberd"
+    python, *words = shlex.split(caught.value.install, comments=True)
+    assert Path(python).name.startswith("python")
+    assert words[:3] == ["-m", "pip", "install"]
+    return words
 
 
 def test_missing_binary_names_a_command_that_compiles_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of this checkout, by this Python, and with no package by a name that is on no index."""
     monkeypatch.setattr(client, "_BINARY", tmp_path / "fiberd")
-    with pytest.raises(MissingTool) as caught:
-        client.find_binary()
-    assert caught.value.tool == "fiberd"
-    python, *words = shlex.split(caught.value.install)
-    assert Path(python).name.startswith("python")
-    assert words[:3] == ["-m", "pip", "install"]
-    assert words[-2] == "--editable"
-    assert (Path(words[-1]) / "hatch_build.py").samefile(FIBERD.parents[1] / "hatch_build.py")
+    *_, option, folder = install_words()
+    assert option == "--editable"
+    assert (Path(folder) / "hatch_build.py").samefile(FIBERD.parents[1] / "hatch_build.py")
 
 
-@pytest.mark.parametrize(
-    ("origin", "last"),
-    [
-        ({"url": "file://CHECKOUT", "dir_info": {}}, "file://CHECKOUT"),
-        ({"url": "https://x/y.git", "vcs_info": {"vcs": "git", "commit_id": "4711"}}, "git+https://x/y.git@4711"),
-        ({"url": "file:///tmp/x.whl", "archive_info": {}}, "FOLDER"),
-        ({}, "FOLDER"),
-    ],
-    ids=["a checkout", "a repository", "a wheel", "unknown"],
+@table(
+    "origin, last",
+    {
+        "a checkout": ({"url": "file://CHECKOUT", "dir_info": {}}, "file://CHECKOUT"),
+        "a repository": (
+            {"url": "https://x/y.git", "vcs_info": {"vcs": "git", "commit_id": "4711"}},
+            "git+https://x/y.git@4711",
+        ),
+        "a wheel": ({"url": "file:///tmp/x.whl", "archive_info": {}}, "FOLDER"),
+        "unknown": ({}, "FOLDER"),
+    },
 )
 def test_installed_elsewhere_the_command_names_what_it_was_installed_from(
     origin: dict[str, Any], last: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -78,30 +91,24 @@ def test_installed_elsewhere_the_command_names_what_it_was_installed_from(
     text = json.dumps(origin).replace("CHECKOUT", str(tmp_path))
     monkeypatch.setattr(client, "_BINARY", tmp_path / "fiberd")
     monkeypatch.setattr(installation, "_PACKAGE", tmp_path / "site-packages" / "testbed")
-    distribution = types.SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
+    distribution = types.SimpleNamespace(read_text={"direct_url.json": text}.get)
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: distribution)
-    with pytest.raises(MissingTool) as caught:
-        client.find_binary()
-    words = shlex.split(caught.value.install, comments=True)
-    assert words[1:4] == ["-m", "pip", "install"]
+    words = install_words()
     assert last.replace("CHECKOUT", str(tmp_path)) in words
     assert "scale-across-testbed" not in words
 
 
-def test_one_that_never_answers(helper: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    helper("link.read()")
+def test_one_that_never_answers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.2)
     began = time.monotonic()
     with pytest.raises(LabError, match=r"did not answer within 0\.2 s"):
-        Fiberd.start("x", [NORTH], 0, tmp_path / "log")
+        start("link.read()")
     assert host_stalls.elapsed_s(began) < 3  # it ended on request
 
 
-def test_one_that_falls_silent_later_is_killed(
-    helper: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_falls_silent_later_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for its end then takes the fibers down: it would be a black hole behind ports that are up."""
-    helper(
+    emulator = start(
         """
 for line in link:
     if line == "stats\\n":
@@ -109,7 +116,6 @@ for line in link:
     link.write("ok scheduling=SCHED_OTHER priority=0 spin_us=0\\n" if line == "go\\n" else "ok\\n")
 """
     )
-    emulator = Fiberd.start("x", [NORTH], 0, tmp_path / "log")
     monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.2)
     with pytest.raises(LabError, match=r"did not answer within 0\.2 s and was killed"):
         emulator.stats()
@@ -119,14 +125,13 @@ for line in link:
     emulator.stop()
 
 
-def test_one_that_dies_is_quoted(helper: Callable[[str], None], tmp_path: Path) -> None:
-    helper("print('no such device', file=sys.stderr); sys.exit(4)")
+def test_one_that_dies_is_quoted(start: Start) -> None:
     with pytest.raises(LabError, match="ended with status 4: no such device"):
-        Fiberd.start("x", [NORTH], 0, tmp_path / "log")
+        start("print('no such device', file=sys.stderr); sys.exit(4)")
 
 
-def test_answers_that_come_in_pieces(helper: Callable[[str], None], tmp_path: Path) -> None:
-    helper(
+def test_answers_that_come_in_pieces(start: Start) -> None:
+    emulator = start(
         """
 for line in link:
     answer = "ok scheduling=SCHED_OTHER priority=-20 spin_us=0\\n" if line == "go\\n" else "ok\\n"
@@ -135,7 +140,6 @@ for line in link:
         link.flush()
 """
     )
-    emulator = Fiberd.start("x", [NORTH], 0, tmp_path / "log")
     assert emulator.info.scheduling == "SCHED_OTHER, nice -20"
     emulator.set({"north:west": Impairment()})
     emulator.stop()
@@ -145,7 +149,7 @@ for line in link:
 def test_noop_is_an_emulator() -> None:
     emulator: Emulator = NoopEmulator([NORTH])
     emulator.set({"north:west": Impairment(loss=0.5)})
-    assert [each.direction for each in emulator.stats()] == ["north:west"]
+    assert [stats.direction for stats in emulator.stats()] == ["north:west"]
     with pytest.raises((LabError, UnknownName)):
         emulator.set({"south:west": Impairment()})
     emulator.stop()
@@ -168,25 +172,23 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return binary
 
 
+Line = Callable[[bytes], list[str]]
+
+
 @pytest.fixture
-def line(sanitized: Path) -> Iterator[Callable[[bytes], list[str]]]:
-    """Sends bytes to fiberd, and returns the answers up to that of a last `ping`."""
+def line(sanitized: Path) -> Iterator[Line]:
+    """Sends bytes to fiberd, and returns an answer for each newline."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         process = subprocess.Popen([sanitized], stdin=theirs.fileno(), stderr=subprocess.PIPE)
     ours.settimeout(5)
-    answers = ours.makefile("r", errors="replace", newline="\n")
+    with ours, ours.makefile("r", errors="replace", newline="\n") as answers:
 
-    def ask(data: bytes) -> list[str]:
-        ours.sendall(data)
-        got = []
-        for _ in range(data.count(b"\n")):
-            got.append(answers.readline().rstrip("\n"))
-        return got
+        def ask(data: bytes) -> list[str]:
+            ours.sendall(data)
+            return [answers.readline().rstrip("\n") for _ in range(data.count(b"\n"))]
 
-    yield ask
-    answers.close()
-    ours.close()
+        yield ask
     _, errors = process.communicate(timeout=10)
     assert process.returncode == 0, errors.decode()
 
@@ -208,18 +210,18 @@ def line(sanitized: Path) -> Iterator[Callable[[bytes], list[str]]]:
         ("x" * 3000, "error a line is too long"),
     ],
 )
-def test_commands(line: Callable[[bytes], list[str]], command: str, answer: str) -> None:
+def test_commands(line: Line, command: str, answer: str) -> None:
     assert line(command.encode() + b"\nping\n") == [answer, "ok"]
 
 
-def test_lines_in_pieces_and_together(line: Callable[[bytes], list[str]]) -> None:
+def test_lines_in_pieces_and_together(line: Line) -> None:
     assert line(b"ping\n" * 5000) == ["ok"] * 5000
     assert line(b"pi") == []
     assert line(b"ng\npin") == ["ok"]
     assert line(b"g\n") == ["ok"]
 
 
-def test_garbage_lines(line: Callable[[bytes], list[str]]) -> None:
+def test_garbage_lines(line: Line) -> None:
     rng = random.Random(5)
     for _ in range(300):
         words = [
@@ -240,21 +242,19 @@ def test_there_is_room_for_as_many_directions_as_it_is_told(sanitized: Path) -> 
     assert process.wait(10) == 0
 
 
-def test_it_is_told_the_limit_of_topologies_and_no_more_are_started(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    started: list[list[str]] = []
-
-    def record(argv: list[str], **kwargs: object) -> None:
-        started.append(argv)
-        raise OSError("not started")
-
-    monkeypatch.setattr(subprocess, "Popen", record)
-    many = [Direction(f"l{i}:b", f"a{i}", f"b{i}", Impairment()) for i in range(2 * topology_limits.MOST_LINKS + 1)]
+def test_it_gets_the_limit_of_topologies_and_no_more_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", started := Mock(side_effect=OSError("not started")))
+    limit = 2 * topology_limits.MOST_LINKS
+    many = [Direction(f"l{i}:b", f"a{i}", f"b{i}", Impairment()) for i in range(limit + 1)]
     with pytest.raises(LabError, match="513 directions are too many for fiberd; use at most 512"):
         Fiberd.start("/nowhere", many, 0, tmp_path / "log")
-    assert not started
+    started.assert_not_called()
     with pytest.raises(HostError, match="not started"):
         Fiberd.start("/nowhere", many[1:], 0, tmp_path / "log")
-    assert started[0][started[0].index("--directions") + 1] == str(2 * topology_limits.MOST_LINKS)
+    argv = started.call_args.args[0]
+    assert argv[argv.index("--directions") + 1] == str(limit)
 
 
 def test_limits_that_c_declares_as_well_are_the_same() -> None:
@@ -274,14 +274,17 @@ def test_limits_that_c_declares_as_well_are_the_same() -> None:
     assert names.LONGEST + max(len("-gw"), len(f"-{topology_limits.MOST_NODES_PER_SITE - 1}")) <= 64
 
 
-@pytest.mark.parametrize(
-    "option", [["--seed", "-1"], ["--priority", "100"], ["--parent", "x"], ["--directions", "-1"], ["--what"]]
+@table(
+    "options, error",
+    {
+        "a negative seed": (["--seed", "-1"], "--seed"),
+        "too high a priority": (["--priority", "100"], "--priority"),
+        "a parent without a number": (["--parent", "x"], "--parent"),
+        "a negative number of directions": (["--directions", "-1"], "--directions"),
+        "an unknown option": (["--what"], "--what"),
+        "no socket as stdin": ([], "stream socket"),
+    },
 )
-def test_bad_options(sanitized: Path, option: list[str]) -> None:
-    done = subprocess.run([sanitized, *option], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
-    assert done.returncode == 2 and option[0] in done.stderr
-
-
-def test_stdin_must_be_a_socket(sanitized: Path) -> None:
-    done = subprocess.run([sanitized], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
-    assert done.returncode == 2 and "stream socket" in done.stderr
+def test_bad_options(sanitized: Path, options: list[str], error: str) -> None:
+    done = subprocess.run([sanitized, *options], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 2 and error in done.stderr
