@@ -133,10 +133,10 @@ def remove(lab: LabFolder) -> None:
         try:
             shutil.rmtree(path)  # follows no links, and opens each folder relative to the one above
         except (RecursionError, OSError):
-            _force(path)
+            remove_tree(path)
 
 
-def _force(path: Path) -> None:
+def remove_tree(path: Path) -> None:
     """Remove a folder by rm(1), which takes any depth, and follows no link either. Raises OSError.
 
     Folders may be deeper than Python's stack, or, where the caller is not root, closed by the program that made them.

@@ -6,10 +6,12 @@ import io
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from builders.tables import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,49 +32,56 @@ def archive(*members: tuple[str, bytes | None]) -> bytes:
 
 
 def pieces(content: bytes, size: int = 1000) -> Iterator[bytes]:
-    return (content[at : at + size] for at in range(0, len(content), size))
+    return (content[begin : begin + size] for begin in range(0, len(content), size))
+
+
+def lost(begin: bytes) -> Iterator[bytes]:
+    yield begin
+    raise HostError("the connection was lost")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_folder_arrives_byte_for_byte(tmp_path: Path) -> None:
     content = {"run.json": b"{}", "ranks/ré sumé.log": bytes(range(256)) * 100, "ranks/empty": b""}
     sent = archive(("ranks", None), *content.items())
     assert unpack(pieces(sent), tmp_path / "new" / "run") > 25_600
-    found = {
-        str(it.relative_to(tmp_path / "new/run")): it.read_bytes()
-        for it in tmp_path.glob("new/run/**/*")
-        if it.is_file()
-    }
-    assert found == content
-    assert [it.name for it in (tmp_path / "new").iterdir()] == ["run"]
+    run = tmp_path / "new" / "run"
+    assert {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()} == content
+    assert names(tmp_path / "new") == ["run"]
     with pytest.raises(StorageError, match="exists"):
         unpack(pieces(sent), tmp_path / "new" / "run")
 
 
-def odd(change: Callable[[tarfile.TarInfo], object], kind: int = tarfile.GNU_FORMAT) -> bytes:
+def odd(kind: int = tarfile.GNU_FORMAT, **fields: object) -> bytes:
+    """A tar file with a member of these fields."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=kind) as tar:
         info = tarfile.TarInfo("x")
-        change(info)
+        for field in fields.items():
+            setattr(info, *field)
         tar.addfile(info)
     return out.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("sent", "why"),
-    [
-        (archive(("run.json", b"{}"), ("../out", b"x")), "refused: a file named '../out'"),
-        (archive(("/etc/x", b"x")), "refused"),
-        (archive(("a\nb", b"x")), "refused"),
-        (archive(("a/../../b", b"x")), "refused"),
-        (odd(lambda it: (setattr(it, "type", tarfile.SYMTYPE), setattr(it, "linkname", "/etc"))), "neither a file"),
-        (odd(lambda it: (setattr(it, "type", tarfile.LNKTYPE), setattr(it, "linkname", "run.json"))), "neither a file"),
-        (odd(lambda it: setattr(it, "type", tarfile.FIFOTYPE)), "neither a file"),
-        (odd(lambda it: setattr(it, "type", tarfile.CHRTYPE)), "neither a file"),
-        (odd(lambda it: setattr(it, "type", tarfile.GNUTYPE_SPARSE)), "sparse"),
-        (odd(lambda it: setattr(it, "pax_headers", {"mtime": "inf"}), tarfile.PAX_FORMAT), "did not arrive whole"),
-        (archive(("big", bytes(5000)))[:3000], "did not arrive whole"),
-        (b"not a tar file" * 100, "did not arrive whole"),
-    ],
+@table(
+    "sent, why",
+    {
+        "a name above the folder": (archive(("run.json", b"{}"), ("../out", b"x")), "refused: a file named '../out'"),
+        "a whole path": (archive(("/etc/x", b"x")), "refused"),
+        "a name of two lines": (archive(("a\nb", b"x")), "refused"),
+        "a path that leads above the folder": (archive(("a/../../b", b"x")), "refused"),
+        "a symbolic link": (odd(type=tarfile.SYMTYPE, linkname="/etc"), "neither a file"),
+        "a hard link": (odd(type=tarfile.LNKTYPE, linkname="run.json"), "neither a file"),
+        "a pipe": (odd(type=tarfile.FIFOTYPE), "neither a file"),
+        "a device": (odd(type=tarfile.CHRTYPE), "neither a file"),
+        "a sparse file": (odd(type=tarfile.GNUTYPE_SPARSE), "sparse"),
+        "an endless time": (odd(tarfile.PAX_FORMAT, pax_headers={"mtime": "inf"}), "did not arrive whole"),
+        "a file in part": (archive(("big", bytes(5000)))[:3000], "did not arrive whole"),
+        "nonsense": (b"not a tar file" * 100, "did not arrive whole"),
+    },
 )
 def test_what_is_refused_leaves_nothing(tmp_path: Path, sent: bytes, why: str) -> None:
     with pytest.raises(HostError, match=why):
@@ -81,12 +90,8 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, sent: bytes, why: str) -
 
 
 def test_a_connection_that_is_lost_leaves_nothing(tmp_path: Path) -> None:
-    def lost() -> Iterator[bytes]:
-        yield archive(("a", bytes(5000)))[:2000]
-        raise HostError("the connection was lost")
-
     with pytest.raises(HostError, match="lost"):
-        unpack(lost(), tmp_path / "run")
+        unpack(lost(archive(("a", bytes(5000)))[:2000]), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -95,12 +100,8 @@ def test_frames_survive_any_cut_of_the_stream(sent: list[tuple[Kind, bytes]], da
     stream = b"".join(frame(kind, content) for kind, content in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     decoder = Frames()
-    got = [
-        it
-        for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)
-        for it in decoder.feed(stream[begin:end])
-    ]
-    assert got == sent
+    parts = [stream[begin:end] for begin, end in pairwise([0, *cuts, len(stream)])]
+    assert [received for part in parts for received in decoder.feed(part)] == sent
 
 
 def test_nonsense_is_no_frame() -> None:
@@ -113,31 +114,25 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     content = bytes(range(256)) * 100
     assert replace(pieces(content), target) == len(content)
     assert target.read_bytes() == content
-
-    def cut() -> Iterator[bytes]:
-        yield b"half"
-        raise HostError("the connection was lost")
-
     with pytest.raises(HostError):
-        replace(cut(), target)
-    assert [it.name for it in target.parent.iterdir()] == ["out.xml"]
+        replace(lost(b"half"), target)
+    assert names(target.parent) == ["out.xml"]
     assert target.read_bytes() == content
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError, match="folder"):
         replace(pieces(b"x"), tmp_path / "folder")
-    assert sorted(it.name for it in tmp_path.iterdir()) == ["folder", "new é"]
+    assert names(tmp_path) == ["folder", "new é"]
 
 
 def test_what_a_killed_fetch_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    left, other = tmp_path / f".run.arrives-{ended.pid}", tmp_path / f".other.arrives-{ended.pid}"
-    alive = tmp_path / ".run.arrives-1"
-    for each in (left, other, alive):
-        each.mkdir()
-        (each / "half").write_bytes(b"x")
+    left, other, alive = f".run.arrives-{ended.pid}", f".other.arrives-{ended.pid}", ".run.arrives-1"
+    for name in (left, other, alive):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_bytes(b"x")
     unpack(pieces(archive(("run.json", b"{}"))), tmp_path / "run")
-    assert sorted(it.name for it in tmp_path.iterdir()) == sorted([alive.name, other.name, "run"])
+    assert names(tmp_path) == sorted([alive, other, "run"])
 
 
 def test_a_folder_that_another_process_removed_is_no_run(tmp_path: Path) -> None:
