@@ -17,7 +17,7 @@ from testbed.core.training import strategies_built
 from testbed.core.training.twin import Twin
 from testbed.errors import UserError
 
-__all__ = ["GROUP", "broken", "files_of", "package_of", "register"]
+__all__ = ["GROUP", "broken", "files_of", "loaded", "package_of", "register"]
 
 GROUP = "testbed.strategies"
 
@@ -27,17 +27,17 @@ def register() -> None:
 
     Files, runs and reports may name them, so this comes before any of these is read. Cheap after the first call.
     """
-    _loaded()
+    loaded()
 
 
 def broken() -> Mapping[str, str]:
     """Return, by name, why each unusable entry point cannot be used."""
-    return _loaded()[1]
+    return loaded()[1]
 
 
 def package_of(name: str) -> str:
     """Return the package that a strategy comes from; empty for the testbed's own."""
-    return _loaded()[0].get(name, "")
+    return loaded()[0].get(name, "")
 
 
 def files_of(name: str) -> tuple[Path, ...]:
@@ -54,7 +54,8 @@ def files_of(name: str) -> tuple[Path, ...]:
 
 
 @functools.cache
-def _loaded() -> tuple[Mapping[str, str], Mapping[str, str]]:
+def loaded() -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return the packages of usable strategies, and why each other one cannot be used, by name."""
     packages: dict[str, str] = {}
     wrong: dict[str, str] = {}
     for point in importlib.metadata.entry_points(group=GROUP):

@@ -103,7 +103,7 @@ def up(
     if agents and user is not None and (barred := program_rights.python_barred(user)):
         progress.note(f"no training agents: they run as {user}, who cannot use {barred}, which is part of this Python")
         agents = False
-    folder = _make_folder(lab_name)
+    folder = make_folder(lab_name)
     try:
         if docker is not None:
             lab_nodes.keep_docker(folder, docker)
@@ -267,7 +267,7 @@ def _has_capability(capability: int) -> bool:
     return os.geteuid() == 0
 
 
-def _make_folder(name: str) -> LabFolder:
+def make_folder(name: str) -> LabFolder:
     folder = lab_folder.folder(name)
     if len(os.fsencode(folder.socket)) > LONGEST_SOCKET:
         raise StorageError(f"the path {folder.path} is too long for a Unix socket; set TESTBED_STATE to a shorter one")

@@ -223,7 +223,7 @@ class Containerlab:
         except HostError as error:
             raise HostError(f"{error}{self._late()}") from error
         for name in step.names:
-            if complaint := _complaint(output, name):
+            if complaint := complaint_of(output, name):
                 raise HostError(f"network setup of {name} failed: {complaint}")
         pids = self._pids()
         if lacking := [name for name in step.names if not pids.get(name)]:
@@ -246,7 +246,7 @@ class Containerlab:
         for container in self._ours():
             with contextlib.suppress(NotThere), translated(f"remove the container {container.short_id}"):
                 container.remove(force=True, v=True)
-        self._sweep(step.names if isinstance(step, Containers) else (), facts.get("pids", {}))
+        self.sweep(step.names if isinstance(step, Containers) else (), facts.get("pids", {}))
         if failure is not None and self._ours():
             raise failure
 
@@ -326,7 +326,7 @@ class Containerlab:
         words = raw.decode(errors="replace").strip()
         return f"; the last lines of {node}: {words}" if words else ""
 
-    def _sweep(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
+    def sweep(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
         """Remove what a killed containerlab leaves on the host."""
         for name in names:
             with contextlib.suppress(OSError):
@@ -391,7 +391,7 @@ def _essence(words: str) -> str:
     return " ".join(lines[start:])[:600] or "no output"
 
 
-def _complaint(words: str, node: str) -> str:
+def complaint_of(words: str, node: str) -> str:
     """Return the last lines of the command that failed in a node, from containerlab's output; empty if none failed.
 
     containerlab prints ``node=east-0 rc=2 stdout="" stderr=…`` and exits with 0; several lines are framed by │.

@@ -111,7 +111,7 @@ def missing(image: str = "", extras: Sequence[str] = ()) -> str:
     holds = found.labels.get(f"{LABEL}.with", "").split()
     options = [word for extra in dict.fromkeys([*holds, *extras]) for word in ("--with", extra)]
     again = build_command(*options)
-    if found.labels.get(f"{LABEL}.agents") != _agents_digest():
+    if found.labels.get(f"{LABEL}.agents") != agents_digest():
         return f"image {name} has different agents than this testbed; build a new one with: {again}"
     if lacking := [extra for extra in extras if extra not in holds]:
         return f"image {name} was built without {', '.join(lacking)}; build a new one with: {again}"
@@ -166,9 +166,9 @@ def build(
         say(f"base image {chosen}")
         python = _python_of(chosen)
         say(f"downloading packages for Python {python}" + (f" from {wheels}" if wheels else ""))
-        _gather(context / "wheels", python, wheels, gpu, more, say)
+        download_packages(context / "wheels", python, wheels, gpu, more, say)
         _agents_into(context)
-        arguments = {"BASE_IMAGE": chosen, "VERSION": __version__, "AGENTS": _agents_digest(), "WITH": " ".join(extras)}
+        arguments = {"BASE_IMAGE": chosen, "VERSION": __version__, "AGENTS": agents_digest(), "WITH": " ".join(extras)}
         arguments["BUILDER"] = image_leftovers.builder()
         made = image_leftovers.replaced(name)
         try:
@@ -217,7 +217,7 @@ def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
         # with them still mounted, removing the folder cannot reach the host's files through them.
         apart = [runner.tool("unshare"), "--mount", "--propagation", "private", "--"]
         words = ["--variant=minbase", f"--include={','.join(_DEBOOTSTRAP)}", suite, str(root)]
-        _run([*apart, tool, *words], say, "I: Base system", name="debootstrap")
+        run_program([*apart, tool, *words], say, "I: Base system", name="debootstrap")
         for useless in (
             "var/cache/apt/archives",
             "var/lib/apt/lists",
@@ -262,7 +262,7 @@ def _python_of(image: str) -> str:
     return str(words.decode().strip())
 
 
-def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Sequence[str], say: Say) -> None:
+def download_packages(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Sequence[str], say: Say) -> None:
     """Download torch, the agents' requirements and ``more`` into ``folder``, for the image's Python.
 
     Writes ``requirements.txt`` beside them.
@@ -280,7 +280,7 @@ def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Seq
     failure = ""
     for source in sources:
         try:
-            _run([*pip, "--no-deps", *source, TORCH], say, "Saved ")
+            run_program([*pip, "--no-deps", *source, TORCH], say, "Saved ")
             if not gpu and not source:
                 say("this torch is from the default index and includes CUDA (gigabytes); --wheels FOLDER avoids it")
             break
@@ -292,12 +292,12 @@ def _gather(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Seq
         raise HostError(f"could not download torch for Python {python}: {failure}; provide it with --wheels FOLDER")
     torch = next(folder.glob("torch-*.whl"))
     # With the requirements of this wheel: a CUDA build cannot be imported without its libraries.
-    _run([*pip, *NEEDED, str(torch)], say, "Saved ")
+    run_program([*pip, *NEEDED, str(torch)], say, "Saved ")
     if more:
         # Pin torch to the downloaded wheel, so that no dependency replaces it.
         chosen = folder / "constraints.txt"
         chosen.write_text(f"torch @ {torch.as_uri()}\n")
-        _run([*pip, "--constraint", str(chosen), "--find-links", str(folder), *more], say, "Saved ")
+        run_program([*pip, "--constraint", str(chosen), "--find-links", str(folder), *more], say, "Saved ")
         chosen.unlink()
     (folder / "requirements.txt").write_text("".join(f"{it}\n" for it in ("torch", *NEEDED, *more)))
 
@@ -309,7 +309,7 @@ def _agents_package() -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _agents_digest() -> str:
+def agents_digest() -> str:
     """Return a digest of the agents' sources and the Dockerfile, which may change while the version stays the same."""
     digest = hashlib.sha256()
     for path in (*sorted(_agents_package().rglob("*.py")), _dockerfile()):
@@ -368,7 +368,7 @@ def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say,
                 steps.close()  # after Ctrl-C docker would go on
 
 
-def _run(argv: Sequence[str], say: Say, telling: str, name: str = "") -> None:
+def run_program(argv: Sequence[str], say: Say, telling: str, name: str = "") -> None:
     """Run a program and pass on the lines that begin with ``telling``. Raises HostError with its last lines.
 
     The program has ended when this returns or raises, Ctrl-C included: the caller removes its working folder next.

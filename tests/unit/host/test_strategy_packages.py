@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders.loopback_ranks import run
+from builders.tables import table
 from testbed_agents import strategies
 from testbed_agents.strategies import Context
 from typer.testing import CliRunner
@@ -33,8 +34,7 @@ Install = Callable[[str, str], None]
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Install a module as a package with one entry point: ``install(name, source)``."""
-    monkeypatch.setattr(strategies_built, "_ALL", strategies_built._ALL)
-    before, modules = dict(strategies_built._ALL), set(sys.modules)
+    before, modules = set(strategies_built.BUILT), set(sys.modules)
 
     def install(name: str, source: str) -> None:
         module = name.replace("-", "_")
@@ -44,16 +44,22 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
         (about / "entry_points.txt").write_text(f"[testbed.strategies]\n{name} = {module}\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        strategy_packages._loaded.cache_clear()
+        strategy_packages.loaded.cache_clear()
 
     yield install
-    for name in set(strategies_built._ALL) - set(before):
-        del strategies_built._ALL[name]
-    for name in set(sys.modules) - modules:
-        if name in ("plain_average", "broken_one"):
-            del sys.modules[name]
+    for name in set(strategies_built.BUILT) - before:
+        del strategies_built.BUILT[name]  # type: ignore[attr-defined]
+    for name in {"plain_average", "broken_one"} & set(sys.modules) - modules:
+        del sys.modules[name]
     strategies_built.UNUSABLE.clear()
-    strategy_packages._loaded.cache_clear()
+    strategy_packages.loaded.cache_clear()
+
+
+def list_strategies(*options: str) -> str:
+    """Return the output of `testbed ls strategies`."""
+    done = CliRunner().invoke(app, ["ls", "strategies", *options])
+    assert done.exit_code == 0
+    return done.output
 
 
 @pytest.fixture
@@ -63,19 +69,17 @@ def example(install: Install) -> None:
 
 def test_the_example_is_as_short_as_the_documentation_says() -> None:
     lines = (EXAMPLE / "plain_average.py").read_text().splitlines()
-    assert sum(bool(it.strip()) for it in lines) <= 42
+    assert sum(bool(line.strip()) for line in lines) <= 42
     assert 'plain-average = "plain_average"' in (EXAMPLE / "pyproject.toml").read_text()
 
 
 def test_ls_strategies_has_the_example_and_our_own(example: None) -> None:
-    found = CliRunner().invoke(app, ["ls", "strategies", "--json"])
-    assert found.exit_code == 0
-    listed = {it["name"]: it for it in json.loads(found.stdout)}
+    listed = {strategy["name"]: strategy for strategy in json.loads(list_strategies("--json"))}
     assert listed["plain-average"]["package"] == "plain-average"
     assert listed["plain-average"]["options"][0]["name"] == "every"
     assert listed["ddp"]["package"] == "" and listed["ddp"]["source"] and listed["ddp"]["summary"]
     assert set(strategies_built.BUILT) == set(listed)
-    text = CliRunner().invoke(app, ["ls", "strategies"]).stdout
+    text = list_strategies()
     assert "plain-average" in text and "accumulate=1" in text
 
 
@@ -84,18 +88,20 @@ def test_files_may_name_it(example: None, tmp_path: Path) -> None:
     file.write_text("topology: metro-40km\nworkload: {strategy: plain-average, every: 5}\n")
     assert catalog.examine_experiment(str(file)) == ()
     file.write_text("topology: metro-40km\nworkload:\n  strategy: plain-average\n  every: 0\n  alpha: 2\n")
-    assert [it.line for it in catalog.examine_experiment(str(file))] == [4, 5]
+    assert [mistake.line for mistake in catalog.examine_experiment(str(file))] == [4, 5]
 
 
 def test_completion_knows_names_and_options(example: None) -> None:
-    ctx = None  # not looked at
-    assert strategy_words(ctx, "plain") == ["plain-average"]  # type: ignore[arg-type]
-    assert strategy_words(ctx, "plain-average:") == ["plain-average:every="]  # type: ignore[arg-type]
-    assert strategy_words(ctx, "diloco:every=5,outer.r") == ["diloco:every=5,outer.rate="]  # type: ignore[arg-type]
-    assert strategy_words(ctx, "nothing:") == []  # type: ignore[arg-type]
+    for text, completions in (
+        ("plain", ["plain-average"]),
+        ("plain-average:", ["plain-average:every="]),
+        ("diloco:every=5,outer.r", ["diloco:every=5,outer.rate="]),
+        ("nothing:", []),
+    ):
+        assert strategy_words(None, text) == completions  # type: ignore[arg-type]
 
 
-def _train(rank: int) -> list[int]:
+def train_rank(rank: int) -> list[int]:
     """Checksums of the parameters after each of five steps, with an exchange every second one and at the end."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
@@ -113,13 +119,13 @@ def _train(rank: int) -> list[int]:
         strategy.after_step(step)
         if step == 5:
             strategy.finish(step)
-        seen.append(zlib.crc32(b"".join(it.detach().numpy().tobytes() for it in model.parameters())))
+        seen.append(zlib.crc32(b"".join(tensor.detach().numpy().tobytes() for tensor in model.parameters())))
     return seen
 
 
-def test_the_example_trains_as_its_twin_says(example: None) -> None:
+def test_the_exampletrain_ranks_as_its_twin_says(example: None) -> None:
     strategy_packages.register()
-    one, two = run(2, _train)
+    one, two = run(2, train_rank)
     twin = strategies_built.make("plain-average", {"every": 2}, Layout(("a", "b"), (Tensor("w", 8),), steps=5))
     for step, (left, right) in enumerate(zip(one, two, strict=True), 1):
         assert (left == right) == bool(twin.equal(step)) == bool(twin.operations(step)), step
@@ -142,27 +148,29 @@ def test_files_that_ranks_read(example: None, tmp_path: Path) -> None:
 TWIN = "from testbed.core.training.twin import Option, Twin as Base\n"
 
 
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ("1 / 0", "ZeroDivisionError"),
-        ("Agent = 3", "has no class Twin"),
-        (f"{TWIN}class Twin(Base):\n    name = 'broken-one'\n", "has no class Agent"),
-        (f"{TWIN}class Twin(Base):\n    name = 'other'\nAgent = 3\n", "its Twin has the name 'other'"),
-        (
+@table(
+    "source, why",
+    {
+        "it raises": ("1 / 0", "ZeroDivisionError"),
+        "without a twin": ("Agent = 3", "has no class Twin"),
+        "without an agent": (f"{TWIN}class Twin(Base):\n    name = 'broken-one'\n", "has no class Agent"),
+        "of another name": (
+            f"{TWIN}class Twin(Base):\n    name = 'other'\nAgent = 3\n",
+            "its Twin has the name 'other'",
+        ),
+        "with an option that is taken": (
             f"{TWIN}class Twin(Base):\n    name, options = 'broken-one', (Option('steps', 1, int, ''),)\nAgent = 3\n",
             "option steps is a key of workload: already",
         ),
-    ],
+    },
 )
-def test_a_package_that_does_not_fit_is_named_and_left_out(install: Install, source: str, says: str) -> None:
+def test_a_package_that_does_not_fit_is_named_and_left_out(install: Install, source: str, why: str) -> None:
     install("broken-one", source)
     strategy_packages.register()
     assert "broken-one" not in strategies_built.BUILT
-    assert says in strategy_packages.broken()["broken-one"]
+    assert why in strategy_packages.broken()["broken-one"]
     assert strategy_packages.broken()["broken-one"].startswith("strategy broken-one, registered by broken-one as")
-    listed = CliRunner().invoke(app, ["ls", "strategies"])
-    assert listed.exit_code == 0 and "registered by broken-one" in listed.output.replace("\n", " ")
+    assert "registered by broken-one" in list_strategies().replace("\n", " ")
     with pytest.raises(FileMistakes, match="strategy broken-one, registered by broken-one as"):
         changed(AgentWorkload(), "broken-one")
 

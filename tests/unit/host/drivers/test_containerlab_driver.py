@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import docker.errors
 import pytest
 import requests
+from builders.processes import call_by_sudo, write_program
+from builders.tables import table
+from docker.errors import APIError, DockerException, ImageNotFound
 
 from testbed.errors import HostError, MissingTool, NotAllowed, TestbedError
 from testbed.host.drivers import containerlab, docker_client, docker_endpoint
@@ -21,10 +23,8 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def program(folder: Path, name: str, says: str) -> None:
-    path = folder / name
-    path.write_text(f"#!/bin/sh\nprintf '%s\\n' '{says}'\n")
-    path.chmod(0o755)
+def program(folder: Path, name: str, output: str) -> None:
+    write_program(folder / name, f"#!/bin/sh\nprintf '%s\\n' '{output}'\n")
 
 
 def test_no_containerlab(tools: Path) -> None:
@@ -32,54 +32,59 @@ def test_no_containerlab(tools: Path) -> None:
     assert "tools/install-containerlab.sh" in containerlab.missing()
 
 
-@pytest.mark.parametrize(
-    ("says", "wrong"),
-    [
-        ("0.79.0", ""), ("0.80.1", ""), ("1.0.0", ""),
-        ("0.78.0", "containerlab is version 0.78.0, expected 0.79.0"), ("0.9.99", "containerlab is version 0.9.99"),
-        ("no version at all", "expected a version"),
-    ],
-)  # fmt: skip
-def test_versions_of_containerlab(tools: Path, says: str, wrong: str) -> None:
-    program(tools, "containerlab", says)
-    said = containerlab.missing()
-    assert said == "" if not wrong else wrong in said
+@table(
+    "version, wrong",
+    {
+        "the oldest": ("0.79.0", ""),
+        "a newer one": ("0.80.1", ""),
+        "a much newer one": ("1.0.0", ""),
+        "an older one": ("0.78.0", "containerlab is version 0.78.0, expected 0.79.0"),
+        "a much older one": ("0.9.99", "containerlab is version 0.9.99"),
+        "none": ("no version at all", "expected a version"),
+    },
+)
+def test_versions_of_containerlab(tools: Path, version: str, wrong: str) -> None:
+    program(tools, "containerlab", version)
+    missing = containerlab.missing()
+    assert wrong in missing and bool(wrong) == bool(missing)
+
+
+MODULES = Path(__file__).resolve().parents[4] / "tools/containerlab"
+GO_MOD, GO_SUM = ((MODULES / name).read_text() for name in ("go.mod", "go.sum"))
 
 
 def test_what_the_installer_builds_is_new_enough() -> None:
     """tools/containerlab/go.mod is where its version is pinned."""
-    folder = Path(__file__).resolve().parents[4] / "tools/containerlab"
-    (pinned,) = re.findall(r"^require github.com/srl-labs/containerlab v(\S+)$", (folder / "go.mod").read_text(), re.M)
+    (pinned,) = re.findall(r"^require github.com/srl-labs/containerlab v(\S+)$", GO_MOD, re.M)
     assert tuple(map(int, pinned.split("."))) >= containerlab.OLDEST
-    assert f"github.com/srl-labs/containerlab v{pinned} h1:" in (folder / "go.sum").read_text()
+    assert f"github.com/srl-labs/containerlab v{pinned} h1:" in GO_SUM
 
 
 def test_every_module_that_is_built_has_its_checksum() -> None:
-    folder = Path(__file__).resolve().parents[4] / "tools/containerlab"
-    required = re.findall(r"^(?:require |\t)(\S+ v\S+)", (folder / "go.mod").read_text(), re.M)
-    sums = {" ".join(line.split()[:2]) for line in (folder / "go.sum").read_text().splitlines()}
+    required = re.findall(r"^(?:require |\t)(\S+ v\S+)", GO_MOD, re.M)
+    sums = {" ".join(line.split()[:2]) for line in GO_SUM.splitlines()}
     assert len(required) > 100
-    assert [it for it in required if it not in sums and f"{it}/go.mod" not in sums] == []
+    assert [module for module in required if not {module, f"{module}/go.mod"} & sums] == []
 
 
 @pytest.mark.parametrize(
-    ("foreign", "ours", "words"),
+    ("foreign", "ours", "text"),
     [
         (
-            docker.errors.DockerException("PermissionError(13, 'Permission denied')"),
+            DockerException("PermissionError(13, 'Permission denied')"),
             NotAllowed,
             "join the group docker, or run as root",
         ),
-        (docker.errors.DockerException("FileNotFoundError(2, 'No such file')"), HostError, "docker is not running"),
-        (requests.exceptions.ConnectionError("Connection refused"), HostError, "docker is not running"),
-        (docker.errors.APIError("x", explanation="no space left on device"), HostError, "no space left on device"),
-        (docker.errors.ImageNotFound("x", explanation="no such image"), docker_client.NotThere, "not found"),
-        (requests.exceptions.ReadTimeout("read timed out"), HostError, "did not answer within 60 s"),
-        (docker.errors.DockerException("Pool(port=None): Read timed out."), HostError, "did not answer within 60 s$"),
+        (DockerException("FileNotFoundError(2, 'No such file')"), HostError, "docker is not running"),
+        (requests.ConnectionError("Connection refused"), HostError, "docker is not running"),
+        (APIError("x", explanation="no space left on device"), HostError, "no space left on device"),
+        (ImageNotFound("x", explanation="no such image"), docker_client.NotThere, "not found"),
+        (requests.ReadTimeout("read timed out"), HostError, "did not answer within 60 s"),
+        (DockerException("Pool(port=None): Read timed out."), HostError, "did not answer within 60 s$"),
     ],
 )
-def test_dockers_exceptions_become_ours(foreign: Exception, ours: type[TestbedError], words: str) -> None:
-    with pytest.raises(ours, match=words) as caught, docker_client.translated("do it"):
+def test_dockers_exceptions_become_ours(foreign: Exception, ours: type[TestbedError], text: str) -> None:
+    with pytest.raises(ours, match=text) as caught, docker_client.translated("do it"):
         raise foreign
     assert str(caught.value).startswith("could not do it")
     assert caught.value.__cause__ is foreign
@@ -121,32 +126,34 @@ def test_a_program_of_a_job_is_on_a_leash_and_has_only_the_environment_that_it_i
         ContainerPlace("x", docker).visit(["true"])
 
 
-@pytest.mark.parametrize(
-    ("uid", "gid", "user"),
-    [("1001", "1002", "1001:1002"), ("0", "0", "1000:1000"), ("", "", "1000:1000"), ("x", "1", "1000:1000")],
+@table(
+    "uid, gid, user",
+    {
+        "the caller of sudo": (1001, 1002, "1001:1002"),
+        "root called sudo": (0, 0, "1000:1000"),
+        "an empty caller": ("", "", "1000:1000"),
+        "no number": ("x", 1, "1000:1000"),
+    },
 )
-def test_ranks_are_never_root(monkeypatch: pytest.MonkeyPatch, uid: str, gid: str, user: str) -> None:
-    monkeypatch.setenv("SUDO_UID", uid)
-    monkeypatch.setenv("SUDO_GID", gid)
+def test_ranks_are_never_root(monkeypatch: pytest.MonkeyPatch, uid: object, gid: object, user: str) -> None:
+    call_by_sudo(monkeypatch, uid, gid)
     assert containerlab.agent_user() == user
 
 
 def test_of_etc_hosts_only_the_labs_own_section_goes(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an encoding that is not ours, and beside the section of another lab whose name begins alike."""
-    before, other = (
-        b"127.0.0.1 localhost # B\xfcro\n",
-        b"###### CLAB-metro-2-START ######\n###### CLAB-metro-2-END ######\n",
-    )
+    before = b"127.0.0.1 localhost # B\xfcro\n"
+    other = b"###### CLAB-metro-2-START ######\n###### CLAB-metro-2-END ######\n"
     mine = b"###### CLAB-metro-START ######\n10.1.1.1\tclab-metro-east-0\n###### CLAB-metro-END ######\n"
     hosts = tools / "hosts"
     hosts.write_bytes(before + mine + other)
     monkeypatch.setattr(containerlab, "_HOSTS", hosts)
     monkeypatch.setattr(containerlab, "_SSH", tools)
-    containerlab.Containerlab("metro", tools, docker_endpoint.Endpoint(tools / "none.sock"))._sweep((), {})
+    containerlab.Containerlab("metro", tools, docker_endpoint.Endpoint(tools / "none.sock")).sweep((), {})
     assert hosts.read_bytes() == before + other
 
 
-SAID = """12:32:25 INFO Created link: west-gw:west-0 ▪┄┄▪ west-0:fabric0
+OUTPUT = """12:32:25 INFO Created link: west-gw:west-0 ▪┄┄▪ west-0:fabric0
 12:32:25 ERRO Failed to execute command
   command=
   │ sh -ec
@@ -162,15 +169,15 @@ SAID = """12:32:25 INFO Created link: west-gw:west-0 ▪┄┄▪ west-0:fabric0
 """
 
 
-@pytest.mark.parametrize(
-    ("node", "complaint"),
-    [
-        ("west-0", "RTNETLINK answers: Network is unreachable; and more"),
-        ("east-0", ""),
-        ("east-1", "a pity"),
-        ("east-2", "its command exited with status 9"),
-        ("west-gw", ""),
-    ],
+@table(
+    "node, complaint",
+    {
+        "several lines": ("west-0", "RTNETLINK answers: Network is unreachable; and more"),
+        "no failure": ("east-0", ""),
+        "one line": ("east-1", "a pity"),
+        "a status alone": ("east-2", "its command exited with status 9"),
+        "no command": ("west-gw", ""),
+    },
 )
 def test_what_a_nodes_command_complained_of_is_found(node: str, complaint: str) -> None:
-    assert containerlab._complaint(SAID, node) == complaint
+    assert containerlab.complaint_of(OUTPUT, node) == complaint
