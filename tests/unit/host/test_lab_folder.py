@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from builders.processes import needs_root
+from builders.tables import table
 
 from testbed.errors import LabError, StorageError, UserError
 from testbed.host import lab_folder
@@ -56,17 +60,14 @@ def test_a_file_in_the_place_of_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_labs_that_may_not_be_listed(labs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(Path, "iterdir", Mock(side_effect=PermissionError(13, "Permission denied", str(labs))))
     with pytest.raises(StorageError, match="its labs are unknown: run as root"):
         api.labs()
 
 
 def test_a_lab_of_another_user(labs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_nobody(monkeypatch, labs / "mine")
-    assert [(it.name, it.state) for it in api.labs()] == [("mine", status.FOREIGN)]
+    assert [(lab.name, lab.state) for lab in api.labs()] == [("mine", status.FOREIGN)]
     for ask in (
         lambda: api.attach("mine"),
         api.attach,
@@ -79,7 +80,7 @@ def test_a_lab_of_another_user(labs: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (labs / "mine").is_dir()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
+@needs_root
 def test_a_lab_of_root_seen_by_another_user(labs: Path) -> None:
     """The same with the kernel's own answer, in a child: there is no way back."""
     for folder in (labs, *list(labs.parents)[:-1]):
@@ -88,15 +89,13 @@ def test_a_lab_of_root_seen_by_another_user(labs: Path) -> None:
     (labs / "mine").chmod(0o700)
     pid = os.fork()
     if pid == 0:
-        try:
+        with contextlib.suppress(BaseException):
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-            os._exit(
-                0 if lab_folder.folder("mine").foreign and [it.name for it in lab_folder.folders()] == ["mine"] else 1
-            )
-        except BaseException:
-            os._exit(2)
+            if lab_folder.folder("mine").foreign and [lab.name for lab in lab_folder.folders()] == ["mine"]:
+                os._exit(0)
+        os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
@@ -120,29 +119,26 @@ def test_a_lab_that_was_taken_down_meanwhile(labs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["A", "a b", "-a", "a" * 41, "../a", "a\nb"])
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda name: api.down(name),
-        lambda name: api.choose(api.load("metro-40km"), name),
-        lambda name: containers.render(api.load("metro-40km"), name=name),
-    ],
-    ids=["down", "up", "render"],
+@table(
+    "use",
+    {
+        "down": api.down,
+        "up": lambda name: api.choose(api.load("metro-40km"), name),
+        "render": lambda name: containers.render(api.load("metro-40km"), name=name),
+    },
 )
-def test_what_cannot_be_a_labs_name(labs: Path, verb: Callable[[str], object], name: str) -> None:
+def test_what_cannot_be_a_labs_name(labs: Path, use: Callable[[str], object], name: str) -> None:
     with pytest.raises(
         UserError, match=r"invalid lab name .*: expected 1 to 40 of a-z, 0-9 and -, without a leading -$"
     ):
-        verb(name)
+        use(name)
 
 
-def test_what_is_no_folder_in_the_place_of_a_lab_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_no_folder_in_the_place_of_a_lab_is_named(labs: Path) -> None:
     """`down` removes what it made, and this it did not make: it must not be offered."""
-    monkeypatch.setenv("TESTBED_STATE", str(tmp_path))
-    (tmp_path / "labs").mkdir()
-    (tmp_path / "labs" / "one").symlink_to("/nonexistent")
-    (tmp_path / "labs" / "two").write_text("")
+    (labs / "one").symlink_to("/nonexistent")
+    (labs / "two").write_text("")
     for name in ("one", "two"):
         with pytest.raises(StorageError, match=f"labs/{name} exists and is not a lab.s folder; remove it"):
-            deploy._make_folder(name)
-    assert (tmp_path / "labs" / "one").is_symlink()
+            deploy.make_folder(name)
+    assert (labs / "one").is_symlink()

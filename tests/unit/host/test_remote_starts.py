@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,22 @@ UID, OTHER = 60_700, 4321
 INSIDE, HOST, ELSEWHERE = 11, 12, 13
 
 
+Started = list[tuple[str, int]]
+
+IN, ON_HOST, ROOT = Peer(INSIDE, UID, UID), Peer(HOST, UID, UID), Peer(HOST, 0, 0)
+
+
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """Return, for each start, the node and the uid."""
-    found: list[tuple[str, int]] = []
+    started: Started = []
 
     def place(lab: LabFolder, node: str, *, job: bool, user: ProgramUser | None) -> runner.Place:
-        found.append((node, user.uid if user else 0))
+        started.append((node, user.uid if user else 0))
         return runner.Place(Path("/run/netns/x"), None, user)
 
     monkeypatch.setattr(remote_starts.lab_nodes, "place", place)
-    return found
+    return started
 
 
 @pytest.fixture
@@ -43,52 +49,56 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SameUser:
     return SameUser(lab, catalog.load_topology("metro-40km", None))
 
 
+@pytest.fixture
+def keys(tmp_path: Path) -> Callable[[int], None]:
+    """Give a user keys."""
+    return lambda uid: (tmp_path / f"ssh-{uid}").mkdir()
+
+
 def test_only_the_labs_own_programs_may_ask(rules: SameUser) -> None:
-    assert rules.refusal(Peer(INSIDE, UID, UID)) == ""
-    assert rules.refusal(Peer(HOST, UID, UID)) == rules.refusal(Peer(ELSEWHERE, 0, 0)) == "it is not in lab lab"
+    assert rules.refusal(IN) == ""
+    assert rules.refusal(ON_HOST) == rules.refusal(Peer(ELSEWHERE, 0, 0)) == "it is not in lab lab"
 
 
-def test_on_the_host_who_has_keys_may_ask_and_root(rules: SameUser, tmp_path: Path) -> None:
-    (tmp_path / f"ssh-{UID}").mkdir()
-    assert rules.refusal(Peer(HOST, UID, UID)) == rules.refusal(Peer(HOST, 0, 0)) == ""
+def test_on_the_host_who_has_keys_may_ask_and_root(rules: SameUser, keys: Callable[[int], None]) -> None:
+    keys(UID)
+    assert rules.refusal(ON_HOST) == rules.refusal(ROOT) == ""
     assert rules.refusal(Peer(HOST, OTHER, OTHER)) != ""
     assert rules.refusal(Peer(ELSEWHERE, UID, UID)) != ""
 
 
 @pytest.mark.parametrize("host", ["west-1", "west-1.mgmt", "west-1.fabric", "10.2.1.2", "172.31.0.5"])
-def test_a_program_starts_as_who_asks_by_any_name_of_a_node(
-    rules: SameUser, started: list[tuple[str, int]], host: str
-) -> None:
-    assert isinstance(rules.enter(Peer(INSIDE, OTHER, OTHER), Wanted(host, "true")), Entered)
-    assert isinstance(rules.enter(Peer(INSIDE, OTHER, OTHER), Wanted(host, "true", str(OTHER))), Entered)
+def test_a_program_starts_as_who_asks_by_any_name_of_a_node(rules: SameUser, started: Started, host: str) -> None:
+    for login in ("", str(OTHER)):
+        assert isinstance(rules.enter(Peer(INSIDE, OTHER, OTHER), Wanted(host, "true", login)), Entered)
     assert started == [("west-1", OTHER)] * 2
 
 
 @pytest.mark.parametrize("host", ["east-gw", "plant", "mgmt", "north-0", "localhost", "172.31.0.1", ""])
-def test_nothing_starts_outside_of_nodes(rules: SameUser, started: list[tuple[str, int]], host: str) -> None:
-    assert "unknown host" in str(rules.enter(Peer(INSIDE, UID, UID), Wanted(host, "true")))
+def test_nothing_starts_outside_of_nodes(rules: SameUser, started: Started, host: str) -> None:
+    assert "unknown host" in str(rules.enter(IN, Wanted(host, "true")))
     assert started == []
 
 
-@pytest.mark.parametrize("peer", [Peer(INSIDE, UID, UID), Peer(INSIDE, 0, 0)])
+@pytest.mark.parametrize("peer", [IN, Peer(INSIDE, 0, 0)])
 @pytest.mark.parametrize("login", ["4321", "nobody"])
 def test_nobody_inside_becomes_another(
-    rules: SameUser, started: list[tuple[str, int]], tmp_path: Path, peer: Peer, login: str
+    rules: SameUser, started: Started, keys: Callable[[int], None], peer: Peer, login: str
 ) -> None:
-    (tmp_path / f"ssh-{OTHER}").mkdir()
+    keys(OTHER)
     assert "programs start as the user who asks" in str(rules.enter(peer, Wanted("west-1", "true", login)))
     assert started == []
 
 
 def test_root_of_the_host_logs_in_where_the_user_may(
-    rules: SameUser, started: list[tuple[str, int]], tmp_path: Path
+    rules: SameUser, started: Started, keys: Callable[[int], None]
 ) -> None:
     asked = Wanted("west-1", "true", str(OTHER))
-    assert isinstance(rules.enter(Peer(HOST, 0, 0), asked), str)
-    (tmp_path / f"ssh-{OTHER}").mkdir()
-    assert isinstance(rules.enter(Peer(HOST, 0, 0), asked), Entered)
+    assert isinstance(rules.enter(ROOT, asked), str)
+    keys(OTHER)
+    assert isinstance(rules.enter(ROOT, asked), Entered)
     assert started == [("west-1", OTHER)]
 
 
 def test_a_login_shell_is_refused(rules: SameUser) -> None:
-    assert "expected a command" in str(rules.enter(Peer(INSIDE, UID, UID), Wanted("west-1", "")))
+    assert "expected a command" in str(rules.enter(IN, Wanted("west-1", "")))

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from builders.tables import table
 
 from testbed.core import yamltext
 from testbed.errors import FileMistakes, UnknownName, UserError
@@ -48,27 +49,31 @@ def test_the_nearest_are_offered(tmp_path: Path) -> None:
         catalog.kind_of("nothing-like-it")
 
 
-def test_what_is_no_plain_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.yaml")
+@table(
+    "path, text",
+    {
+        "a pipe, without waiting for a writer": ("pipe.yaml", "not a regular file"),
+        "a folder": ("./", "directory"),
+        "this folder": (".", "directory"),
+        "a dangling link": ("dangling.yaml", "a link to a missing file"),
+        "a device": ("/dev/zero", "not a regular file"),
+        "a link to itself": ("./loop.yaml", "cannot read"),
+        "a file as a folder": ("./file/x.yaml", "cannot read"),
+        "a large file": ("large.yaml", "larger than 1 MiB"),
+        "a name that no file can have": ("a\0b.yaml", "cannot read"),
+        "a long name": ("x" * 5000 + ".yaml", "cannot read"),
+    },
+)
+def test_what_is_no_plain_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.yaml")
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "dangling.yaml").symlink_to("nowhere.yaml")
     (tmp_path / "file").touch()
     (tmp_path / "large.yaml").write_bytes(b"#" * (yamltext.MOST_BYTES + 1))
-    for path, says in (
-        (f"{tmp_path}/pipe.yaml", "not a regular file"),  # and it does not wait for a writer
-        (f"{tmp_path}/", "directory"),
-        (".", "directory"),
-        (f"{tmp_path}/dangling.yaml", "a link to a missing file"),
-        ("/dev/zero", "not a regular file"),
-        (f"{tmp_path}/loop.yaml", "cannot read"),
-        (f"{tmp_path}/file/x.yaml", "cannot read"),
-        (f"{tmp_path}/large.yaml", "larger than 1 MiB"),
-        ("a\0b.yaml", "cannot read"),
-        ("x" * 5000 + ".yaml", "cannot read"),
-    ):
-        with pytest.raises(UserError) as caught:
-            catalog.find(path)
-        assert says in str(caught.value), path
+    with pytest.raises(UserError) as caught:
+        catalog.find(path)
+    assert text in str(caught.value)
 
 
 def test_a_file_that_has_nothing_to_give_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,20 +98,20 @@ def test_a_file_named_as_if_it_were_shipped(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "mistakes"),
     [
         ("sites: {east: {nodez: 1}}\nsites: {}\nscale: x\n", ["nodez", "duplicate key", "scale of"]),
         ("workload: {steps: 0, steps: 1}\nexpect: [nothing]\n", ["steps of", "duplicate key", "METRIC OPERATOR VALUE"]),
     ],
 )
-def test_a_duplicate_key_hides_no_other_mistake(tmp_path: Path, text: str, says: list[str]) -> None:
+def test_a_duplicate_key_hides_no_other_mistake(tmp_path: Path, text: str, mistakes: list[str]) -> None:
     path = tmp_path / "f.yaml"
     path.write_text(text)
     load = catalog.load_topology if catalog.kind_of(str(path)) == "topology" else catalog.load_experiment
     with pytest.raises(FileMistakes) as caught:
         load(str(path))
-    for words in says:
-        assert words in str(caught.value)
+    for mistake in mistakes:
+        assert mistake in str(caught.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

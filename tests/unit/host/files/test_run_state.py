@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from builders.processes import python
+from builders.tables import table
 
 from testbed.host.files import store
 from testbed.host.files.store import RunDirectory, RunState
@@ -30,23 +29,21 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("kind", ["job", "validation"])
 def test_a_run_whose_process_was_killed_is_lost(tmp_path: Path, kind: str) -> None:
-    maker = subprocess.Popen(
-        [sys.executable, "-c", MAKER, str(tmp_path), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert maker.stdout is not None
-    assert maker.stdout.readline() == b"made\n"
-    run = RunDirectory(tmp_path / "r")
-    (live,) = api.runs(tmp_path)
-    assert (live.state, live.pid) == ("running", maker.pid)
-    assert abs(live.started_unix_s - time.time()) < 60
-    maker.send_signal(signal.SIGKILL)
-    maker.communicate(timeout=10)
-    assert store.read_state(run).word == "lost"
-    assert [(it.state, it.pid) for it in api.runs(tmp_path)] == [("lost", None)]
+    with python(MAKER, tmp_path, kind) as maker:
+        assert maker.read_line() == "made"
+        (live,) = api.runs(tmp_path)
+        assert (live.state, live.pid) == ("running", maker.pid)
+        assert abs(live.started_unix_s - time.time()) < 60
+    assert store.read_state(RunDirectory(tmp_path / "r")).word == "lost"
+    assert [(run.state, run.pid) for run in api.runs(tmp_path)] == [("lost", None)]
 
 
-def test_a_run_that_recorded_its_end_has_that_state(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, "r")
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path, "r")
+
+
+def test_a_run_that_recorded_its_end_has_that_state(run: RunDirectory) -> None:
     assert (store.read_state(run).word, store.read_state(run).pid) == ("running", os.getpid())
     for state in ("finished", "interrupted", "failed"):
         run.record_end(state)
@@ -58,18 +55,25 @@ def test_a_run_that_recorded_its_end_has_that_state(tmp_path: Path) -> None:
         assert store.read_state(run) == RunState(state, None, store.read_state(run).since_unix_s)
 
 
-@pytest.mark.parametrize("changed", [{"boot": "another"}, {"began": 1}, {"pid": 1}, {"pid": "x"}, None])
+@table(
+    "changed",
+    {
+        "another boot": {"boot": "another"},
+        "another beginning": {"began": 1},
+        "another process": {"pid": 1},
+        "no number": {"pid": "x"},
+        "a torn record": None,
+    },
+)
 def test_a_process_of_another_host_or_boot_is_not_taken_for_it(
-    tmp_path: Path, changed: dict[str, object] | None
+    run: RunDirectory, changed: dict[str, object] | None
 ) -> None:
-    run = RunDirectory.create(tmp_path, "r")
     record = run.path / "process.json"
     record.write_text("{" if changed is None else json.dumps(json.loads(record.read_text()) | changed))
     assert store.read_state(run).word == "lost"
 
 
-def test_a_validation_of_a_version_without_processes_has_finished(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, "r")
+def test_a_validation_of_a_version_without_processes_has_finished(run: RunDirectory) -> None:
     (run.path / "process.json").unlink()
     run.write_json("validate.json", {})
     assert store.read_state(run) == RunState("finished", None, None)

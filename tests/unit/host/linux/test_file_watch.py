@@ -8,12 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from builders.processes import needs_root, open_files
 from oracles import oracle
 
 from testbed.errors import HostError
 from testbed.host.linux.file_watch import FileWatch
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = needs_root
 
 
 def shell(script: str, folder: Path) -> int:
@@ -34,7 +35,7 @@ def test_each_written_file_is_told_with_its_process(tmp_path: Path) -> None:
     other = shell("echo x > a/b/deep; echo y >> top", tmp_path)
     shell("cat < pipe & echo x > pipe; wait", tmp_path)
     watch.close()
-    files = {it for it in told if it[0].name != "pipe"}
+    files = {(path, pid) for path, pid in told if path.name != "pipe"}
     assert files >= {(tmp_path / "top", one), (tmp_path / "top", other), (tmp_path / "a" / "b" / "deep", other)}
     assert {path.name for path, _ in files} <= {"top", "deep", "gone"}, "written ones only, and nothing behind a link"
 
@@ -58,9 +59,9 @@ def test_many_files_take_few_descriptors(tmp_path: Path) -> None:
     def wrote(path: Path, pid: int) -> None:
         nonlocal most
         written.wait(20)
-        most = max(most, len(list(Path("/proc/self/fd").iterdir())))
+        most = max(most, len(open_files()))
 
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = len(open_files())
     watch = FileWatch(tmp_path, wrote)
     shell("for i in $(seq 2000); do : > $i; done", tmp_path)
     written.set()
@@ -85,11 +86,11 @@ def test_a_process_that_writes_for_ever_does_not_keep_it_open(tmp_path: Path) ->
 
 
 def test_what_cannot_be_watched_is_said_and_nothing_stays_open(tmp_path: Path) -> None:
-    before = {it.name for it in Path("/proc/self/fd").iterdir()}
+    before = open_files()
     with pytest.raises(HostError, match="cannot watch"):
         FileWatch(tmp_path / "none", lambda path, pid: None)
     watch = FileWatch(tmp_path, lambda path, pid: None)
     shell("for i in $(seq 100); do echo x > $i; done", tmp_path)
     watch.close()
     # Others may be closed meanwhile: those of objects of earlier tests that the garbage collector finds.
-    assert {it.name for it in Path("/proc/self/fd").iterdir()} <= before
+    assert open_files() <= before

@@ -8,21 +8,27 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import host_stalls
 import pytest
+from builders.processes import Child, python
+from builders.tables import table
 
 from testbed.host.linux import process
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [("pass", "ended with status 0"), ("raise SystemExit(3)", "ended with status 3")]
-    + [(f"import os; os.kill(os.getpid(), {n})", words) for n, words in [(9, "was killed by SIGKILL")]],
+@table(
+    "code, text",
+    {
+        "well": ("pass", "ended with status 0"),
+        "with a status": ("raise SystemExit(3)", "ended with status 3"),
+        "by a signal": ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+    },
 )
-def test_how_a_process_ended(code: str, words: str) -> None:
-    assert process.how_ended(subprocess.call([sys.executable, "-S", "-c", code])) == words
+def test_how_a_process_ended(code: str, text: str) -> None:
+    assert process.how_ended(subprocess.call([sys.executable, "-S", "-c", code])) == text
 
 
 def test_a_signal_without_a_name() -> None:
@@ -30,7 +36,7 @@ def test_a_signal_without_a_name() -> None:
 
 
 def test_another_process_of_the_same_pid_is_not_it() -> None:
-    with subprocess.Popen(["sleep", "60"]) as child:
+    with Child("sleep", 60) as child:
         began = process.started(child.pid)
         assert process.is_same(child.pid, began)
         assert not process.is_same(child.pid, began + 1)
@@ -44,7 +50,7 @@ def test_another_process_of_the_same_pid_is_not_it() -> None:
 
 def test_a_process_whose_start_time_is_unknown_gets_no_signal() -> None:
     """Its pid may be another's by now: that of whoever is there."""
-    with subprocess.Popen(["sleep", "60"]) as child:
+    with Child("sleep", 60) as child:
         assert process.end(child.pid, 0, bound_s=0.1), "nothing is known to be left"
         assert process.end_all([(child.pid, 0)], grace_s=0.1, bound_s=0.1) == []
         process.send(child.pid, 0, signal.SIGKILL)
@@ -61,12 +67,10 @@ def test_as_many_files_as_the_hard_limit_allows(soft: int, hard: int, then: int)
     if most != resource.RLIM_INFINITY and hard > most:
         pytest.skip(f"the hard limit here is {most}")
     code = "import resource as r; from testbed.host.linux import process; process.allow_many_files()"
-    said = subprocess.run(
-        [sys.executable, "-c", f"{code}; print(*r.getrlimit(r.RLIMIT_NOFILE))"],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    assert said.split() == [str(then), str(hard)]
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+    with python(f"{code}; print(*r.getrlimit(r.RLIMIT_NOFILE))", preexec_fn=limit) as child:
+        assert child.read_line() == f"{then} {hard}"
+        assert child.wait() == 0
 
 
 def test_a_recorded_process_is_known_by_its_boot_and_beginning() -> None:
@@ -74,22 +78,22 @@ def test_a_recorded_process_is_known_by_its_boot_and_beginning() -> None:
         "import json, dataclasses; from testbed.host.linux.process import ProcessRecord\n"
         "print(json.dumps(dataclasses.asdict(ProcessRecord.of_this_process())), flush=True); input()"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        fields = json.loads(child.stdout.readline())
+    with python(script) as child:
+        fields = json.loads(child.read_line())
         assert fields["pid"] == child.pid
         assert fields["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        found = process.ProcessRecord.read(fields)
-        assert found is not None
-        assert found.is_there()
-        assert not found.wait_gone(0.05)
-        for changed in ({"boot": "another"}, {"began": fields["began"] + 1}):
-            other = process.ProcessRecord.read(fields | changed)
-            assert other is not None
+        record = process.ProcessRecord.read(fields)
+        assert record.is_there()
+        assert not record.wait_gone(0.05)
+        for change in ({"boot": "another"}, {"began": fields["began"] + 1}):
+            other = process.ProcessRecord.read(fields | change)
             assert not other.is_there()
             assert other.wait_gone(0.0)
         child.kill()
-        assert found.wait_gone(10.0)
-        assert not found.is_there()
-    for damaged in ({}, {"pid": "x", "began": 1}, {"pid": 1}):
-        assert process.ProcessRecord.read(damaged) is None
+        assert record.wait_gone(10.0)
+        assert not record.is_there()
+
+
+@pytest.mark.parametrize("fields", [{}, {"pid": "x", "began": 1}, {"pid": 1}])
+def test_a_damaged_record_is_of_no_process(fields: dict[str, object]) -> None:
+    assert process.ProcessRecord.read(fields) is None

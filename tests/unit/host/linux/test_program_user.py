@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import pwd
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from builders.processes import call_by_sudo, has_ended, needs_root, python
 from oracles import oracle
 
 from testbed.errors import UserError
 from testbed.host.linux import program_user
 from testbed.host.linux.program_user import OWN_UID, ProgramUser
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = needs_root
 OWN = ProgramUser(OWN_UID, OWN_UID, (), "testbed", None, "the testbed's own")
 SETPRIV = "setpriv"
 
@@ -27,30 +26,25 @@ def without_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@as_root
 def test_sudo_comes_before_the_folder_and_the_folder_before_the_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert program_user.choose(tmp_path).uid == OWN_UID
     os.chown(tmp_path, 4242, 4343)
-    found = program_user.choose(tmp_path)
-    assert (found.uid, found.gid, found.groups, found.name, found.home) == (4242, 4343, (), "testbed", None)
-    monkeypatch.setenv("SUDO_UID", "5252")
-    monkeypatch.setenv("SUDO_GID", "5353")
-    found = program_user.choose(tmp_path)
-    assert (found.uid, found.gid, found.why) == (5252, 5353, "SUDO_UID")
-    assert ProgramUser.from_dict(found.to_dict()) == found
+    user = program_user.choose(tmp_path)
+    assert (user.uid, user.gid, user.groups, user.name, user.home) == (4242, 4343, (), "testbed", None)
+    call_by_sudo(monkeypatch, 5252, 5353)
+    user = program_user.choose(tmp_path)
+    assert (user.uid, user.gid, user.why) == (5252, 5353, "SUDO_UID")
+    assert ProgramUser.from_dict(user.to_dict()) == user
 
 
-@as_root
 @pytest.mark.parametrize("uid", ["0", "", "-1", "x", str(2**32 - 1), str(2**40)])
 def test_sudo_by_root_or_by_nobody_is_not_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: str) -> None:
-    monkeypatch.setenv("SUDO_UID", uid)
-    monkeypatch.setenv("SUDO_GID", "0")
+    call_by_sudo(monkeypatch, uid, 0)
     assert program_user.choose(tmp_path).uid == OWN_UID
 
 
-@as_root
 def test_the_own_uid_can_be_chosen_but_never_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTBED_UID", "61000")
     assert program_user.choose(tmp_path).uid == 61_000
@@ -60,7 +54,6 @@ def test_the_own_uid_can_be_chosen_but_never_root(tmp_path: Path, monkeypatch: p
             program_user.choose(tmp_path)
 
 
-@as_root
 def test_groups_whose_members_become_root_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     account = pwd.getpwnam("daemon")
     groups = [0, 42, 6, account.pw_gid, 12_345]  # root, shadow and disk on Debian, and one without a name
@@ -69,7 +62,6 @@ def test_groups_whose_members_become_root_are_left_out(tmp_path: Path, monkeypat
     assert set(program_user.choose(tmp_path).groups) == {account.pw_gid, 12_345}
 
 
-@as_root
 def test_what_bars_the_way_is_named(tmp_path: Path) -> None:
     (open_to_all := tmp_path / "a").mkdir()
     (barred := open_to_all / "b").mkdir(mode=0o700)
@@ -83,7 +75,6 @@ def test_what_bars_the_way_is_named(tmp_path: Path) -> None:
     assert program_user.first_refused(OWN, [("r", file)]) == file
 
 
-@as_root
 def test_what_a_user_could_rename(tmp_path: Path) -> None:
     (home := tmp_path / "home").mkdir()
     (state := home / "state").mkdir()
@@ -101,36 +92,19 @@ def begun(argv: list[str], folder: Path, parent: int | None) -> list[str]:
     return program_user.start(OWN, SETPRIV, argv, folder, folder, (), parent)
 
 
-@as_root
-def test_a_program_begins_in_its_folder_with_its_variables(tmp_path: Path) -> None:
-    os.environ["XDG_CACHE_HOME"] = "/root/.cache"
-    try:
-        line = begun(
-            ["sh", "-c", 'pwd; echo "$HOME $USER $TMPDIR ${XDG_CACHE_HOME-unset}"; id -u; echo "$TESTBED_SCRATCH"'],
-            tmp_path,
-            os.getpid(),
-        )
-        done = subprocess.run(line, capture_output=True, text=True, timeout=20)
-    finally:
-        del os.environ["XDG_CACHE_HOME"]
+def test_a_program_begins_in_its_folder_with_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/root/.cache")
+    script = 'pwd; echo "$HOME $USER $TMPDIR ${XDG_CACHE_HOME-unset}"; id -u; echo "$TESTBED_SCRATCH"'
+    output = oracle.run(*begun(["sh", "-c", script], tmp_path, os.getpid()))
     account = f"{tmp_path} testbed {tmp_path}/tmp unset"
-    assert done.stdout.splitlines() == [str(tmp_path), account, str(OWN_UID), str(tmp_path)], done.stderr
+    assert output.splitlines() == [str(tmp_path), account, str(OWN_UID), str(tmp_path)]
 
 
-@as_root
 def test_a_program_whose_parent_ended_before_does_not_begin(tmp_path: Path) -> None:
     """PDEATHSIG tells only of a parent that ends later."""
     assert subprocess.run(begun(["echo", "begun"], tmp_path, os.getpid() + 1), capture_output=True).returncode == 1
 
 
-def has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-@as_root
 def test_a_program_ends_with_its_parent(tmp_path: Path) -> None:
     """Also where the change of uid has cleared what was set before it."""
     code = (
@@ -139,9 +113,8 @@ def test_a_program_ends_with_its_parent(tmp_path: Path) -> None:
         "line = p.start(user, 'setpriv', ['sleep', '1000'], Path('/'), Path('/'), (), os.getpid())\n"
         "print(subprocess.Popen(line).pid, flush=True); time.sleep(1000)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+    with python(code) as parent:
+        pid = int(parent.read_line())
         oracle.until(lambda: "sleep" in Path(f"/proc/{pid}/comm").read_text(), 20.0, "the program runs")
-        parent.send_signal(signal.SIGKILL)
+        parent.kill()
         oracle.until(lambda: has_ended(pid), 20.0, "the program has ended too")

@@ -3,65 +3,47 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from builders.processes import Child, python
+from builders.tables import table
 
 from testbed.host.linux.rank_processes import Found, inside, ranks_of
 
 
-def found(pid: int, parent: int, session: int, rank: int | None = None) -> Found:
-    return Found(pid, 7, parent, session, rank)
+@table(
+    "processes, ranks",
+    {
+        "those that say so": ([(10, 1, 10, 0), (11, 1, 11, 1), (12, 10, 10, 0)], {0: [10, 12], 1: [11]}),
+        "by its session as a child's parent, and as a descendant in a session of its own": (
+            [(10, 1, 10, None), (11, 10, 10, 3), (12, 11, 12, None), (13, 12, 13, None)],
+            {3: [10, 11, 12, 13]},
+        ),
+        "a session of several ranks tells nothing": (
+            [(10, 1, 5, 0), (11, 1, 5, 1), (12, 1, 5, None)],
+            {0: [10], 1: [11]},
+        ),
+        "other processes of a node": ([(10, 1, 10, None), (11, 10, 10, None)], {}),
+        "none": ([], {}),
+    },
+)
+def test_ranks_of_processes(processes: list[tuple[int, int, int, int | None]], ranks: dict[int, list[int]]) -> None:
+    """Processes: (pid, parent, session, rank in its environment)."""
+    listed = [Found(pid, 7, parent, session, rank) for pid, parent, session, rank in processes]
+    assert {rank: sorted(process.pid for process in own) for rank, own in ranks_of(listed).items()} == ranks
 
 
-def grouped(*listed: Found) -> dict[int, list[int]]:
-    return {rank: sorted(it.pid for it in them) for rank, them in ranks_of(listed).items()}
+def sleeper(rank: int) -> Child:
+    environment = {**os.environ, "TESTBED_FOLDER": f"/x/ranks/rank-{rank}"}
+    child = python("import time; print(flush=True); time.sleep(60)", env=environment, start_new_session=True)
+    child.read_line()
+    return child
 
 
-def test_those_that_say_so() -> None:
-    assert grouped(found(10, 1, 10, 0), found(11, 1, 11, 1), found(12, 10, 10, 0)) == {0: [10, 12], 1: [11]}
-
-
-def test_one_that_overwrote_its_environment() -> None:
-    """By its session as a child's parent, and as a descendant in a session of its own."""
-    listed = found(10, 1, 10), found(11, 10, 10, 3), found(12, 11, 12), found(13, 12, 13)
-    assert grouped(*listed) == {3: [10, 11, 12, 13]}
-
-
-def test_a_session_of_several_ranks_tells_nothing() -> None:
-    assert grouped(found(10, 1, 5, 0), found(11, 1, 5, 1), found(12, 1, 5)) == {0: [10], 1: [11]}
-
-
-def test_other_processes_of_a_node() -> None:
-    assert grouped(found(10, 1, 10), found(11, 10, 10)) == {}
-    assert grouped() == {}
-
-
-@pytest.fixture
-def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    def start(rank: int) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "TESTBED_FOLDER": f"/x/ranks/rank-{rank}"}
-        argv = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
-        child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, start_new_session=True)
-        assert child.stdout is not None
-        child.stdout.readline()
-        return child
-
-    started = [start(rank) for rank in (2, 13)]
-    yield started
-    for child in started:
-        child.kill()
-        child.wait()
-        assert child.stdout is not None
-        child.stdout.close()
-
-
-def test_processes_of_this_machine(sleepers: list[subprocess.Popen[bytes]]) -> None:
-    ranks = ranks_of(inside({Path("/proc/self/ns/net").stat().st_ino}))
-    for rank, child in zip((2, 13), sleepers, strict=True):
-        assert child.pid in [it.pid for it in ranks[rank]]
-        assert os.getpid() not in [it.pid for it in ranks[rank]]
+def test_processes_of_this_machine() -> None:
+    with sleeper(2) as second, sleeper(13) as last:
+        ranks = ranks_of(inside({Path("/proc/self/ns/net").stat().st_ino}))
+        for rank, child in ((2, second), (13, last)):
+            pids = {process.pid for process in ranks[rank]}
+            assert child.pid in pids and os.getpid() not in pids
     assert ranks_of(inside({0})) == {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.tables import table
 
 from testbed.host.measure import carrier_watch
 from testbed.host.measure.carrier_watch import CarrierWatch, Change
@@ -38,32 +39,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield ours
 
 
-@pytest.fixture
-def after(kernel: socket.socket) -> Iterator[Callable[..., list[tuple[bool, int, int, bool]]]]:
-    """``after(message, …)``: (lit, changes, missed, turned) of all that was heard of ``north``."""
-    heard: list[Change] = []
-    last = threading.Event()
-
-    def hear(change: Change) -> None:
-        if change.interface == "last":
-            last.set()
-        else:
-            heard.append(change)
-
-    one = CarrierWatch({"west-gw": Path("nowhere")}, {"west-gw": {"north", "last"}}, hear)
-    one.start()
-
-    def tell(*messages: bytes) -> list[tuple[bool, int, int, bool]]:
-        for it in messages:
-            kernel.send(it)
-        kernel.send(message("last", False, 1))
-        assert last.wait(5.0)
-        return [(it.lit, it.changes, it.missed, it.turned) for it in heard]
-
-    yield tell
-    one.stop()
-
-
 def north(lit: bool, count: int | None) -> bytes:
     return message("north", lit, count)
 
@@ -74,27 +49,46 @@ def test_it_asks_for_all_interfaces_first(kernel: socket.socket) -> None:
     assert (length, kind, flags) == (32, RTM_GETLINK, 0x301)
 
 
-def test_changes_are_counted_from_the_beginning(after: Callable[..., object]) -> None:
-    heard = after(north(True, 2), north(False, 3), north(False, 3), north(True, 4))
-    assert heard == [(False, 1, 0, True), (True, 2, 0, True)]
-
-
-def test_what_the_kernel_counted_and_did_not_tell_is_missed(after: Callable[..., object]) -> None:
-    assert after(north(True, 2), north(True, 6), north(False, 9)) == [(True, 4, 4, False), (False, 7, 2, True)]
-
-
-def test_a_change_before_the_first_answer_counts(after: Callable[..., object]) -> None:
-    assert after(north(False, 3), north(True, 4)) == [(False, 1, 0, True), (True, 2, 0, True)]
-
-
-def test_a_kernel_that_does_not_count_misses_nothing(after: Callable[..., object]) -> None:
-    heard = after(north(True, None), north(False, None), north(True, None))
-    assert heard == [(False, 1, 0, True), (True, 2, 0, True)]
-
-
-def test_a_count_that_is_ahead_of_the_flags_waits_for_the_next_message(after: Callable[..., object]) -> None:
-    assert after(north(True, 2), north(True, 3), north(False, 3)) == [(False, 1, 0, True)]
-
-
-def test_other_interfaces_and_torn_messages_are_left_out(after: Callable[..., object]) -> None:
-    assert after(message("lo", False, 9), north(False, 1)[:30], b"", struct.pack("=IHHII", 8, 16, 0, 0, 0)) == []
+@table(
+    "messages, heard",
+    {
+        "changes are counted from the beginning": (
+            [north(True, 2), north(False, 3), north(False, 3), north(True, 4)],
+            [(False, 1, 0, True), (True, 2, 0, True)],
+        ),
+        "what the kernel counted and did not send is missed": (
+            [north(True, 2), north(True, 6), north(False, 9)],
+            [(True, 4, 4, False), (False, 7, 2, True)],
+        ),
+        "a change before the first answer counts": (
+            [north(False, 3), north(True, 4)],
+            [(False, 1, 0, True), (True, 2, 0, True)],
+        ),
+        "of a kernel that does not count nothing is missed": (
+            [north(True, None), north(False, None), north(True, None)],
+            [(False, 1, 0, True), (True, 2, 0, True)],
+        ),
+        "a count that is ahead of the flags waits for the next message": (
+            [north(True, 2), north(True, 3), north(False, 3)],
+            [(False, 1, 0, True)],
+        ),
+        "other interfaces and torn messages are left out": (
+            [message("lo", False, 9), north(False, 1)[:30], b"", struct.pack("=IHHII", 8, 16, 0, 0, 0)],
+            [],
+        ),
+    },
+)
+def test_changes_of_a_carrier(
+    kernel: socket.socket, messages: list[bytes], heard: list[tuple[bool, int, int, bool]]
+) -> None:
+    """(lit, changes, missed, turned) of all that was heard of ``north``."""
+    changes: queue.Queue[Change] = queue.Queue()
+    watch = CarrierWatch({"west-gw": Path("nowhere")}, {"west-gw": {"north", "last"}}, changes.put)
+    watch.start()
+    for data in (*messages, message("last", False, 1)):
+        kernel.send(data)
+    received: list[Change] = []
+    while not received or received[-1].interface != "last":
+        received.append(changes.get(timeout=5.0))
+    watch.stop()
+    assert [(change.lit, change.changes, change.missed, change.turned) for change in received[:-1]] == heard
