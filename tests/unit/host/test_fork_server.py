@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from builders.tables import table
 
 from testbed.host.fork_server import ForkServer, start
 from testbed.host.linux import process
@@ -28,16 +30,10 @@ def test_one_whose_start_time_could_not_be_read_is_ended(tmp_path: Path, monkeyp
     assert gone.wait(5)
 
 
-@pytest.mark.parametrize(("status", "end"), [(137, {"signal": 9}), (3, {"code": 3}), (0, {"code": 0})])
+@table("status, end", {"killed": (137, {"signal": 9}), "failed": (3, {"code": 3}), "done": (0, {"code": 0})})
 def test_one_in_a_container_tells_signals_as_a_shell_does(tmp_path: Path, status: int, end: dict[str, int]) -> None:
-    seen: list[dict[str, object]] = []
-    gone = threading.Event()
-
-    def heard(event: dict[str, object]) -> None:
-        seen.append(event)
-        gone.set()
-
+    events: queue.Queue[dict[str, object]] = queue.Queue()
     child = start([sys.executable, "-c", f"import sys; sys.exit({status})"])
-    ForkServer(tmp_path / "log", heard, child, elsewhere=True)
-    assert gone.wait(10)
-    assert {key: value for key, value in seen[-1].items() if key in ("signal", "code")} == end
+    ForkServer(tmp_path / "log", events.put, child, elsewhere=True)
+    event = events.get(timeout=10)
+    assert {key: value for key, value in event.items() if key in ("signal", "code")} == end

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
-import time
 
 import pytest
+from builders.processes import Child, python, until_gone
+from builders.tables import table
 
 BOUND_S = 20.0
 VISIT = """
@@ -18,52 +17,37 @@ sys.exit(runner.run_under_watchdog([sys.executable, "-m", "testbed_agents.watchd
 """
 
 
-def visit(*argv: str, **more: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", VISIT, *argv], stdout=subprocess.PIPE, bufsize=0, **more)  # type: ignore[call-overload, no-any-return]
+def visit(*argv: str, before: str = "", **options: object) -> Child:
+    return python(before + VISIT, *argv, **{"stdin": subprocess.DEVNULL, **options})
 
 
-def gone(pid: int) -> bool:
-    until = time.monotonic() + BOUND_S
-    while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.02)
-    return False
-
-
-@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
+@table("script, status", {"none": ("exit 0", 0), "its own": ("exit 7", 7), "a signal": ("kill -9 $$", 137)})
 def test_the_status_is_the_programs(script: str, status: int) -> None:
-    with visit("sh", "-c", script, stdin=subprocess.DEVNULL) as ours:
+    with visit("sh", "-c", script) as ours:
         assert ours.wait(BOUND_S) == status
 
 
 def test_our_stdin_is_its_own() -> None:
     with visit("wc", "-c", stdin=subprocess.PIPE) as ours:
-        said, _ = ours.communicate(b"x" * 500_000, timeout=BOUND_S)
-        assert int(said) == 500_000
+        output, _ = ours.communicate("x" * 500_000, timeout=BOUND_S)
+        assert int(output) == 500_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_it_ends_however_we_end(number: signal.Signals) -> None:
-    with visit("sh", "-c", "echo $$; exec sleep 1000", stdin=subprocess.DEVNULL) as ours:
-        assert ours.stdout is not None
-        pid = int(ours.stdout.readline())
+    with visit("sh", "-c", "echo $$; exec sleep 1000") as ours:
+        pid = int(ours.read_line())
         ours.send_signal(number)
         ours.wait(BOUND_S)
-    assert gone(pid)
+    until_gone(pid)
 
 
 def test_an_interrupt_is_the_programs_to_hear() -> None:
     """As `testbed exec` has it."""
-    deaf = "import signal; signal.signal(signal.SIGINT, lambda *_: None)" + VISIT
+    deaf = "import signal; signal.signal(signal.SIGINT, lambda *_: None)"
     script = "trap 'echo heard; exit 9' INT; echo on; while :; do sleep 0.05; done"
-    with subprocess.Popen(
-        [sys.executable, "-c", deaf, "sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0
-    ) as ours:
-        assert ours.stdout is not None
-        assert ours.stdout.readline() == b"on\n"
+    with visit("sh", "-c", script, before=deaf) as ours:
+        assert ours.read_line() == "on"
         ours.send_signal(signal.SIGINT)
-        assert ours.stdout.readline() == b"heard\n"
+        assert ours.read_line() == "heard"
         assert ours.wait(BOUND_S) == 9

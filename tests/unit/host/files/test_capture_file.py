@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from builders.processes import open_files
 
 from testbed.errors import StorageError, UserError
 from testbed.host.files.capture_file import CaptureFile
@@ -27,8 +28,8 @@ def test_what_is_no_file_is_refused_and_closed(tmp_path: Path, kind: str) -> Non
         path.symlink_to(victim)
     elif kind == "pipe":
         os.mkfifo(path)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = len(open_files())
     with pytest.raises(StorageError):
         CaptureFile(Path("/dev/full") if kind == "device" else path)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    assert len(open_files()) <= before
     assert victim.read_text() == "kept"

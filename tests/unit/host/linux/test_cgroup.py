@@ -1,14 +1,19 @@
-"""Where the cpu controller is and what is written there, on made-up hierarchies; the kernel's own is in tests/netns."""
+"""Control groups: the cpu controller on made-up hierarchies (the kernel's is in tests/netns); kills for lack of memory."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.processes import Child, python
+from builders.tables import table
 
 from testbed.errors import HostError
 from testbed.host.linux import cgroup
-from testbed.host.linux.cgroup import CpuGroup, Hierarchy, hierarchy
+from testbed.host.linux.cgroup import CpuGroup, Hierarchy, OomWatch, hierarchy
 from testbed.keeper.throttle import Throttle
 
 V1 = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
@@ -17,84 +22,96 @@ OTHERS = "23 1 8:1 / / rw - ext4 /dev/sda rw\n33 31 0:30 / /sys/fs/cgroup/memory
 CONTROLLERS, GIVEN = "/sys/fs/cgroup/cgroup.controllers", "/sys/fs/cgroup/cgroup.subtree_control"
 
 
-def test_a_controller_of_v1() -> None:
-    where = hierarchy({"/proc/self/mountinfo": OTHERS + V1}.__getitem__)
-    assert where == Hierarchy(Path("/sys/fs/cgroup/cpu,cpuacct"), unified=False)
+UNIFIED = "/sys/fs/cgroup/unified"
 
 
-def test_a_controller_of_v2() -> None:
-    files = {"/proc/self/mountinfo": OTHERS + V2, CONTROLLERS: "cpuset cpu io\n", GIVEN: "cpu memory\n"}
-    assert hierarchy(files.__getitem__) == Hierarchy(Path("/sys/fs/cgroup"), unified=True)
+@table(
+    "files, expected",
+    {
+        "of v1": ({"/proc/self/mountinfo": OTHERS + V1}, Hierarchy(Path("/sys/fs/cgroup/cpu,cpuacct"), unified=False)),
+        "of v2": (
+            {"/proc/self/mountinfo": OTHERS + V2, CONTROLLERS: "cpuset cpu io\n", GIVEN: "cpu memory\n"},
+            Hierarchy(Path("/sys/fs/cgroup"), unified=True),
+        ),
+        "of v1, beside a v2 that has none": (
+            {
+                "/proc/self/mountinfo": V2.replace("/sys/fs/cgroup rw", f"{UNIFIED} rw") + V1,
+                f"{UNIFIED}/cgroup.controllers": "hugetlb\n",
+                f"{UNIFIED}/cgroup.subtree_control": "hugetlb\n",
+            },
+            Hierarchy(Path("/sys/fs/cgroup/cpu,cpuacct"), unified=False),
+        ),
+    },
+)
+def test_the_hierarchy_of_the_cpu_controller(files: dict[str, str], expected: Hierarchy) -> None:
+    assert hierarchy(files.__getitem__) == expected
 
 
-def test_v1_has_it_beside_a_v2_that_has_not() -> None:
-    v2 = V2.replace("/sys/fs/cgroup rw", "/sys/fs/cgroup/unified rw")
-    files = {"/proc/self/mountinfo": v2 + V1}
-    files |= {f"/sys/fs/cgroup/unified/cgroup.{it}": "hugetlb\n" for it in ("controllers", "subtree_control")}
-    assert not hierarchy(files.__getitem__).unified
-
-
-@pytest.mark.parametrize(
-    ("mounts", "controllers", "given", "says"),
-    [
-        (OTHERS, "", "", r"^no control groups are mounted"),
-        (
+@table(
+    "mounts, controllers, given, why",
+    {
+        "none is mounted": (OTHERS, "", "", r"^no control groups are mounted"),
+        "this kernel has none": (
             V2,
             "io memory",
             "",
             r"no cpu controller in /sys/fs/cgroup: this kernel has none, or it belongs to cgroup v1",
         ),
-        (V2, "cpu io", "io", r"enable it with: echo \+cpu > /sys/fs/cgroup/cgroup.subtree_control"),
-        (V2.replace("rw,nosuid", "ro,nosuid"), "cpu", "cpu", "mounted read-only"),
-        (V1.replace("rw,relatime", "ro,relatime"), "", "", "mounted read-only"),
-    ],
+        "it is not enabled": (
+            V2,
+            "cpu io",
+            "io",
+            r"enable it with: echo \+cpu > /sys/fs/cgroup/cgroup.subtree_control",
+        ),
+        "v2 is read-only": (V2.replace("rw,nosuid", "ro,nosuid"), "cpu", "cpu", "mounted read-only"),
+        "v1 is read-only": (V1.replace("rw,relatime", "ro,relatime"), "", "", "mounted read-only"),
+    },
 )
-def test_without_one_it_says_why_and_what_helps(mounts: str, controllers: str, given: str, says: str) -> None:
+def test_without_one_it_says_why_and_what_helps(mounts: str, controllers: str, given: str, why: str) -> None:
     files = {"/proc/self/mountinfo": mounts, CONTROLLERS: controllers, GIVEN: given}
-    with pytest.raises(HostError, match=says):
+    with pytest.raises(HostError, match=why):
         hierarchy(files.__getitem__)
 
 
-@pytest.fixture
-def v1(tmp_path: Path) -> CpuGroup:
-    (tmp_path / "cpu.cfs_quota_us").write_text("-1\n")
-    (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
-    return CpuGroup(tmp_path, unified=False)
+def group(folder: Path, unified: bool, **files: str) -> CpuGroup:
+    """Make a control group with these files of the cpu controller."""
+    for name, text in files.items():
+        (folder / f"cpu.{name}").write_text(f"{text}\n")
+    return CpuGroup(folder, unified=unified)
 
 
-@pytest.fixture
-def v2(tmp_path: Path) -> CpuGroup:
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    return CpuGroup(tmp_path, unified=True)
+@table(
+    "unified, unlimited, share, limited, text",
+    {
+        "of v1": (
+            False,
+            {"cfs_quota_us": "-1", "cfs_period_us": "100000"},
+            0.3,
+            {"cfs_quota_us": "6000", "cfs_period_us": "20000"},
+            "6000 us in each 20000 us",
+        ),
+        "of v2": (True, {"max": "max 100000"}, 0.05, {"max": "1000 20000"}, "cpu.max 1000 20000"),
+    },
+)
+def test_a_limit_and_back(
+    tmp_path: Path, unified: bool, unlimited: dict[str, str], share: float, limited: dict[str, str], text: str
+) -> None:
+    limits = group(tmp_path, unified, **unlimited)
+
+    def files() -> dict[str, str]:
+        return {path.name.removeprefix("cpu."): path.read_text().strip() for path in tmp_path.iterdir()}
+
+    limits.limit(share)
+    assert files() == limited
+    assert (limits.limited, limits.is_ours) == (text, True)
+    limits.limit(None)
+    assert files() == unlimited
+    assert (limits.limited, limits.is_ours) == ("", False)
 
 
-def files(group: CpuGroup) -> dict[str, str]:
-    return {it.name: it.read_text().strip() for it in group.path.iterdir()}
-
-
-def test_a_limit_of_v1_and_back(v1: CpuGroup) -> None:
-    before = files(v1)
-    v1.limit(0.3)
-    assert files(v1) == {"cpu.cfs_quota_us": "6000", "cpu.cfs_period_us": "20000"}
-    assert (v1.limited, v1.is_ours) == ("6000 us in each 20000 us", True)
-    v1.limit(None)
-    assert files(v1) == before
-    assert (v1.limited, v1.is_ours) == ("", False)
-
-
-def test_a_limit_of_v2_and_back(v2: CpuGroup) -> None:
-    before = files(v2)
-    v2.limit(0.05)
-    assert files(v2) == {"cpu.max": "1000 20000"}
-    assert (v2.limited, v2.is_ours) == ("cpu.max 1000 20000", True)
-    v2.limit(None)
-    assert files(v2) == before
-    assert (v2.limited, v2.is_ours) == ("", False)
-
-
-def test_a_limit_of_somebodys_is_told_from_ours(v2: CpuGroup) -> None:
-    (v2.path / "cpu.max").write_text("150000 100000\n")  # docker update --cpus 1.5
-    assert (v2.limited, v2.is_ours) == ("cpu.max 150000 100000", False)
+def test_a_limit_of_somebodys_is_told_from_ours(tmp_path: Path) -> None:
+    limits = group(tmp_path, unified=True, max="150000 100000")  # docker update --cpus 1.5
+    assert (limits.limited, limits.is_ours) == ("cpu.max 150000 100000", False)
 
 
 def test_what_cannot_be_written_is_said_with_the_group(tmp_path: Path) -> None:
@@ -113,3 +130,64 @@ def test_of_a_container_that_is_gone_no_limit_has_to_be_taken_off(
     throttle.set("west-0", None)
     with pytest.raises(HostError, match="cannot find the control group"):
         throttle.set("west-0", 0.3)
+
+
+# ---- processes killed for want of memory
+
+HUNGRY = "import sys; sys.stdin.read(); kept = [bytearray(1 << 20) for _ in range(256)]; print(len(kept))"
+
+
+@pytest.fixture
+def small() -> Iterator[Path]:
+    """A group that may use 32 MiB, of cgroup v1 or v2, whichever has the memory controller."""
+    root = Path("/sys/fs/cgroup")
+    v1 = (root / "memory" / "memory.limit_in_bytes").exists()
+    folder = (root / "memory" if v1 else root) / f"test-oom-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text("33554432")
+    except OSError as error:
+        if folder.exists():
+            folder.rmdir()
+        pytest.skip(f"no memory controller that this test may use: {error}")
+    yield folder
+    folder.rmdir()
+
+
+def hungry(group: Path) -> Child:
+    """Start a process in a group. It takes 256 MiB at the end of its input."""
+    child = python(HUNGRY, stdout=subprocess.DEVNULL)
+    (group / "cgroup.procs").write_text(str(child.pid))
+    return child
+
+
+def test_a_process_killed_for_want_of_memory_is_told_from_one_that_was_shot(small: Path) -> None:
+    watch = OomWatch()
+    with hungry(small) as starved, hungry(small) as shot:
+        for key, child in enumerate((starved, shot)):
+            watch.watch(key, Path("/proc", str(child.pid)))
+        shot.kill()
+        shot.wait(10)
+        assert not watch.killed(1)
+        starved.communicate(timeout=30)
+    assert starved.returncode == shot.returncode == -9
+    assert watch.killed(0)
+    assert not watch.killed(0), "one kill explains one death"
+
+
+def test_kills_before_a_job_explain_no_death_in_it(small: Path) -> None:
+    """Ranks share their control group with whatever else runs in it."""
+    watch = OomWatch()
+    with hungry(small) as foreign, hungry(small) as rank:
+        watch.watch(0, Path("/proc", str(rank.pid)))
+        foreign.communicate(timeout=30)
+        assert foreign.returncode == -9
+        watch.renew()
+    assert not watch.killed(0)
+
+
+def test_a_process_without_a_group_is_not_watched() -> None:
+    watch = OomWatch()
+    watch.watch(0, Path("/proc/0"))
+    assert not watch.killed(0)
+    assert not watch.killed(1)

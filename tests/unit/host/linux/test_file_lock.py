@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import filelock
 import pytest
+from builders.processes import python
 
 from testbed.host.linux.file_lock import FileLock
 
@@ -25,15 +24,10 @@ def test_it_excludes_and_is_excluded(tmp_path: Path) -> None:
 
 def test_a_killed_holder_releases_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "held\n"
-    with pytest.raises(TimeoutError):
-        FileLock(path, timeout_s=0.0)
-    child.kill()
-    child.wait()
+    with python(HOLD, path) as holder:
+        assert holder.read_line() == "held"
+        with pytest.raises(TimeoutError):
+            FileLock(path, timeout_s=0.0)
     FileLock(path, timeout_s=5.0).release()
 
 

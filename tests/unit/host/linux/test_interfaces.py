@@ -1,11 +1,13 @@
-"""What is read of the kernel's table of interfaces."""
+"""The kernel's tables of interfaces and of TCP's retransmission timeouts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from builders.processes import open_files
 
+from testbed.errors import HostError
 from testbed.host.linux import interfaces
 from testbed.host.linux.interfaces import InterfaceCounters, Traffic, traffic
 
@@ -35,11 +37,25 @@ def test_each_column_is_the_one_that_is_meant(table: Path) -> None:
 
 def test_what_is_kept_open_is_read_anew(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces.namespace, "inside", lambda path, do: do())
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = len(open_files())
     counters = InterfaceCounters(Path("/proc/self/ns/net"))
     assert counters.read() == traffic()
     table.write_text(TABLE.replace(" 21 ", " 99 "))
     assert counters.read()["north-a"].sent_bytes == 99
     counters.close()
     counters.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    assert len(open_files()) <= before
+
+
+def test_the_column_is_read_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "netstat"
+    monkeypatch.setattr(interfaces, "_TCP", file)
+    file.write_text("TcpExt: SyncookiesSent TCPTimeouts TCPSpuriousRTOs\nTcpExt: 4 17 2\nIpExt: InNoRoutes\nIpExt: 0\n")
+    assert interfaces.tcp_timeouts() == 17
+    file.write_text("IpExt: InNoRoutes\nIpExt: 0\n")
+    with pytest.raises(HostError, match="TcpExt"):
+        interfaces.tcp_timeouts()
+
+
+def test_this_kernel_counts_them() -> None:
+    assert interfaces.tcp_timeouts() >= 0

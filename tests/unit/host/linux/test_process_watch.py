@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import queue
-import subprocess
 import threading
 from pathlib import Path
 
+from builders.processes import Child
 from oracles import oracle
 
 from testbed.host.linux.process_watch import ProcessWatch
 
 
-def sleeper() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "60"])
+def sleeper() -> Child:
+    return Child("sleep", 60)
 
 
 def watchers() -> set[threading.Thread]:
@@ -24,16 +24,15 @@ def watchers() -> set[threading.Thread]:
 def test_each_end_is_told_once_by_its_name() -> None:
     of_other_tests = watchers()
     heard: queue.Queue[str] = queue.Queue()
-    with sleeper() as one, sleeper() as other, sleeper() as gone:
+    with sleeper() as first, sleeper() as other, sleeper() as gone:
         gone.kill()
         gone.wait()
-        watch = ProcessWatch({"one": one.pid, "other": other.pid, "gone": gone.pid}, heard.put)
+        watch = ProcessWatch({"first": first.pid, "other": other.pid, "gone": gone.pid}, heard.put)
         assert heard.get(timeout=10) == "gone"
         other.kill()
         assert heard.get(timeout=10) == "other"
         watch.stop()
         oracle.until(lambda: watchers() <= of_other_tests, 10, "it stops")
-        one.kill()
     assert heard.empty()
 
 

@@ -18,8 +18,11 @@ def acknowledgement(number: int) -> bytes:
     return struct.pack("=IHHII", 36, rtnetlink.NLMSG_ERROR, 0, 0, 0) + struct.pack("=i", -number) + bytes(16)
 
 
+Ends = tuple[socket.socket, socket.socket]
+
+
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+def ends() -> Iterator[Ends]:
     ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, kernels:
         ours.settimeout(rtnetlink.PATIENCE_S)
@@ -27,46 +30,40 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, kernels
 
 
-def answering(kernels: socket.socket, *answers: bytes) -> threading.Thread:
-    def body() -> None:
+def exchange(ends: Ends, requests: int, *answers: bytes) -> None:
+    """Exchange requests with a kernel that sends these answers."""
+    ours, kernels = ends
+
+    def answer() -> None:
         kernels.recv(65536)
-        for answer in answers:
-            kernels.send(answer)
+        for data in answers:
+            kernels.send(data)
 
-    thread = threading.Thread(target=body, daemon=True)
+    thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    return thread
+    try:
+        rtnetlink.exchange(ours, [rtnetlink.link_state(1, True)] * requests)
+    finally:
+        thread.join(10.0)
 
 
-REQUEST = rtnetlink.link_state(1, True)
+def test_every_request_has_its_acknowledgement_in_however_many_datagrams(ends: Ends) -> None:
+    exchange(ends, 3, acknowledgement(0), acknowledgement(0) + acknowledgement(0))
+    assert ends[0].gettimeout() == rtnetlink.PATIENCE_S
 
 
-def test_every_request_has_its_acknowledgement_in_however_many_datagrams(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
-    ours, kernels = ends
-    thread = answering(kernels, acknowledgement(0), acknowledgement(0) + acknowledgement(0))
-    rtnetlink.exchange(ours, [REQUEST] * 3)
-    thread.join(10.0)
-    assert ours.gettimeout() == rtnetlink.PATIENCE_S
-
-
-def test_the_first_failure_is_raised_and_all_answers_are_taken(ends: tuple[socket.socket, socket.socket]) -> None:
-    ours, kernels = ends
-    answering(kernels, acknowledgement(errno.ENODEV) + acknowledgement(0) + acknowledgement(errno.EEXIST))
+def test_the_first_failure_is_raised_and_all_answers_are_taken(ends: Ends) -> None:
     with pytest.raises(OSError) as raised:
-        rtnetlink.exchange(ours, [REQUEST] * 3)
+        exchange(ends, 3, acknowledgement(errno.ENODEV) + acknowledgement(0) + acknowledgement(errno.EEXIST))
     assert raised.value.errno == errno.ENODEV
-    ours.settimeout(0.0)
+    ends[0].settimeout(0.0)
     with pytest.raises(BlockingIOError):
-        ours.recv(65536)
+        ends[0].recv(65536)
 
 
-def test_answers_that_an_exchange_before_left_are_none_of_this_one(ends: tuple[socket.socket, socket.socket]) -> None:
-    ours, kernels = ends
-    kernels.send(acknowledgement(0))
-    kernels.send(acknowledgement(0))
-    answering(kernels, acknowledgement(errno.ENOENT))
+def test_answers_that_an_exchange_before_left_are_none_of_this_one(ends: Ends) -> None:
+    for _ in range(2):
+        ends[1].send(acknowledgement(0))
     with pytest.raises(OSError) as raised:
-        rtnetlink.exchange(ours, [REQUEST])
+        exchange(ends, 1, acknowledgement(errno.ENOENT))
     assert raised.value.errno == errno.ENOENT

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from builders.processes import Child, python
 
 from testbed.core.remote.leash_frames import COMMAND_FOLDER
 from testbed.host.remote.command_folder import CommandFolder
@@ -23,17 +21,10 @@ used.leave()
 """
 
 
-def user(folder: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", USER],
-        env={**os.environ, COMMAND_FOLDER: str(folder)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "used\n"
-    return process
+def user(folder: Path) -> Child:
+    child = python(USER, env={**os.environ, COMMAND_FOLDER: str(folder)})
+    assert child.read_line() == "used"
+    return child
 
 
 def test_the_last_user_removes_it(tmp_path: Path) -> None:
@@ -52,7 +43,7 @@ def test_one_of_killed_users_goes_with_the_next_leash(tmp_path: Path, monkeypatc
     left = CommandFolder.make(tmp_path)
     job = user(left.path)
     left.leave()
-    job.send_signal(signal.SIGKILL)
+    job.kill()
     job.communicate(timeout=10)
     other = tmp_path / "testbed-on-file"
     other.write_text("no folder")
