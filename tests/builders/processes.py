@@ -60,6 +60,11 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+def until_ended(*pids: int) -> None:
+    """Wait for the end of processes, not for a parent that waits for them: that of orphans may take a second."""
+    oracle.until(lambda: all(map(has_ended, pids)), BOUND_S, f"processes {pids} have ended")
+
+
 def until_gone(*pids: int) -> None:
     oracle.until(lambda: all(map(is_gone, pids)), BOUND_S, f"processes {pids} have ended and are waited for")
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.processes import is_gone, until_gone
+from builders.processes import is_gone, until_ended, until_gone
 from builders.tables import table
 from oracles import oracle
 
@@ -136,14 +136,14 @@ def test_killed_it_takes_mpiexec_and_daemons_along(mpiexec: Mpiexec) -> None:
     inside = [mpiexec.pid("launcher"), mpiexec.pid("daemon")]
     assert mpiexec.proxy is not None and not any(map(is_gone, inside))
     mpiexec.proxy.send_signal(signal.SIGKILL)
-    until_gone(*inside)
+    until_ended(*inside)
 
 
 def test_a_daemon_ends_with_mpiexec(mpiexec: Mpiexec) -> None:
     mpiexec.start(f"""setsid "$1" a '{ENDLESS}' & until grep -q ^daemon "$2"; do sleep 0.05; done; exit 7""")
     daemon = mpiexec.pid("daemon")
     assert mpiexec.ended() == 7
-    until_gone(daemon)
+    until_ended(daemon)
 
 
 def test_a_daemon_ends_with_its_requester(mpiexec: Mpiexec) -> None:

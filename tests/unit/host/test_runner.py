@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from builders.processes import Child, python, until_gone
+from builders.processes import Child, python, until_ended
 from builders.tables import table
 
 BOUND_S = 20.0
@@ -39,7 +39,7 @@ def test_it_ends_however_we_end(number: signal.Signals) -> None:
         pid = int(ours.read_line())
         ours.send_signal(number)
         ours.wait(BOUND_S)
-    until_gone(pid)
+    until_ended(pid)
 
 
 def test_an_interrupt_is_the_programs_to_hear() -> None:

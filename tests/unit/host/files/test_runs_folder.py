@@ -330,6 +330,20 @@ def test_a_name_longer_than_a_files_is_a_mistake(
     assert shown.status in (2, 3) and "bug" not in shown.err, shown.err
 
 
+COMMANDS = """
+import os, sys
+import testbed.cli.app
+from testbed.cli.entry import main
+for command in sys.argv[1:]:
+    if (pid := os.fork()) == 0:
+        os.dup2(2, 1)
+        sys.argv[1:] = command.split()
+        main()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+"""Runs commands, each in a process of its own, after one import of the testbed; prints their statuses."""
+
+
 @needs_root
 @pytest.mark.parametrize(
     "variable",
@@ -341,10 +355,10 @@ def test_a_folder_that_cannot_be_entered_is_said(tmp_path: Path, variable: str) 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), variable: str(barred / "below")}
     for name in {runs_folder.VARIABLE, "XDG_DATA_HOME"} - {variable}:
         environment.pop(name, None)
-    for command in ("ls runs", "report x", f"report {barred}/run", "doctor"):
-        done = subprocess.run(
-            [sys.executable, "-m", "testbed", *command.split()],
-            env=environment, cwd="/", user=UID, group=UID, extra_groups=[], capture_output=True, text=True,
-        )  # fmt: skip
-        assert "bug" not in done.stderr and "Traceback" not in done.stderr, (command, done.stderr)
-        assert done.returncode in (0, 2, 3), (command, done.stderr)
+    commands = ("ls runs", "report x", f"report {barred}/run", "doctor")
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, *commands],
+        env=environment, cwd="/", user=UID, group=UID, extra_groups=[], capture_output=True, text=True,
+    )  # fmt: skip
+    assert "bug" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert [int(status) in (0, 2, 3) for status in done.stdout.splitlines()] == [True] * 4, done.stderr

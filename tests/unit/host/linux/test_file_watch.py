@@ -12,9 +12,16 @@ from builders.processes import needs_root, open_files
 from oracles import oracle
 
 from testbed.errors import HostError
+from testbed.host.linux import file_watch
 from testbed.host.linux.file_watch import FileWatch
 
 pytestmark = needs_root
+
+
+@pytest.fixture
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for new folders every 50 ms, not every second."""
+    monkeypatch.setattr(file_watch, "LOOK_S", 0.05)
 
 
 def shell(script: str, folder: Path) -> int:
@@ -40,7 +47,7 @@ def test_each_written_file_is_told_with_its_process(tmp_path: Path) -> None:
     assert {path.name for path, _ in files} <= {"top", "deep", "gone"}, "written ones only, and nothing behind a link"
 
 
-def test_folders_that_appear_are_watched_too(tmp_path: Path) -> None:
+def test_folders_that_appear_are_watched_too(look_often: None, tmp_path: Path) -> None:
     told: list[Path] = []
     watch = FileWatch(tmp_path, lambda path, pid: told.append(path))
     wanted = tmp_path / "out" / "run" / "checkpoint"
@@ -69,7 +76,7 @@ def test_many_files_take_few_descriptors(tmp_path: Path) -> None:
     assert before < most < before + 300
 
 
-def test_a_process_that_writes_for_ever_does_not_keep_it_open(tmp_path: Path) -> None:
+def test_a_process_that_writes_for_ever_does_not_keep_it_open(look_often: None, tmp_path: Path) -> None:
     told: list[Path] = []
 
     def wrote(path: Path, pid: int) -> None:

@@ -17,7 +17,7 @@ from typing import IO
 
 import host_stalls
 import pytest
-from builders.processes import needs_root, until_gone
+from builders.processes import needs_root, until_ended
 
 PATIENCE_S = 10.0
 
@@ -76,7 +76,7 @@ def test_what_a_command_does_not_read_keeps_no_signal_from_it(leash: Leash) -> N
     pid = int(leash.read_line())
     leash.send(frame(b"d", bytes(1 << 20)), frame(b"d", bytes(1 << 20)), frame(b"i"))
     assert leash.end() == 128 + signal.SIGINT
-    until_gone(pid)
+    until_ended(pid)
 
 
 def test_all_of_stdin_arrives_at_a_slow_reader(leash: Leash) -> None:
@@ -106,7 +106,7 @@ def test_a_run_with_a_link_is_not_sent(leash: Leash, run: Path) -> None:
 def test_sigterm_to_the_leash_ends_its_command(leash: Leash, pid: int) -> None:
     leash.terminate()
     assert leash.end() == 128 + signal.SIGINT
-    until_gone(pid)
+    until_ended(pid)
 
 
 def test_a_background_process_on_the_terminal_is_not_waited_for(leash: Leash) -> None:
@@ -123,7 +123,7 @@ def test_a_background_process_on_the_terminal_is_not_waited_for(leash: Leash) ->
 def test_a_frame_that_is_none_ends_the_command(leash: Leash, pid: int) -> None:
     leash.send(b"no frame")
     assert leash.end() == 3
-    until_gone(pid)
+    until_ended(pid)
 
 
 STUBBORN = "import os, signal, time; [signal.signal(it, signal.SIG_IGN) for it in (2, 15, 1)]; os.write(1, b'\\n')"
@@ -147,7 +147,7 @@ def test_a_program_that_ignores_signals_is_gone_soon(leash: Leash, verb: str, wi
             os.kill(pid, signal.SIGKILL)
     assert leash.end() == 128 + signal.SIGKILL
     assert host_stalls.elapsed_s(began_t) < within_s
-    until_gone(*pids)
+    until_ended(*pids)
 
 
 @needs_root
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> Non
 
 def test_a_command_does_not_survive_a_leash_that_is_killed(leash: Leash, pid: int) -> None:
     leash.kill()
-    until_gone(pid)
+    until_ended(pid)
 
 
 def test_only_words_of_sent_files_begin_with_the_folder(leash: Leash) -> None:
