@@ -33,9 +33,9 @@ def examined() -> dict[str, Check]:
 
 @pytest.fixture(scope="module")
 def checks() -> dict[str, Check]:
-    found = doctor.examine()
-    assert len({check.name for check in found}) == len(found), "each name is told once"
-    return {check.name: check for check in found}
+    results = doctor.examine()
+    assert len({check.name for check in results}) == len(results), "each name is told once"
+    return {check.name: check for check in results}
 
 
 def test_every_check_is_whole(checks: dict[str, Check]) -> None:
@@ -89,9 +89,9 @@ def test_nothing_is_left_behind() -> None:
 def test_folders_are_looked_at_and_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTBED_STATE", str(tmp_path / "a" / "b"))
     monkeypatch.setenv("TESTBED_RUNS", str(tmp_path / "c"))
-    found = examined()
-    assert str(tmp_path / "a" / "b") in found["state folder"].detail
-    assert found["runs folder"].state in ("ok", "limited")
+    results = examined()
+    assert str(tmp_path / "a" / "b") in results["state folder"].detail
+    assert results["runs folder"].state in ("ok", "limited")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,30 +106,30 @@ def test_a_disk_without_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_without_fiberd_there_is_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     fix = "apt-get install gcc libc6-dev && make demo"
     monkeypatch.setattr(fiberd, "find_binary", Mock(side_effect=MissingTool("fiberd", fix)))
-    found = examined()
-    assert (found["fiberd"].state, found["fiberd"].fix) == ("missing", fix)
-    assert not can_run(found.values())
+    results = examined()
+    assert (results["fiberd"].state, results["fiberd"].fix) == ("missing", fix)
+    assert not can_run(results.values())
 
 
 def test_torch_is_asked_for_without_importing_it(checks: dict[str, Check], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs.metadata, "version", Mock(side_effect=programs.metadata.PackageNotFoundError("torch")))
     torch = programs.torch()
-    found = [*({**checks, "torch": torch}).values()]
+    results = {**checks, "torch": torch}.values()
     assert torch.state == "missing"
     assert "fibers come up" in torch.detail
     assert "pip install" in torch.fix
-    assert can_run(found) == can_run([*checks.values()]), "fibers need no torch"
-    assert not doctor.can_train(found)
+    assert can_run(results) == can_run(checks.values()), "fibers need no torch"
+    assert not doctor.can_train(results)
 
 
 def test_without_nsenter_or_setpriv_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == "setpriv" else which(name, **more))
-    found = {check.name: check for check in programs.tools()}
-    check = found["nsenter, setpriv"]
+    results = {check.name: check for check in programs.tools()}
+    check = results["nsenter, setpriv"]
     assert (check.state, check.fix) == ("missing", "apt-get install util-linux")
     assert "setpriv not found" in check.detail
-    assert not can_run(found.values())
+    assert not can_run(results.values())
 
 
 def test_limits_are_those_of_the_host(checks: dict[str, Check]) -> None:
@@ -220,9 +220,9 @@ def test_congestion_controls_are_those_of_the_kernel(
     assert check.fix.endswith("modprobe -a tcp_bbr")
     file = tmp_path / "x.yaml"
     file.write_text("topology: metro-40km\nworkload: {steps: 10}\nset: {congestion: bbr}\n")
-    (found,) = catalog.examine_experiment(str(file))
-    assert found.warning
-    assert "this kernel lacks the TCP congestion control bbr" in str(found)
+    (mistake,) = catalog.examine_experiment(str(file))
+    assert mistake.warning
+    assert "this kernel lacks the TCP congestion control bbr" in str(mistake)
     modules = tmp_path / os.uname().release
     modules.mkdir()
     (modules / "modules.dep").write_text("kernel/net/ipv4/tcp_bbr.ko.xz:\nkernel/net/ipv4/tcp_yeah.ko: x\n")

@@ -98,10 +98,10 @@ def scrape(rank: Address, *names: frozenset[str]) -> Scraped:
 
 
 def test_the_metrics_of_a_rank(rank: Address) -> None:
-    found = scrape(rank, NAMES)
-    assert found.why == ""
-    assert {name.partition("{")[0] for name in found.values} == NAMES
-    sample = RankSample.from_series(found.t, 0, found.values)
+    scraped = scrape(rank, NAMES)
+    assert scraped.why == ""
+    assert {name.partition("{")[0] for name in scraped.values} == NAMES
+    sample = RankSample.from_series(scraped.t, 0, scraped.values)
     assert (sample.steps, sample.tokens, sample.compute_s) == (3, 768, 0.75)
     assert (sample.peer_wait_s, sample.network_s, sample.exposed_s) == (0.09375, 0.1875, 0.28125)
     assert sample.cpu_s == pytest.approx(time.process_time(), abs=1.0)
@@ -111,9 +111,9 @@ def test_the_metrics_of_a_rank(rank: Address) -> None:
 
 
 def test_without_names_everything_is_kept(rank: Address) -> None:
-    found = scrape(rank)
-    assert found.values['testbed_train_loss{node="east-0",rank="0",site="east"}'] == 2.5
-    assert {name.partition("{")[0] for name in found.values} > NAMES
+    scraped = scrape(rank)
+    assert scraped.values['testbed_train_loss{node="east-0",rank="0",site="east"}'] == 2.5
+    assert {name.partition("{")[0] for name in scraped.values} > NAMES
 
 
 def test_64_that_do_not_answer_cost_one_bound_and_nobody_else_an_answer(
@@ -124,11 +124,11 @@ def test_64_that_do_not_answer_cost_one_bound_and_nobody_else_an_answer(
     targets |= {("refusing", number): refusing for number in range(64)}
     targets |= {("rank", number): rank for number in range(4)}
     began = time.monotonic()
-    found = scrape_all(targets, 1.0, NAMES)
+    answers = scrape_all(targets, 1.0, NAMES)
     ended = time.monotonic()
-    assert set(found) == set(targets)
+    assert set(answers) == set(targets)
     why = defaultdict(set)
-    for (name, _), scraped in found.items():
+    for (name, _), scraped in answers.items():
         why[name].add(scraped.why)
     assert why == {
         "silent": {"timeout"},
@@ -139,7 +139,7 @@ def test_64_that_do_not_answer_cost_one_bound_and_nobody_else_an_answer(
     }
     assert ended - began >= 1.0 and host_stalls.elapsed_s(began, ended) < 2.0
     tokens = 'testbed_tokens_total{node="east-0",rank="0",site="east"}'
-    assert [found["rank", number].values[tokens] for number in range(4)] == [768.0] * 4
+    assert [answers["rank", number].values[tokens] for number in range(4)] == [768.0] * 4
 
 
 OK = b"HTTP/1.0 200 OK\r\n"
@@ -199,8 +199,8 @@ LONGEST = RankSample(
 
 
 def test_a_rank_and_second_takes_at_most_200_bytes(rank: Address) -> None:
-    found = scrape(rank, NAMES)
-    for sample in (RankSample.from_series(found.t, 0, found.values), LONGEST, RankSample(1.0, 0, why="timeout")):
+    scraped = scrape(rank, NAMES)
+    for sample in (RankSample.from_series(scraped.t, 0, scraped.values), LONGEST, RankSample(1.0, 0, why="timeout")):
         line = json.dumps(sample.to_dict(), separators=(",", ":")) + "\n"
         assert len(line) <= 200, line
         metrics, malformed = read_metrics([json.loads(line)])

@@ -40,8 +40,8 @@ class Leash(subprocess.Popen[bytes]):
         self.stdin.write(b"".join(frames))
         self.stdin.flush()
 
-    def start(self, *words: str, **more: object) -> None:
-        self.send(frame(b"s", {"words": words, "environment": {}, **more}))
+    def start(self, *words: str, **options: object) -> None:
+        self.send(frame(b"s", {"words": words, "environment": {}, **options}))
 
     def read_line(self) -> bytes:
         return self.stdout.readline().strip()
