@@ -25,35 +25,36 @@ __all__ = ["cli"]  # a fixture
 UID, GID = 4242, 4343
 
 
+def runs_below(home: Path) -> Path:
+    return home / ".local" / "share" / "testbed" / "runs"
+
+
 class Caller:
     """Who calls, from which environment: what sudo, su or a login leave."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         self._patch, self.home = monkeypatch, home
-        self._accounts: dict[int, str] = {}
+        self.runs = runs_below(home)
+        self._homes: dict[int, str] = {}
         for name in ("SUDO_UID", "SUDO_GID", "XDG_DATA_HOME", "HOME", runs_folder.VARIABLE):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(pwd, "getpwuid", self._account)
 
     def _account(self, uid: int) -> SimpleNamespace:
-        if uid not in self._accounts:
-            raise KeyError(uid)
-        return SimpleNamespace(pw_dir=self._accounts[uid], pw_name="anna", pw_gid=GID)
+        return SimpleNamespace(pw_dir=self._homes[uid], pw_name="anna", pw_gid=GID)
 
-    def sudo(self, home: str | None) -> None:
-        self._user(0)
+    def sudo(self, home: str | None = "") -> None:
+        """Call by sudo; the account's ``home``: by default one of its own, None: there is no account."""
+        self.user(0)
         self.environment(SUDO_UID=str(UID), SUDO_GID=str(GID), HOME="/root")
         if home is not None:
-            self._accounts[UID] = home
+            self._homes[UID] = home or str(self.home)
 
-    def user(self, uid: int, home: str | None = None) -> None:
-        self._user(uid)
+    def user(self, uid: int, home: str | Path | None = None) -> None:
+        for name in ("geteuid", "getuid"):
+            self._patch.setattr(os, name, lambda: uid)
         if home is not None:
-            self._accounts[uid] = home
-
-    def _user(self, uid: int) -> None:
-        self._patch.setattr(os, "geteuid", lambda: uid)
-        self._patch.setattr(os, "getuid", lambda: uid)
+            self._homes[uid] = str(home)
 
     def environment(self, **variables: str) -> None:
         for name, value in variables.items():
@@ -68,10 +69,6 @@ def caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Caller:
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)
     return Caller(monkeypatch, home)
-
-
-def default_of(home: Path) -> Path:
-    return home / ".local" / "share" / "testbed" / "runs"
 
 
 def make_run(root: Path, name: str, started_s: float | None = None) -> None:
@@ -100,11 +97,11 @@ def test_a_named_folder_is_taken_for_any_caller(caller: Caller, uid: int | None)
 
 @needs_root
 def test_behind_sudo_it_is_the_callers_home_and_never_roots(caller: Caller, tmp_path: Path) -> None:
-    caller.sudo(str(caller.home))
-    assert runs_folder.runs_root() == default_of(caller.home)
+    caller.sudo()
+    assert runs_folder.runs_root() == caller.runs
     (of_root := tmp_path / "root-data").mkdir()
     caller.environment(XDG_DATA_HOME=str(of_root))
-    assert runs_folder.runs_root() == default_of(caller.home), "this is root's, of `sudo -i` or root's profile"
+    assert runs_folder.runs_root() == caller.runs, "this is root's, of `sudo -i` or root's profile"
     caller.environment(XDG_DATA_HOME=str(caller.home / "data"))
     assert runs_folder.runs_root() == caller.home / "data" / "testbed" / "runs", "and this the caller's, of `sudo -E`"
 
@@ -127,11 +124,11 @@ def test_roots_own_is_where_programs_without_privileges_can_come(
 
 @pytest.mark.parametrize("home", ["", "relative", "/", "/no/such/home"])
 def test_a_users_home_is_that_of_the_login_else_of_the_account(caller: Caller, home: str) -> None:
-    caller.user(1000, str(caller.home))
+    caller.user(1000, caller.home)
     caller.environment(HOME=home, XDG_DATA_HOME="not/absolute")
-    assert runs_folder.runs_root() == default_of(caller.home)
+    assert runs_folder.runs_root() == caller.runs
     caller.environment(HOME=str(Path.cwd()))
-    assert runs_folder.runs_root() == default_of(Path.cwd())
+    assert runs_folder.runs_root() == runs_below(Path.cwd())
 
 
 @pytest.mark.parametrize("account", [None, "/", "/nonexistent"])
@@ -157,9 +154,9 @@ def test_who_has_no_home_is_told_what_to_set(caller: Caller, by_sudo: bool, acco
 
 @needs_root
 def test_every_new_level_belongs_to_the_caller(caller: Caller) -> None:
-    caller.sudo(str(caller.home))
+    caller.sudo()
     root = runs_folder.ready()
-    assert root == default_of(caller.home)
+    assert root == caller.runs
     for level in (root, *list(root.parents)[: len(root.relative_to(caller.home).parts) - 1]):
         assert (level.stat().st_uid, level.stat().st_gid) == (UID, GID), level
     assert not any(Path.cwd().iterdir()), "nothing appears where one stands"
@@ -174,7 +171,7 @@ def test_a_link_that_a_program_of_the_callers_put_there_does_not_lead_root_astra
     way = caller.home / level
     way.parent.mkdir(parents=True, exist_ok=True)
     way.symlink_to(etc)
-    caller.sudo(str(caller.home))
+    caller.sudo()
     with pytest.raises(StorageError, match=rf"runs cannot be stored: .*{etc}.* belongs to .*; set TESTBED_RUNS"):
         runs_folder.ready()
     assert not any(etc.iterdir())
@@ -206,7 +203,7 @@ def test_programs_enter_roots_own_folder_whatever_the_umask(
 @pytest.mark.parametrize("level", ["comparisons", "comparisons/a--b"])
 def test_a_comparison_is_not_led_astray_either(caller: Caller, tmp_path: Path, level: str) -> None:
     (etc := tmp_path / "etc").mkdir()
-    caller.sudo(str(caller.home))
+    caller.sudo()
     root = runs_folder.ready()
     for name in ("a", "b"):
         make_run(root, name)
@@ -225,7 +222,7 @@ def test_a_comparison_is_not_led_astray_either(caller: Caller, tmp_path: Path, l
 @needs_root
 def test_a_folder_that_cannot_be_made_is_a_sentence_with_what_to_set(caller: Caller) -> None:
     (caller.home / ".local").write_text("a file")
-    caller.sudo(str(caller.home))
+    caller.sudo()
     os.chown(caller.home / ".local", UID, GID)
     with pytest.raises(StorageError, match=r"runs cannot be stored: .*Not a directory; set TESTBED_RUNS \(or --runs\)"):
         runs_folder.ready()
@@ -238,8 +235,8 @@ def test_a_folder_that_cannot_be_made_is_a_sentence_with_what_to_set(caller: Cal
 def test_runs_are_found_by_name_where_they_are_now_and_where_they_were(
     caller: Caller, cli: Cli, tmp_path: Path
 ) -> None:
-    caller.sudo(str(caller.home))
-    home, here = default_of(caller.home), Path.cwd() / "runs"
+    caller.sudo()
+    home, here = caller.runs, Path.cwd() / "runs"
     for command, status in (("ls runs", 0), ("report", 2)):
         shown = cli(*command.split())
         assert shown.status == status and f"no runs in {home} yet" in shown.err
@@ -270,8 +267,8 @@ def test_runs_are_found_by_name_where_they_are_now_and_where_they_were(
 
 
 def test_a_users_data_folder_does_not_hide_what_ran_behind_sudo(caller: Caller) -> None:
-    caller.user(1234, str(caller.home))
-    data, home = Path.cwd() / "data", default_of(caller.home)
+    caller.user(1234, caller.home)
+    data, home = Path.cwd() / "data", caller.runs
     caller.environment(XDG_DATA_HOME=str(data))
     assert runs_folder.searched() == (data / "testbed" / "runs",)
     make_run(home, "metro-1")
@@ -298,7 +295,7 @@ def test_who_has_no_home_still_finds_the_runs_where_one_stands(caller: Caller) -
     },
 )
 def test_a_name_that_no_file_can_have_is_unknown(caller: Caller, cli: Cli, name: str) -> None:
-    caller.user(1234, str(caller.home))
+    caller.user(1234, caller.home)
     shown = cli("report", name)
     assert shown.status in (2, 3) and "bug" not in shown.err, shown.err
 
