@@ -27,7 +27,7 @@ from testbed.host.files import beneath
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.program_user import TEMPORARY, ProgramUser
 
-__all__ = ["of_lab", "of_node", "remove", "shortage"]
+__all__ = ["of_lab", "of_node", "remove", "remove_tree", "shortage"]
 
 _PLACES: Final = (Path("/var/tmp"), Path("/tmp"))
 """The first that exists is used; older versions used the second."""

@@ -15,7 +15,7 @@ from testbed.host.doctor.check import Check, read
 from testbed.host.files import runs_folder, store
 from testbed.host.linux import invocation
 
-__all__ = ["folders", "limits"]
+__all__ = ["folders", "limit", "limits"]
 
 _FREE_BYTES: Final = 500_000_000
 _FILES, _PIDS = 4096, 1024
@@ -57,6 +57,7 @@ def limits() -> Iterator[Check]:
 
 
 def limit(name: str, value: int, least: int, purpose: str, fix: str) -> Check:
+    """Return the check of a limit, which must be at least ``least``."""
     enough = value == resource.RLIM_INFINITY or value >= least
     shown = "unlimited" if value == resource.RLIM_INFINITY else str(value)
     return Check(

@@ -36,6 +36,7 @@ __all__ = [
     "Containerlab",
     "agent_ids",
     "agent_user",
+    "complaint_of",
     "container_name",
     "dead",
     "deploy_bound_s",

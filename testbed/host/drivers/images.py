@@ -36,13 +36,16 @@ __all__ = [
     "BASE",
     "SLIM",
     "Say",
+    "agents_digest",
     "build",
     "build_command",
+    "download_packages",
     "make_base",
     "missing",
     "reference",
     "refuse_bad_name",
     "requirements",
+    "run_program",
 ]
 
 Say = Callable[[str], None]

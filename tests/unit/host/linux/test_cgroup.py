@@ -1,4 +1,4 @@
-"""Control groups: the cpu controller on made-up hierarchies (tests/netns has the kernel's); kills for lack of memory."""
+"""Control groups: the cpu controller on made-up hierarchies (the kernel's: tests/netns); kills by lack of memory."""
 
 from __future__ import annotations
 
