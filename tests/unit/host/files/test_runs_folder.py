@@ -200,13 +200,13 @@ def test_programs_enter_roots_own_folder_whatever_the_umask(
 
 
 @needs_root
-@pytest.mark.parametrize("level", ["comparisons", "comparisons/a--b"])
-def test_a_comparison_is_not_led_astray_either(caller: Caller, tmp_path: Path, level: str) -> None:
+@table("level, steps", {"all of them": ("comparisons", 5), "of two runs": ("comparisons/a--b", run_factory.STEPS)})
+def test_a_comparison_is_not_led_astray_either(caller: Caller, tmp_path: Path, level: str, steps: int) -> None:
     (etc := tmp_path / "etc").mkdir()
     caller.sudo()
     root = runs_folder.ready()
     for name in ("a", "b"):
-        make_run(root, name)
+        run_factory.make_run(root / name, steps=steps)
     (root / level).parent.mkdir(exist_ok=True)
     os.chown((root / level).parent, UID, GID)
     (root / level).symlink_to(etc)
