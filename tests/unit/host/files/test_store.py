@@ -318,12 +318,19 @@ def test_under_sudo_a_run_is_roots_until_it_has_ended(tmp_path, monkeypatch):
     assert owners(run.path, *run.path.rglob("*")) == {4242}
 
 
-@table("status, given", {"it goes on": ("running", 0), "it finished": ("finished", 1), "it failed": ("failed", 1)})
-def test_a_run_is_given_away_only_when_it_has_ended(tmp_path, monkeypatch, status, given):
+@table(
+    "status, steps, given",
+    {
+        "it goes on": ("running", 5, 0),
+        "it finished": ("finished", 5, 1),
+        "it failed after all steps": ("failed", run_factory.STEPS, 1),
+    },
+)
+def test_a_run_is_given_away_only_when_it_has_ended(tmp_path, monkeypatch, status, steps, given):
     """While it goes on, ranks write into it: a report beside it changes no owner."""
     calls = []
     monkeypatch.setattr(RunDirectory, "give_to_caller", lambda run: calls.append(run.path))
-    run = RunDirectory.open(run_factory.make_run(tmp_path / "r", steps=5))
+    run = RunDirectory.open(run_factory.make_run(tmp_path / "r", steps=steps))
     run.write_json("run.json", {**run.read_json("run.json"), "status": status})
     store.write_report(run)
     assert len(calls) == given
