@@ -11,7 +11,7 @@ from builders.tables import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.analysis.calibrated_step import predict_step
+from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
 from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.volleys import Volley, rounds, timed_alone, volleys
 from testbed.core.training.async_diloco import AsyncDiloco
@@ -36,7 +36,7 @@ def predicted(
     *steps_s: Sequence[Sequence[float]],
     fiber: FiberModel = FIBER,
     step_s: float = STEP_S,
-) -> PredictedStep:
+) -> StepPrediction:
     """Predict a step that must have a prediction; ``took_s``: the times of the planned operations."""
     measured: list[Any] = []
     if took_s is not None:
@@ -110,7 +110,7 @@ def test_timed_alone_counts_the_slowest_rank_and_the_first_repetition_does_not()
     assert timed_alone([{0: stalled, 1: stalled}]) == (pytest.approx(0.25),), "a stall of the machine does not count"
 
 
-def test_predict_step_of_a_blocking_exchange_takes_what_it_took_alone_and_the_site_what_it_takes_beyond_the_backward_pass() -> None:
+def test_predict_step_of_a_blocking_exchange_has_its_time_alone_and_the_site_what_exceeds_the_backward_pass() -> None:
     twin = Diloco({"every": 10}, LAYOUT)
     wire_s = 8 * N / FIBER.rate_bps + twin.delays * FIBER.delay_s
     found = predicted(twin, (0.004, 0.008, 0.320))
@@ -137,7 +137,9 @@ def test_predict_step_exposes_a_fragment_by_what_it_takes_longer_than_the_steps_
 
 @settings(max_examples=20)
 @given(st.integers(1, 3), st.integers(5, 60), st.floats(0.0, 1.0), st.sampled_from([2, 4]))
-def test_predict_step_has_late_fragments_that_are_those_of_a_clock_of_each_fragment(tau: int, steps: int, took_s: float, count: int) -> None:
+def test_predict_step_has_late_fragments_that_are_those_of_a_clock_of_each_fragment(
+    tau: int, steps: int, took_s: float, count: int
+) -> None:
     """No formula: each fragment arrives so long after it began, and all that fly land when the job ends."""
     layout = Layout(("east", "west"), gpt_tensors(4), steps=steps, layers=4)
     found = predicted(streaming(count, tau, layout), of_sends(took_s), fiber=INSTANT)
