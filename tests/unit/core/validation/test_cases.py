@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 import pytest
+from builders.tables import table
 
 import testbed
 from testbed.core.faults.fault_registry import compile_fault
@@ -24,7 +25,7 @@ from testbed.core.validation.cases import (
 )
 from testbed.core.validation.elements import TYPES
 from testbed.core.validation.fault_matrix import FAULTS, REPORTS_ERROR, left_out, trials, why_no_trials
-from testbed.core.validation.operation import OPERATIONS, REDUCING
+from testbed.core.validation.operation import OPERATIONS, REDUCING, Operation
 from testbed.core.validation.traffic import crossing, patterns
 
 SUITES: tuple[Suite, ...] = get_args(Suite)
@@ -35,6 +36,7 @@ EVERYTHING: Mapping[str, Any] = {
     **{do: {"types": list(TYPES), "reductions": ["sum", "max", "avg"]} for do in OPERATIONS},
     "groups": True,
 }
+METRO = testbed.load("metro-40km")
 TOPOLOGIES = [
     "metro-40km",
     "metro-single",
@@ -73,7 +75,7 @@ def test_cases_are_fair(suite: Suite, sites: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_what_the_issue_asks_for_is_in_it(suite: Suite) -> None:
-    operations = [operation for case in correctness(suite, TWO) for operation in case.operations]
+    operations = operations_of(suite)
     world = [it for it in operations if it.group == "world"]
     for do in OPERATIONS:
         mine = [it for it in world if it.do == do]
@@ -115,7 +117,7 @@ def test_quick_fits_into_its_time() -> None:
     seconds = 0.0
     rate, overhead_s, elements_per_s = 92e6, 0.020, 60e6
     known = {group.name: tuple(TWO[rank] for rank in group.ranks) for group in groups(TWO)}
-    operations = [operation for case in correctness("quick", TWO) for operation in case.operations]
+    operations = operations_of("quick")
     operations += [call for series in performance("quick", TWO, EVERYTHING) for call in series.calls]
     for operation in operations:
         sites = known[operation.group]
@@ -131,35 +133,43 @@ def test_quick_fits_into_its_time() -> None:
     assert 10 < seconds < 40, seconds
 
 
-def test_what_a_library_lacks_is_not_asked() -> None:
+def operations_of(suite: Suite) -> list[Operation]:
+    return [operation for case in correctness(suite, TWO) for operation in case.operations]
+
+
+def test_not_offered_operations_are_not_asked() -> None:
     some: Mapping[str, Any] = {
         "all_reduce": {"types": ["float32"], "reductions": ["sum"]},
         "barrier": {},
         "groups": False,
     }
-    asked = {
-        (it.do, it.type, it.reduction, it.group)
-        for case in correctness("quick", TWO)
-        for it in case.operations
-        if not not_offered(it, some)
-    }
+    reasons = {operation: not_offered(operation, some) for operation in operations_of("quick")}
+    asked = {(it.do, it.type, it.reduction, it.group) for it, reason in reasons.items() if not reason}
     assert asked == {("all_reduce", "float32", "sum", "world"), ("barrier", "int32", "", "world")}
-    reasons = {not_offered(it, some) for case in correctness("quick", TWO) for it in case.operations}
     assert {
         "the library does not offer broadcast",
         "the library does not offer groups",
         "its all_reduce does not offer int32",
         "its all_reduce does not offer max",
-    } <= reasons
-    assert not any(not_offered(it, EVERYTHING) for case in correctness("full", TWO) for it in case.operations)
+    } <= set(reasons.values())
+    assert not any(not_offered(operation, EVERYTHING) for operation in operations_of("full"))
+
+
+@table(
+    "offer, expected",
+    {
+        "no types": ({"types": [], "reductions": ["sum"]}, None),
+        "no reductions": ({"types": ["float32"]}, None),
+        "no average of integers": ({"types": ["int32"], "reductions": ["avg"]}, None),
+        "a maximum of integers": ({"types": ["int32"], "reductions": ["max"]}, ("int32", "max")),
+    },
+)
+def test_preferred(offer, expected) -> None:
+    assert preferred("all_reduce", {"all_reduce": offer}) == expected
 
 
 def test_offers_that_make_no_sense_are_not_asked() -> None:
-    assert not_offered(correctness("quick", TWO)[0].operations[0], {"all_reduce": "yes"}) != ""
-    assert preferred("all_reduce", {"all_reduce": {"types": [], "reductions": ["sum"]}}) is None
-    assert preferred("all_reduce", {"all_reduce": {"types": ["float32"]}}) is None
-    assert preferred("all_reduce", {"all_reduce": {"types": ["int32"], "reductions": ["avg"]}}) is None
-    assert preferred("all_reduce", {"all_reduce": {"types": ["int32"], "reductions": ["max"]}}) == ("int32", "max")
+    assert not_offered(operations_of("quick")[0], {"all_reduce": "yes"}) != ""
     assert performance("quick", TWO, {}) == ()
 
 
@@ -200,7 +210,7 @@ def test_every_injection_is_a_fault_that_the_lab_has(name: str) -> None:
 
 
 def test_quick_has_the_faults_of_the_issue() -> None:
-    names = [it.fault.name for it in trials("quick", testbed.load("metro-40km"), EVERYTHING)]
+    names = [it.fault.name for it in trials("quick", METRO, EVERYTHING)]
     assert names == ["cut-short", "cut-long", "failover", "loss-1pct", "rank-killed"]
     assert len(FAULTS) == 17
 
@@ -230,17 +240,17 @@ def test_where_there_is_one_fiber_nothing_fails_over() -> None:
 
 
 def test_the_operation_lasts_long_enough_to_be_struck() -> None:
-    trial = trials("quick", testbed.load("metro-40km"), EVERYTHING)[0]
+    trial = trials("quick", METRO, EVERYTHING)[0]
     assert trial.operation.do == "all_reduce" and trial.operation.type == "int64"
     assert 0.3 < trial.operation.size_bytes(4) / 100e6 < 0.5  # seconds on 800 Mb/s
     slow = trials("quick", testbed.load("metro-40km", set={"scale": 1_000_000}), EVERYTHING)[0]
     assert slow.operation.size_bytes(4) >= 4 << 20
-    only = trials("quick", testbed.load("metro-40km"), {"broadcast": {"types": ["float16"]}})
+    only = trials("quick", METRO, {"broadcast": {"types": ["float16"]}})
     assert {(it.operation.do, it.operation.type) for it in only} == {("broadcast", "float16")}
-    assert trials("quick", testbed.load("metro-40km"), {"barrier": {}, "reduce": {}}) == ()
+    assert trials("quick", METRO, {"barrier": {}, "reduce": {}}) == ()
     assert "none of all_reduce" in why_no_trials({"barrier": {}}) and why_no_trials(EVERYTHING) == ""
 
 
 def test_only_ranks_that_are_ended_or_stopped_are_struck() -> None:
-    for trial in trials("full", testbed.load("metro-40km"), EVERYTHING):
+    for trial in trials("full", METRO, EVERYTHING):
         assert trial.affected == ({3} if trial.fault.name in ("rank-killed", "rank-stopped") else set())
