@@ -22,112 +22,116 @@ from testbed.core.records.stalls import Stall
 
 # ---- recovery
 
-OUTSIDE = (None, None, None, None, False)
-"""Of a fault outside of the training."""
-UNFELT = (0.1, 0.0, 0.0, True, False)
+STATES = {"recovered": (True, False), "slow": (False, False), "open": (False, True), "outside": (None, False)}
+"""Whether a job recovered from a fault, and whether its longest gap is open; ``outside`` of the training."""
 
 
-# Of each fault: the longest gap, the time back since its beginning, the same since its end, whether the job recovered,
-# whether the gap is open. ``fields``: arguments of evaluate, and the planned steps.
+def recovery(text: str) -> tuple[list[float | None], str]:
+    """Return the figures and the state in ``"3 3.25 - recovered"``; a dash stands for None."""
+    *figures, state = text.split()
+    return [None if it == "-" else float(it) for it in figures], state
+
+
+# Of each fault: the longest gap, the time back since its beginning, the same since its end, and the state of recovery.
+# ``fields``: arguments of evaluate, and the planned steps.
 @table(
-    "seconds, end, windows, fields, recoveries",
+    "job, end, windows, fields, recoveries",
     {
-        "a stall is the recovery": ("20*.1 3 .2 20*.1", "", "2.05..4.05", {}, [(3, 3.25, 1.25, True, False)]),
-        "the step after the one in progress stalls": (
-            "21*.1 1 20*.1", "", "2.05..12", {}, [(1, 1.15, 0, True, False)],
-        ),
-        "nothing felt the fault": ("60*.1", "", "2.05..4.05", {}, [UNFELT]),
-        "a slow step long after the fault is not its doing": ("40*.1 5 5*.1", "", "1.05..1.55", {}, [UNFELT]),
+        "a stall is the recovery": ("20*.1 3 .2 20*.1", "", "2.05..4.05", {}, "3 3.25 1.25 recovered"),
+        "the step after the one in progress stalls": ("21*.1 1 20*.1", "", "2.05..12", {}, "1 1.15 0 recovered"),
+        "nothing felt the fault": ("60*.1", "", "2.05..4.05", {}, "0.1 0 0 recovered"),
+        "a slow step long after it is not its doing": ("40*.1 5 5*.1", "", "1.05..1.55", {}, "0.1 0 0 recovered"),
         "a gap soon after a fault is that of the fault that stands then": (
-            "26*.1 3 30*.1", "", "2.05..2.55 2.65..5.5", {}, [UNFELT, (3, 3.05, 0.2, True, False)],
+            "26*.1 3 30*.1", "", "2.05..2.55 2.65..5.5", {}, "0.1 0 0 recovered; 3 3.05 0.2 recovered",
         ),
         "faults that stand at once have their gaps in common": (
-            "21*.1 3 30*.1", "", "2.05..4 2.15..3", {}, [(3, 3.15, 1.2, True, False), (3, None, None, True, False)],
+            "21*.1 3 30*.1", "", "2.05..4 2.15..3", {}, "3 3.15 1.2 recovered; 3 - - recovered",
         ),
-        "a fault before the training": ("20*.1", "", "-9..-3", {}, [OUTSIDE]),
-        "a fault after the last step": ("20*.1", "", "2.1..2.2", {"ended_t": 2.3}, [OUTSIDE]),
-        "a fault after the last planned step": ("20*.1", "ok 2.1", "2.2..3", {"seen_t": 9, "planned": 20}, [OUTSIDE]),
-        "training never comes back": ("20*.1", "failed 32", "2..12", {}, [(30, None, None, False, True)]),
-        "one more step comes before an unhealed cut stalls": (
-            "21*.1", "failed 32.1", "2.05..", {}, [(30, None, None, False, True)],
-        ),
+        "a fault before the training": ("20*.1", "", "-9..-3", {}, "- - - outside"),
+        "a fault after the last step": ("20*.1", "", "2.1..2.2", {"ended_t": 2.3}, "- - - outside"),
+        "a fault after the last planned step": ("20*.1", "ok 2.1", "2.2..3", {"seen_t": 9, "planned": 20}, "- - - outside"),
+        "training never comes back": ("20*.1", "failed 32", "2..12", {}, "30 - - open"),
+        "one more step comes before an unhealed cut stalls": ("21*.1", "failed 32.1", "2.05..", {}, "30 - - open"),
         "a job that dies leaves a gap as long as it was observed": (
-            "20*.1", "failed 10.2", "2.05..", {"seen_t": 43.2}, [(41.2, None, None, False, True)],
+            "20*.1", "failed 10.2", "2.05..", {"seen_t": 43.2}, "41.2 - - open",
         ),
         "a death within a step of the fault is inside the training": (
-            "20*.1", "failed 2.12", "2.1..", {"seen_t": 5}, [(3, None, None, False, True)],
+            "20*.1", "failed 2.12", "2.1..", {"seen_t": 5}, "3 - - open",
         ),
         "ranks that record no end died if the run says that the job failed": (
-            "20*.1", "", "2.1..", {"ended_t": 2.2, "seen_t": 9, "failed": True}, [(7, None, None, False, True)],
+            "20*.1", "", "2.1..", {"ended_t": 2.2, "seen_t": 9, "failed": True}, "7 - - open",
         ),
-        "else it is a plain stop": ("20*.1", "", "2.1..", {"ended_t": 2.2, "seen_t": 9}, [OUTSIDE]),
+        "else it is a plain stop": ("20*.1", "", "2.1..", {"ended_t": 2.2, "seen_t": 9}, "- - - outside"),
         "a death long after a fault is not of that fault": (
-            "60*.1", "failed 6.1", "2.05..2.5", {"seen_t": 60}, [UNFELT],
+            "60*.1", "failed 6.1", "2.05..2.5", {"seen_t": 60}, "0.1 0 0 recovered",
         ),
-        "a fault after the death": (
-            "20*.1", "failed 4", "2.05.. 5..6", {"seen_t": 9}, [(7, None, None, False, True), OUTSIDE],
-        ),
+        "a fault after the death": ("20*.1", "failed 4", "2.05.. 5..6", {"seen_t": 9}, "7 - - open; - - - outside"),
         "an orderly stop during a fault that the job recovered from": (
-            "60*.1", "stopped 6.1", "2.05..", {"seen_t": 60}, [(0.1, 0, None, True, False)],
+            "60*.1", "stopped 6.1", "2.05..", {"seen_t": 60}, "0.1 0 - recovered",
         ),
         "the same with an earlier end of the run": (
-            "60*.1", "stopped 6.1", "2.05..", {"ended_t": 9, "planned": 100}, [(0.1, 0, None, True, False)],
+            "60*.1", "stopped 6.1", "2.05..", {"ended_t": 9, "planned": 100}, "0.1 0 - recovered",
         ),
         "the last planned step during a fault that the job recovered from": (
-            "60*.1", "ok 6.1", "2.05..", {"ended_t": 9, "planned": 60}, [(0.1, 0, None, True, False)],
+            "60*.1", "ok 6.1", "2.05..", {"ended_t": 9, "planned": 60}, "0.1 0 - recovered",
         ),
         # A straggler from the 20th step on: never back to its pace.
         "all steps of a straggler leave nothing to come back to": (
-            "20*.1 20*.2", "ok 6.1", "2.05..", {"ended_t": 9.5, "planned": 40}, [(0.2, None, None, True, False)],
+            "20*.1 20*.2", "ok 6.1", "2.05..", {"ended_t": 9.5, "planned": 40}, "0.2 - - recovered",
         ),
         "nor if its fault ends after that": (
-            "20*.1 20*.2", "ok 6.1", "2.05..9", {"ended_t": 9.5, "planned": 40}, [(0.2, None, 0, True, False)],
+            "20*.1 20*.2", "ok 6.1", "2.05..9", {"ended_t": 9.5, "planned": 40}, "0.2 - 0 recovered",
         ),
         "a straggler that is stopped has not recovered": (
-            "20*.1 20*.2", "stopped 6.1", "2.05..", {"ended_t": 9.5}, [(0.2, None, None, False, False)],
+            "20*.1 20*.2", "stopped 6.1", "2.05..", {"ended_t": 9.5}, "0.2 - - slow",
         ),
         "nor if its fault ends after the stop": (
-            "20*.1 20*.2", "stopped 6.1", "2.05..9", {"ended_t": 9.5}, [(0.2, None, 0, False, False)],
+            "20*.1 20*.2", "stopped 6.1", "2.05..9", {"ended_t": 9.5}, "0.2 - 0 slow",
         ),
         "a stop within five steps of the last one is none of a stalled job": (
-            "20*.1", "stopped 2.49", "1.95..", {}, [(0.1, 0, None, True, False)],
+            "20*.1", "stopped 2.49", "1.95..", {}, "0.1 0 - recovered",
         ),
         "a job that is stopped five steps after its last one had stalled": (
-            "20*.1", "stopped 2.51", "1.95..", {}, [(0.51, None, None, False, True)],
+            "20*.1", "stopped 2.51", "1.95..", {}, "0.51 - - open",
         ),
         "the time back is not that of a later fault": (
             "20*.1 .5 15*.15 5 20*.1", "ok 12", "2.05..2.45 4.8..9", {"planned": 57},
-            [(0.5, None, None, True, False), (5, 5.05, 0.85, True, False)],
+            "0.5 - - recovered; 5 5.05 0.85 recovered",
         ),
         "the time back is unknown once another fault has begun that still stands": (
             "20*.1 .5 15*.15 40*.1", "ok 8.9", "2.05..2.45 4..", {"planned": 76},
-            [(0.5, None, None, True, False), (0.15, 0.85, None, True, False)],
+            "0.5 - - recovered; 0.15 0.85 - recovered",
         ),
         "without it the time back is measured": (
-            "20*.1 .5 15*.15 40*.1", "ok 8.9", "2.05..2.45", {"planned": 76}, [(0.5, 2.8, 2.4, True, False)],
+            "20*.1 .5 15*.15 40*.1", "ok 8.9", "2.05..2.45", {"planned": 76}, "0.5 2.8 2.4 recovered",
         ),
         "a fault that ends as it begins is no other fault to itself": (
-            "20*.1 3 20*.1", "ok 7", "2.05..2.05", {"planned": 41}, [(3, 3.05, 3.05, True, False)],
+            "20*.1 3 20*.1", "ok 7", "2.05..2.05", {"planned": 41}, "3 3.05 3.05 recovered",
         ),
         "faults that end together have the same time back": (
             "20*.1 3 20*.1", "ok 8", "2.05..4 2.06..4.002", {"planned": 41},
-            [(3, 3.05, 1.1, True, False), (3, 3.04, 1.098, True, False)],
+            "3 3.05 1.1 recovered; 3 3.04 1.098 recovered",
         ),
         "no time back of its own while another fault keeps training down": (
             "20*.1 6 20*.1", "ok 11", "2.05..4 2.06..7.8", {"planned": 41},
-            [(6, None, None, True, False), (6, 6.04, 0.3, True, False)],
+            "6 - - recovered; 6 6.04 0.3 recovered",
         ),
     },
 )  # fmt: skip
-def test_evaluate_recovery(seconds, end, windows, fields, recoveries) -> None:
+def test_evaluate_recovery(job, end, windows, fields, recoveries) -> None:
     observed = {"planned": 1000, **fields}
-    logs = ranks(seconds, end, planned=observed.pop("planned"))
+    logs = ranks(job, end, planned=observed.pop("planned"))
     evidence = evaluate(logs, faults(windows), **observed)
-    for fault, expected in zip(evidence.faults, recoveries, strict=True):
-        figures = (fault.longest_gap_s, fault.back_s, fault.back_after_end_s, fault.recovered, fault.gap_open)
-        assert figures == pytest.approx(expected, abs=1e-9)
-    assert evidence.recovery_s == pytest.approx(max((row[0] for row in recoveries if row[0] is not None), default=None))
-    assert evidence.recovery_open is any(is_open for *_, is_open in recoveries)
+    expected = [recovery(text) for text in recoveries.split("; ")]
+    for fault, (seconds, state) in zip(evidence.faults, expected, strict=True):
+        figures = [fault.longest_gap_s, fault.back_s, fault.back_after_end_s]
+        assert figures == pytest.approx(seconds, abs=1e-9)
+        assert (fault.recovered, fault.gap_open) == STATES[state]
+    gaps = [seconds[0] for seconds, _ in expected]
+    assert evidence.recovery_s == pytest.approx(
+        max((gap for (gap, *_), _ in expected if gap is not None), default=None)
+    )
+    assert evidence.recovery_open is any(state == "open" for _, state in expected)
     assert evidence.died is (fields.get("failed", False) or end.startswith("failed"))
     # Training ended there, and so does goodput's wall time.
     ended_t = float(end.split()[1]) if end else fields.get("ended_t", 0.0)
