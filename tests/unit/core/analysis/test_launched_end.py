@@ -63,16 +63,18 @@ KILLED = end(2, 141.2, number=signal.SIGKILL, oom=True)
         ([], [None, None, None, None], ""),
     ],
 )  # fmt: skip
-def test_the_first_rank_and_the_others(ends: list[dict[str, Any]], statuses: list[int | None], said: str) -> None:
+def test_sentence_of_the_first_rank_and_the_others(
+    ends: list[dict[str, Any]], statuses: list[int | None], said: str
+) -> None:
     assert launched_end.sentence(workload(*ends, statuses=statuses)) == said
 
 
-def test_others_that_still_run_are_not_said_to_have_been_ended() -> None:
+def test_sentence_has_no_end_of_others_that_still_run() -> None:
     found = workload(KILLED, statuses=[None, None, 137, None]) | {"ended_t": [None, None, 141.2, None]}
     assert launched_end.sentence(found).endswith("after 41 s")
 
 
-def test_a_run_of_an_older_version_has_no_nodes() -> None:
+def test_sentence_of_a_run_of_an_older_version_has_no_nodes() -> None:
     found = workload(end(0, 141.0, code=3), statuses=[3, 0, 0, 0])
     del found["members"], found["began_t"], found["ended_t"]
     assert launched_end.sentence(found) == "rank 0 ended with status 3"

@@ -49,7 +49,7 @@ TOPOLOGIES = [
 
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("sites", PLACES)
-def test_cases_are_fair(suite: Suite, sites: tuple[str, ...]) -> None:
+def test_correctness_cases_are_fair(suite: Suite, sites: tuple[str, ...]) -> None:
     """Calls are unique, groups of one case disjoint, roots members, cases of the matrix unique."""
     known = {group.name: group for group in groups(sites)}
     cases = correctness(suite, sites, seed=3)
@@ -74,7 +74,7 @@ def test_cases_are_fair(suite: Suite, sites: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_what_the_issue_asks_for_is_in_it(suite: Suite) -> None:
+def test_correctness_has_what_the_issue_asks_for(suite: Suite) -> None:
     operations = operations_of(suite)
     world = [it for it in operations if it.group == "world"]
     for do in OPERATIONS:
@@ -94,7 +94,7 @@ def test_what_the_issue_asks_for_is_in_it(suite: Suite) -> None:
     assert any(len(case.operations) == 2 for case in correctness(suite, TWO))
 
 
-def test_catalogues_repeat() -> None:
+def test_correctness_and_performance_repeat() -> None:
     assert correctness("quick", TWO, 5) == correctness("quick", TWO, 5)
     assert correctness("quick", TWO, 5) != correctness("quick", TWO, 6)
     assert performance("quick", TWO, EVERYTHING, 5) == performance("quick", TWO, EVERYTHING, 5)
@@ -111,7 +111,7 @@ def test_groups() -> None:
     assert groups(TWO)[1].line() == {"do": "group", "group": "at east", "ranks": [0, 1]}
 
 
-def test_quick_fits_into_its_time() -> None:
+def test_quick_suite_fits_into_its_time() -> None:
     """Under 40 s: bytes over one fiber of 800 Mb/s by the dearest usual pattern, 20 ms for each operation beside them,
     and the elements that two cores make and judge, 30 million a second each."""
     seconds = 0.0
@@ -173,7 +173,7 @@ def test_offers_that_make_no_sense_are_not_asked() -> None:
     assert performance("quick", TWO, {}) == ()
 
 
-def test_series() -> None:
+def test_performance_series() -> None:
     for suite, sites in itertools.product(SUITES, PLACES):
         series = performance(suite, sites, EVERYTHING)
         calls = [call.call for it in series for call in it.calls]
@@ -192,7 +192,7 @@ def test_series() -> None:
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_every_injection_is_a_fault_that_the_lab_has(name: str) -> None:
+def test_trials_inject_faults_that_the_lab_has(name: str) -> None:
     topology = testbed.load(name)
     found = trials("full", topology, EVERYTHING)
     assert {it.fault.name for it in found} | set(left_out("full", topology)) == set(FAULTS)
@@ -209,13 +209,13 @@ def test_every_injection_is_a_fault_that_the_lab_has(name: str) -> None:
     assert len(set(calls)) == len(calls) and min(calls) >= FIRST_FAULT_CALL
 
 
-def test_quick_has_the_faults_of_the_issue() -> None:
+def test_trials_of_quick_have_the_faults_of_the_issue() -> None:
     names = [it.fault.name for it in trials("quick", METRO, EVERYTHING)]
     assert names == ["cut-short", "cut-long", "failover", "loss-1pct", "rank-killed"]
     assert len(FAULTS) == 17
 
 
-def test_a_cut_leaves_no_way_and_a_failover_does() -> None:
+def test_trials_of_a_cut_leave_no_path_and_those_of_a_failover_do() -> None:
     """Walk over the links that are still up."""
     for name in ("metro-40km", "metro-triangle", "regional-ring"):
         topology = testbed.load(name)
@@ -233,13 +233,13 @@ def test_a_cut_leaves_no_way_and_a_failover_does() -> None:
             assert (topology.sites[-1].name in seen) is reached, (name, fault)
 
 
-def test_where_there_is_one_fiber_nothing_fails_over() -> None:
+def test_left_out_failover_where_there_is_one_fiber() -> None:
     topology = testbed.load("metro-single")
     assert left_out("full", topology) == {"failover": "no path replaces north"}
     assert "failover" not in [it.fault.name for it in trials("full", topology, EVERYTHING)]
 
 
-def test_the_operation_lasts_long_enough_to_be_struck() -> None:
+def test_trials_have_an_operation_that_lasts_long_enough() -> None:
     trial = trials("quick", METRO, EVERYTHING)[0]
     assert trial.operation.do == "all_reduce" and trial.operation.type == "int64"
     assert 0.3 < trial.operation.size_bytes(4) / 100e6 < 0.5  # seconds on 800 Mb/s
@@ -251,6 +251,6 @@ def test_the_operation_lasts_long_enough_to_be_struck() -> None:
     assert "none of all_reduce" in why_no_trials({"barrier": {}}) and why_no_trials(EVERYTHING) == ""
 
 
-def test_only_ranks_that_are_ended_or_stopped_are_struck() -> None:
+def test_trials_affect_only_ranks_that_are_ended_or_stopped() -> None:
     for trial in trials("full", METRO, EVERYTHING):
         assert trial.affected == ({3} if trial.fault.name in ("rank-killed", "rank-stopped") else set())
