@@ -136,21 +136,24 @@ def test_report_after_a_foreign_signal_has_no_failure_of_the_job(run: Path) -> N
     assert judged(run).verdict == "unknown"
 
 
-@pytest.mark.parametrize(
-    ("ends", "statuses", "verdict"),
-    [
-        ([{"rank": 0, "code": 0}], [0], "pass"),
-        ([{"rank": 0, "code": 3}], [3], "fail"),
-        ([{"rank": 0, "signal": 11}], [139], "fail"),
-        ([{"rank": 0, "signal": 9}], [137], "unknown"),
-        ([{"rank": 0, "signal": 15}, {"rank": 1, "code": 1}], [143, 1], "unknown"),
-    ],
+@table(
+    "statuses, verdict",
+    {
+        "it ended well": ([0], "pass"),
+        "it failed": ([3], "fail"),
+        "it crashed": ([139], "fail"),
+        "it was killed": ([137], "unknown"),
+        "it failed after a peer was terminated": ([143, 1], "unknown"),
+    },
 )
-def test_report_of_a_launched_program(run: Path, ends: list[dict[str, int]], statuses: list[int], verdict: str) -> None:
+def test_report_of_a_launched_program(run: Path, statuses: list[int], verdict: str) -> None:
     for name in ("events.jsonl", *(f"ranks/rank-{rank}.jsonl" for rank in range(4))):
         (run / name).unlink()
-    noted = [{"t": 1010.0, **FOREIGN, **end} for end in ends]
-    edit_info(run, workload={"command": "./a.out", "statuses": statuses, "ends": noted}, expectations=[])
+    ends = [
+        {"rank": rank, "t": 1010.0, **FOREIGN, **({"signal": status - 128} if status > 128 else {"code": status})}
+        for rank, status in enumerate(statuses)
+    ]
+    edit_info(run, workload={"command": "./a.out", "statuses": statuses, "ends": ends}, expectations=[])
     report = judged(run)
     assert report.verdict == verdict, report.sentences
     assert report.answers[0].answer == {"pass": "yes", "fail": "no", "unknown": "unknown"}[verdict]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ def scrape(t: float, done: Lines) -> dict[str, Any]:
     }
 
 
+def until(t: float, records: Lines) -> Lines:
+    return [it for it in records if it["kind"] == "step" and it["t_end"] <= t]
+
+
 def evaluated(records: Lines, scrapes: Lines, ended_t: float | None = None) -> ScrapedMetrics:
     log, malformed = read_rank(0, records)
     metrics, bad = read_metrics(scrapes)
@@ -58,35 +63,22 @@ steps_done = st.lists(durations, min_size=1, max_size=40)
 
 
 @given(steps_done, st.lists(st.floats(0.5, 1.5), min_size=2, max_size=60))
-def test_rates_are_those_of_the_records_between_two_answers(
+def test_evaluate_rates_are_those_of_the_records_between_two_answers(
     done: list[tuple[float, float, int]], waits: list[float]
 ) -> None:
-    records: Lines = [job(100.0)]
-    t = 100.0
-    for number, (compute, exposed, tokens) in enumerate(done, 1):
-        records.append(step(number, t, compute, exposed, tokens))
-        t = records[-1]["t_end"]
-    steps = records[1:]
-    at = [100.0]
-    for wait in waits:
-        at.append(at[-1] + wait)
-    found = evaluated(records, [scrape(t, [it for it in steps if it["t_end"] <= t]) for t in at])
-    assert found.disagreement == 0
-    assert found.unmatched == 0
-    assert found.compared == len(at)
+    steps: Lines = []
+    for number, fields in enumerate(done, 1):
+        steps.append(step(number, steps[-1]["t_end"] if steps else 100.0, *fields))
+    times = list(accumulate(waits, initial=100.0))
+    found = evaluated([job(100.0), *steps], [scrape(t, until(t, steps)) for t in times])
+    assert (found.disagreement, found.unmatched, found.compared) == (0, 0, len(times))
     (track,) = found.ranks
-    assert (track.asked, track.answered) == (len(at), len(at))
-    rows = {
-        100.0 + t: (tokens, share, cpu)
-        for t, tokens, share, cpu, memory in zip(
-            track.t_s, track.tokens_per_s, track.exposed_share, track.cpu_cores, track.memory_bytes, strict=True
-        )
-        if memory is not None  # else a row that only breaks the line
-    }
-    assert sorted(rows) == pytest.approx(at)
-    for (_, before), (after, (tokens, share, cpu)) in zip(
-        zip(rows, at, strict=True), list(rows.items())[1:], strict=False
-    ):
+    assert (track.asked, track.answered) == (len(times), len(times))
+    columns = (track.t_s, track.memory_bytes, track.tokens_per_s, track.exposed_share, track.cpu_cores)
+    # A row without memory only breaks the line.
+    rows = {100.0 + t: row for t, memory, *row in zip(*columns, strict=True) if memory is not None}
+    assert sorted(rows) == pytest.approx(times)
+    for before, (after, (tokens, share, cpu)) in zip(times, list(rows.items())[1:], strict=False):
         within = [it for it in steps if before < it["t_end"] <= after]
         assert tokens == pytest.approx(sum(it["tokens"] for it in within) / (after - before), rel=1e-6)
         assert cpu == pytest.approx(0.25, abs=0.005)
@@ -103,10 +95,6 @@ def every_100_ms(first: int, count: int, begin: float = 100.0, attempt: int = 1)
 
 
 RECORDS = [job(100.0), *every_100_ms(1, 100, 100.1)]
-
-
-def until(t: float, records: Lines = RECORDS) -> Lines:
-    return [it for it in records if it["kind"] == "step" and it["t_end"] <= t]
 
 
 def scrapes(first: int = 101, last: int = 110, records: Lines = RECORDS, late_s: float = 0.0) -> Lines:
@@ -156,7 +144,7 @@ def test_evaluate_attempts_as_fresh_processes() -> None:
     found = evaluated(RECORDS + second, scrapes() + scrapes(113, 118, second))
     assert found.disagreement == 0
     tokens = found.comparisons[0]
-    assert (tokens.scraped, tokens.recorded) == (10 * (len(until(110)) + 50),) * 2
+    assert (tokens.scraped, tokens.recorded) == (10 * (len(until(110, RECORDS)) + 50),) * 2
     (track,) = found.ranks
     assert all(rate is None or rate >= 0 for rate in track.tokens_per_s)
 
