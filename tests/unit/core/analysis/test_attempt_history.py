@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from builders.tables import table
+from builders.wire_records import sample
 
 from testbed.core.analysis import attempt_history, wire_check
 from testbed.core.analysis.commits import commits
@@ -12,26 +16,15 @@ from testbed.core.analysis.goodput import evaluate
 from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.records.event import Event
 from testbed.core.records.rank_log import RankLog, read_rank
-from testbed.core.records.samples import FiberSample
 
 SITES = ("east", "west")
 
 
-def job(attempt: int, t: float, resumed_from: int = 0, rank: int = 0, **more: Any) -> dict[str, Any]:
+def job(attempt: int, t: float, rank: int = 0, resumed_from: int = 0, world_size: int = 2) -> dict[str, Any]:
     return {
-        "kind": "job",
-        "attempt": attempt,
-        "t": t,
-        "rank": rank,
-        "world_size": 2,
-        "node": f"{SITES[rank]}-0",
-        "site": SITES[rank],
-        "scheme": "ddp",
-        "gradient_bytes": 1000,
-        "steps": 8,
-        "resumed_from": resumed_from,
-        **more,
-    }
+        "kind": "job", "attempt": attempt, "t": t, "rank": rank, "world_size": world_size, "node": f"{SITES[rank]}-0",
+        "site": SITES[rank], "scheme": "ddp", "gradient_bytes": 1000, "steps": 8, "resumed_from": resumed_from,
+    }  # fmt: skip
 
 
 def step(attempt: int, number: int, t_end: float) -> dict[str, Any]:
@@ -39,20 +32,38 @@ def step(attempt: int, number: int, t_end: float) -> dict[str, Any]:
     return {"kind": "step", "attempt": attempt, "step": number, "tokens": 10, "train_loss": 1.0, **times}
 
 
-def logs(late: list[dict[str, Any]] | None = None) -> list[RankLog]:
+def end(attempt: int, t: float, status: str, reason: str, step: int) -> dict[str, Any]:
+    return {"kind": "end", "t": t, "attempt": attempt, "status": status, "reason": reason, "step": step}
+
+
+def read(rank: int, lines: list[dict[str, Any]]) -> RankLog:
+    log, malformed = read_rank(rank, lines)
+    assert not malformed
+    return log
+
+
+FIRST = [step(1, number, 100.0 + number) for number in range(1, 8)]
+SECOND = [step(2, number, 117.0 + number) for number in range(5, 9)]
+
+
+def logs(late: Sequence[dict[str, Any]] = ()) -> list[RankLog]:
     """Two ranks. Attempt 1 begins at 100 and does steps 1 to 6, rank 0 step 7 too; attempt 2 goes on from 4 at 120 and
     does 5 to 8. A step takes a second."""
-    found = []
-    for rank in (0, 1):
-        first = [step(1, number, 100.0 + number) for number in range(1, 8 if rank == 0 else 7)]
-        second = [step(2, number, 121.0 + number - 4) for number in range(5, 9)]
-        end = {"kind": "end", "t": 125.2, "attempt": 2, "status": "ok", "reason": "", "step": 8}
-        failed = {"kind": "end", "t": 109.0, "attempt": 1, "status": "failed", "reason": "lost", "step": 6}
-        lines = [job(1, 100.0, rank=rank), *first, failed, job(2, 120.0, 4, rank=rank), *second, end]
-        log, malformed = read_rank(rank, [*lines, *(late or [])])
-        assert not malformed
-        found.append(log)
-    return found
+    return [
+        read(
+            rank,
+            [
+                job(1, 100.0, rank),
+                *FIRST[: 7 - rank],
+                end(1, 109.0, "failed", "lost", 6),
+                job(2, 120.0, rank, 4),
+                *SECOND,
+                end(2, 125.2, "ok", "", 8),
+                *late,
+            ],
+        )
+        for rank in (0, 1)
+    ]
 
 
 ENDED = Event(110.0, "attempt-ended", {"attempt": 1, "why": "rank 1 failed", "detected_t": 110.0, "step": 6})
@@ -63,7 +74,7 @@ def evaluated(events: list[Event], windows: list[FaultWindow]) -> tuple[attempt_
     return attempt_history.evaluate(mine, events, windows, evaluate(mine, windows))
 
 
-def test_an_attempt_says_what_it_cost() -> None:
+def test_evaluate_cost_of_an_attempt() -> None:
     window = FaultWindow("f1", "cut", "north", ("north",), 107.0, 119.0)
     first, second = evaluated([ENDED], [window])
     assert (first.number, first.began_t, first.ended_t, first.resumed_from) == (1, 100.0, 110.0, 0)
@@ -79,32 +90,30 @@ def test_an_attempt_says_what_it_cost() -> None:
     assert (second.why, second.detection_s, second.time_to_resume_s, second.blast) == ("", None, None, ())
 
 
-def test_without_a_fault_the_death_of_a_process_is_the_cause() -> None:
-    died = Event(109.5, "rank-died", {"rank": 1, "pid": 7, "signal": 9})
-    first, _ = evaluated([died, ENDED], [])
-    assert (first.cause, first.detection_s) == ("rank 1 died", 0.5)
-    assert [it.lost_ranks for it in first.blast] == [(), (1,)]
+@table(
+    "died_t, written_t, cause, detection_s, lost",
+    {
+        "the death of a process is the cause": (109.5, 110.0, "rank 1 died", 0.5, [(), (1,)]),
+        # Peers of a killed rank see its connections close some milliseconds before its end is reported, and the end of
+        # the attempt is written down a moment after the detection at 110.
+        "so is one that peers notice before it is reported": (110.02, 110.1, "rank 1 died", 0.0, [(), (1,)]),
+        "one that was ended by what followed the attempt is not": (110.2, 110.1, "", None, None),
+    },
+)
+def test_evaluate_cause_without_a_fault(died_t, written_t, cause, detection_s, lost) -> None:
+    died = Event(died_t, "rank-died", {"rank": 1, "pid": 7, "signal": 9})
+    ended = replace(ENDED, t=written_t)
+    first, _ = evaluated(sorted([died, ended], key=lambda event: event.t), [])
+    assert first.cause == cause
+    if cause:
+        assert first.detection_s == detection_s
+        assert [blast.lost_ranks for blast in first.blast] == lost
 
 
-def test_a_death_that_peers_notice_before_it_is_reported_is_the_cause() -> None:
-    """Peers of a killed rank see its connections close some milliseconds before its end is reported."""
-    ended = Event(110.1, "attempt-ended", ENDED.fields)  # written down a moment after the detection at 110
-    first, _ = evaluated([Event(110.02, "rank-died", {"rank": 1, "pid": 7, "signal": 9}), ended], [])
-    assert (first.cause, first.detection_s) == ("rank 1 died", 0.0)
-    assert [it.lost_ranks for it in first.blast] == [(), (1,)]
-    late, _ = evaluated([Event(110.2, "rank-died", {"rank": 1, "pid": 7, "signal": 9}), ended], [])
-    assert late.cause == ""  # ended by what followed the attempt
-
-
-def test_an_attempt_that_left_in_order_lost_nothing_and_detected_nothing() -> None:
+def test_evaluate_attempt_that_left_in_order_lost_nothing_and_detected_nothing() -> None:
     """Attempt 1 was warned, saved its state after step 4 and left; the site lost its power later."""
-    rows = []
-    for rank in (0, 1):
-        first = [step(1, number, 100.0 + number) for number in range(1, 5)]
-        saved = {"kind": "end", "t": 104.5, "attempt": 1, "status": "saved", "reason": "asked to", "step": 4}
-        second = [step(2, number, 121.0 + number - 4) for number in range(5, 9)]
-        lines = [job(1, 100.0, rank=rank), *first, saved, job(2, 120.0, 4, rank=rank), *second]
-        rows.append(read_rank(rank, lines)[0])
+    saved = end(1, 104.5, "saved", "asked to", 4)
+    rows = [read(rank, [job(1, 100.0, rank), *FIRST[:4], saved, job(2, 120.0, rank, 4), *SECOND]) for rank in (0, 1)]
     left = {"attempt": 1, "why": "left", "cause": "evacuation west", "in_order": True, "detected_t": 104.6, "step": 4}
     windows = [
         FaultWindow("f1", "evacuation", "west", (), 103.2, 119.0),
@@ -117,12 +126,12 @@ def test_an_attempt_that_left_in_order_lost_nothing_and_detected_nothing() -> No
     assert (second_.in_order, found.steps_lost, found.failures) == (False, 0, ())
 
 
-def test_a_fault_that_was_over_before_the_attempt_is_no_cause() -> None:
+def test_evaluate_fault_that_was_over_before_the_attempt_is_no_cause() -> None:
     first, _ = evaluated([ENDED], [FaultWindow("f1", "cut", "north", ("north",), 90.0, 95.0)])
     assert (first.cause, first.detection_s) == ("", None)
 
 
-def test_only_the_lineage_of_the_last_parameters_is_committed() -> None:
+def test_fenced_has_only_the_lineage_of_the_last_parameters_is_committed() -> None:
     found = evaluate(attempt_history.fenced(logs()), [])
     assert [(it.step, it.attempt, it.resumed) for it in found.commits] == [
         *((number, 1, False) for number in (1, 2, 3, 4)),
@@ -136,37 +145,30 @@ def test_only_the_lineage_of_the_last_parameters_is_committed() -> None:
     assert found.failures == ()  # attempt 1's was made good
 
 
-def test_a_last_attempt_that_dies_early_takes_what_was_beyond_its_checkpoint_along() -> None:
-    lines = [
-        job(1, 0.0),
-        *(step(1, number, float(number)) for number in range(1, 7)),
-        job(2, 20.0, 4),
-        step(2, 5, 22.0),
-    ]
-    one, _ = read_rank(0, [it | ({"world_size": 1} if it["kind"] == "job" else {}) for it in lines])
-    assert [it.step for it in commits([one], 1)] == [1, 2, 3, 4, 5]
+def test_commits_of_a_last_attempt_that_dies_early_lose_what_was_beyond_its_checkpoint() -> None:
+    done = [step(1, number, float(number)) for number in range(1, 7)]
+    log = read(0, [job(1, 0.0, world_size=1), *done, job(2, 20.0, resumed_from=4, world_size=1), step(2, 5, 22.0)])
+    assert [commit.step for commit in commits([log], 1)] == [1, 2, 3, 4, 5]
 
 
-def test_what_an_old_attempt_writes_late_is_nobodys() -> None:
+def test_fenced_drops_what_an_old_attempt_writes_late() -> None:
     woke = [
         step(1, 8, 123.0),
         {"kind": "checkpoint", "attempt": 1, "t": 123.5, "step": 8, "bytes": 9, "took_s": 0.1},
-        {"kind": "end", "t": 124.0, "attempt": 1, "status": "failed", "reason": "woke", "step": 8},
+        end(1, 124.0, "failed", "woke", 8),
     ]
     late, clean = attempt_history.fenced(logs(woke)), attempt_history.fenced(logs())
     assert late == clean
     assert len(logs(woke)[0].steps) == len(clean[0].steps) + 1  # it was there
 
 
-def test_the_wire_is_asked_for_the_steps_of_all_attempts() -> None:
-    def sample(t: float, direction: str, count: int) -> FiberSample:
-        return FiberSample(t, direction, 0, 0, count, {}, None, (), ())
-
-    fibers = [sample(t, f"north:{site}", count) for t, count in ((99.0, 0), (126.0, 30_000)) for site in SITES]
+def test_wire_check_expects_the_steps_of_all_attempts() -> None:
+    counts = ((99.0, 0), (126.0, 30_000))
+    fibers = [sample(t, count, f"north:{site}") for t, count in counts for site in SITES]
     found = wire_check.check(attempt_history.fenced(logs()), fibers)
     assert found.steps == 10  # six that both did in attempt 1, four in attempt 2; the one that one rank did is left out
     assert found.minimum_bytes == 2 * 10 * 1000
 
 
-def test_a_job_that_never_began_has_no_attempts() -> None:
+def test_evaluate_job_that_never_began_has_no_attempts() -> None:
     assert attempt_history.evaluate([], [], [], evaluate([], [])) == ()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.run_edits import append_event, edit_info
 from builders.run_factory import cut_t, make_run
+from builders.tables import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ def exited(status: int, rank: int = 0, t: float = 5.0) -> ProcessEnd:
         ([killed(t=5.1), exited(1, t=5.0)], "rank 2: SIGKILL, sender unknown"),  # noticed in the wrong order
     ],
 )
-def test_a_signal_of_a_sender_unknown_is_unexplained(ends: list[ProcessEnd], says: str) -> None:
+def test_blame_of_a_signal_of_a_sender_unknown(ends: list[ProcessEnd], says: str) -> None:
     found = blame(ends)
     assert not found.own
     assert found.sentence == says
@@ -58,7 +58,7 @@ def test_a_signal_of_a_sender_unknown_is_unexplained(ends: list[ProcessEnd], say
         ([exited(1, rank, 1.0) for rank in range(6)], "; and 2 more"),
     ],
 )
-def test_what_a_program_did_to_itself_is_its_own_failure(ends: list[ProcessEnd], says: str) -> None:
+def test_blame_of_what_a_program_did_to_itself(ends: list[ProcessEnd], says: str) -> None:
     found = blame(ends)
     assert not found.unexplained
     assert found.sentence.endswith(says)
@@ -88,8 +88,6 @@ def test_blame_is_exact(ends: list[ProcessEnd]) -> None:
 
 # ---- in a report
 
-Append = Callable[..., None]
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
@@ -101,60 +99,61 @@ def judged(run: Path) -> Report:
 
 
 def died(run: Path, **fields: Any) -> None:
-    with (run / "events.jsonl").open("a") as stream:
-        print(json.dumps({"event": "rank-died", "rank": 2, "pid": 7, **fields}), file=stream)
+    append_event(run, "rank-died", rank=2, pid=7, t=cut_t() + 1, **fields)
 
 
-def test_a_foreign_signal_during_a_cut_leaves_the_verdict_open(run: Path) -> None:
+OF_THE_TESTBED, FOREIGN = ({"by_testbed": ours, "out_of_memory": False} for ours in (True, False))
+
+
+def test_report_of_a_foreign_signal_during_a_cut_leaves_the_verdict_open(run: Path) -> None:
     assert judged(run).verdict == "pass"
-    died(run, t=cut_t() + 1, signal=9, by_testbed=False, out_of_memory=False)
+    died(run, signal=9, **FOREIGN)
     report = judged(run)
     assert report.verdict == "unknown"
     assert report.headline == "A process was ended by a signal whose sender is unknown."
     assert "rank 2: SIGKILL, sender unknown." in report.sentences
 
 
-def test_what_the_testbed_killed_changes_nothing(run: Path) -> None:
-    died(run, t=cut_t() + 1, signal=9, by_testbed=True, out_of_memory=False)
-    assert judged(run).verdict == "pass"
+@table(
+    "end, verdict",
+    {
+        "what the testbed killed changes nothing": ({"signal": 9, **OF_THE_TESTBED}, "pass"),
+        "a run of an earlier release is judged as before": ({"signal": 9}, "pass"),
+        "a SIGSEGV fails": ({"signal": 11, **FOREIGN}, "fail"),
+        "a SIGABRT fails": ({"signal": 6, **FOREIGN}, "fail"),
+        "an exit status fails": ({"code": 1, **FOREIGN}, "fail"),
+    },
+)
+def test_report_of_a_job_that_recovered(run: Path, end: dict[str, Any], verdict: str) -> None:
+    died(run, **end)
+    assert judged(run).verdict == verdict
 
 
-@pytest.mark.parametrize("end", [{"signal": 11}, {"signal": 6}, {"code": 1}])
-def test_a_crash_fails_even_if_the_job_recovered(run: Path, end: dict[str, int]) -> None:
-    died(run, t=cut_t() + 1, by_testbed=False, out_of_memory=False, **end)
+def test_report_after_a_foreign_signal_has_no_failure_of_the_job(run: Path) -> None:
+    edit_info(run, status="failed", reason="rank 2 gone")
     assert judged(run).verdict == "fail"
-
-
-def test_a_run_of_an_earlier_release_is_judged_as_before(run: Path) -> None:
-    died(run, t=cut_t() + 1, signal=9)
-    assert judged(run).verdict == "pass"
-
-
-def test_after_a_foreign_signal_no_failure_is_the_jobs(run: Path) -> None:
-    info = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**info, "status": "failed", "reason": "rank 2 gone"}))
-    assert judged(run).verdict == "fail"
-    died(run, t=cut_t() + 1, signal=9, by_testbed=False, out_of_memory=True)
+    died(run, signal=9, by_testbed=False, out_of_memory=True)
     assert judged(run).verdict == "unknown"
 
 
-@pytest.mark.parametrize(
-    ("ends", "statuses", "verdict"),
-    [
-        ([{"rank": 0, "code": 0}], [0], "pass"),
-        ([{"rank": 0, "code": 3}], [3], "fail"),
-        ([{"rank": 0, "signal": 11}], [139], "fail"),
-        ([{"rank": 0, "signal": 9}], [137], "unknown"),
-        ([{"rank": 0, "signal": 15}, {"rank": 1, "code": 1}], [143, 1], "unknown"),
-    ],
+@table(
+    "statuses, verdict",
+    {
+        "it ended well": ([0], "pass"),
+        "it failed": ([3], "fail"),
+        "it crashed": ([139], "fail"),
+        "it was killed": ([137], "unknown"),
+        "it failed after a peer was terminated": ([143, 1], "unknown"),
+    },
 )
-def test_a_launched_program(run: Path, ends: list[dict[str, int]], statuses: list[int], verdict: str) -> None:
+def test_report_of_a_launched_program(run: Path, statuses: list[int], verdict: str) -> None:
     for name in ("events.jsonl", *(f"ranks/rank-{rank}.jsonl" for rank in range(4))):
         (run / name).unlink()
-    info = json.loads((run / "run.json").read_text())
-    noted = [{"t": 1010.0, "by_testbed": False, "out_of_memory": False, **it} for it in ends]
-    info |= {"workload": {"command": "./a.out", "statuses": statuses, "ends": noted}, "expectations": []}
-    (run / "run.json").write_text(json.dumps(info))
+    ends = [
+        {"rank": rank, "t": 1010.0, **FOREIGN, **({"signal": status - 128} if status > 128 else {"code": status})}
+        for rank, status in enumerate(statuses)
+    ]
+    edit_info(run, workload={"command": "./a.out", "statuses": statuses, "ends": ends}, expectations=[])
     report = judged(run)
     assert report.verdict == verdict, report.sentences
     assert report.answers[0].answer == {"pass": "yes", "fail": "no", "unknown": "unknown"}[verdict]

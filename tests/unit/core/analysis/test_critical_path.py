@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 
 import pytest
+from builders.tables import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,9 +33,7 @@ def record(
     step: int, begin: float, *lengths: float, late_s: float = 0.0, resent: int | None = None, **more: float
 ) -> StepRecord:
     """Return a record as an agent writes it: ``lengths`` from begin to ready, to sync, to stepped, to end."""
-    times = [begin]
-    for length in lengths:
-        times.append(times[-1] + length)
+    times = accumulate(lengths, initial=begin)
     names = ("t_begin", "t_ready", "t_sync", "t_stepped", "t_end")
     tcp = {} if resent is None else {"tcp": {"sent": 1000, "retransmitted": resent}}
     return StepRecord.from_dict(
@@ -41,14 +41,17 @@ def record(
     )
 
 
+ALL_PEERS = {rank: EVERYONE - {rank} for rank in EVERYONE}
+
+
 def cost(crosses: bool = True, **values: float) -> WindowCost:
-    return WindowCost({rank: EVERYONE - {rank} for rank in EVERYONE}, crosses, **values)
+    return WindowCost(ALL_PEERS, crosses, **values)
 
 
 seconds = st.floats(0.0, 5.0)
 windows = st.builds(
     WindowCost,
-    peers=st.sampled_from([{}, {rank: EVERYONE - {rank} for rank in EVERYONE}]),
+    peers=st.sampled_from([{}, ALL_PEERS]),
     crosses=st.booleans(), propagation_s=seconds, serialization_s=seconds, software_s=seconds, cold_s=seconds,
     idle_s=seconds,
 )  # fmt: skip
@@ -63,9 +66,9 @@ def drawn(data: st.DataObject, step: int) -> StepRecord:
     return record(step, begin, *lengths, late_s=late_s, resent=resent, blocked_s=blocked_s)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, 4), st.booleans())
-def test_parts_add_up_and_none_is_negative(data: st.DataObject, world: int, recorded: bool) -> None:
+def test_critical_path_parts_add_up_and_none_is_negative(data: st.DataObject, world: int, recorded: bool) -> None:
     rows, by_step = [], {}
     for step in range(1, data.draw(st.integers(1, 4)) + 1):
         rows.append({rank: drawn(data, step) for rank in range(world)})
@@ -90,76 +93,83 @@ def test_parts_add_up_and_none_is_negative(data: st.DataObject, world: int, reco
     assert found.mean.total_s == pytest.approx(sum(it.parts.total_s for it in found.steps) / len(rows))
 
 
-def one(row: dict[int, StepRecord], of: StepCost, operations: list[TimedOperation] | None = None) -> Parts:
-    listed = None if operations is None else lambda rank, it: operations
+def parts(row: dict[int, StepRecord], of: StepCost, operations: list[TimedOperation] | None = None) -> Parts:
+    listed = None if operations is None else lambda rank, record: operations
     return critical_path([row], lambda step: of, listed).steps[0].parts
 
 
-def test_each_part_is_what_it_is_called() -> None:
+def values(found: Parts, *names: str) -> list[float]:
+    return [getattr(found, f"{name}_s") for name in names]
+
+
+def test_critical_path_parts_by_their_names() -> None:
     # Rank 0 was ready 30 ms before rank 1; then 10 ms of delays, 40 ms of bytes, 5 ms of the library, 15 ms of nothing.
     row = {0: record(1, 0.0, 0.100, 0.100, 0.020, 0.0), 1: record(1, 0.0, 0.130, 0.060, 0.020, 0.0)}
-    found = one(row, StepCost(cost(propagation_s=0.010, serialization_s=0.040, software_s=0.005)))
+    found = parts(row, StepCost(cost(propagation_s=0.010, serialization_s=0.040, software_s=0.005)))
     expected = {"compute_s": 0.120, "peer_wait_s": 0.030, "propagation_s": 0.010, "serialization_s": 0.040}
     expected |= {"software_s": 0.005, "rest_s": 0.015, "tcp_s": 0.0, "late_s": 0.0}
     assert {name: getattr(found, name) for name in PARTS} == pytest.approx(expected)
 
 
-def test_recovery_is_what_a_step_took_longer_than_its_like() -> None:
-    of = StepCost(cost(propagation_s=0.010, serialization_s=0.040))
+@table(
+    "resent, tcp_s, rest_s",
+    {
+        "a slow step with retransmissions is a recovery": (3000, 0.200, 0.010),
+        "a slow step without retransmissions is none": (0, 0.0, 0.210),
+    },
+)
+def test_critical_path_of_a_step_that_is_slower_than_its_like(resent, tcp_s, rest_s) -> None:
     usual = [record(step, float(step), 0.1, 0.060, 0.0, 0.0, resent=0) for step in (1, 2, 3)]
-    slow = record(4, 4.0, 0.1, 0.260, 0.0, 0.0, resent=3000)
+    slow = record(4, 4.0, 0.1, 0.260, 0.0, 0.0, resent=resent)
+    of = StepCost(cost(propagation_s=0.010, serialization_s=0.040))
     found = critical_path([{0: it, 1: it} for it in (*usual, slow)], lambda step: of).steps
-    assert [it.parts.tcp_s for it in found] == pytest.approx([0.0, 0.0, 0.0, 0.200])
-    assert found[3].parts.propagation_s == pytest.approx(0.010)
-    # A slow step without retransmission is no recovery.
-    other = record(4, 4.0, 0.1, 0.260, 0.0, 0.0, resent=0)
-    path = critical_path([{0: it, 1: it} for it in (*usual, other)], lambda step: of).steps[3].parts
-    assert (path.tcp_s, path.rest_s) == pytest.approx((0.0, 0.210))
+    assert [path.parts.tcp_s for path in found] == pytest.approx([0.0, 0.0, 0.0, tcp_s])
+    assert values(found[3].parts, "propagation", "rest") == pytest.approx([0.010, rest_s])
 
 
-def test_a_connection_that_idled_starts_slowly() -> None:
+def test_critical_path_of_a_connection_that_idled_starts_slowly() -> None:
     of = {step: StepCost(outer=cost(step % 2 == 0, cold_s=0.030, idle_s=0.5)) for step in (1, 2, 3, 4)}
     rows = [{0: record(step, begin, 0.2, 0.0, 0.01, 0.1)} for step, begin in enumerate((0.0, 0.35, 2.0, 2.4), 1)]
     assert [it.parts.tcp_s for it in critical_path(rows, of.__getitem__).steps] == pytest.approx([0, 0, 0, 0.030])
 
 
-def test_a_late_fragment_is_not_the_fibers_doing() -> None:
+def test_critical_path_of_a_late_fragment_is_not_the_fibers_doing() -> None:
     late = {0: record(1, 0.0, 0.1, 0.0, 0.01, 0.050, late_s=0.040)}
-    found = one(late, StepCost(outer=cost(propagation_s=0.030)))
-    assert (found.late_s, found.propagation_s, found.rest_s) == pytest.approx((0.040, 0.010, 0.0))
+    found = parts(late, StepCost(outer=cost(propagation_s=0.030)))
+    assert values(found, "late", "propagation", "rest") == pytest.approx([0.040, 0.010, 0.0])
 
 
-def test_recorded_operations_tell_waiting_from_sending_and_both_from_the_site() -> None:
+def test_critical_path_of_recorded_operations_separates_waiting_sending_and_the_site() -> None:
     row = {0: record(1, 0.0, 0.1, 0.100, 0.0, 0.0)}
     operations = [TimedOperation(0.09, 0.120, 0.150, crosses=True), TimedOperation(0.140, 0.140, 0.190, crosses=False)]
-    found = one(row, StepCost(cost(propagation_s=1.0)), operations)
+    found = parts(row, StepCost(cost(propagation_s=1.0)), operations)
     # 0.100 to 0.120 a peer is missing, to 0.150 across the fiber, to 0.190 in the site, to 0.200 nothing is going on.
-    values = (found.peer_wait_s, found.propagation_s, found.software_s, found.rest_s)
-    assert values == pytest.approx((0.020, 0.030, 0.040, 0.010))
+    assert values(found, "peer_wait", "propagation", "software", "rest") == pytest.approx([0.020, 0.030, 0.040, 0.010])
 
 
-def test_what_a_rank_stands_still_for_inside_its_passes_is_no_compute() -> None:
-    row = {0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0, blocked_s=0.08)}
+def test_critical_path_has_no_compute_while_a_rank_stands_still_inside_its_passes() -> None:
+    def blocked(seconds: float) -> dict[int, StepRecord]:
+        return {0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0, blocked_s=seconds)}
+
     operations = [TimedOperation(0.01, 0.04, 0.10, crosses=True, waited_s=0.08)]
-    found = one(row, StepCost(cost(propagation_s=0.05)), operations)
-    values = (found.compute_s, found.peer_wait_s, found.propagation_s, found.rest_s)
-    assert values == pytest.approx((0.12, 0.02, 0.05, 0.01)), "from 0.02 to 0.04 a peer is missing"
-    assert one({0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0)}, StepCost(), operations).compute_s == pytest.approx(0.2)
-    assert one({0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0, blocked_s=0.05)}, StepCost()).rest_s == pytest.approx(0.05)
+    found = parts(blocked(0.08), StepCost(cost(propagation_s=0.05)), operations)
+    # From 0.02 to 0.04 a peer is missing.
+    assert values(found, "compute", "peer_wait", "propagation", "rest") == pytest.approx([0.12, 0.02, 0.05, 0.01])
+    unblocked = {0: record(1, 0.0, 0.2, 0.0, 0.0, 0.0)}
+    assert parts(unblocked, StepCost(), operations).compute_s == pytest.approx(0.2)
+    assert parts(blocked(0.05), StepCost()).rest_s == pytest.approx(0.05)
 
 
-def test_the_slowest_of_a_site_is_waited_for_in_the_site_alone() -> None:
+def test_critical_path_waits_for_the_slowest_of_a_site_in_the_site_alone() -> None:
     """DiLoCo's sites do not wait for each other between exchanges: the twin says who takes part in what."""
     of = step_costs(Diloco({"every": 10}, LAYOUT), FIBER)
-    begun = {0: 0.1, 1: 0.2, 2: 0.5, 3: 0.5}
-    rows = {rank: record(3, 0.0, ready, 0.3, 0.0, 0.0) for rank, ready in begun.items()}
-    rows |= {1: record(3, 0.0, 0.2, 0.9, 0.0, 0.0)}
-    found = one({**rows, 0: record(3, 0.0, 0.1, 1.1, 0.0, 0.0)}, of(3))
-    assert found.peer_wait_s == pytest.approx(0.1)
-    assert (found.software_s, found.propagation_s) == pytest.approx((1.0, 0.0)), "all in the site"
+    times = ((0.1, 1.1), (0.2, 0.9), (0.5, 0.3), (0.5, 0.3))
+    found = parts({rank: record(3, 0.0, *lengths, 0.0, 0.0) for rank, lengths in enumerate(times)}, of(3))
+    # All in the site.
+    assert values(found, "peer_wait", "software", "propagation") == pytest.approx([0.1, 1.0, 0.0])
 
 
-def test_costs_are_the_twins_and_the_certificates() -> None:
+def test_step_costs_are_the_twins_and_the_certificates() -> None:
     n = LAYOUT.payload_bytes
     ddp = step_costs(Ddp({}, LAYOUT), FIBER)(7)
     assert ddp.inner.propagation_s == pytest.approx(12 * 5e-3), "as measured of gloo"

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import pytest
+from builders.tables import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,9 +166,9 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(jobs())
-def test_the_books_of_any_job_that_exchanges_seldom_are_balanced(job: Job) -> None:
+def test_evaluate_any_job_that_exchanges_seldom_as_its_books(job: Job) -> None:
     books = simulate(job)
     found = books.evidence()
     total = len(job.compute_s) * books.wall_s
@@ -183,8 +184,11 @@ def test_the_books_of_any_job_that_exchanges_seldom_are_balanced(job: Job) -> No
         assert each.network_s >= -1e-9
 
 
-def test_steps_since_the_last_exchange_are_lost_if_the_job_dies() -> None:
-    books = simulate(Job(every=10, attempts=(47,), dies=True, more_steps=100))
+DYING = Job(every=10, attempts=(47,), dies=True, more_steps=100)
+
+
+def test_evaluate_steps_since_the_last_exchange_are_lost_if_the_job_dies() -> None:
+    books = simulate(DYING)
     found = books.evidence()
     assert (found.steps_committed, found.steps_lost, found.tokens) == (40, 7, 40 * 4 * 10)
     assert found.rank_seconds.lost_work_s > 4 * 7 * 0.06
@@ -192,25 +196,31 @@ def test_steps_since_the_last_exchange_are_lost_if_the_job_dies() -> None:
     assert (attempt.steps_committed, attempt.steps_lost) == (40, 7)
 
 
-def test_a_job_that_was_asked_to_stop_ends_with_an_exchange() -> None:
-    books = simulate(Job(every=10, attempts=(47,), dies=True, more_steps=100))
-    stopped = [replace(log, ends=(EndRecord(log.ends[0].t, "stopped", "", 47),)) for log in books.logs]
-    assert evaluate(stopped, []).steps_committed == 47
-    one = [*stopped[:3], replace(stopped[3], ends=())]
-    assert evaluate(one, []).steps_committed == 40, "one rank did not come to the exchange"
-    line = {"t": 1.0, "status": "stopped", "reason": "its step did not end within 2 s", "step": 47}
-    forced, in_order = EndRecord.from_dict(line), EndRecord.from_dict({**line, "parameters_sha256": "…"})
-    assert evaluate([*stopped[:3], replace(stopped[3], ends=(forced,))], []).steps_committed == 40
-    assert evaluate([*stopped[:3], replace(stopped[3], ends=(in_order,))], []).steps_committed == 47
+STOPPED = {"t": 1.0, "status": "stopped", "reason": "its step did not end within 2 s", "step": 47}
 
 
-def test_steps_before_a_checkpoint_are_committed_by_an_exchange_of_the_next_attempt() -> None:
-    """25 steps of H = 10; the checkpoint after step 25 has what steps 21 to 25 did, and step 30 exchanges it."""
-    books = simulate(Job(every=10, attempts=(25, 15), checkpoint_every=5))
-    found = books.evidence()
-    assert (found.steps_committed, found.steps_lost) == (40, 0)
-    books = simulate(Job(every=10, attempts=(28, 15), checkpoint_every=5))
-    assert (books.evidence().steps_committed, books.evidence().steps_lost) == (40, 3)
+@table(
+    "ends, committed",
+    {
+        "all ranks stopped": (None, 47),
+        "one rank did not come to the exchange": ((), 40),
+        "one rank was forced to stop": ((EndRecord.from_dict(STOPPED),), 40),
+        "one rank stopped in order": ((EndRecord.from_dict({**STOPPED, "parameters_sha256": "…"}),), 47),
+    },
+)
+def test_evaluate_job_that_was_asked_to_stop_ends_with_an_exchange(ends, committed) -> None:
+    logs = simulate(DYING).logs
+    stopped = [replace(log, ends=(EndRecord(log.ends[0].t, "stopped", "", 47),)) for log in logs]
+    if ends is not None:
+        stopped[3] = replace(stopped[3], ends=ends)
+    assert evaluate(stopped, []).steps_committed == committed
+
+
+@table("steps, lost", {"25 steps, resumed after step 25": (25, 0), "28 steps, resumed after step 25": (28, 3)})
+def test_evaluate_steps_before_a_checkpoint_are_committed_by_an_exchange_of_the_next_attempt(steps, lost) -> None:
+    """Of H = 10; the checkpoint after step 25 has what steps 21 to 25 did, and step 30 exchanges it."""
+    found = simulate(Job(every=10, attempts=(steps, 15), checkpoint_every=5)).evidence()
+    assert (found.steps_committed, found.steps_lost) == (40, lost)
 
 
 class _Weighted(Twin):
@@ -231,24 +241,24 @@ class _Weighted(Twin):
 
 
 @pytest.mark.parametrize(("steps", "counted"), [(34, 30), (35, 30), (39, 30), (40, 40)])
-def test_a_fragment_counts_by_its_share_and_whole_steps_are_committed(steps: int, counted: int) -> None:
+def test_commits_count_a_fragment_by_its_share_in_whole_steps(steps: int, counted: int) -> None:
     books = simulate(Job(every=1000, attempts=(steps,), dies=True, more_steps=100))
     twin = _Weighted({}, Layout(("a", "a", "b", "b"), (Tensor("model", 100),), steps=140))
     assert len(commits(books.logs, 4, twin)) == counted
     assert twin.committed(35) == 30.5
 
 
-def test_a_rank_waits_for_its_site_in_a_step_and_for_all_after_the_exchange() -> None:
+def test_rank_times_wait_for_the_site_in_a_step_and_for_all_after_the_exchange() -> None:
     """Rank 2 is slow: its mate waits for it in each step, the other site only every tenth."""
     books = simulate(Job(every=10, compute_s=(0.05, 0.05, 0.09, 0.05), attempts=(20,)))
-    waits = {each.rank: each for each in rank_times(books.logs, None)}
-    told = {each.rank: each for each in books.evidence().rank_times}
-    assert told[3].peer_wait_s == pytest.approx(20 * 0.04)
-    assert told[2].peer_wait_s == 0
+    own = {times.rank: times for times in books.evidence().rank_times}
+    assert own[3].peer_wait_s == pytest.approx(20 * 0.04)
+    assert own[2].peer_wait_s == 0
     # The other site is ten times 0.04 s ahead when it comes to the exchange, and waits there.
-    assert told[0].peer_wait_s == pytest.approx(2 * 10 * 0.04)
-    assert told[0].network_s == pytest.approx(20 * SITE_S + 2 * EXCHANGE_S)
-    assert waits[0].peer_wait_s != pytest.approx(told[0].peer_wait_s), "not all ranks wait for all"
+    assert own[0].peer_wait_s == pytest.approx(2 * 10 * 0.04)
+    assert own[0].network_s == pytest.approx(20 * SITE_S + 2 * EXCHANGE_S)
+    of_all = next(times for times in rank_times(books.logs, None) if times.rank == 0)
+    assert of_all.peer_wait_s != pytest.approx(own[0].peer_wait_s), "not all ranks wait for all"
 
 
 class _Late(Twin):
@@ -264,27 +274,23 @@ class _Late(Twin):
         return ()
 
 
-def test_what_lands_later_is_waited_for_until_the_peers_had_begun_it() -> None:
+def test_peer_waits_for_what_lands_later_end_when_the_peers_had_begun_it() -> None:
     """Rank 1 is 0.5 s behind: what both began after step 4 lands on rank 0 after step 6, 0.3 s after rank 1 began."""
-    rows = [
-        [
-            StepRecord(
-                n, behind + n / 10, behind + n / 10 + 0.05, behind + n / 10 + 0.05, behind + n / 10 + 0.06 + late, 1,
-                t_stepped=behind + n / 10 + 0.06,
-            )
-            for n in range(1, 9)
-            for late in [0.34 if n == 6 and not behind else 0.0]
-        ]
-        for behind in (0.0, 0.5)
-    ]  # fmt: skip
-    logs = [RankLog(rank, (), tuple(steps)) for rank, steps in enumerate(rows)]
+
+    def row(number: int, behind: float) -> StepRecord:
+        begin = behind + number / 10
+        late = 0.34 if number == 6 and not behind else 0.0
+        stepped = begin + 0.06
+        return StepRecord(number, begin, begin + 0.05, begin + 0.05, stepped + late, 1, t_stepped=stepped)
+
+    logs = [RankLog(rank, (), tuple(row(n, behind) for n in range(1, 9))) for rank, behind in enumerate((0.0, 0.5))]
     twin = _Late({}, Layout(("a", "b"), (Tensor("model", 100),), steps=100))
     waits = peer_waits(logs, twin)
     assert [it.after_s for it in waits[0]] == pytest.approx([0, 0, 0, 0, 0, 0.3, 0, 0])
     assert sum(it.total_s for it in waits[1]) == 0
 
 
-def test_an_exchange_outside_the_faults_is_no_slowdown_and_no_stall() -> None:
+def test_evaluate_exchange_outside_the_faults_is_no_slowdown_and_no_stall() -> None:
     """A short fault over one exchange that is as long as the others; then one that holds it up for 2 s."""
     books = simulate(Job(every=10, attempts=(80,)))
     exchange = books.logs[0].steps[39]
@@ -305,7 +311,7 @@ def test_an_exchange_outside_the_faults_is_no_slowdown_and_no_stall() -> None:
     assert found.rank_seconds.slowed_by_faults_s == pytest.approx(held.seconds["slowed_by_faults"], rel=0.01)
 
 
-def test_a_former_record_has_no_exchange_after_the_step() -> None:
+def test_step_record_of_a_former_version_has_no_exchange_after_the_step() -> None:
     old = {"step": 1, "t_begin": 1.0, "t_ready": 1.5, "t_sync": 1.7, "t_end": 2.0, "tokens": 8}
     record = StepRecord.from_dict(old)
     assert (record.t_stepped, record.after_s) == (2.0, 0.0)

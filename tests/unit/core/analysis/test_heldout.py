@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from builders.wire_records import sample
 
 from testbed.core.analysis.heldout import held_out, payload_until
 from testbed.core.records.rank_log import EvaluationRecord, JobRecord, RankLog
-from testbed.core.records.samples import FiberSample
 
 
 def log(rank: int, site: str, *evaluations: EvaluationRecord, resumed: tuple[int, int] | None = None) -> RankLog:
-    jobs = [JobRecord(100.0, rank, 4, f"{site}-{rank}", site, "ddp", None, None, 30)]
-    if resumed:
-        jobs.append(JobRecord(150.0, rank, 4, f"{site}-{rank}", site, "ddp", None, None, 30, *resumed))
+    begins = [(100.0, ()), *([(150.0, resumed)] if resumed else [])]
+    jobs = (JobRecord(t, rank, 4, f"{site}-{rank}", site, "ddp", None, None, 30, *place) for t, place in begins)
     return RankLog(rank, jobs=tuple(jobs), evaluations=evaluations)
 
 
@@ -20,11 +19,7 @@ def evaluation(step: int, t: float, loss: float | None, windows: int = 10, took:
     return EvaluationRecord(t, step, took, loss, windows, step // 10, attempt)
 
 
-def sample(t: float, byte_count: int, segments: int) -> FiberSample:
-    return FiberSample(t, "north:west", segments, segments, byte_count, {}, None, (), ())
-
-
-def test_ranks_of_a_site_share_the_windows_and_sites_are_averaged() -> None:
+def test_held_out_averages_ranks_of_a_site_by_windows_and_then_sites() -> None:
     logs = [
         log(0, "east", evaluation(10, 111.0, 3.0, 30), evaluation(20, 122.0, 2.0, 30)),
         log(1, "east", evaluation(10, 111.0, 5.0, 10), evaluation(20, 122.0, 2.0, 10)),
@@ -39,12 +34,12 @@ def test_ranks_of_a_site_share_the_windows_and_sites_are_averaged() -> None:
     assert found.version == (1, 2)
 
 
-def test_a_point_without_all_shares_is_left_out() -> None:
+def test_held_out_leaves_out_a_point_without_all_shares() -> None:
     logs = [log(0, "east", evaluation(10, 111.0, 3.0)), log(1, "east", evaluation(10, 111.0, None))]
     assert held_out(logs, (), {}, 100.0).step == ()
 
 
-def test_evaluations_of_a_lost_attempt_do_not_count() -> None:
+def test_held_out_does_not_count_evaluations_of_a_lost_attempt() -> None:
     evaluations = (
         evaluation(10, 111.0, 3.0),
         evaluation(20, 122.0, 9.9),
@@ -55,8 +50,10 @@ def test_evaluations_of_a_lost_attempt_do_not_count() -> None:
     assert found.loss == (3.0, 2.0)
 
 
-def test_payload_grows_evenly_between_samples_and_goes_on_when_a_counter_restarts() -> None:
-    samples = [sample(0.0, 500, 5), sample(10.0, 500 + 20_000, 25), sample(20.0, 3_000, 3)]
+def test_payload_until_grows_evenly_between_samples_and_goes_on_when_a_counter_restarts() -> None:
+    samples = [
+        sample(t, count, segments=number) for t, count, number in ((0.0, 500, 5), (10.0, 20_500, 25), (20.0, 3_000, 3))
+    ]
     until = payload_until(samples, {})
     assert until(-1.0) is None
     first = 20_000 - 66 * 20

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from builders import wire_records
+from builders.tables import table
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.core.analysis.fidelity import under_load
 from testbed.core.analysis.host_noise import StallLog
-from testbed.core.records.samples import FiberSample
 from testbed.core.records.stalls import Stall, TcpTimeouts
 
 BOUNDS = (5e-5, 2e-4, 1e-3, 5e-3, 2e-2)
@@ -16,12 +17,12 @@ QUIET = (0.0,) * 6
 DROPS = {"receive": 0, "memory": 0, "transmit": 0, "queue": 0}
 
 
-def sample(t: float, counts: tuple[float, ...], drops: dict[str, int] | None = None) -> FiberSample:
-    packets = int(sum(counts))
-    return FiberSample(t, "north:west", packets, packets, packets * 1000, {**DROPS, **(drops or {})}, 0, BOUNDS, counts)
+def sample(t: float, counts: tuple[float, ...], drops: dict[str, int] | None = None):
+    packets, times = int(sum(counts)), {"lateness_bounds_s": BOUNDS, "lateness_counts": counts}
+    return wire_records.sample(t, packets * 1000, segments=packets, drops={**DROPS, **(drops or {})}, **times)
 
 
-def fidelity(*samples: FiberSample, stalls: tuple[Stall, ...] = (), rate_bps: float | None = None):
+def fidelity(*samples, stalls: tuple[Stall, ...] = (), rate_bps: float | None = None):
     rates = {} if rate_bps is None else {"north": rate_bps}
     (measured,) = under_load(samples, None, None, StallLog(stalls, (), True), rates)
     return measured
@@ -31,41 +32,43 @@ LATE = (9000.0, 200.0, 300.0, 500.0, 0.0, 0.0)
 """5 % of 10,000 packets are later than 1 ms, none than 5 ms."""
 
 
-def test_late_packets_are_explained_by_stalls_that_are_long_and_many_enough():
-    began, ended = sample(10.0, QUIET), sample(11.0, LATE)
-    assert fidelity(began, ended).held is False
-    enough = tuple(Stall(0, 10.0 + index / 10, 5e-3) for index in range(10))
-    measured = fidelity(began, ended, stalls=enough)
-    assert (measured.held, measured.noisy) == (None, True)
-    assert measured.p99_s is not None
+WINDOW = sample(10.0, QUIET), sample(11.0, LATE)
+
+
+def every_tenth(begin: float) -> tuple[Stall, ...]:
+    return tuple(Stall(0, begin + index / 10, 5e-3) for index in range(10))
+
+
+@table(
+    "stalls, held",
+    {
+        "without stalls the emulator is late": ((), False),
+        "stalls that are long and many enough explain late packets": (every_tenth(10.0), None),
+        "too little stalled time explains nothing": ((Stall(0, 10.5, 5e-3),), False),
+        "stalls shorter than the lateness explain nothing": (
+            tuple(Stall(0, 10.0 + index / 1000, 3e-4) for index in range(0, 1000, 4)), False,
+        ),
+    },
+)  # fmt: skip
+def test_under_load_late_packets(stalls, held):
+    measured = fidelity(*WINDOW, stalls=stalls)
+    assert (measured.held, measured.noisy) == (held, held is None)
     assert measured.p99_s > 1e-3, "the measurement is reported unchanged"
 
 
-def test_too_little_stalled_time_explains_nothing():
-    few = (Stall(0, 10.5, 5e-3),)
-    assert fidelity(sample(10.0, QUIET), sample(11.0, LATE), stalls=few).held is False
+def test_under_load_stalls_of_another_second_explain_nothing():
+    assert fidelity(*WINDOW, sample(13.0, LATE), stalls=every_tenth(12.0)).held is False
 
 
-def test_stalls_shorter_than_the_lateness_explain_nothing():
-    short = tuple(Stall(0, 10.0 + index / 1000, 3e-4) for index in range(1000) if index % 4 == 0)
-    assert fidelity(sample(10.0, QUIET), sample(11.0, LATE), stalls=short).held is False
-
-
-def test_stalls_of_another_second_explain_nothing():
-    other = tuple(Stall(0, 12.0 + index / 10, 5e-3) for index in range(10))
-    assert fidelity(sample(10.0, QUIET), sample(11.0, LATE), sample(13.0, LATE), stalls=other).held is False
-
-
-def test_packets_that_come_in_bursts_meet_a_stall_more_often():
+def test_under_load_packets_that_come_in_bursts_meet_a_stall_more_often():
     """10,000 packets of 1,000 bytes are a tenth of a second of 800 Mb/s: a 12 ms shadow holds a tenth of them."""
     one = (Stall(0, 10.5, 6e-3),)
-    began, ended = sample(10.0, QUIET), sample(11.0, LATE)
-    assert fidelity(began, ended, stalls=one).held is False
-    assert fidelity(began, ended, stalls=one, rate_bps=0.8e9).noisy
+    assert fidelity(*WINDOW, stalls=one).held is False
+    assert fidelity(*WINDOW, stalls=one, rate_bps=0.8e9).noisy
 
 
 @pytest.mark.parametrize("cause", ["receive", "memory", "transmit"])
-def test_own_drops_that_overlap_a_stall_are_unknown_and_others_no(cause):
+def test_under_load_own_drops_that_overlap_a_stall_are_unknown_and_others_no(cause):
     on_time = (10000.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     twice = (20000.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     samples = sample(10.0, QUIET), sample(11.0, on_time, {cause: 7}), sample(12.0, twice, {cause: 7})
@@ -102,24 +105,34 @@ def test_uncertainty_grows_with_stalls_up_to_the_interval(stalls, more, one, oth
     assert greater <= ended - began
 
 
-def test_a_timeout_counts_only_if_it_began_in_a_long_stall():
+@table(
+    "stalls, began_t, uncertainty_s",
+    {
+        "no stall": ((), 0, 0),
+        "it began in a long stall": ((Stall(0, 10.3, 0.02),), 0, pytest.approx(0.02 + 3 * 0.2)),
+        "before the interval": ((Stall(0, 10.3, 0.02),), 12, 0),
+        "it began in a short stall": ((Stall(0, 10.3, 0.001),), 0, pytest.approx(0.001)),
+        "it began before the stall": ((Stall(0, 10.9, 0.02),), 0, pytest.approx(0.02)),
+    },
+)
+def test_uncertainty_of_timeouts(stalls, began_t, uncertainty_s):
     timeouts = (TcpTimeouts(11.0, "west-0", 10.0, 3),)
-    assert StallLog((), timeouts, True).uncertainty_s(0, 20) == 0
-    assert StallLog((Stall(0, 10.3, 0.02),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.02 + 3 * 0.2)
-    assert StallLog((Stall(0, 10.3, 0.02),), timeouts, True).uncertainty_s(12, 20) == 0
-    assert StallLog((Stall(0, 10.3, 0.001),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.001)
-    assert StallLog((Stall(0, 10.9, 0.02),), timeouts, True).uncertainty_s(0, 20) == pytest.approx(0.02)
+    assert StallLog(stalls, timeouts, True).uncertainty_s(began_t, 20) == uncertainty_s
 
 
-def test_a_host_is_noisy_by_share_or_by_its_longest_stall():
-    def noisy(*stalls: Stall) -> bool:
-        summary = StallLog(stalls, (), True).summary(0, 10)
-        assert summary is not None
-        return summary.noisy
+@table(
+    "stalls, noisy",
+    {
+        "no stalls": ((), False),
+        "a small share": ([Stall(0, second, 0.004) for second in range(10)], False),
+        "one of 19 ms": ([Stall(0, 5, 0.019)], False),
+        "one of 21 ms": ([Stall(0, 5, 0.021)], True),
+        "a large share of short ones": ([Stall(0, tick / 10, 0.0015) for tick in range(100)], True),
+    },
+)
+def test_summary_of_a_noisy_host(stalls, noisy):
+    assert StallLog(tuple(stalls), (), True).summary(0, 10).noisy is noisy
 
-    assert not noisy()
-    assert not noisy(*(Stall(0, second, 0.004) for second in range(10)))
-    assert not noisy(Stall(0, 5, 0.019))
-    assert noisy(Stall(0, 5, 0.021))
-    assert noisy(*(Stall(0, tick / 10, 0.0015) for tick in range(100)))
-    assert StallLog().summary(0, 10) is None, "no log"
+
+def test_summary_without_a_log():
+    assert StallLog().summary(0, 10) is None

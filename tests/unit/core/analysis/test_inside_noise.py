@@ -11,7 +11,7 @@ import pytest
 from testbed.core.analysis.inside_noise import LEAST_IN_A_PART, PARTS, Range, apart, range_of_parts
 
 
-def test_the_range_is_that_of_eight_contiguous_parts() -> None:
+def test_range_of_parts_is_that_of_eight_contiguous_parts() -> None:
     values = [random.Random(3).gauss(100, 5) + (50 if 40 <= index < 60 else 0) for index in range(163)]
     found = range_of_parts(values)
     # Contiguous: cut by hand at the same places, 163 = 3 x 21 + 5 x 20 in the order that rounding down gives.
@@ -23,17 +23,17 @@ def test_the_range_is_that_of_eight_contiguous_parts() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, PARTS * LEAST_IN_A_PART - 1])
-def test_too_few_values_tell_no_range(count: int) -> None:
+def test_range_of_parts_of_too_few_values_is_none(count: int) -> None:
     assert range_of_parts([1.0] * count) is None
     assert range_of_parts([1.0] * PARTS * LEAST_IN_A_PART) == (1.0, 1.0)
 
 
-def test_runs_are_apart_only_if_no_part_of_one_reaches_into_the_other() -> None:
+def test_apart_only_if_no_part_of_one_reaches_into_the_other() -> None:
     assert apart(Range(1, 2), Range(2.1, 3)) and apart(Range(2.1, 3), Range(1, 2))
     assert not apart(Range(1, 2), Range(2, 3)) and not apart(Range(1, 9), Range(2, 3))
 
 
-def test_two_alike_runs_are_apart_as_seldom_as_is_said() -> None:
+def test_apart_is_as_seldom_for_two_alike_runs_as_documented() -> None:
     dealt = list(itertools.combinations(range(2 * PARTS), PARTS))
     far = 0
     for ranks in dealt:

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 import pytest
+from builders.tables import table
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -24,18 +25,25 @@ Prints = Sequence[tuple[float, int]]
 
 
 def log(rank: int, prints: Prints, tokens_per_step: float | None = None) -> RankLog:
+    def tokens(step: int, last: int | None) -> float | None:
+        return None if last is None or tokens_per_step is None or step <= last else tokens_per_step * (step - last)
+
     before = [None, *(step for _, step in prints)]
-    return RankLog(
-        rank,
-        progress=tuple(
-            ProgressRecord(
-                t,
-                step,
-                None if last is None or tokens_per_step is None or step <= last else tokens_per_step * (step - last),
-            )
-            for (t, step), last in zip(prints, before, strict=False)
-        ),
-    )
+    records = (ProgressRecord(t, step, tokens(step, last)) for (t, step), last in zip(prints, before, strict=False))
+    return RankLog(rank, progress=tuple(records))
+
+
+def logs_of(ranks: Sequence[Prints]) -> list[RankLog]:
+    return [log(rank, prints) for rank, prints in enumerate(ranks)]
+
+
+def counted_steps(ranks: Sequence[Prints], ended: dict[int, float] | None = None) -> list[tuple[int, float]]:
+    return [(step.step, step.t) for step in merged(logs_of(ranks), ended or {})[1]]
+
+
+def each_tenth(begin: float, first: int, last: int, every: int = 1) -> Prints:
+    """Prints of a program with steps of 0.1 s that ends step ``first`` at ``begin``."""
+    return [(begin + 0.1 * (step - first), step) for step in range(first, last + 1, every)]
 
 
 def info(world: int, began_t: float, ended_t: float, statuses: Sequence[int | None] | None = None) -> RunInfo:
@@ -47,14 +55,14 @@ def info(world: int, began_t: float, ended_t: float, statuses: Sequence[int | No
 
 
 def job_of(
-    durations: Sequence[float], every: int = 1, world: int = 2, cut=None, statuses=None, **more
+    durations: Sequence[float], every: int = 1, world: int = 2, cut=None, statuses=None, closing=0.5
 ) -> ProgramEvidence:
     """All ranks in lockstep: step i ends at 10 + the sum of the first i durations; every ``every``-th is printed."""
     ends = [10.0 + it for it in itertools.accumulate(durations, initial=0.0)]
     prints = [(ends[step], step) for step in range(0, len(ends), every)]
     windows = [FaultWindow("f1", "cut", "north", ("north",), *cut)] if cut else []
     logs = [log(rank, prints, 100.0) for rank in range(world)]
-    return evaluate(logs, info(world, 0.0, ends[-1] + more.pop("closing", 0.5), statuses), windows)
+    return evaluate(logs, info(world, 0.0, ends[-1] + closing, statuses), windows)
 
 
 # ---- when a step counts
@@ -91,51 +99,43 @@ def counted_by_definition(ranks: list[Prints]) -> list[tuple[int, float]]:
 
 @settings(max_examples=40)
 @given(prints_of_ranks())
-def test_a_step_counts_when_every_rank_that_prints_steps_has_printed_it(ranks):
-    _, counted = merged([log(rank, prints) for rank, prints in enumerate(ranks)], {})
-    assert [(it.step, it.t) for it in counted] == counted_by_definition(ranks)
+def test_merged_step_counts_when_every_rank_that_prints_steps_has_printed_it(ranks):
+    assert counted_steps(ranks) == counted_by_definition(ranks)
 
 
 @settings(max_examples=40)
 @given(prints_of_ranks(), st.randoms(use_true_random=False))
-def test_a_line_printed_again_changes_nothing(ranks, chance):
-    once = merged([log(rank, prints) for rank, prints in enumerate(ranks)], {})[1]
+def test_merged_line_printed_again_changes_nothing(ranks, chance):
     twice = [
         [(t + extra, step) for t, step in prints for extra in ((0.0, 0.0001) if chance.random() < 0.5 else (0.0,))]
         for prints in ranks
     ]
-    again = merged([log(rank, prints) for rank, prints in enumerate(twice)], {})[1]
+    once, again = (merged(logs_of(prints), {})[1] for prints in (ranks, twice))
     assert [(it.step, it.t, it.steps) for it in again] == [(it.step, it.t, it.steps) for it in once]
 
 
-def test_a_rank_whose_process_has_ended_holds_nothing_back():
-    logs = [log(0, [(1, 1), (2, 2), (3, 3), (4, 4)]), log(1, [(1.5, 1), (2.5, 2)])]
-    assert [it.step for it in merged(logs, {})[1]] == [1, 2]
-    assert [(it.step, it.t) for it in merged(logs, {1: 3.5})[1]] == [(1, 1.5), (2, 2.5), (3, 3.5), (4, 4)]
+def test_merged_rank_whose_process_has_ended_holds_nothing_back():
+    ranks = [(1, 1), (2, 2), (3, 3), (4, 4)], [(1.5, 1), (2.5, 2)]
+    assert [step for step, _ in counted_steps(ranks)] == [1, 2]
+    assert counted_steps(ranks, {1: 3.5}) == [(1, 1.5), (2, 2.5), (3, 3.5), (4, 4)]
 
 
-def test_a_line_of_one_process_that_comes_one_print_late_is_no_restart():
-    steps = [1, 2, 1, 2, 3, 2, 3, 4, 3, 4]
-    merge, counted = merged([log(0, list(enumerate(map(int, steps))))], {})
+def test_merged_line_of_one_process_that_comes_one_print_late_is_no_restart():
+    merge, counted = merged([log(0, list(enumerate([1, 2, 1, 2, 3, 2, 3, 4, 3, 4])))], {})
     assert (merge.attempt, [it.step for it in counted]) == (1, [1, 2, 3, 4])
 
 
-def test_the_loss_of_a_later_line_about_the_same_step_counts_with_the_time_of_the_first():
-    records = (
-        ProgressRecord(1.0, 1),
-        ProgressRecord(2.0, 2),
-        ProgressRecord(2.1, 2, None, 3.5),
-        ProgressRecord(3.0, 3),
-    )
+def test_merged_loss_of_a_later_line_about_the_same_step_counts_with_the_time_of_the_first():
+    records = tuple(ProgressRecord(*fields) for fields in ((1.0, 1), (2.0, 2), (2.1, 2, None, 3.5), (3.0, 3)))
     counted = merged([RankLog(0, progress=records)], {})[1]
     assert [(it.step, it.t, it.train_loss) for it in counted] == [(1, 1.0, None), (2, 2.0, 3.5), (3, 3.0, 3.5)]
 
 
 @settings(max_examples=40)
 @given(prints_of_ranks())
-def test_a_running_job_counts_what_the_finished_one_did(ranks):
+def test_progress_merge_of_a_running_job_counts_what_the_finished_one_did(ranks):
     """Live, the ranks that print are known only as they do: from when all have printed twice, later steps agree."""
-    logs = [log(rank, prints) for rank, prints in enumerate(ranks)]
+    logs = logs_of(ranks)
     merge = ProgressMerge()
     live = []
     for t, rank, record in sorted((it.t, each.rank, it) for each in logs for it in each.progress):
@@ -143,7 +143,7 @@ def test_a_running_job_counts_what_the_finished_one_did(ranks):
             live.append((counted.step, t))
     printing = printing_ranks(logs)
     known_t = max((each.progress[:2][-1].t for each in logs if each.rank in printing), default=0)
-    whole = [(it.step, it.t) for it in merged(logs, {})[1]]
+    whole = counted_steps(ranks)
     soon = max((step for step, t in live if t <= known_t), default=-1)
     assert [it for it in live if it[1] > known_t] == [it for it in whole if it[0] > soon and it[1] > known_t]
     assert [step for step, _ in live] == sorted(step for step, _ in live)
@@ -155,16 +155,15 @@ def test_a_running_job_counts_what_the_finished_one_did(ranks):
 @pytest.mark.parametrize(
     ("first", "every", "counted"), [(10, 10, 200), (2, 2, 200), (1, 1, 200), (0, 10, 201), (40, 10, 161)]
 )
-def test_the_first_print_counts_the_steps_that_it_stands_for(first, every, counted):
+def test_evaluate_the_first_print_counts_the_steps_that_it_stands_for(first, every, counted):
     """One that prints each tenth step prints 10 first; 40 first is a program that resumed."""
-    prints = [(10.0 + 0.1 * step, step) for step in range(first, 201, every)]
-    found = evaluate([log(0, prints), log(1, prints)], info(2, 0.0, 35.0), [])
-    assert found.job.steps_committed == counted
+    prints = each_tenth(10.0, first, 200, every)
+    assert evaluate(logs_of([prints, prints]), info(2, 0.0, 35.0), []).job.steps_committed == counted
 
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(0.05, 0.2), min_size=12, max_size=60), st.integers(1, 5))
-def test_step_times_and_throughput_are_the_time_between_prints_over_the_steps_between(durations, every):
+def test_evaluate_step_times_and_throughput_are_the_time_between_prints_over_the_steps_between(durations, every):
     found = job_of(durations, every).job
     kept = len(durations) // every * every
     parts = [sum(durations[at : at + every]) for at in range(0, kept, every)]
@@ -180,7 +179,7 @@ def test_step_times_and_throughput_are_the_time_between_prints_over_the_steps_be
 
 @settings(max_examples=40)
 @given(st.integers(1, 10), st.floats(3.0, 20.0), st.integers(0, 9))
-def test_a_stall_is_the_gap_however_seldom_the_program_prints(every, stall_s, where):
+def test_evaluate_stall_is_the_gap_however_seldom_the_program_prints(every, stall_s, where):
     """The ordinary steps between two prints are no part of it, to within their noise (none here)."""
     durations = [0.1] * 60
     durations[30 + where] += stall_s
@@ -190,38 +189,38 @@ def test_a_stall_is_the_gap_however_seldom_the_program_prints(every, stall_s, wh
     assert (fault.recovered, fault.gap_at_most) == (True, False)
 
 
-@pytest.mark.parametrize("every", [2, 10])
-def test_a_gap_shorter_than_two_prints_is_at_most_that(every):
+@table(
+    "every, began_t, longest_s, at_most",
+    {
+        "of a program that prints every step a short gap is exact": (1, 13.35, 0.18, False),
+        "of one that prints each second step it is at most that of two prints": (2, 13.3, 0.28, True),
+        "of one that prints each tenth step likewise": (10, 13.3, 1.08, True),
+    },
+)
+def test_evaluate_short_gap(every, began_t, longest_s, at_most):
     durations = [0.1] * 60
     durations[33] += 0.08
-    (fault,) = job_of(durations, every, cut=(13.3, 13.5)).job.faults
-    assert fault.gap_at_most
-    assert fault.longest_gap_s == pytest.approx(0.1 * every + 0.08)
-
-
-def test_of_a_program_that_prints_every_step_a_short_gap_is_exact():
-    durations = [0.1] * 60
-    durations[33] += 0.08
-    (fault,) = job_of(durations, 1, cut=(13.35, 13.5)).job.faults
-    assert (fault.longest_gap_s, fault.gap_at_most) == (pytest.approx(0.18), False)
+    (fault,) = job_of(durations, every, cut=(began_t, 13.5)).job.faults
+    assert (fault.longest_gap_s, fault.gap_at_most) == (pytest.approx(longest_s), at_most)
 
 
 @settings(max_examples=40)
 @given(st.floats(2.0, 20.0))
-def test_a_stall_costs_goodput(stall_s):
+def test_evaluate_stall_costs_goodput(stall_s):
     durations = [0.1] * 100
     durations[40] += stall_s
     job = job_of(durations, 1, cut=(14.05, 14.05 + stall_s)).job
     assert job.goodput == pytest.approx(10.0 / (10.0 + stall_s))
 
 
-def test_goodput_is_never_above_one_by_rounding():
+def test_evaluate_goodput_is_never_above_one_by_rounding():
     times = list(itertools.accumulate([0.1] * 40, initial=0.1))
-    logs = [[log(0, [(t, step) for step, t in enumerate(times[:steps])])] for steps in range(5, 40)]
-    assert max(evaluate(it, info(1, 0.0, 6.0), []).job.goodput for it in logs) == 1.0
+    prints = [(t, step) for step, t in enumerate(times)]
+    jobs = (evaluate([log(0, prints[:count])], info(1, 0.0, 6.0), []).job for count in range(5, 40))
+    assert max(job.goodput for job in jobs) == 1.0
 
 
-def test_a_program_that_never_came_back_has_an_open_gap_to_its_end():
+def test_evaluate_program_that_never_came_back_has_an_open_gap_to_its_end():
     found = job_of([0.1] * 40, cut=(13.95, None), statuses=[1, 137], closing=30.0)
     (fault,) = found.job.faults
     assert (fault.recovered, fault.gap_open, found.job.died) == (False, True, True)
@@ -230,7 +229,7 @@ def test_a_program_that_never_came_back_has_an_open_gap_to_its_end():
     assert found.job.goodput == pytest.approx(4.0 / 34.0, rel=0.05)
 
 
-def test_a_program_that_ended_well_long_after_its_last_step_came_through():
+def test_evaluate_program_that_ended_well_long_after_its_last_step_came_through():
     """It saved its model: the end of a program is no stall."""
     found = job_of([0.1] * 40, cut=(13.0, 13.4), closing=30.0)
     (fault,) = found.job.faults
@@ -238,19 +237,18 @@ def test_a_program_that_ended_well_long_after_its_last_step_came_through():
     assert found.job.wall_s == pytest.approx(4.0)
 
 
-def test_a_fault_before_the_first_print_says_nothing_of_recovery():
+def test_evaluate_fault_before_the_first_print_says_nothing_of_recovery():
     (fault,) = job_of([0.1] * 40, cut=(2.0, 6.0)).job.faults
     assert (fault.recovered, fault.longest_gap_s) == (None, None)
 
 
-def test_without_tokens_there_is_a_pace_but_no_throughput():
-    logs = [log(0, [(10.0 + 0.1 * step, step) for step in range(50)])]
-    job = evaluate(logs, info(1, 0.0, 15.0), []).job
+def test_evaluate_without_tokens_there_is_a_pace_but_no_throughput():
+    job = evaluate([log(0, each_tenth(10.0, 0, 49))], info(1, 0.0, 15.0), []).job
     assert (job.tokens_per_s, job.goodput) == (None, pytest.approx(1.0))
     assert job.median_step_s == pytest.approx(0.1)
 
 
-def test_without_any_print_nothing_is_claimed():
+def test_evaluate_without_any_print_nothing_is_claimed():
     found = evaluate([RankLog(0), RankLog(1)], info(2, 0.0, 15.0), [FaultWindow("f", "cut", "n", ("n",), 3.0, 5.0)])
     assert (found.job.commits, found.job.goodput, found.job.recovery_s, found.job.wall_s) == ((), None, None, None)
     assert (found.attempts, found.printing, found.job.began_t, found.job.ended_t) == ((), (), 0.0, 15.0)
@@ -273,7 +271,7 @@ def restarted(draw) -> tuple[int, list[tuple[int, int]]]:
 
 @settings(max_examples=40)
 @given(restarted(), st.integers(1, 3))
-def test_what_a_restart_undid_does_not_count_and_is_lost(job, world):
+def test_evaluate_what_a_restart_undid_does_not_count_and_is_lost(job, world):
     every, parts = job
     prints: list[tuple[float, int]] = []
     t = 10.0
@@ -299,11 +297,10 @@ def test_what_a_restart_undid_does_not_count_and_is_lost(job, world):
     assert all(it.time_to_resume_s == pytest.approx(5.0 + 0.1 * every, abs=0.05 * every) for it in found.attempts[:-1])
 
 
-def test_a_restart_is_told_with_its_fault_and_its_cost():
-    before = [(10.0 + 0.1 * step, step) for step in range(31)]
-    after = [(18.0 + 0.1 * (step - 20), step) for step in range(21, 61)]
+def test_evaluate_restart_has_its_fault_and_its_cost():
+    prints = [*each_tenth(10.0, 0, 30), *each_tenth(18.1, 21, 60)]
     kill = FaultWindow("f1", "rank-kill", "1", (), 13.02, 13.03)
-    found = evaluate([log(0, before + after), log(1, before + after)], info(2, 0.0, 23.0), [kill])
+    found = evaluate(logs_of([prints, prints]), info(2, 0.0, 23.0), [kill])
     first, second = found.attempts
     assert (first.cause, first.steps_lost, first.steps_committed) == ("rank-kill 1", 10, 21)
     assert (second.resumed_from, second.steps_committed) == (20, 40)

@@ -32,20 +32,21 @@ def noise(*stalls: tuple[float, float]) -> StallLog:
         ("tokens_per_s >= 900", None, 750.0, False),
     ],
 )
-def test_a_condition_is_within_noise_if_its_value_without_the_stalls_may_meet_it(text, bound, value, within):
+def test_within_noise_if_the_value_without_the_stalls_may_meet_the_condition(text, bound, value, within):
     violations = [(100.0, 103.0, value)]
-    assert within_noise(text, bound, violations, noise((99.0, 1.0))) is within
-    assert not within_noise(text, bound, violations, noise())
-    assert not within_noise(text, bound, violations, noise((50.0, 1.0))), "long before"
-    assert not within_noise(text, bound, [*violations, (200.0, 203.0, value)], noise((99.0, 1.0))), "one is not"
-    assert not within_noise(text, bound, [(100.0, 103.0, None)], noise((99.0, 1.0)))
+    stalled = noise((99.0, 1.0))
+    assert within_noise(text, bound, violations, stalled) is within
+    for quiet in (noise(), noise((50.0, 1.0))):  # or long before
+        assert not within_noise(text, bound, violations, quiet)
+    for certain in ([*violations, (200.0, 203.0, value)], [(100.0, 103.0, None)]):
+        assert not within_noise(text, bound, certain, stalled)
 
 
 STALLS = st.lists(st.tuples(st.floats(90, 110), st.floats(2e-4, 2.0)), max_size=6)
 
 
 @given(STALLS, STALLS, st.floats(1, 2000), st.sampled_from(["tokens_per_s >= 900", "step_seconds <= 1"]))
-def test_more_stalls_never_make_a_violation_certain(stalls, more, value, text):
+def test_within_noise_stays_so_with_more_stalls(stalls, more, value, text):
     bound = float(text.split()[-1])
     violations = [(100.0, 103.0, value)]
     if within_noise(text, bound, violations, noise(*stalls)):

@@ -32,23 +32,15 @@ def _texts(*steps: OuterStep) -> list[str]:
     return [it.text for it in outer_steps(records).findings]
 
 
-def test_the_same_gradient_twice_is_an_exchange_applied_twice() -> None:
+def test_outer_steps_of_the_same_gradient_twice_are_an_exchange_applied_twice() -> None:
     again = replace(STEP, before=STEP.after, after=(0.0, 2.5), before_crc32="b", after_crc32="c", restarted=False)
     assert _texts(STEP, again) == ["outer.1: rank 0: an exchange was applied twice"]
     assert _texts(STEP, replace(again, step=21)) == []
 
 
-def test_what_lands_at_the_end_may_be_followed_by_a_last_exchange() -> None:
-    last = replace(
-        STEP,
-        before=STEP.after,
-        gradient=(0.25, 0.25),
-        after=(0.25, 2.0),
-        before_crc32="b",
-        after_crc32="c",
-        restarted=False,
-    )
+def test_outer_steps_at_the_end_may_be_followed_by_a_last_exchange() -> None:
+    crcs = {"before_crc32": "b", "after_crc32": "c"}
+    last = replace(STEP, before=STEP.after, gradient=(0.25, 0.25), after=(0.25, 2.0), restarted=False, **crcs)
     assert _texts(STEP, last) == []
-    assert _texts(STEP, replace(last, before_crc32="x")) == [
-        "outer.1: rank 0: the outer state is not the one that step 20 left"
-    ]
+    text = "outer.1: rank 0: the outer state is not the one that step 20 left"
+    assert _texts(STEP, replace(last, before_crc32="x")) == [text]

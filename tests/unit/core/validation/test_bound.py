@@ -9,12 +9,13 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import networkx as nx
 import pytest
+from builders.tables import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,50 +126,51 @@ def _fastest(do: OperationName, sites: str, size: int, hops: list[Hop], delay: i
     raise AssertionError("nothing leads there")
 
 
-PAIR, LINE, ROUND = _both("ab"), _both("ab", "bc"), [("a", "b"), ("b", "c"), ("c", "a")]
+PAIR = _both("ab")
+HOPS = {"pair": PAIR, "line": _both("ab", "bc"), "round": [("a", "b"), ("b", "c"), ("c", "a")]}
 
-SCHEDULES: list[tuple[OperationName, str, int, list[Hop], int, bool]] = [
-    # operation, sites, elements (n), fibers, delay; whether the bound is reached exactly
-    ("all_reduce", "ab", 1, PAIR, 0, True),
-    ("all_reduce", "ab", 3, PAIR, 0, True),
-    ("all_reduce", "ab", 2, PAIR, 1, True),
-    ("reduce_scatter", "ab", 2, PAIR, 1, True),
-    ("reduce_scatter", "ab", 4, PAIR, 0, True),
-    ("all_gather", "ab", 4, PAIR, 1, True),
-    ("all_to_all", "ab", 4, PAIR, 0, True),
-    ("broadcast", "ab", 3, PAIR, 2, True),
-    ("reduce", "ab", 3, PAIR, 1, True),
-    ("send", "ab", 3, PAIR, 1, True),
-    ("all_reduce", "abc", 1, ROUND, 0, False),
-    ("all_gather", "abc", 3, ROUND, 0, True),
-    ("all_to_all", "abc", 3, ROUND, 0, False),
-    ("reduce_scatter", "abc", 3, ROUND, 0, False),
-    ("broadcast", "abc", 2, ROUND, 0, False),
-    ("all_gather", "abc", 3, LINE, 0, True),
-    ("all_reduce", "abc", 1, LINE, 0, False),
-    ("reduce", "abc", 1, LINE, 0, False),
-    ("broadcast", "abc", 2, LINE, 1, False),
-    ("send", "abc", 2, LINE, 1, False),
-]
+SCHEDULES = """
+    all_reduce      ab   1  pair   0  reached
+    all_reduce      ab   3  pair   0  reached
+    all_reduce      ab   2  pair   1  reached
+    reduce_scatter  ab   2  pair   1  reached
+    reduce_scatter  ab   4  pair   0  reached
+    all_gather      ab   4  pair   1  reached
+    all_to_all      ab   4  pair   0  reached
+    broadcast       ab   3  pair   2  reached
+    reduce          ab   3  pair   1  reached
+    send            ab   3  pair   1  reached
+    all_reduce      abc  1  round  0  below
+    all_gather      abc  3  round  0  reached
+    all_to_all      abc  3  round  0  below
+    reduce_scatter  abc  3  round  0  below
+    broadcast       abc  2  round  0  below
+    all_gather      abc  3  line   0  reached
+    all_reduce      abc  1  line   0  below
+    reduce          abc  1  line   0  below
+    broadcast       abc  2  line   1  below
+    send            abc  2  line   1  below
+"""
+"""Operation, sites, elements, fibers, delay; whether the bound is reached exactly."""
 
 
-@pytest.mark.parametrize(("do", "sites", "size", "hops", "delay", "reached"), SCHEDULES)
-def test_no_schedule_is_faster(
-    do: OperationName, sites: str, size: int, hops: list[Hop], delay: int, reached: bool
-) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES.strip().splitlines(), ids=lambda schedule: "-".join(schedule.split()))
+def test_bound_s_is_reached_by_no_faster_schedule(schedule: str) -> None:
     """A tick of a relay's that the bound does not know (an element is handed on when it has come whole) is what may lie
     between the two, where it is not reached."""
-    placed = Placed(do, size, tuple(sites), 0, len(sites) - 1)
-    bound = bound_s(placed, _fibers(hops, delay))
-    fastest = _fastest(do, sites, size, hops, delay, 0, len(sites) - 1)
+    do, sites, size, network, delay, reached = schedule.split()
+    last, hops = len(sites) - 1, HOPS[network]
+    placed = Placed(do, int(size), tuple(sites), 0, last)  # type: ignore[arg-type]
+    bound = bound_s(placed, _fibers(hops, int(delay)))
+    fastest = _fastest(do, sites, int(size), hops, int(delay), 0, last)  # type: ignore[arg-type]
     assert 0 < bound <= fastest + 1e-9
-    if reached:
+    if reached == "reached":
         assert bound == pytest.approx(fastest)
     else:
         assert fastest - bound <= 3
 
 
-def test_messages_between_sites_are_never_fewer_than_counted() -> None:
+def test_volume_counts_the_fewest_messages_between_sites() -> None:
     """Of one element, by search through all orders: 2 (S - 1) until all have the sum, S - 1 until one has."""
     for sites in ("ab", "abc", "abcd"):
         everyone = frozenset(sites)
@@ -190,7 +192,7 @@ def test_messages_between_sites_are_never_fewer_than_counted() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_equal_sites_in_a_full_mesh(count: int, ranks: int) -> None:
+def test_bound_s_of_equal_sites_in_a_full_mesh(count: int, ranks: int) -> None:
     """S sites of r ranks, each two joined by one fiber of rate b: U = (S - 1) b, the cut of one site is as wide."""
     rate, delay_s, size = 100.0, 0.25, 1200
     names = "abcdef"[:count]
@@ -217,17 +219,24 @@ def test_equal_sites_in_a_full_mesh(count: int, ranks: int) -> None:
     assert latency_s(Placed("barrier", 0, sites), mesh) == delay_s
 
 
-def test_metro_40km_as_in_the_document() -> None:
-    """The worked figures of docs/bounds.md, from the topology itself; and by hand."""
-    topology = testbed.load("metro-40km")
-    certified = {
-        direction: {"delay_s": link.delay_s, "rate": link.rate_bps / 8 * 1448 / 1538}
-        for link in topology.links
+METRO = testbed.load("metro-40km")
+
+
+def _certified(rate: float | None = None, **options: object) -> Sequence[Fiber]:
+    """The fibers of metro-40km, of the rate of their links in full segments unless ``rate`` is given."""
+    values = {
+        direction: {"delay_s": link.delay_s, "rate": rate or link.rate_bps / 8 * 1448 / 1538}
+        for link in METRO.links
         for direction in link.directions
     }
-    every = fibers(topology, certified)
+    return fibers(METRO, values, **options)  # type: ignore[arg-type]
+
+
+def test_bound_s_of_metro_40km_as_in_the_document() -> None:
+    """The worked figures of docs/bounds.md, from the topology itself; and by hand."""
+    every = _certified()
     sites = ("east", "east", "west", "west")
-    used = in_use(topology, sites, every)
+    used = in_use(METRO, sites, every)
     rows = {
         ("all_reduce", 8): ("0.200", "0.200"),
         ("all_reduce", 64 << 10): ("0.896", "0.566"),
@@ -252,18 +261,27 @@ def test_metro_40km_as_in_the_document() -> None:
 
 
 @pytest.mark.parametrize("do", OPERATIONS)
-def test_within_a_site_nothing_bounds(do: OperationName) -> None:
+def test_bound_s_within_a_site_is_zero(do: OperationName) -> None:
     placed = Placed(do, 1000, ("a", "a"), 0, 1)
     assert bound_s(placed, _fibers(PAIR)) == 0.0
     assert placed.volume == 0.0
     assert latency_s(placed, _fibers(PAIR)) == 0.0
 
 
-def test_where_nothing_leads_there_is_no_end() -> None:
-    assert bound_s(Placed("broadcast", 10, ("a", "b")), []) == math.inf
-    assert bound_s(Placed("broadcast", 10, ("a", "b"), root=0), [Fiber("x:a", "b", "a", 0.1, 1.0)]) == math.inf
-    assert bound_s(Placed("broadcast", 10, ("a", "b"), root=1), [Fiber("x:a", "b", "a", 0.1, 1.0)]) == 10.1
-    assert bound_s(Placed("all_reduce", 0, ("a", "b")), []) == 0.0
+TO_A = [Fiber("x:a", "b", "a", 0.1, 1.0)]
+
+
+@table(
+    "do, size, root, fibers, expected",
+    {
+        "no fiber": ("broadcast", 10, 0, [], math.inf),
+        "a fiber to the root": ("broadcast", 10, 0, TO_A, math.inf),
+        "a fiber from the root": ("broadcast", 10, 1, TO_A, 10.1),
+        "nothing to send": ("all_reduce", 0, 0, [], 0.0),
+    },
+)
+def test_bound_s_where_nothing_leads_there(do, size, root, fibers, expected) -> None:
+    assert bound_s(Placed(do, size, ("a", "b"), root=root), fibers) == expected
 
 
 # ---- random networks
@@ -304,17 +322,17 @@ def _quickest(every: list[Fiber], tail: str, head: str, size: float) -> float:
     raise AssertionError("too long")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(every=_networks(), size=st.integers(1, 30))
-def test_a_send_is_never_bounded_above_the_quickest_flow(every: list[Fiber], size: int) -> None:
+def test_bound_s_of_a_send_is_never_above_the_quickest_flow(every: list[Fiber], size: int) -> None:
     last = max(fiber.head for fiber in every)
     bound = bound_s(Placed("send", size, ("a", last), 0, 1), every)
     assert bound <= _quickest(every, "a", last, size) + 1e-9
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(every=_networks(), size=st.integers(1, 30), data=st.data())
-def test_no_cut_is_forgotten(every: list[Fiber], size: int, data: st.DataObject) -> None:
+def test_bound_s_forgets_no_cut(every: list[Fiber], size: int, data: st.DataObject) -> None:
     """Every set of sites by its bits, with the plain formula d + bytes / B of a cut."""
     names = sorted({fiber.head for fiber in every})
     ranks = {name: data.draw(st.integers(0, 3)) for name in names}
@@ -338,16 +356,16 @@ def test_no_cut_is_forgotten(every: list[Fiber], size: int, data: st.DataObject)
             assert bound >= plain - 1e-9
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(every=_networks(), size=st.integers(1, 30))
-def test_a_fiber_more_never_makes_it_slower(every: list[Fiber], size: int) -> None:
+def test_bound_s_with_a_further_fiber_is_never_larger(every: list[Fiber], size: int) -> None:
     names = sorted({fiber.head for fiber in every})
     placed = Placed("all_reduce", size, tuple(names))
     more = [*every, Fiber("more:b", names[0], names[1], 1.0, 2.0)]
     assert bound_s(placed, more) <= bound_s(placed, every) + 1e-9
 
 
-def test_many_sites_take_no_time() -> None:
+def test_bound_s_of_many_sites_takes_no_time() -> None:
     """Sixty-four sites in a ring, by hand: two ranks half a ring apart, and a rank at each."""
     names = [f"s{it:02}" for it in range(64)]
     ring = [
@@ -366,7 +384,7 @@ def test_many_sites_take_no_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["metro-40km", "metro-triangle", "regional-ring", "ring-64"])
-def test_ways_are_those_of_the_routes(name: str) -> None:
+def test_routes_are_those_of_the_plan(name: str) -> None:
     """Paths are followed gateway by gateway in the lab's own plan."""
     topology = testbed.load(name)
     taken = routes(topology)
@@ -390,30 +408,32 @@ def test_ways_are_those_of_the_routes(name: str) -> None:
 
 
 def test_fibers_of_a_lab() -> None:
-    topology = testbed.load("metro-40km")
-    certified = {
-        direction: {"delay_s": link.delay_s, "rate": 95e6} for link in topology.links for direction in link.directions
-    }
-    every = fibers(topology, certified)
-    assert [fiber.direction for fiber in every] == ["north:west", "north:east", "south:west", "south:east"]
-    assert [fiber.direction for fiber in in_use(topology, ["east", "east", "west"], every)] == [
-        "north:west",
-        "north:east",
-    ]
-    up = fibers(topology, certified, down=["north"])
-    assert {fiber.direction for fiber in in_use(topology, ["east", "west"], up, down=["north"])} == {
-        "south:west",
-        "south:east",
-    }
+    assert [fiber.direction for fiber in _certified()] == ["north:west", "north:east", "south:west", "south:east"]
+
+
+@table(
+    "sites, down, expected",
+    {
+        "the shortest path": ("east east west", (), ["north:west", "north:east"]),
+        "another path if it is down": ("east west", ("north",), ["south:west", "south:east"]),
+        "none inside a site": ("east east", (), []),
+    },
+)
+def test_in_use(sites, down, expected) -> None:
+    used = in_use(METRO, sites.split(), _certified(95e6, down=down), down=down)
+    assert [fiber.direction for fiber in used] == expected
+
+
+def test_in_use_of_multipath_routing_are_all() -> None:
     spread = testbed.load("metro-40km", set={"routing": "multipath"})
+    every = _certified(95e6)
     assert in_use(spread, ["east", "west"], every) == every
-    assert in_use(topology, ["east", "east"], every) == ()
 
 
 # ---- bandwidths, medians
 
 
-def test_bandwidths_are_those_of_nccl_tests() -> None:
+def test_bus_rate_and_algorithm_rate_are_those_of_nccl_tests() -> None:
     """doc/PERFORMANCE.md and src/*.cu of nccl-tests: algbw = S / t, busbw = algbw x factor."""
     n = 8
     factors: Mapping[OperationName, Fraction] = {
@@ -432,7 +452,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert bus_rate(Placed("barrier", 0, ("a", "b")), 0.5) == 0
 
 
-def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
+def test_median_interval_holds_the_median_as_often_as_it_says() -> None:
     """By the definition of order statistics, over all 2**n patterns of below and above; and by drawing."""
     for count in range(6, 14):
         values = list(range(count))
@@ -456,7 +476,7 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40))
-def test_the_median_is_the_median(values: list[float]) -> None:
+def test_median_interval_has_the_median(values: list[float]) -> None:
     found = median_interval(values)
     assert found.median == pytest.approx(statistics.median(values))
     assert min(values) <= found.low <= found.median <= found.high <= max(values)
@@ -464,8 +484,11 @@ def test_the_median_is_the_median(values: list[float]) -> None:
         assert (found.low, found.high) == (min(values), max(values))
 
 
-def test_the_median_may_be_off_by_what_keeps_its_neighbors_from_changing_places() -> None:
+def test_median_uncertainty_s_is_what_keeps_neighbors_from_changing_places() -> None:
     assert median_uncertainty_s([0.1, 0.2, 0.3], [0.0, 0.0, 0.0]) == 0
-    assert median_uncertainty_s([0.1, 0.2, 0.3], [0.0, 0.05, 0.0]) == pytest.approx(0.05)
-    assert median_uncertainty_s([0.1, 0.2, 0.3], [0.0, 0.15, 0.0]) == pytest.approx(0.1), "then another is the median"
-    assert median_uncertainty_s([0.1, 0.2, 0.3], [0.0, 0.0, 0.25]) == pytest.approx(0.1)
+    for uncertain_s, expected in (
+        ([0.0, 0.05, 0.0], 0.05),
+        ([0.0, 0.15, 0.0], 0.1),  # then another is the median
+        ([0.0, 0.0, 0.25], 0.1),
+    ):
+        assert median_uncertainty_s([0.1, 0.2, 0.3], uncertain_s) == pytest.approx(expected)

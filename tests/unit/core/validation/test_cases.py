@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 import pytest
+from builders.tables import table
 
 import testbed
 from testbed.core.faults.fault_registry import compile_fault
@@ -24,7 +25,7 @@ from testbed.core.validation.cases import (
 )
 from testbed.core.validation.elements import TYPES
 from testbed.core.validation.fault_matrix import FAULTS, REPORTS_ERROR, left_out, trials, why_no_trials
-from testbed.core.validation.operation import OPERATIONS, REDUCING
+from testbed.core.validation.operation import OPERATIONS, REDUCING, Operation
 from testbed.core.validation.traffic import crossing, patterns
 
 SUITES: tuple[Suite, ...] = get_args(Suite)
@@ -35,6 +36,7 @@ EVERYTHING: Mapping[str, Any] = {
     **{do: {"types": list(TYPES), "reductions": ["sum", "max", "avg"]} for do in OPERATIONS},
     "groups": True,
 }
+METRO = testbed.load("metro-40km")
 TOPOLOGIES = [
     "metro-40km",
     "metro-single",
@@ -47,7 +49,7 @@ TOPOLOGIES = [
 
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("sites", PLACES)
-def test_cases_are_fair(suite: Suite, sites: tuple[str, ...]) -> None:
+def test_correctness_cases_are_fair(suite: Suite, sites: tuple[str, ...]) -> None:
     """Calls are unique, groups of one case disjoint, roots members, cases of the matrix unique."""
     known = {group.name: group for group in groups(sites)}
     cases = correctness(suite, sites, seed=3)
@@ -72,8 +74,8 @@ def test_cases_are_fair(suite: Suite, sites: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_what_the_issue_asks_for_is_in_it(suite: Suite) -> None:
-    operations = [operation for case in correctness(suite, TWO) for operation in case.operations]
+def test_correctness_has_what_the_issue_asks_for(suite: Suite) -> None:
+    operations = operations_of(suite)
     world = [it for it in operations if it.group == "world"]
     for do in OPERATIONS:
         mine = [it for it in world if it.do == do]
@@ -92,7 +94,7 @@ def test_what_the_issue_asks_for_is_in_it(suite: Suite) -> None:
     assert any(len(case.operations) == 2 for case in correctness(suite, TWO))
 
 
-def test_catalogues_repeat() -> None:
+def test_correctness_and_performance_repeat() -> None:
     assert correctness("quick", TWO, 5) == correctness("quick", TWO, 5)
     assert correctness("quick", TWO, 5) != correctness("quick", TWO, 6)
     assert performance("quick", TWO, EVERYTHING, 5) == performance("quick", TWO, EVERYTHING, 5)
@@ -109,13 +111,13 @@ def test_groups() -> None:
     assert groups(TWO)[1].line() == {"do": "group", "group": "at east", "ranks": [0, 1]}
 
 
-def test_quick_fits_into_its_time() -> None:
+def test_quick_suite_fits_into_its_time() -> None:
     """Under 40 s: bytes over one fiber of 800 Mb/s by the dearest usual pattern, 20 ms for each operation beside them,
     and the elements that two cores make and judge, 30 million a second each."""
     seconds = 0.0
     rate, overhead_s, elements_per_s = 92e6, 0.020, 60e6
     known = {group.name: tuple(TWO[rank] for rank in group.ranks) for group in groups(TWO)}
-    operations = [operation for case in correctness("quick", TWO) for operation in case.operations]
+    operations = operations_of("quick")
     operations += [call for series in performance("quick", TWO, EVERYTHING) for call in series.calls]
     for operation in operations:
         sites = known[operation.group]
@@ -131,39 +133,47 @@ def test_quick_fits_into_its_time() -> None:
     assert 10 < seconds < 40, seconds
 
 
-def test_what_a_library_lacks_is_not_asked() -> None:
+def operations_of(suite: Suite) -> list[Operation]:
+    return [operation for case in correctness(suite, TWO) for operation in case.operations]
+
+
+def test_not_offered_operations_are_not_asked() -> None:
     some: Mapping[str, Any] = {
         "all_reduce": {"types": ["float32"], "reductions": ["sum"]},
         "barrier": {},
         "groups": False,
     }
-    asked = {
-        (it.do, it.type, it.reduction, it.group)
-        for case in correctness("quick", TWO)
-        for it in case.operations
-        if not not_offered(it, some)
-    }
+    reasons = {operation: not_offered(operation, some) for operation in operations_of("quick")}
+    asked = {(it.do, it.type, it.reduction, it.group) for it, reason in reasons.items() if not reason}
     assert asked == {("all_reduce", "float32", "sum", "world"), ("barrier", "int32", "", "world")}
-    reasons = {not_offered(it, some) for case in correctness("quick", TWO) for it in case.operations}
     assert {
         "the library does not offer broadcast",
         "the library does not offer groups",
         "its all_reduce does not offer int32",
         "its all_reduce does not offer max",
-    } <= reasons
-    assert not any(not_offered(it, EVERYTHING) for case in correctness("full", TWO) for it in case.operations)
+    } <= set(reasons.values())
+    assert not any(not_offered(operation, EVERYTHING) for operation in operations_of("full"))
+
+
+@table(
+    "offer, expected",
+    {
+        "no types": ({"types": [], "reductions": ["sum"]}, None),
+        "no reductions": ({"types": ["float32"]}, None),
+        "no average of integers": ({"types": ["int32"], "reductions": ["avg"]}, None),
+        "a maximum of integers": ({"types": ["int32"], "reductions": ["max"]}, ("int32", "max")),
+    },
+)
+def test_preferred(offer, expected) -> None:
+    assert preferred("all_reduce", {"all_reduce": offer}) == expected
 
 
 def test_offers_that_make_no_sense_are_not_asked() -> None:
-    assert not_offered(correctness("quick", TWO)[0].operations[0], {"all_reduce": "yes"}) != ""
-    assert preferred("all_reduce", {"all_reduce": {"types": [], "reductions": ["sum"]}}) is None
-    assert preferred("all_reduce", {"all_reduce": {"types": ["float32"]}}) is None
-    assert preferred("all_reduce", {"all_reduce": {"types": ["int32"], "reductions": ["avg"]}}) is None
-    assert preferred("all_reduce", {"all_reduce": {"types": ["int32"], "reductions": ["max"]}}) == ("int32", "max")
+    assert not_offered(operations_of("quick")[0], {"all_reduce": "yes"}) != ""
     assert performance("quick", TWO, {}) == ()
 
 
-def test_series() -> None:
+def test_performance_series() -> None:
     for suite, sites in itertools.product(SUITES, PLACES):
         series = performance(suite, sites, EVERYTHING)
         calls = [call.call for it in series for call in it.calls]
@@ -182,7 +192,7 @@ def test_series() -> None:
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_every_injection_is_a_fault_that_the_lab_has(name: str) -> None:
+def test_trials_inject_faults_that_the_lab_has(name: str) -> None:
     topology = testbed.load(name)
     found = trials("full", topology, EVERYTHING)
     assert {it.fault.name for it in found} | set(left_out("full", topology)) == set(FAULTS)
@@ -199,13 +209,13 @@ def test_every_injection_is_a_fault_that_the_lab_has(name: str) -> None:
     assert len(set(calls)) == len(calls) and min(calls) >= FIRST_FAULT_CALL
 
 
-def test_quick_has_the_faults_of_the_issue() -> None:
-    names = [it.fault.name for it in trials("quick", testbed.load("metro-40km"), EVERYTHING)]
+def test_trials_of_quick_have_the_faults_of_the_issue() -> None:
+    names = [it.fault.name for it in trials("quick", METRO, EVERYTHING)]
     assert names == ["cut-short", "cut-long", "failover", "loss-1pct", "rank-killed"]
     assert len(FAULTS) == 17
 
 
-def test_a_cut_leaves_no_way_and_a_failover_does() -> None:
+def test_trials_of_a_cut_leave_no_path_and_those_of_a_failover_do() -> None:
     """Walk over the links that are still up."""
     for name in ("metro-40km", "metro-triangle", "regional-ring"):
         topology = testbed.load(name)
@@ -223,24 +233,24 @@ def test_a_cut_leaves_no_way_and_a_failover_does() -> None:
             assert (topology.sites[-1].name in seen) is reached, (name, fault)
 
 
-def test_where_there_is_one_fiber_nothing_fails_over() -> None:
+def test_left_out_failover_where_there_is_one_fiber() -> None:
     topology = testbed.load("metro-single")
     assert left_out("full", topology) == {"failover": "no path replaces north"}
     assert "failover" not in [it.fault.name for it in trials("full", topology, EVERYTHING)]
 
 
-def test_the_operation_lasts_long_enough_to_be_struck() -> None:
-    trial = trials("quick", testbed.load("metro-40km"), EVERYTHING)[0]
+def test_trials_have_an_operation_that_lasts_long_enough() -> None:
+    trial = trials("quick", METRO, EVERYTHING)[0]
     assert trial.operation.do == "all_reduce" and trial.operation.type == "int64"
     assert 0.3 < trial.operation.size_bytes(4) / 100e6 < 0.5  # seconds on 800 Mb/s
     slow = trials("quick", testbed.load("metro-40km", set={"scale": 1_000_000}), EVERYTHING)[0]
     assert slow.operation.size_bytes(4) >= 4 << 20
-    only = trials("quick", testbed.load("metro-40km"), {"broadcast": {"types": ["float16"]}})
+    only = trials("quick", METRO, {"broadcast": {"types": ["float16"]}})
     assert {(it.operation.do, it.operation.type) for it in only} == {("broadcast", "float16")}
-    assert trials("quick", testbed.load("metro-40km"), {"barrier": {}, "reduce": {}}) == ()
+    assert trials("quick", METRO, {"barrier": {}, "reduce": {}}) == ()
     assert "none of all_reduce" in why_no_trials({"barrier": {}}) and why_no_trials(EVERYTHING) == ""
 
 
-def test_only_ranks_that_are_ended_or_stopped_are_struck() -> None:
-    for trial in trials("full", testbed.load("metro-40km"), EVERYTHING):
+def test_trials_affect_only_ranks_that_are_ended_or_stopped() -> None:
+    for trial in trials("full", METRO, EVERYTHING):
         assert trial.affected == ({3} if trial.fault.name in ("rank-killed", "rank-stopped") else set())

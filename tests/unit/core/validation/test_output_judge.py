@@ -7,9 +7,11 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
+from builders.tables import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.rank_inputs import input_bytes
@@ -107,108 +109,123 @@ def _answers(operation: Operation, group: Group = WORLD, seed: int = 0) -> dict[
     }
 
 
-def _with(answers: dict[int, Answer], rank: int, output: bytes | None) -> dict[int, Answer]:
-    return answers | {rank: Answer("done", output, 1.0, 2.0)}
-
-
 def _output(answers: dict[int, Answer], rank: int) -> bytes:
     output = answers[rank].output
     assert output is not None
     return output
 
 
-# ---- what is right is found right
+def _call(
+    do: str, type_: str = "int32", count: int = 50, reduction: str = "", number: int = 70, **fields: Any
+) -> Operation:
+    """An operation of the world, or of ``group``."""
+    values = {"group": "world", "seed": 9, **fields}
+    return Operation(do, number, type=type_, count=count, reduction=reduction, **values)  # type: ignore[arg-type]
+
+
+def _with(operation: Operation, rank: int, output: bytes | None, group: Group = WORLD, **fields: Any) -> Judgement:
+    """Judge right answers of all ranks but one."""
+    return judge(operation, group, _answers(operation, group) | {rank: Answer("done", output, 1.0, 2.0)}, **fields)
+
+
+def _wrong(operation: Operation, rank: int, output: bytes | None, group: Group = WORLD, **fields: Any) -> str:
+    """Judge a wrong answer of one rank; return the detail."""
+    judgement = _with(operation, rank, output, group, **fields)
+    assert (judgement.state, judgement.rank) == ("wrong", rank)
+    return judgement.detail
+
+
+of_each_type = pytest.mark.parametrize("name", TYPES)
+of_each_float = pytest.mark.parametrize("name", FLOATS)
+
+
+# ---- right answers
 
 
 @pytest.mark.parametrize("do", OPERATIONS)
-@pytest.mark.parametrize("name", TYPES)
-def test_right_answers_are_right(do: str, name: str) -> None:
-    reductions = ("sum", "max", "avg") if do in REDUCING else ("",)
-    calls = itertools.count(1)
-    for reduction, count, group in itertools.product(
-        reductions, (0, 1, 19), (WORLD, Group("some", (5, 2, 3)), Group("one", (1,)))
-    ):
-        if reduction == "avg" and name in EXACT:
-            continue
+@of_each_type
+def test_judge_right_answers(do: str, name: str) -> None:
+    numbers = itertools.count(1)
+    groups = (WORLD, Group("some", (5, 2, 3)), Group("one", (1,)))
+    reductions = ("sum", "max", *(["avg"] if name in FLOATS else [])) if do in REDUCING else ("",)
+    for reduction, count, group in itertools.product(reductions, (0, 1, 19), groups):
         root = len(group.ranks) - 1
-        operation = Operation(do, next(calls), group.name, name, count, reduction, root, 0, seed=3)  # type: ignore[arg-type]
+        operation = _call(do, name, count, reduction, next(numbers), group=group.name, root=root, to=0, seed=3)
         for seed in range(2):  # other orders of additions
-            found = judge(operation, group, _answers(operation, group, seed))
-            assert found == Judgement("right"), (operation, found)
+            judgement = judge(operation, group, _answers(operation, group, seed))
+            assert judgement == Judgement("right"), (operation, judgement)
 
 
-@pytest.mark.parametrize("name", FLOATS)
-@settings(max_examples=12, deadline=None)
+@of_each_float
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32), world=st.integers(2, 24), reduction=st.sampled_from(["sum", "avg"]))
-def test_no_order_of_additions_is_called_wrong(name: str, seed: int, world: int, reduction: str) -> None:
+def test_judge_calls_no_order_of_additions_wrong(name: str, seed: int, world: int, reduction: str) -> None:
     group = Group("world", tuple(range(world)))
-    operation = Operation("all_reduce", seed % 1000, "world", name, 12, reduction, seed=seed)  # type: ignore[arg-type]
+    operation = _call("all_reduce", name, 12, reduction, seed % 1000, seed=seed)
     assert judge(operation, group, _answers(operation, group, seed)).state == "right"
 
 
-def test_a_sum_in_float32_that_is_handed_on_rounded_is_right() -> None:
+def test_judge_accepts_a_sum_in_float32_that_is_handed_on_rounded() -> None:
     """As libraries do with bfloat16: each addition in float32, each result rounded to bfloat16."""
-    operation = Operation("all_reduce", 3, "world", "bfloat16", 500, "sum", seed=1)
-    given = [
-        [float(it) for it in _fractions("bfloat16", input_bytes("bfloat16", 500, seed=1, call=3, rank=r))]
-        for r in range(4)
-    ]
+    operation = _call("all_reduce", "bfloat16", 500, "sum", 3, seed=1)
     total = np.zeros(500, np.float32)
-    for vector in given:
-        total = total + np.array(vector, np.float32)
+    for rank in WORLD.ranks:
+        given = _fractions("bfloat16", input_bytes("bfloat16", 500, seed=1, call=3, rank=rank))
+        total = total + np.array([float(it) for it in given], np.float32)
         total = (narrow(total).astype(np.uint32) << np.uint32(16)).view(np.float32)
     answers = {rank: Answer("done", narrow(total).tobytes()) for rank in WORLD.ranks}
     assert judge(operation, WORLD, answers).state == "right"
 
 
-# ---- what is wrong is found wrong
+# ---- wrong answers
 
 
-@settings(max_examples=80, deadline=None)
+def _flipped(output: bytes, *bits: int) -> bytes:
+    changed = bytearray(output)
+    for bit in bits:
+        changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@settings(max_examples=80)
 @given(data=st.data())
-def test_any_flipped_bit_of_an_exact_answer_is_found(data: st.DataObject) -> None:
+def test_judge_finds_any_flipped_bit_of_an_exact_answer(data: st.DataObject) -> None:
     do = data.draw(st.sampled_from([it for it in OPERATIONS if it != "barrier"]))
-    exact_floats = do not in REDUCING
-    name = data.draw(st.sampled_from(list(TYPES) if exact_floats else EXACT))
-    reduction = data.draw(st.sampled_from(["sum", "max"])) if do in REDUCING else ""
-    count = data.draw(st.integers(1, 30))
-    operation = Operation(do, data.draw(st.integers(1, 10**6)), "world", name, count, reduction, 1, 2, seed=9)  # type: ignore[arg-type]
+    reducing = do in REDUCING
+    name = data.draw(st.sampled_from(EXACT if reducing else list(TYPES)))
+    reduction = data.draw(st.sampled_from(["sum", "max"])) if reducing else ""
+    count, number = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 10**6))
+    operation = _call(do, name, count, reduction, number, root=1, to=2)
     answers = _answers(operation)
     rank = data.draw(st.sampled_from([rank for rank, it in answers.items() if it.output is not None]))
-    output = bytearray(_output(answers, rank))
+    output = _output(answers, rank)
     bit = data.draw(st.integers(0, len(output) * 8 - 1))
-    output[bit // 8] ^= 1 << bit % 8
-    found = judge(operation, WORLD, _with(answers, rank, bytes(output)))
-    assert found.state == "wrong" and found.rank == rank
-    assert f"rank {rank}: 1 of " in found.detail
-    assert f"the first is {bit // 8 // TYPES[name].size}:" in found.detail
+    detail = _wrong(operation, rank, _flipped(output, bit))
+    assert f"rank {rank}: 1 of " in detail
+    assert f"the first is {bit // 8 // TYPES[name].size}:" in detail
 
 
-@pytest.mark.parametrize("name", FLOATS)
-def test_any_flipped_bit_of_a_maximum_is_found(name: str) -> None:
-    operation = Operation("all_reduce", 3, "world", name, 3, "max", seed=1)
-    answers = _answers(operation)
-    good = _output(answers, 2)
+@of_each_float
+def test_judge_finds_any_flipped_bit_of_a_maximum(name: str) -> None:
+    operation = _call("all_reduce", name, 3, "max", 3, seed=1)
+    good = _output(_answers(operation), 2)
     for bit in range(len(good) * 8):
-        bad = bytearray(good)
-        bad[bit // 8] ^= 1 << bit % 8
-        assert judge(operation, WORLD, _with(answers, 2, bytes(bad))).state == "wrong"
+        assert _with(operation, 2, _flipped(good, bit)).state == "wrong"
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@of_each_float
 @pytest.mark.parametrize("reduction", ["sum", "avg"])
-def test_the_bound_is_as_wide_as_it_says_and_no_wider(name: str, reduction: str) -> None:
+def test_judge_has_a_bound_as_wide_as_it_says_and_no_wider(name: str, reduction: str) -> None:
     """gamma(k) sum |x| by fractions: the last value of the type within it is accepted, the first one beyond is not."""
     world, precision = 3, TYPES[name].precision
     group = Group("world", (0, 1, 2))
-    operation = Operation("all_reduce", 11, "world", name, 12, reduction, seed=4)  # type: ignore[arg-type]
+    operation = _call("all_reduce", name, 12, reduction, 11, seed=4)
     given = [_fractions(name, input_bytes(name, 12, seed=4, call=11, rank=r)) for r in range(world)]
     steps = world - 1 if reduction == "sum" else world + 1
     gamma = Fraction(steps, 2**precision) / (1 - Fraction(steps, 2**precision))
     places = 1 if reduction == "sum" else world
-    answers = _answers(operation, group)
-    right = _fractions(name, _output(answers, 1))
-    for index, column in enumerate(itertools.islice(zip(*given, strict=True), 12)):
+    right = _fractions(name, _output(_answers(operation, group), 1))
+    for index, column in enumerate(zip(*given, strict=True)):
         exact = sum(column, Fraction(0)) / places
         bound = gamma * sum(map(abs, column)) / places
         if reduction == "avg":
@@ -217,163 +234,151 @@ def test_the_bound_is_as_wide_as_it_says_and_no_wider(name: str, reduction: str)
         step = max(bound / 64, Fraction(2) ** -60)
         while abs(_round(name, outside) - exact) <= bound:
             inside, outside = outside, outside + step
-        for value, state in ((_round(name, inside), "right"), (_round(name, outside), "wrong")):
-            changed = _store(name, [value if place == index else it for place, it in enumerate(right)])
-            assert judge(operation, group, _with(answers, 1, changed)).state == state
+        for value, state in ((inside, "right"), (outside, "wrong")):
+            changed = [*right[:index], _round(name, value), *right[index + 1 :]]
+            assert _with(operation, 1, _store(name, changed), group).state == state
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, -1e300])
 @pytest.mark.parametrize("reduction", ["sum", "avg", "max"])
-def test_what_is_no_number_is_wrong(value: float, reduction: str) -> None:
-    operation = Operation("all_reduce", 3, "world", "float64", 5, reduction, seed=1)  # type: ignore[arg-type]
-    answers = _answers(operation)
-    vector = np.frombuffer(_output(answers, 0), "<f8").copy()
+def test_judge_finds_what_is_no_number(value: float, reduction: str) -> None:
+    operation = _call("all_reduce", "float64", 5, reduction, 3, seed=1)
+    vector = np.frombuffer(_output(_answers(operation), 0), "<f8").copy()
     vector[3] = value
-    found = judge(operation, WORLD, _with(answers, 0, vector.tobytes()))
-    assert found.state == "wrong" and "the first is 3" in found.detail and f"{value:.2g}"[:2] in found.detail
+    detail = _wrong(operation, 0, vector.tobytes())
+    assert "the first is 3" in detail and f"{value:.2g}"[:2] in detail
 
 
-def test_signalling_nans_of_every_type_are_found_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+SIGNALLING = {"float16": 0x7D00, "bfloat16": 0x7FA0, "float32": 0x7FA00000, "float64": 0x7FF4000000000000}
+
+
+def test_judge_finds_signalling_nans_of_every_type_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     for name in FLOATS:
-        operation = Operation("all_reduce", 3, "world", name, 4, "sum", seed=1)
-        answers = _answers(operation)
+        operation = _call("all_reduce", name, 4, "sum", 3, seed=1)
         size = TYPES[name].size
-        pattern = {
-            "float16": 0x7D00,
-            "bfloat16": 0x7FA0,
-            "float32": 0x7FA00000,
-            "float64": 0x7FF4000000000000,
-        }[name]
-        output = pattern.to_bytes(size, "little") + _output(answers, 0)[size:]
-        assert judge(operation, WORLD, _with(answers, 0, output)).state == "wrong"
+        output = SIGNALLING[name].to_bytes(size, "little") + _output(_answers(operation), 0)[size:]
+        assert _with(operation, 0, output).state == "wrong"
     assert not recwarn.list
 
 
+GATHER = _call("all_gather", count=5, number=3, seed=1)
+
+
 @pytest.mark.parametrize("off", [-5, -4, -1, 1, 4])
-def test_files_of_a_wrong_length(off: int) -> None:
-    operation = Operation("all_gather", 3, "world", "int32", 5, seed=1)
-    answers = _answers(operation)
-    whole = _output(answers, 3)
+def test_judge_finds_files_of_a_wrong_length(off: int) -> None:
+    whole = _output(_answers(GATHER), 3)
     output = whole[:off] if off < 0 else whole + bytes(off)
-    found = judge(operation, WORLD, _with(answers, 3, output))
-    assert found.state == "wrong" and found.rank == 3
-    assert (
-        f"{len(output)} bytes long, expected {len(whole)}: {abs(off)} too {'few' if off < 0 else 'many'}"
-        in found.detail
-    )
+    difference = f"{abs(off)} too {'few' if off < 0 else 'many'}"
+    assert f"{len(output)} bytes long, expected {len(whole)}: {difference}" in _wrong(GATHER, 3, output)
 
 
-def test_no_output_where_one_is_due() -> None:
-    operation = Operation("all_gather", 3, "world", "int32", 5, seed=1)
-    found = judge(operation, WORLD, _with(_answers(operation), 3, None))
-    assert found.state == "wrong" and "rank 3 named no output" in found.detail
+def test_judge_finds_a_missing_output() -> None:
+    assert "rank 3 named no output" in _wrong(GATHER, 3, None)
 
 
-def test_the_root_of_a_broadcast_has_an_output_and_the_others_of_a_reduce_have_none() -> None:
-    broadcast = Operation("broadcast", 3, "world", "int32", 5, root=2, seed=1)
-    assert judge(broadcast, WORLD, _with(_answers(broadcast), 2, None)).state == "wrong"
-    reduce = Operation("reduce", 4, "world", "int32", 5, "sum", root=2, seed=1)
-    assert judge(reduce, WORLD, _with(_answers(reduce), 1, b"what was left there")).state == "right"
+def test_judge_expects_an_output_of_the_root_of_a_broadcast_and_none_of_the_others_of_a_reduce() -> None:
+    assert _with(_call("broadcast", root=2), 2, None).state == "wrong"
+    assert _with(_call("reduce", reduction="sum", root=2), 1, b"what was left there").state == "right"
 
 
-def test_a_barrier_that_was_left_too_early() -> None:
+def test_judge_finds_a_barrier_that_was_left_too_early() -> None:
     operation = Operation("barrier", 3)
     answers = {rank: Answer("done", None, began, began + 0.01) for rank, began in enumerate((1.0, 1.001, 1.02, 1.002))}
-    found = judge(operation, WORLD, answers)
-    assert found.state == "wrong" and found.rank == 0 and "rank 0 left the barrier 10 ms before rank 2" in found.detail
+    judgement = judge(operation, WORLD, answers)
+    assert (judgement.state, judgement.rank) == ("wrong", 0)
+    assert "rank 0 left the barrier 10 ms before rank 2" in judgement.detail
     answers[2] = Answer("done", None, 1.009, 1.03)
     assert judge(operation, WORLD, answers).state == "right"
 
 
-# ---- the same bits
-
-
-def test_the_same_bits_are_asked_for_only_where_they_are_promised() -> None:
-    operation = Operation("all_reduce", 3, "world", "float32", 400, "sum", seed=1)
-    answers = _answers(operation, seed=1)
-    other = next(
-        it for it in (_answers(operation, seed=seed) for seed in range(2, 60)) if it[3].output != answers[0].output
-    )
-    mixed = dict.fromkeys((0, 1, 2), answers[0]) | {3: other[3]}
+def test_judge_expects_the_same_bits_only_where_they_are_promised() -> None:
+    operation = _call("all_reduce", "float32", 400, "sum", 3, seed=1)
+    orders = (_answers(operation, seed=seed)[3] for seed in range(1, 60))  # lazy: one takes a while
+    first = next(orders)
+    other = next(answer for answer in orders if answer.output != first.output)
+    alike = dict.fromkeys(WORLD.ranks, first)
+    mixed = alike | {3: other}
     assert judge(operation, WORLD, mixed).state == "right"
-    found = judge(operation, WORLD, mixed, same_bits=True)
-    assert found.state == "wrong" and found.rank == 3 and "ranks 0 and 3 differ at element" in found.detail
-    assert judge(operation, WORLD, dict.fromkeys(WORLD.ranks, answers[0]), same_bits=True).state == "right"
+    judgement = judge(operation, WORLD, mixed, same_bits=True)
+    assert (judgement.state, judgement.rank) == ("wrong", 3)
+    assert "ranks 0 and 3 differ at element" in judgement.detail
+    assert judge(operation, WORLD, alike, same_bits=True).state == "right"
 
 
 # ---- what it looks like
 
 
 def _guess(operation: Operation, change: Callable[[dict[int, Answer]], bytes], *earlier: Operation) -> str:
-    answers = _answers(operation)
-    found = judge(operation, WORLD, _with(answers, 2, change(answers)), earlier=earlier)
-    assert found.state == "wrong" and found.rank == 2
-    return found.detail
+    return _wrong(operation, 2, change(_answers(operation)), earlier=earlier)
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_a_stale_buffer_is_named(name: str) -> None:
-    before = Operation("all_reduce", 60, "world", name, 100, "sum", seed=9)
-    now = Operation("all_reduce", 70, "world", name, 100, "sum", seed=9)
+@of_each_type
+def test_judge_names_a_stale_buffer(name: str) -> None:
+    before, now = (_call("all_reduce", name, 100, "sum", number) for number in (60, 70))
     detail = _guess(now, lambda _: _output(_answers(before), 2), before)
     assert "it is the answer to call 60" in detail and "stale" in detail
     given = input_bytes(name, 100, seed=9, call=60, rank=2)
     assert "this rank's input to call 60" in _guess(now, lambda _: given, before)
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_a_swapped_rank_is_named(name: str) -> None:
-    gather = Operation("all_gather", 70, "world", name, 50, seed=9)
+def _swapped(output: bytes, size: int) -> bytes:
+    return output[size : 2 * size] + output[:size] + output[2 * size :]
+
+
+@of_each_type
+def test_judge_names_a_swapped_rank(name: str) -> None:
     size = 50 * TYPES[name].size
-    detail = _guess(
-        gather, lambda it: _output(it, 2)[size : 2 * size] + _output(it, 2)[:size] + _output(it, 2)[2 * size :]
-    )
+    detail = _guess(_call("all_gather", name), lambda answers: _swapped(_output(answers, 2), size))
     assert "it is the data of rank 1, expected that of rank 0" in detail
-    scatter = Operation("reduce_scatter", 71, "world", name, 50, "sum", seed=9)
-    assert "it is the block of rank 3" in _guess(scatter, lambda it: _output(it, 3))
-    spread = Operation("all_to_all", 72, "world", name, 50, seed=9)
-    assert "it is the block of rank 0 for rank 1" in _guess(spread, lambda it: _output(it, 1))
+    scatter, spread = _call("reduce_scatter", name, reduction="sum"), _call("all_to_all", name)
+    assert "it is the block of rank 3" in _guess(scatter, lambda answers: _output(answers, 3))
+    assert "it is the block of rank 0 for rank 1" in _guess(spread, lambda answers: _output(answers, 1))
 
 
-def test_a_part_that_is_missing_or_counted_twice_is_named() -> None:
-    operation = Operation("all_reduce", 70, "world", "int32", 50, "sum", seed=9)
-    vectors = [np.frombuffer(input_bytes("int32", 50, seed=9, call=70, rank=r), "<i4") for r in range(4)]
-    assert "the contribution of rank 3 is missing" in _guess(
-        operation, lambda _: np.sum(vectors[:3], 0, np.int32).tobytes()
-    )
-    assert "the contribution of rank 1 is counted twice" in _guess(
-        operation, lambda _: np.sum([*vectors, vectors[1]], 0, np.int32).tobytes()
-    )
-    assert "this rank's own input" in _guess(operation, lambda _: vectors[2].tobytes())
-    assert "the input of rank 0 alone" in _guess(operation, lambda _: vectors[0].tobytes())
-    assert "every wrong byte is a5" in _guess(operation, lambda _: b"\xa5" * 200)
+SUM = _call("all_reduce", reduction="sum")
+VECTORS = [np.frombuffer(input_bytes("int32", 50, seed=9, call=70, rank=rank), "<i4") for rank in WORLD.ranks]
 
 
-def test_names_are_those_of_the_world() -> None:
+@table(
+    "ranks, guess",
+    {
+        "a missing part": ((0, 1, 2), "the contribution of rank 3 is missing"),
+        "a part that is counted twice": ((0, 1, 2, 3, 1), "the contribution of rank 1 is counted twice"),
+        "the own input": ([2], "this rank's own input"),
+        "the input of another rank": ([0], "the input of rank 0 alone"),
+    },
+)
+def test_judge_names_the_parts_of_a_wrong_sum(ranks: Sequence[int], guess: str) -> None:
+    output = np.sum([VECTORS[rank] for rank in ranks], 0, np.int32).tobytes()
+    assert guess in _guess(SUM, lambda _: output)
+
+
+def test_judge_names_a_repeated_byte() -> None:
+    assert "every wrong byte is a5" in _guess(SUM, lambda _: b"\xa5" * 200)
+
+
+def test_judge_uses_the_ranks_of_the_world() -> None:
     group = Group("at west", (4, 7))
-    operation = Operation("all_gather", 70, "at west", "int32", 50, seed=9)
-    answers = _answers(operation, group)
-    first, second = _output(answers, 7)[:200], _output(answers, 7)[200:]
-    found = judge(operation, group, _with(answers, 7, second + first))
-    assert found.rank == 7 and "it is the data of rank 7, expected that of rank 4" in found.detail
+    operation = _call("all_gather", group="at west")
+    output = _swapped(_output(_answers(operation, group), 7), 200)
+    assert "it is the data of rank 7, expected that of rank 4" in _wrong(operation, 7, output, group)
 
 
 @pytest.mark.parametrize("by", [1, 2, 3, 4, 7, 16])
-def test_lost_and_doubled_bytes_are_named(by: int) -> None:
-    operation = Operation("broadcast", 70, "world", "float32", 400, root=1, seed=9)
-    detail = _guess(operation, lambda it: _output(it, 2)[:555] + _output(it, 2)[555 + by :] + bytes(by))
-    assert f"{by} byte{' is' if by == 1 else 's are'} lost there" in detail
-    detail = _guess(operation, lambda it: _output(it, 2)[:555] + b"\xff" * by + _output(it, 2)[555:-by])
-    assert f"{by} byte{' is' if by == 1 else 's are'} inserted there" in detail
+def test_judge_names_lost_and_doubled_bytes(by: int) -> None:
+    operation = _call("broadcast", "float32", 400, root=1)
+    output = _output(_answers(operation), 2)
+    amount = f"{by} byte{' is' if by == 1 else 's are'}"
+    assert f"{amount} lost there" in _wrong(operation, 2, output[:555] + output[555 + by :] + bytes(by))
+    assert f"{amount} inserted there" in _wrong(operation, 2, output[:555] + b"\xff" * by + output[555:-by])
 
 
-def test_a_guess_is_not_made_of_nothing() -> None:
+def test_judge_does_not_guess_from_noise() -> None:
     chance = np.random.default_rng(1)
     for name, count in (("bfloat16", 1), ("bfloat16", 3), ("int32", 50), ("float64", 1000)):
-        before = Operation("all_gather", 69, "world", name, count, seed=9)
-        operation = Operation("all_gather", 70, "world", name, count, seed=9)
+        before, operation = (_call("all_gather", name, count, number=number) for number in (69, 70))
         noise = chance.integers(0, 256, 4 * count * TYPES[name].size, np.uint8).tobytes()
-        assert "it is" not in (detail := _guess(operation, lambda _, it=noise: it, before)), detail  # type: ignore[misc]
+        assert "it is" not in (detail := _wrong(operation, 2, noise, earlier=(before,))), detail
 
 
 # ---- answers that are none
@@ -382,39 +387,34 @@ def test_a_guess_is_not_made_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("state", "case"), [("silent", "hang"), ("died", "crash"), ("error", "error"), ("unsupported", "error")]
 )
-def test_one_rank_without_an_answer(state: str, case: str) -> None:
-    operation = Operation("all_reduce", 70, "world", "int32", 50, "sum", seed=9)
-    answers = _answers(operation) | {1: Answer(state, message="its words")}  # type: ignore[arg-type]
-    found = judge(operation, WORLD, answers)
-    assert found.state == case and found.rank == 1 and "rank 1" in found.detail and "its words" in found.detail
+def test_judge_one_rank_without_an_answer(state: str, case: str) -> None:
+    answers = _answers(SUM) | {1: Answer(state, message="its words")}  # type: ignore[arg-type]
+    judgement = judge(SUM, WORLD, answers)
+    assert (judgement.state, judgement.rank) == (case, 1)
+    assert "rank 1" in judgement.detail and "its words" in judgement.detail
 
 
-def test_the_worst_comes_first() -> None:
-    operation = Operation("all_reduce", 70, "world", "int32", 50, "sum", seed=9)
-    wrong = Answer("done", bytes(200), 1.0, 2.0)
-    states: list[Answer] = [wrong, Answer("silent"), Answer("died"), Answer("error")]
-    expected = ["wrong", "hang", "crash", "error"]
-    for first in range(4):
-        answers = dict(enumerate([*states[first:], *_answers(operation).values()][:4]))
-        assert judge(operation, WORLD, answers).state == expected[first]
-    assert judge(operation, WORLD, {}).state == "hang"
-    everyone = {rank: Answer("unsupported", message="no int32") for rank in WORLD.ranks}
-    assert judge(operation, WORLD, everyone).state == "unsupported"
+def test_judge_returns_the_worst_state() -> None:
+    states = [Answer("done", bytes(200), 1.0, 2.0), Answer("silent"), Answer("died"), Answer("error")]
+    for first, expected in enumerate(("wrong", "hang", "crash", "error")):
+        answers = dict(enumerate([*states[first:], *_answers(SUM).values()][:4]))
+        assert judge(SUM, WORLD, answers).state == expected
+    assert judge(SUM, WORLD, {}).state == "hang"
+    everyone = dict.fromkeys(WORLD.ranks, Answer("unsupported", message="no int32"))
+    assert judge(SUM, WORLD, everyone).state == "unsupported"
 
 
-def test_nothing_is_looked_at_that_was_not_kept() -> None:
-    operation = Operation("all_reduce", 70, "world", "int32", 50, "sum", seed=9, keep=False)
-    assert judge(operation, WORLD, {rank: Answer("done") for rank in WORLD.ranks}).state == "right"
+def test_judge_ignores_outputs_that_were_not_kept() -> None:
+    operation = _call("all_reduce", reduction="sum", keep=False)
+    assert judge(operation, WORLD, dict.fromkeys(WORLD.ranks, Answer("done"))).state == "right"
 
 
-def test_long_outputs_are_judged_beyond_a_chunk() -> None:
+def test_judge_long_outputs_beyond_a_chunk() -> None:
     count = 300_001
-    operation = Operation("broadcast", 70, "world", "float32", count, root=0, seed=9)
+    operation = _call("broadcast", "float32", count)
     good = input_bytes("float32", count, seed=9, call=70, rank=0)
-    answers = {rank: Answer("done", good) for rank in WORLD.ranks}
+    answers = dict.fromkeys(WORLD.ranks, Answer("done", good))
     assert judge(operation, WORLD, answers).state == "right"
-    bad = bytearray(good)
-    bad[4 * 262_145] ^= 1
-    bad[-1] ^= 1
-    detail = judge(operation, WORLD, _with(answers, 3, bytes(bad))).detail
+    bad = _flipped(good, 32 * 262_145, 8 * len(good) - 8)
+    detail = judge(operation, WORLD, answers | {3: Answer("done", bad, 1.0, 2.0)}).detail
     assert f"2 of {count} elements are wrong, the first is 262145" in detail

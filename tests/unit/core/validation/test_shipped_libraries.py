@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,14 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.tables import table
 
-from testbed.core.validation import shipped_libraries
 from testbed.core.validation.library import ENTRY_POINT_GROUP, PYTHON, Library
+from testbed.core.validation.shipped_libraries import SHIPPED
 from testbed.errors import UnknownName, UserError
 from testbed.host import collective_libraries
 
 MINE = Library("mine", "somebody's own", (PYTHON, "-m", "mine"), modules=("json",))
-Register = Callable[[str], None]
+NOT_ONE = "just a text"
+Register = Callable[..., None]
+
+
+def library(**fields: Any) -> Library:
+    return Library("x", "x", ("x",), **fields)
 
 
 def made() -> Library:
@@ -27,9 +34,6 @@ def made() -> Library:
 
 def failing() -> Library:
     raise RuntimeError("no good")
-
-
-NOT_ONE = "just a text"
 
 
 @pytest.fixture
@@ -44,61 +48,55 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
     return add
 
 
-def test_those_that_are_shipped_have_names() -> None:
-    assert list(collective_libraries.registry())[: len(shipped_libraries.SHIPPED)] == list(shipped_libraries.SHIPPED)
+def test_registry_has_the_shipped_libraries() -> None:
+    assert list(collective_libraries.registry())[: len(SHIPPED)] == list(SHIPPED)
     assert collective_libraries.find("ring").argv[:2] == (PYTHON, "-m")
     assert collective_libraries.find("ring-hang").argv[-1] == "hang"
     assert "ring-hang" not in collective_libraries.registry()
 
 
 @pytest.mark.parametrize("what", ["MINE", "made"])
-def test_others_register_theirs_by_an_entry_point(register: Callable[..., None], what: str) -> None:
+def test_registry_has_libraries_of_entry_points(register: Register, what: str) -> None:
     register("mine", what)
     assert collective_libraries.find("mine") == MINE
     assert collective_libraries.registry()["mine"] == MINE
     assert collective_libraries.broken() == {}
 
 
-def test_a_shipped_name_stays_the_shipped_ones(register: Callable[..., None]) -> None:
+def test_registry_keeps_a_shipped_name(register: Register) -> None:
     register("ring")
-    assert (
-        collective_libraries.find("ring")
-        == shipped_libraries.SHIPPED["ring"]
-        == collective_libraries.registry()["ring"]
-    )
+    assert collective_libraries.find("ring") == SHIPPED["ring"] == collective_libraries.registry()["ring"]
 
 
-@pytest.mark.parametrize(
-    ("what", "says"), [("failing", "RuntimeError: no good"), ("NOT_ONE", "TypeError"), ("nowhere", "AttributeError")]
+@table(
+    "what, reason",
+    {
+        "it raises an error": (failing, "RuntimeError: no good"),
+        "it is no library": (NOT_ONE, "TypeError"),
+        "it does not exist": (None, "AttributeError"),
+        "its name is a path": ({"name": "../../etc"}, "got '../../etc'"),
+        "its name is empty": ({"name": ""}, "name must"),
+        "its argv is empty": ({"argv": ()}, "argv must not be empty"),
+        "its argv is a text": ({"argv": "ranks.py"}, "argv must be a tuple"),
+        "its launcher is unknown": ({"launcher": "slurm"}, "got 'slurm'"),
+        "its environment has numbers": ({"environment": {"OMP_NUM_THREADS": 1}}, "environment"),
+    },
 )
-def test_one_that_cannot_be_used_says_why_and_hides_no_other(
-    register: Callable[..., None], what: str, says: str
+def test_find_rejects_an_invalid_library_which_hides_no_other(
+    register: Register, monkeypatch: pytest.MonkeyPatch, what: Any, reason: str
 ) -> None:
-    register("bad", what)
+    if what is not None:
+        value = dataclasses.replace(MINE, **what) if isinstance(what, dict) else what
+        monkeypatch.setitem(globals(), "INVALID", value)
+    register("bad", "INVALID")
     register("mine")
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=re.escape(reason)):
         collective_libraries.find("bad")
     assert "bad" not in collective_libraries.registry() and "mine" in collective_libraries.registry()
-    assert says in collective_libraries.broken()["bad"]
+    assert reason in collective_libraries.broken()["bad"]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"name": "../../etc"}, "got '../../etc'"),
-        ({"name": ""}, "name must"),
-        ({"argv": ()}, "argv must not be empty"),
-        ({"argv": "ranks.py"}, "argv must be a tuple"),
-        ({"launcher": "slurm"}, "got 'slurm'"),
-        ({"environment": {"OMP_NUM_THREADS": 1}}, "environment"),
-    ],
-)
-def test_one_that_could_not_be_started_is_told(wrong: dict[str, Any], says: str) -> None:
-    assert collective_libraries._unsound(MINE) == ""
-    assert says in collective_libraries._unsound(dataclasses.replace(MINE, **wrong))
-
-
-def test_an_unknown_name_is_answered_with_the_nearest(register: Callable[..., None]) -> None:
+def test_find_suggests_the_nearest_name(register: Register) -> None:
     register("mine")
     with pytest.raises(UnknownName, match="did you mean torch-gloo"):
         collective_libraries.find("torch-glo")
@@ -106,7 +104,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(register: Callable[..., No
         collective_libraries.find("min")
 
 
-def test_a_program_of_ones_own_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_a_program_of_ones_own_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ranks.py").write_text("")
     found = collective_libraries.find("ranks.py")
@@ -123,39 +121,35 @@ def test_a_program_of_ones_own_is_named_by_its_path(tmp_path: Path, monkeypatch:
         collective_libraries.find(str(tmp_path) + "/")
 
 
-def test_what_is_missing_is_said_with_what_installs_it() -> None:
-    lacking = Library(
-        "x", "x", ("x",), modules=("json", "no_such.module"), programs=("no-such-mpiexec",), install="do it"
-    )
+def test_why_not_has_what_is_missing_and_what_installs_it() -> None:
+    lacking = library(modules=("json", "no_such.module"), programs=("no-such-mpiexec",), install="do it")
     assert collective_libraries.lacking(lacking) == ("no_such.module",)
     why = collective_libraries.why_not(lacking)
     assert why == "no_such.module, no-such-mpiexec are not installed; install it with: do it"
     assert collective_libraries.why_not(MINE) == ""
 
 
-def test_a_container_is_asked_for_its_own_modules_and_programs() -> None:
+def test_lacking_inside_a_container_is_what_its_own_python_lacks() -> None:
     modules, programs = ("json", "no_such.module", "os.path"), ("sh", "no-such-mpiexec")
-    library = Library("x", "x", ("x",), modules=modules, programs=programs)
-    here = collective_libraries.lacking_inside(library, lambda argv: [sys.executable, *argv[1:]])
+    asked = library(modules=modules, programs=programs)
+    here = collective_libraries.lacking_inside(asked, lambda argv: [sys.executable, *argv[1:]])
     assert here == ("no_such.module", "no-such-mpiexec")
-    assert collective_libraries.lacking_inside(library, lambda argv: ["false"]) == modules + programs
-    assert collective_libraries.lacking_inside(library, lambda argv: ["/nowhere/python"]) == modules + programs
-    assert collective_libraries.lacking_inside(Library("y", "y", ("y",)), lambda argv: ["false"]) == ()
+    for program in ("false", "/nowhere/python"):
+        assert collective_libraries.lacking_inside(asked, lambda argv, it=program: [it]) == modules + programs
+    assert collective_libraries.lacking_inside(library(), lambda argv: ["false"]) == ()
 
 
-def test_without_a_gpu_one_that_needs_it_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_why_not_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(collective_libraries, "_GPU", tmp_path / "gpu")
-    needs = Library("x", "x", ("x",), needs_gpu=True)
+    needs = library(needs_gpu=True)
     assert "no NVIDIA GPU" in collective_libraries.why_not(needs)
     (tmp_path / "gpu").touch()
     assert collective_libraries.why_not(needs) == ""
 
 
-def test_a_program_beside_our_python_is_found() -> None:
-    assert (
-        collective_libraries.program(Path(sys.executable).name)
-        == Path(sys.executable).parent / Path(sys.executable).name
-    )
+def test_program_beside_our_python() -> None:
+    python = Path(sys.executable)
+    assert collective_libraries.program(python.name) == python.parent / python.name
     assert collective_libraries.program("sh") is not None
     assert subprocess.run([str(collective_libraries.program("true"))]).returncode == 0
     assert collective_libraries.program("no-such-program") is None

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from builders.tables import table
 
 from testbed.core.validation.bound import Placed
 from testbed.core.validation.operation import OPERATIONS
@@ -120,7 +121,7 @@ def _tree(sites: Sequence[str]) -> Play:
 
 
 @pytest.mark.parametrize("sites", [TWO, SPLIT, UNEQUAL, THREE, TWO + TWO])
-def test_theory_is_what_a_played_all_reduce_sends(sites: tuple[str, ...]) -> None:
+def test_crossing_is_what_a_played_all_reduce_sends(sites: tuple[str, ...]) -> None:
     placed = Placed("all_reduce", N, sites)
     theory = {name: crossing(placed, messages) for name, messages in patterns(placed).items()}
     played = {"flat ring": _ring(sites), "recursive doubling": _doubling(sites), "binomial tree": _tree(sites)}
@@ -133,43 +134,47 @@ def test_theory_is_what_a_played_all_reduce_sends(sites: tuple[str, ...]) -> Non
         assert name in diagnose_algorithm(placed, play.bytes_toward()).split(" or "), name
 
 
-def test_figures_of_the_literature_on_two_by_two() -> None:
+def shares(do: str, sites: Sequence[str] = TWO) -> dict[str, float]:
+    """What each pattern sends toward west, in units of n."""
+    placed = Placed(do, N, tuple(sites))  # type: ignore[arg-type]
+    return {name: crossing(placed, messages)["west"] / N for name, messages in patterns(placed).items()}
+
+
+LITERATURE = {
+    "all_reduce": {
+        "hierarchical": 1.0,
+        "flat ring": 1.5,
+        "recursive halving, nearest first": 1.0,
+        "recursive halving, farthest first": 2.0,
+        "recursive doubling": 2.0,
+        "binomial tree": 1.0,
+        "direct exchange": 4.0,
+    },
+    "all_gather": {"hierarchical": 0.5, "flat ring": 0.75, "direct exchange": 1.0, "recursive doubling": 1.0},
+    "broadcast": {
+        "hierarchical": 1.0,
+        "binomial tree": 1.0,
+        "chain": 1.0,
+        "scatter, then a ring": 1.25,
+        "root to each": 2.0,
+    },
+    "all_to_all": {"direct exchange": 1.0},
+}
+
+
+@pytest.mark.parametrize("do", LITERATURE)
+def test_crossing_on_two_by_two_is_that_of_the_literature(do: str) -> None:
     """2 (P - 1) / P of n in a flat ring, n at least: what gloo, MPICH and Open MPI were seen to put on a fiber."""
-    placed = Placed("all_reduce", N, TWO)
-    theory = {name: crossing(placed, messages)["west"] / N for name, messages in patterns(placed).items()}
-    assert theory == pytest.approx(
-        {
-            "hierarchical": 1.0,
-            "flat ring": 1.5,
-            "recursive halving, nearest first": 1.0,
-            "recursive halving, farthest first": 2.0,
-            "recursive doubling": 2.0,
-            "binomial tree": 1.0,
-            "direct exchange": 4.0,
-        }
-    )
-    # Ranks that take turns between the sites: every hop of the ring crosses.
-    split = Placed("all_reduce", N, SPLIT)
-    assert crossing(split, patterns(split)["flat ring"])["west"] == pytest.approx(3.0 * N)
-    for do, shares in {
-        "all_gather": {"hierarchical": 0.5, "flat ring": 0.75, "direct exchange": 1.0, "recursive doubling": 1.0},
-        "broadcast": {
-            "hierarchical": 1.0,
-            "binomial tree": 1.0,
-            "chain": 1.0,
-            "scatter, then a ring": 1.25,
-            "root to each": 2.0,
-        },
-        "all_to_all": {"direct exchange": 1.0},
-    }.items():
-        placed = Placed(do, N, TWO)  # type: ignore[arg-type]
-        found = {name: crossing(placed, messages)["west"] / N for name, messages in patterns(placed).items()}
-        assert found == pytest.approx(shares), do
+    assert shares(do) == pytest.approx(LITERATURE[do])
+
+
+def test_crossing_of_a_ring_of_ranks_by_turns_is_on_every_hop() -> None:
+    assert shares("all_reduce", SPLIT)["flat ring"] == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("do", OPERATIONS)
 @pytest.mark.parametrize("sites", [TWO, SPLIT, UNEQUAL, THREE, ("a", "b"), ("a", "a", "b")])
-def test_no_pattern_sends_less_than_must_cross(do: str, sites: tuple[str, ...]) -> None:
+def test_patterns_send_no_less_than_must_cross(do: str, sites: tuple[str, ...]) -> None:
     for root in range(len(sites)):
         placed = Placed(do, N, sites, root, (root + 1) % len(sites))  # type: ignore[arg-type]
         must = least(placed)
@@ -179,7 +184,7 @@ def test_no_pattern_sends_less_than_must_cross(do: str, sites: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("do", OPERATIONS)
-def test_least_counted_element_by_element(do: str) -> None:
+def test_least_is_counted_element_by_element(do: str) -> None:
     """Which elements of other sites' are needed at a site, each once; of sums those that it is to have."""
     for sites in (TWO, UNEQUAL, THREE):
         world = len(sites)
@@ -203,36 +208,37 @@ def test_least_counted_element_by_element(do: str) -> None:
             assert found == pytest.approx(len(needed)), (do, sites, site)
 
 
-def test_gloo_s_reduce_as_it_was_measured() -> None:
-    """Torch gloo 2.13, 1 MiB to rank 0: 787,392 bytes of payload toward west, 1,311,776 toward east."""
-    placed = Placed("reduce", 1 << 20, TWO)
-    assert diagnose_algorithm(placed, {"west": 787_392, "east": 1_311_776}) == "ring, then gather"
+ALL_REDUCE, BROADCAST = Placed("all_reduce", N, TWO), Placed("broadcast", N, TWO, root=2)
 
 
-def test_a_way_around_the_fiber_is_named() -> None:
-    placed = Placed("all_reduce", N, TWO)
-    assert diagnose_algorithm(placed, {"east": N, "west": 0.0}) == BYPASS
-    assert diagnose_algorithm(placed, {}) == BYPASS
-    # Within the tolerance.
-    assert diagnose_algorithm(placed, {"east": 0.97 * N, "west": 0.97 * N}).startswith("hierarchical")
-    assert diagnose_algorithm(placed, {"east": 0.94 * N, "west": 0.94 * N}) == BYPASS
-    broadcast = Placed("broadcast", N, TWO, root=2)
-    assert diagnose_algorithm(broadcast, {"east": 0.5 * N, "west": N}) == BYPASS
-    assert "chain" in diagnose_algorithm(broadcast, {"east": N, "west": 0.0})
+@table(
+    "placed, east, west, expected",
+    {
+        # Torch gloo 2.13, 1 MiB to rank 0: bytes of payload.
+        "gloo's reduce as it was measured": (Placed("reduce", 1 << 20, TWO), 1_311_776, 787_392, "ring, then gather"),
+        "a way around the fiber": (ALL_REDUCE, N, 0.0, BYPASS),
+        "too few bytes": (ALL_REDUCE, 0.94 * N, 0.94 * N, BYPASS),
+        "few bytes of a broadcast": (BROADCAST, 0.5 * N, N, BYPASS),
+        "no pattern": (ALL_REDUCE, 1.75 * N, 1.75 * N, ""),
+        "other bytes each way": (ALL_REDUCE, 1.5 * N, 2 * N, ""),
+        "a ring within the tolerance": (ALL_REDUCE, 1.44 * N, 1.56 * N, "flat ring"),
+        "too little crossed": (Placed("all_reduce", 1000, TWO), 1500.0, 1500.0, ""),
+        "a barrier": (Placed("barrier", 0, TWO), 100.0, 100.0, ""),
+    },
+)
+def test_diagnose_algorithm(placed: Placed, east: float, west: float, expected: str) -> None:
+    assert diagnose_algorithm(placed, {"east": east, "west": west}) == expected
 
 
-def test_no_diagnose_algorithm_where_nothing_fits_or_too_little_crossed() -> None:
-    placed = Placed("all_reduce", N, TWO)
-    assert diagnose_algorithm(placed, {"east": 1.75 * N, "west": 1.75 * N}) == ""
-    assert diagnose_algorithm(placed, {"east": 1.5 * N, "west": 2 * N}) == ""
-    assert diagnose_algorithm(placed, {"east": 1.44 * N, "west": 1.56 * N}) == "flat ring"
-    small = Placed("all_reduce", 1000, TWO)
-    assert diagnose_algorithm(small, {"east": 1500.0, "west": 1500.0}) == ""
+def test_diagnose_algorithm_without_bytes_and_among_several() -> None:
+    assert diagnose_algorithm(ALL_REDUCE, {}) == BYPASS
     assert diagnose_algorithm(Placed("all_reduce", N, ("east", "east")), {"east": 0.0}) == ""
-    assert diagnose_algorithm(Placed("barrier", 0, TWO), {"east": 100.0, "west": 100.0}) == ""
+    within = diagnose_algorithm(ALL_REDUCE, {"east": 0.97 * N, "west": 0.97 * N})
+    assert within.startswith("hierarchical")
+    assert "chain" in diagnose_algorithm(BROADCAST, {"east": N, "west": 0.0})
 
 
-def test_a_site_on_the_way_gets_what_it_hands_on() -> None:
+def test_crossing_toward_a_site_on_the_way_is_what_it_hands_on() -> None:
     """Three sites in a line: what goes from one end to the other comes toward the middle too."""
     line = ("a", "b", "c")
     through = {("a", "c"): ("ab:b", "bc:c"), ("c", "a"): ("bc:b", "ab:a")}
@@ -241,7 +247,7 @@ def test_a_site_on_the_way_gets_what_it_hands_on() -> None:
     assert diagnose_algorithm(placed, {"a": 0.0, "b": N, "c": N}, through) == "direct"
 
 
-def test_payload_of_segments() -> None:
+def test_payload_bytes_of_segments() -> None:
     """A segment of 1448 bytes is a frame of 1514; an acknowledgement is 66 bytes of nothing."""
     full, acknowledgements = 1000, 500
     wire = full * 1514 + acknowledgements * 66

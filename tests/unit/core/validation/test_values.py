@@ -58,9 +58,9 @@ def _read(name: str, data: bytes) -> Fraction:
 
 
 @pytest.mark.parametrize("name", TYPES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=NUMBERS, call=NUMBERS, rank=st.integers(0, 4096), count=st.integers(1, 40))
-def test_the_input_is_that_of_the_document(name: str, seed: int, call: int, rank: int, count: int) -> None:
+def test_numerators_are_those_of_the_document(name: str, seed: int, call: int, rank: int, count: int) -> None:
     data, size = input_bytes(name, count, seed=seed, call=call, rank=rank), TYPES[name].size
     assert len(data) == count * size
     for index in range(count):
@@ -70,14 +70,14 @@ def test_the_input_is_that_of_the_document(name: str, seed: int, call: int, rank
 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("count", [0, 1, 1000, 70_001])
-def test_judge_and_helper_agree(name: str, count: int) -> None:
+def test_numerators_are_those_of_the_helper_of_rank_programs(name: str, count: int) -> None:
     for seed, call, rank in ((0, 1, 0), (5, 7, 3), (2**62 + 1, 200_003, 63)):
         there = generate(name, count, seed=seed, call=call, rank=rank).tobytes()
         assert input_bytes(name, count, seed=seed, call=call, rank=rank) == there
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_extreme_numerators_go_there_and_back(name: str) -> None:
+def test_encode_and_decode_extreme_numerators(name: str) -> None:
     """The ends of each range, and zero, which must be positive zero."""
     kind = TYPES[name]
     most = 2 ** (63 - kind.shift)
@@ -90,12 +90,12 @@ def test_extreme_numerators_go_there_and_back(name: str) -> None:
     assert data[3 * kind.size : 4 * kind.size] == bytes(kind.size)
 
 
-def test_sums_of_a_thousand_ranks_fit() -> None:
+def test_numerators_of_a_thousand_ranks_have_sums_that_fit() -> None:
     """The claim that all arithmetic on numerators is exact: 1023 of the largest stay below 2**63."""
     assert all(1023 * 2 ** (63 - kind.shift) < 2**63 for kind in TYPES.values())
 
 
-def test_ranks_and_calls_have_nothing_in_common() -> None:
+def test_numerators_of_ranks_and_calls_have_nothing_in_common() -> None:
     kind, indices = TYPES["int64"], np.arange(1000, dtype=np.uint64)
     seen = {
         numerators(kind, indices, seed=seed, call=call, rank=rank).tobytes()
