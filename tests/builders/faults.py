@@ -6,13 +6,11 @@ import shlex
 
 from oracles.fault_values import shapes
 
+from builders.topologies import METRO
 from testbed.core.faults.fault_kind import Compiled
 from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.physics.impairment import Impairment
 from testbed.core.topology.model import Topology
-from testbed.host.files import catalog
-
-METRO, RING = (catalog.load_topology(name) for name in ("metro-40km", "regional-ring"))
 
 
 def fault(line: str, topology: Topology = METRO) -> Compiled:

@@ -6,9 +6,10 @@ import itertools
 import math
 
 import pytest
-from builders.faults import METRO, RING, fault, shaped
+from builders.faults import fault, shaped
 from builders.inputs import by_input
 from builders.tables import table
+from builders.topologies import METRO, RING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.fault_values import shapes

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders.faults import METRO, RING, fault, shaped
+from builders.faults import fault, shaped
 from builders.inputs import by_input
 from builders.tables import table
+from builders.topologies import METRO, RING
 
 from testbed.core.faults.fault_kind import Compiled
 from testbed.core.faults.fault_registry import registry
