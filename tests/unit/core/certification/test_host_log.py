@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from builders.inputs import by_input
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def test_an_echo_must_be_on_time_in_both_directions() -> None:
     assert not HostLog(crossings=crossings).delays(*SENT, 7, [NORTH, back])
 
 
-@pytest.mark.parametrize(("stall_t", "excluded"), [(10.000235, True), (10.0015, False)])
+@by_input("stall_t, excluded", {10.000235: True, 10.0015: False})
 def test_without_a_record_a_stall_excludes_what_was_to_arrive_then(stall_t: float, excluded: bool) -> None:
     assert stalled(HostLog(), stall_t, 0.001).delays(*SENT, 7, [NORTH]) is excluded
 

@@ -70,7 +70,7 @@ def test_loss_and_tokens_have_to_be_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "after", "refused"),
+    "workload, after, refused",
     [
         (SILENT, "step 5", "it reports no steps"),
         (SILENT, "step 40%", "it reports no steps"),

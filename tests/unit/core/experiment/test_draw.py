@@ -8,6 +8,7 @@ import statistics
 from itertools import pairwise
 
 import pytest
+from builders.inputs import by_input
 
 from testbed.core.experiment import fault_schedule, replay
 from testbed.core.experiment.compression import parse_compression
@@ -103,9 +104,9 @@ def test_what_was_drawn_can_be_done_again_from_the_file_that_a_run_leaves() -> N
     }
 
 
-@pytest.mark.parametrize(
-    ("written", "factor"),
-    [("1 year = 60s", YEAR_S / 60), ("12 h=5s", 8640), ("2 days = 1 min", 2880), (3600, 3600), ("90 s = 90 s", 1)],
+@by_input(
+    "written, factor",
+    {"1 year = 60s": YEAR_S / 60, "12 h=5s": 8640, "2 days = 1 min": 2880, 3600: 3600, "90 s = 90 s": 1},
 )
 def test_compression(written: object, factor: float) -> None:
     assert parse_compression(written) == pytest.approx(factor)

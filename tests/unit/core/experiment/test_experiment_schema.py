@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from builders.inputs import by_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,7 @@ def test_first_cut_as_shipped() -> None:
     assert [one.metric for one in experiment.expectations] == ["goodput", "recovery", "train_loss_drop"]
 
 
-@pytest.mark.parametrize(("written", "strict"), [(b"", False), (b"strict: true\n", True), (b"strict: false\n", False)])
+@by_input("written, strict", {b"": False, b"strict: true\n": True, b"strict: false\n": False})
 def test_strict(written: bytes, strict: bool) -> None:
     experiment = load_text(b"topology: metro-40km\n" + written, "x.yaml")
     assert experiment.strict is strict
@@ -74,7 +75,7 @@ def test_faults_that_later_versions_know() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "metric", "op", "bound"),
+    "text, metric, op, bound",
     [
         ("goodput >= 0.5", "goodput", ">=", 0.5),
         ("goodput>50%", "goodput", ">", 0.5),
@@ -90,7 +91,7 @@ def test_expectations(text: str, metric: str, op: str, bound: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value", "verdict"),
+    "text, value, verdict",
     [
         ("goodput >= 0.5", 0.5, True),
         ("goodput > 0.5", 0.5, False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from builders.inputs import by_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ ALWAYS = condition("always", "tokens_per_s >= 100")
 
 
 @pytest.mark.parametrize(
-    ("values", "holds"),
+    "values, holds",
     [
         ([100, 200, 300], True),
         ([100, 50, 50, 100], True),  # 1 s: no longer than the grace
@@ -64,7 +65,7 @@ def test_a_violation_has_its_times_and_its_worst() -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "phases", "holds"),
+    "when, phases, holds",
     [
         # Of the samples below those of 100 are of the phase that is asked for, all others would be violations.
         ("before", [(QUIET, 100)] * 4 + [(FAULT, 1)] * 6 + [(OVER, 1)] * 12, True),
@@ -98,7 +99,7 @@ def test_two_faults_with_a_pause_in_between_are_two_stretches_of_during() -> Non
     assert watch(condition("during", "tokens_per_s >= 100"), phases)[0].holds is True
 
 
-@pytest.mark.parametrize(("during", "holds"), [(30, True), (20, False)])
+@by_input("during, holds", {30: True, 20: False})
 def test_a_share_of_before_is_one_of_its_median(during: float, holds: bool) -> None:
     phases = [*[(QUIET, value) for value in (1.0, 100.0, 100.0, 100.0, 900.0)], *[(FAULT, during)] * 5]
     verdict, _ = watch(condition("during", "tokens_per_s >= 25% of before"), phases)
@@ -112,7 +113,7 @@ def test_a_share_of_nothing_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "holds"),
+    "values, holds",
     [([], None), ([None], None), ([100], True), ([50], False), ([100, 50], True), ([100, 50, 50, 50], False)],
 )
 def test_whether_it_is_steady_is_known_before_the_first_fault(values: list[float | None], holds: bool | None) -> None:

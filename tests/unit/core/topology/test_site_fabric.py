@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from builders.inputs import by_input
 
 from testbed.core.plan import build, clab, codec
 from testbed.core.plan.resources import SiteFabric
@@ -63,17 +64,17 @@ def test_the_plan_limits_ports_and_core_and_changes_nothing_else() -> None:
     assert [step for step in clab.left_over(plan) if isinstance(step, SiteFabric)] == steps
 
 
-@pytest.mark.parametrize(
-    ("fabric", "part"),
-    [
-        ("400G", "expected a mapping"),
-        ("{oversubscription: 2}", "missing rate"),
-        ("{rate: 400G, oversubscription: 0.5}", "0.5 is out of range"),
-        ("{rate: fast}", "rate: "),
-        ("{rate: 400G, ratio: 2}", "unknown key 'ratio'"),
-        ("{rate: 1M}", "fabric of site 'east' runs at 1e+03 b/s after scale 1000"),
-        ("{rate: 20M, oversubscription: 100}", "core of the fabric of site 'east' runs at 800 b/s"),
-    ],
+@by_input(
+    "fabric, part",
+    {
+        "400G": "expected a mapping",
+        "{oversubscription: 2}": "missing rate",
+        "{rate: 400G, oversubscription: 0.5}": "0.5 is out of range",
+        "{rate: fast}": "rate: ",
+        "{rate: 400G, ratio: 2}": "unknown key 'ratio'",
+        "{rate: 1M}": "fabric of site 'east' runs at 1e+03 b/s after scale 1000",
+        "{rate: 20M, oversubscription: 100}": "core of the fabric of site 'east' runs at 800 b/s",
+    },
 )
 def test_mistakes_have_their_line(fabric: str, part: str) -> None:
     with pytest.raises(FileMistakes) as error:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from builders.inputs import by_input
 
 from testbed.core.physics import facts
 from testbed.core.physics.optics import OPTICS
@@ -82,22 +83,22 @@ def test_hollow_core_shortens_every_delay_by_30_percent(name: str) -> None:
 # ---- classes, optics
 
 
-@pytest.mark.parametrize(
-    ("km", "name"),
-    [
-        (0.5, "intra-metro"),
-        (10, "intra-metro"),
-        (10.1, "metro"),
-        (120, "metro"),
-        (121, "regional"),
-        (600, "regional"),
-        (601, "long-haul"),
-        (2000, "long-haul"),
-        (2001, "continental"),
-        (6000, "continental"),
-        (6001, "intercontinental"),
-        (40000, "intercontinental"),
-    ],
+@by_input(
+    "km, name",
+    {
+        0.5: "intra-metro",
+        10: "intra-metro",
+        10.1: "metro",
+        120: "metro",
+        121: "regional",
+        600: "regional",
+        601: "long-haul",
+        2000: "long-haul",
+        2001: "continental",
+        6000: "continental",
+        6001: "intercontinental",
+        40000: "intercontinental",
+    },
 )
 def test_classes(km: float, name: str) -> None:
     assert facts.radius_class(km * 1e3).name == name
@@ -115,7 +116,7 @@ def test_amplifiers_stand_between_spans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("km", "optics", "offered"),
+    "km, optics, offered",
     [(130, "800ZR", "OpenZR\\+"), (481, "OpenZR+", "400G-LH"), (2001, "400G-LH", "OTN"), (12001, "SLTE", "OTN")],
 )
 def test_a_link_beyond_reach_is_refused_with_what_would_do(km: float, optics: str, offered: str) -> None:

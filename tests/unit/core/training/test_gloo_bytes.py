@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from builders.inputs import by_input
 from builders.loopback_ranks import run
 
 from testbed.core.training.gloo_bytes import header_bytes, hop_bytes, least_into, site_bytes
@@ -145,15 +146,15 @@ def test_only_hops_between_sites_count_between_sites() -> None:
     assert site_bytes(inside, sites) == {}
 
 
-@pytest.mark.parametrize(
-    ("kind", "least"),
-    [
-        ("all_reduce", {"east": 120, "west": 120}),
-        ("reduce_scatter", {"east": 80, "west": 40}),
-        ("all_gather", {"east": 40, "west": 80}),
-        ("all_to_all", {"east": 80, "west": 80}),
-        ("broadcast", {"west": 120}),
-    ],
+@by_input(
+    "kind, least",
+    {
+        "all_reduce": {"east": 120, "west": 120},
+        "reduce_scatter": {"east": 80, "west": 40},
+        "all_gather": {"east": 40, "west": 80},
+        "all_to_all": {"east": 80, "west": 80},
+        "broadcast": {"west": 120},
+    },
 )
 def test_what_must_enter_a_site_is_at_most_what_gloo_sends_into_it(kind: Kind, least: dict[str, float]) -> None:
     sites = ("east", "east", "west")

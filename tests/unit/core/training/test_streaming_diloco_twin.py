@@ -134,7 +134,7 @@ def test_mistakes_name_the_option_and_the_fix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "option", "value"),
+    "strategy, option, value",
     [
         ("streaming-diloco", "bits", 2),
         ("streaming-diloco", "every", 0),

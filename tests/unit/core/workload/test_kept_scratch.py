@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from builders.inputs import by_input
 
 from testbed.core.experiment import replay
 from testbed.core.experiment.experiment_schema import load_text
@@ -26,12 +27,12 @@ def test_scratch_is_kept_where_the_file_says_so() -> None:
     assert read("") is False
 
 
-@pytest.mark.parametrize(
-    ("section", "said"),
-    [
-        ("{command: [a], keep_scratch: 1}", "true or false"),
-        ("{steps: 5, keep_scratch: true}", "keep_scratch belongs to a command"),
-    ],
+@by_input(
+    "section, said",
+    {
+        "{command: [a], keep_scratch: 1}": "true or false",
+        "{steps: 5, keep_scratch: true}": "keep_scratch belongs to a command",
+    },
 )
 def test_it_is_a_switch_of_commands_alone(section: str, said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from builders.inputs import by_input
 
 from testbed.core.workload.mpi_launch import Found, Mpi, caution, choose, linked, mpiexec_argv, recognize, variables
 
@@ -25,15 +26,15 @@ def test_another_program_is_no_launcher() -> None:
     assert recognize("/usr/bin/mpiexec", "mpiexec: command of something else 1.0") is None
 
 
-@pytest.mark.parametrize(
-    ("content", "mpi"),
-    [
-        (b"\x7fELF...libmpich.so.12\0", "mpich"),
-        (b"\x7fELF...libmpi.so.12\0", "mpich"),
-        (b"\x7fELF...libmpi.so.40\0", "openmpi"),
-        (b"\x7fELF...libc.so.6\0", None),
-        (b"#!/usr/bin/python3\n# libmpi.so.40\n", None),
-    ],
+@by_input(
+    "content, mpi",
+    {
+        b"\x7fELF...libmpich.so.12\0": "mpich",
+        b"\x7fELF...libmpi.so.12\0": "mpich",
+        b"\x7fELF...libmpi.so.40\0": "openmpi",
+        b"\x7fELF...libc.so.6\0": None,
+        b"#!/usr/bin/python3\n# libmpi.so.40\n": None,
+    },
 )
 def test_a_program_is_known_by_the_library_it_is_linked_with(content: bytes, mpi: Mpi | None) -> None:
     assert linked(content) == mpi
@@ -46,10 +47,10 @@ def test_the_launcher_of_the_programs_library_is_taken() -> None:
     assert choose([old], "mpich") is None
 
 
-@pytest.mark.parametrize(
-    ("version", "warned"),
-    [("MPICH 4.0.2", True), ("MPICH 4.1.2", True), ("MPICH 4.2.0", False), ("MPICH 5.0.2", False), ("MPICH", False),
-     ("Open MPI 4.1.4", False)],
+@by_input(
+    "version, warned",
+    {"MPICH 4.0.2": True, "MPICH 4.1.2": True, "MPICH 4.2.0": False, "MPICH 5.0.2": False, "MPICH": False,
+     "Open MPI 4.1.4": False},
 )  # fmt: skip
 def test_only_an_mpich_that_hangs_is_warned_of(version: str, warned: bool) -> None:
     assert bool(caution(Found("mpiexec", version, "mpich"))) == warned

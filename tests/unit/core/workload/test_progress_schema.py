@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from builders.inputs import by_input
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,32 +86,33 @@ def mistakes(text: str) -> list[tuple[int, str]]:
     return [(it.line, it.message + "; " + it.fix) for it in noted.findings]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("progress: nanogtp", [(1, "unknown preset 'nanogtp'; did you mean nanogpt")]),
-        ("progress: 7", [(1, "progress: expected a preset or a mapping")]),
-        ("progress: {}", [(1, "expected a preset or a mapping")]),
-        (
-            "progress:\n  line: '(?P<step>(a+)+)b'\n  tokns: 3\n  every: 0\n",
-            [(2, "exponentially"), (3, "tokens"), (4, "0")],
-        ),
-        ("progress:\n  line:\n    - '(?P<step>x)'\n    - 'no group'\n", [(4, "no named group")]),
-        ("progress:\n  line: '(?P<step>x) (?P<tokens>y)'\n  tokens: 5\n", [(3, "both a number and the group tokens")]),
-        ("progress:\n  csv: a\n  tensorboard: b\n", [(3, "both csv and tensorboard")]),
-        ("progress:\n  csv: ../a\n", [(2, "below the working directory")]),
-        ("progress:\n  csv: /etc/passwd\n", [(2, "below the working directory")]),
-        ("progress:\n  csv: a/{rnk}\n", [(2, "unknown placeholder {rnk}")]),
-        ("progress:\n  csv: a/{rank.x}\n", [(2, "unknown placeholder {rank.x}")]),
-        ("progress:\n  csv: a/{\n", [(2, "unknown placeholder")]),
-        ("progress:\n  csv: $HOME/a\n", [(2, "unknown folder '$HOME'")]),
-        ("progress:\n  csv: a\n  tokens: t\n  tokens_seen: t\n", [(3, "both tokens and tokens_seen")]),
-        ("progress:\n  csv: a\n  also: {rank: x, lr: 7}\n", [(3, "cannot be named 'rank'"), (3, "expected a name")]),
-        ("progress:\n  prometheus: 99999\n  step: s\n", [(2, "99999 is out of range")]),
-        ("progress:\n  prometheus: 9100\n", [(1, "has no step")]),
-        ("progress:\n  prometheus: 9100\n  setp: s\n", [(1, "has no step"), (3, "did you mean step")]),
-        ("progress:\n  tensorboard: '.'\n", [(2, "expected a path")]),
-    ],
+@by_input(
+    "text, expected",
+    {
+        "progress: nanogtp": [(1, "unknown preset 'nanogtp'; did you mean nanogpt")],
+        "progress: 7": [(1, "progress: expected a preset or a mapping")],
+        "progress: {}": [(1, "expected a preset or a mapping")],
+        "progress:\n  line: '(?P<step>(a+)+)b'\n  tokns: 3\n  every: 0\n": [
+            (2, "exponentially"),
+            (3, "tokens"),
+            (4, "0"),
+        ],
+        "progress:\n  line:\n    - '(?P<step>x)'\n    - 'no group'\n": [(4, "no named group")],
+        "progress:\n  line: '(?P<step>x) (?P<tokens>y)'\n  tokens: 5\n": [(3, "both a number and the group tokens")],
+        "progress:\n  csv: a\n  tensorboard: b\n": [(3, "both csv and tensorboard")],
+        "progress:\n  csv: ../a\n": [(2, "below the working directory")],
+        "progress:\n  csv: /etc/passwd\n": [(2, "below the working directory")],
+        "progress:\n  csv: a/{rnk}\n": [(2, "unknown placeholder {rnk}")],
+        "progress:\n  csv: a/{rank.x}\n": [(2, "unknown placeholder {rank.x}")],
+        "progress:\n  csv: a/{\n": [(2, "unknown placeholder")],
+        "progress:\n  csv: $HOME/a\n": [(2, "unknown folder '$HOME'")],
+        "progress:\n  csv: a\n  tokens: t\n  tokens_seen: t\n": [(3, "both tokens and tokens_seen")],
+        "progress:\n  csv: a\n  also: {rank: x, lr: 7}\n": [(3, "cannot be named 'rank'"), (3, "expected a name")],
+        "progress:\n  prometheus: 99999\n  step: s\n": [(2, "99999 is out of range")],
+        "progress:\n  prometheus: 9100\n": [(1, "has no step")],
+        "progress:\n  prometheus: 9100\n  setp: s\n": [(1, "has no step"), (3, "did you mean step")],
+        "progress:\n  tensorboard: '.'\n": [(2, "expected a path")],
+    },
 )
 def test_each_mistake_is_at_its_line(text: str, expected: list[tuple[int, str]]) -> None:
     found = sorted(mistakes(text))
@@ -133,7 +135,7 @@ def test_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    "words, part",
     [
         (["nanogtp"], "did you mean nanogpt"),
         (["cvs=a"], "did you mean csv"),

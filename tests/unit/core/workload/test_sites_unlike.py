@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from builders.inputs import by_input
 
 from testbed.core.topology import resolve
 from testbed.core.topology.model import Topology
@@ -65,15 +66,15 @@ def test_speeds_are_read_and_written_again() -> None:
     assert real.compute == DeclaredCompute(0.08, True, speeds={"west": 0.5})
 
 
-@pytest.mark.parametrize(
-    ("compute", "says"),
-    [
-        ("{at_least: 80ms, speeds: {west: 0}}", "out of range"),
-        ("{at_least: 80ms, speeds: {west: 1.5}}", "out of range"),
-        ("{at_least: 80ms, speeds: {west: fast}}", "speeds: "),
-        ("{at_least: 80ms, speeds: 0.5}", "expected the speed of each slower site"),
-        ("{real: true, speeds: {west: 0.5}}", "expected a time"),
-    ],
+@by_input(
+    "compute, says",
+    {
+        "{at_least: 80ms, speeds: {west: 0}}": "out of range",
+        "{at_least: 80ms, speeds: {west: 1.5}}": "out of range",
+        "{at_least: 80ms, speeds: {west: fast}}": "speeds: ",
+        "{at_least: 80ms, speeds: 0.5}": "expected the speed of each slower site",
+        "{real: true, speeds: {west: 0.5}}": "expected a time",
+    },
 )
 def test_wrong_speeds_are_refused(compute: str, says: str) -> None:
     with pytest.raises(FileMistakes) as caught:
@@ -82,7 +83,7 @@ def test_wrong_speeds_are_refused(compute: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("compute", "strategy", "option", "says"),
+    "compute, strategy, option, says",
     [
         ("{at_least: 80ms, speeds: {wets: 0.5}}", "diloco:pace=time", "compute", "unknown site 'wets'"),
         ("{at_least: 80ms, speeds: {west: 0.5, east: 0.5}}", "diloco", "compute", "expected a site of speed 1"),
