@@ -8,18 +8,20 @@ from builders.inputs import by_input
 from testbed.core.workload.mpi_launch import Found, Mpi, caution, choose, linked, mpiexec_argv, recognize, variables
 
 MPICH = "HYDRA build details:     Version:                                 4.0.2     Release Date: Thu Apr  7"
-SAID = {
-    MPICH: ("mpich", "MPICH 4.0.2"),
-    "mpirun.openmpi (OpenRTE) 4.1.4  Report bugs to http://www.open-mpi.org": ("openmpi4", "Open MPI 4.1.4"),
-    "mpirun (Open MPI) 5.0.6  Report bugs to": ("openmpi", "Open MPI 5.0.6"),
-    "prterun (PRRTE) 3.0.7rc1  Report bugs": ("openmpi", "Open MPI (PRRTE)"),
-}
 
 
-@pytest.mark.parametrize("said", SAID)
-def test_a_launcher_is_known_by_what_it_says(said: str) -> None:
-    found = recognize("/usr/bin/mpiexec", said)
-    assert found is not None and (found.mpi, found.version) == SAID[said]
+@by_input(
+    "output, launcher",
+    {
+        MPICH: ("mpich", "MPICH 4.0.2"),
+        "mpirun.openmpi (OpenRTE) 4.1.4  Report bugs to http://www.open-mpi.org": ("openmpi4", "Open MPI 4.1.4"),
+        "mpirun (Open MPI) 5.0.6  Report bugs to": ("openmpi", "Open MPI 5.0.6"),
+        "prterun (PRRTE) 3.0.7rc1  Report bugs": ("openmpi", "Open MPI (PRRTE)"),
+    },
+)
+def test_recognize_a_launcher_by_its_output(output: str, launcher: tuple[str, str]) -> None:
+    recognized = recognize("/usr/bin/mpiexec", output)
+    assert recognized is not None and (recognized.mpi, recognized.version) == launcher
 
 
 def test_another_program_is_no_launcher() -> None:
