@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -44,6 +44,10 @@ def shared(draw: st.DrawFn) -> Topology:
         links.append(replace(link, via=tuple(draw(some)), protection=protection, second_path=second))
     sites = tuple(Site(name, 1, draw(st.sampled_from(("grid-a", "grid-b", name)))) for name in names)
     return replace(plain, sites=sites, links=tuple(links), ducts=tuple(ducts))
+
+
+def over_shared(test: Callable[[Topology], None]) -> Callable[[], None]:
+    return settings(max_examples=60, deadline=None)(given(shared())(test))
 
 
 def alive(link: Link, cut: frozenset[str]) -> bool:
@@ -124,28 +128,24 @@ def largest_disjoint(sets: list[frozenset[str]]) -> int:
     return most(list(dict.fromkeys(sets)))
 
 
-@settings(max_examples=60, deadline=None)
-@given(shared())
+@over_shared
 def test_single_points_are_those_that_separate(topology: Topology) -> None:
-    found = {(it.kind, it.name): it.pairs for it in audit(topology).single_points}
+    points = {(point.kind, point.name): point.pairs for point in audit(topology).single_points}
     expected: dict[tuple[str, str], int] = {}
-    used = {
-        duct for link in topology.links for duct in (*link.via, *(link.second_path.via if link.second_path else ()))
-    }
-    for duct in used:
-        expected["duct", duct] = separated(topology, after(topology, duct))
-    for link in topology.links:
-        expected["link", link.name] = separated(topology, [it for it in topology.links if it is not link])
+    links = list(topology.links)
+    for link in links:
+        expected["link", link.name] = separated(topology, [other for other in links if other is not link])
+        for duct in (*link.via, *(link.second_path.via if link.second_path else ())):
+            expected["duct", duct] = separated(topology, after(topology, duct))
     for site in topology.sites:
-        expected["gateway", site.gateway] = separated(topology, list(topology.links), frozenset({site.name}))
-        on = frozenset(it.name for it in topology.sites if it.power == site.power)
+        expected["gateway", site.gateway] = separated(topology, links, frozenset({site.name}))
+        on = frozenset(other.name for other in topology.sites if other.power == site.power)
         if len(on) > 1:
-            expected["power", site.power] = separated(topology, list(topology.links), on)
-    assert found == {key: pairs for key, pairs in expected.items() if pairs}
+            expected["power", site.power] = separated(topology, links, on)
+    assert points == {key: pairs for key, pairs in expected.items() if pairs}
 
 
-@settings(max_examples=60, deadline=None)
-@given(shared())
+@over_shared
 def test_double_cuts_are_those_of_which_neither_separates_by_itself(topology: Topology) -> None:
     found = audit(topology)
     used = [it.duct for it in found.ducts]
@@ -159,8 +159,7 @@ def test_double_cuts_are_those_of_which_neither_separates_by_itself(topology: To
     assert found.double_cuts_tried == found.double_cuts_possible == len(harmless) * (len(harmless) - 1) // 2
 
 
-@settings(max_examples=60, deadline=None)
-@given(shared())
+@over_shared
 def test_round_trips_and_capacities_before_and_after(topology: Topology) -> None:
     found = audit(topology)
     for pair in found.pairs:
@@ -182,8 +181,7 @@ def test_round_trips_and_capacities_before_and_after(topology: Topology) -> None
             assert (None if detour.rtt_after_s is None else round(detour.rtt_after_s, 12)) in rtts
 
 
-@settings(max_examples=60, deadline=None)
-@given(shared())
+@over_shared
 def test_disjoint_paths_are_as_many_as_all_choices_of_paths_allow(topology: Topology) -> None:
     for pair in audit(topology).pairs:
         ways = list(simple_paths(topology, *pair.between, list(topology.links)))
