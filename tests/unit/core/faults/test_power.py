@@ -87,9 +87,9 @@ NORTH = METRO.link("north").impairment("north:west")
 @by_input(
     "words, changes",
     {
-        "jitter": {"jitter_s": NORTH.delay_s / 10},
-        "jitter amount=30us distribution=uniform": {"jitter_s": 30e-6},
-        "rate-squeeze": {"rate_bps": NORTH.rate_bps / 10},
+        "jitter": {"jitter_s": pytest.approx(NORTH.delay_s / 10)},
+        "jitter amount=30us distribution=uniform": {"jitter_s": pytest.approx(30e-6)},
+        "rate-squeeze": {"rate_bps": pytest.approx(NORTH.rate_bps / 10)},
         "rate-squeeze to=50M": {"rate_bps": 50e6},
         "corruption share=1%": {"corrupt": 0.01},
         "corruption survives=true": {"corrupt_survives": True},
@@ -100,7 +100,7 @@ def test_presets_change_what_they_are_called_after(words: str, changes: dict[str
     kind, _, parameters = words.partition(" ")
     ((direction, shape),) = shaped(f"{kind} north:west {parameters}").items()
     assert direction == "north:west"
-    assert {field: getattr(shape, field) for field in changes} == pytest.approx(changes)
+    assert {field: getattr(shape, field) for field in changes} == changes
     if kind == "rate-squeeze":
         assert (shape.delay_s, shape.queue_bytes) == (NORTH.delay_s, NORTH.queue_bytes)
 
