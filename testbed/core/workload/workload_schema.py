@@ -45,7 +45,7 @@ from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workl
 from testbed.core.yamltext import Path
 from testbed.errors import UserError
 
-__all__ = ["COMMAND_TIMEOUT_S", "MOST_STEPS", "OWN_KEYS", "read"]
+__all__ = ["AGENT_KEYS", "COMMAND_KEYS", "COMMAND_TIMEOUT_S", "MOST_STEPS", "OWN_KEYS", "read"]
 
 MOST_STEPS: Final = 10_000_000
 COMMAND_TIMEOUT_S: Final = 3600.0
@@ -56,7 +56,7 @@ _LONGEST_WORD: Final = 20_000
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 _ITS_OWN: Final = "the program has a model of its own"
 
-_OF_AGENTS: Final[Mapping[str, tuple[str, str]]] = {
+AGENT_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "strategy": ("the program trains by its own strategy", "remove it"),
     "seed": ("the program has a seed of its own", "hand it over: command: [..., --seed, 1]"),
     "data": ("the program reads its own data", "hand the path over in command"),
@@ -68,7 +68,8 @@ _OF_AGENTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Keys that do not apply to a command: why, and what to do."""
 
-_OF_COMMANDS: Final = ("env", "folder", "for", "keep_scratch", "progress", "ranks_per_node", "stall")
+COMMAND_KEYS: Final = ("env", "folder", "for", "keep_scratch", "progress", "ranks_per_node", "stall")
+"""Keys that need a command."""
 
 
 def _strategy(value: object) -> str:
@@ -177,8 +178,8 @@ def read(raw: object, path: Path, mistakes: Mistakes) -> Workload:
     """
     written: Mapping[str, object] = raw if isinstance(raw, Mapping) else {}
     is_command = "command" in written
-    of_agents = {**_OF_AGENTS, **dict.fromkeys(_options(), _OF_AGENTS["strategy"])}
-    foreign = {key: _foreign(key, of_agents, is_command) for key in (of_agents if is_command else _OF_COMMANDS)}
+    of_agents = {**AGENT_KEYS, **dict.fromkeys(_options(), AGENT_KEYS["strategy"])}
+    foreign = {key: _foreign(key, of_agents, is_command) for key in (of_agents if is_command else COMMAND_KEYS)}
     foreign = {key: why for key, why in foreign.items() if key in written}
     for key, why in foreign.items():
         mistakes.note((*path, key), *why)

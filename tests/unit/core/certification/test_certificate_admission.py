@@ -37,7 +37,7 @@ def status(certificate: Certificate | None, **options: bool) -> int:
     return 0
 
 
-@pytest.mark.parametrize(("certificate", "plain", "strict"), EXPECTED)
+@pytest.mark.parametrize("certificate, plain, strict", EXPECTED)
 def test_exit_status_by_verdict(certificate: Certificate | None, plain: int, strict: int) -> None:
     assert (status(certificate), status(certificate, strict=True)) == (plain, strict)
     assert status(certificate, allow_uncertified=True) == 0

@@ -74,36 +74,37 @@ def test_a_wrong_rate_is_outside_five_percent_whatever_the_jitter(share: float) 
         assert abs(measured(train(rate=share * RATE, seed=seed)) - RATE) > 0.05 * RATE
 
 
-@pytest.mark.parametrize("at", [0, 100, 300, 519])
-def test_a_packet_that_the_scheduler_delays_moves_nothing(at: int) -> None:
-    arrivals = train()
-    late = arrivals[at][0] + 1.5e-3
-    held = [
-        arrival._replace(
-            at_s=max(arrival.at_s, late) if number >= at else arrival.at_s, on_time=number < at or arrival.at_s >= late
-        )
-        for number, arrival in enumerate(arrivals)
+def held(
+    arrivals: list[Arrival], first: int, late_s: float, spacing_s: float = 0.0, behind: bool = True
+) -> list[Arrival]:
+    """Delay arrivals from ``first`` on to one that is late; ``behind``: those that arrive later by themselves too."""
+    late_t = arrivals[first].at_s + late_s
+    return [
+        *arrivals[:first],
+        *(
+            Arrival(max(t, late_t + number * spacing_s), bits, behind and t >= late_t)
+            for number, (t, bits, *_) in enumerate(arrivals[first:], first)
+        ),
     ]
-    assert measured(held) == pytest.approx(RATE, rel=0.01)
+
+
+@pytest.mark.parametrize("first", [0, 100, 300, 519])
+def test_rate_where_the_scheduler_delays_a_packet(first: int) -> None:
+    assert measured(held(train(), first, 1.5e-3)) == pytest.approx(RATE, rel=0.01)
 
 
 @pytest.mark.parametrize("from_share", [0.82, 0.9, 0.97])
-def test_a_tail_that_is_held_up_for_long_moves_nothing(from_share: float) -> None:
+def test_rate_where_a_tail_is_held_up_for_long(from_share: float) -> None:
     """The emulator lost the CPU for 50 ms and sent the rest at once; of more than a fifth its lateness tells."""
     arrivals = train()
-    first = round(from_share * len(arrivals))
-    late = arrivals[first][0] + 50e-3
-    held = [
-        arrival._replace(at_s=max(arrival.at_s, late + number * 1e-6), on_time=False) if number >= first else arrival
-        for number, arrival in enumerate(arrivals)
-    ]
-    assert measured(held) == pytest.approx(RATE, rel=0.01)
+    late = held(arrivals, round(from_share * len(arrivals)), 50e-3, 1e-6, behind=False)
+    assert measured(late) == pytest.approx(RATE, rel=0.01)
 
 
 def test_only_what_was_queued_at_the_end_is_used_if_no_more_is_known() -> None:
     """The head of the train trickled in at half the rate; its last quarter was queued when the sender was done."""
     slow, fast = train(rate=RATE / 2, packets=390), train(packets=130)
-    arrivals = slow + [arrival._replace(at_s=arrival.at_s + slow[-1].at_s) for arrival in fast]
+    arrivals = slow + [Arrival(arrival.at_s + slow[-1].at_s, arrival.bits) for arrival in fast]
     assert measured(arrivals) < 0.7 * RATE
     assert measured(arrivals, last_bits=130 * FRAME_BITS) == pytest.approx(RATE, rel=1e-3)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
+from builders.tables import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,64 +14,64 @@ from testbed.core.intervals import Intervals
 
 NORTH = Leg("north:west", 200e-6)
 SENT = (10.0, 10.0 + 30e-6)
-CLEAN = HostLog(crossings={("north:west", 7): Crossing(10.00022, 10.00023, 1)})
 
 
-def stalled(log: HostLog, began_t: float, length_s: float) -> HostLog:
-    return dataclasses.replace(log, stalls=HostLog.of([(0, began_t, length_s)], None, 1.0, 2).stalls)
+def unrecorded(*stall: float) -> HostLog:
+    """Return a log without a record of packets, with a stall that begins at a time and has a length."""
+    return HostLog(stalls=HostLog.of([(0, *stall)], None, 1.0, 2).stalls)
 
 
-def test_a_packet_that_nothing_held_up_is_kept() -> None:
-    assert not CLEAN.delays(*SENT, 7, [NORTH])
+def log(*stall: float, due_t: float = 10.00022, sent_t: float = 10.00023) -> HostLog:
+    """Return the log of packet 7, with a stall or none."""
+    crossings = {("north:west", 7): Crossing(due_t, sent_t, 1)}
+    return replace(unrecorded(*stall) if stall else HostLog(), crossings=crossings)
 
 
-@pytest.mark.parametrize(
-    "log",
-    [
-        pytest.param(HostLog(crossings={}), id="not recorded"),
-        pytest.param(
-            HostLog(crossings={("north:west", 7): Crossing(10.00022, 10.00022 + 2 * ON_TIME_S, 1)}), id="sent late"
+@table(
+    "kept, sent, delayed",
+    {
+        "nothing held it up": (log(), SENT, False),
+        "not recorded": (HostLog(crossings={}), SENT, True),
+        "sent late": (log(sent_t=10.00022 + 2 * ON_TIME_S), SENT, True),
+        "a stall while it was sent": (log(9.999, 0.0011), SENT, True),
+        "a stall when it was due": (log(10.00021, 0.0003), SENT, True),
+        "a stall at another time": (log(10.0 + STALL_PERIOD_S + 0.001, 0.01), SENT, False),
+        "a long call held the sender up": (log(), (10.0, 10.0 + 2 * HELD_UP_S), True),
+        "without a record, a stall when it was to arrive": (
+            unrecorded(10.000235, 0.001),
+            SENT,
+            True,
         ),
-        pytest.param(stalled(CLEAN, 9.999, 0.0011), id="stall while it was sent"),
-        pytest.param(stalled(CLEAN, 10.00021, 0.0003), id="stall when it was due"),
-    ],
+        "without a record, a stall at another time": (
+            unrecorded(10.0015, 0.001),
+            SENT,
+            False,
+        ),
+    },
 )
-def test_a_packet_that_the_host_delayed_is_not(log: HostLog) -> None:
-    assert log.delays(*SENT, 7, [NORTH])
+def test_host_log_that_delays_a_packet(kept: HostLog, sent: tuple[float, float], delayed: bool) -> None:
+    assert kept.delays(*sent, 7, [NORTH]) is delayed
 
 
-def test_a_long_call_held_the_sender_up() -> None:
-    assert CLEAN.delays(10.0, 10.0 + 2 * HELD_UP_S, 7, [NORTH])
-
-
-def test_a_stall_at_another_time_excludes_nothing() -> None:
-    assert not stalled(CLEAN, 10.0 + STALL_PERIOD_S + 0.001, 0.01).delays(*SENT, 7, [NORTH])
-
-
-def test_an_echo_must_be_on_time_in_both_directions() -> None:
-    back = Leg("north:east", 200e-6)
-    assert CLEAN.delays(*SENT, 7, [NORTH, back])
-    crossings = dict(CLEAN.crossings or {}) | {("north:east", 7): Crossing(10.00045, 10.00046, 1)}
-    assert not HostLog(crossings=crossings).delays(*SENT, 7, [NORTH, back])
-
-
-@pytest.mark.parametrize(("stall_t", "excluded"), [(10.000235, True), (10.0015, False)])
-def test_without_a_record_a_stall_excludes_what_was_to_arrive_then(stall_t: float, excluded: bool) -> None:
-    assert stalled(HostLog(), stall_t, 0.001).delays(*SENT, 7, [NORTH]) is excluded
+def test_host_log_of_an_echo_that_must_be_on_time_in_both_directions() -> None:
+    legs = [NORTH, Leg("north:east", 200e-6)]
+    there = log().crossings or {}
+    assert log().delays(*SENT, 7, legs)
+    both = HostLog(crossings={**there, ("north:east", 7): Crossing(10.00045, 10.00046, 1)})
+    assert not both.delays(*SENT, 7, legs)
 
 
 @given(later_s=st.floats(0.0, 1.0))
 def test_a_fiber_that_delays_packets_cannot_hide_behind_the_host(later_s: float) -> None:
     """The emulator records when the packet was due by its own values: a wrong delay is on time."""
-    wrong = HostLog(crossings={("north:west", 7): Crossing(10.00022 + later_s, 10.00023 + later_s, 1)})
-    assert not wrong.delays(*SENT, 7, [NORTH])
+    assert not log(due_t=10.00022 + later_s, sent_t=10.00023 + later_s).delays(*SENT, 7, [NORTH])
 
 
 def test_the_share_is_the_mean_of_the_cores() -> None:
-    log = HostLog.of([(0, 1.0, 0.2), (1, 1.1, 0.2), (1, 2.0, 0.1)], None, 5.0, 2)
-    assert (log.stall_count, log.longest_stall_s) == (3, 0.2)
-    assert log.stalled_share == pytest.approx(0.5 / 10)
-    assert log.stalls.length_s(0.0, 5.0) == pytest.approx(0.3 + 0.1 + 2 * STALL_PERIOD_S)
+    cores = HostLog.of([(0, 1.0, 0.2), (1, 1.1, 0.2), (1, 2.0, 0.1)], None, 5.0, 2)
+    assert (cores.stall_count, cores.longest_stall_s) == (3, 0.2)
+    assert cores.stalled_share == pytest.approx(0.5 / 10)
+    assert cores.stalls.length_s(0.0, 5.0) == pytest.approx(0.3 + 0.1 + 2 * STALL_PERIOD_S)
 
 
 def test_nothing_is_known_of_stalls_that_are_not_logged() -> None:

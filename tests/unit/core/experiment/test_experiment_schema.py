@@ -6,22 +6,24 @@ import math
 from pathlib import Path
 
 import pytest
+from builders.experiments import load, replayed
+from builders.inputs import by_input
+from builders.tables import table
+from builders.topologies import topology
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.experiment import expect, fault_schedule, replay
+from testbed.core.experiment import expect, fault_schedule
 from testbed.core.experiment.experiment_schema import load_text
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.faults.fault_kind import Compiled, FaultKind
-from testbed.core.topology import resolve
 from testbed.core.units import Unreadable
 from testbed.errors import FileMistakes
 
 ROOT = Path(__file__).parents[4]
-METRO = resolve.load_text(
-    b"sites: {east: , west: }\nducts: {bridge: 3 km}\n"
-    b"links: {north: {between: [east, west], km: 40}, south: {between: [east, west], via: bridge}}\n",
-    "metro.yaml",
+METRO = topology(
+    "sites: {east: , west: }\nducts: {bridge: 3 km}\n"
+    "links: {north: {between: [east, west], km: 40}, south: {between: [east, west], via: bridge}}\n"
 )
 
 
@@ -33,35 +35,27 @@ def test_first_cut_as_shipped() -> None:
     assert [one.metric for one in experiment.expectations] == ["goodput", "recovery", "train_loss_drop"]
 
 
-@pytest.mark.parametrize(("written", "strict"), [(b"", False), (b"strict: true\n", True), (b"strict: false\n", False)])
-def test_strict(written: bytes, strict: bool) -> None:
-    experiment = load_text(b"topology: metro-40km\n" + written, "x.yaml")
-    assert experiment.strict is strict
-    again = replay.to_yaml(experiment, [], topology="metro-40km", overrides={}, workload=experiment.workload)
-    assert load_text(again.encode(), "again.yaml").strict is strict
+@by_input("written, strict", {"": False, "strict: true\n": True, "strict: false\n": False})
+def test_strict(written: str, strict: bool) -> None:
+    experiment = load(f"topology: metro-40km\n{written}")
+    assert experiment.strict is replayed(experiment).strict is strict
 
 
 def test_triggers_targets_and_shares() -> None:
-    experiment = load_text(
-        b"schedule:\n"
-        b'  - {after: step 120, inject: cut, target: "link[1]", for: 10s}\n'
-        b'  - {at: 20s, inject: cut, target: "link[0]:west"}\n'
-        b"  - {after: step 12.5%, inject: cut, target: bridge, for: 1 min}\n"
-        b"  - {after: step 99.9%, inject: flap, target: north, with: {down: 100ms, times: 5, carrier: silent}}\n",
-        "x.yaml",
+    experiment = load(
+        "schedule:\n"
+        '  - {after: step 120, inject: cut, target: "link[1]", for: 10s}\n'
+        '  - {at: 20s, inject: cut, target: "link[0]:west"}\n'
+        "  - {after: step 12.5%, inject: cut, target: bridge, for: 1 min}\n"
+        "  - {after: step 99.9%, inject: flap, target: north, with: {down: 100ms, times: 5, carrier: silent}}\n"
     )
+    parameters = {"down": "100ms", "times": "5", "carrier": "silent"}
+    lasts_s = pytest.approx(4 * (0.1 + 0.8) + 0.1)
     assert fault_schedule.plan(experiment, METRO, steps=200) == (
         Planned("cut", "south", 10.0, after_step=120, lasts_s=10.0),
         Planned("cut", "north:west", None, at_s=20.0),
         Planned("cut", "bridge", 60.0, after_step=25, lasts_s=60.0),
-        Planned(
-            "flap",
-            "north",
-            None,
-            199,
-            parameters={"down": "100ms", "times": "5", "carrier": "silent"},
-            lasts_s=pytest.approx(4 * (0.1 + 0.8) + 0.1),
-        ),
+        Planned("flap", "north", None, 199, parameters=parameters, lasts_s=lasts_s),
     )
 
 
@@ -73,34 +67,34 @@ def test_faults_that_later_versions_know() -> None:
     assert load_text(text, "x.yaml", faults={"earthquake": later}).schedule[0].inject == "earthquake"
 
 
-@pytest.mark.parametrize(
-    ("text", "metric", "op", "bound"),
-    [
-        ("goodput >= 0.5", "goodput", ">=", 0.5),
-        ("goodput>50%", "goodput", ">", 0.5),
-        ("recovery <= 10s", "recovery", "<=", 10.0),
-        ("recovery < 2 min", "recovery", "<", 120.0),
-        ("train_loss_drop > 0", "train_loss_drop", ">", 0.0),
-        ("steps_lost <= 3", "steps_lost", "<=", 3.0),
-    ],
+@by_input(
+    "text, expected",
+    {
+        "goodput >= 0.5": ("goodput", ">=", 0.5),
+        "goodput>50%": ("goodput", ">", 0.5),
+        "recovery <= 10s": ("recovery", "<=", 10.0),
+        "recovery < 2 min": ("recovery", "<", 120.0),
+        "train_loss_drop > 0": ("train_loss_drop", ">", 0.0),
+        "steps_lost <= 3": ("steps_lost", "<=", 3.0),
+    },
 )
-def test_expectations(text: str, metric: str, op: str, bound: float) -> None:
+def test_parse_expectations(text: str, expected: tuple[str, str, float]) -> None:
     parsed = expect.parse(text)
-    assert (parsed.metric, parsed.op, parsed.bound) == (metric, op, bound)
+    assert (parsed.metric, parsed.op, parsed.bound) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "verdict"),
-    [
-        ("goodput >= 0.5", 0.5, True),
-        ("goodput > 0.5", 0.5, False),
-        ("goodput >= 0.5", 0.49, False),
-        ("recovery <= 10s", math.inf, False),
-        ("recovery <= 10s", None, None),
-        ("recovery <= 10s", math.nan, None),
-    ],
+@table(
+    "text, value, verdict",
+    {
+        "at the bound": ("goodput >= 0.5", 0.5, True),
+        "at a bound that must be exceeded": ("goodput > 0.5", 0.5, False),
+        "below": ("goodput >= 0.5", 0.49, False),
+        "never": ("recovery <= 10s", math.inf, False),
+        "not measured": ("recovery <= 10s", None, None),
+        "not a number": ("recovery <= 10s", math.nan, None),
+    },
 )
-def test_judgement(text: str, value: float | None, verdict: bool | None) -> None:
+def test_judge_expectations(text: str, value: float | None, verdict: bool | None) -> None:
     assert expect.judge(expect.parse(text), {"goodput": value, "recovery": value}) is verdict
 
 
@@ -128,8 +122,9 @@ def test_any_bytes_load_or_are_refused(text: bytes) -> None:
 
 def test_the_number_of_a_rank_needs_no_quotes() -> None:
     """YAML reads it as a number; what is no name and no number stays a mistake."""
-    read = lambda target: load_text(b"schedule: [{at: 1s, inject: rank-kill, target: %s}]\n" % target, "x.yaml")  # noqa: E731
-    assert read(b"3").schedule[0].target == read(b'"3"').schedule[0].target == "3"
-    for wrong in (b"true", b"1.5", b"[1]"):
+    schedule = "schedule: [{at: 1s, inject: rank-kill, target: %s}]\n"
+    for number in ("3", '"3"'):
+        assert load(schedule % number).schedule[0].target == "3"
+    for wrong in ("true", "1.5", "[1]"):
         with pytest.raises(FileMistakes, match="expected a line of text"):
-            read(wrong)
+            load(schedule % wrong)

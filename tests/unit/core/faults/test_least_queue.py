@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from oracles.fault_values import shapes
+from builders.faults import fault, shaped
+from builders.inputs import by_input
 
-from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.topology.model import Topology
 from testbed.core.topology.resolve import load_text
 from testbed.errors import TestbedError, UserError
@@ -14,31 +14,35 @@ FULL = 1500 + 14 + 24
 """MTU, Ethernet's header, and what a frame costs on the wire beyond itself (IEEE 802.3), in bytes."""
 
 
-def link(**overrides: str) -> Topology:
+def link(words: str = "") -> Topology:
+    """Two sites and a link of 40 km, with other values: ``buffer=0 impair.queue=1``."""
     text = b"sites: {east: {}, west: {}}\nlinks: {north: {between: [east, west], km: 40}}\n"
-    return load_text(text, "x.yaml", {f"links.north.{key.replace('__', '.')}": it for key, it in overrides.items()})
+    return load_text(text, "x.yaml", dict(f"links.north.{word}".split("=") for word in words.split()))
 
 
-@pytest.mark.parametrize("km", ["1 m", "1 km", "3 km"])
-def test_a_short_link_without_a_buffer_queues_one_packet(km: str) -> None:
-    assert link(km=km, buffer="0").links[0].impairment("north:west").queue_bytes == FULL
+@by_input(
+    "words, queue_bytes",
+    {
+        # A short link queues one packet, a longer one what is in flight.
+        **dict.fromkeys(("km=1m", "km=1km", "km=3km"), FULL),
+        "km=40km": 20000,
+        "km=1m mtu=9000": 9000 + 38,
+    },
+)
+def test_queue_of_a_link_without_a_buffer(words: str, queue_bytes: int) -> None:
+    assert link(f"buffer=0 {words}").links[0].impairment("north:west").queue_bytes == queue_bytes
 
 
-def test_a_longer_one_queues_what_is_in_flight() -> None:
-    assert link(buffer="0").links[0].impairment("north:west").queue_bytes == 20000
-    assert link(km="1 m", buffer="0", mtu="9000").links[0].impairment("north:west").queue_bytes == 9000 + 38
-
-
-@pytest.mark.parametrize("queue", ["1", str(FULL - 1)])
-def test_a_written_queue_that_lets_nothing_pass_is_refused(queue: str) -> None:
+@pytest.mark.parametrize("queue", [1, FULL - 1])
+def test_a_written_queue_that_lets_nothing_pass_is_refused(queue: int) -> None:
     with pytest.raises(TestbedError, match=rf"queue: {queue} B cannot hold a full packet.*write at least {FULL} B"):
-        link(impair__queue=queue)
+        link(f"impair.queue={queue}")
     with pytest.raises(UserError, match=rf"queue={queue}: .*write at least {FULL} B"):
-        compile_fault(link(), "impair", "north", {"queue": queue})
+        fault(f"impair north queue={queue}", link())
 
 
 @pytest.mark.parametrize("queue", [0, FULL])
-def test_one_packet_and_no_limit_are_what_they_say(queue: int) -> None:
-    assert link(impair__queue=str(queue)).links[0].impairment("north:west").queue_bytes == queue
-    found = shapes(link(), compile_fault(link(), "impair", "north", {"queue": str(queue)}).steps)
-    assert [it.queue_bytes for it in found.values()] == [queue, queue]
+def test_a_queue_of_one_packet_or_without_a_limit(queue: int) -> None:
+    assert link(f"impair.queue={queue}").links[0].impairment("north:west").queue_bytes == queue
+    shapes = shaped(f"impair north queue={queue}", link())
+    assert [shape.queue_bytes for shape in shapes.values()] == [queue, queue]

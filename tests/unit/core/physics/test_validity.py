@@ -15,7 +15,12 @@ from testbed.core.physics.validity import BIASED, FAILS, HOLDS, Exchange, Fiber,
 from testbed.core.topology.survey import validity_of
 from testbed.host.files import catalog
 
-METRO = Fiber("north", 200e-6, 400e-6, 800e6, 1500, 0.0)
+
+def fiber(name: str = "north", delay_s: float = 200e-6, loss: float = 0.0, rate_bps: float = 800e6) -> Fiber:
+    return Fiber(name, delay_s, 2 * delay_s, rate_bps, 1500, loss)
+
+
+METRO = fiber()
 """40 km at 5 us/km, 800 Gb/s at scale 1000."""
 FOUR = Exchange(4)
 
@@ -38,11 +43,11 @@ def test_time_of_a_packet_on_the_wire() -> None:
 
 
 def test_what_to_set_mends_it() -> None:
-    near = Fiber("near", 25e-6, 50e-6, 800e6, 1500, 0.0)
+    near = fiber(delay_s=25e-6)
     found = judged(near, "packet time")
     assert found.verdict == FAILS
     scale = float(found.change.split()[3])
-    better = Fiber("near", 25e-6, 50e-6, 800e9 / scale, 1500, 0.0)
+    better = fiber(delay_s=25e-6, rate_bps=800e9 / scale)
     assert judged(better, "packet time", scale).verdict != FAILS
 
 
@@ -66,7 +71,7 @@ def test_rounds_against_a_sender_played_by_hand(pipe: float, packets: float) -> 
 
 def test_loss_is_kinder_in_a_pipe_of_fewer_packets() -> None:
     """sqrt(3/2p) is 122 packets at 1e-4: they fill 26.7 and are 1/218 of 26 667."""
-    found = judged(Fiber("n", 200e-6, 400e-6, 800e6, 1500, 1e-4), "loss")
+    found = judged(fiber(loss=1e-4), "loss")
     assert found.lab == 1.0
     assert found.real == pytest.approx(122.47 / 26666.7, rel=1e-3)
     assert (found.verdict, found.direction) == (FAILS, "too kind")
@@ -74,7 +79,7 @@ def test_loss_is_kinder_in_a_pipe_of_fewer_packets() -> None:
 
 @given(st.floats(1e-9, 0.5), st.floats(1, 1e4))
 def test_loss_is_never_kinder_than_by_the_scale(loss: float, scale: float) -> None:
-    found = judged(Fiber("n", 5e-3, 10e-3, 8e8, 1500, loss), "loss", scale)
+    found = judged(fiber(delay_s=5e-3, loss=loss), "loss", scale)
     assert -1e-9 <= found.error <= scale - 1 + 1e-6
     assert (found.verdict == HOLDS) == (scale <= 1), "loss at a scale is always marked"
 
@@ -92,7 +97,7 @@ def test_software_beside_the_transfer() -> None:
 
 
 def test_at_scale_1_all_but_software_holds() -> None:
-    found = validity.check([Fiber("n", 200e-6, 400e-6, 800e9, 1500, 1e-4)], 1, FOUR)
+    found = validity.check([fiber(loss=1e-4, rate_bps=800e9)], 1, FOUR)
     assert {it.quantity for it in found if it.verdict != HOLDS} <= {"software cost"}
 
 
@@ -115,9 +120,9 @@ def test_every_shipped_lab_is_judged_whole(name: str) -> None:
 
 
 def test_one_line_when_all_holds_and_one_more_for_what_does_not() -> None:
-    far = [Fiber(name, 5e-3, 10e-3, 800e6, 1500, 0.0) for name in ("n", "s")]
+    far = [fiber(name, 5e-3) for name in ("n", "s")]
     assert len(validity.summary(validity.check(far, 1000, FOUR))) == 1
-    lossy = Fiber("bad", 5e-3, 10e-3, 800e6, 1500, 1e-3)
+    lossy = fiber("bad", 5e-3, 1e-3)
     first, *others = validity.summary(validity.check([*far, lossy], 1000, FOUR))
     assert "does not hold for loss" in first
     assert [it.split(":")[0] for it in others] == ["bad, loss"]

@@ -5,14 +5,16 @@ The reference walks links itself, enumerates every simple path and every cut, an
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from builders.cli_fixtures import Cli, cli
+from builders.inputs import by_input
 from builders.random_topology import topologies
+from builders.topologies import RING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,9 +41,13 @@ def shared(draw: st.DrawFn) -> Topology:
     for link in [link for link in plain.links if {*link.between} <= {*names}][-8:]:
         second = SecondPath(tuple(draw(some)), 9000.0, 0.05) if draw(st.booleans()) else None
         protection = "1+1" if second else draw(st.sampled_from(("none", "route")))
-        links.append(dataclasses.replace(link, via=tuple(draw(some)), protection=protection, second_path=second))
+        links.append(replace(link, via=tuple(draw(some)), protection=protection, second_path=second))
     sites = tuple(Site(name, 1, draw(st.sampled_from(("grid-a", "grid-b", name)))) for name in names)
-    return dataclasses.replace(plain, sites=sites, links=tuple(links), ducts=tuple(ducts))
+    return replace(plain, sites=sites, links=tuple(links), ducts=tuple(ducts))
+
+
+def over_shared(test: Callable[[Topology], None]) -> Callable[[], None]:
+    return settings(max_examples=60, deadline=None)(given(shared())(test))
 
 
 def alive(link: Link, cut: frozenset[str]) -> bool:
@@ -122,28 +128,24 @@ def largest_disjoint(sets: list[frozenset[str]]) -> int:
     return most(list(dict.fromkeys(sets)))
 
 
-@settings(max_examples=60, deadline=None)
-@given(shared())
+@over_shared
 def test_single_points_are_those_that_separate(topology: Topology) -> None:
-    found = {(it.kind, it.name): it.pairs for it in audit(topology).single_points}
+    points = {(point.kind, point.name): point.pairs for point in audit(topology).single_points}
     expected: dict[tuple[str, str], int] = {}
-    used = {
-        duct for link in topology.links for duct in (*link.via, *(link.second_path.via if link.second_path else ()))
-    }
-    for duct in used:
-        expected["duct", duct] = separated(topology, after(topology, duct))
-    for link in topology.links:
-        expected["link", link.name] = separated(topology, [it for it in topology.links if it is not link])
+    links = list(topology.links)
+    for link in links:
+        expected["link", link.name] = separated(topology, [other for other in links if other is not link])
+        for duct in (*link.via, *(link.second_path.via if link.second_path else ())):
+            expected["duct", duct] = separated(topology, after(topology, duct))
     for site in topology.sites:
-        expected["gateway", site.gateway] = separated(topology, list(topology.links), frozenset({site.name}))
-        on = frozenset(it.name for it in topology.sites if it.power == site.power)
+        expected["gateway", site.gateway] = separated(topology, links, frozenset({site.name}))
+        on = frozenset(other.name for other in topology.sites if other.power == site.power)
         if len(on) > 1:
-            expected["power", site.power] = separated(topology, list(topology.links), on)
-    assert found == {key: pairs for key, pairs in expected.items() if pairs}
+            expected["power", site.power] = separated(topology, links, on)
+    assert points == {key: pairs for key, pairs in expected.items() if pairs}
 
 
-@settings(max_examples=60, deadline=None)
-@given(shared())
+@over_shared
 def test_double_cuts_are_those_of_which_neither_separates_by_itself(topology: Topology) -> None:
     found = audit(topology)
     used = [it.duct for it in found.ducts]
@@ -157,8 +159,7 @@ def test_double_cuts_are_those_of_which_neither_separates_by_itself(topology: To
     assert found.double_cuts_tried == found.double_cuts_possible == len(harmless) * (len(harmless) - 1) // 2
 
 
-@settings(max_examples=60, deadline=None)
-@given(shared())
+@over_shared
 def test_round_trips_and_capacities_before_and_after(topology: Topology) -> None:
     found = audit(topology)
     for pair in found.pairs:
@@ -180,8 +181,7 @@ def test_round_trips_and_capacities_before_and_after(topology: Topology) -> None
             assert (None if detour.rtt_after_s is None else round(detour.rtt_after_s, 12)) in rtts
 
 
-@settings(max_examples=60, deadline=None)
-@given(shared())
+@over_shared
 def test_disjoint_paths_are_as_many_as_all_choices_of_paths_allow(topology: Topology) -> None:
     for pair in audit(topology).pairs:
         ways = list(simple_paths(topology, *pair.between, list(topology.links)))
@@ -197,118 +197,117 @@ def test_disjoint_paths_are_as_many_as_all_choices_of_paths_allow(topology: Topo
         assert pair.duct_disjoint.count == largest_disjoint(least)
 
 
-def test_the_ring_whose_links_share_a_bridge() -> None:
-    topology = catalog.load_topology("regional-ring")
-    found = audit(topology)
-    assert [(it.duct, it.links, it.separates) for it in found.shared] == [
+def test_audit_of_the_ring_whose_links_share_a_bridge() -> None:
+    risks = audit(RING)
+    assert [(shared.duct, shared.links, shared.separates) for shared in risks.shared] == [
         ("river-bridge", ("alba-brava", "costa-alba"), True)
     ]
-    assert [(it.kind, it.name, it.islands) for it in found.single_points] == [
+    assert [(point.kind, point.name, point.islands) for point in risks.single_points] == [
         ("duct", "river-bridge", (("brava", "costa"), ("alba",)))
     ]
-    assert found.power == {"grid-a": ("alba", "brava")}
-    brava = next(it for it in found.pairs if it.between == ("brava", "costa"))
+    assert risks.power == {"grid-a": ("alba", "brava")}
+    brava = {pair.between: pair for pair in risks.pairs}["brava", "costa"]
     # Around by alba: 90 km and 110 km, at 5 us per km, there and back.
     assert (brava.rtt_s, brava.worst_rtt_s, brava.worst_duct) == (pytest.approx(1.4e-3), pytest.approx(2e-3), "valley")
-    words = [f"{it.what} {it.do}" for it in findings(topology, found)]
-    assert any("alba-brava and costa-alba share river-bridge" in it for it in words)
-    assert any("one outage takes down 4 of 6 ranks" in it for it in words)
+    advice = [f"{finding.what} {finding.do}" for finding in findings(RING, risks)]
+    for words in ("alba-brava and costa-alba share river-bridge", "one outage takes down 4 of 6 ranks"):
+        assert any(words in sentence for sentence in advice)
 
 
-def test_a_second_path_takes_the_bridge_off_the_list() -> None:
-    protected = _with_second_path(catalog.load_topology("regional-ring"), "alba-brava", ("valley",))
-    found = audit(protected)
-    assert not found.single_points
-    bridge = next(it for it in found.ducts if it.duct == "river-bridge")
+def with_second_path(*via: str) -> Topology:
+    """Return the ring with a second path of alba-brava."""
+    second = SecondPath(via, 200e3, 0.05)
+    links = (replace(link, second_path=second) if link.name == "alba-brava" else link for link in RING.links)
+    return replace(RING, links=tuple(links))
+
+
+def test_audit_of_a_second_path_that_takes_the_bridge_off_the_list() -> None:
+    risks = audit(with_second_path("valley"))
+    assert not risks.single_points
+    bridge = {cut.duct: cut for cut in risks.ducts}["river-bridge"]
     assert (bridge.lost, bridge.switched) == (("costa-alba",), ("alba-brava",))
 
 
-def test_the_shipped_ring_that_is_protected_has_no_single_point_and_no_shared_risk() -> None:
+def test_audit_of_the_shipped_ring_that_is_protected_has_no_single_point_and_no_shared_risk() -> None:
     topology = catalog.load_topology("regional-protected")
-    found = audit(topology)
-    assert [it.duct for it in found.shared] == ["river-bridge"]
-    assert not found.single_points
-    assert {it.risk for it in findings(topology, found)} == {"second failure"}
+    risks = audit(topology)
+    assert [shared.duct for shared in risks.shared] == ["river-bridge"]
+    assert not risks.single_points
+    assert {finding.risk for finding in findings(topology, risks)} == {"second failure"}
 
 
-def test_a_second_path_through_the_same_duct_is_no_protection() -> None:
-    topology = _with_second_path(catalog.load_topology("regional-ring"), "alba-brava", ("river-bridge", "coast"))
-    found = audit(topology)
-    assert [it.name for it in found.single_points] == ["river-bridge"]
-    assert any("both paths of alba-brava pass through river-bridge" in it.what for it in findings(topology, found))
+def test_audit_of_a_second_path_through_the_same_duct_that_is_no_protection() -> None:
+    topology = with_second_path("river-bridge", "coast")
+    risks = audit(topology)
+    assert [point.name for point in risks.single_points] == ["river-bridge"]
+    sentence = "both paths of alba-brava pass through river-bridge"
+    assert any(sentence in finding.what for finding in findings(topology, risks))
 
 
-def _with_second_path(topology: Topology, name: str, via: tuple[str, ...]) -> Topology:
-    links = [
-        dataclasses.replace(link, second_path=SecondPath(via, 200e3, 0.05)) if link.name == name else link
-        for link in topology.links
-    ]
-    return dataclasses.replace(topology, links=tuple(links))
-
-
-def test_of_many_paths_no_more_than_the_bound_are_looked_at() -> None:
+def test_audit_of_no_more_paths_than_the_bound() -> None:
     """8 pairs of parallel links: 256 paths. The last three pairs share ducts so that no two paths are disjoint although
     no single duct is in all of them: x or y, then y or z, then z or x."""
     sites = tuple(Site(f"s{number}", 1, f"s{number}") for number in range(9))
     base = catalog.load_topology("metro-single").links[0]
-    in_last = {"k5a": ("x",), "k5b": ("y",), "k6a": ("y",), "k6b": ("z",), "k7a": ("z",), "k7b": ("x",)}
+    in_last = dict(zip(("k5a", "k5b", "k6a", "k6b", "k7a", "k7b"), "xyyzzx", strict=True))
     links = tuple(
-        dataclasses.replace(
-            base, name=name, between=(f"s{number}", f"s{number + 1}"), via=in_last.get(name, (name,)), length_m=1000.0
-        )
+        replace(base, name=name, between=(f"s{number}", f"s{number + 1}"), via=(in_last.get(name, name),), length_m=1e3)
         for number in range(8)
         for name in (f"k{number}a", f"k{number}b")
     )
-    found = {it.between: it for it in audit(Topology("ladder", 1000.0, sites, links)).pairs}
-    assert found["s0", "s8"].link_disjoint == 2
-    assert found["s0", "s8"].duct_disjoint == Disjoint(1, exact=False)
-    assert found["s5", "s8"].duct_disjoint == Disjoint(1, exact=True)
-    assert found["s0", "s5"].duct_disjoint == Disjoint(2, exact=True)
+    pairs = {pair.between: pair for pair in audit(Topology("ladder", 1000.0, sites, links)).pairs}
+    assert pairs["s0", "s8"].link_disjoint == 2
+    assert pairs["s0", "s8"].duct_disjoint == Disjoint(1, exact=False)
+    assert pairs["s5", "s8"].duct_disjoint == Disjoint(1, exact=True)
+    assert pairs["s0", "s5"].duct_disjoint == Disjoint(2, exact=True)
 
 
-def test_a_link_that_nothing_takes_the_place_of() -> None:
+def test_audit_of_a_link_that_nothing_takes_the_place_of() -> None:
     """north is the shortest: its cut stops what goes over it, although south is lit. south's stops nothing."""
     topology = catalog.load_topology("metro-40km", {"links.north.protection": "none"})
-    found = audit(topology)
-    assert not found.single_points, "the sites are joined still"
-    after_each = {it.duct: [detour.rtt_after_s for detour in it.detours] for it in found.ducts}
+    risks = audit(topology)
+    assert not risks.single_points, "the sites are joined still"
+    after_each = {cut.duct: [detour.rtt_after_s for detour in cut.detours] for cut in risks.ducts}
     assert after_each == {"north": [None], "south": []}
-    (words,) = (it.what for it in findings(topology, found) if it.risk == "no failover")
+    (words,) = (finding.what for finding in findings(topology, risks) if finding.risk == "no failover")
     assert "north" in words and "east - west" in words
 
 
-def test_nothing_to_find_where_there_is_one_site() -> None:
-    found = audit(Topology("alone", 1.0, (Site("a", 2, "a"),), ()))
-    assert (found.single_points, found.pairs, found.ducts) == ((), (), ())
+def test_audit_of_one_site() -> None:
+    risks = audit(Topology("alone", 1.0, (Site("a", 2, "a"),), ()))
+    assert (risks.single_points, risks.pairs, risks.ducts) == ((), (), ())
 
 
-def test_tables_and_findings_on_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+@by_input(
+    "name, parts",
+    {
+        "regional-ring": [
+            *("river-bridge", "none (river-bridge)", "single point", "shared risk", "fix:", "1.4 ms → 2 ms"),
+        ],
+        "ring-64": [  # done soon and shown shortened
+            "the worst 12 of 64 directly linked pairs of sites",
+            "2016 of 2016 pairs of ducts separate sites",
+        ],
+    },
+)
+def test_audit_on_the_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, parts: list[str]) -> None:
     monkeypatch.setenv("COLUMNS", "150")
-    said = cli("audit", "regional-ring")
-    assert said.status == 0
-    for words in ("river-bridge", "none (river-bridge)", "single point", "shared risk", "fix:", "1.4 ms → 2 ms"):
-        assert words in said.out
+    printed = cli("audit", name)
+    assert printed.status == 0
+    for part in parts:
+        assert part in printed.out
 
 
-def test_json_holds_all_of_it(cli: Cli) -> None:
-    said = cli("audit", "regional-ring", "--json")
-    data = json.loads(said.out)
+def test_audit_in_json_holds_all_of_it(cli: Cli) -> None:
+    data = json.loads(cli("audit", "regional-ring", "--json").out)
     assert data["shared"][0]["links"] == ["alba-brava", "costa-alba"]
     assert data["pairs"][0]["duct_disjoint"] == {"count": 1, "exact": True}
-    assert {it["risk"] for it in data["findings"]} >= {"single point", "shared risk", "shared power"}
+    assert {finding["risk"] for finding in data["findings"]} >= {"single point", "shared risk", "shared power"}
 
 
-def test_a_large_ring_is_done_soon_and_shown_shortened(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "150")
-    said = cli("audit", "ring-64")
-    assert said.status == 0
-    assert "the worst 12 of 64 directly linked pairs of sites" in said.out
-    assert "2016 of 2016 pairs of ducts separate sites" in said.out
-
-
-def test_a_file_with_mistakes_is_status_2(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_audit_of_a_file_with_mistakes_is_status_2(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("audit") / "bad.yaml"
     file.write_text("sites: {a: {}, b: {}}\nlinks: {k: {between: [a, c], km: 4}}\n")
-    said = cli("audit", str(file))
-    assert said.status == 2
-    assert "bad.yaml:2" in said.err
+    printed = cli("audit", str(file))
+    assert printed.status == 2
+    assert "bad.yaml:2" in printed.err

@@ -8,6 +8,7 @@ import re
 from collections import Counter, defaultdict
 
 from builders.random_topology import link_between
+from builders.topologies import topology
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from testbed.core.plan.resources import Bridge, Fibers, Veth
 from testbed.core.topology import names
 from testbed.core.topology.interface_names import RESERVED, InterfaceNames, shortened
 from testbed.core.topology.model import Site, Topology
-from testbed.core.topology.resolve import load_text
 from testbed.core.units import Unreadable
 
 IFNAMSIZ = 16
@@ -65,10 +65,10 @@ def lab(sites: list[str], links: list[str], nodes: int, seed: int) -> Topology:
     )
 
 
-def interfaces(topology: Topology) -> dict[str, list[tuple[str, str]]]:
+def interfaces(resolved: Topology) -> dict[str, list[tuple[str, str]]]:
     """(name, alternative name) of all interfaces of a lab, by namespace, as its plan makes them."""
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for step in build.build(topology, agents=False):
+    for step in build.build(resolved, agents=False):
         if isinstance(step, Veth):
             for end in (step.a, step.b):
                 found[end.namespace].append((end.name, end.alternative))
@@ -89,10 +89,9 @@ def test_any_names_make_a_lab_whose_interfaces_the_kernel_accepts(
 ) -> None:
     if not distinct(sites, links, nodes):
         return
-    topology = lab(sites, links, nodes, seed)
-    places = {f"{it}-{n}" for it in sites for n in range(nodes)} | {f"{it}-gw" for it in sites}
-    ends = {f"{it}-{side}" for it in links for side in "ab"}
-    for place, found in interfaces(topology).items():
+    places = {f"{site}-{end}" for site in sites for end in ("gw", *range(nodes))}
+    ends = {f"{link}-{side}" for link in links for side in "ab"}
+    for place, found in interfaces(lab(sites, links, nodes, seed)).items():
         for name, alternative in found:
             assert len(name) < IFNAMSIZ and re.fullmatch(r"[a-z0-9-]+", name)
             assert len(alternative) < ALTIFNAMSIZ
@@ -114,62 +113,64 @@ def test_the_order_of_the_file_does_not_matter(sites: list[str], links: list[str
     assert pairs[0] == pairs[1]
 
 
+def of_links(*names: str) -> InterfaceNames:
+    return InterfaceNames({}, names)
+
+
 def test_a_name_that_is_another_ones_short_name_stays_and_the_other_moves_on() -> None:
     long, other = "frankfurt-to-san-francisco", "frankfurt-to-sao-paulo"
     taken = [shortened(long, 13), shortened(long, 13, 1)]
-    found = InterfaceNames({}, [long, *taken, other])
-    assert [found.of_link(it) for it in taken] == taken
-    assert found.of_link(long) == shortened(long, 13, 2)
-    assert found.of_link(other) == shortened(other, 13), "others are not touched"
+    lab = of_links(long, *taken, other)
+    assert [*map(lab.of_link, taken)] == taken
+    assert lab.of_link(long) == shortened(long, 13, 2)
+    assert lab.of_link(other) == shortened(other, 13), "others are not touched"
     # Only the end of a link, not its port, is another interface of the lab.
-    ends = InterfaceNames({}, [long, shortened(long, 13) + "-a"])
-    assert ends.of_link(long) == shortened(long, 13, 1)
+    assert of_links(long, shortened(long, 13) + "-a").of_link(long) == shortened(long, 13, 1)
 
 
-def test_the_names_of_real_cities() -> None:
+def test_interface_names_of_real_cities() -> None:
     """Pinned: a lab that is up must keep its names when the testbed is updated."""
-    found = InterfaceNames({"san-francisco": ["-0", "-9", "-10", "-gw"], "frankfurt-east": ["-0", "-gw"]}, ["north"])
-    assert [found.port("san-francisco", f"san-francisco-{it}") for it in (0, 9, 10, "gw")] == [
-        "san-francisco-0",
-        "san-francisco-9",
-        "san-f-ivfmf-10",
-        "san-f-ivfmf-gw",
-    ]
-    assert found.port("frankfurt-east", "frankfurt-east-0") == "frank-ubqfs-0"
-    assert (found.of_link("north"), found.ends("north")) == ("north", ("north-a", "north-b"))
-    links = InterfaceNames({}, ["frankfurt-to-san-francisco", "fourteen-chars"])
+    lab = InterfaceNames({"san-francisco": ["-0", "-9", "-10", "-gw"], "frankfurt-east": ["-0", "-gw"]}, ["north"])
+    ports = {
+        "san-francisco-0": "san-francisco-0",
+        "san-francisco-9": "san-francisco-9",
+        "san-francisco-10": "san-f-ivfmf-10",
+        "san-francisco-gw": "san-f-ivfmf-gw",
+        "frankfurt-east-0": "frank-ubqfs-0",
+    }
+    assert {node: lab.port(node.rpartition("-")[0], node) for node in ports} == ports
+    assert (lab.of_link("north"), lab.ends("north")) == ("north", ("north-a", "north-b"))
+    links = of_links("frankfurt-to-san-francisco", "fourteen-chars")
     assert links.of_link("frankfurt-to-san-francisco") == "frankfu-bxonf"
     assert links.ends("frankfurt-to-san-francisco") == ("frankfu-bxonf-a", "frankfu-bxonf-b")
     assert links.full("frankfu-bxonf-a") == "frankfurt-to-san-francisco-a"
     assert links.of_link("fourteen-chars") == "fourteen-chars", "it fits where nothing is added"
-    assert all(len(it) == 15 for it in links.ends("fourteen-chars"))
+    assert {*map(len, links.ends("fourteen-chars"))} == {15}
 
 
 @given(st.from_regex(r"[a-z][a-z0-9-]{13,39}", fullmatch=True))
 def test_ip_reads_no_short_name_as_a_keyword(name: str) -> None:
     """Keywords of ip-link(8), ip-address(8) and ip-route(8) may be abbreviated; the longest has 12 characters."""
     if allowed("link", name):
-        short = InterfaceNames({}, [name]).of_link(name)
+        short = of_links(name).of_link(name)
         assert len(short) >= 12 and allowed("link", short)
 
 
 def test_names_that_fit_are_those_of_older_versions() -> None:
     """Sites of up to 11 characters and links of up to 13, the limits of older versions."""
-    topology = load_text(
-        b"sites: {elevenchars: {nodes: 256}, west: {}}\n"
-        b"links: {thirteenchars: {between: [elevenchars, west], km: 1}}\n",
-        "x.yaml",
+    fitting = topology(
+        "sites: {elevenchars: {nodes: 256}, west: {}}\nlinks: {thirteenchars: {between: [elevenchars, west], km: 1}}\n"
     )
-    assert topology.interfaces.short == {}
-    found = interfaces(topology)
+    assert fitting.interfaces.short == {}
+    found = interfaces(fitting)
     assert {"elevenchars-255", "elevenchars-gw"} < {name for name, _ in found["mgmt"]}
     assert found["plant"] == [("thirteenchars-a", ""), ("thirteenchars-b", "")]
 
 
 def test_what_is_written_of_names_that_fit_is_what_older_versions_write() -> None:
     """So a journal or a keeper of either version reads that of the other. Keys as of version 0.1.0."""
-    topology = lab(["east", "west"], ["north"], 1, 0)
-    for step in codec.plan_to_list((*build.build(topology, agents=False), *build.reference(topology.links[0]))):
+    plain = lab(["east", "west"], ["north"], 1, 0)
+    for step in codec.plan_to_list((*build.build(plain, agents=False), *build.reference(plain.links[0]))):
         for key in ("a", "b"):
             if isinstance(step.get(key), dict):
                 assert step[key].keys() == {"namespace", "name", "index", "up", "mac"}
@@ -178,8 +179,9 @@ def test_what_is_written_of_names_that_fit_is_what_older_versions_write() -> Non
 
 
 def test_long_names_survive_json() -> None:
-    topology = lab(["san-francisco-east", "frankfurt-am-main"], ["frankfurt-to-san-francisco"], 1, 0)
-    plan = build.build(topology, agents=False)
+    plan = build.build(
+        lab(["san-francisco-east", "frankfurt-am-main"], ["frankfurt-to-san-francisco"], 1, 0), agents=False
+    )
     assert codec.plan_from_list(json.loads(json.dumps(codec.plan_to_list(plan)))) == plan
     (fibers,) = (step for step in plan if isinstance(step, Fibers))
     assert [it.receiver for it in fibers.directions] == ["frankfu-bxonf"] * 2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from builders.inputs import by_input
+from builders.topologies import topology
 
 from testbed.core.plan import build, clab, codec
 from testbed.core.plan.resources import SiteFabric
-from testbed.core.topology import resolve
 from testbed.core.topology.model import topology_from_dict, topology_to_dict
 from testbed.errors import FileMistakes, UnknownName
 
@@ -23,32 +24,27 @@ links: {north: {between: [east, west], km: 40}}
 """
 
 
-def _load(text: str, **overrides: object) -> resolve.Topology:
-    return resolve.load_text(text.encode(), "lab.yaml", {key.replace("__", "."): it for key, it in overrides.items()})
-
-
 def test_rates_are_divided_by_the_scale_and_the_core_by_the_oversubscription() -> None:
-    found = _load(WITH)
-    east, west = found.sites
+    lab = topology(WITH)
+    east, west = lab.sites
     assert (east.fabric_bps, east.oversubscription, east.core_bps) == (400e6, 2.0, 800e6)
     assert (west.fabric_bps, west.oversubscription, west.core_bps) == (200e6, 1.0, 400e6), "its own mapping, whole"
-    assert found.origins["sites.east.fabric"].startswith("lab.yaml:2")
-    assert found.origins["sites.west.fabric"].startswith("lab.yaml:3")
-    assert topology_from_dict(topology_to_dict(found)) == found
-    changed = _load(WITH, sites__west__fabric__oversubscription=4)
-    assert changed.site("west").core_bps == 100e6
+    assert lab.origins["sites.east.fabric"].startswith("lab.yaml:2")
+    assert lab.origins["sites.west.fabric"].startswith("lab.yaml:3")
+    assert topology_from_dict(topology_to_dict(lab)) == lab
+    assert topology(WITH, "sites.west.fabric.oversubscription=4").site("west").core_bps == 100e6
 
 
 def test_without_the_key_nothing_changes() -> None:
-    found = _load(PLAIN)
-    assert all(site.fabric_bps == 0 and site.core_bps == 0 for site in found.sites)
-    assert all(set(site) == {"name", "nodes", "power"} for site in topology_to_dict(found)["sites"])
-    assert not any("fabric" in key for key in found.origins)
-    assert not any(isinstance(step, SiteFabric) for step in build.build(found))
+    lab = topology(PLAIN)
+    assert all(site.fabric_bps == 0 and site.core_bps == 0 for site in lab.sites)
+    assert all(set(site) == {"name", "nodes", "power"} for site in topology_to_dict(lab)["sites"])
+    assert not any("fabric" in key for key in lab.origins)
+    assert not any(isinstance(step, SiteFabric) for step in build.build(lab))
 
 
 def test_the_plan_limits_ports_and_core_and_changes_nothing_else() -> None:
-    plan = build.build(_load(WITH))
+    plan = build.build(topology(WITH))
     steps = [step for step in plan if isinstance(step, SiteFabric)]
     assert [str(step) for step in steps] == [
         "fabric east-gw:fabric: 4 ports of 400 Mb/s, core 800 Mb/s",
@@ -56,32 +52,32 @@ def test_the_plan_limits_ports_and_core_and_changes_nothing_else() -> None:
     ]
     assert [step.oversubscribed for step in steps] == [True, False]
     assert steps[0].within == ("east-gw", "east-0", "east-1", "east-2", "east-3")
-    assert tuple(step for step in plan if not isinstance(step, SiteFabric)) == build.build(_load(PLAIN))
+    assert tuple(step for step in plan if not isinstance(step, SiteFabric)) == build.build(topology(PLAIN))
     for step in steps:
         assert codec.from_dict(codec.to_dict(step)) == step
     # Containers: the keeper applies what their own file does not have.
     assert [step for step in clab.left_over(plan) if isinstance(step, SiteFabric)] == steps
 
 
-@pytest.mark.parametrize(
-    ("fabric", "part"),
-    [
-        ("400G", "expected a mapping"),
-        ("{oversubscription: 2}", "missing rate"),
-        ("{rate: 400G, oversubscription: 0.5}", "0.5 is out of range"),
-        ("{rate: fast}", "rate: "),
-        ("{rate: 400G, ratio: 2}", "unknown key 'ratio'"),
-        ("{rate: 1M}", "fabric of site 'east' runs at 1e+03 b/s after scale 1000"),
-        ("{rate: 20M, oversubscription: 100}", "core of the fabric of site 'east' runs at 800 b/s"),
-    ],
+@by_input(
+    "fabric, part",
+    {
+        "400G": "expected a mapping",
+        "{oversubscription: 2}": "missing rate",
+        "{rate: 400G, oversubscription: 0.5}": "0.5 is out of range",
+        "{rate: fast}": "rate: ",
+        "{rate: 400G, ratio: 2}": "unknown key 'ratio'",
+        "{rate: 1M}": "fabric of site 'east' runs at 1e+03 b/s after scale 1000",
+        "{rate: 20M, oversubscription: 100}": "core of the fabric of site 'east' runs at 800 b/s",
+    },
 )
 def test_mistakes_have_their_line(fabric: str, part: str) -> None:
     with pytest.raises(FileMistakes) as error:
-        _load(PLAIN.replace("{nodes: 4}", f"{{nodes: 4, fabric: {fabric}}}"))
+        topology(PLAIN.replace("{nodes: 4}", f"{{nodes: 4, fabric: {fabric}}}"))
     (finding,) = error.value.findings
     assert finding.line == 2 and part in finding.message and finding.fix
 
 
 def test_an_unknown_key_of_set_is_refused() -> None:
     with pytest.raises(UnknownName, match="fabric"):
-        _load(WITH, sites__east__fabric__ratio=2)
+        topology(WITH, "sites.east.fabric.ratio=2")

@@ -7,17 +7,20 @@ import time
 from pathlib import Path
 
 import pytest
+from builders.inputs import by_input
+from builders.tables import table
+from builders.topologies import topology
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.core.topology import names, override, topology_limits
-from testbed.core.topology.model import topology_from_dict, topology_to_dict
+from testbed.core.topology.model import Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.resolve import load_text
 from testbed.core.units import Unreadable
 from testbed.errors import FileMistakes, UnknownName, UserError
 
 SHIPPED = sorted((Path(__file__).parents[4] / "topologies").glob("*.yaml"))
-METRO = b"""\
+METRO = """\
 sites:
   east: {nodes: 2}
   west:
@@ -27,32 +30,25 @@ links:
 """
 
 
-def load(text: str, **overrides: object):  # type: ignore[no-untyped-def]
-    return load_text(text.encode(), "lab.yaml", overrides)
-
-
-def metro(overrides: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
-    return load_text(METRO, "folder/metro.yaml", overrides)
+def metro(changes: str = "") -> Topology:
+    return topology(METRO, changes, "folder/metro.yaml")
 
 
 def test_defaults_are_those_of_the_reference() -> None:
-    topology = metro()
-    assert (topology.name, topology.scale, topology.routing, topology.seed) == ("metro", 1000, "shortest", 0)
-    assert [(site.name, site.nodes, site.power) for site in topology.sites] == [
-        ("east", 2, "east"),
-        ("west", 1, "west"),
-    ]
-    north = topology.link("north")
+    lab = metro()
+    assert (lab.name, lab.scale, lab.routing, lab.seed) == ("metro", 1000, "shortest", 0)
+    sites = [(site.name, site.nodes, site.power) for site in lab.sites]
+    assert sites == [("east", 2, "east"), ("west", 1, "west")]
+    north = lab.link("north")
     assert (north.via, north.fiber, north.optics, north.waves) == (("north",), "smf", "800ZR", 1)
     assert (north.loss, north.mtu, north.protection) == (0.0, 1500, "route")
-    assert north.delay_s == 0.0002
-    assert north.rate_bps == 800e6
+    assert (north.delay_s, north.rate_bps) == (0.0002, 800e6)
     assert north.queue_bytes == 20_000 + 1_000_000, "rate x delay, and 10 ms"
-    assert {duct.name: duct.length_m for duct in topology.ducts} == {"north": 40_000, "south": 47_000}
+    assert {duct.name: duct.length_m for duct in lab.ducts} == {"north": 40_000, "south": 47_000}
 
 
 def test_ducts_are_summed_and_shared() -> None:
-    ring = load_text((SHIPPED[0].parent / "regional-ring.yaml").read_bytes(), "regional-ring.yaml")
+    ring = topology((SHIPPED[0].parent / "regional-ring.yaml").read_text(), label="regional-ring.yaml")
     assert [link.length_m for link in ring.links] == [90_000, 140_000, 110_000]
     assert ring.link("alba-brava").via == ("river-bridge", "motorway")
     assert [site.power for site in ring.sites] == ["grid-a", "grid-a", "grid-b"]
@@ -65,17 +61,17 @@ def test_ducts_are_summed_and_shared() -> None:
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_shipped_topologies_load_and_say_what_they_are(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
-    topology = load_text(text.encode(), str(file))
-    assert topology.name == file.stem
+    lab = topology(text, label=str(file))
+    assert lab.name == file.stem
     assert text.startswith(f"# {file.stem}: ")
-    plain = topology_to_dict(topology)
+    plain = topology_to_dict(lab)
     assert json.loads(json.dumps(plain)) == plain, "lists, no tuples"
-    assert topology_from_dict(plain) == topology
-    assert topology_from_dict(plain).origins == topology.origins
+    assert topology_from_dict(plain) == lab
+    assert topology_from_dict(plain).origins == lab.origins
 
 
 def test_every_field_of_a_link() -> None:
-    link = load(
+    link = topology(
         "sites: {a: , b: }\nlinks:\n  ab: {between: [a, b], km: 100 km, fiber: hollow-core, optics: 400ZR, waves: 4,"
         " huts: 1, loss: 0.1%, buffer: 1 MB, optics_latency: 10us, mtu: 9000, protection: none}\nscale: 100\n"
     ).link("ab")
@@ -86,59 +82,64 @@ def test_every_field_of_a_link() -> None:
 
 
 def test_a_rate_replaces_that_of_the_optics_and_is_scaled() -> None:
-    assert metro({"links.north.rate": "100 Gb/s"}).link("north").rate_bps == 100e6
+    assert metro("links.north.rate='100 Gb/s'").link("north").rate_bps == 100e6
 
 
 def test_the_congestion_control_over_the_fibers_may_be_chosen() -> None:
-    topology = metro({"congestion": "bbr"})
-    assert (topology.congestion, topology.origins["congestion"]) == ("bbr", "--set")
-    assert topology_from_dict(topology_to_dict(topology)) == topology
+    lab = metro("congestion=bbr")
+    assert (lab.congestion, lab.origins["congestion"]) == ("bbr", "--set")
+    assert topology_from_dict(topology_to_dict(lab)) == lab
     assert metro().congestion == "cubic"
     assert "congestion" not in topology_to_dict(metro()), "as versions write it that know of no choice"
     with pytest.raises(FileMistakes, match="vegas"):
-        metro({"congestion": "vegas"})
+        metro("congestion=vegas")
 
 
 def test_one_site_needs_no_links() -> None:
-    assert load("sites: {a: {nodes: 3}}").links == ()
+    assert topology("sites: {a: {nodes: 3}}").links == ()
 
 
 def test_set_with_wildcards_defaults_and_origins() -> None:
-    topology = metro({"links.*.fiber": "hollow-core", "links.n*.km": 80, "sites.west.nodes": "3", "scale": "100"})
-    assert [link.fiber for link in topology.links] == ["hollow-core"] * 2
-    assert [link.length_m for link in topology.links] == [80_000, 47_000]
-    assert (topology.site("west").nodes, topology.scale) == (3, 100)
-    assert topology.origins["links.north.km"] == "--set"
-    assert topology.origins["links.south.km"] == "folder/metro.yaml:6"
-    assert topology.origins["links.south.mtu"] == "default"
+    lab = metro("links.*.fiber=hollow-core links.n*.km=80 sites.west.nodes=3 scale=100")
+    assert [link.fiber for link in lab.links] == ["hollow-core"] * 2
+    assert [link.length_m for link in lab.links] == [80_000, 47_000]
+    assert (lab.site("west").nodes, lab.scale) == (3, 100)
+    keys = ("links.north.km", "links.south.km", "links.south.mtu")
+    assert [lab.origins[key] for key in keys] == ["--set", "folder/metro.yaml:6", "default"]
 
 
 def test_set_may_fill_in_a_section_that_the_file_lacks() -> None:
-    topology = metro({"defaults.link.loss": "1%"})
-    assert topology.link("north").loss == 0.01
-    assert topology.origins["links.north.loss"] == "--set"
+    lab = metro("defaults.link.loss=1%")
+    assert lab.link("north").loss == 0.01
+    assert lab.origins["links.north.loss"] == "--set"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "says"),
-    [
-        ("links.nort.km", 1, "unknown link 'nort'; did you mean north?"),
-        ("links.north.kn", 1, "did you mean links.north.km"),
-        ("links.north", 1, "unknown field 'links.north'"),
-        ("ducts.north", 1, "unknown duct 'north'"),
-        ("scael", 1, "did you mean scale?"),
-        ("defaults.link.km", 1, "unknown field"),
-        ("links.north.km", "-1", "--set links.north.km: km of link 'north': -1 is out of range"),
-        ("links.north.km", "[", "--set links.north.km: a bracket is not closed"),
-        ("links.north.km", "!!python/none x", "YAML tag"),
-        ("links.north.via", "[a, b]", "has both km and via"),
-        ("sites.*.nodes", object(), "expected a whole number"),
-    ],
+@by_input(
+    "change, said",
+    {
+        "links.nort.km=1": "unknown link 'nort'; did you mean north?",
+        "links.north.kn=1": "did you mean links.north.km",
+        "links.north=1": "unknown field 'links.north'",
+        "ducts.north=1": "unknown duct 'north'",
+        "scael=1": "did you mean scale?",
+        "defaults.link.km=1": "unknown field",
+        "links.north.km=-1": "--set links.north.km: km of link 'north': -1 is out of range",
+        "links.north.km=[": "--set links.north.km: a bracket is not closed",
+        "links.north.km='!!python/none x'": "YAML tag",
+        "links.north.via='[a, b]'": "has both km and via",
+    },
 )
-def test_set_that_cannot_be(key: str, value: object, says: str) -> None:
+def test_set_that_cannot_be(change: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        metro({key: value})
-    assert says in str(caught.value)
+        metro(change)
+    assert said in str(caught.value)
+
+
+def test_set_of_python_values() -> None:
+    assert load_text(METRO.encode(), "x.yaml", {"links.n*.km": 80}).link("north").length_m == 80_000
+    with pytest.raises(UserError) as caught:
+        load_text(METRO.encode(), "x.yaml", {"sites.*.nodes": object()})
+    assert "expected a whole number" in str(caught.value)
 
 
 def test_set_splits_at_the_first_equals_sign() -> None:
@@ -150,22 +151,30 @@ def test_set_splits_at_the_first_equals_sign() -> None:
 
 def test_set_does_not_hide_the_mistakes_of_the_file() -> None:
     with pytest.raises(FileMistakes, match="links: expected a mapping of names"):
-        load_text(b"sites: {a: }\nlinks: [1]\n", "f.yaml", {"links.north.km": 1})
+        topology("sites: {a: }\nlinks: [1]\n", "links.north.km=1")
     with pytest.raises(UnknownName):
-        load_text(b"sites: {a: }\n", "f.yaml", {"links.north.km": 1})
+        topology("sites: {a: }\n", "links.north.km=1")
 
 
 def test_all_mistakes_of_all_kinds_at_once() -> None:
     with pytest.raises(FileMistakes) as caught:
-        load("scael: 1\nsites: {a: {nodes: 0}, b: {nods: 1}}\nlinks:\n  ab: {between: [a, c], km: -1, optics: 9ZR}\n")
+        topology(
+            "scael: 1\nsites: {a: {nodes: 0}, b: {nods: 1}}\nlinks:\n  ab: {between: [a, c], km: -1, optics: 9ZR}\n"
+        )
     assert [finding.line for finding in caught.value.findings] == [1, 2, 2, 4, 4, 4]
 
 
-def test_names_of_files_become_names_of_topologies() -> None:
-    text = b"sites: {a: }\n"
-    for label, name in (("/x/My Lab (2).yaml", "my-lab-2"), ("7.yml", "topology-7"), ("plant.yaml", "topology-plant")):
-        assert load_text(text, label).name == name
-    assert len(load_text(text, "x" * 200 + ".yaml").name) == 40
+@by_input(
+    "label, name",
+    {
+        "/x/My Lab (2).yaml": "my-lab-2",
+        "7.yml": "topology-7",
+        "plant.yaml": "topology-plant",
+        f"{'x' * 200}.yaml": "x" * 40,
+    },
+)
+def test_names_of_files_become_names_of_topologies(label: str, name: str) -> None:
+    assert topology("sites: {a: }\n", label=label).name == name
 
 
 @given(st.from_regex(r"[a-z][a-z0-9-]{0,44}", fullmatch=True), st.sampled_from(["site", "link", "duct", "topology"]))
@@ -185,22 +194,22 @@ def test_the_largest_topology_loads_in_seconds() -> None:
         f"  l{i}: {{between: [s{i % 200}, s{(i + 1 + i // 200) % 200}], km: 10}}\n"
         for i in range(topology_limits.MOST_LINKS)
     )
-    found = load(f"sites:\n{sites}links:\n{links}")
-    assert len(found.links) == topology_limits.MOST_LINKS
-    assert len(found.node_names) + len(found.sites) == topology_limits.BRIDGE_PORTS
-
-
-def test_a_lab_has_at_most_as_many_links_as_fiberd_makes_room_for() -> None:
-    links = "".join(f"  l{i}: {{between: [a1, b1], km: 10}}\n" for i in range(topology_limits.MOST_LINKS + 1))
-    with pytest.raises(FileMistakes) as error:
-        load(f"sites: {{a1: {{}}, b1: {{}}}}\nlinks:\n{links}")
-    assert [str(it) for it in error.value.findings] == ["lab.yaml:2: too many links: 257; use at most 256"]
-    assert topology_limits.MOST_DIRECTIONS == 2 * topology_limits.MOST_LINKS
+    lab = topology(f"sites:\n{sites}links:\n{links}")
+    assert len(lab.links) == topology_limits.MOST_LINKS
+    assert len(lab.node_names) + len(lab.sites) == topology_limits.BRIDGE_PORTS
 
 
 def many(entry: str, count: int) -> str:
     """``entry`` with its ``#`` counted, between commas."""
     return ", ".join(entry.replace("#", str(index)) for index in range(count))
+
+
+def test_a_lab_has_at_most_as_many_links_as_fiberd_makes_room_for() -> None:
+    links = many("l#: {between: [a1, b1], km: 10}", topology_limits.MOST_LINKS + 1)
+    with pytest.raises(FileMistakes) as error:
+        topology(f"sites: {{a1: {{}}, b1: {{}}}}\nlinks: {{{links}}}\n")
+    assert [*map(str, error.value.findings)] == ["lab.yaml:2: too many links: 257; use at most 256"]
+    assert topology_limits.MOST_DIRECTIONS == 2 * topology_limits.MOST_LINKS
 
 
 LONG = "s" * 900
@@ -213,11 +222,11 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+@table("text", HOSTILE)
 def test_hostile_content_is_refused_in_seconds(text: str) -> None:
     began = time.process_time()
     with pytest.raises(FileMistakes) as caught:
-        load(text)
+        topology(text)
     assert time.process_time() - began < 10
     assert len(caught.value.findings) <= 100
 
@@ -261,7 +270,7 @@ def test_a_broken_record_is_a_value_error(data: object) -> None:
 
 # ---- impair and toward
 
-ASYMMETRIC = b"""\
+ASYMMETRIC = """\
 defaults: {link: {impair: {jitter: 20us, rate: 400G}, toward: {west: {corrupt: 1e-9}}}}
 sites: {east: , west: }
 links:
@@ -275,8 +284,8 @@ links:
 """
 
 
-def asymmetric(overrides: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
-    return load_text(ASYMMETRIC, "lab.yaml", overrides)
+def asymmetric(changes: str = "") -> Topology:
+    return topology(ASYMMETRIC, changes)
 
 
 def test_a_direction_may_differ_from_the_other() -> None:
@@ -284,24 +293,23 @@ def test_a_direction_may_differ_from_the_other() -> None:
     there, back = north.impairment("north:west"), north.impairment("north:east")
     assert (there.delay_s, there.loss, there.burst, there.jitter_s, there.corrupt) == (250e-6, 0.01, 8, 20e-6, 1e-9)
     assert (back.delay_s, back.loss, back.burst, back.jitter_s, back.corrupt) == (200e-6, 1e-4, 8, 20e-6, 0)
-    assert there.rate_bps == back.rate_bps == 400e6, "the rate in the world over the scale"
-    assert there.queue_bytes == 400e6 * 250e-6 / 8 + 500_000, "rate x delay of that direction, and 10 ms"
-    assert back.queue_bytes == 400e6 * 200e-6 / 8 + 500_000
+    for direction in (there, back):
+        assert direction.rate_bps == 400e6, "the rate in the world over the scale"
+        assert direction.queue_bytes == 400e6 * direction.delay_s / 8 + 500_000, "rate x its own delay, and 10 ms"
     assert (north.delay_s, north.loss, north.rate_bps) == (200e-6, 1e-4, 400e6), "what holds both ways"
     assert north.rtt_s == pytest.approx(450e-6)
 
 
 def test_a_links_own_loss_and_optics_mean_more_than_the_default_impairment() -> None:
-    topology = asymmetric({"defaults.link.impair.loss": "5%", "defaults.link.impair.burst": 4})
-    south = topology.link("south").impairment("south:east")
+    lab = asymmetric("defaults.link.impair.loss=5% defaults.link.impair.burst=4")
+    south = lab.link("south").impairment("south:east")
     assert (south.loss, south.burst) == (0.001, 4), "a default burst goes with any loss"
     assert south.rate_bps == 400e6, "of the optics, not because the default says the same"
-    assert asymmetric({"links.south.optics": "800ZR"}).link("south").rate_bps == 800e6
+    assert asymmetric("links.south.optics=800ZR").link("south").rate_bps == 800e6
 
 
 def test_a_plain_link_has_no_impairments_of_its_own_and_an_old_topology_is_read() -> None:
-    north = metro().link("north")
-    assert north.impairments == ()
+    assert metro().link("north").impairments == ()
     plain = topology_to_dict(metro())
     for link in plain["links"]:
         del link["impairments"]
@@ -309,53 +317,53 @@ def test_a_plain_link_has_no_impairments_of_its_own_and_an_old_topology_is_read(
 
 
 def test_asymmetric_links_go_through_json() -> None:
-    topology = asymmetric()
-    plain = json.loads(json.dumps(topology_to_dict(topology)))
+    plain = json.loads(json.dumps(topology_to_dict(asymmetric())))
     plain["links"][0]["impairments"][0]["of a later version"] = 1
-    assert topology_from_dict(plain) == topology
-    assert topology_from_dict(plain).link("north").impairment("north:west").delay_s == 250e-6
+    read = topology_from_dict(plain)
+    assert read == asymmetric()
+    assert read.link("north").impairment("north:west").delay_s == 250e-6
 
 
 def test_set_reaches_into_impair_and_toward() -> None:
-    topology = asymmetric(
-        {
-            "links.north.impair.loss": "2%",
-            "links.*.toward.west.delay": "300us",
-            "links.south.toward.e*.corrupt": "1e-6",
-            "links.south.impair": "{overhead: 38 B}",
-        }
+    lab = asymmetric(
+        "links.north.impair.loss=2% links.*.toward.west.delay=300us links.south.toward.e*.corrupt=1e-6"
+        " links.south.impair='{overhead: 38 B}'"
     )
-    north, south = topology.link("north"), topology.link("south")
+    north, south = lab.link("north"), lab.link("south")
     assert north.impairment("north:east").loss == 0.02
     assert north.impairment("north:west").loss == 0.01, "toward has the last word"
     assert north.impairment("north:west").delay_s == south.impairment("south:west").delay_s == 300e-6
     assert (south.impairment("south:east").corrupt, south.impairment("south:west").corrupt) == (1e-6, 1e-9)
     assert south.impairment("south:east").overhead_bytes == 38
-    origins = topology.origins
-    assert origins["links.north.impair.loss"] == origins["links.north.loss"] == "--set"
-    assert origins["links.north.impair.burst"] == "lab.yaml:7"
-    assert origins["links.north.impair.jitter"] == "lab.yaml:1"
-    assert origins["links.north.toward.west.loss"] == "lab.yaml:9"
-    assert origins["links.north.toward.west.delay"] == origins["links.south.impair.overhead"] == "--set"
-    assert origins["links.north.rate"] == "lab.yaml:1"
-    assert "links.south.impair.rate" not in origins, "hidden by its optics"
+    origins = {
+        "links.north.impair.loss": "--set",
+        "links.north.loss": "--set",
+        "links.north.impair.burst": "lab.yaml:7",
+        "links.north.impair.jitter": "lab.yaml:1",
+        "links.north.toward.west.loss": "lab.yaml:9",
+        "links.north.toward.west.delay": "--set",
+        "links.south.impair.overhead": "--set",
+        "links.north.rate": "lab.yaml:1",
+        "links.south.impair.rate": None,  # hidden by its optics
+    }
+    assert {key: lab.origins.get(key) for key in origins} == origins
 
 
-@pytest.mark.parametrize(
-    ("key", "offered"),
-    [
-        ("links.north.impair.los", "impair.loss"),
-        ("links.*.toward.wets.loss", "west"),
-        ("links.*.toward.west.colour", "toward.west.loss"),
-        ("links.*.toward.west.loss.x", r"toward.SITE.loss"),
-        ("links.north.km.impair", "links.north.km"),
-        ("defaults.link.impair.los", "defaults.link.impair.loss"),
-        ("defaults.link.toward.mars.loss", "east"),
-    ],
+@by_input(
+    "key, offered",
+    {
+        "links.north.impair.los": "impair.loss",
+        "links.*.toward.wets.loss": "west",
+        "links.*.toward.west.colour": "toward.west.loss",
+        "links.*.toward.west.loss.x": r"toward.SITE.loss",
+        "links.north.km.impair": "links.north.km",
+        "defaults.link.impair.los": "defaults.link.impair.loss",
+        "defaults.link.toward.mars.loss": "east",
+    },
 )
 def test_set_of_an_impairment_that_is_not_there_offers_the_nearest(key: str, offered: str) -> None:
     with pytest.raises(UnknownName, match=offered):
-        asymmetric({key: "1%"})
+        asymmetric(f"{key}=1%")
 
 
 @given(
@@ -369,30 +377,32 @@ def test_set_of_an_impairment_that_is_not_there_offers_the_nearest(key: str, off
     st.sampled_from(["impair", "toward"]),
 )
 @settings(max_examples=100, deadline=None)
-def test_whatever_is_written_is_resolved_or_refused_with_its_place(written: dict[str, object], where: str) -> None:
-    value = written if where == "impair" else {"west": written}
-    text = json.dumps(
-        {
-            "sites": {"east": None, "west": None},
-            "links": {"north": {"between": ["east", "west"], "km": 9, where: value}},
-        }
-    )
+def test_any_impairment_is_resolved_or_refused_with_its_place(written: dict[str, object], where: str) -> None:
+    north = {"between": ["east", "west"], "km": 9, where: written if where == "impair" else {"west": written}}
+    text = json.dumps({"sites": {"east": None, "west": None}, "links": {"north": north}})
     try:
-        link = load(text).link("north")
+        link = topology(text).link("north")
     except FileMistakes as error:
         assert all(it.line == 1 and "link 'north'" in it.message for it in error.findings), str(error)
     else:
         assert not [finding for name in link.directions for finding in link.impairment(name).findings()]
 
 
-def test_calibration_is_on_unless_a_link_or_the_default_says_otherwise() -> None:
-    text = METRO.decode()
-    assert [link.calibrate for link in load(text).links] == [True, True]
-    assert [link.calibrate for link in load(text, **{"links.north.calibrate": False}).links] == [False, True]
-    off = load(text, **{"defaults.link.calibrate": False, "links.south.calibrate": True})
-    assert [link.calibrate for link in off.links] == [False, True]
+@by_input(
+    "changes, calibrated",
+    {
+        "": [True, True],
+        "links.north.calibrate=false": [False, True],
+        "defaults.link.calibrate=false links.south.calibrate=true": [False, True],
+    },
+)
+def test_calibration_is_on_unless_a_link_or_the_default_says_otherwise(changes: str, calibrated: list[bool]) -> None:
+    assert [link.calibrate for link in metro(changes).links] == calibrated
+
+
+def test_calibration_is_true_or_false_and_older_versions_had_no_choice() -> None:
     with pytest.raises(FileMistakes, match="calibrate of link 'north': expected true or false"):
-        load(text, **{"links.north.calibrate": "sometimes"})
-    told = topology_to_dict(load(text))
-    del told["links"][0]["calibrate"]  # as an older version wrote it
-    assert topology_from_dict(told) == load(text)
+        metro("links.north.calibrate=sometimes")
+    written = topology_to_dict(metro())
+    del written["links"][0]["calibrate"]
+    assert topology_from_dict(written) == metro()

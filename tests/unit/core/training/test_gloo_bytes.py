@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from builders.inputs import by_input
 from builders.loopback_ranks import run
 
 from testbed.core.training.gloo_bytes import header_bytes, hop_bytes, least_into, site_bytes
@@ -99,13 +100,11 @@ def test_each_hop_carries_what_gloo_sends_over_it(size: int) -> None:
     told = run(size, measured)
     owner = {ports: rank for rank, (_, all_ports) in enumerate(told) for ports in all_ports}
     everyone = tuple(range(size))
-    expected = [
-        Operation("all_reduce", everyone, BYTES, "gradients"),
-        Operation("reduce_scatter", everyone, BYTES, "gradients"),
-        Operation("all_gather", everyone, BYTES, "parameters"),
-        Operation("all_to_all", everyone, BYTES, "tokens"),
-        Operation("broadcast", (1, *(rank for rank in everyone if rank != 1)), BYTES, "state"),
-        Operation("send", (0, 1), BYTES, "state"),
+    ring: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+    expected = [operation(kind, *everyone, byte_count=BYTES) for kind in ring]
+    expected += [
+        operation("broadcast", 1, *(rank for rank in everyone if rank != 1), byte_count=BYTES),
+        operation("send", 0, 1, byte_count=BYTES),
     ]
 
     def sent(index: int) -> dict[tuple[int, int], int]:
@@ -116,14 +115,14 @@ def test_each_hop_carries_what_gloo_sends_over_it(size: int) -> None:
                     hops[rank, owner[peers, own]] += count
         return hops
 
-    for index, operation in enumerate(expected):
-        hops = sent(index)
-        carried = {hop: count for hop, count in hops.items() if count > 0.01 * BYTES}
-        assert carried == pytest.approx(hop_bytes(operation), rel=0.01), operation.kind
-        headers = {hop: count for hop, count in header_bytes(operation).items() if hop in carried}
-        more = {hop: count - hop_bytes(operation)[hop] for hop, count in carried.items()}
+    for index, exchange in enumerate(expected):
+        payload = hop_bytes(exchange)
+        carried = {hop: count for hop, count in sent(index).items() if count > 0.01 * BYTES}
+        assert carried == pytest.approx(payload, rel=0.01), exchange.kind
+        headers = {hop: count for hop, count in header_bytes(exchange).items() if hop in carried}
+        beyond = {hop: count - payload[hop] for hop, count in carried.items()}
         # Not all of gloo's answers have come when the counters are read; a barrier's messages may be among them.
-        assert more == pytest.approx(headers, abs=400), operation.kind
+        assert beyond == pytest.approx(headers, abs=400), exchange.kind
     # In a ring of three ranks nothing but the answers goes the other way.
     hops, headers, payload = sent(len(expected)), header_bytes(expected[0]), hop_bytes(expected[0])
     back = {hop: count for hop, count in hops.items() if hop in headers and hop not in payload}
@@ -131,40 +130,44 @@ def test_each_hop_carries_what_gloo_sends_over_it(size: int) -> None:
     assert bool(back) == (size > 2)
 
 
-def test_a_group_is_in_the_order_of_rank_numbers_however_it_is_written() -> None:
-    ring = Operation("all_reduce", (3, 2, 0), 300, "gradients")
-    assert hop_bytes(ring) == {(0, 3): 400, (2, 0): 400, (3, 2): 400}
-    assert hop_bytes(Operation("all_reduce", (2,), 300, "gradients")) == {}
+def operation(kind: Kind, *ranks: int, byte_count: float = 120) -> Operation:
+    return Operation(kind, ranks, byte_count, "gradients")
 
 
-def test_only_hops_between_sites_count_between_sites() -> None:
+def test_hops_of_a_group_are_in_the_order_of_rank_numbers_however_it_is_written() -> None:
+    assert hop_bytes(operation("all_reduce", 3, 2, 0, byte_count=300)) == {(0, 3): 400, (2, 0): 400, (3, 2): 400}
+    assert hop_bytes(operation("all_reduce", 2)) == {}
+
+
+def test_site_bytes_are_those_of_hops_between_sites() -> None:
     sites = ("east", "east", "west", "west")
-    ring = Operation("all_reduce", (0, 1, 2, 3), 100, "gradients")
+    ring = operation("all_reduce", 0, 1, 2, 3, byte_count=100)
     assert site_bytes([ring, ring], sites) == {("east", "west"): 300, ("west", "east"): 300}
-    inside = [Operation("all_gather", (0, 1), 100, "parameters", "site:east")]
-    assert site_bytes(inside, sites) == {}
+    assert site_bytes([operation("all_gather", 0, 1)], sites) == {}
 
 
-@pytest.mark.parametrize(
-    ("kind", "least"),
-    [
-        ("all_reduce", {"east": 120, "west": 120}),
-        ("reduce_scatter", {"east": 80, "west": 40}),
-        ("all_gather", {"east": 40, "west": 80}),
-        ("all_to_all", {"east": 80, "west": 80}),
-        ("broadcast", {"west": 120}),
-    ],
+SITES = ("east", "east", "west")
+
+
+@by_input(
+    "kind, least",
+    {
+        "all_reduce": {"east": 120, "west": 120},
+        "reduce_scatter": {"east": 80, "west": 40},
+        "all_gather": {"east": 40, "west": 80},
+        "all_to_all": {"east": 80, "west": 80},
+        "broadcast": {"west": 120},
+    },
 )
-def test_what_must_enter_a_site_is_at_most_what_gloo_sends_into_it(kind: Kind, least: dict[str, float]) -> None:
-    sites = ("east", "east", "west")
-    operation = Operation(kind, (0, 1, 2), 120, "gradients")
-    assert least_into(operation, sites) == pytest.approx(least)
+def test_least_into_a_site_is_at_most_what_gloo_sends_into_it(kind: Kind, least: dict[str, float]) -> None:
+    exchange = operation(kind, 0, 1, 2)
+    assert least_into(exchange, SITES) == pytest.approx(least)
     into = defaultdict[str, float](float)
-    for (_, destination), count in site_bytes([operation], sites).items():
+    for (_, destination), count in site_bytes([exchange], SITES).items():
         into[destination] += count
     assert all(into[site] >= count - 1e-9 for site, count in least.items())
 
 
-def test_nothing_must_enter_a_site_from_itself() -> None:
-    assert least_into(Operation("all_reduce", (0, 1), 120, "gradients"), ("east", "east", "west")) == {}
-    assert least_into(Operation("send", (2, 0), 120, "state"), ("east", "east", "west")) == {"east": 120}
+def test_least_into_a_site_is_nothing_from_itself() -> None:
+    assert least_into(operation("all_reduce", 0, 1), SITES) == {}
+    assert least_into(operation("send", 2, 0), SITES) == {"east": 120}

@@ -2,78 +2,96 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from builders.inputs import by_input
+from builders.topologies import topology
+from builders.twins import twin
 
-from testbed.core.topology import resolve
-from testbed.core.training import placement_words, strategies_built
+from testbed.core.training import placement_words
 from testbed.core.training.gloo_bytes import site_bytes
-from testbed.core.training.layout import Layout, gpt_tensors
 from testbed.core.training.placement import dimension_of, place
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
 
-CHAIN = resolve.load_text(
-    b"""
+CHAIN = topology(
+    """
 scale: 1000
 defaults: {site: {nodes: 2, fabric: {rate: 400G, oversubscription: 2}}}
 sites: {left: {}, midway: {}, right: {nodes: 2}}
 links:
   one: {between: [left, midway], km: 40}
   two: {between: [midway, right], km: 40}
-""",
-    "chain.yaml",
+"""
 )
 SITES = ("left", "left", "midway", "midway", "right", "right")
-LAYOUT = Layout(SITES, gpt_tensors(), steps=100)
+LAYOUT = twin("ddp", " ".join(SITES)).layout
 N = LAYOUT.payload_bytes
 ALL = {"one:left", "one:midway", "two:midway", "two:right"}
 
 
-def _place(name: str, **options: Any) -> dict[str, Any]:
-    twin = strategies_built.make(name, options, LAYOUT)
-    return {it.name: it for it in place(twin, CHAIN).dimensions}
+def _strategy(words: str) -> Twin:
+    return twin(words, " ".join(SITES))
+
+
+def _placed(strategy: Twin) -> dict[str, Any]:
+    return {dimension.name: dimension for dimension in place(strategy, CHAIN).dimensions}
+
+
+def _data(words: str) -> Any:
+    return _placed(_strategy(words))["data"]
 
 
 def test_a_ring_of_three_sites_crosses_both_fibers_where_a_site_in_the_middle_adds_once() -> None:
-    ring, star = _place("hierarchical")["data"], _place("hierarchical", aggregate_at="midway")["data"]
+    ring, star = _data("hierarchical"), _data("hierarchical:aggregate_at=midway")
     # The hop from one end of the chain to the other crosses both fibers: 2 (S - 1) / S n on each direction.
     assert ring.directions == pytest.approx(dict.fromkeys(ALL, 4 / 3 * N))
     assert star.directions == pytest.approx(dict.fromkeys(ALL, N))
     assert ("left", "right") in ring.between and star.between == (("left", "midway"), ("midway", "right"))
-    every = _place("diloco", every=10, aggregate_at="midway")["data"]
+    every = _data("diloco:every=10,aggregate_at=midway")
     assert every.directions == pytest.approx(dict.fromkeys(ALL, N / 10))
-    at_the_end = _place("hierarchical", aggregate_at="left")["data"]
-    assert at_the_end.directions == pytest.approx({**dict.fromkeys(("one:left", "one:midway"), 2 * N),
-                                                   **dict.fromkeys(("two:midway", "two:right"), N)})  # fmt: skip
+    at_the_end = {"one:left": 2 * N, "one:midway": 2 * N, "two:midway": N, "two:right": N}
+    assert _data("hierarchical:aggregate_at=left").directions == pytest.approx(at_the_end)
 
 
-def test_bytes_between_sites_are_those_of_the_hops() -> None:
-    for name in ("ddp", "hierarchical"):
-        twin = strategies_built.make(name, {}, LAYOUT)
-        between = site_bytes(twin.operations(1), SITES)
-        expected = dict.fromkeys(ALL, 0.0)
-        for (here, there), byte_count in between.items():
-            path = {("left", "midway"): ["one:midway"], ("midway", "right"): ["two:right"],
-                    ("left", "right"): ["one:midway", "two:right"], ("midway", "left"): ["one:left"],
-                    ("right", "midway"): ["two:midway"], ("right", "left"): ["two:midway", "one:left"]}  # fmt: skip
-            for direction in path[here, there]:
-                expected[direction] += byte_count
-        found = place(twin, CHAIN).directions
-        assert found == pytest.approx({key: it for key, it in expected.items() if it}), name
+PATHS = {
+    "left midway": ["one:midway"],
+    "midway right": ["two:right"],
+    "left right": ["one:midway", "two:right"],
+    "midway left": ["one:left"],
+    "right midway": ["two:midway"],
+    "right left": ["two:midway", "one:left"],
+}
+"""The directions that lead from one site to another."""
 
 
-def test_dimensions_follow_from_what_a_group_exchanges() -> None:
-    def each(kind: str, what: str) -> Operation:
-        return Operation(kind, (0, 1), 1.0, what)  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", ["ddp", "hierarchical"])
+def test_bytes_between_sites_are_those_of_the_hops(name: str) -> None:
+    strategy = _strategy(name)
+    expected: dict[str, float] = defaultdict(float)
+    for pair, byte_count in site_bytes(strategy.operations(1), SITES).items():
+        for direction in PATHS[" ".join(pair)] if byte_count else ():
+            expected[direction] += byte_count
+    assert place(strategy, CHAIN).directions == pytest.approx(dict(expected))
 
-    assert dimension_of([each("all_reduce", "gradients"), each("all_gather", "parameters")]) == "data"
-    assert dimension_of([each("send", "pseudo-gradients")]) == "data"
-    assert dimension_of([each("send", "activations"), each("send", "gradients")]) == "pipeline"
-    assert dimension_of([each("all_reduce", "activations"), each("all_gather", "tokens")]) == "tensor"
-    assert dimension_of([each("all_to_all", "activations")]) == "expert"
+
+@by_input(
+    "exchanges, dimension",
+    {
+        "all_reduce gradients, all_gather parameters": "data",
+        "send pseudo-gradients": "data",
+        "send activations, send gradients": "pipeline",
+        "all_reduce activations, all_gather tokens": "tensor",
+        "all_to_all activations": "expert",
+    },
+)
+def test_dimension_of_what_a_group_exchanges(exchanges: str, dimension: str) -> None:
+    pairs = (words.split() for words in exchanges.split(", "))
+    operations = [Operation(kind, (0, 1), 1.0, what) for kind, what in pairs]  # type: ignore[arg-type]
+    assert dimension_of(operations) == dimension
 
 
 class _Parts(Twin):
@@ -91,19 +109,19 @@ class _Parts(Twin):
 
 
 def test_a_dimension_inside_a_site_crosses_no_fiber() -> None:
-    found = {it.name: it for it in place(_Parts({}, LAYOUT), CHAIN).dimensions}
-    assert list(found) == ["pipeline", "expert"]
-    assert found["expert"].directions == {} and found["expert"].inside == ("left", "right")
-    assert found["expert"].inside_bytes == pytest.approx({"left": 50.0, "right": 50.0})
-    assert found["pipeline"].directions == pytest.approx({"one:midway": 25.0, "two:right": 25.0})
-    said = placement_words.lines(_Parts({}, LAYOUT), CHAIN)
-    assert said[0].startswith("pipeline: 1 group of 2 ranks, between left - right; a step on one:midway 25 B")
-    assert said[1] == "expert: 2 groups of 2 ranks, inside left, right; crosses no fiber"
+    parts = _Parts({}, LAYOUT)
+    placed = _placed(parts)
+    assert list(placed) == ["pipeline", "expert"]
+    assert placed["expert"].directions == {} and placed["expert"].inside == ("left", "right")
+    assert placed["expert"].inside_bytes == pytest.approx({"left": 50.0, "right": 50.0})
+    assert placed["pipeline"].directions == pytest.approx({"one:midway": 25.0, "two:right": 25.0})
+    pipeline, expert = placement_words.lines(parts, CHAIN)[:2]
+    assert pipeline.startswith("pipeline: 1 group of 2 ranks, between left - right; a step on one:midway 25 B")
+    assert expert == "expert: 2 groups of 2 ranks, inside left, right; crosses no fiber"
 
 
-def test_words_tell_aggregation_against_the_ring_and_three_tiers() -> None:
-    twin = strategies_built.make("hierarchical", {"aggregate_at": "midway"}, LAYOUT)
-    *_, last = placement_words.lines(twin, CHAIN)
+def test_placement_words_tell_aggregation_against_the_ring_and_three_tiers() -> None:
+    *_, last = placement_words.lines(_strategy("hierarchical:aggregate_at=midway"), CHAIN)
     assert last == "sums at midway: 1.91 MB a step on the busiest direction, 2.55 MB without aggregate_at"
     assert placement_words.tiers(CHAIN) == (
         "tier node: 400 Gb/s at left, midway, right, each way",

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
 import pytest
+from builders.inputs import by_input
+from builders.tables import table
+from builders.twins import twin as job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.core.training import strategies_built
 from testbed.core.training.codec_bytes import dense_bytes, top_k_bytes
 from testbed.core.training.layout import Layout, gpt_tensors
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.streaming_diloco import StreamingDiloco
+from testbed.core.training.twin import Twin
 from testbed.core.units import Unreadable
 
 SITES = ("a", "a", "b", "b")
@@ -95,38 +101,47 @@ def test_a_walk_through_the_job_sees_the_same(job: tuple[dict[str, int], int], s
     assert twin.longest_gap <= every
 
 
-def test_a_fragment_on_its_way_with_another_has_a_group_of_its_own() -> None:
-    def groups(**options: int) -> set[str]:
-        twin = StreamingDiloco(options, Layout(SITES, TENSORS, layers=7, steps=100))
-        return {it.group for step in range(1, 101) for it in twin.operations(step) if it.what == "pseudo-gradients"}
-
-    assert groups(every=20, fragments=4, overlap=4) == {"slice:0", "slice:1"}
-    assert groups(every=20, fragments=4, overlap=5) == {
-        f"slice:{index}/fragment-{p}" for index in (0, 1) for p in range(4)
-    }
-    assert groups(every=20, fragments=1, overlap=19) == {"slice:0", "slice:1"}
+def pseudo_gradients(twin: Twin, steps: Iterable[int]) -> list[Operation]:
+    return [sent for step in steps for sent in twin.operations(step) if sent.what == "pseudo-gradients"]
 
 
-def test_bytes_of_a_cycle_are_n_over_h_and_scales() -> None:
-    def sent(**options: int) -> float:
-        """Return the bytes that cross from a to b in a cycle, over those of the parameters."""
-        layout = Layout(SITES, TENSORS, layers=7, steps=1000)
-        twin = StreamingDiloco({"every": 20, "fragments": 3, **options}, layout)
-        found = [it for step in range(101, 121) for it in twin.operations(step) if it.what == "pseudo-gradients"]
-        # A gather between two brings each the half that the other has put in.
-        ours = [it.byte_count / (2 if it.kind == "all_gather" else 1) for it in found if it.ranks[0] < 2]
-        return sum(ours) / layout.payload_bytes
+def streaming(words: str, steps: int = 1000) -> Any:
+    return job(f"streaming-diloco:{words}", " ".join(SITES), layers=7, tensors=TENSORS, steps=steps)
 
-    assert sent() == pytest.approx(1.0, rel=0.01)
-    assert sent(bits=16) == pytest.approx(0.5, rel=0.01)
-    assert sent(bits=8) == pytest.approx((1 + 4 / 256) / 4, rel=0.01)
-    assert sent(bits=4) == pytest.approx((1 / 2 + 4 / 256) / 4, rel=0.02)
+
+@by_input(
+    "words, groups",
+    {
+        "every=20,fragments=4,overlap=4": {"slice:0", "slice:1"},
+        "every=20,fragments=4,overlap=5": {f"slice:{index}/fragment-{p}" for index in (0, 1) for p in range(4)},
+        "every=20,fragments=1,overlap=19": {"slice:0", "slice:1"},
+    },
+)
+def test_a_fragment_on_its_way_with_another_has_a_group_of_its_own(words: str, groups: set[str]) -> None:
+    assert {sent.group for sent in pseudo_gradients(streaming(words, 100), range(1, 101))} == groups
+
+
+@table(
+    "words, share, rel",
+    {
+        "whole": ("", 1.0, 0.01),
+        "16 bits": (",bits=16", 0.5, 0.01),
+        "8 bits": (",bits=8", (1 + 4 / 256) / 4, 0.01),
+        "4 bits": (",bits=4", (1 / 2 + 4 / 256) / 4, 0.02),
+    },
+)
+def test_bytes_of_a_cycle_are_n_over_h_and_scales(words: str, share: float, rel: float) -> None:
+    """Of a cycle cross from a to b as many bytes as the parameters have, or a share of them."""
+    twin = streaming(f"every=20,fragments=3{words}")
+    ours = [sent for sent in pseudo_gradients(twin, range(101, 121)) if sent.ranks[0] < 2]
+    # A gather between two brings each the half that the other has put in.
+    total = sum(sent.byte_count / (2 if sent.kind == "all_gather" else 1) for sent in ours)
+    assert total / twin.layout.payload_bytes == pytest.approx(share, rel=rel)
 
 
 def test_mistakes_name_the_option_and_the_fix() -> None:
-    layout = Layout(SITES, TENSORS, layers=7)
-    twin = StreamingDiloco({"every": 5, "fragments": 8, "overlap": 5, "rounding": "stochastic"}, layout)
-    assert [(it.option, it.message, it.fix) for it in twin.mistakes()] == [
+    twin = streaming("every=5,fragments=8,overlap=5,rounding=stochastic")
+    assert [(mistake.option, mistake.message, mistake.fix) for mistake in twin.mistakes()] == [
         ("fragments", "expected at most one fragment a layer, of which there are 7, got 8", "write at most 7"),
         ("overlap", "expected fewer steps than every, 5, got 5", "write at most 4, or a larger every"),
         ("rounding", "expected nearest for 32 bits, got stochastic", "write bits: 8 or 4, or rounding: nearest"),
@@ -134,7 +149,7 @@ def test_mistakes_name_the_option_and_the_fix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "option", "value"),
+    "strategy, option, value",
     [
         ("streaming-diloco", "bits", 2),
         ("streaming-diloco", "every", 0),
@@ -153,16 +168,15 @@ def test_values_that_a_strategy_lacks_are_refused(strategy: str, option: str, va
 
 
 def test_sparse_loco_sends_codes_every_h_steps() -> None:
-    layout = Layout(SITES, TENSORS, layers=7, steps=25)
-    twin = strategies_built.make("sparse-loco", {"every": 10}, layout)
-    found = {step: [it for it in twin.operations(step) if it.what == "pseudo-gradients"] for step in range(1, 26)}
-    assert [step for step, it in found.items() if it] == [10, 20, 25]
-    each = top_k_bytes(math.ceil(layout.elements / 2))
-    assert [(it.kind, it.ranks, it.byte_count, it.group) for it in found[10]] == [
-        ("all_gather", (0, 2), 2 * each, "slice:0"),
-        ("all_gather", (1, 3), 2 * each, "slice:1"),
+    twin = job("sparse-loco:every=10", " ".join(SITES), layers=7, tensors=TENSORS, steps=25)
+    sent = {step: operations for step in range(1, 26) if (operations := pseudo_gradients(twin, [step]))}
+    assert list(sent) == [10, 20, 25]
+    half = top_k_bytes(math.ceil(twin.layout.elements / 2))
+    assert [(code.kind, code.ranks, code.byte_count, code.group) for code in sent[10]] == [
+        ("all_gather", (0, 2), 2 * half, "slice:0"),
+        ("all_gather", (1, 3), 2 * half, "slice:1"),
     ]
-    assert [twin.committed(step) for step in (9, 10, 24, 25)] == [0, 10, 20, 25]
-    assert [twin.outer_updates(step) for step in (9, 10, 24, 25)] == [0, 1, 2, 3]
+    progress = [(twin.committed(step), twin.outer_updates(step)) for step in (9, 10, 24, 25)]
+    assert progress == [(0, 0), (10, 1), (20, 2), (25, 3)]
     assert twin.delays == 1
     assert not twin.mistakes()

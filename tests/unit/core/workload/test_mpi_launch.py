@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import pytest
+from builders.inputs import by_input
 
 from testbed.core.workload.mpi_launch import Found, Mpi, caution, choose, linked, mpiexec_argv, recognize, variables
 
 MPICH = "HYDRA build details:     Version:                                 4.0.2     Release Date: Thu Apr  7"
-SAID = {
-    MPICH: ("mpich", "MPICH 4.0.2"),
-    "mpirun.openmpi (OpenRTE) 4.1.4  Report bugs to http://www.open-mpi.org": ("openmpi4", "Open MPI 4.1.4"),
-    "mpirun (Open MPI) 5.0.6  Report bugs to": ("openmpi", "Open MPI 5.0.6"),
-    "prterun (PRRTE) 3.0.7rc1  Report bugs": ("openmpi", "Open MPI (PRRTE)"),
-}
 
 
-@pytest.mark.parametrize("said", SAID)
-def test_a_launcher_is_known_by_what_it_says(said: str) -> None:
-    found = recognize("/usr/bin/mpiexec", said)
-    assert found is not None and (found.mpi, found.version) == SAID[said]
+@by_input(
+    "output, launcher",
+    {
+        MPICH: ("mpich", "MPICH 4.0.2"),
+        "mpirun.openmpi (OpenRTE) 4.1.4  Report bugs to http://www.open-mpi.org": ("openmpi4", "Open MPI 4.1.4"),
+        "mpirun (Open MPI) 5.0.6  Report bugs to": ("openmpi", "Open MPI 5.0.6"),
+        "prterun (PRRTE) 3.0.7rc1  Report bugs": ("openmpi", "Open MPI (PRRTE)"),
+    },
+)
+def test_recognize_a_launcher_by_its_output(output: str, launcher: tuple[str, str]) -> None:
+    recognized = recognize("/usr/bin/mpiexec", output)
+    assert recognized is not None and (recognized.mpi, recognized.version) == launcher
 
 
 def test_another_program_is_no_launcher() -> None:
     assert recognize("/usr/bin/mpiexec", "mpiexec: command of something else 1.0") is None
 
 
-@pytest.mark.parametrize(
-    ("content", "mpi"),
-    [
-        (b"\x7fELF...libmpich.so.12\0", "mpich"),
-        (b"\x7fELF...libmpi.so.12\0", "mpich"),
-        (b"\x7fELF...libmpi.so.40\0", "openmpi"),
-        (b"\x7fELF...libc.so.6\0", None),
-        (b"#!/usr/bin/python3\n# libmpi.so.40\n", None),
-    ],
+@by_input(
+    "content, mpi",
+    {
+        b"\x7fELF...libmpich.so.12\0": "mpich",
+        b"\x7fELF...libmpi.so.12\0": "mpich",
+        b"\x7fELF...libmpi.so.40\0": "openmpi",
+        b"\x7fELF...libc.so.6\0": None,
+        b"#!/usr/bin/python3\n# libmpi.so.40\n": None,
+    },
 )
 def test_a_program_is_known_by_the_library_it_is_linked_with(content: bytes, mpi: Mpi | None) -> None:
     assert linked(content) == mpi
@@ -46,10 +49,10 @@ def test_the_launcher_of_the_programs_library_is_taken() -> None:
     assert choose([old], "mpich") is None
 
 
-@pytest.mark.parametrize(
-    ("version", "warned"),
-    [("MPICH 4.0.2", True), ("MPICH 4.1.2", True), ("MPICH 4.2.0", False), ("MPICH 5.0.2", False), ("MPICH", False),
-     ("Open MPI 4.1.4", False)],
+@by_input(
+    "version, warned",
+    {"MPICH 4.0.2": True, "MPICH 4.1.2": True, "MPICH 4.2.0": False, "MPICH 5.0.2": False, "MPICH": False,
+     "Open MPI 4.1.4": False},
 )  # fmt: skip
 def test_only_an_mpich_that_hangs_is_warned_of(version: str, warned: bool) -> None:
     assert bool(caution(Found("mpiexec", version, "mpich"))) == warned

@@ -11,7 +11,7 @@ from testbed.core.workload.progress_source import LinePattern
 
 
 @pytest.mark.parametrize(
-    ("pattern", "why"),
+    "pattern, why",
     [
         (r"(?P<step>(a+)+)b", "exponentially long"),
         (r"(?P<step>\d+)(ab|\w)*x", "exponentially long"),

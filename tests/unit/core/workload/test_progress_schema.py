@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import shlex
+from dataclasses import replace
 
 import pytest
+from builders.inputs import by_input
+from builders.tables import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,89 +80,88 @@ def test_presets_ship(name: str) -> None:
     )
 
 
-def mistakes(text: str) -> list[tuple[int, str]]:
-    document = yamltext.read(text.encode(), "x.yaml")
+@by_input(
+    "text, expected",
+    {
+        "nanogtp": "1 unknown preset 'nanogtp'; did you mean nanogpt",
+        "7": "1 progress: expected a preset or a mapping",
+        "{}": "1 expected a preset or a mapping",
+        "\n  line: '(?P<step>(a+)+)b'\n  tokns: 3\n  every: 0": "2 exponentially | 3 tokens | 4 0",
+        "\n  line:\n    - '(?P<step>x)'\n    - 'no group'": "4 no named group",
+        "\n  line: '(?P<step>x) (?P<tokens>y)'\n  tokens: 5": "3 both a number and the group tokens",
+        "\n  csv: a\n  tensorboard: b": "3 both csv and tensorboard",
+        "\n  csv: ../a": "2 below the working directory",
+        "\n  csv: /etc/passwd": "2 below the working directory",
+        "\n  csv: a/{rnk}": "2 unknown placeholder {rnk}",
+        "\n  csv: a/{rank.x}": "2 unknown placeholder {rank.x}",
+        "\n  csv: a/{": "2 unknown placeholder",
+        "\n  csv: $HOME/a": "2 unknown folder '$HOME'",
+        "\n  csv: a\n  tokens: t\n  tokens_seen: t": "3 both tokens and tokens_seen",
+        "\n  csv: a\n  also: {rank: x, lr: 7}": "3 cannot be named 'rank' | 3 expected a name",
+        "\n  prometheus: 99999\n  step: s": "2 99999 is out of range",
+        "\n  prometheus: 9100": "1 has no step",
+        "\n  prometheus: 9100\n  setp: s": "1 has no step | 3 did you mean step",
+        "\n  tensorboard: '.'": "2 expected a path",
+    },
+)
+def test_each_mistake_is_at_its_line(text: str, expected: str) -> None:
+    """``expected``: line and part of the message, with a bar between mistakes."""
+    document = yamltext.read(f"progress: {text}\n".encode(), "x.yaml")
     noted = Mistakes(Written(document))
     assert progress_schema.parse(document.data["progress"], ("progress",), noted) is None
-    assert all(it.file == "x.yaml" for it in noted.findings)
-    return [(it.line, it.message + "; " + it.fix) for it in noted.findings]
+    mistakes = sorted((finding.line, f"{finding.message}; {finding.fix}") for finding in noted.findings)
+    assert all(finding.file == "x.yaml" for finding in noted.findings)
+    for (line, message), words in zip(mistakes, expected.split(" | "), strict=True):
+        number, _, part = words.partition(" ")
+        assert line == int(number) and part in message
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("progress: nanogtp", [(1, "unknown preset 'nanogtp'; did you mean nanogpt")]),
-        ("progress: 7", [(1, "progress: expected a preset or a mapping")]),
-        ("progress: {}", [(1, "expected a preset or a mapping")]),
-        (
-            "progress:\n  line: '(?P<step>(a+)+)b'\n  tokns: 3\n  every: 0\n",
-            [(2, "exponentially"), (3, "tokens"), (4, "0")],
-        ),
-        ("progress:\n  line:\n    - '(?P<step>x)'\n    - 'no group'\n", [(4, "no named group")]),
-        ("progress:\n  line: '(?P<step>x) (?P<tokens>y)'\n  tokens: 5\n", [(3, "both a number and the group tokens")]),
-        ("progress:\n  csv: a\n  tensorboard: b\n", [(3, "both csv and tensorboard")]),
-        ("progress:\n  csv: ../a\n", [(2, "below the working directory")]),
-        ("progress:\n  csv: /etc/passwd\n", [(2, "below the working directory")]),
-        ("progress:\n  csv: a/{rnk}\n", [(2, "unknown placeholder {rnk}")]),
-        ("progress:\n  csv: a/{rank.x}\n", [(2, "unknown placeholder {rank.x}")]),
-        ("progress:\n  csv: a/{\n", [(2, "unknown placeholder")]),
-        ("progress:\n  csv: $HOME/a\n", [(2, "unknown folder '$HOME'")]),
-        ("progress:\n  csv: a\n  tokens: t\n  tokens_seen: t\n", [(3, "both tokens and tokens_seen")]),
-        ("progress:\n  csv: a\n  also: {rank: x, lr: 7}\n", [(3, "cannot be named 'rank'"), (3, "expected a name")]),
-        ("progress:\n  prometheus: 99999\n  step: s\n", [(2, "99999 is out of range")]),
-        ("progress:\n  prometheus: 9100\n", [(1, "has no step")]),
-        ("progress:\n  prometheus: 9100\n  setp: s\n", [(1, "has no step"), (3, "did you mean step")]),
-        ("progress:\n  tensorboard: '.'\n", [(2, "expected a path")]),
-    ],
+@by_input(
+    "line, progress",
+    {
+        "": None,
+        r"'step=(?P<step>\d+)'": LinePattern((r"step=(?P<step>\d+)",)),  # a pattern, and no key
+        r"'line=a (?P<step>\d+)' 'b (?P<lr>\d+)'": LinePattern((r"a (?P<step>\d+)", r"b (?P<lr>\d+)")),
+        "csv=a.csv step=i tokens=4096": CsvFile("a.csv", Sources(step="i"), None, 4096.0),
+        "prometheus=9100 step=s also=lr:rate": Endpoint(9100, Sources(step="s", others={"lr": "rate"})),
+        "hf-trainer every=10": replace(PRESETS["hf-trainer"], every=10),
+        "calls": Calls(),
+    },
 )
-def test_each_mistake_is_at_its_line(text: str, expected: list[tuple[int, str]]) -> None:
-    found = sorted(mistakes(text))
-    assert [line for line, _ in found] == [line for line, _ in expected]
-    for (_, said), (_, part) in zip(found, expected, strict=True):
-        assert part in said
+def test_parse_words_of_the_command_line(line: str, progress: Progress | None) -> None:
+    assert progress_schema.parse_words(shlex.split(line)) == progress
 
 
-def test_the_command_line() -> None:
-    words: Any = progress_schema.parse_words
-    assert words([]) is None
-    assert words([r"step=(?P<step>\d+)"]) == LinePattern((r"step=(?P<step>\d+)",)), "a pattern, and no key"
-    assert words([r"line=a (?P<step>\d+)", r"b (?P<lr>\d+)"]) == LinePattern((r"a (?P<step>\d+)", r"b (?P<lr>\d+)"))
-    assert words(["csv=a.csv", "step=i", "tokens=4096"]) == CsvFile("a.csv", Sources(step="i"), None, 4096.0)
-    assert words(["prometheus=9100", "step=s", "also=lr:rate"]) == Endpoint(
-        9100, Sources(step="s", others={"lr": "rate"})
-    )
-    assert words(["hf-trainer", "every=10"]).every == 10
-    assert words(["calls"]) == Calls()
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["nanogtp"], "did you mean nanogpt"),
-        (["cvs=a"], "did you mean csv"),
-        (["nanogpt", "lightning"], "given twice"),
-        (["nanogpt", "csv=a"], "both"),
-        (["tokens=5"], "preset"),
-        (["hf-trainer", "every=x"], "whole number"),
-    ],
+@by_input(
+    "line, said",
+    {
+        "nanogtp": "did you mean nanogpt",
+        "cvs=a": "did you mean csv",
+        "nanogpt lightning": "given twice",
+        "nanogpt csv=a": "both",
+        "tokens=5": "preset",
+        "hf-trainer every=x": "whole number",
+    },
 )
-def test_mistakes_of_the_command_line(words: list[str], part: str) -> None:
+def test_parse_words_with_mistakes(line: str, said: str) -> None:
     with pytest.raises(FileMistakes, match=r"^--progress: ") as error:
-        progress_schema.parse_words(words)
-    assert part in str(error.value)
+        progress_schema.parse_words(line.split())
+    assert said in str(error.value)
 
 
-def test_a_path_that_cannot_be_filled_in_is_refused() -> None:
-    with pytest.raises(FileMistakes, match=r"unknown placeholder \{rank!x\}"):
-        progress_schema.parse_value({"csv": "{rank!x}.csv"})
+@table(
+    "value, said",
+    {
+        "a path that cannot be filled in": ({"csv": "{rank!x}.csv"}, r"unknown placeholder \{rank!x\}"),
+        "an endpoint without the name of its step": ({"prometheus": 9100, "step": None}, "has no step"),
+    },
+)
+def test_parse_value_that_is_refused(value: object, said: str) -> None:
+    with pytest.raises(FileMistakes, match=said):
+        progress_schema.parse_value(value)
 
 
-def test_an_endpoint_needs_a_step_that_has_a_name() -> None:
-    with pytest.raises(FileMistakes, match="has no step"):
-        progress_schema.parse_value({"prometheus": 9100, "step": None})
-
-
-@pytest.mark.parametrize("word", ["every=" + "9" * 5000, "prometheus=" + "9" * 5000])
-def test_more_digits_than_python_reads(word: str) -> None:
+@pytest.mark.parametrize("key", ["every", "prometheus"])
+def test_parse_words_with_more_digits_than_python_reads(key: str) -> None:
     with pytest.raises(FileMistakes):
-        progress_schema.parse_words([word])
+        progress_schema.parse_words([f"{key}={'9' * 5000}"])

@@ -6,31 +6,18 @@ import json
 from typing import Any
 
 import pytest
+from builders.inputs import by_input
+from builders.workloads import read, right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core import yamltext
 from testbed.core.prediction.strategies import STRATEGIES
-from testbed.core.topology.topology_schema import Mistakes, Written
 from testbed.core.training.strategies_built import BUILT
-from testbed.core.workload import workload_schema
 from testbed.core.workload.progress_source import Calls, LinePattern
 from testbed.core.workload.reported_figures import reported
-from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
-from testbed.errors import FileMistakes, Finding, UserError
-
-
-def read(section: str | dict[str, Any]) -> tuple[Workload, list[Finding]]:
-    text = section if isinstance(section, str) else json.dumps(section)
-    document = yamltext.read(text.encode(), "x.yaml")
-    mistakes = Mistakes(Written(document))
-    return workload_schema.read(document.data, (), mistakes), mistakes.findings
-
-
-def right(section: str | dict[str, Any]) -> Workload:
-    found, findings = read(section)
-    assert findings == []
-    return found
+from testbed.core.workload.workload import AgentWorkload, ProgramWorkload
+from testbed.core.workload.workload_schema import AGENT_KEYS, COMMAND_KEYS, OWN_KEYS
+from testbed.errors import FileMistakes, UserError
 
 
 def test_nothing_written_is_the_agents_job_as_ever() -> None:
@@ -61,30 +48,28 @@ def test_a_command() -> None:
     )
 
 
-def test_a_command_has_a_limit_whatever_is_written() -> None:
-    for section in ({"command": ["a"]}, {"command": ["a"], "for": "9s"}, {"command": ["a"], "timeout": "9s"}):
-        found = right(section)
-        assert isinstance(found, ProgramWorkload)
-        assert (found.for_s or found.timeout_s) is not None
-        assert found.for_s is None or found.timeout_s is None
+@by_input("limit, expected", {"": (None, True), ", for: 9s": (9.0, False), ", timeout: 9s": (None, True)})
+def test_a_command_has_a_limit_whatever_is_written(limit: str, expected: tuple[float | None, bool]) -> None:
+    program = right(f"{{command: [a]{limit}}}")
+    assert isinstance(program, ProgramWorkload)
+    assert (program.for_s, program.timeout_s is not None) == expected
 
 
-@pytest.mark.parametrize("key", sorted(workload_schema._OF_AGENTS))
+@pytest.mark.parametrize("key", sorted(AGENT_KEYS))
 def test_what_agents_do_is_refused_of_a_command(key: str) -> None:
     _, (finding,) = read(f"command: [python, train.py]\n{key}: 7\n")
     assert (finding.line, finding.message.split(": ")[0]) == (2, f"{key} does not apply to a command")
     assert finding.fix
 
 
-@pytest.mark.parametrize("key", sorted(workload_schema._OF_COMMANDS))
+@pytest.mark.parametrize("key", sorted(COMMAND_KEYS))
 def test_what_a_command_has_needs_one(key: str) -> None:
     _, (finding,) = read(f"steps: 5\n{key}: 7\n")
     assert (finding.line, finding.message) == (2, f"{key} belongs to a command, and the workload has none")
 
 
 def test_every_key_belongs_to_one_form_or_to_both() -> None:
-    keys = {field.alias or name for name, field in workload_schema._Section.model_fields.items()}
-    assert keys == {*workload_schema._OF_AGENTS, *workload_schema._OF_COMMANDS, "command", "steps", "timeout"}
+    assert {*AGENT_KEYS, *COMMAND_KEYS, "command", "steps", "timeout"} == OWN_KEYS
 
 
 @pytest.mark.parametrize("strategy", sorted({*STRATEGIES} - {*BUILT}))
@@ -95,34 +80,33 @@ def test_strategies_that_are_not_built_yet(strategy: str) -> None:
         AgentWorkload(strategy=strategy)
 
 
-@pytest.mark.parametrize(
-    ("section", "says"),
-    [
-        ("{strategy: pdd}", "unknown strategy 'pdd'"),
-        ("{command: python train.py}", "expected a list of words"),
-        ("{command: []}", "expected a list of words"),
-        ("{command: ['']}", "expected a program"),
-        ("{command: [a, true]}", "expected a word, got true"),
-        ("{command: [a, [b]]}", "expected a word"),
-        ('{command: ["a\\0b"]}', "expected a word"),
-        ("{command: [a], env: {1x: 2}}", "expected the name of a variable"),
-        ("{command: [a], env: {A: null}}", "expected a word"),
-        ("{command: [a], env: [A]}", "expected a mapping of variables"),
-        ("{command: [a], ranks_per_node: 65}", "out of range"),
-        ("{command: [a], for: 9s, timeout: 9s}", "both for and timeout"),
-        ("{command: [a], stall: 9s}", "cannot be noticed"),
-        ("{command: [a], progress: nanogtp}", "unknown preset"),
-        ("{heads: 5}", "width must be a multiple of heads"),
-        ("{steps: 0}", "out of range"),
-        ("7", "expected a mapping"),
-    ],
+@by_input(
+    "section, said",
+    {
+        "{strategy: pdd}": "unknown strategy 'pdd'",
+        "{command: python train.py}": "expected a list of words",
+        "{command: []}": "expected a list of words",
+        "{command: ['']}": "expected a program",
+        "{command: [a, true]}": "expected a word, got true",
+        "{command: [a, [b]]}": "expected a word",
+        '{command: ["a\\0b"]}': "expected a word",
+        "{command: [a], env: {1x: 2}}": "expected the name of a variable",
+        "{command: [a], env: {A: null}}": "expected a word",
+        "{command: [a], env: [A]}": "expected a mapping of variables",
+        "{command: [a], ranks_per_node: 65}": "out of range",
+        "{command: [a], for: 9s, timeout: 9s}": "both for and timeout",
+        "{command: [a], stall: 9s}": "cannot be noticed",
+        "{command: [a], progress: nanogtp}": "unknown preset",
+        "{heads: 5}": "width must be a multiple of heads",
+        "{steps: 0}": "out of range",
+        "7": "expected a mapping",
+    },
 )
-def test_mistakes(section: str, says: str) -> None:
-    found, findings = read(section)
-    assert says in findings[0].message, findings
-    assert len(findings) == 1
-    assert findings[0].fix or "available: " in findings[0].message
-    assert isinstance(found, ProgramWorkload) == ("command" in section)
+def test_mistakes_of_a_workload(section: str, said: str) -> None:
+    workload, (finding,) = read(section)
+    assert said in finding.message
+    assert finding.fix or "available: " in finding.message
+    assert isinstance(workload, ProgramWorkload) == ("command" in section)
 
 
 def test_a_word_for_a_shell_is_shown_as_a_list() -> None:
@@ -135,52 +119,54 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
     max_leaves=6,
 )
-KEYS = st.sampled_from(
-    [*workload_schema._OF_AGENTS, *workload_schema._OF_COMMANDS, "command", "steps", "timeout", "other"]
-)
+KEYS = st.sampled_from([*AGENT_KEYS, *COMMAND_KEYS, "command", "steps", "timeout", "other"])
 
 
 @settings(max_examples=300, deadline=2000)
 @given(st.one_of(VALUES, st.dictionaries(KEYS, VALUES, max_size=5)))
-def test_anything_is_read_or_refused_with_a_fix(section: object) -> None:
+def test_any_workload_is_read_or_refused_with_a_fix(section: object) -> None:
     try:
-        found, findings = read(json.dumps(section))
+        workload, findings = read(json.dumps(section))
     except FileMistakes:
         return
-    assert isinstance(found, AgentWorkload | ProgramWorkload)
+    assert isinstance(workload, AgentWorkload | ProgramWorkload)
     for finding in findings:
         assert finding.fix or "available: " in finding.message
     if not findings and isinstance(section, dict):
-        assert isinstance(found, ProgramWorkload) == ("command" in section)
+        assert isinstance(workload, ProgramWorkload) == ("command" in section)
 
 
-@pytest.mark.parametrize(
-    ("progress", "told"),
-    [
-        (r"{line: 'step (?P<step>\d+)'}", {"step"}),
-        (r"{line: 'step (?P<step>\d+) (?P<train_loss>\d+)'}", {"step", "train_loss"}),
-        (r"{line: 'step (?P<step>\d+)', tokens: 4096}", {"step", "tokens"}),
-        (r"{line: ['(?P<tokens_per_step>\d+) a step', 'step (?P<step>\d+)']}", {"step", "tokens"}),
-        ("{csv: a.csv, train_loss: loss}", {"step", "train_loss"}),
-        ("{csv: a.csv, tokens_seen: n}", {"step", "tokens"}),
-        ("{tensorboard: runs}", {"step"}),
-        ("{prometheus: 9100, step: a, tokens: b, train_loss: c}", {"step", "tokens", "train_loss"}),
-        ("calls", {"step", "tokens", "train_loss"}),
-        ("nanogpt", {"step", "train_loss", "tokens"}),
-    ],
+EVERYTHING = {"step", "tokens", "train_loss"}
+
+
+@by_input(
+    "progress, fields",
+    {
+        r"{line: 'step (?P<step>\d+)'}": {"step"},
+        r"{line: 'step (?P<step>\d+) (?P<train_loss>\d+)'}": {"step", "train_loss"},
+        r"{line: 'step (?P<step>\d+)', tokens: 4096}": {"step", "tokens"},
+        r"{line: ['(?P<tokens_per_step>\d+) a step', 'step (?P<step>\d+)']}": {"step", "tokens"},
+        "{csv: a.csv, train_loss: loss}": {"step", "train_loss"},
+        "{csv: a.csv, tokens_seen: n}": {"step", "tokens"},
+        "{tensorboard: runs}": {"step"},
+        "{prometheus: 9100, step: a, tokens: b, train_loss: c}": EVERYTHING,
+        "calls": EVERYTHING,
+        "nanogpt": EVERYTHING,
+    },
 )
-def test_what_a_program_reports(progress: str, told: set[str]) -> None:
-    found = right(f"command: [a]\nprogress: {progress}\n")
-    assert isinstance(found, ProgramWorkload)
-    assert reported(found.progress) == told
+def test_what_a_program_reports(progress: str, fields: set[str]) -> None:
+    assert reported(right(f"command: [a]\nprogress: {progress}\n").progress) == fields
+
+
+def test_what_is_reported_without_progress_and_by_calls() -> None:
     assert reported(None) == frozenset()
-    assert reported(Calls()) == {"step", "tokens", "train_loss"}
+    assert reported(Calls()) == EVERYTHING
 
 
-@pytest.mark.parametrize("made", [lambda: ProgramWorkload(()), lambda: ProgramWorkload(("a",), {}, 0)])
-def test_impossible_programs(made: Any) -> None:
+@pytest.mark.parametrize("fields", [((),), (("a",), {}, 0)], ids=["no words", "no ranks"])
+def test_impossible_programs(fields: tuple[Any, ...]) -> None:
     with pytest.raises(UserError):
-        made()
+        ProgramWorkload(*fields)
 
 
 def test_what_run_json_says_of_a_workload() -> None:
