@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import program_factory
+from builders import program_factory, run_factory
 from test_report import SCHEMA, report_of
 
 from testbed.cli import tables
@@ -163,7 +163,7 @@ def test_a_restart_inside_the_program_is_an_attempt(tmp_path: Path) -> None:
     for file in (run / "ranks").glob("rank-*.jsonl"):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         again = [{**it, "step": it["step"] - 50} if it.get("step", 0) > 120 else it for it in lines]
-        program_factory.write(file, again)
+        run_factory.write_lines(file, again)
     report = report_of(run)
     document = checked(report)
     first, second = document["attempts"]
