@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from builders import run_factory, run_kinds, validation_factory
+from builders.reports import figures, report_of
+from builders.run_factory import edit, read_lines, write_lines
 
 from testbed.core.report.comparison import comparison_words
 from testbed.core.report.comparison.comparison import SideBySide, compare, to_json
@@ -20,8 +22,7 @@ from testbed.core.report.comparison.comparison_figures import pairs
 from testbed.core.report.comparison.comparison_page import html
 from testbed.core.report.comparison.run_side import side_of_run
 from testbed.core.report.comparison.validation_side import side_of_validation
-from testbed.core.report.figures import figures
-from testbed.host.files.store import RunDirectory, build_report
+from testbed.host.files.store import RunDirectory
 
 
 def side(path: Path) -> Any:
@@ -38,22 +39,17 @@ def plain(found: SideBySide) -> dict[str, Any]:
 
 
 def quantities(found: SideBySide) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(section, it["id"]): it for section, rows in plain(found)["quantities"].items() for it in rows}
-
-
-def rewrite(path: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
-    data = json.loads((path / name).read_text())
-    change(data)
-    (path / name).write_text(json.dumps(data))
+    return {(section, row["id"]): row for section, rows in plain(found)["quantities"].items() for row in rows}
 
 
 def slower(path: Path, factor: float, jitter: float = 0.0, seed: int = 1) -> None:
     """Make every step ``factor`` times as long, and each by up to ``jitter`` of itself longer or shorter."""
     chance = random.Random(seed)
     stretch = [factor * (1 + jitter * chance.uniform(-1, 1)) for _ in range(run_factory.STEPS + 1)]
-    for file in sorted((path / "ranks").glob("rank-*[0-9].jsonl")):
-        lines, shift = [], 0.0
-        for line in map(json.loads, file.read_text().splitlines()):
+
+    def slow(lines: list[dict[str, Any]]) -> None:
+        shift = 0.0
+        for line in lines:
             if line["kind"] == "step":
                 begin, by = line["t_begin"], stretch[line["step"]]
                 for key in ("t_ready", "t_sync", "t_end"):
@@ -62,12 +58,11 @@ def slower(path: Path, factor: float, jitter: float = 0.0, seed: int = 1) -> Non
                 shift += (line["t_end"] - line["t_begin"]) * (1 - 1 / by)
             elif line["kind"] == "end":
                 line["t"] += shift + 1.0
-            lines.append(json.dumps(line))
-        file.write_text("\n".join(lines) + "\n")
+
+    edit(path, "ranks/rank-*[0-9].jsonl", slow)
     # The cut of the factory falls into another step now; a run without faults is easier to reason about.
-    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
-    kept = [it for it in events if not it["event"].startswith(("fault", "carrier", "job-ended"))]
-    (path / "events.jsonl").write_text("".join(json.dumps(it) + "\n" for it in kept))
+    left_out = ("fault", "carrier", "job-ended")
+    edit(path, "events.jsonl", lambda events: [it for it in events if not it["event"].startswith(left_out)])
 
 
 @pytest.fixture(scope="module")
@@ -84,29 +79,25 @@ def two(made: Path, tmp_path: Path) -> tuple[Path, Path]:
 def brief(two: tuple[Path, Path]) -> tuple[Path, Path]:
     """Two runs of a few steps, where only the inputs count."""
     for path in two:
-        for file in (path / "metrics.jsonl", *(path / "ranks").iterdir()):
-            file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:40]))
+        for files in ("metrics.jsonl", "ranks/*"):
+            edit(path, files, lambda lines: lines[:40])
     return two
 
 
 # ---- inputs
 
 
-def _set(name: str, *keys: Any, to: Any) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        def at(data: Any) -> None:
-            for key in keys[:-1]:
-                data = data[key]
-            data[keys[-1]] = to
+def _set(name: str, *keys: Any, to: Any) -> Callable[[Path], object]:
+    def change(data: Any) -> None:
+        for key in keys[:-1]:
+            data = data[key]
+        data[keys[-1]] = to
 
-        rewrite(path, name, at)
-
-    return change
+    return lambda path: edit(path, name, change)
 
 
 def _torch(path: Path) -> None:
-    for file in (path / "ranks").glob("rank-?.jsonl"):
-        file.write_text(file.read_text().replace("2.13.0+cpu", "2.99.0+cpu"))
+    edit(path, "ranks/rank-?.jsonl", where={"kind": "job"}, torch="2.99.0+cpu")
 
 
 @pytest.mark.parametrize(
@@ -134,13 +125,14 @@ def _torch(path: Path) -> None:
     ids=lambda it: it.replace(" ", "-") if isinstance(it, str) else "",
 )
 def test_an_input_that_differs_is_the_first_thing_said(
-    brief: tuple[Path, Path], change: Callable[[Path], None], named: str, written: str
+    brief: tuple[Path, Path], change: Callable[[Path], object], named: str, written: str
 ) -> None:
     change(brief[1])
     found = beside(*brief)
-    changed = [it for it in (*found.differing, *found.one_sided) if it.b == written]
-    assert [it.name for it in changed] == [named]
-    others = {it.name for it in (*found.differing, *found.one_sided)} - {named}
+    values = (*found.differing, *found.one_sided)
+    changed = [value for value in values if value.b == written]
+    assert [value.name for value in changed] == [named]
+    others = {value.name for value in values} - {named}
     assert others <= {"link north, rate", "link south, rate"}, "a rate at full scale follows the scale"
     if changed[0] in found.differing:
         assert named in comparison_words.inputs_lead(found)
@@ -151,7 +143,7 @@ def test_an_input_that_differs_is_the_first_thing_said(
 def test_a_fault_s_parameter_differs_though_its_line_of_the_schedule_is_the_same(brief: tuple[Path, Path]) -> None:
     for path, loss in zip(brief, ("2%", "4%"), strict=True):
         text = f"# a comment of {loss}\nschedule:\n  - {{inject: brown-out, with: {{loss: {loss}}}}}\nsteps: 9\n"
-        rewrite(path, "run.json", lambda data, text=text: data["experiment"].update(text=text))
+        edit(path, "run.json", lambda info, text=text: info["experiment"].update(text=text))
     (only,) = beside(*brief).differing
     assert only.name == "experiment file"
     assert only.a == "  - {inject: brown-out, with: {loss: 2%}}"
@@ -167,9 +159,9 @@ def test_without_a_difference_the_page_says_that_the_rest_is_between_runs(brief:
 
 def test_a_host_that_was_busier_is_told(brief: tuple[Path, Path]) -> None:
     assert not list(comparison_words.conditions(beside(*brief)))
-    rewrite(brief[1], "certificate.json", lambda data: data.update(cpu_busy=0.6))
-    (told,) = comparison_words.conditions(beside(*brief))
-    assert told.startswith("The host was busier before B: 40.0 % of its CPU was free")
+    edit(brief[1], "certificate.json", cpu_busy=0.6)
+    (condition,) = comparison_words.conditions(beside(*brief))
+    assert condition.startswith("The host was busier before B: 40.0 % of its CPU was free")
 
 
 # ---- quantities
@@ -178,22 +170,23 @@ def test_a_host_that_was_busier_is_told(brief: tuple[Path, Path]) -> None:
 def test_differences_and_ratios_are_those_of_the_two_reports(two: tuple[Path, Path]) -> None:
     slower(two[1], 1.5)
     found = quantities(beside(*two))
-    one, other = (build_report(RunDirectory.open(path)) for path in two)
-    expected = {
-        ("figures", "median_step_s"): (one.training.median_step_s, other.training.median_step_s),
-        ("figures", "goodput"): (one.goodput, other.goodput),
-        ("figures", "train_loss_last"): (one.train_loss_last, other.train_loss_last),
-        ("figures", "wall_s"): (one.training.wall_s, other.training.wall_s),
-    }
-    for key, (a, b) in expected.items():
+    reports = [report_of(path) for path in two]
+    for key, values in {
+        "median_step_s": [report.training.median_step_s for report in reports],
+        "goodput": [report.goodput for report in reports],
+        "train_loss_last": [report.train_loss_last for report in reports],
+        "wall_s": [report.training.wall_s for report in reports],
+    }.items():
+        a, b = values
         assert a is not None and b is not None
-        assert (found[key]["a"], found[key]["b"]) == (a, b)
-        assert found[key]["difference"] == pytest.approx(b - a, abs=1e-12)
-        assert found[key]["ratio"] == pytest.approx(b / a)
+        row = found["figures", key]
+        assert [row["a"], row["b"]] == values
+        assert row["difference"] == pytest.approx(b - a, abs=1e-12)
+        assert row["ratio"] == pytest.approx(b / a)
     assert found["figures", "median_step_s"]["ratio"] == pytest.approx(1.5, rel=1e-3)
-    for report, key in ((one, "a"), (other, "b")):
+    for report, key in zip(reports, "ab", strict=True):
         assert report.rank_seconds is not None
-        shares = [it[key] for (section, _), it in found.items() if section == "rank_seconds"]
+        shares = [row[key] for (section, _), row in found.items() if section == "rank_seconds"]
         assert sum(shares) == pytest.approx(1.0), "the classes of goodput are all there"
 
 
@@ -207,8 +200,7 @@ def test_no_number_has_an_exponent(two: tuple[Path, Path]) -> None:
 
 
 def test_wire_bytes_are_those_of_the_counters(two: tuple[Path, Path]) -> None:
-    lines = [json.loads(it) for it in (two[0] / "metrics.jsonl").read_text().splitlines()]
-    north = [it["bytes"] for it in lines if it.get("direction") == "north:west"]
+    north = [line["bytes"] for line in read_lines(two[0] / "metrics.jsonl") if line.get("direction") == "north:west"]
     found = quantities(beside(*two))
     assert found["wire", "north:west"]["a"] == north[-1] - north[0] > 0
     total = sum(it["a"] for (section, id), it in found.items() if section == "wire" and ":" in id)
@@ -236,7 +228,7 @@ def test_a_difference_is_judged_by_the_noise_inside_the_runs(
 
 def _stall(path: Path, stalls: list[tuple[float, float]]) -> None:
     lines = [{"core": 0, "t": run_factory.BEGAN_T + began_s, "s": length_s} for began_s, length_s in stalls]
-    (path / "stalls.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    edit(path, "stalls.jsonl", lambda _: lines)
 
 
 def test_a_difference_is_never_ranked_within_the_uncertainty_by_stalls(two: tuple[Path, Path]) -> None:
@@ -245,16 +237,17 @@ def test_a_difference_is_never_ranked_within_the_uncertainty_by_stalls(two: tupl
     assert quiet["figures", "tokens_per_s"]["judgement"] == "one value each"
     assert quiet["figures", "median_step_s"]["judgement"] == "beyond the noise"
     _stall(two[1], [(second / 2, 0.001) for second in range(100)])
-    few = quantities(beside(*two))
-    assert few["figures", "tokens_per_s"]["judgement"] == "one value each"
-    assert few["figures", "tokens_per_s"]["uncertainty_b"] is not None
+    few = quantities(beside(*two))["figures", "tokens_per_s"]
+    assert few["judgement"] == "one value each"
+    assert few["uncertainty_b"] is not None
     _stall(two[1], [(index * 0.143, 0.03) for index in range(400)])
     comparison = beside(*two)
     noisy = quantities(comparison)
     for key in ("tokens_per_s", "median_step_s", "tokens_per_s_outside_faults", "wall_s"):
-        assert noisy["figures", key]["judgement"] == "within the noise", key
-        low, high = noisy["figures", key]["uncertainty_b"]
-        assert low < noisy["figures", key]["b"] < high
+        row = noisy["figures", key]
+        assert row["judgement"] == "within the noise", key
+        low, high = row["uncertainty_b"]
+        assert low < row["b"] < high
     (sentence,) = [line for line in comparison_words.conditions(comparison) if "Noisy host" in line]
     assert sentence.startswith("B: ")
     assert sentence in html(comparison)
@@ -265,8 +258,9 @@ def test_faults_pair_by_type_target_and_order(two: tuple[Path, Path]) -> None:
     events = (two[1] / "events.jsonl").read_text()
     (two[1] / "events.jsonl").write_text(events.replace('"north"', '"south"'))
     found = quantities(beside(*two))
-    assert found["faults", "cut north"]["judgement"] == "only in A" and found["faults", "cut north"]["b"] is None
-    assert found["faults", "cut south"]["judgement"] == "only in B" and found["faults", "cut south"]["a"] is None
+    for link, name, absent in (("north", "A", "b"), ("south", "B", "a")):
+        row = found["faults", f"cut {link}"]
+        assert (row["judgement"], row[absent]) == (f"only in {name}", None)
     both = quantities(beside(two[0], two[0]))["faults", "cut north"]
     assert both["difference"] == 0 and both["ratio"] == 1 and "for 10 s" in both["detail_a"]
 
@@ -338,9 +332,9 @@ def test_runs_of_old_versions_are_compared(tmp_path: Path) -> None:
             for n in range(1, 61)
         ]
         job = {"kind": "job", "t": 0.0, "rank": 0, "world_size": 1, "node": "east-0", "site": "east", "scheme": "ddp"}
-        (path / "ranks" / "rank-0.jsonl").write_text("".join(json.dumps(it) + "\n" for it in (job, *steps)))
+        write_lines(path / "ranks" / "rank-0.jsonl", [job, *steps])
         scrape = {"t": 1.0, "kind": "rank", "rank": 0, "values": {'testbed_steps_total{rank="0"}': 3.0}}
-        (path / "metrics.jsonl").write_text(json.dumps(scrape) + "\n")
+        write_lines(path / "metrics.jsonl", [scrape])
     found = beside(tmp_path / "old", tmp_path / "older")
     assert quantities(found)["figures", "median_step_s"]["ratio"] == pytest.approx(2)
     assert html(found)
@@ -387,33 +381,30 @@ def test_plots_stand_beside_each_other_with_the_same_axes(two: tuple[Path, Path]
 
 def test_a_hostile_name_is_text(two: tuple[Path, Path]) -> None:
     hostile = "</title><script>alert(1)</script>"
-    rewrite(two[1], "topology.json", lambda data: data.update(name=hostile))
+    edit(two[1], "topology.json", name=hostile)
     found = dataclasses.replace(side(two[1]), name=hostile, folder=hostile, headline=hostile)
     assert "<script>alert" not in html(compare(side(two[0]), found))
 
 
 def test_what_a_dead_job_leaves_open_is_a_bound_and_has_no_difference(tmp_path: Path) -> None:
     found = beside(run_kinds.make(tmp_path / "stall", "stall"), run_kinds.make(tmp_path / "death", "death"))
-    told = quantities(found)
-    rows = {(section, it.id): it for section, listed in found.sections.items() for it in listed}
+    written = quantities(found)
+    rows = {(section, row.id): row for section, listed in found.sections.items() for row in listed}
     for key, bound, sign in (
         (("figures", "recovery_s"), "at least", ">= "),
         (("figures", "goodput"), "at most", "<= "),
         (("faults", "cut north"), "at least", ">= "),
     ):
-        assert (told[key]["bound_a"], told[key]["bound_b"]) == ("", bound)
-        assert (told[key]["difference"], told[key]["ratio"], told[key]["judgement"]) == (None, None, "only a bound")
+        row = written[key]
+        assert (row["bound_a"], row["bound_b"]) == ("", bound)
+        assert (row["difference"], row["ratio"], row["judgement"]) == (None, None, "only a bound")
         assert comparison_words.value(rows[key].b).startswith(sign)
         assert not comparison_words.value(rows[key].a).startswith(sign)
-    assert not told["figures", "wall_s"]["bound_b"]
+    assert not written["figures", "wall_s"]["bound_b"]
 
 
-def test_a_planned_fault_is_told_in_words(tmp_path: Path) -> None:
-    def plan(run: dict[str, Any]) -> None:
-        cut = {"inject": "cut", "target": "north", "after_step": 75, "repeat": 1, "every_s": 0.0, "lasts_s": 20.0}
-        run["schedule"] = [cut, {**cut, "repeat": 3, "every_s": 1.5, "lasts_s": None}]
-
-    path = run_factory.make_run(tmp_path / "run")
-    rewrite(path, "run.json", plan)
-    planned = [it.value for it in side(path).inputs if it.name.startswith("planned fault")]
+def test_a_planned_fault_is_told_in_words(run: Path) -> None:
+    cut = {"inject": "cut", "target": "north", "after_step": 75, "repeat": 1, "every_s": 0.0, "lasts_s": 20.0}
+    edit(run, "run.json", schedule=[cut, {**cut, "repeat": 3, "every_s": 1.5, "lasts_s": None}])
+    planned = [value.value for value in side(run).inputs if value.name.startswith("planned fault")]
     assert planned == ["cut north, after step 75, for 20 s", "cut north, after step 75, repeat 3, every 1.5 s"]
