@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import run_factory
-from oracles import report_schema
+from builders.reports import document_of, pages_of, report_of
+from builders.run_factory import edit, make_run
 
 from testbed.core.analysis.declared_steps import declared_steps
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.records.rank_log import RankLog, read_rank
 from testbed.core.report import declared_section
-from testbed.core.report.document import build, to_json
-from testbed.core.report.markdown import markdown
-from testbed.core.report.run_page import html
-from testbed.host.files.store import RunDirectory
 
-SCHEMA = report_schema.validator("report.schema.json")
 COMPUTE = {"kind": "declared", "seconds": 0.1, "noise": 0.0, "layers": 24}
 
 
@@ -76,21 +70,13 @@ def test_the_twin_of_a_declared_job_knows_its_layers() -> None:
 
 
 def test_every_page_says_that_compute_is_declared(tmp_path: Path) -> None:
-    path = run_factory.make_run(tmp_path / "run", steps=20)
-    for file in (path / "ranks").glob("rank-?.jsonl"):
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        for line in lines:
-            if line["kind"] == "job":
-                line["compute"] = COMPUTE
-            elif line["kind"] == "step":
-                line |= {"declared_s": 0.1, "cpu_s": 0.02}
-        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    report = build(RunDirectory(path).read())
+    run = make_run(tmp_path / "run", steps=20)
+    edit(run, "ranks/rank-?.jsonl", where={"kind": "job"}, compute=COMPUTE)
+    edit(run, "ranks/rank-?.jsonl", where={"kind": "step"}, declared_s=0.1, cpu_s=0.02)
+    report = report_of(run)
     assert "train_loss says nothing" in report.answers[0].text
-    document = to_json(report)
-    SCHEMA.validate(document)
-    assert document["declared"]["verdict"] in ("held", "CPU-bound here")  # type: ignore[index]
-    for page in (html(report), markdown(report)):
+    assert document_of(report)["declared"]["verdict"] in ("held", "CPU-bound here")
+    for page in pages_of(report):
         assert "Compute is declared: 100 ms a step; at full scale" in page
         assert "compute utilization (declared compute)" in page
         assert "steps that took longer (overruns)" in page
