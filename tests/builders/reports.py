@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,47 @@ def answer(report: Report, question: str) -> Answer:
 
 def answers(report: Report) -> dict[str, str]:
     return {answer.id: answer.answer for answer in report.answers}
+
+
+def check(
+    report: Report,
+    verdict: str = "",
+    headline: str = "",
+    *,
+    shown: Sequence[str] = (),
+    hidden: Sequence[str] = (),
+    document: Mapping[str, Any] | None = None,
+    **questions: str | tuple[str, ...],
+) -> None:
+    """Check parts of a report, and that report.json is valid by its schema.
+
+    Args:
+        report: the report.
+        verdict: its verdict.
+        headline: a part of the headline.
+        shown: parts of the page, and of Markdown.
+        hidden: what neither of the two contains.
+        document: values in report.json; a mapping stands for some keys of an object.
+        questions: by question, the answer, or the answer followed by parts of its text.
+    """
+    assert not verdict or report.verdict == verdict, f"the verdict is {report.verdict}"
+    assert headline in report.headline, report.headline
+    for question, expected in questions.items():
+        answered, *parts = (expected,) if isinstance(expected, str) else expected
+        assert answer(report, question).answer == answered, answer(report, question)
+        assert [part for part in parts if part not in answer(report, question).text] == [], answer(report, question)
+    for page in pages_of(report):
+        assert [part for part in shown if part not in page] == []
+        assert [part for part in hidden if part in page] == []
+    _contains(document_of(report), document or {})
+
+
+def _contains(value: Any, expected: Any) -> None:
+    if not isinstance(expected, Mapping):
+        assert value == expected
+        return
+    for key in expected:
+        _contains(value[key], expected[key])
 
 
 def figure(report: Report, id: str) -> Figure:
