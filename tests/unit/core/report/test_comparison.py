@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from testbed.core.report.comparison.comparison_page import html
 from testbed.core.report.comparison.run_side import side_of_run
 from testbed.core.report.comparison.validation_side import side_of_validation
 from testbed.host.files.store import RunDirectory
+
+Runs = tuple[Path, Path]
+"""Run directories to compare."""
 
 
 def side(path: Path) -> Any:
@@ -71,12 +75,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def two(made: Path, tmp_path: Path) -> tuple[Path, Path]:
+def two(made: Path, tmp_path: Path) -> Runs:
     return tuple(shutil.copytree(made, tmp_path / name) for name in ("one", "other"))  # type: ignore[return-value]
 
 
 @pytest.fixture
-def brief(two: tuple[Path, Path]) -> tuple[Path, Path]:
+def brief(two: Runs) -> Runs:
     """Two runs of a few steps, where only the inputs count."""
     for path in two:
         for files in ("metrics.jsonl", "ranks/*"):
@@ -125,7 +129,7 @@ def _torch(path: Path) -> None:
     ids=lambda it: it.replace(" ", "-") if isinstance(it, str) else "",
 )
 def test_an_input_that_differs_is_the_first_thing_said(
-    brief: tuple[Path, Path], change: Callable[[Path], object], named: str, written: str
+    brief: Runs, change: Callable[[Path], object], named: str, written: str
 ) -> None:
     change(brief[1])
     found = beside(*brief)
@@ -140,7 +144,7 @@ def test_an_input_that_differs_is_the_first_thing_said(
     assert page.index(written) < page.index("Key figures")
 
 
-def test_a_fault_s_parameter_differs_though_its_line_of_the_schedule_is_the_same(brief: tuple[Path, Path]) -> None:
+def test_a_fault_s_parameter_differs_though_its_line_of_the_schedule_is_the_same(brief: Runs) -> None:
     for path, loss in zip(brief, ("2%", "4%"), strict=True):
         text = f"# a comment of {loss}\nschedule:\n  - {{inject: brown-out, with: {{loss: {loss}}}}}\nsteps: 9\n"
         edit(path, "run.json", lambda info, text=text: info["experiment"].update(text=text))
@@ -150,14 +154,14 @@ def test_a_fault_s_parameter_differs_though_its_line_of_the_schedule_is_the_same
     assert only.b == "  - {inject: brown-out, with: {loss: 4%}}"
 
 
-def test_without_a_difference_the_page_says_that_the_rest_is_between_runs(brief: tuple[Path, Path]) -> None:
+def test_without_a_difference_the_page_says_that_the_rest_is_between_runs(brief: Runs) -> None:
     found = beside(*brief)
     assert not found.differing and not found.one_sided and len(found.same) > 30
     assert "how far two runs of the same thing are apart" in comparison_words.inputs_lead(found)
     assert comparison_words.inputs_lead(beside(brief[0], brief[0])) == "A and B are the same run."
 
 
-def test_a_host_that_was_busier_is_told(brief: tuple[Path, Path]) -> None:
+def test_a_host_that_was_busier_is_told(brief: Runs) -> None:
     assert not list(comparison_words.conditions(beside(*brief)))
     edit(brief[1], "certificate.json", cpu_busy=0.6)
     (condition,) = comparison_words.conditions(beside(*brief))
@@ -167,39 +171,37 @@ def test_a_host_that_was_busier_is_told(brief: tuple[Path, Path]) -> None:
 # ---- quantities
 
 
-def test_differences_and_ratios_are_those_of_the_two_reports(two: tuple[Path, Path]) -> None:
+def test_differences_and_ratios_are_those_of_the_two_reports(two: Runs) -> None:
     slower(two[1], 1.5)
     found = quantities(beside(*two))
     reports = [report_of(path) for path in two]
-    for key, values in {
-        "median_step_s": [report.training.median_step_s for report in reports],
-        "goodput": [report.goodput for report in reports],
-        "train_loss_last": [report.train_loss_last for report in reports],
-        "wall_s": [report.training.wall_s for report in reports],
+    for key, get in {
+        "median_step_s": attrgetter("training.median_step_s"),
+        "goodput": attrgetter("goodput"),
+        "train_loss_last": attrgetter("train_loss_last"),
+        "wall_s": attrgetter("training.wall_s"),
     }.items():
-        a, b = values
-        assert a is not None and b is not None
+        a, b = map(get, reports)
         row = found["figures", key]
-        assert [row["a"], row["b"]] == values
+        assert (row["a"], row["b"]) == (a, b)
         assert row["difference"] == pytest.approx(b - a, abs=1e-12)
         assert row["ratio"] == pytest.approx(b / a)
     assert found["figures", "median_step_s"]["ratio"] == pytest.approx(1.5, rel=1e-3)
-    for report, key in zip(reports, "ab", strict=True):
-        assert report.rank_seconds is not None
+    for key in "ab":
         shares = [row[key] for (section, _), row in found.items() if section == "rank_seconds"]
         assert sum(shares) == pytest.approx(1.0), "the classes of goodput are all there"
 
 
-def test_no_number_has_an_exponent(two: tuple[Path, Path]) -> None:
+def test_no_number_has_an_exponent(two: Runs) -> None:
     found = beside(*two)
     (pair,) = [it for it in found.sections["rank_seconds"] if it.id == "productive_s"]
-    for share, other in ((0.3, 1e-6), (1e-6, 0.3), (0.3, 0.3000001)):
-        tiny = dataclasses.replace(pair, difference=other - share, ratio=other / share)
-        shown = [comparison_words.against(tiny), comparison_words.ratio(tiny), comparison_words.difference(tiny)]
-        assert not any("e-" in it or "e+" in it for it in shown), shown
+    for a, b in ((0.3, 1e-6), (1e-6, 0.3), (0.3, 0.3000001)):
+        tiny = dataclasses.replace(pair, difference=b - a, ratio=b / a)
+        for show in (comparison_words.against, comparison_words.ratio, comparison_words.difference):
+            assert "e-" not in show(tiny) and "e+" not in show(tiny)
 
 
-def test_wire_bytes_are_those_of_the_counters(two: tuple[Path, Path]) -> None:
+def test_wire_bytes_are_those_of_the_counters(two: Runs) -> None:
     north = [line["bytes"] for line in read_lines(two[0] / "metrics.jsonl") if line.get("direction") == "north:west"]
     found = quantities(beside(*two))
     assert found["wire", "north:west"]["a"] == north[-1] - north[0] > 0
@@ -213,17 +215,18 @@ def test_wire_bytes_are_those_of_the_counters(two: tuple[Path, Path]) -> None:
     [(1.5, 0.05, "beyond the noise"), (1.01, 0.3, "within the noise")],
 )
 def test_a_difference_is_judged_by_the_noise_inside_the_runs(
-    two: tuple[Path, Path], factor: float, jitter: float, judged: str
+    two: Runs, factor: float, jitter: float, judged: str
 ) -> None:
     slower(two[0], 1.0, jitter, seed=1)
     slower(two[1], factor, jitter, seed=2)
     found = quantities(beside(*two))
     for key in ("median_step_s", "tokens_per_s_outside_faults"):
-        it = found["figures", key]
-        assert it["judgement"] == judged, it
-        assert it["noise_a"][0] <= it["a"] <= it["noise_a"][1]
-    assert found["figures", "goodput"]["judgement"] in ("one value each", "equal")
-    assert found["figures", "goodput"]["noise_a"] is None, "one value of a run has no noise that is known"
+        row = found["figures", key]
+        assert row["judgement"] == judged, row
+        assert row["noise_a"][0] <= row["a"] <= row["noise_a"][1]
+    goodput = found["figures", "goodput"]
+    assert goodput["judgement"] in ("one value each", "equal")
+    assert goodput["noise_a"] is None, "one value of a run has no noise that is known"
 
 
 def _stall(path: Path, stalls: list[tuple[float, float]]) -> None:
@@ -231,7 +234,7 @@ def _stall(path: Path, stalls: list[tuple[float, float]]) -> None:
     edit(path, "stalls.jsonl", lambda _: lines)
 
 
-def test_a_difference_is_never_ranked_within_the_uncertainty_by_stalls(two: tuple[Path, Path]) -> None:
+def test_a_difference_is_never_ranked_within_the_uncertainty_by_stalls(two: Runs) -> None:
     slower(two[1], 1.1)
     quiet = quantities(beside(*two))
     assert quiet["figures", "tokens_per_s"]["judgement"] == "one value each"
@@ -254,7 +257,7 @@ def test_a_difference_is_never_ranked_within_the_uncertainty_by_stalls(two: tupl
     assert "by stalls of the host" in html(comparison)
 
 
-def test_faults_pair_by_type_target_and_order(two: tuple[Path, Path]) -> None:
+def test_faults_pair_by_type_target_and_order(two: Runs) -> None:
     events = (two[1] / "events.jsonl").read_text()
     (two[1] / "events.jsonl").write_text(events.replace('"north"', '"south"'))
     found = quantities(beside(*two))
@@ -262,14 +265,14 @@ def test_faults_pair_by_type_target_and_order(two: tuple[Path, Path]) -> None:
         row = found["faults", f"cut {link}"]
         assert (row["judgement"], row[absent]) == (f"only in {name}", None)
     both = quantities(beside(two[0], two[0]))["faults", "cut north"]
-    assert both["difference"] == 0 and both["ratio"] == 1 and "for 10 s" in both["detail_a"]
+    assert (both["difference"], both["ratio"]) == (0, 1) and "for 10 s" in both["detail_a"]
 
 
-def test_certificates_pair_by_direction(two: tuple[Path, Path]) -> None:
-    (two[1] / "certificate.json").write_text(json.dumps(run_factory.certificate(9e-6)))
-    it = quantities(beside(*two))["certificate", "north:west"]
-    assert (it["a"], it["b"], it["difference"]) == pytest.approx((4e-6, 9e-6, 5e-6))
-    assert "certified" in it["detail_a"]
+def test_certificates_pair_by_direction(two: Runs) -> None:
+    edit(two[1], "certificate.json", **run_factory.certificate(9e-6))
+    row = quantities(beside(*two))["certificate", "north:west"]
+    assert (row["a"], row["b"], row["difference"]) == pytest.approx((4e-6, 9e-6, 5e-6))
+    assert "certified" in row["detail_a"]
 
 
 # ---- other kinds, missing parts, old versions
@@ -287,27 +290,25 @@ def test_a_training_job_beside_a_validation(made: Path) -> None:
 
 
 def test_two_validations_name_their_changes_with_the_first_as_baseline() -> None:
+    def twice(speed: Any) -> Any:
+        return dataclasses.replace(speed, **{key: 2 * getattr(speed, key) for key in ("median_s", "low_s", "high_s")})
+
     old = validation_factory.validation()
-    library = dataclasses.replace(
-        old.libraries[0], speeds=tuple(_twice(it) for it in old.libraries[0].speeds), version="9.9"
-    )
-    new = dataclasses.replace(old, libraries=(library, *old.libraries[1:]))
+    first, *others = old.libraries
+    library = dataclasses.replace(first, speeds=tuple(map(twice, first.speeds)), version="9.9")
+    new = dataclasses.replace(old, libraries=(library, *others))
     found = compare(side_of_validation("a", "/a", old), side_of_validation("b", "/b", new))
-    assert [(it.name, it.b) for it in found.differing] == [(f"library {library.name}", "9.9")]
-    assert found.changes and all(it.kind == "worse" for it in found.changes)
-    slow = [it for it in found.sections["speed"] if it.id.startswith(f"{library.name} ")]
-    assert slow and all(it.ratio == pytest.approx(2) and it.judgement == "beyond the noise" for it in slow)
-
-
-def _twice(speed: Any) -> Any:
-    return dataclasses.replace(speed, median_s=2 * speed.median_s, low_s=2 * speed.low_s, high_s=2 * speed.high_s)
+    assert [(value.name, value.b) for value in found.differing] == [(f"library {library.name}", "9.9")]
+    assert {change.kind for change in found.changes} == {"worse"}
+    slow = [row for row in found.sections["speed"] if row.id.startswith(f"{library.name} ")]
+    assert slow and all(row.ratio == pytest.approx(2) and row.judgement == "beyond the noise" for row in slow)
 
 
 PARTS = ("topology.json", "certificate.json", "events.jsonl", "metrics.jsonl", "ranks", "run.json")
 
 
 @pytest.mark.parametrize("missing", PARTS)
-def test_a_run_with_a_missing_part_is_compared_either_way(brief: tuple[Path, Path], missing: str) -> None:
+def test_a_run_with_a_missing_part_is_compared_either_way(brief: Runs, missing: str) -> None:
     gone = brief[1] / missing
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     for found in (beside(*brief), beside(brief[1], brief[0])):
@@ -343,7 +344,7 @@ def test_runs_of_old_versions_are_compared(tmp_path: Path) -> None:
 # ---- the page
 
 
-def test_plots_stand_beside_each_other_with_the_same_axes(two: tuple[Path, Path]) -> None:
+def test_plots_stand_beside_each_other_with_the_same_axes(two: Runs) -> None:
     slower(two[1], 1.5)
     found = beside(*two)
     drawn = pairs(found.a, found.b)
@@ -351,27 +352,24 @@ def test_plots_stand_beside_each_other_with_the_same_axes(two: tuple[Path, Path]
         ("a-step-time", "b-step-time"),
         ("a-throughput", "b-throughput"),
     ]
-    own = [{it.id: it for it in figures(each.report)} for each in (found.a, found.b) if each.report]
+    own = [{figure.id: figure for figure in figures(side.report)} for side in (found.a, found.b)]
     for a, b in drawn:
-        assert a and b
         for axis in ("xaxis", "yaxis"):
-            mine, theirs = (it.spec["layout"][axis] for it in (a, b))  # type: ignore[index]
-            assert mine["range"] == theirs["range"], "heights must compare"
-            low, high = mine["range"]
-            for letter, report in zip("ab", own, strict=True):
-                bare = report[a.id.removeprefix("a-")]
-                for trace in bare.spec["data"]:  # type: ignore[attr-defined]
-                    seen = [it for it in trace[axis[0]] if it is not None]
-                    assert low <= min(seen) and max(seen) <= high, (letter, axis)
+            low, high = a.spec["layout"][axis]["range"]
+            assert [low, high] == [*b.spec["layout"][axis]["range"]], "heights must compare"
+            for report in own:
+                for trace in report[a.id.removeprefix("a-")].spec["data"]:
+                    values = [value for value in trace[axis[0]] if value is not None]
+                    assert low <= min(values) and max(values) <= high, axis
     ids = [element.attrib["id"] for element in tree_of(html(found)).iter() if "id" in element.attrib]
     assert len(ids) == len(set(ids)) and {"a-step-time", "b-throughput"} <= set(ids)
 
 
-def test_a_hostile_name_is_text(two: tuple[Path, Path]) -> None:
+def test_a_hostile_name_is_text(two: Runs) -> None:
     hostile = "</title><script>alert(1)</script>"
     edit(two[1], "topology.json", name=hostile)
-    found = dataclasses.replace(side(two[1]), name=hostile, folder=hostile, headline=hostile)
-    assert "<script>alert" not in html(compare(side(two[0]), found))
+    hostile_side = dataclasses.replace(side(two[1]), name=hostile, folder=hostile, headline=hostile)
+    assert "<script>alert" not in html(compare(side(two[0]), hostile_side))
 
 
 def test_what_a_dead_job_leaves_open_is_a_bound_and_has_no_difference(tmp_path: Path) -> None:

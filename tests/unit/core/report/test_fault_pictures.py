@@ -74,7 +74,6 @@ def test_the_timeline_stands_above_the_plots_and_names_each_fault(tmp_path: Path
     page = html(report)
     assert page.index('<figure class="timeline"') < page.index('class="plot"')
     shown = re.search(r'<figure class="timeline".*?</figure>', page, re.DOTALL)
-    assert shown is not None
     for words in (*(fault.label for fault in report.faults), "at 10 s, for 6 s", "at 22 s, for 6 s"):
         assert words in shown[0]
     assert shown[0].count('class="impaired"') == 3, "two rows and the legend"
@@ -90,7 +89,6 @@ def test_without_a_fault_there_is_no_timeline(tmp_path: Path) -> None:
 def test_a_fault_without_an_end_is_drawn_to_the_end(tmp_path: Path) -> None:
     report = report_of_kind(tmp_path, "death")
     drawn = timeline(report)
-    assert drawn is not None
     for row in drawn.rows:
         (bar,) = row.bars
         assert bar.open
@@ -103,7 +101,6 @@ def test_repetitions_share_a_row_and_many_kinds_share_one_by_type(tmp_path: Path
 
     def timeline_of(faults: list[Fault]) -> list[tuple[str, int]]:
         drawn = timeline(dataclasses.replace(report, faults=tuple(faults)))
-        assert drawn is not None
         return [(row.label, len(row.bars)) for row in drawn.rows]
 
     flaps = [dataclasses.replace(fault("flap"), fault=f"f{n}", began_s=n, ended_s=n + 0.2) for n in range(200)]

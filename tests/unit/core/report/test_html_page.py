@@ -119,7 +119,6 @@ def test_figures_cannot_end_their_script(run: Path) -> None:
     edit(run, "metrics.jsonl", lambda lines: [*lines, *({"t": t, **fiber} for t in (1010.0, 1020.0))])
     page = html(report_of(run))
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
     assert "<" not in found[1]
     names = [line["name"] for line in json.loads(found[1])["throughput"]["data"]]
     assert "&lt;/script&gt;&lt;!--" in names, "plotly shows the name as it is"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.reports import document_of, pages_of, report_of
+from builders.reports import check, document_of, report_of
 from builders.run_factory import edit
 
 from testbed.core.records.event import Event
@@ -58,8 +58,5 @@ def test_the_report_has_it_in_every_form(run: Path) -> None:
     lines = [{"t": event.t, "event": event.event, **fault, **event.fields} for event in EVENTS]
     report = report_of(edit(run, "events.jsonl", lambda events: events + lines))
     assert len(document_of(report)["in_force"]) == 4
-    for page in pages_of(report):
-        assert "Values in force" in page
-        assert "loss 0.0001% to 5%: f1" in page
-        assert "dark 2 times: f2" in page
-        assert "jitter of f3" in page
+    shown = ["Values in force", "loss 0.0001% to 5%: f1", "dark 2 times: f2", "jitter of f3"]
+    check(report, shown=shown)

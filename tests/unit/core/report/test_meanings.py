@@ -99,7 +99,7 @@ def test_every_rate_of_a_page_has_its_meaning_at_full_scale(
 ) -> None:
     """The throughput plot and the drawing have their own tests; this one reads the tables, and Markdown as a whole."""
     page, text = pages_of(report_of(edit(squeezed, "topology.json", scale=scale)))
-    cells = [text for cell in tree_of(page).iter("td") if "b/s" in (text := text_of(cell))]
+    cells = [cell for cell in map(text_of, tree_of(page).iter("td")) if "b/s" in cell]
     rows = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split("|") if "b/s" in cell]
     assert len(cells) >= 7 and len(rows) >= 9
     assert any(rate in cell for cell in cells) and any(rate in cell for cell in rows)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from builders import program_factory
-from builders.reports import answers, document_of, figures, html, markdown, pages_of, report_of
+from builders.reports import answers, check, document_of, figures, html, markdown, pages_of, report_of
 from builders.run_factory import edit
 
 from testbed.cli import tables
@@ -71,8 +71,8 @@ def test_printed_steps_give_the_figures_of_an_own_job(tmp_path: Path, every: int
     assert answers(report)["progressed"] == answers(report)["recovered"] == "yes"
     assert report.headline == "The program ran, and came through the cut of north and 1 more fault."
     assert {it.id for it in figures(report)} >= {"step-time", "tokens-per-second", "train-loss", "throughput"}
+    check(report, shown=["by the preset nanogpt"])
     for page in pages_of(report):
-        assert "by the preset nanogpt" in page
         assert ("Usually 10 steps lie between two prints" in page) == (every == 10)
         assert "compute utilization" not in page.split("<script")[0]
 
@@ -102,19 +102,20 @@ def test_without_steps_the_traffic_tells_of_the_recovery(silent: Report) -> None
     (back, *_) = tracks["toward west"]["back"]
     assert 0 < back["back_within_s"] - (gap_s - 0.05) <= 1.0, "the first reading after the traffic came back"
     assert document["idle"] == ["south:east", "south:west"]
-    assert (silent.verdict, answers(silent)["traffic"]) == ("pass", "yes")
     assert not {"progressed", "recovered"} & set(answers(silent))
-    for page in pages_of(silent):
-        assert "it was back at most" in page and "no traffic toward east and toward west for 8 s to 10 s" in page
-        assert "No step" not in page
+    check(
+        silent,
+        "pass",
+        traffic="yes",
+        shown=["it was back at most", "no traffic toward east and toward west for 8 s to 10 s"],
+        hidden=["No step"],
+    )
 
 
 def test_it_offers_the_preset_that_reads_the_output(silent: Report) -> None:
-    assert silent.program is not None and silent.program.offer is not None
     assert silent.program.offer.yaml == "progress: nanogpt"
     assert silent.program.offer.ranks == (0, 1, 2, 3)
-    for page in pages_of(silent):
-        assert "progress: nanogpt" in page and "--progress nanogpt" in page
+    check(silent, shown=["progress: nanogpt", "--progress nanogpt"])
     assert "progress: nanogpt" in tables.offer(silent)
 
 
@@ -127,7 +128,7 @@ def test_it_offers_an_example_where_no_line_looks_like_a_step(tmp_path: Path) ->
 def test_a_pattern_that_matched_nothing_leaves_the_verdict_open(tmp_path: Path) -> None:
     """It was asked for the steps, so that a run without any is no success."""
     report = made(tmp_path, printing=(), output=["[Step 1/3] training loss=4.0", "[Step 2/3] training loss=3.9"] * 4)
-    assert (report.verdict, answers(report)["progressed"]) == ("unknown", "unknown")
+    check(report, "unknown", progressed="unknown")
 
 
 def test_a_program_that_died_in_the_cut_did_not_come_through(tmp_path: Path) -> None:
@@ -135,10 +136,9 @@ def test_a_program_that_died_in_the_cut_did_not_come_through(tmp_path: Path) -> 
         made(tmp_path / str(len(ranks)), ENDS[: STALLED + 1], statuses=(1, 137, None, None), printing=ranks)
         for ranks in (range(4), ())
     )
-    assert (report.verdict, answers(report)["recovered"]) == ("fail", "no")
+    check(report, "fail", recovered="no")
     assert report.training.recovery_open
-    assert silent.verdict == "fail"
-    document_of(report), document_of(silent)
+    check(silent, "fail")
 
 
 def test_a_restart_inside_the_program_is_an_attempt(tmp_path: Path) -> None:
@@ -154,9 +154,8 @@ def test_a_restart_inside_the_program_is_an_attempt(tmp_path: Path) -> None:
     assert (first["steps_lost"], second["resumed_from"], document["training"]["steps_lost"]) == (50, 70, 50)
     assert first["cause"] in ("cut north", "cut south")
     assert document["training"]["steps_committed"] == 251
-    assert answers(report)["restarted"] == "yes"
     assert measured(report)["restarts"] == 1
-    assert all("the program went back to step 71 by itself" in page for page in pages_of(report))
+    check(report, restarted="yes", shown=["the program went back to step 71 by itself"])
 
 
 def test_metrics_of_expectations_are_those_of_an_own_job(printing: Report) -> None:

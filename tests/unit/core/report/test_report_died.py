@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from builders.reports import answer, answers, document_of, pages_of, report_of
+from builders.reports import answer, answers, check, document_of, pages_of, report_of
 from builders.run_factory import cut_t, edit, make_run, step_begins
 
 from testbed.core.analysis import attempt_history
@@ -82,16 +82,19 @@ def test_no_form_of_the_report_passes_on_an_open_gap(dead: Path) -> None:
     assert {report.faults[0].gap_open, report.faults[1].gap_open} == {True}
     assert report.faults[0].longest_gap_s == pytest.approx(seen_s)
 
-    judgements = answers(report)
-    assert [judgements[name] for name in ("recovered", "expected-1", "expected-2")] == ["no"] * 3
-    assert answer(report, "expected-1").text == "recovery <= 15s. Measured: >= 41.2 s, training did not come back."
-    assert "did not reach its last step" in answer(report, "expected-2").text
-    assert (report.verdict, EXIT_CODES[report.verdict]) == ("fail", 1)
-
-    document = document_of(report)
-    expectations = document["run"]["expectations"]
+    check(
+        report,
+        "fail",
+        recovered="no",
+        **{
+            "expected-1": ("no", "recovery <= 15s. Measured: >= 41.2 s, training did not come back."),
+            "expected-2": ("no", "did not reach its last step"),
+        },
+        document={"training": {"recovery_open": True}},
+    )
+    assert EXIT_CODES[report.verdict] == 1
+    expectations = document_of(report)["run"]["expectations"]
     assert [(row["holds"], row["bound"]) for row in expectations] == [(False, "at least"), (False, "at most")]
-    assert document["training"]["recovery_open"] is True
 
     cases = {it.get("name"): it for it in ElementTree.fromstring(junit(report)).iter("testcase")}
     for name in ("recovery <= 15s", "goodput >= 0.3", "Did it come through?"):
@@ -113,10 +116,8 @@ def test_the_headline_names_the_cause_and_the_steps_agree(dead: Path) -> None:
         f"Training stopped after step {STEPS} and did not come back:"
         " both fibers were dark for longer than the group's timeout of 8 s."
     )
-    trained = answer(report, "trained").text
-    assert f"in {STEPS} of 400 steps" in trained
-    assert f"failed in step {STEPS + 1}: {WORDS}" in trained
-    assert f"at step {STEPS}" not in trained
+    check(report, trained=("no", f"in {STEPS} of 400 steps", f"failed in step {STEPS + 1}: {WORDS}"))
+    assert f"at step {STEPS}" not in answer(report, "trained").text
 
 
 def test_an_outage_shorter_than_the_timeout_is_not_called_longer(dead: Path) -> None:
@@ -154,7 +155,6 @@ def test_a_run_interrupted_while_the_job_stood_still_passes_nothing(dead: Path) 
     seen_s = report.training.recovery_s
     assert report.training.recovery_open
     assert not report.training.died
-    assert seen_s is not None
     assert TIMEOUT_S < seen_s < 15, "an orderly stop ends what was seen of the training"
     assert (answers(report)["recovered"], answers(report)["expected-1"]) == ("no", "unknown")
     assert report.verdict != "pass"
@@ -179,13 +179,11 @@ def attempt(number: int, ended_s: float, why: str, resumed_s: float | None) -> A
 def test_a_last_attempt_that_never_resumed_is_no_time_to_resume_of_an_earlier_one(dead: Path) -> None:
     run = RunDirectory(dead).read()
     job = evaluate(attempt_history.fenced(run.ranks), fault_windows(run.events), seen_t=run.info.ended_t)
-    assert job.began_t is not None
     tried = (attempt(1, 10.0, "rank 2 died", 3.0), attempt(2, 30.0, "rank 2 died", None))
     metric = open_metrics(job, tried, job.began_t)["time_to_resume"]
     assert metric.seen == pytest.approx(run.info.ended_t - job.began_t - 30.0)
     assert judge(expect.parse("time_to_resume <= 1h"), metric) is False
     shown = restarts_section.table(tried)
-    assert shown is not None
     assert [(row[7], row[9]) for row in shown.rows] == [("3 s", "east –"), ("never", "east to the end")]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.reports import answer, document_of, figure, pages_of, report_of
+from builders.reports import check, figure, pages_of, report_of
 from builders.run_factory import BEGAN_T, edit
 
 from testbed.core.report.document import Report, to_json
@@ -49,25 +49,21 @@ def test_a_violation_is_shown_everywhere_with_its_time(run: Path) -> None:
     report = report_with(run, hypothesis=[HELD, LOST, UNSEEN])
     (violation,) = report.steady[1].violations
     assert (violation.began_s, violation.ended_s) == pytest.approx((7.0, 9.5))
-    document_of(report)
-    for page in pages_of(report):
-        assert "Steady state" in page
-        assert "from 7 s to 9.5 s" in page
-        assert "no sample in phase" in page
+    check(
+        report,
+        headline="steady state did not hold",
+        shown=["Steady state", "from 7 s to 9.5 s", "no sample in phase"],
+    )
     layout = figure(report, "step-time").spec["layout"]
     marked = [shape for shape in layout["shapes"] if shape.get("y1") == 0.05]  # type: ignore[index]
     assert [(shape["x0"], shape["x1"]) for shape in marked] == [pytest.approx((7.0, 9.5))]
-    assert "steady state did not hold" in report.headline
 
 
 def test_faults_that_never_came_leave_the_verdict_open(run: Path) -> None:
     fault = {"inject": "cut", "target": "north", "at_s": 5.0, "repeat": 3}
     assert report_with(run, schedule=[{**fault, "began": 3}]).verdict == "pass"
     report = report_with(run, schedule=[{**fault, "began": 2}, {"inject": "cut", "target": "south"}])
-    assert report.verdict == "unknown"
-    text = answer(report, "scheduled").text
-    assert "2 of 4 faults happened" in text
-    assert "cut north, cut south" in text
+    check(report, "unknown", scheduled=("unknown", "2 of 4 faults happened", "cut north, cut south"))
 
 
 def test_junit_has_a_case_for_each_question_and_passes_nothing_that_is_not_known(run: Path) -> None:
@@ -85,7 +81,6 @@ def test_junit_has_a_case_for_each_question_and_passes_nothing_that_is_not_known
     assert expected.items() <= found.items()
     assert len(found) == len(report.answers)
     suite = ET.fromstring(junit(report)).find("testsuite")
-    assert suite is not None
     assert (suite.attrib["failures"], suite.attrib["errors"]) == ("2", "2")
     assert suite.attrib["name"] == "first-cut"
 
