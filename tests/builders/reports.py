@@ -12,6 +12,7 @@ from oracles import report_schema
 
 from testbed.core.report.answers import Answer
 from testbed.core.report.document import Report, to_json
+from testbed.core.report.faults_section import Fault
 from testbed.core.report.figures import figures
 from testbed.core.report.markdown import markdown
 from testbed.core.report.plotly_figure import Figure
@@ -94,3 +95,10 @@ def _contains(value: Any, expected: Any) -> None:
 def figure(report: Report, id: str) -> Figure:
     (drawn,) = [figure for figure in figures(report) if figure.id == id]
     return drawn
+
+
+def fault(type: str = "cut", target: str = "north", **fields: Any) -> Fault:
+    """Return a fault of one link, from 10 s to 15 s; nothing is known of its effect."""
+    unknown = ("carrier_s", "longest_gap_s", "back_s", "back_after_end_s", "recovered")
+    times = {"began_s": 10.0, "ended_s": 15.0, **dict.fromkeys(unknown)}
+    return Fault(**{"fault": "f1", "type": type, "target": target, "links": (target,), **times, **fields})

@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import math
+import operator
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +123,7 @@ def write_lines(path: Path, values: Sequence[object]) -> None:
 def edit(
     run: Path,
     files: str,
-    change: Callable[[Any], object] | None = None,
+    change: Callable[[Any], object] | Mapping[str, object] | None = None,
     /,
     where: Mapping[str, object] | None = None,
     **values: object,
@@ -133,14 +134,20 @@ def edit(
         run: the run directory.
         files: a pattern of names in it, as in ``"ranks/rank-?.jsonl"``. The name of a JSONL file may be new.
         change: modifies its argument in place, or returns a replacement. The argument is the document of a JSON file;
-            of a JSONL file the list of its lines, or with ``where`` one line after another.
+            of a JSONL file the list of its lines, or with ``where`` one line after another. A mapping sets values by
+            their places in it, as in ``{"links.0.length_m": 80e3}``.
         where: selects the lines of JSONL files that have all these values.
         values: are set in the document, or in the selected lines (in all lines without ``where``).
     """
 
     def changed(content: Any) -> Any:
-        result = change(content) if change else None
-        return content if result is None else result
+        if isinstance(change, Mapping):
+            for place, value in change.items():
+                *outer, last = (int(key) if key.isdecimal() else key for key in place.split("."))
+                functools.reduce(operator.getitem, outer, content)[last] = value
+        elif change and (result := change(content)) is not None:
+            return result
+        return content
 
     for file in sorted(run.glob(files)) or [run / files]:
         if file.suffix == ".json":

@@ -5,7 +5,9 @@ Each changes the records of the plain run as the event would have: no code of th
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
 from builders import run_factory
 from builders.run_factory import read_lines, write_lines
@@ -129,3 +131,86 @@ def _impair(path: Path) -> None:
             in_force = {it: {"direction": it, "dark_by": [], "values": values, "masked": []} for it in directions}
             events.append({"t": t, "event": event, **told, "command_t": t, "ack_t": t, "in_force": in_force})
     write_lines(path / "events.jsonl", sorted(events, key=lambda it: it["t"]))
+
+
+def stall(run: Path, *stalls: tuple[float, float]) -> Path:
+    """Log stalls of the host, (seconds since the job began, length), alternately on two cores."""
+    lines = [
+        {"core": index % 2, "t": run_factory.BEGAN_T + began_s, "s": length_s}
+        for index, (began_s, length_s) in enumerate(stalls)
+    ]
+    return run_factory.edit(run, "stalls.jsonl", lambda _: lines)
+
+
+def launched(run: Path, **workload: object) -> Path:
+    """Make it the run of a launched program, which records no steps."""
+    for file in (run / "ranks").iterdir():
+        file.unlink()
+    return run_factory.edit(run, "run.json", workload={"command": "python x.py", **workload}, expectations=[])
+
+
+def add_checkpoints(run: Path, every: int, took_s: float) -> None:
+    """Let each rank save its state after every so many steps; what follows happens later."""
+
+    def saving(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        later, changed = 0.0, []
+        for line in lines:
+            times = [key for key in line if key == "t" or key.startswith("t_")]
+            changed.append(line if line["kind"] == "job" else line | {key: line[key] + later for key in times})
+            if line["kind"] == "step" and line["step"] % every == 0 and line["step"] < run_factory.STEPS:
+                later += took_s
+                saved = {"kind": "checkpoint", "step": line["step"], "bytes": 1, "took_s": took_s}
+                changed.append({**saved, "t": line["t_end"] + later})
+        return changed
+
+    run_factory.edit(run, "ranks/rank-*.jsonl", saving)
+
+
+def restart(run: Path, resumed_from: int, lost_s: float) -> None:
+    """Attempt 1 ends after the last step; attempt 2 begins ``lost_s`` later, from a checkpoint before it."""
+    last_t = max(line.get("t_end", 0.0) for line in read_lines(run / "ranks" / "rank-3.jsonl"))
+    ended = {"t": last_t + 1, "event": "attempt-ended", "attempt": 1, "why": "rank 2 died", "detected_t": last_t + 1}
+
+    def restarted(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        steps, saved = ([line for line in lines if line["kind"] == kind] for kind in ("step", "checkpoint"))
+        shift = last_t + lost_s - steps[resumed_from]["t_begin"]
+        job = {**lines[0], "attempt": 2, "resumed_from": resumed_from, "t": last_t + lost_s - 0.1}
+        second = [
+            {**line, "attempt": 2} | {key: line[key] + shift for key in line if key.startswith("t_")}
+            for line in steps[resumed_from:]
+        ]
+        end = {
+            "kind": "end",
+            "attempt": 2,
+            "t": second[-1]["t_end"],
+            "status": "ok",
+            "reason": "",
+            "step": run_factory.STEPS,
+        }
+        return [lines[0], *steps, *saved, job, *second, end]
+
+    run_factory.edit(run, "ranks/rank-*.jsonl", restarted)
+    run_factory.edit(run, "events.jsonl", lambda events: [*events, ended])
+
+
+def slower(path: Path, factor: float, jitter: float = 0.0, seed: int = 1) -> None:
+    """Make every step ``factor`` times as long, and each by up to ``jitter`` of itself longer or shorter."""
+    chance = random.Random(seed)
+    stretch = [factor * (1 + jitter * chance.uniform(-1, 1)) for _ in range(run_factory.STEPS + 1)]
+
+    def slow(lines: list[dict[str, Any]]) -> None:
+        shift = 0.0
+        for line in lines:
+            if line["kind"] == "step":
+                begin, by = line["t_begin"], stretch[line["step"]]
+                for key in ("t_ready", "t_sync", "t_end"):
+                    line[key] = begin + shift + (line[key] - begin) * by
+                line["t_begin"] += shift
+                shift += (line["t_end"] - line["t_begin"]) * (1 - 1 / by)
+            elif line["kind"] == "end":
+                line["t"] += shift + 1.0
+
+    run_factory.edit(path, "ranks/rank-*[0-9].jsonl", slow)
+    # The cut of the factory falls into another step now; a run without faults is easier to reason about.
+    left_out = ("fault", "carrier", "job-ended")
+    run_factory.edit(path, "events.jsonl", lambda events: [it for it in events if not it["event"].startswith(left_out)])

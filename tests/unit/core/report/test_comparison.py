@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 import shutil
-from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from builders import run_factory, run_kinds, validation_factory
 from builders.page_tree import tree_of
 from builders.reports import figures, report_of
 from builders.run_factory import edit, read_lines, write_lines
+from builders.run_kinds import slower, stall
 
 from testbed.core.report.comparison import comparison_words
 from testbed.core.report.comparison.comparison import SideBySide, compare, to_json
@@ -46,29 +45,6 @@ def quantities(found: SideBySide) -> dict[tuple[str, str], dict[str, Any]]:
     return {(section, row["id"]): row for section, rows in plain(found)["quantities"].items() for row in rows}
 
 
-def slower(path: Path, factor: float, jitter: float = 0.0, seed: int = 1) -> None:
-    """Make every step ``factor`` times as long, and each by up to ``jitter`` of itself longer or shorter."""
-    chance = random.Random(seed)
-    stretch = [factor * (1 + jitter * chance.uniform(-1, 1)) for _ in range(run_factory.STEPS + 1)]
-
-    def slow(lines: list[dict[str, Any]]) -> None:
-        shift = 0.0
-        for line in lines:
-            if line["kind"] == "step":
-                begin, by = line["t_begin"], stretch[line["step"]]
-                for key in ("t_ready", "t_sync", "t_end"):
-                    line[key] = begin + shift + (line[key] - begin) * by
-                line["t_begin"] += shift
-                shift += (line["t_end"] - line["t_begin"]) * (1 - 1 / by)
-            elif line["kind"] == "end":
-                line["t"] += shift + 1.0
-
-    edit(path, "ranks/rank-*[0-9].jsonl", slow)
-    # The cut of the factory falls into another step now; a run without faults is easier to reason about.
-    left_out = ("fault", "carrier", "job-ended")
-    edit(path, "events.jsonl", lambda events: [it for it in events if not it["event"].startswith(left_out)])
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_factory.make_run(tmp_path_factory.mktemp("made") / "base")
@@ -91,47 +67,32 @@ def brief(two: Runs) -> Runs:
 # ---- inputs
 
 
-def _set(name: str, *keys: Any, to: Any) -> Callable[[Path], object]:
-    def change(data: Any) -> None:
-        for key in keys[:-1]:
-            data = data[key]
-        data[keys[-1]] = to
-
-    return lambda path: edit(path, name, change)
-
-
-def _torch(path: Path) -> None:
-    edit(path, "ranks/rank-?.jsonl", where={"kind": "job"}, torch="2.99.0+cpu")
+SCHEDULE = [{"inject": "cut", "target": "north", "at_s": 3.0, "began": 1}]
 
 
 @pytest.mark.parametrize(
-    ("change", "named", "written"),
+    ("files", "place", "value", "named", "written"),
     [
-        (_set("topology.json", "name", to="metro-50km"), "topology", "metro-50km"),
-        (_set("topology.json", "scale", to=100.0), "scale", "100"),
-        (_set("topology.json", "links", 0, "length_m", to=80e3), "link north, length", "80 km"),
-        (_set("topology.json", "links", 1, "queue_bytes", to=64_000), "link south, queue", "64 kB"),
-        (_set("topology.json", "sites", 0, "nodes", to=3), "sites", "east (3 nodes), west (2 nodes)"),
-        (_set("topology.json", "seed", to=7), "seed of losses", "7"),
-        (_set("run.json", "workload", "seed", to=1), "seed", "1"),
-        (_set("run.json", "workload", "batch", to=8), "batch", "8"),
-        (_set("run.json", "testbed", to="0.2.0"), "version of testbed", "0.2.0"),
-        (_torch, "version of torch", "2.99.0+cpu"),
-        (_set("run.json", "host", "kernel", to="7.1"), "kernel", "7.1"),
-        (_set("run.json", "host", "sysctls", to={"net.core.rmem_max": "1"}), "net.core.rmem_max", "1"),
-        (_set("run.json", "emulator", to="netem"), "emulator", "netem"),
-        (
-            _set("run.json", "schedule", to=[{"inject": "cut", "target": "north", "at_s": 3.0, "began": 1}]),
-            "planned fault 1",
-            "cut north, at s 3.0",
-        ),
+        ("topology.json", "name", "metro-50km", "topology", "metro-50km"),
+        ("topology.json", "scale", 100.0, "scale", "100"),
+        ("topology.json", "links.0.length_m", 80e3, "link north, length", "80 km"),
+        ("topology.json", "links.1.queue_bytes", 64_000, "link south, queue", "64 kB"),
+        ("topology.json", "sites.0.nodes", 3, "sites", "east (3 nodes), west (2 nodes)"),
+        ("topology.json", "seed", 7, "seed of losses", "7"),
+        ("run.json", "workload.seed", 1, "seed", "1"),
+        ("run.json", "workload.batch", 8, "batch", "8"),
+        ("run.json", "testbed", "0.2.0", "version of testbed", "0.2.0"),
+        ("ranks/rank-?.jsonl", "0.torch", "2.99.0+cpu", "version of torch", "2.99.0+cpu"),
+        ("run.json", "host.kernel", "7.1", "kernel", "7.1"),
+        ("run.json", "host.sysctls", {"net.core.rmem_max": "1"}, "net.core.rmem_max", "1"),
+        ("run.json", "emulator", "netem", "emulator", "netem"),
+        ("run.json", "schedule", SCHEDULE, "planned fault 1", "cut north, at s 3.0"),
     ],
-    ids=lambda it: it.replace(" ", "-") if isinstance(it, str) else "",
 )
 def test_an_input_that_differs_is_the_first_thing_said(
-    brief: Runs, change: Callable[[Path], object], named: str, written: str
+    brief: Runs, files: str, place: str, value: object, named: str, written: str
 ) -> None:
-    change(brief[1])
+    edit(brief[1], files, {place: value})
     found = beside(*brief)
     values = (*found.differing, *found.one_sided)
     changed = [value for value in values if value.b == written]
@@ -147,7 +108,7 @@ def test_an_input_that_differs_is_the_first_thing_said(
 def test_a_fault_s_parameter_differs_though_its_line_of_the_schedule_is_the_same(brief: Runs) -> None:
     for path, loss in zip(brief, ("2%", "4%"), strict=True):
         text = f"# a comment of {loss}\nschedule:\n  - {{inject: brown-out, with: {{loss: {loss}}}}}\nsteps: 9\n"
-        edit(path, "run.json", lambda info, text=text: info["experiment"].update(text=text))
+        edit(path, "run.json", {"experiment.text": text})
     (only,) = beside(*brief).differing
     assert only.name == "experiment file"
     assert only.a == "  - {inject: brown-out, with: {loss: 2%}}"
@@ -229,21 +190,16 @@ def test_a_difference_is_judged_by_the_noise_inside_the_runs(
     assert goodput["noise_a"] is None, "one value of a run has no noise that is known"
 
 
-def _stall(path: Path, stalls: list[tuple[float, float]]) -> None:
-    lines = [{"core": 0, "t": run_factory.BEGAN_T + began_s, "s": length_s} for began_s, length_s in stalls]
-    edit(path, "stalls.jsonl", lambda _: lines)
-
-
 def test_a_difference_is_never_ranked_within_the_uncertainty_by_stalls(two: Runs) -> None:
     slower(two[1], 1.1)
     quiet = quantities(beside(*two))
     assert quiet["figures", "tokens_per_s"]["judgement"] == "one value each"
     assert quiet["figures", "median_step_s"]["judgement"] == "beyond the noise"
-    _stall(two[1], [(second / 2, 0.001) for second in range(100)])
+    stall(two[1], *((second / 2, 0.001) for second in range(100)))
     few = quantities(beside(*two))["figures", "tokens_per_s"]
     assert few["judgement"] == "one value each"
     assert few["uncertainty_b"] is not None
-    _stall(two[1], [(index * 0.143, 0.03) for index in range(400)])
+    stall(two[1], *((index * 0.143, 0.03) for index in range(400)))
     comparison = beside(*two)
     noisy = quantities(comparison)
     for key in ("tokens_per_s", "median_step_s", "tokens_per_s_outside_faults", "wall_s"):

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterable
 
 import pytest
+from builders.random_topology import link_between
+from builders.reports import fault
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +16,7 @@ from testbed.core.report.drawing import draw
 from testbed.core.report.drawing_parts import SMALL, Drawing, Label, wrapped
 from testbed.core.report.fault_effects import Effect
 from testbed.core.report.faults_section import Fault
-from testbed.core.topology.model import Link, Site, Topology
+from testbed.core.topology.model import Site, Topology
 
 LONG = "a-very-long-name-of-forty-characters-no-"
 
@@ -22,15 +24,11 @@ LONG = "a-very-long-name-of-forty-characters-no-"
 def topology(sites: int, pairs: list[tuple[int, int]], name: str = "site", nodes: int = 2) -> Topology:
     names = [f"{name}{number:02}"[-40:] for number in range(sites)]
     links = tuple(
-        Link(link, (names[a], names[b]), (link,), 40_000.0, "smf", "800ZR", 1, 2e-4, 8e8, 2_000_000, 0.0, 1500, "none")
+        link_between(link, (names[a], names[b]), 40.0)
         for number, (a, b) in enumerate(pairs)
         for link in [f"{name.replace('site', 'link')}{number:03}"[-40:]]
     )
     return Topology("t", 1000.0, tuple(Site(name, nodes, name) for name in names), links)
-
-
-def fault(number: int, type: str, link: str, ended_s: float | None = 15.0) -> Fault:
-    return Fault(f"f{number}", type, link, (link,), 10.0, ended_s, None, None, None, None, None)
 
 
 def ring(sites: int) -> list[tuple[int, int]]:
@@ -61,7 +59,9 @@ SHAPES = {
 def faults_of(shown: Topology) -> tuple[tuple[Fault, ...], dict[str, Effect]]:
     """A cut of the first link, jitter on the second, and both on the third."""
     kinds = [(0, "cut"), (1, "jitter"), (2, "cut"), (2, "jitter")]
-    made = [fault(n, kind, shown.links[at].name) for n, (at, kind) in enumerate(kinds) if at < len(shown.links)]
+    made = [
+        fault(kind, shown.links[at].name, fault=f"f{n}") for n, (at, kind) in enumerate(kinds) if at < len(shown.links)
+    ]
     return tuple(made), {it.fault: Effect.CUT if it.type == "cut" else Effect.IMPAIRED for it in made}
 
 
@@ -138,7 +138,7 @@ def test_a_link_that_no_fault_touched_is_plain() -> None:
 
 def test_many_faults_of_a_link_are_counted() -> None:
     shown = topology(2, [(0, 1)])
-    faults = tuple(fault(number, "flap", "link000") for number in range(7))
+    faults = tuple(fault("flap", "link000", fault=f"f{number}") for number in range(7))
     drawing = draw(shown, faults, {fault.fault: Effect.CUT for fault in faults})[0]
     assert text_of(drawing.labels).count("flap") == 2
     assert "and 5 faults more" in text_of(drawing.labels)

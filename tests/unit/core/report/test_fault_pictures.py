@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import run_kinds
-from builders.reports import figures, html, report_of
+from builders.reports import fault, figures, html, report_of
 
 from testbed.core.report.document import Report
 from testbed.core.report.fault_effects import Effect, effect, effects
@@ -19,10 +19,6 @@ from testbed.core.report.in_force_section import InForce, ValueInForce
 
 def report_of_kind(tmp_path: Path, kind: str) -> Report:
     return report_of(run_kinds.make(tmp_path / kind, kind))
-
-
-def fault(type: str, links: tuple[str, ...] = ("north",), carrier_s: float | None = None) -> Fault:
-    return Fault("f1", type, "north", links, 10.0, 15.0, carrier_s, None, None, None, None)
 
 
 def in_force(dark_by: tuple[str, ...] = (), by: tuple[str, ...] = ()) -> tuple[InForce, ...]:
@@ -74,7 +70,7 @@ def test_the_timeline_stands_above_the_plots_and_names_each_fault(tmp_path: Path
     page = html(report)
     assert page.index('<figure class="timeline"') < page.index('class="plot"')
     shown = re.search(r'<figure class="timeline".*?</figure>', page, re.DOTALL)
-    for words in (*(fault.label for fault in report.faults), "at 10 s, for 6 s", "at 22 s, for 6 s"):
+    for words in (*(cause.label for cause in report.faults), "at 10 s, for 6 s", "at 22 s, for 6 s"):
         assert words in shown[0]
     assert shown[0].count('class="impaired"') == 3, "two rows and the legend"
     assert f'title="1. {report.faults[0].words}: from 10 s, for 6 s' in shown[0]
@@ -103,10 +99,7 @@ def test_repetitions_share_a_row_and_many_kinds_share_one_by_type(tmp_path: Path
         drawn = timeline(dataclasses.replace(report, faults=tuple(faults)))
         return [(row.label, len(row.bars)) for row in drawn.rows]
 
-    flaps = [dataclasses.replace(fault("flap"), fault=f"f{n}", began_s=n, ended_s=n + 0.2) for n in range(200)]
+    flaps = [fault("flap", fault=f"f{n}", began_s=n, ended_s=n + 0.2) for n in range(200)]
     assert timeline_of(flaps) == [("flap north", 200)]
-    many = [
-        dataclasses.replace(fault("cut" if n % 2 else "jitter"), fault=f"f{n}", target=f"link{n}", began_s=n)
-        for n in range(40)
-    ]
+    many = [fault("cut" if n % 2 else "jitter", f"link{n}", fault=f"f{n}", began_s=n) for n in range(40)]
     assert sorted(timeline_of(many)) == [("cut", 20), ("jitter", 20)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from builders.reports import answer, check, document_of, html, markdown, pages_of, report_of
 from builders.run_factory import edit
+from builders.run_kinds import launched
 
 from testbed.core.faults.fault_registry import registry
 from testbed.core.records.event import Event
@@ -128,10 +129,8 @@ def test_a_page_with_many_events_folds_them_and_markdown_too(impaired: Path) -> 
 
 
 def test_the_report_of_a_launched_program_has_no_empty_figures_or_tables(run: Path) -> None:
-    for file in (run / "ranks").iterdir():
-        file.unlink()
-    workload = {"command": "./a.out", "statuses": [0, 0], "began_t": [1007.5, 1007.6], "ended_t": [1050.0, 1051.0]}
-    report = report_of(edit(run, "run.json", experiment={}, expectations=[], workload=workload))
+    workload = {"statuses": [0, 0], "began_t": [1007.5, 1007.6], "ended_t": [1050.0, 1051.0]}
+    report = report_of(edit(launched(run, **workload), "run.json", experiment={}))
     page, text = html(report), markdown(report)
     # The pattern that is offered names what it would read.
     page = re.sub(r'<pre class="offer">.*?</pre>', "", page, flags=re.DOTALL)

@@ -7,18 +7,11 @@ from pathlib import Path
 import pytest
 from builders.reports import answers, document_of, markdown, pages_of, report_of
 from builders.run_factory import BEGAN_T, SHARES, STALL_S, STEP_S, cut_t, edit, make_run
+from builders.run_kinds import stall
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testbed.core.report.answers import EXIT_CODES
-
-
-def stall(path: Path, *stalls: tuple[float, float]) -> Path:
-    """Log stalls, (seconds since the job began, length), alternately on two cores."""
-    lines = [
-        {"core": index % 2, "t": BEGAN_T + began_s, "s": length_s} for index, (began_s, length_s) in enumerate(stalls)
-    ]
-    return edit(path, "stalls.jsonl", lambda _: lines)
 
 
 def late(path: Path, share: float = 0.03) -> Path:

@@ -40,6 +40,7 @@ from builders.run_factory import (
     read_lines,
     write_lines,
 )
+from builders.run_kinds import launched
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -78,10 +79,8 @@ def drop_some(lines: list[dict]) -> None:
             line["drops"]["memory"] = 7
 
 
-def without_a_rate(certificate: dict) -> None:
-    rate = {"what": "rate", "target": 8e8, "measured": None, "low": None, "high": None, "verdict": "unmeasured"}
-    rate["why"] = "rate: 2 pairs of packets were on time"
-    certificate["links"][0]["directions"][0]["checks"][-1] = rate
+RATE = {"what": "rate", "target": 8e8, "measured": None, "low": None, "high": None, "verdict": "unmeasured"}
+NO_RATE = {"links.0.directions.0.checks.5": {**RATE, "why": "rate: 2 pairs of packets were on time"}}
 
 
 def with_algorithm(run: Path) -> Path:
@@ -139,7 +138,7 @@ def case(id: str, change: Callable[[Path], object] = Path, options: Mapping[str,
         ),
         case(
             "fibers that were not measurable leave the run unknown",
-            lambda run: edit(edit(run, "certificate.json", without_a_rate), "run.json", uncertified=True),
+            lambda run: edit(edit(run, "certificate.json", NO_RATE), "run.json", uncertified=True),
             verdict="unknown",
             fidelity="unknown",
             document={"certificate": {"verdict": "not measurable on this host now", "certified": False}},
@@ -398,7 +397,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>|`*x*`"
 
 
 def test_what_users_write_stays_text(run):
-    edit(run, "topology.json", lambda topology: topology["links"][0].update(name=HOSTILE), name=HOSTILE)
+    edit(run, "topology.json", {"links.0.name": HOSTILE, "name": HOSTILE})
     edit(run, "run.json", name=HOSTILE, reason=HOSTILE, status="failed", host={HOSTILE: HOSTILE})
     fault = {"t": 1020.0, "event": "fault-began", "fault": "x", "type": HOSTILE, "target": HOSTILE}
     other = {"t": 1020.0, "event": HOSTILE, "text": HOSTILE}
@@ -434,7 +433,7 @@ def test_a_file_that_is_missing_or_empty_breaks_nothing(run, gone, empty):
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_a_topology_with_a_number_that_is_not_finite_is_left_out(run, value):
-    report = report_of(edit(run, "topology.json", lambda topology: topology["links"][0].update(rate_bps=value)))
+    report = report_of(edit(run, "topology.json", {"links.0.rate_bps": value}))
     assert report.topology is None
     assert report.malformed == {"topology.json": 1}
     document_of(report)
@@ -490,10 +489,7 @@ def test_any_value_anywhere_breaks_nothing(tmp_path_factory, odd, seed):
     ],
 )
 def test_a_launched_program_is_judged_by_how_its_ranks_ended(run, statuses, ran, verdict, headline):
-    for records in (run / "ranks").glob("*.jsonl"):
-        records.unlink()
-    edit(run, "run.json", workload={"command": "python x.py", "statuses": statuses}, expectations=[])
-    report = report_of(run)
+    report = report_of(launched(run, statuses=statuses))
     check(report, verdict=verdict, ran=ran, shown=["python x.py"])
     assert report.headline == headline
     assert not {"trained", "wire", "recovered"} & set(answers(report))

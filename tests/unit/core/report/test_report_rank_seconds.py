@@ -8,52 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.reports import check, document_of, figure, html, markdown, report_of, without_scripts
-from builders.run_factory import BEGAN_T, CUT_STEP, STEPS, edit, read_lines, step_begins
+from builders.reports import check, document_of, fault, figure, html, markdown, report_of, without_scripts
+from builders.run_factory import BEGAN_T, CUT_STEP, edit, step_begins
+from builders.run_kinds import add_checkpoints, launched, restart
 
 from testbed.cli import tables
 from testbed.core.records.event import Event
 from testbed.core.report import certification_section, events_section, faults_section
-from testbed.core.report.document import Report
-from testbed.core.report.faults_section import Fault
 from testbed.core.report.fidelity_section import Machine
-
-
-def add_checkpoints(run: Path, every: int, took_s: float) -> None:
-    """Let each rank save its state after every so many steps; what follows happens later."""
-
-    def saving(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        later, changed = 0.0, []
-        for line in lines:
-            times = [key for key in line if key == "t" or key.startswith("t_")]
-            changed.append(line if line["kind"] == "job" else line | {key: line[key] + later for key in times})
-            if line["kind"] == "step" and line["step"] % every == 0 and line["step"] < STEPS:
-                later += took_s
-                saved = {"kind": "checkpoint", "step": line["step"], "bytes": 1, "took_s": took_s}
-                changed.append({**saved, "t": line["t_end"] + later})
-        return changed
-
-    edit(run, "ranks/rank-*.jsonl", saving)
-
-
-def restart(run: Path, resumed_from: int, lost_s: float) -> None:
-    """Attempt 1 ends after the last step; attempt 2 begins ``lost_s`` later, from a checkpoint before it."""
-    last_t = max(line.get("t_end", 0.0) for line in read_lines(run / "ranks" / "rank-3.jsonl"))
-    ended = {"t": last_t + 1, "event": "attempt-ended", "attempt": 1, "why": "rank 2 died", "detected_t": last_t + 1}
-
-    def restarted(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        steps, saved = ([line for line in lines if line["kind"] == kind] for kind in ("step", "checkpoint"))
-        shift = last_t + lost_s - steps[resumed_from]["t_begin"]
-        job = {**lines[0], "attempt": 2, "resumed_from": resumed_from, "t": last_t + lost_s - 0.1}
-        second = [
-            {**line, "attempt": 2} | {key: line[key] + shift for key in line if key.startswith("t_")}
-            for line in steps[resumed_from:]
-        ]
-        end = {"kind": "end", "attempt": 2, "t": second[-1]["t_end"], "status": "ok", "reason": "", "step": STEPS}
-        return [lines[0], *steps, *saved, job, *second, end]
-
-    edit(run, "ranks/rank-*.jsonl", restarted)
-    edit(run, "events.jsonl", lambda events: [*events, ended])
 
 
 def total_of(seconds: dict[str, float]) -> float:
@@ -129,15 +91,12 @@ def test_a_job_of_many_attempts_has_its_bar_over_all_and_its_table_whole(run: Pa
     assert "| attempt 20 |" in markdown(report)
 
 
-def launched(run: Path, **workload: object) -> Report:
-    for records in (run / "ranks").glob("*.jsonl"):
-        records.unlink()
-    usual = {"command": "./x", "statuses": [0, 0, 137, None]}
-    return report_of(edit(run, "run.json", workload={**usual, **workload}, expectations=[]))
+STATUSES = [0, 0, 137, None]
 
 
 def test_a_launched_programs_time_is_not_told_apart(run: Path) -> None:
-    report = launched(run, began_t=[1010.0, 1010.1, 1010.2, 1010.3], ended_t=[1020.0, 1021.0, 1022.0, 1030.0])
+    times = {"began_t": [1010.0, 1010.1, 1010.2, 1010.3], "ended_t": [1020.0, 1021.0, 1022.0, 1030.0]}
+    report = report_of(launched(run, statuses=STATUSES, **times))
     total = report.rank_seconds.total
     assert total.not_told_apart_s == pytest.approx(10.0 + 10.9 + 11.8 + 19.7)
     assert total.begin_and_end_s == pytest.approx(4 * 20.0 - total.not_told_apart_s)
@@ -158,7 +117,7 @@ def test_a_launched_programs_time_is_not_told_apart(run: Path) -> None:
     ],
 )
 def test_a_launch_of_an_older_version_has_the_time_of_the_run(run: Path, times: dict[str, object]) -> None:
-    report = launched(run, **times)
+    report = report_of(launched(run, statuses=STATUSES, **times))
     assert report.rank_seconds.total.not_told_apart_s == pytest.approx(4 * report.duration_s)
     assert report.rank_seconds.total.total_s == pytest.approx(4 * report.rank_seconds.wall_s)
 
@@ -172,20 +131,18 @@ def test_the_command_says_what_goodput_is_made_of(run: Path) -> None:
 # ---- the sentences beside it
 
 
-def fault(**values: Any) -> Fault:
-    given = {
-        **{"fault": "f1", "type": "cut", "target": "north", "links": ("north",), "began_s": 20.0, "ended_s": 30.0},
-        **{"carrier_s": None, "longest_gap_s": 0.538, "back_s": 0.279, "back_after_end_s": 0.0, "recovered": True},
-    }
-    return Fault(**{**given, **values})
+GAP = {
+    **{"began_s": 20.0, "ended_s": 30.0, "longest_gap_s": 0.538},
+    **{"back_s": 0.279, "back_after_end_s": 0.0, "recovered": True},
+}
 
 
 def test_a_gap_longer_than_the_time_to_the_first_good_step_says_where_it_was() -> None:
-    assert faults_section.sentence(fault(gap_began_s=28.1)) == (
+    assert faults_section.sentence(fault(**GAP, gap_began_s=28.1)) == (
         "Cut north at 20 s for 10 s: longest gap between commits 538 ms (from 8.1 s to 8.64 s after it began);"
         " the first step back to 1.1 × the median ended 279 ms after it began."
     )
-    before = faults_section.sentence(fault(gap_began_s=19.6))
+    before = faults_section.sentence(fault(**GAP, gap_began_s=19.6))
     assert "538 ms (from 400 ms before it began to 138 ms after)" in before
 
 

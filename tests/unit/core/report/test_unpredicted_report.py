@@ -47,5 +47,5 @@ def test_a_run_that_was_predicted_says_nothing_of_that(run: Path) -> None:
 
 def test_a_congestion_control_that_the_kernel_lacks_is_told(run: Path) -> None:
     edit(run, "topology.json", congestion="bbr")
-    edit(run, "certificate.json", lambda certificate: certificate["host"].update(congestion_control="cubic"))
+    edit(run, "certificate.json", {"host.congestion_control": "cubic"})
     assert "bbr, which this kernel lacks: cubic instead" in markdown(report_of(run))

@@ -101,23 +101,27 @@ def test_a_later_version_may_add_properties():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("changes", "words"),
     [
-        (lambda document: [], "expected a JSON object"),
-        (lambda document: {**document, "schema_version": 2}, "expected schema_version 1, got 2"),
-        (
-            lambda document: {key: value for key, value in document.items() if key != "schema_version"},
-            "expected schema_version 1, got None",
-        ),
-        (lambda document: {**document, "libraries": "none"}, "libraries"),
-        (lambda document: {**document, "libraries": [None]}, "libraries.0"),
-        (lambda document: {**document, "links": 3}, "links"),
-        (lambda document: {**document, "verdict": "perhaps"}, "verdict"),
+        ({"schema_version": 2}, "expected schema_version 1, got 2"),
+        ({"libraries": "none"}, "libraries"),
+        ({"libraries": [None]}, "libraries.0"),
+        ({"links": 3}, "links"),
+        ({"verdict": "perhaps"}, "verdict"),
     ],
 )
-def test_what_is_no_validation_is_refused_with_the_place(change, words):
+def test_what_is_no_validation_is_refused_with_the_place(changes, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        from_json(change(to_json(WHOLE)))
+        from_json(to_json(WHOLE) | changes)
+
+
+def test_what_is_no_object_and_what_has_no_version_is_refused():
+    with pytest.raises(ValueError, match="expected a JSON object"):
+        from_json([])
+    document = to_json(WHOLE)
+    del document["schema_version"]
+    with pytest.raises(ValueError, match="expected schema_version 1, got None"):
+        from_json(document)
 
 
 # ---- the matrix
