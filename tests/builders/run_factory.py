@@ -172,7 +172,7 @@ def add_scrapes(path: Path, times: list[float], silent: dict[int, tuple[float, f
     lines = []
     for file in sorted((path / "ranks").glob("rank-*[0-9].jsonl")):
         rank = int(file.stem.removeprefix("rank-"))
-        steps = [it for it in read_lines(file) if it["kind"] == "step"]
+        steps = [line for line in read_lines(file) if line["kind"] == "step"]
         begin, end = (silent or {}).get(rank, (0.0, 0.0))
         for t in times:
             line: dict = {"t": t, "kind": "rank", "rank": rank}

@@ -28,7 +28,7 @@ def make(path: Path, kind: str) -> Path:
     else:
         run_factory.make_run(path)
     if kind == "none":
-        run_factory.edit(path, "events.jsonl", lambda events: [it for it in events if "fault" not in it])
+        run_factory.edit(path, "events.jsonl", lambda events: [event for event in events if "fault" not in event])
     if kind == "stall":
         _stall(path)
     if kind == "restart":
@@ -66,7 +66,7 @@ def _stall(path: Path) -> None:
 def _die(path: Path) -> None:
     """Training never comes back: the record ends 40 s after the last step, with both fibers dark."""
     died_t = run_factory.cut_t() + 40.0
-    events = [it for it in read_lines(path / "events.jsonl") if it["event"] != "fault-ended"]
+    events = [event for event in read_lines(path / "events.jsonl") if event["event"] != "fault-ended"]
     for event in events:
         if event["event"] == "job-ended":
             event["t"] = died_t
@@ -102,19 +102,21 @@ def _restart(path: Path) -> None:
         write_lines(file, [job, *first[:200], checkpoint, *first[200:], failed, start, *again, done])
         ended_t = done["t"]
     killed = {"fault": "f2", "type": "rank-kill", "target": "3", "links": [], "nodes": ["west-1"]}
-    events = [it for it in read_lines(path / "events.jsonl") if it["event"] != "job-ended"]
+    events = [event for event in read_lines(path / "events.jsonl") if event["event"] != "job-ended"]
     events += [
         {"t": killed_t, "event": "fault-began", **killed, "phase": "killed"},
         {"t": killed_t + 0.002, "event": "fault-ended", **killed},
         {"t": ended_t + 0.05, "event": "job-ended", "job": "j1"},
     ]
-    write_lines(path / "events.jsonl", sorted(events, key=lambda it: it["t"]))
+    write_lines(path / "events.jsonl", sorted(events, key=lambda event: event["t"]))
     run_factory.edit(path, "run.json", ended_t=ended_t + 1)
 
 
 def _impair(path: Path) -> None:
     """Instead of the cut: loss on one direction, and then a tenth of the rate."""
-    events = [it for it in read_lines(path / "events.jsonl") if "fault" not in it and it["event"] != "carrier"]
+    events = [
+        event for event in read_lines(path / "events.jsonl") if "fault" not in event and event["event"] != "carrier"
+    ]
     began = run_factory.BEGAN_T + 10.0
     faults = (
         ("f1", "impair", "north:west", "loss", "0.5%", began, began + 6.0),
@@ -130,7 +132,7 @@ def _impair(path: Path) -> None:
         ):
             in_force = {it: {"direction": it, "dark_by": [], "values": values, "masked": []} for it in directions}
             events.append({"t": t, "event": event, **told, "command_t": t, "ack_t": t, "in_force": in_force})
-    write_lines(path / "events.jsonl", sorted(events, key=lambda it: it["t"]))
+    write_lines(path / "events.jsonl", sorted(events, key=lambda event: event["t"]))
 
 
 def stall(run: Path, *stalls: tuple[float, float]) -> Path:
@@ -213,4 +215,6 @@ def slower(path: Path, factor: float, jitter: float = 0.0, seed: int = 1) -> Non
     run_factory.edit(path, "ranks/rank-*[0-9].jsonl", slow)
     # The cut of the factory falls into another step now; a run without faults is easier to reason about.
     left_out = ("fault", "carrier", "job-ended")
-    run_factory.edit(path, "events.jsonl", lambda events: [it for it in events if not it["event"].startswith(left_out)])
+    run_factory.edit(
+        path, "events.jsonl", lambda events: [event for event in events if not event["event"].startswith(left_out)]
+    )

@@ -37,10 +37,10 @@ def walk(steps: list[Route], owner: dict[str, str], gateway: str, destination: s
 
 
 def test_each_direction_goes_over_its_own_link_there_and_back() -> None:
-    lab = [it for it in build(TOPOLOGY, agents=False) if isinstance(it, Route | Address)]
+    lab = [step for step in build(TOPOLOGY, agents=False) if isinstance(step, Route | Address)]
     probing = list(node_paths.steps(TOPOLOGY, TOPOLOGY.links, NODES))
     routes = [it for it in (*lab, *probing) if isinstance(it, Route) and ":" not in it.destination]
-    owner = {it.cidr.partition("/")[0]: it.namespace for it in (*lab, *probing) if isinstance(it, Address)}
+    owner = {step.cidr.partition("/")[0]: step.namespace for step in (*lab, *probing) if isinstance(step, Address)}
     for link in TOPOLOGY.links:
         for path in node_paths.node_paths(TOPOLOGY, link, NODES):
             ends = [(path.sender, path.source), (path.receiver, path.destination)]
@@ -48,10 +48,12 @@ def test_each_direction_goes_over_its_own_link_there_and_back() -> None:
                 assert owner[own] == near
                 passed = walk(routes, owner, TOPOLOGY.site_of(near).gateway, other)
                 assert passed == [link.name, "fabric", far]
-    probed = [it.cidr.partition("/")[0] for it in probing if isinstance(it, Address)]
+    probed = [step.cidr.partition("/")[0] for step in probing if isinstance(step, Address)]
     assert len(set(probed)) == 2 * len(TOPOLOGY.links)
     assert all(ip_address(it) in ip_network("10.253.0.0/16") for it in probed)
-    assert not set(probed) & {it.cidr.partition("/")[0] for it in lab if isinstance(it, Address)}, "of the lab itself"
+    assert not set(probed) & {step.cidr.partition("/")[0] for step in lab if isinstance(step, Address)}, (
+        "of the lab itself"
+    )
 
 
 @pytest.mark.parametrize(

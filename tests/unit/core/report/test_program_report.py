@@ -80,7 +80,7 @@ def test_printed_steps_give_the_figures_of_an_own_job(tmp_path: Path, every: int
 def test_what_only_agents_record_is_absent_and_the_page_says_why(printing: Report) -> None:
     training = document_of(printing)["training"]
     assert [training[key] for key in ("compute_s", "peer_wait_s", "network_s")] == [None] * 3
-    assert not {it.id for it in figures(printing)} & {"time-of-ranks", "rank-seconds"}
+    assert not {figure.id for figure in figures(printing)} & {"time-of-ranks", "rank-seconds"}
     assert "wire" not in answers(printing)
     for form in pages_of(printing):
         page = form.split("<script")[0]
@@ -146,7 +146,7 @@ def test_a_restart_inside_the_program_is_an_attempt(tmp_path: Path) -> None:
     edit(
         run,
         "ranks/rank-*.jsonl",
-        lambda lines: [{**it, "step": it["step"] - 50} if it.get("step", 0) > 120 else it for it in lines],
+        lambda lines: [{**line, "step": line["step"] - 50} if line.get("step", 0) > 120 else line for line in lines],
     )
     report = report_of(run)
     document = document_of(report)
@@ -159,11 +159,11 @@ def test_a_restart_inside_the_program_is_an_attempt(tmp_path: Path) -> None:
 
 
 def test_metrics_of_expectations_are_those_of_an_own_job(printing: Report) -> None:
-    found = measured(printing)
-    names = {name for name, value in found.items() if value is not None}
+    values = measured(printing)
+    names = {name for name, value in values.items() if value is not None}
     assert names >= {"goodput", "recovery", "train_loss_drop", "steps_lost", "attempts", "restarts"}
     assert not names & {"compute_utilization", "wire_ratio", "wrong_sums", "hangs"}
-    assert found["train_loss_drop"] == pytest.approx(0.291, abs=0.01)
+    assert values["train_loss_drop"] == pytest.approx(0.291, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,9 @@ def test_a_known_algorithm_is_compared_in_each_direction_and_the_report_has_the_
 
 @pytest.mark.parametrize("status", ["finished", "interrupted", "failed"])
 def test_report_json_is_as_its_schema_says(tmp_path, status):
-    document = document_of(report_of(make_run(tmp_path / "r", status=status, steps=240)))
+    report = report_of(make_run(tmp_path / "r", status=status, steps=240))
+    document = document_of(report)
+    assert "plotly" in html(report)
     assert document["version"] == 1
     del document["verdict"]
     with pytest.raises(jsonschema.ValidationError):

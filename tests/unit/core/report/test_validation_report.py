@@ -378,9 +378,9 @@ def test_another_suite_is_noted():
 @pytest.mark.parametrize("fields", [{"machine": "another"}, {"certified": False}, {"topology": "regional-ring"}])
 def test_times_of_another_lab_are_not_compared_but_answers_are(fields):
     slower = factory.library(speeds=factory.speeds(0.2), cells=(dataclasses.replace(factory.CELLS[2], outcome="hang"),))
-    found = compare(factory.validation(LIBRARY), factory.validation(slower, **fields))
-    assert [change.what for change in found.regressions] == ["failover"]
-    assert any("times not compared" in note for note in found.notes)
+    comparison = compare(factory.validation(LIBRARY), factory.validation(slower, **fields))
+    assert [change.what for change in comparison.regressions] == ["failover"]
+    assert any("times not compared" in note for note in comparison.notes)
 
 
 def test_regressions_are_on_the_page_in_markdown_and_fail_in_junit():

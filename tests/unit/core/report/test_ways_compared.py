@@ -48,10 +48,10 @@ FOUND = compared(
 
 
 def test_differences_are_of_runs_with_the_same_seed() -> None:
-    found: Any = FOUND.paired(OTHER, "heldout_loss")
-    assert found.differences == pytest.approx({0: 0.030, 1: 0.032, 2: 0.031})
+    comparison: Any = FOUND.paired(OTHER, "heldout_loss")
+    assert comparison.differences == pytest.approx({0: 0.030, 1: 0.032, 2: 0.031})
     # The seeds alone differ by 0.042; the difference of two ways by 0.002.
-    assert (found.mean, found.high - found.low) == pytest.approx((0.031, 0.002))
+    assert (comparison.mean, comparison.high - comparison.low) == pytest.approx((0.031, 0.002))
     assert FOUND.paired("ddp", "heldout_loss") is None
     table: Any = ways_tables.paired_table(FOUND)
     assert table.rows[0] == ["held-out loss", "+0.0310 (+0.0300 to +0.0320)"]
@@ -77,9 +77,9 @@ def test_a_difference_that_stalls_may_have_made_is_within_noise(by: float, withi
 
 
 def test_a_seed_that_one_way_lacks_is_in_no_difference() -> None:
-    found = compared({("ddp", 0): 2.4, (OTHER, 0): 2.5, ("ddp", 1): 2.0})
-    assert found.paired(OTHER, "heldout_loss").differences == pytest.approx({0: 0.1})  # type: ignore[union-attr]
-    assert found.verdict == "unknown", "a run is missing"
+    comparison = compared({("ddp", 0): 2.4, (OTHER, 0): 2.5, ("ddp", 1): 2.0})
+    assert comparison.paired(OTHER, "heldout_loss").differences == pytest.approx({0: 0.1})  # type: ignore[union-attr]
+    assert comparison.verdict == "unknown", "a run is missing"
     assert compared({("ddp", 0): 2.4, (OTHER, 0): None}).paired(OTHER, "heldout_loss") is None
 
 
@@ -103,12 +103,14 @@ def test_every_plot_of_a_loss_says_that_it_is_of_toy_scale() -> None:
 
 
 def test_an_interrupted_comparison_says_what_is_missing() -> None:
-    found = WaysCompared("metro-40km", WAYS, (0, 1), FOUND.runs[:1], ended="interrupted")
-    assert ways_tables.headline(found) == "2 ways of training on metro-40km, 2 seeds each: 1 of 4 runs, interrupted"
-    assert "interrupted" in ways_page.html(found)
-    (missing,) = found.notes
+    comparison = WaysCompared("metro-40km", WAYS, (0, 1), FOUND.runs[:1], ended="interrupted")
+    assert (
+        ways_tables.headline(comparison) == "2 ways of training on metro-40km, 2 seeds each: 1 of 4 runs, interrupted"
+    )
+    assert "interrupted" in ways_page.html(comparison)
+    (missing,) = comparison.notes
     assert missing == (f"Missing: {OTHER} of seed 0, ddp of seed 1, {OTHER} of seed 1 (interrupted).")
-    assert missing in ways_page.html(found)
+    assert missing in ways_page.html(comparison)
 
 
 def with_reports(fields: Callable[[int, WayRun], Mapping[str, Any]]) -> WaysCompared:
@@ -124,17 +126,19 @@ def with_reports(fields: Callable[[int, WayRun], Mapping[str, Any]]) -> WaysComp
 
 
 def test_a_run_that_was_interrupted_is_told_although_none_is_missing() -> None:
-    found = with_reports(lambda number, _: {"steps_committed": 7 if number == 5 else 20})
-    found = replace(found, ended="interrupted")
-    assert ways_tables.headline(found).endswith("3 seeds each, interrupted")
-    assert found.notes[0].startswith(f"Ended early: {OTHER} of seed 2 after step 7 of 20;")
+    comparison = with_reports(lambda number, _: {"steps_committed": 7 if number == 5 else 20})
+    comparison = replace(comparison, ended="interrupted")
+    assert ways_tables.headline(comparison).endswith("3 seeds each, interrupted")
+    assert comparison.notes[0].startswith(f"Ended early: {OTHER} of seed 2 after step 7 of 20;")
 
 
 def test_a_way_that_cannot_begin_is_told_with_its_reason() -> None:
-    found = WaysCompared("metro-40km", WAYS, (0,), FOUND.runs[:1], failed=((OTHER, 0, "rank 3 has no such library"),))
-    assert found.notes == (f"Failed before its first step: {OTHER} of seed 0 (rank 3 has no such library).",)
-    assert found.verdict == "fail" and found.notes[0] in ways_page.html(found)
-    assert to_json(found)["failed"] == [{"way": OTHER, "seed": 0, "reason": "rank 3 has no such library"}]
+    comparison = WaysCompared(
+        "metro-40km", WAYS, (0,), FOUND.runs[:1], failed=((OTHER, 0, "rank 3 has no such library"),)
+    )
+    assert comparison.notes == (f"Failed before its first step: {OTHER} of seed 0 (rank 3 has no such library).",)
+    assert comparison.verdict == "fail" and comparison.notes[0] in ways_page.html(comparison)
+    assert to_json(comparison)["failed"] == [{"way": OTHER, "seed": 0, "reason": "rank 3 has no such library"}]
 
 
 def test_ways_that_train_on_more_tokens_in_a_step_are_told() -> None:
@@ -148,8 +152,8 @@ def test_every_page_says_that_compute_is_declared_and_where_the_cores_fell_short
 
     steps = DeclaredSteps("declared", 0.1, 0.0, 0.1, 0.1, 9, 0, 0.0, 0.0, None, ranks=4, cores=2, parameters=1_300_000)
     longer = replace(steps, measured_s=0.15)
-    found = with_reports(lambda _, run: {"declared": steps if run.way == "ddp" else longer})
-    first, bound = found.notes
+    comparison = with_reports(lambda _, run: {"declared": steps if run.way == "ddp" else longer})
+    first, bound = comparison.notes
     assert "Times of compute on this page are declared" in first
     assert bound.startswith(f"CPU-bound here: steps of {OTHER} took longer")
-    assert first in ways_page.html(found)
+    assert first in ways_page.html(comparison)
