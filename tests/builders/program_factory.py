@@ -7,7 +7,6 @@ the testbed.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +45,6 @@ def make_program(
     for file in (path / "ranks").iterdir():
         file.unlink()
     ended_t = ends[-1] + 1.5
-    info = json.loads((path / "run.json").read_text())
     workload = {
         "command": "python train.py",
         "progress": {"preset": "nanogpt"} if progress is None else progress,
@@ -60,7 +58,7 @@ def make_program(
         "ended_t": [ended_t] * WORLD,
     }
     changed = {"workload": workload, "expectations": [], "started_t": BEGAN_T - 1, "ended_t": ended_t + 1}
-    (path / "run.json").write_text(json.dumps({**info, **changed, "experiment": {}}))
+    run_factory.edit(path, "run.json", **changed, experiment={})
     for rank in range(WORLD):
         lines: list[dict] = [
             {
@@ -71,19 +69,15 @@ def make_program(
         for step in range(0, len(ends), every) if rank in printing else ():
             told = None if tokens is None or not step else tokens * every
             lines.append(record(ends[step] + rank * skew_s, step, told, 4.0 - 0.001 * step))
-        write(path / "ranks" / f"rank-{rank}.jsonl", lines)
+        run_factory.write_lines(path / "ranks" / f"rank-{rank}.jsonl", lines)
         (path / "ranks" / f"rank-{rank}.log").write_text("".join(f"{line}\n" for line in output))
-    write(path / "events.jsonl", _cut(*cut) if cut else [])
-    write(path / "metrics.jsonl", _metrics(ends, ended_t))
+    run_factory.write_lines(path / "events.jsonl", _cut(*cut) if cut else [])
+    run_factory.write_lines(path / "metrics.jsonl", _metrics(ends, ended_t))
     return path
 
 
 def record(t: float, step: int, tokens: float | None = None, train_loss: float | None = None, **more: float) -> dict:
     return {"kind": "progress", "t": t, "step": step, "tokens": tokens, "train_loss": train_loss, **more}
-
-
-def write(path: Path, lines: Sequence[dict]) -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _cut(began: float, ended: float) -> list[dict]:

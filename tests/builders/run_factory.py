@@ -11,9 +11,12 @@ import functools
 import itertools
 import json
 import math
+import operator
 import random
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 STEPS = 400
 STEP_S = 0.130
@@ -87,7 +90,7 @@ def make_run(
     )
     _json(path / "topology.json", topology())
     _json(path / "certificate.json", certificate(80e-6 if uncertified else 4e-6, emulator))
-    _lines(path / "events.jsonl", _events(ended_t, cut=steps >= CUT_STEP))
+    write_lines(path / "events.jsonl", _events(ended_t, cut=steps >= CUT_STEP))
     for name, text in _measured(status, steps, timed=emulator == "fiberd").items():
         (path / name).write_text(text, encoding="utf-8")
     return path
@@ -101,11 +104,64 @@ def _measured(status: str, steps: int, timed: bool) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "ranks").mkdir()
-        _lines(path / "metrics.jsonl", _metrics(times, ended_t, timed))
+        write_lines(path / "metrics.jsonl", _metrics(times, ended_t, timed))
         for rank in range(4):
-            _lines(path / "ranks" / f"rank-{rank}.jsonl", _records(rank, times, status))
+            write_lines(path / "ranks" / f"rank-{rank}.jsonl", _records(rank, times, status))
         add_scrapes(path, [BEGAN_T - 2.4 + index for index in range(math.ceil(ended_t - BEGAN_T) + 6)])
         return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*.jsonl")}
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file; none of a missing one."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def write_lines(path: Path, values: Sequence[object]) -> None:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+
+
+def edit(
+    run: Path,
+    files: str,
+    change: Callable[[Any], object] | Mapping[str, object] | None = None,
+    /,
+    where: Mapping[str, object] | None = None,
+    **values: object,
+) -> Path:
+    """Change JSON or JSONL files of a run directory, and return ``run``.
+
+    Args:
+        run: the run directory.
+        files: a pattern of names in it, as in ``"ranks/rank-?.jsonl"``. The name of a JSONL file may be new.
+        change: modifies its argument in place, or returns a replacement. The argument is the document of a JSON file;
+            of a JSONL file the list of its lines, or with ``where`` one line after another. A mapping sets values by
+            their places in it, as in ``{"links.0.length_m": 80e3}``.
+        where: selects the lines of JSONL files that have all these values.
+        values: are set in the document, or in the selected lines (in all lines without ``where``).
+    """
+
+    def changed(content: Any) -> Any:
+        if isinstance(change, Mapping):
+            for place, value in change.items():
+                *outer, last = (int(key) if key.isdecimal() else key for key in place.split("."))
+                functools.reduce(operator.getitem, outer, content)[last] = value
+        elif change and (result := change(content)) is not None:
+            return result
+        return content
+
+    for file in sorted(run.glob(files)) or [run / files]:
+        if file.suffix == ".json":
+            _json(file, {**changed(json.loads(file.read_text())), **values})
+            continue
+        lines = read_lines(file)
+        if where is None:
+            lines = [{**line, **values} for line in changed(lines)] if values else changed(lines)
+        else:
+            for index, line in enumerate(lines):
+                if where.items() <= line.items():
+                    lines[index] = {**changed(line), **values}
+        write_lines(file, lines)
+    return run
 
 
 def add_scrapes(path: Path, times: list[float], silent: dict[int, tuple[float, float]] | None = None) -> None:
@@ -116,7 +172,7 @@ def add_scrapes(path: Path, times: list[float], silent: dict[int, tuple[float, f
     lines = []
     for file in sorted((path / "ranks").glob("rank-*[0-9].jsonl")):
         rank = int(file.stem.removeprefix("rank-"))
-        steps = [it for it in map(json.loads, file.read_text().splitlines()) if it["kind"] == "step"]
+        steps = [line for line in read_lines(file) if line["kind"] == "step"]
         begin, end = (silent or {}).get(rank, (0.0, 0.0))
         for t in times:
             line: dict = {"t": t, "kind": "rank", "rank": rank}
@@ -344,7 +400,3 @@ def _records(rank: int, times: list[float], status: str) -> list[dict]:
 
 def _json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")
-
-
-def _lines(path: Path, values: list[dict]) -> None:
-    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")

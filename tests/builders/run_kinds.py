@@ -5,11 +5,12 @@ Each changes the records of the plain run as the event would have: no code of th
 
 from __future__ import annotations
 
-import json
+import random
 from pathlib import Path
 from typing import Any
 
 from builders import run_factory
+from builders.run_factory import read_lines, write_lines
 
 KINDS = ("stall", "death", "restart", "none", "one-step", "impaired")
 
@@ -27,7 +28,7 @@ def make(path: Path, kind: str) -> Path:
     else:
         run_factory.make_run(path)
     if kind == "none":
-        _write(path / "events.jsonl", [it for it in _read(path / "events.jsonl") if "fault" not in it])
+        run_factory.edit(path, "events.jsonl", lambda events: [event for event in events if "fault" not in event])
     if kind == "stall":
         _stall(path)
     if kind == "restart":
@@ -35,14 +36,6 @@ def make(path: Path, kind: str) -> Path:
     if kind == "impaired":
         _impair(path)
     return path
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def _write(file: Path, lines: list[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _ranks(path: Path) -> list[Path]:
@@ -53,13 +46,11 @@ def _shift(path: Path, from_t: float, by_s: float) -> None:
     """Let everything that ended after ``from_t`` happen ``by_s`` later: training stood in between."""
     times = ("t", "t_begin", "t_ready", "t_sync", "t_end", "command_t", "ack_t", "planned_t")
     for file in (*_ranks(path), path / "events.jsonl"):
-        lines = _read(file)
+        lines = read_lines(file)
         for line in lines:
             line |= {key: line[key] + by_s for key in times if key in line and line[key] > from_t}
-        _write(file, lines)
-    document = json.loads((path / "run.json").read_text())
-    document["ended_t"] += by_s
-    (path / "run.json").write_text(json.dumps(document))
+        write_lines(file, lines)
+    run_factory.edit(path, "run.json", lambda info: info.update(ended_t=info["ended_t"] + by_s))
 
 
 def _stall(path: Path) -> None:
@@ -67,29 +58,23 @@ def _stall(path: Path) -> None:
     _shift(path, run_factory.cut_t() + 0.1, STALL_S)
     cut = {"fault": "f2", "type": "cut", "target": "south", "links": ["south"]}
     began = run_factory.cut_t() + 0.01
-    _append(path / "events.jsonl", {"t": began, "event": "fault-began", **cut, "phase": "dark"})
-    _append(path / "events.jsonl", {"t": began + STALL_S, "event": "fault-ended", **cut})
+    begun = {"t": began, "event": "fault-began", **cut, "phase": "dark"}
+    ended = {"t": began + STALL_S, "event": "fault-ended", **cut}
+    run_factory.edit(path, "events.jsonl", lambda events: [*events, begun, ended])
 
 
 def _die(path: Path) -> None:
     """Training never comes back: the record ends 40 s after the last step, with both fibers dark."""
     died_t = run_factory.cut_t() + 40.0
-    events = [it for it in _read(path / "events.jsonl") if it["event"] != "fault-ended"]
+    events = [event for event in read_lines(path / "events.jsonl") if event["event"] != "fault-ended"]
     for event in events:
         if event["event"] == "job-ended":
             event["t"] = died_t
     cut = {"fault": "f2", "type": "cut", "target": "south", "links": ["south"]}
     events.append({"t": run_factory.cut_t() + 0.5, "event": "fault-began", **cut, "phase": "dark"})
-    _write(path / "events.jsonl", events)
-    for file in _ranks(path):
-        lines = _read(file)
-        for line in lines:
-            if line["kind"] == "end":
-                line["t"] = died_t
-        _write(file, lines)
-    document = json.loads((path / "run.json").read_text())
-    document["ended_t"] = died_t + 1
-    (path / "run.json").write_text(json.dumps(document))
+    write_lines(path / "events.jsonl", events)
+    run_factory.edit(path, "ranks/rank-?.jsonl", where={"kind": "end"}, t=died_t)
+    run_factory.edit(path, "run.json", ended_t=died_t + 1)
 
 
 def _restart(path: Path) -> None:
@@ -97,7 +82,7 @@ def _restart(path: Path) -> None:
     killed_t = run_factory.step_begins()[250] + 0.05
     resumed_t = killed_t + RESTART_S
     for file in _ranks(path):
-        lines = _read(file)
+        lines = read_lines(file)
         job = next(it for it in lines if it["kind"] == "job")
         steps = {it["step"]: it for it in lines if it["kind"] == "step"}
         first = [steps[number] for number in range(1, 251)]
@@ -114,24 +99,24 @@ def _restart(path: Path) -> None:
         failed = {"kind": "end", "t": killed_t + 0.1, "status": "failed", "reason": "closed by peer", "step": 250}
         done = {**lines[-1], "t": again[-1]["t_end"] + 0.01, "attempt": 2}
         start = {**job, "attempt": 2, "t": resumed_t, "resumed_from": 200}
-        _write(file, [job, *first[:200], checkpoint, *first[200:], failed, start, *again, done])
+        write_lines(file, [job, *first[:200], checkpoint, *first[200:], failed, start, *again, done])
         ended_t = done["t"]
     killed = {"fault": "f2", "type": "rank-kill", "target": "3", "links": [], "nodes": ["west-1"]}
-    events = [it for it in _read(path / "events.jsonl") if it["event"] != "job-ended"]
+    events = [event for event in read_lines(path / "events.jsonl") if event["event"] != "job-ended"]
     events += [
         {"t": killed_t, "event": "fault-began", **killed, "phase": "killed"},
         {"t": killed_t + 0.002, "event": "fault-ended", **killed},
         {"t": ended_t + 0.05, "event": "job-ended", "job": "j1"},
     ]
-    _write(path / "events.jsonl", sorted(events, key=lambda it: it["t"]))
-    document = json.loads((path / "run.json").read_text())
-    document["ended_t"] = ended_t + 1
-    (path / "run.json").write_text(json.dumps(document))
+    write_lines(path / "events.jsonl", sorted(events, key=lambda event: event["t"]))
+    run_factory.edit(path, "run.json", ended_t=ended_t + 1)
 
 
 def _impair(path: Path) -> None:
     """Instead of the cut: loss on one direction, and then a tenth of the rate."""
-    events = [it for it in _read(path / "events.jsonl") if "fault" not in it and it["event"] != "carrier"]
+    events = [
+        event for event in read_lines(path / "events.jsonl") if "fault" not in event and event["event"] != "carrier"
+    ]
     began = run_factory.BEGAN_T + 10.0
     faults = (
         ("f1", "impair", "north:west", "loss", "0.5%", began, began + 6.0),
@@ -147,9 +132,89 @@ def _impair(path: Path) -> None:
         ):
             in_force = {it: {"direction": it, "dark_by": [], "values": values, "masked": []} for it in directions}
             events.append({"t": t, "event": event, **told, "command_t": t, "ack_t": t, "in_force": in_force})
-    _write(path / "events.jsonl", sorted(events, key=lambda it: it["t"]))
+    write_lines(path / "events.jsonl", sorted(events, key=lambda event: event["t"]))
 
 
-def _append(file: Path, line: dict[str, Any]) -> None:
-    with file.open("a") as stream:
-        stream.write(json.dumps(line) + "\n")
+def stall(run: Path, *stalls: tuple[float, float]) -> Path:
+    """Log stalls of the host, (seconds since the job began, length), alternately on two cores."""
+    lines = [
+        {"core": index % 2, "t": run_factory.BEGAN_T + began_s, "s": length_s}
+        for index, (began_s, length_s) in enumerate(stalls)
+    ]
+    return run_factory.edit(run, "stalls.jsonl", lambda _: lines)
+
+
+def launched(run: Path, **workload: object) -> Path:
+    """Make it the run of a launched program, which records no steps."""
+    for file in (run / "ranks").iterdir():
+        file.unlink()
+    return run_factory.edit(run, "run.json", workload={"command": "python x.py", **workload}, expectations=[])
+
+
+def add_checkpoints(run: Path, every: int, took_s: float) -> None:
+    """Let each rank save its state after every so many steps; what follows happens later."""
+
+    def saving(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        later, changed = 0.0, []
+        for line in lines:
+            times = [key for key in line if key == "t" or key.startswith("t_")]
+            changed.append(line if line["kind"] == "job" else line | {key: line[key] + later for key in times})
+            if line["kind"] == "step" and line["step"] % every == 0 and line["step"] < run_factory.STEPS:
+                later += took_s
+                saved = {"kind": "checkpoint", "step": line["step"], "bytes": 1, "took_s": took_s}
+                changed.append({**saved, "t": line["t_end"] + later})
+        return changed
+
+    run_factory.edit(run, "ranks/rank-*.jsonl", saving)
+
+
+def restart(run: Path, resumed_from: int, lost_s: float) -> None:
+    """Attempt 1 ends after the last step; attempt 2 begins ``lost_s`` later, from a checkpoint before it."""
+    last_t = max(line.get("t_end", 0.0) for line in read_lines(run / "ranks" / "rank-3.jsonl"))
+    ended = {"t": last_t + 1, "event": "attempt-ended", "attempt": 1, "why": "rank 2 died", "detected_t": last_t + 1}
+
+    def restarted(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        steps, saved = ([line for line in lines if line["kind"] == kind] for kind in ("step", "checkpoint"))
+        shift = last_t + lost_s - steps[resumed_from]["t_begin"]
+        job = {**lines[0], "attempt": 2, "resumed_from": resumed_from, "t": last_t + lost_s - 0.1}
+        second = [
+            {**line, "attempt": 2} | {key: line[key] + shift for key in line if key.startswith("t_")}
+            for line in steps[resumed_from:]
+        ]
+        end = {
+            "kind": "end",
+            "attempt": 2,
+            "t": second[-1]["t_end"],
+            "status": "ok",
+            "reason": "",
+            "step": run_factory.STEPS,
+        }
+        return [lines[0], *steps, *saved, job, *second, end]
+
+    run_factory.edit(run, "ranks/rank-*.jsonl", restarted)
+    run_factory.edit(run, "events.jsonl", lambda events: [*events, ended])
+
+
+def slower(path: Path, factor: float, jitter: float = 0.0, seed: int = 1) -> None:
+    """Make every step ``factor`` times as long, and each by up to ``jitter`` of itself longer or shorter."""
+    chance = random.Random(seed)
+    stretch = [factor * (1 + jitter * chance.uniform(-1, 1)) for _ in range(run_factory.STEPS + 1)]
+
+    def slow(lines: list[dict[str, Any]]) -> None:
+        shift = 0.0
+        for line in lines:
+            if line["kind"] == "step":
+                begin, by = line["t_begin"], stretch[line["step"]]
+                for key in ("t_ready", "t_sync", "t_end"):
+                    line[key] = begin + shift + (line[key] - begin) * by
+                line["t_begin"] += shift
+                shift += (line["t_end"] - line["t_begin"]) * (1 - 1 / by)
+            elif line["kind"] == "end":
+                line["t"] += shift + 1.0
+
+    run_factory.edit(path, "ranks/rank-*[0-9].jsonl", slow)
+    # The cut of the factory falls into another step now; a run without faults is easier to reason about.
+    left_out = ("fault", "carrier", "job-ended")
+    run_factory.edit(
+        path, "events.jsonl", lambda events: [event for event in events if not event["event"].startswith(left_out)]
+    )

@@ -81,7 +81,7 @@ def _table(events: Iterable[EventLine], label: str) -> Table | None:
 
 
 def _text(event: Event) -> str:
-    said = _SENTENCES.get(event.event, _any)(event.fields)
+    said = SENTENCES.get(event.event, _any)(event.fields)
     return said or _any(event.fields)
 
 
@@ -227,7 +227,7 @@ def _capture(fields: Fields) -> str:
     return f"packets of {', '.join(texts(fields, 'directions'))}, {where} the fiber{many}{missing}"
 
 
-_SENTENCES: dict[str, Callable[[Fields], str]] = {
+SENTENCES: dict[str, Callable[[Fields], str]] = {
     "agents-gone": _agents_gone,
     "attempt-began": _attempt_began,
     "attempt-ended": _attempt_ended,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+from collections.abc import Iterable
 
+import pytest
 from builders.random_topology import topologies
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,11 @@ from testbed.core.plan.resources import Address, Namespace, Route
 from testbed.core.topology.model import Site, Topology
 from testbed.host.files import catalog
 
+METRO = catalog.load_topology("metro-40km", None)
+PLAN = build.build(METRO)
+NET = Addressing(METRO)
+SIXTY_EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+
 
 def addresses_of(topology: Topology) -> list[tuple[str, str, str]]:
     """(namespace, interface, cidr) of all addresses of the plan."""
@@ -22,14 +29,14 @@ def addresses_of(topology: Topology) -> list[tuple[str, str, str]]:
     return [(step.namespace, step.interface, step.cidr) for step in plan if isinstance(step, Address)]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@SIXTY_EXAMPLES
 @given(topologies(most_nodes=40))
 def test_no_address_is_given_twice(topology: Topology) -> None:
     given_out = [ipaddress.ip_interface(cidr).ip for _, _, cidr in addresses_of(topology)]
     assert len(set(given_out)) == len(given_out)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@SIXTY_EXAMPLES
 @given(topologies(most_nodes=40))
 def test_networks_of_different_wires_do_not_overlap(topology: Topology) -> None:
     wires: dict[ipaddress.IPv4Network | ipaddress.IPv6Network, set[str]] = {}
@@ -68,13 +75,17 @@ def test_a_full_house_fits() -> None:
     assert len(set(everything)) == len(everything)
 
 
-def test_the_addresses_that_the_design_promises() -> None:
-    net = Addressing(catalog.load_topology("metro-40km", None))
-    assert [str(it) for it in net.node("east-0")] == ["10.1.1.1", "fd5c:a1e:ac05:1::101"]
-    assert [str(it) for it in net.node("west-1")] == ["10.2.1.2", "fd5c:a1e:ac05:2::102"]
-    assert [str(it) for it in net.gateway("west")] == ["10.2.0.1", "fd5c:a1e:ac05:2::1"]
-    south = net.topology.link("south")
-    assert [str(it) for it in net.link_end(south, "west")] == ["10.255.0.3", "fd5c:a1e:ac05:ffff::3"]
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        (NET.node("east-0"), ["10.1.1.1", "fd5c:a1e:ac05:1::101"]),
+        (NET.node("west-1"), ["10.2.1.2", "fd5c:a1e:ac05:2::102"]),
+        (NET.gateway("west"), ["10.2.0.1", "fd5c:a1e:ac05:2::1"]),
+        (NET.link_end(METRO.link("south"), "west"), ["10.255.0.3", "fd5c:a1e:ac05:ffff::3"]),
+    ],
+)
+def test_the_addresses_that_the_design_promises(addresses: Iterable[object], expected: list[str]) -> None:
+    assert [*map(str, addresses)] == expected
 
 
 def names_of(hosts: str) -> dict[str, list[str]]:
@@ -87,49 +98,42 @@ def names_of(hosts: str) -> dict[str, list[str]]:
 
 
 def test_names_resolve_to_the_fabric_and_never_to_management() -> None:
-    net = Addressing(catalog.load_topology("metro-40km", None))
-    names = names_of(net.hosts)
-    for node in net.topology.node_names:
-        assert names[node] == [str(it) for it in net.node(node)]
-        assert names[f"{node}.mgmt"] == [str(net.management[node])]
-        assert names[f"{node}.ipv4"] == [f"::ffff:{net.node(node)[0]}"], "as an IPv6 socket sees it"
-    assert names["east-gw"] == [str(it) for it in net.gateway("east")]
+    names = names_of(NET.hosts)
+    for node in METRO.node_names:
+        assert names[node] == [str(address) for address in NET.node(node)]
+        assert names[f"{node}.mgmt"] == [str(NET.management[node])]
+        assert names[f"{node}.ipv4"] == [f"::ffff:{NET.node(node)[0]}"], "as an IPv6 socket sees it"
+    assert names["east-gw"] == [str(address) for address in NET.gateway("east")]
 
 
 def test_in_the_management_network_names_are_addresses_that_it_reaches() -> None:
-    net = Addressing(catalog.load_topology("metro-40km", None))
-    names, elsewhere = names_of(net.management_hosts), names_of(net.hosts)
-    for name, address in net.management.items():
+    names, elsewhere = names_of(NET.management_hosts), names_of(NET.hosts)
+    for name, address in NET.management.items():
         assert names[name] == names[f"{name}.mgmt"] == elsewhere[f"{name}.mgmt"] == [str(address)]
         assert names[f"{name}.fabric"] == elsewhere[f"{name}.fabric"] == elsewhere[name]
     assert names["mgmt"] == elsewhere["mgmt"] == ["172.31.0.1"]
 
 
-def test_each_address_has_one_line_so_that_lookups_backwards_find_its_name() -> None:
-    net = Addressing(catalog.load_topology("metro-40km", None))
-    for hosts in (net.hosts, net.management_hosts):
-        addresses = [line.split()[0] for line in hosts.splitlines()]
-        assert len(addresses) == len(set(addresses))
+@pytest.mark.parametrize("hosts", [NET.hosts, NET.management_hosts], ids=["fabric", "management"])
+def test_each_address_has_one_line_so_that_lookups_backwards_find_its_name(hosts: str) -> None:
+    addresses = [line.split()[0] for line in hosts.splitlines()]
+    assert len(addresses) == len(set(addresses))
 
 
 def test_every_place_has_the_names() -> None:
-    topology = catalog.load_topology("metro-40km", None)
-    net = Addressing(topology)
-    found = {step.name: step.hosts for step in build.build(topology) if isinstance(step, Namespace)}
-    assert found.pop("mgmt") == net.management_hosts
-    assert set(found.values()) == {net.hosts}
-    assert set(found) == {"plant", "east-gw", "west-gw", *topology.node_names}
+    hosts = {step.name: step.hosts for step in PLAN if isinstance(step, Namespace)}
+    assert hosts.pop("mgmt") == NET.management_hosts
+    assert hosts == dict.fromkeys(("plant", "east-gw", "west-gw", *METRO.node_names), NET.hosts)
 
 
-@given(
-    st.from_regex(r"[a-z0-9][a-z0-9-]{0,39}", fullmatch=True), st.from_regex(r"[a-z0-9][a-z0-9-]{0,39}", fullmatch=True)
-)
-def test_marks_of_two_labs_never_collide(one: str, other: str) -> None:
-    if one == other:
+LABS = st.from_regex(r"[a-z0-9][a-z0-9-]{0,39}", fullmatch=True)
+
+
+@given(LABS, LABS)
+def test_marks_of_two_labs_never_collide(lab: str, other: str) -> None:
+    if lab == other:
         return
-    nodes = [
-        step.name for step in build.build(catalog.load_topology("metro-40km", None)) if isinstance(step, Namespace)
-    ]
-    mine = {namespace_name(one, node) for node in nodes}
+    nodes = [step.name for step in PLAN if isinstance(step, Namespace)]
+    mine = {namespace_name(lab, node) for node in nodes}
     assert mine.isdisjoint(namespace_name(other, node) for node in nodes)
     assert not [name for name in mine if name.startswith(f"tb.{other}.")]

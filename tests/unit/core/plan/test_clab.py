@@ -19,9 +19,14 @@ from testbed.core.topology.model import Topology
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "clab"
 
 
-def rendered(topology: Topology, plan: Plan, **more: Any) -> dict[str, Any]:
-    text = clab.render(topology, plan, name="lab", image="image:tag", version="1.2.3", **more)
-    return yaml.safe_load(text)
+def rendered(topology: Topology, plan: Plan | None = None, **options: Any) -> str:
+    names = {"name": "lab", "image": "image:tag", "version": "1.2.3", **options}
+    return clab.render(topology, plan or build.build(topology), **names)
+
+
+def parsed(topology: Topology, plan: Plan | None = None, **options: Any) -> dict[str, Any]:
+    """The section ``topology`` of the file."""
+    return yaml.safe_load(rendered(topology, plan, **options))["topology"]
 
 
 @pytest.fixture(params=["metro-40km", "metro-triangle", pytest.param("ring-64", marks=pytest.mark.thorough)])
@@ -39,32 +44,29 @@ def script_of(node: dict[str, Any]) -> list[list[str]]:
 
 def test_every_namespace_is_a_container_and_every_cable_a_link(topology: Topology) -> None:
     plan = build.build(topology)
-    found = rendered(topology, plan)["topology"]
-    assert set(found["nodes"]) == {step.name for step in plan if isinstance(step, Namespace)}
+    section = parsed(topology, plan)
+    assert set(section["nodes"]) == {step.name for step in plan if isinstance(step, Namespace)}
     cables = {
         (frozenset(f"{end.namespace}:{end.name}" for end in (step.a, step.b)), step.mtu)
         for step in plan
         if isinstance(step, Veth)
     }
-    assert {(frozenset(link["endpoints"]), link["mtu"]) for link in found["links"]} == cables
+    assert {(frozenset(link["endpoints"]), link["mtu"]) for link in section["links"]} == cables
 
 
 def test_addresses_routes_and_sysctls_are_those_of_the_plan(topology: Topology) -> None:
     plan = build.build(topology)
-    nodes = rendered(topology, plan)["topology"]["nodes"]
-    for name, node in nodes.items():
+    for name, node in parsed(topology, plan)["nodes"].items():
         commands = script_of(node)
-        asked = {(step.cidr, step.interface) for step in plan if isinstance(step, Address) and step.namespace == name}
-        assert {(it[3], it[5]) for it in commands if it[:3] == ["ip", "addr", "add"]} == asked
-        routes = [step for step in plan if isinstance(step, Route) and step.namespace == name]
-        assert sum(1 for it in commands if "route" in it[:3]) == len(routes)
-        for step in routes:
-            assert any(step.destination in it for it in commands)
+        own = [step for step in plan if getattr(step, "namespace", None) == name]
+        addresses = {(step.cidr, step.interface) for step in own if isinstance(step, Address)}
+        assert {(words[3], words[5]) for words in commands if words[:3] == ["ip", "addr", "add"]} == addresses
+        destinations = [step.destination for step in own if isinstance(step, Route)]
+        assert sum("route" in words[:3] for words in commands) == len(destinations)
+        for destination in destinations:
+            assert any(destination in words for words in commands)
         wanted = {
-            key.replace("/", "."): value
-            for step in plan
-            if isinstance(step, Sysctls) and step.namespace == name
-            for key, value in step.values
+            key.replace("/", "."): value for step in own if isinstance(step, Sysctls) for key, value in step.values
         }
         assert node.get("sysctls", {}) == wanted
         assert commands[-1] == ["touch", READY_FILE]
@@ -72,13 +74,12 @@ def test_addresses_routes_and_sysctls_are_those_of_the_plan(topology: Topology) 
 
 def test_what_this_kernel_does_not_have_is_left_out(topology: Topology) -> None:
     absent = frozenset({"net/ipv4/conf/all/arp_evict_nocarrier"})
-    nodes = rendered(topology, build.build(topology), absent_sysctls=absent)["topology"]["nodes"]
-    for node in nodes.values():
+    for node in parsed(topology, absent_sysctls=absent)["nodes"].values():
         assert "net.ipv4.conf.all.arp_evict_nocarrier" not in node.get("sysctls", {})
 
 
 def test_no_container_is_privileged_or_comes_back_without_its_links(topology: Topology) -> None:
-    defaults = rendered(topology, build.build(topology))["topology"]["defaults"]
+    defaults = parsed(topology)["defaults"]
     assert defaults["privileged"] is False
     assert defaults["cap-add"] == ["NET_ADMIN"]
     assert defaults["restart-policy"] == "no"  # unquoted it would be the boolean false
@@ -88,10 +89,9 @@ def test_no_container_is_privileged_or_comes_back_without_its_links(topology: To
 def test_fibers_are_dark_until_somebody_emulates_them(topology: Topology) -> None:
     plan = build.build(topology)
     (fibers,) = [step for step in plan if isinstance(step, Fibers)]
-    ends = {it.ingress for it in fibers.directions}
-    plant = rendered(topology, plan)["topology"]["nodes"]["plant"]
-    down = {it[3] for it in script_of(plant) if it[:3] == ["ip", "link", "set"] and it[4] == "down"}
-    assert down == ends
+    ends = {direction.ingress for direction in fibers.directions}
+    commands = script_of(parsed(topology, plan)["nodes"]["plant"])
+    assert {words[3] for words in commands if words[:3] == ["ip", "link", "set"] and words[4] == "down"} == ends
 
 
 def test_what_is_left_to_the_keeper_is_all_that_changes_later(topology: Topology) -> None:
@@ -101,8 +101,7 @@ def test_what_is_left_to_the_keeper_is_all_that_changes_later(topology: Topology
 
 def test_it_reads_as_written_by_a_person() -> None:
     """UPDATE_GOLDEN=1 writes the file anew; read the difference before you believe it."""
-    topology = testbed.load("metro-40km")
-    text = clab.render(topology, build.build(topology), name="metro-40km", image="image:tag", version="1.2.3")
+    text = rendered(testbed.load("metro-40km"), name="metro-40km")
     path = GOLDEN / "metro-40km.clab.yml"
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
@@ -112,16 +111,14 @@ def test_it_reads_as_written_by_a_person() -> None:
 
 def test_long_names_are_altnames_and_those_that_fit_are_not() -> None:
     topology = testbed.load("bay-area")
-    text = clab.render(topology, build.build(topology), name="lab", image="x", version="1")
-    assert "#   san-fra-k7ezu: san-francisco-to-santa-clara\n" in text
-    named = [it for it in script_of(yaml.safe_load(text)["topology"]["nodes"]["san-francisco-gw"]) if "altname" in it]
+    assert "#   san-fra-k7ezu: san-francisco-to-santa-clara\n" in rendered(topology)
+    commands = script_of(parsed(topology)["nodes"]["san-francisco-gw"])
     # A kernel or an ip that has no such names must not keep a container from its routes.
-    assert [" ".join(it) for it in named] == [
+    assert [" ".join(words) for words in commands if "altname" in words] == [
         f"ip link property add dev {short} altname {full} || true"
         for short, full in (
             ("san-fra-k7ezu", "san-francisco-to-santa-clara"),
             ("sacrame-zg7eg", "sacramento-to-san-francisco"),
         )
     ]
-    metro = testbed.load("metro-40km")
-    assert "altname" not in clab.render(metro, build.build(metro), name="lab", image="x", version="1")
+    assert "altname" not in rendered(testbed.load("metro-40km"))

@@ -44,18 +44,12 @@ def container(made: Request) -> dict[str, Any]:
 
 def expanded(word: str) -> str:
     """As the kubelet expands arguments where no variable is defined (third_party/forked/golang/expansion)."""
-    out, at = "", 0
-    while at < len(word):
-        if word[at] == "$" and at + 1 < len(word):
-            after = word[at + 1]
-            if after == "(" and ")" in word[at + 2 :]:
-                raise AssertionError(f"a variable is expanded in {word!r}")
-            out += "$" if after == "$" else "$" + after
-            at += 2
-        else:
-            out += word[at]
-            at += 1
-    return out
+
+    def expand(match: re.Match[str]) -> str:
+        assert len(match[0]) == 2, f"a variable is expanded in {word!r}"
+        return "$" if match[0] == "$$" else match[0]
+
+    return re.sub(r"\$(\(.*?\)|.)", expand, word, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.34", "1.37"])

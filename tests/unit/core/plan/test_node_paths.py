@@ -19,6 +19,7 @@ links:
   bc: {between: [b, c], km: 10}
   longer: {between: [b, a], km: 90}
 """
+TOPOLOGY = load_text(TRIANGLE, "t.yaml")
 NODES = {"a": "a-1", "b": "b-0", "c": "c-0"}
 
 
@@ -36,30 +37,23 @@ def walk(steps: list[Route], owner: dict[str, str], gateway: str, destination: s
 
 
 def test_each_direction_goes_over_its_own_link_there_and_back() -> None:
-    topology = load_text(TRIANGLE, "t.yaml")
-    lab = [it for it in build(topology, agents=False) if isinstance(it, Route | Address)]
-    probing = list(node_paths.steps(topology, topology.links, NODES))
+    lab = [step for step in build(TOPOLOGY, agents=False) if isinstance(step, Route | Address)]
+    probing = list(node_paths.steps(TOPOLOGY, TOPOLOGY.links, NODES))
     routes = [it for it in (*lab, *probing) if isinstance(it, Route) and ":" not in it.destination]
-    owner = {it.cidr.partition("/")[0]: it.namespace for it in (*lab, *probing) if isinstance(it, Address)}
-    for link in topology.links:
-        for path in node_paths.node_paths(topology, link, NODES):
-            site = topology.site_of(path.sender)
-            assert owner[path.source] == path.sender and owner[path.destination] == path.receiver
-            passed = walk(routes, owner, site.gateway, path.destination)
-            assert passed == [link.name, "fabric", path.receiver]
-            back = walk(routes, owner, topology.site_of(path.receiver).gateway, path.source)
-            assert back == [link.name, "fabric", path.sender]
-    assert len({it.cidr for it in probing if isinstance(it, Address)}) == 2 * len(topology.links)
-
-
-def test_nothing_of_the_lab_itself_has_these_addresses() -> None:
-    topology = load_text(TRIANGLE, "t.yaml")
-    own = {it.cidr.partition("/")[0] for it in build(topology, agents=False) if isinstance(it, Address)}
-    probed = {
-        it.cidr.partition("/")[0] for it in node_paths.steps(topology, topology.links, NODES) if isinstance(it, Address)
-    }
-    assert not own & probed
+    owner = {step.cidr.partition("/")[0]: step.namespace for step in (*lab, *probing) if isinstance(step, Address)}
+    for link in TOPOLOGY.links:
+        for path in node_paths.node_paths(TOPOLOGY, link, NODES):
+            ends = [(path.sender, path.source), (path.receiver, path.destination)]
+            for (near, own), (far, other) in (ends, ends[::-1]):
+                assert owner[own] == near
+                passed = walk(routes, owner, TOPOLOGY.site_of(near).gateway, other)
+                assert passed == [link.name, "fabric", far]
+    probed = [step.cidr.partition("/")[0] for step in probing if isinstance(step, Address)]
+    assert len(set(probed)) == 2 * len(TOPOLOGY.links)
     assert all(ip_address(it) in ip_network("10.253.0.0/16") for it in probed)
+    assert not set(probed) & {step.cidr.partition("/")[0] for step in lab if isinstance(step, Address)}, (
+        "of the lab itself"
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,5 +61,5 @@ def test_nothing_of_the_lab_itself_has_these_addresses() -> None:
     [(NODES, ("a-1", "a-0")), ({"b": "b-0", "c": "c-0"}, ("b-0", "b-gw")), ({"a": "a-0"}, ("a-0", "a-1"))],
 )
 def test_inside_a_site_is_another_node_or_else_the_gateway(nodes: dict[str, str], expected: tuple[str, str]) -> None:
-    path = node_paths.inside(load_text(TRIANGLE, "t.yaml"), nodes)
+    path = node_paths.inside(TOPOLOGY, nodes)
     assert (path.sender, path.receiver) == expected

@@ -12,11 +12,17 @@ from testbed.core.plan import build, codec
 from testbed.core.plan.properties import Carrier, Shape
 from testbed.core.plan.resources import Address, Agents, Bridge, Fibers, Namespace, Route, Sysctls, Veth
 from testbed.core.plan.step import Plan, Step
+from testbed.core.topology.model import Topology
 from testbed.core.topology.resolve import MOST_SITES
 from testbed.host.files import catalog
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "plans"
 SHIPPED = sorted(path.stem for path in (Path(__file__).resolve().parents[4] / "topologies").glob("*.yaml"))
+
+
+@pytest.fixture(params=SHIPPED)
+def shipped(request: pytest.FixtureRequest) -> Topology:
+    return catalog.load_topology(request.param, None)
 
 
 def plan_of(name: str) -> Plan:
@@ -29,39 +35,34 @@ def place(plan: Plan, kind: type[Step]) -> list[int]:
 
 def test_the_plan_of_the_main_job() -> None:
     """UPDATE_GOLDEN=1 writes the file anew; read the difference before you believe it."""
-    said = "".join(f"{step}\n" for step in plan_of("metro-40km"))
+    written = "".join(f"{step}\n" for step in plan_of("metro-40km"))
     golden = GOLDEN / "metro-40km.plan"
     if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(said, encoding="utf-8")
-    assert said == golden.read_text(encoding="utf-8")
+        golden.write_text(written, encoding="utf-8")
+    assert written == golden.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_same_topology_gives_the_same_plan(name: str) -> None:
-    assert plan_of(name) == plan_of(name)
+def test_the_same_topology_gives_the_same_plan(shipped: Topology) -> None:
+    assert build.build(shipped) == build.build(shipped)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_step_survives_json(name: str) -> None:
-    topology = catalog.load_topology(name, None)
-    for step in (*build.build(topology), *build.reference(topology.links[0])):
+def test_every_step_survives_json(shipped: Topology) -> None:
+    for step in (*build.build(shipped), *build.reference(shipped.links[0])):
         again = codec.from_dict(json.loads(json.dumps(codec.to_dict(step))))
         assert again == step
         assert hash(again) == hash(step), "a list where a tuple was: the engine compares sets of Steps"
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_line_is_one_line_that_names_its_kind(name: str) -> None:
-    for step in plan_of(name):
+def test_every_line_is_one_line_that_names_its_kind(shipped: Topology) -> None:
+    for step in build.build(shipped):
         assert "\n" not in str(step)
         assert str(step).split()[0].rstrip(":") in {
             "namespace", "veth", "bridge", "sysctl", "address", "route", "fibers", "shape", "carrier", "agents",
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_everything_is_made_after_what_it_lives_in(name: str) -> None:
-    plan = plan_of(name)
+def test_everything_is_made_after_what_it_lives_in(shipped: Topology) -> None:
+    plan = build.build(shipped)
     made: set[str] = set()
     interfaces: set[tuple[str, str]] = set()
     for step in plan:
@@ -79,15 +80,13 @@ def test_everything_is_made_after_what_it_lives_in(name: str) -> None:
             assert interfaces.issuperset((step.namespace, interface) for _, interface in step.hops), step
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_no_light_before_the_emulator_forwards(name: str) -> None:
-    plan = plan_of(name)
+def test_no_light_before_the_emulator_forwards(shipped: Topology) -> None:
+    plan = build.build(shipped)
     (fibers,) = place(plan, Fibers)
     assert fibers < min(place(plan, Shape)) < min(place(plan, Carrier))
     dark = {end.name for step in plan if isinstance(step, Veth) for end in (step.a, step.b) if not end.up}
     lit = {step.interface for step in plan if isinstance(step, Carrier) and step.up}
-    topology = catalog.load_topology(name, None)
-    assert dark == lit == {end for link in topology.links for end in topology.interfaces.ends(link.name)}
+    assert dark == lit == {end for link in shipped.links for end in shipped.interfaces.ends(link.name)}
 
 
 def test_routes_of_nodes_have_the_congestion_control_of_the_topology() -> None:
@@ -106,10 +105,9 @@ def test_agents_are_left_out_on_wish() -> None:
     assert [rank.node for rank in agents.ranks] == list(topology.node_names), "contiguous by site, as a ring likes it"
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_one_end_of_every_cable_has_an_index_far_from_what_the_kernel_counts(name: str) -> None:
+def test_one_end_of_every_cable_has_an_index_far_from_what_the_kernel_counts(shipped: Topology) -> None:
     indices: dict[str, list[int]] = {}
-    for step in plan_of(name):
+    for step in build.build(shipped):
         if isinstance(step, Veth):
             assert step.a.index > 10_000
             assert step.b.index == 0

@@ -95,13 +95,17 @@ def check(topology: Topology, dark: Dark, *, rerouted: bool) -> None:
                         assert metres == networkx.shortest_path_length(graph, origin, target, weight="weight")
 
 
+def check_each_cut(topology: Topology) -> None:
+    for link in topology.links:
+        for rerouted in (False, True):
+            check(topology, frozenset({link.name}), rerouted=rerouted)
+
+
 @pytest.mark.parametrize("name", ["metro-40km", "metro-triangle", "regional-ring"])
 def test_shipped_topologies_with_any_link_dark(name: str) -> None:
     topology = catalog.load_topology(name, None)
     check(topology, frozenset(), rerouted=False)
-    for link in topology.links:
-        check(topology, frozenset({link.name}), rerouted=False)
-        check(topology, frozenset({link.name}), rerouted=True)
+    check_each_cut(topology)
 
 
 def test_every_shared_duct_of_the_ring_may_be_dug_through() -> None:
@@ -120,9 +124,7 @@ def test_a_healthy_lab_has_no_circle_and_reaches_all_that_it_can(topology: Topol
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(topologies(connected=True))
 def test_any_one_cut_makes_no_circle_before_the_keeper_reroutes_nor_after(topology: Topology) -> None:
-    for link in topology.links:
-        check(topology, frozenset({link.name}), rerouted=False)
-        check(topology, frozenset({link.name}), rerouted=True)
+    check_each_cut(topology)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -160,22 +162,30 @@ def _may_be_dark(topology: Topology, sites: list[str], dark: Dark) -> bool:
     return any({*topology.link(name).between} in hops for name in dark)
 
 
-def test_a_cut_of_a_link_without_protection_stops_what_goes_over_it() -> None:
-    topology = catalog.load_topology("metro-40km", {"links.north.protection": "none"})
+@pytest.mark.parametrize(
+    ("overrides", "gateway", "destination", "links"),
+    [
+        pytest.param(
+            {"links.north.protection": "none"}, "east-gw", "10.2.0.0/16", {"": ["north"], "north": []},
+            id="a cut of a link without protection stops what goes over it",
+        ),
+        # Failover between two sites takes milliseconds because no other program takes part.
+        *(
+            pytest.param(
+                None, gateway, destination, {"": ["north"], "north": ["south"], "north south": []},
+                id=f"the gateway alone backs up parallel links: {gateway}",
+            )
+            for gateway, destination in (("east-gw", "10.2.0.0/16"), ("west-gw", "fd5c:a1e:ac05:1::/64"))
+        ),
+    ],
+)  # fmt: skip
+def test_next_links_of_gateways_whose_links_are_parallel(
+    overrides: dict[str, str] | None, gateway: str, destination: str, links: dict[str, list[str]]
+) -> None:
+    """``links``: by the links that are dark."""
+    topology = catalog.load_topology("metro-40km", overrides)
     table = table_of(routing.routes(topology))
-    assert next_links(table, "east-gw", "10.2.0.0/16", frozenset()) == ["north"]
-    assert next_links(table, "east-gw", "10.2.0.0/16", frozenset({"north"})) == []
-    assert routing.detours(topology, frozenset({"north"})) == ()
-
-
-def test_parallel_links_are_backed_up_by_the_gateway_alone() -> None:
-    """Failover between two sites takes milliseconds because nobody has to be asked."""
-    topology = catalog.load_topology("metro-40km", None)
-    table = table_of(routing.routes(topology))
-    for gateway, destination in (("east-gw", "10.2.0.0/16"), ("west-gw", "fd5c:a1e:ac05:1::/64")):
-        assert next_links(table, gateway, destination, frozenset()) == ["north"]
-        assert next_links(table, gateway, destination, frozenset({"north"})) == ["south"]
-        assert next_links(table, gateway, destination, frozenset({"north", "south"})) == []
+    assert {dark: next_links(table, gateway, destination, frozenset(dark.split())) for dark in links} == links
     assert routing.detours(topology, frozenset({"north"})) == ()
 
 

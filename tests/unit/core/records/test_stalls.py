@@ -30,7 +30,6 @@ def test_the_union_is_that_of_every_tick(stalls, one, other):
 @pytest.mark.parametrize("stall", [Stall(0, 5.0, 1e17), Stall(0, 0.0, 1e17), Stall(0, 0.0, 1e9)])
 def test_a_stall_longer_than_a_job_is_at_most_the_job(stall):
     summary = StallLog((stall,), (), True).summary(2.0, 6.3)
-    assert summary is not None
     assert summary.longest_s == summary.stalled_s == 6.3 - max(2.0, stall.began_t)
     assert summary.stalled_share <= 1
 

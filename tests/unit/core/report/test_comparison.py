@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 import shutil
-from collections.abc import Callable
-from html.parser import HTMLParser
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import run_factory, run_kinds, validation_factory
+from builders.page_tree import tree_of
+from builders.reports import figures, report_of
+from builders.run_factory import edit, read_lines, write_lines
+from builders.run_kinds import slower, stall
 
 from testbed.core.report.comparison import comparison_words
 from testbed.core.report.comparison.comparison import SideBySide, compare, to_json
@@ -20,8 +22,10 @@ from testbed.core.report.comparison.comparison_figures import pairs
 from testbed.core.report.comparison.comparison_page import html
 from testbed.core.report.comparison.run_side import side_of_run
 from testbed.core.report.comparison.validation_side import side_of_validation
-from testbed.core.report.figures import figures
-from testbed.host.files.store import RunDirectory, build_report
+from testbed.host.files.store import RunDirectory
+
+Runs = tuple[Path, Path]
+"""Run directories to compare."""
 
 
 def side(path: Path) -> Any:
@@ -38,36 +42,7 @@ def plain(found: SideBySide) -> dict[str, Any]:
 
 
 def quantities(found: SideBySide) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(section, it["id"]): it for section, rows in plain(found)["quantities"].items() for it in rows}
-
-
-def rewrite(path: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
-    data = json.loads((path / name).read_text())
-    change(data)
-    (path / name).write_text(json.dumps(data))
-
-
-def slower(path: Path, factor: float, jitter: float = 0.0, seed: int = 1) -> None:
-    """Make every step ``factor`` times as long, and each by up to ``jitter`` of itself longer or shorter."""
-    chance = random.Random(seed)
-    stretch = [factor * (1 + jitter * chance.uniform(-1, 1)) for _ in range(run_factory.STEPS + 1)]
-    for file in sorted((path / "ranks").glob("rank-*[0-9].jsonl")):
-        lines, shift = [], 0.0
-        for line in map(json.loads, file.read_text().splitlines()):
-            if line["kind"] == "step":
-                begin, by = line["t_begin"], stretch[line["step"]]
-                for key in ("t_ready", "t_sync", "t_end"):
-                    line[key] = begin + shift + (line[key] - begin) * by
-                line["t_begin"] += shift
-                shift += (line["t_end"] - line["t_begin"]) * (1 - 1 / by)
-            elif line["kind"] == "end":
-                line["t"] += shift + 1.0
-            lines.append(json.dumps(line))
-        file.write_text("\n".join(lines) + "\n")
-    # The cut of the factory falls into another step now; a run without faults is easier to reason about.
-    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
-    kept = [it for it in events if not it["event"].startswith(("fault", "carrier", "job-ended"))]
-    (path / "events.jsonl").write_text("".join(json.dumps(it) + "\n" for it in kept))
+    return {(section, row["id"]): row for section, rows in plain(found)["quantities"].items() for row in rows}
 
 
 @pytest.fixture(scope="module")
@@ -76,71 +51,53 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def two(made: Path, tmp_path: Path) -> tuple[Path, Path]:
+def two(made: Path, tmp_path: Path) -> Runs:
     return tuple(shutil.copytree(made, tmp_path / name) for name in ("one", "other"))  # type: ignore[return-value]
 
 
 @pytest.fixture
-def brief(two: tuple[Path, Path]) -> tuple[Path, Path]:
+def brief(two: Runs) -> Runs:
     """Two runs of a few steps, where only the inputs count."""
     for path in two:
-        for file in (path / "metrics.jsonl", *(path / "ranks").iterdir()):
-            file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:40]))
+        for files in ("metrics.jsonl", "ranks/*"):
+            edit(path, files, lambda lines: lines[:40])
     return two
 
 
 # ---- inputs
 
 
-def _set(name: str, *keys: Any, to: Any) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        def at(data: Any) -> None:
-            for key in keys[:-1]:
-                data = data[key]
-            data[keys[-1]] = to
-
-        rewrite(path, name, at)
-
-    return change
-
-
-def _torch(path: Path) -> None:
-    for file in (path / "ranks").glob("rank-?.jsonl"):
-        file.write_text(file.read_text().replace("2.13.0+cpu", "2.99.0+cpu"))
+SCHEDULE = [{"inject": "cut", "target": "north", "at_s": 3.0, "began": 1}]
 
 
 @pytest.mark.parametrize(
-    ("change", "named", "written"),
+    ("files", "place", "value", "named", "written"),
     [
-        (_set("topology.json", "name", to="metro-50km"), "topology", "metro-50km"),
-        (_set("topology.json", "scale", to=100.0), "scale", "100"),
-        (_set("topology.json", "links", 0, "length_m", to=80e3), "link north, length", "80 km"),
-        (_set("topology.json", "links", 1, "queue_bytes", to=64_000), "link south, queue", "64 kB"),
-        (_set("topology.json", "sites", 0, "nodes", to=3), "sites", "east (3 nodes), west (2 nodes)"),
-        (_set("topology.json", "seed", to=7), "seed of losses", "7"),
-        (_set("run.json", "workload", "seed", to=1), "seed", "1"),
-        (_set("run.json", "workload", "batch", to=8), "batch", "8"),
-        (_set("run.json", "testbed", to="0.2.0"), "version of testbed", "0.2.0"),
-        (_torch, "version of torch", "2.99.0+cpu"),
-        (_set("run.json", "host", "kernel", to="7.1"), "kernel", "7.1"),
-        (_set("run.json", "host", "sysctls", to={"net.core.rmem_max": "1"}), "net.core.rmem_max", "1"),
-        (_set("run.json", "emulator", to="netem"), "emulator", "netem"),
-        (
-            _set("run.json", "schedule", to=[{"inject": "cut", "target": "north", "at_s": 3.0, "began": 1}]),
-            "planned fault 1",
-            "cut north, at s 3.0",
-        ),
+        ("topology.json", "name", "metro-50km", "topology", "metro-50km"),
+        ("topology.json", "scale", 100.0, "scale", "100"),
+        ("topology.json", "links.0.length_m", 80e3, "link north, length", "80 km"),
+        ("topology.json", "links.1.queue_bytes", 64_000, "link south, queue", "64 kB"),
+        ("topology.json", "sites.0.nodes", 3, "sites", "east (3 nodes), west (2 nodes)"),
+        ("topology.json", "seed", 7, "seed of losses", "7"),
+        ("run.json", "workload.seed", 1, "seed", "1"),
+        ("run.json", "workload.batch", 8, "batch", "8"),
+        ("run.json", "testbed", "0.2.0", "version of testbed", "0.2.0"),
+        ("ranks/rank-?.jsonl", "0.torch", "2.99.0+cpu", "version of torch", "2.99.0+cpu"),
+        ("run.json", "host.kernel", "7.1", "kernel", "7.1"),
+        ("run.json", "host.sysctls", {"net.core.rmem_max": "1"}, "net.core.rmem_max", "1"),
+        ("run.json", "emulator", "netem", "emulator", "netem"),
+        ("run.json", "schedule", SCHEDULE, "planned fault 1", "cut north, at s 3.0"),
     ],
-    ids=lambda it: it.replace(" ", "-") if isinstance(it, str) else "",
 )
 def test_an_input_that_differs_is_the_first_thing_said(
-    brief: tuple[Path, Path], change: Callable[[Path], None], named: str, written: str
+    brief: Runs, files: str, place: str, value: object, named: str, written: str
 ) -> None:
-    change(brief[1])
+    edit(brief[1], files, {place: value})
     found = beside(*brief)
-    changed = [it for it in (*found.differing, *found.one_sided) if it.b == written]
-    assert [it.name for it in changed] == [named]
-    others = {it.name for it in (*found.differing, *found.one_sided)} - {named}
+    values = (*found.differing, *found.one_sided)
+    changed = [value for value in values if value.b == written]
+    assert [value.name for value in changed] == [named]
+    others = {value.name for value in values} - {named}
     assert others <= {"link north, rate", "link south, rate"}, "a rate at full scale follows the scale"
     if changed[0] in found.differing:
         assert named in comparison_words.inputs_lead(found)
@@ -148,67 +105,65 @@ def test_an_input_that_differs_is_the_first_thing_said(
     assert page.index(written) < page.index("Key figures")
 
 
-def test_a_fault_s_parameter_differs_though_its_line_of_the_schedule_is_the_same(brief: tuple[Path, Path]) -> None:
+def test_a_fault_s_parameter_differs_though_its_line_of_the_schedule_is_the_same(brief: Runs) -> None:
     for path, loss in zip(brief, ("2%", "4%"), strict=True):
         text = f"# a comment of {loss}\nschedule:\n  - {{inject: brown-out, with: {{loss: {loss}}}}}\nsteps: 9\n"
-        rewrite(path, "run.json", lambda data, text=text: data["experiment"].update(text=text))
+        edit(path, "run.json", {"experiment.text": text})
     (only,) = beside(*brief).differing
     assert only.name == "experiment file"
     assert only.a == "  - {inject: brown-out, with: {loss: 2%}}"
     assert only.b == "  - {inject: brown-out, with: {loss: 4%}}"
 
 
-def test_without_a_difference_the_page_says_that_the_rest_is_between_runs(brief: tuple[Path, Path]) -> None:
+def test_without_a_difference_the_page_says_that_the_rest_is_between_runs(brief: Runs) -> None:
     found = beside(*brief)
     assert not found.differing and not found.one_sided and len(found.same) > 30
     assert "how far two runs of the same thing are apart" in comparison_words.inputs_lead(found)
     assert comparison_words.inputs_lead(beside(brief[0], brief[0])) == "A and B are the same run."
 
 
-def test_a_host_that_was_busier_is_told(brief: tuple[Path, Path]) -> None:
+def test_a_host_that_was_busier_is_told(brief: Runs) -> None:
     assert not list(comparison_words.conditions(beside(*brief)))
-    rewrite(brief[1], "certificate.json", lambda data: data.update(cpu_busy=0.6))
-    (told,) = comparison_words.conditions(beside(*brief))
-    assert told.startswith("The host was busier before B: 40.0 % of its CPU was free")
+    edit(brief[1], "certificate.json", cpu_busy=0.6)
+    (condition,) = comparison_words.conditions(beside(*brief))
+    assert condition.startswith("The host was busier before B: 40.0 % of its CPU was free")
 
 
 # ---- quantities
 
 
-def test_differences_and_ratios_are_those_of_the_two_reports(two: tuple[Path, Path]) -> None:
+def test_differences_and_ratios_are_those_of_the_two_reports(two: Runs) -> None:
     slower(two[1], 1.5)
     found = quantities(beside(*two))
-    one, other = (build_report(RunDirectory.open(path)) for path in two)
-    expected = {
-        ("figures", "median_step_s"): (one.training.median_step_s, other.training.median_step_s),
-        ("figures", "goodput"): (one.goodput, other.goodput),
-        ("figures", "train_loss_last"): (one.train_loss_last, other.train_loss_last),
-        ("figures", "wall_s"): (one.training.wall_s, other.training.wall_s),
-    }
-    for key, (a, b) in expected.items():
-        assert a is not None and b is not None
-        assert (found[key]["a"], found[key]["b"]) == (a, b)
-        assert found[key]["difference"] == pytest.approx(b - a, abs=1e-12)
-        assert found[key]["ratio"] == pytest.approx(b / a)
+    reports = [report_of(path) for path in two]
+    for key, get in {
+        "median_step_s": attrgetter("training.median_step_s"),
+        "goodput": attrgetter("goodput"),
+        "train_loss_last": attrgetter("train_loss_last"),
+        "wall_s": attrgetter("training.wall_s"),
+    }.items():
+        a, b = map(get, reports)
+        row = found["figures", key]
+        assert (row["a"], row["b"]) == (a, b)
+        assert row["difference"] == pytest.approx(b - a, abs=1e-12)
+        assert row["ratio"] == pytest.approx(b / a)
     assert found["figures", "median_step_s"]["ratio"] == pytest.approx(1.5, rel=1e-3)
-    for report, key in ((one, "a"), (other, "b")):
-        assert report.rank_seconds is not None
-        shares = [it[key] for (section, _), it in found.items() if section == "rank_seconds"]
+    for key in "ab":
+        shares = [row[key] for (section, _), row in found.items() if section == "rank_seconds"]
         assert sum(shares) == pytest.approx(1.0), "the classes of goodput are all there"
 
 
-def test_no_number_has_an_exponent(two: tuple[Path, Path]) -> None:
+def test_no_number_has_an_exponent(two: Runs) -> None:
     found = beside(*two)
     (pair,) = [it for it in found.sections["rank_seconds"] if it.id == "productive_s"]
-    for share, other in ((0.3, 1e-6), (1e-6, 0.3), (0.3, 0.3000001)):
-        tiny = dataclasses.replace(pair, difference=other - share, ratio=other / share)
-        shown = [comparison_words.against(tiny), comparison_words.ratio(tiny), comparison_words.difference(tiny)]
-        assert not any("e-" in it or "e+" in it for it in shown), shown
+    for a, b in ((0.3, 1e-6), (1e-6, 0.3), (0.3, 0.3000001)):
+        tiny = dataclasses.replace(pair, difference=b - a, ratio=b / a)
+        for show in (comparison_words.against, comparison_words.ratio, comparison_words.difference):
+            assert "e-" not in show(tiny) and "e+" not in show(tiny)
 
 
-def test_wire_bytes_are_those_of_the_counters(two: tuple[Path, Path]) -> None:
-    lines = [json.loads(it) for it in (two[0] / "metrics.jsonl").read_text().splitlines()]
-    north = [it["bytes"] for it in lines if it.get("direction") == "north:west"]
+def test_wire_bytes_are_those_of_the_counters(two: Runs) -> None:
+    north = [line["bytes"] for line in read_lines(two[0] / "metrics.jsonl") if line.get("direction") == "north:west"]
     found = quantities(beside(*two))
     assert found["wire", "north:west"]["a"] == north[-1] - north[0] > 0
     total = sum(it["a"] for (section, id), it in found.items() if section == "wire" and ":" in id)
@@ -221,61 +176,59 @@ def test_wire_bytes_are_those_of_the_counters(two: tuple[Path, Path]) -> None:
     [(1.5, 0.05, "beyond the noise"), (1.01, 0.3, "within the noise")],
 )
 def test_a_difference_is_judged_by_the_noise_inside_the_runs(
-    two: tuple[Path, Path], factor: float, jitter: float, judged: str
+    two: Runs, factor: float, jitter: float, judged: str
 ) -> None:
     slower(two[0], 1.0, jitter, seed=1)
     slower(two[1], factor, jitter, seed=2)
     found = quantities(beside(*two))
     for key in ("median_step_s", "tokens_per_s_outside_faults"):
-        it = found["figures", key]
-        assert it["judgement"] == judged, it
-        assert it["noise_a"][0] <= it["a"] <= it["noise_a"][1]
-    assert found["figures", "goodput"]["judgement"] in ("one value each", "equal")
-    assert found["figures", "goodput"]["noise_a"] is None, "one value of a run has no noise that is known"
+        row = found["figures", key]
+        assert row["judgement"] == judged, row
+        assert row["noise_a"][0] <= row["a"] <= row["noise_a"][1]
+    goodput = found["figures", "goodput"]
+    assert goodput["judgement"] in ("one value each", "equal")
+    assert goodput["noise_a"] is None, "one value of a run has no noise that is known"
 
 
-def _stall(path: Path, stalls: list[tuple[float, float]]) -> None:
-    lines = [{"core": 0, "t": run_factory.BEGAN_T + began_s, "s": length_s} for began_s, length_s in stalls]
-    (path / "stalls.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def test_a_difference_is_never_ranked_within_the_uncertainty_by_stalls(two: tuple[Path, Path]) -> None:
+def test_a_difference_is_never_ranked_within_the_uncertainty_by_stalls(two: Runs) -> None:
     slower(two[1], 1.1)
     quiet = quantities(beside(*two))
     assert quiet["figures", "tokens_per_s"]["judgement"] == "one value each"
     assert quiet["figures", "median_step_s"]["judgement"] == "beyond the noise"
-    _stall(two[1], [(second / 2, 0.001) for second in range(100)])
-    few = quantities(beside(*two))
-    assert few["figures", "tokens_per_s"]["judgement"] == "one value each"
-    assert few["figures", "tokens_per_s"]["uncertainty_b"] is not None
-    _stall(two[1], [(index * 0.143, 0.03) for index in range(400)])
+    stall(two[1], *((second / 2, 0.001) for second in range(100)))
+    few = quantities(beside(*two))["figures", "tokens_per_s"]
+    assert few["judgement"] == "one value each"
+    assert few["uncertainty_b"] is not None
+    stall(two[1], *((index * 0.143, 0.03) for index in range(400)))
     comparison = beside(*two)
     noisy = quantities(comparison)
     for key in ("tokens_per_s", "median_step_s", "tokens_per_s_outside_faults", "wall_s"):
-        assert noisy["figures", key]["judgement"] == "within the noise", key
-        low, high = noisy["figures", key]["uncertainty_b"]
-        assert low < noisy["figures", key]["b"] < high
+        row = noisy["figures", key]
+        assert row["judgement"] == "within the noise", key
+        low, high = row["uncertainty_b"]
+        assert low < row["b"] < high
     (sentence,) = [line for line in comparison_words.conditions(comparison) if "Noisy host" in line]
     assert sentence.startswith("B: ")
     assert sentence in html(comparison)
     assert "by stalls of the host" in html(comparison)
 
 
-def test_faults_pair_by_type_target_and_order(two: tuple[Path, Path]) -> None:
+def test_faults_pair_by_type_target_and_order(two: Runs) -> None:
     events = (two[1] / "events.jsonl").read_text()
     (two[1] / "events.jsonl").write_text(events.replace('"north"', '"south"'))
     found = quantities(beside(*two))
-    assert found["faults", "cut north"]["judgement"] == "only in A" and found["faults", "cut north"]["b"] is None
-    assert found["faults", "cut south"]["judgement"] == "only in B" and found["faults", "cut south"]["a"] is None
+    for link, name, absent in (("north", "A", "b"), ("south", "B", "a")):
+        row = found["faults", f"cut {link}"]
+        assert (row["judgement"], row[absent]) == (f"only in {name}", None)
     both = quantities(beside(two[0], two[0]))["faults", "cut north"]
-    assert both["difference"] == 0 and both["ratio"] == 1 and "for 10 s" in both["detail_a"]
+    assert (both["difference"], both["ratio"]) == (0, 1) and "for 10 s" in both["detail_a"]
 
 
-def test_certificates_pair_by_direction(two: tuple[Path, Path]) -> None:
-    (two[1] / "certificate.json").write_text(json.dumps(run_factory.certificate(9e-6)))
-    it = quantities(beside(*two))["certificate", "north:west"]
-    assert (it["a"], it["b"], it["difference"]) == pytest.approx((4e-6, 9e-6, 5e-6))
-    assert "certified" in it["detail_a"]
+def test_certificates_pair_by_direction(two: Runs) -> None:
+    edit(two[1], "certificate.json", **run_factory.certificate(9e-6))
+    row = quantities(beside(*two))["certificate", "north:west"]
+    assert (row["a"], row["b"], row["difference"]) == pytest.approx((4e-6, 9e-6, 5e-6))
+    assert "certified" in row["detail_a"]
 
 
 # ---- other kinds, missing parts, old versions
@@ -293,27 +246,25 @@ def test_a_training_job_beside_a_validation(made: Path) -> None:
 
 
 def test_two_validations_name_their_changes_with_the_first_as_baseline() -> None:
+    def twice(speed: Any) -> Any:
+        return dataclasses.replace(speed, **{key: 2 * getattr(speed, key) for key in ("median_s", "low_s", "high_s")})
+
     old = validation_factory.validation()
-    library = dataclasses.replace(
-        old.libraries[0], speeds=tuple(_twice(it) for it in old.libraries[0].speeds), version="9.9"
-    )
-    new = dataclasses.replace(old, libraries=(library, *old.libraries[1:]))
+    first, *others = old.libraries
+    library = dataclasses.replace(first, speeds=tuple(map(twice, first.speeds)), version="9.9")
+    new = dataclasses.replace(old, libraries=(library, *others))
     found = compare(side_of_validation("a", "/a", old), side_of_validation("b", "/b", new))
-    assert [(it.name, it.b) for it in found.differing] == [(f"library {library.name}", "9.9")]
-    assert found.changes and all(it.kind == "worse" for it in found.changes)
-    slow = [it for it in found.sections["speed"] if it.id.startswith(f"{library.name} ")]
-    assert slow and all(it.ratio == pytest.approx(2) and it.judgement == "beyond the noise" for it in slow)
-
-
-def _twice(speed: Any) -> Any:
-    return dataclasses.replace(speed, median_s=2 * speed.median_s, low_s=2 * speed.low_s, high_s=2 * speed.high_s)
+    assert [(value.name, value.b) for value in found.differing] == [(f"library {library.name}", "9.9")]
+    assert {change.kind for change in found.changes} == {"worse"}
+    slow = [row for row in found.sections["speed"] if row.id.startswith(f"{library.name} ")]
+    assert slow and all(row.ratio == pytest.approx(2) and row.judgement == "beyond the noise" for row in slow)
 
 
 PARTS = ("topology.json", "certificate.json", "events.jsonl", "metrics.jsonl", "ranks", "run.json")
 
 
 @pytest.mark.parametrize("missing", PARTS)
-def test_a_run_with_a_missing_part_is_compared_either_way(brief: tuple[Path, Path], missing: str) -> None:
+def test_a_run_with_a_missing_part_is_compared_either_way(brief: Runs, missing: str) -> None:
     gone = brief[1] / missing
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     for found in (beside(*brief), beside(brief[1], brief[0])):
@@ -338,9 +289,9 @@ def test_runs_of_old_versions_are_compared(tmp_path: Path) -> None:
             for n in range(1, 61)
         ]
         job = {"kind": "job", "t": 0.0, "rank": 0, "world_size": 1, "node": "east-0", "site": "east", "scheme": "ddp"}
-        (path / "ranks" / "rank-0.jsonl").write_text("".join(json.dumps(it) + "\n" for it in (job, *steps)))
+        write_lines(path / "ranks" / "rank-0.jsonl", [job, *steps])
         scrape = {"t": 1.0, "kind": "rank", "rank": 0, "values": {'testbed_steps_total{rank="0"}': 3.0}}
-        (path / "metrics.jsonl").write_text(json.dumps(scrape) + "\n")
+        write_lines(path / "metrics.jsonl", [scrape])
     found = beside(tmp_path / "old", tmp_path / "older")
     assert quantities(found)["figures", "median_step_s"]["ratio"] == pytest.approx(2)
     assert html(found)
@@ -349,19 +300,7 @@ def test_runs_of_old_versions_are_compared(tmp_path: Path) -> None:
 # ---- the page
 
 
-class Heads(HTMLParser):
-    """The attributes of every element by its id."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value for name, value in attrs if name == "id" and value]
-
-
-def test_plots_stand_beside_each_other_with_the_same_axes(two: tuple[Path, Path]) -> None:
+def test_plots_stand_beside_each_other_with_the_same_axes(two: Runs) -> None:
     slower(two[1], 1.5)
     found = beside(*two)
     drawn = pairs(found.a, found.b)
@@ -369,51 +308,45 @@ def test_plots_stand_beside_each_other_with_the_same_axes(two: tuple[Path, Path]
         ("a-step-time", "b-step-time"),
         ("a-throughput", "b-throughput"),
     ]
-    own = [{it.id: it for it in figures(each.report)} for each in (found.a, found.b) if each.report]
+    own = [{figure.id: figure for figure in figures(side.report)} for side in (found.a, found.b)]
     for a, b in drawn:
-        assert a and b
         for axis in ("xaxis", "yaxis"):
-            mine, theirs = (it.spec["layout"][axis] for it in (a, b))  # type: ignore[index]
-            assert mine["range"] == theirs["range"], "heights must compare"
-            low, high = mine["range"]
-            for letter, report in zip("ab", own, strict=True):
-                bare = report[a.id.removeprefix("a-")]
-                for trace in bare.spec["data"]:  # type: ignore[attr-defined]
-                    seen = [it for it in trace[axis[0]] if it is not None]
-                    assert low <= min(seen) and max(seen) <= high, (letter, axis)
-    ids = Heads(html(found)).ids
+            low, high = a.spec["layout"][axis]["range"]
+            assert [low, high] == [*b.spec["layout"][axis]["range"]], "heights must compare"
+            for report in own:
+                for trace in report[a.id.removeprefix("a-")].spec["data"]:
+                    values = [value for value in trace[axis[0]] if value is not None]
+                    assert low <= min(values) and max(values) <= high, axis
+    ids = [element.attrib["id"] for element in tree_of(html(found)).iter() if "id" in element.attrib]
     assert len(ids) == len(set(ids)) and {"a-step-time", "b-throughput"} <= set(ids)
 
 
-def test_a_hostile_name_is_text(two: tuple[Path, Path]) -> None:
+def test_a_hostile_name_is_text(two: Runs) -> None:
     hostile = "</title><script>alert(1)</script>"
-    rewrite(two[1], "topology.json", lambda data: data.update(name=hostile))
-    found = dataclasses.replace(side(two[1]), name=hostile, folder=hostile, headline=hostile)
-    assert "<script>alert" not in html(compare(side(two[0]), found))
+    edit(two[1], "topology.json", name=hostile)
+    hostile_side = dataclasses.replace(side(two[1]), name=hostile, folder=hostile, headline=hostile)
+    assert "<script>alert" not in html(compare(side(two[0]), hostile_side))
 
 
 def test_what_a_dead_job_leaves_open_is_a_bound_and_has_no_difference(tmp_path: Path) -> None:
     found = beside(run_kinds.make(tmp_path / "stall", "stall"), run_kinds.make(tmp_path / "death", "death"))
-    told = quantities(found)
-    rows = {(section, it.id): it for section, listed in found.sections.items() for it in listed}
+    written = quantities(found)
+    rows = {(section, row.id): row for section, listed in found.sections.items() for row in listed}
     for key, bound, sign in (
         (("figures", "recovery_s"), "at least", ">= "),
         (("figures", "goodput"), "at most", "<= "),
         (("faults", "cut north"), "at least", ">= "),
     ):
-        assert (told[key]["bound_a"], told[key]["bound_b"]) == ("", bound)
-        assert (told[key]["difference"], told[key]["ratio"], told[key]["judgement"]) == (None, None, "only a bound")
+        row = written[key]
+        assert (row["bound_a"], row["bound_b"]) == ("", bound)
+        assert (row["difference"], row["ratio"], row["judgement"]) == (None, None, "only a bound")
         assert comparison_words.value(rows[key].b).startswith(sign)
         assert not comparison_words.value(rows[key].a).startswith(sign)
-    assert not told["figures", "wall_s"]["bound_b"]
+    assert not written["figures", "wall_s"]["bound_b"]
 
 
-def test_a_planned_fault_is_told_in_words(tmp_path: Path) -> None:
-    def plan(run: dict[str, Any]) -> None:
-        cut = {"inject": "cut", "target": "north", "after_step": 75, "repeat": 1, "every_s": 0.0, "lasts_s": 20.0}
-        run["schedule"] = [cut, {**cut, "repeat": 3, "every_s": 1.5, "lasts_s": None}]
-
-    path = run_factory.make_run(tmp_path / "run")
-    rewrite(path, "run.json", plan)
-    planned = [it.value for it in side(path).inputs if it.name.startswith("planned fault")]
+def test_a_planned_fault_is_told_in_words(run: Path) -> None:
+    cut = {"inject": "cut", "target": "north", "after_step": 75, "repeat": 1, "every_s": 0.0, "lasts_s": 20.0}
+    edit(run, "run.json", schedule=[cut, {**cut, "repeat": 3, "every_s": 1.5, "lasts_s": None}])
+    planned = [value.value for value in side(run).inputs if value.name.startswith("planned fault")]
     assert planned == ["cut north, after step 75, for 20 s", "cut north, after step 75, repeat 3, every 1.5 s"]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import run_factory
-from oracles import report_schema
+from builders.reports import check, document_of, report_of
+from builders.run_factory import edit, make_run
 
 from testbed.core.analysis.declared_steps import declared_steps
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.records.rank_log import RankLog, read_rank
 from testbed.core.report import declared_section
-from testbed.core.report.document import build, to_json
-from testbed.core.report.markdown import markdown
-from testbed.core.report.run_page import html
-from testbed.host.files.store import RunDirectory
 
-SCHEMA = report_schema.validator("report.schema.json")
 COMPUTE = {"kind": "declared", "seconds": 0.1, "noise": 0.0, "layers": 24}
 
 
@@ -45,7 +39,6 @@ def log(rank: int, measured: list[float], world_size: int = 2, **compute: Any) -
 
 def test_means_overruns_and_cpu() -> None:
     found = declared_steps([log(0, [0.1, 0.1, 0.103]), log(1, [0.1, 0.1, 0.097])], cores=2)
-    assert found is not None
     assert (found.steps, found.overruns, found.verdict) == (6, 1, "held")
     assert found.measured_s == pytest.approx(0.1) and found.declared_s == pytest.approx(0.1)
     assert found.overrun_s == found.worst_s == pytest.approx(0.003)
@@ -55,7 +48,7 @@ def test_means_overruns_and_cpu() -> None:
 
 def test_a_machine_that_could_not_carry_it_has_a_verdict_of_its_own() -> None:
     found = declared_steps([log(0, [0.1, 0.11]), log(1, [0.1, 0.11])], cores=2)
-    assert found is not None and found.verdict == "CPU-bound here"
+    assert found.verdict == "CPU-bound here"
     assert "waited for a core" in declared_section.lead(found)
     assert "CPU-bound here" in declared_section.sentence(found)
 
@@ -70,29 +63,23 @@ def test_real_compute_has_none_of_it() -> None:
 
 def test_the_twin_of_a_declared_job_knows_its_layers() -> None:
     twin = twin_of([log(0, [0.1]), log(1, [0.1])])
-    assert twin is not None
     assert (twin.layout.layers, twin.layout.elements, twin.layout.step_s) == (24, 1_300_000, 0.1)
     assert {it.layer for it in twin.layout.tensors} == set(range(24))
 
 
 def test_every_page_says_that_compute_is_declared(tmp_path: Path) -> None:
-    path = run_factory.make_run(tmp_path / "run", steps=20)
-    for file in (path / "ranks").glob("rank-?.jsonl"):
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        for line in lines:
-            if line["kind"] == "job":
-                line["compute"] = COMPUTE
-            elif line["kind"] == "step":
-                line |= {"declared_s": 0.1, "cpu_s": 0.02}
-        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    report = build(RunDirectory(path).read())
+    run = make_run(tmp_path / "run", steps=20)
+    edit(run, "ranks/rank-?.jsonl", where={"kind": "job"}, compute=COMPUTE)
+    edit(run, "ranks/rank-?.jsonl", where={"kind": "step"}, declared_s=0.1, cpu_s=0.02)
+    report = report_of(run)
     assert "train_loss says nothing" in report.answers[0].text
-    document = to_json(report)
-    SCHEMA.validate(document)
-    assert document["declared"]["verdict"] in ("held", "CPU-bound here")  # type: ignore[index]
-    for page in (html(report), markdown(report)):
-        assert "Compute is declared: 100 ms a step; at full scale" in page
-        assert "compute utilization (declared compute)" in page
-        assert "steps that took longer (overruns)" in page
-        assert "train_loss went from" not in page and "nats per byte" not in page
-        assert "By the similarity law a step of 1 s would stand for 400 km" in page
+    assert document_of(report)["declared"]["verdict"] in ("held", "CPU-bound here")
+    check(
+        report,
+        shown=[
+            *("Compute is declared: 100 ms a step; at full scale", "compute utilization (declared compute)"),
+            "steps that took longer (overruns)",
+            "By the similarity law a step of 1 s would stand for 400 km",
+        ],
+        hidden=["train_loss went from", "nats per byte"],
+    )

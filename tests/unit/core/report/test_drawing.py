@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 
 import pytest
+from builders.random_topology import link_between
+from builders.reports import fault
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.core.report.drawing import draw
-from testbed.core.report.drawing_parts import SMALL, Box, Drawing, wrapped
+from testbed.core.report.drawing_parts import SMALL, Drawing, Label, wrapped
 from testbed.core.report.fault_effects import Effect
 from testbed.core.report.faults_section import Fault
-from testbed.core.topology.model import Link, Site, Topology
+from testbed.core.topology.model import Site, Topology
 
 LONG = "a-very-long-name-of-forty-characters-no-"
-
-
-def link(name: str, one: str, other: str) -> Link:
-    return Link(name, (one, other), (name,), 40_000.0, "smf", "800ZR", 1, 2e-4, 8e8, 2_000_000, 0.0, 1500, "none")
 
 
 def topology(sites: int, pairs: list[tuple[int, int]], name: str = "site", nodes: int = 2) -> Topology:
     names = [f"{name}{number:02}"[-40:] for number in range(sites)]
     links = tuple(
-        link(f"{name.replace('site', 'link')}{number:03}"[-40:], names[one], names[other])
-        for number, (one, other) in enumerate(pairs)
+        link_between(link, (names[a], names[b]), 40.0)
+        for number, (a, b) in enumerate(pairs)
+        for link in [f"{name.replace('site', 'link')}{number:03}"[-40:]]
     )
-    return Topology("t", 1000.0, tuple(Site(each, nodes, each) for each in names), links)
-
-
-def fault(number: int, type: str, link: str, ended_s: float | None = 15.0) -> Fault:
-    return Fault(f"f{number}", type, link, (link,), 10.0, ended_s, None, None, None, None, None)
+    return Topology("t", 1000.0, tuple(Site(name, nodes, name) for name in names), links)
 
 
 def ring(sites: int) -> list[tuple[int, int]]:
@@ -63,18 +59,20 @@ SHAPES = {
 def faults_of(shown: Topology) -> tuple[tuple[Fault, ...], dict[str, Effect]]:
     """A cut of the first link, jitter on the second, and both on the third."""
     kinds = [(0, "cut"), (1, "jitter"), (2, "cut"), (2, "jitter")]
-    made = [fault(n, kind, shown.links[at].name) for n, (at, kind) in enumerate(kinds) if at < len(shown.links)]
+    made = [
+        fault(kind, shown.links[at].name, fault=f"f{n}") for n, (at, kind) in enumerate(kinds) if at < len(shown.links)
+    ]
     return tuple(made), {it.fault: Effect.CUT if it.type == "cut" else Effect.IMPAIRED for it in made}
 
 
-def labels(drawing: Drawing) -> list[Box]:
-    return [label.box for label in drawing.labels if label.lines]
+def text_of(labels: Iterable[Label]) -> str:
+    return " ".join(line.text for label in labels for line in label.lines)
 
 
 def judge(drawing: Drawing, shown: Topology) -> None:
-    boxes = labels(drawing)
-    for one, other in itertools.combinations(boxes, 2):
-        assert not one.overlaps(other), "a label lies on another"
+    boxes = [label.box for label in drawing.labels if label.lines]
+    for a, b in itertools.combinations(boxes, 2):
+        assert not a.overlaps(b), "a label lies on another"
     for box in boxes:
         assert not any(box.overlaps(site.box) for site in drawing.sites), "a label lies on a site"
         assert box.x >= 0 and box.x + box.width <= drawing.width
@@ -82,21 +80,18 @@ def judge(drawing: Drawing, shown: Topology) -> None:
     for label in drawing.labels:
         for line in label.lines:
             assert line.size >= 12
-            assert (
-                label.box.x <= line.x - line.width / 2 + 0.1
-                and line.x + line.width / 2 <= label.box.x + label.box.width + 0.1
-            )
-            assert (
-                label.box.y <= line.y - 0.8 * line.size and line.y + 0.2 * line.size <= label.box.y + label.box.height
-            )
+            assert label.box.x <= line.x - line.width / 2 + 0.1
+            assert line.x + line.width / 2 <= label.box.x + label.box.width + 0.1
+            assert label.box.y <= line.y - 0.8 * line.size
+            assert line.y + 0.2 * line.size <= label.box.y + label.box.height
     # Every site and every link has its whole name: in the drawing, or in the key of its numbers.
     sites = "".join(line.text for site in drawing.sites for line in site.lines)
-    keyed = {it.name for it in drawing.site_key}
+    keyed = {key.name for key in drawing.site_key}
     assert all(site.name in sites or site.name in keyed for site in shown.sites)
     linked = ["".join(line.text for line in label.lines) for label in drawing.labels]
-    known = {it.name: it for it in drawing.link_key}
-    for each in shown.links:
-        assert each.name in known or any(each.name in text for text in linked), each.name
+    numbered = {key.name for key in drawing.link_key}
+    for link in shown.links:
+        assert link.name in numbered or any(link.name in text for text in linked), link.name
     # What faults touched is told wherever it is.
     touched = [fiber for fiber in drawing.fibers if fiber.effects]
     assert len(touched) == min(3, len(shown.links))
@@ -143,19 +138,16 @@ def test_a_link_that_no_fault_touched_is_plain() -> None:
 
 def test_many_faults_of_a_link_are_counted() -> None:
     shown = topology(2, [(0, 1)])
-    faults = tuple(fault(number, "flap", "link000") for number in range(7))
-    drawing = draw(shown, faults, dict.fromkeys([it.fault for it in faults], Effect.CUT))[0]
-    said = " ".join(line.text for label in drawing.labels for line in label.lines)
-    assert said.count("flap") == 2
-    assert "and 5 faults more" in said
+    faults = tuple(fault("flap", "link000", fault=f"f{number}") for number in range(7))
+    drawing = draw(shown, faults, {fault.fault: Effect.CUT for fault in faults})[0]
+    assert text_of(drawing.labels).count("flap") == 2
+    assert "and 5 faults more" in text_of(drawing.labels)
 
 
 def test_a_rate_is_followed_by_what_it_stands_for() -> None:
     shown = topology(2, [(0, 1)])
-    said = " ".join(line.text for label in draw(shown)[0].labels for line in label.lines)
-    assert "40 km · 200 us · 800 Mb/s for 800 Gb/s" in said
-    real = dataclasses.replace(shown, scale=1.0)
-    assert "for" not in " ".join(line.text for label in draw(real)[0].labels for line in label.lines)
+    assert "40 km · 200 us · 800 Mb/s for 800 Gb/s" in text_of(draw(shown)[0].labels)
+    assert "for" not in text_of(draw(dataclasses.replace(shown, scale=1.0))[0].labels)
 
 
 def test_lines_break_between_words_and_never_before_a_unit() -> None:

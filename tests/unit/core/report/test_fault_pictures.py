@@ -8,23 +8,17 @@ from pathlib import Path
 
 import pytest
 from builders import run_kinds
+from builders.reports import fault, figures, html, report_of
 
 from testbed.core.report.document import Report
 from testbed.core.report.fault_effects import Effect, effect, effects
 from testbed.core.report.fault_timeline import timeline
 from testbed.core.report.faults_section import Fault
-from testbed.core.report.figures import figures
 from testbed.core.report.in_force_section import InForce, ValueInForce
-from testbed.core.report.run_page import html
-from testbed.host.files.store import RunDirectory, build_report
 
 
-def report_of(tmp_path: Path, kind: str) -> Report:
-    return build_report(RunDirectory.open(run_kinds.make(tmp_path / kind, kind)))
-
-
-def fault(type: str, links: tuple[str, ...] = ("north",), carrier_s: float | None = None) -> Fault:
-    return Fault("f1", type, "north", links, 10.0, 15.0, carrier_s, None, None, None, None)
+def report_of_kind(tmp_path: Path, kind: str) -> Report:
+    return report_of(run_kinds.make(tmp_path / kind, kind))
 
 
 def in_force(dark_by: tuple[str, ...] = (), by: tuple[str, ...] = ()) -> tuple[InForce, ...]:
@@ -58,7 +52,7 @@ def test_effects_differ_in_color_and_in_dash() -> None:
 
 
 def test_an_impairment_is_marked_otherwise_than_a_cut_in_every_plot(tmp_path: Path) -> None:
-    impaired, cut = report_of(tmp_path, "impaired"), report_of(tmp_path, "stall")
+    impaired, cut = report_of_kind(tmp_path, "impaired"), report_of_kind(tmp_path, "stall")
     assert set(effects(impaired).values()) == {Effect.IMPAIRED}
     assert set(effects(cut).values()) == {Effect.CUT}
     for report, expected in ((impaired, Effect.IMPAIRED), (cut, Effect.CUT)):
@@ -72,30 +66,25 @@ def test_an_impairment_is_marked_otherwise_than_a_cut_in_every_plot(tmp_path: Pa
 
 
 def test_the_timeline_stands_above_the_plots_and_names_each_fault(tmp_path: Path) -> None:
-    report = report_of(tmp_path, "impaired")
+    report = report_of_kind(tmp_path, "impaired")
     page = html(report)
-    place = page.index('<figure class="timeline"')
-    first_plot = page.index('class="plot"')
-    assert place < first_plot
+    assert page.index('<figure class="timeline"') < page.index('class="plot"')
     shown = re.search(r'<figure class="timeline".*?</figure>', page, re.DOTALL)
-    assert shown is not None
-    one, two = (fault.label for fault in report.faults)
-    for words in (one, two, "at 10 s, for 6 s", "at 22 s, for 6 s"):
+    for words in (*(cause.label for cause in report.faults), "at 10 s, for 6 s", "at 22 s, for 6 s"):
         assert words in shown[0]
     assert shown[0].count('class="impaired"') == 3, "two rows and the legend"
     assert f'title="1. {report.faults[0].words}: from 10 s, for 6 s' in shown[0]
 
 
 def test_without_a_fault_there_is_no_timeline(tmp_path: Path) -> None:
-    report = report_of(tmp_path, "none")
+    report = report_of_kind(tmp_path, "none")
     assert timeline(report) is None
     assert 'class="timeline"' not in html(report)
 
 
 def test_a_fault_without_an_end_is_drawn_to_the_end(tmp_path: Path) -> None:
-    report = report_of(tmp_path, "death")
+    report = report_of_kind(tmp_path, "death")
     drawn = timeline(report)
-    assert drawn is not None
     for row in drawn.rows:
         (bar,) = row.bars
         assert bar.open
@@ -104,17 +93,13 @@ def test_a_fault_without_an_end_is_drawn_to_the_end(tmp_path: Path) -> None:
 
 
 def test_repetitions_share_a_row_and_many_kinds_share_one_by_type(tmp_path: Path) -> None:
-    report = report_of(tmp_path, "none")
+    report = report_of_kind(tmp_path, "none")
 
     def timeline_of(faults: list[Fault]) -> list[tuple[str, int]]:
         drawn = timeline(dataclasses.replace(report, faults=tuple(faults)))
-        assert drawn is not None
         return [(row.label, len(row.bars)) for row in drawn.rows]
 
-    flaps = [dataclasses.replace(fault("flap"), fault=f"f{n}", began_s=n, ended_s=n + 0.2) for n in range(200)]
+    flaps = [fault("flap", fault=f"f{n}", began_s=n, ended_s=n + 0.2) for n in range(200)]
     assert timeline_of(flaps) == [("flap north", 200)]
-    many = [
-        dataclasses.replace(fault("cut" if n % 2 else "jitter"), fault=f"f{n}", target=f"link{n}", began_s=n)
-        for n in range(40)
-    ]
+    many = [fault("cut" if n % 2 else "jitter", f"link{n}", fault=f"f{n}", began_s=n) for n in range(40)]
     assert sorted(timeline_of(many)) == [("cut", 20), ("jitter", 20)]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
-from builders import run_factory
-from test_report import SCHEMA, change, report_of
+from builders.reports import answer, check, document_of, html, markdown, pages_of, report_of
+from builders.run_factory import edit
+from builders.run_kinds import launched
 
 from testbed.core.faults.fault_registry import registry
 from testbed.core.records.event import Event
 from testbed.core.report import events_section, fault_words
-from testbed.core.report.document import to_json
-from testbed.core.report.markdown import markdown
-from testbed.core.report.run_page import html
+
+FORMS = (fault_words.in_full, fault_words.named, fault_words.short, fault_words.at_link)
 
 
 @pytest.mark.parametrize(
@@ -41,70 +40,55 @@ from testbed.core.report.run_page import html
     ],
 )  # fmt: skip
 def test_a_fault_in_words(fault, target, parameters, full, named, short, at_link) -> None:
-    assert fault_words.in_full(fault, target, parameters) == full
-    assert fault_words.named(fault, target, parameters) == named
-    assert fault_words.short(fault, target, parameters) == short
-    assert fault_words.at_link(fault, target, parameters) == at_link
+    assert [form(fault, target, parameters) for form in FORMS] == [full, named, short, at_link]
 
 
 @pytest.mark.parametrize("name", sorted(registry()))
 def test_no_parameter_of_any_kind_of_fault_is_left_out(name: str) -> None:
     written = {key: f"{number}7ms" for number, key in enumerate(registry()[name].parameters, 1)}
-    for words in (fault_words.in_full, fault_words.named, fault_words.short, fault_words.at_link):
-        said = words(name, "north:west", written)
-        assert all(f"{number}7 ms" in said for number in range(1, len(written) + 1)), said
+    for form in FORMS:
+        words = form(name, "north:west", written)
+        assert all(f"{number}7 ms" in words for number in range(1, len(written) + 1)), words
 
 
 @pytest.fixture
-def impaired(tmp_path: Path) -> Path:
+def impaired(run: Path) -> Path:
     """A run whose only fault is loss toward west for 10 s, as the keeper records it."""
-    run = run_factory.make_run(tmp_path / "run")
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    lines = [it for it in lines if it["event"] != "carrier"]
-    for line in lines:
-        if line["event"].startswith("fault-"):
-            line |= {"type": "impair", "target": "north:west", "parameters": {"loss": "0.5%"}, "lasts_s": 10.0}
-            line |= {"phase": "impaired"} if line["event"] == "fault-began" else {}
-    (run / "events.jsonl").write_text("".join(json.dumps(it) + "\n" for it in lines))
-    planned = {"inject": "impair", "target": "north:west", "parameters": {"loss": "0.5%"}, "lasts_s": 10.0}
-    change(run, "run.json", schedule=[{**planned, "after_step": 200, "repeat": 1, "began": 1}])
-    return run
+    planned = {"target": "north:west", "parameters": {"loss": "0.5%"}, "lasts_s": 10.0}
+    edit(run, "events.jsonl", lambda events: [event for event in events if event["event"] != "carrier"])
+    edit(run, "events.jsonl", where={"fault": "f1"}, type="impair", **planned)
+    edit(run, "events.jsonl", where={"event": "fault-began"}, phase="impaired")
+    schedule = [{"inject": "impair", **planned, "after_step": 200, "repeat": 1, "began": 1}]
+    return edit(run, "run.json", schedule=schedule)
 
 
 def test_every_place_of_a_report_has_the_parameters(impaired: Path) -> None:
     report = report_of(impaired)
     words = "loss 0.5 % on north toward west"
     assert report.headline == f"It trained, and came through {words}."
-    told = {it.id: it.text for it in report.answers}
-    assert told["recovered"].startswith("Loss 0.5 % on north toward west at 26.1 s for 10 s: ")
-    (began,) = [it.text for it in report.events if it.event == "fault-began"]
+    assert answer(report, "recovered").text.startswith("Loss 0.5 % on north toward west at 26.1 s for 10 s: ")
+    (began,) = [event.text for event in report.events if event.event == "fault-began"]
     assert began == f"{words}, 10 s (f1)"
-    document = json.loads(json.dumps(to_json(report), allow_nan=False))
-    SCHEMA.validate(document)
-    assert document["faults"][0]["parameters"] == {"loss": "0.5%"}
-    page, text = html(report), markdown(report)
-    assert "loss 0.5 % toward west at 26.1 s for 10 s" in page, "the map"
-    for form in (page, text):
-        assert "A cut is a pause, not an end." in form, "what the experiment teaches"
-        assert "after step 200" in form, "the schedule"
-        assert "1 of 1" in form
-        assert form.count(words) >= 4, "headline, schedule, table, events"
+    assert document_of(report)["faults"][0]["parameters"] == {"loss": "0.5%"}
+    assert "loss 0.5 % toward west at 26.1 s for 10 s" in html(report), "the map"
+    # What the experiment teaches, and the schedule.
+    check(report, shown=["A cut is a pause, not an end.", "after step 200", "1 of 1"])
+    assert all(page.count(words) >= 4 for page in pages_of(report)), "headline, schedule, table, events"
 
 
 def test_runs_of_earlier_versions_show_the_values_that_a_fault_gave(impaired: Path) -> None:
-    lines = [json.loads(line) for line in (impaired / "events.jsonl").read_text().splitlines()]
-    for line in lines:
-        if line["event"].startswith("fault-"):
-            line.pop("parameters")
-            line.pop("lasts_s")
-        if line["event"] == "fault-began":
-            values = [{"key": "loss", "text": "0.5%", "by": ["f1"]}, {"key": "jitter", "text": "2us", "by": ["f9"]}]
-            line["in_force"] = {"north:west": {"direction": "north:west", "dark_by": [], "values": values}}
-    (impaired / "events.jsonl").write_text("".join(json.dumps(it) + "\n" for it in lines))
-    change(impaired, "run.json", schedule=[{"inject": "impair", "target": "north:west", "at_s": 3.0, "began": 1}])
+    def without_parameters(event: dict) -> None:
+        del event["parameters"], event["lasts_s"]
+
+    values = [{"key": "loss", "text": "0.5%", "by": ["f1"]}, {"key": "jitter", "text": "2us", "by": ["f9"]}]
+    in_force = {"north:west": {"direction": "north:west", "dark_by": [], "values": values}}
+    edit(impaired, "events.jsonl", without_parameters, where={"fault": "f1"})
+    edit(impaired, "events.jsonl", where={"event": "fault-began"}, in_force=in_force)
+    edit(impaired, "run.json", schedule=[{"inject": "impair", "target": "north:west", "at_s": 3.0, "began": 1}])
     report = report_of(impaired)
     assert report.faults[0].words == "loss 0.5 % on north toward west"
-    assert [it.text for it in report.events if it.event == "fault-ended"] == ["loss 0.5 % on north toward west (f1)"]
+    ended = [event.text for event in report.events if event.event == "fault-ended"]
+    assert ended == ["loss 0.5 % on north toward west (f1)"]
     assert "| at 3 s | impair north toward west | 1 of 1 |" in markdown(report)
 
 
@@ -114,31 +98,26 @@ def test_runs_of_earlier_versions_show_the_values_that_a_fault_gave(impaired: Pa
 def test_a_ramp_s_phases_are_folded_before_what_happened_after_them() -> None:
     ramp = [Event(float(t), "fault-phase", {"fault": "f1", "phase": f"loss {t}%"}) for t in range(40)]
     listed = events_section.lines([*ramp, Event(50.0, "fault-began", {"fault": "f2"})], 0.0)
-    first, rest = events_section.table(listed), events_section.folded(listed)
-    assert first and rest
+    first, further = events_section.table(listed), events_section.folded(listed)
+    assert first and further
     assert [row[0] for row in first.rows] == [*(f"{t}.000" for t in range(19)), "50.000"]
-    assert rest.label == "21 more events"
+    assert further.label == "21 more events"
 
 
-def lines(count: int) -> tuple[events_section.EventLine, ...]:
-    return events_section.lines([Event(float(t), "note", {"text": f"note {t}"}) for t in range(count)], 0.0)
-
-
-@pytest.mark.parametrize(("count", "shown", "more"), [(0, 0, 0), (1, 1, 0), (20, 20, 0), (21, 20, 1), (300, 20, 280)])
-def test_all_events_are_there_and_those_after_twenty_are_folded(count: int, shown: int, more: int) -> None:
-    first, rest = events_section.table(lines(count)), events_section.folded(lines(count))
-    rows = [*(first.rows if first else []), *(rest.rows if rest else [])]
-    assert [row[2] for row in rows] == [f"note {t}" for t in range(count)]
-    assert (len(first.rows) if first else 0, len(rest.rows) if rest else 0) == (shown, more)
-    assert rest is None or rest.label == f"{more} more event{'s' if more > 1 else ''}"
+@pytest.mark.parametrize(("count", "shown", "folded"), [(0, 0, 0), (1, 1, 0), (20, 20, 0), (21, 20, 1), (300, 20, 280)])
+def test_all_events_are_there_and_those_after_twenty_are_folded(count: int, shown: int, folded: int) -> None:
+    listed = events_section.lines([Event(float(t), "note", {"text": f"note {t}"}) for t in range(count)], 0.0)
+    tables = events_section.table(listed), events_section.folded(listed)
+    rows = [table.rows if table else [] for table in tables]
+    assert [row[2] for part in rows for row in part] == [f"note {t}" for t in range(count)]
+    assert [len(part) for part in rows] == [shown, folded]
+    assert tables[1] is None or tables[1].label == f"{folded} more event{'s' if folded > 1 else ''}"
 
 
 def test_a_page_with_many_events_folds_them_and_markdown_too(impaired: Path) -> None:
-    with (impaired / "events.jsonl").open("a") as stream:
-        for number in range(30):
-            stream.write(json.dumps({"t": 1100.0 + number, "event": "note", "text": f"note number {number}"}) + "\n")
-    report = report_of(impaired)
-    for form in (html(report), markdown(report)):
+    notes = [{"t": 1100.0 + number, "event": "note", "text": f"note number {number}"} for number in range(30)]
+    edit(impaired, "events.jsonl", lambda events: events + notes)
+    for form in pages_of(report_of(impaired)):
         before, after = form.split("more events</summary>")
         assert before.rstrip("0123456789 \u202f").endswith("<summary>")
         assert "note number 0" in before
@@ -149,13 +128,9 @@ def test_a_page_with_many_events_folds_them_and_markdown_too(impaired: Path) -> 
 # ---- a launched program
 
 
-def test_the_report_of_a_launched_program_has_no_empty_figures_or_tables(tmp_path: Path) -> None:
-    run = run_factory.make_run(tmp_path / "run")
-    for file in (run / "ranks").iterdir():
-        file.unlink()
-    workload = {"command": "./a.out", "statuses": [0, 0], "began_t": [1007.5, 1007.6], "ended_t": [1050.0, 1051.0]}
-    change(run, "run.json", experiment={}, expectations=[], workload=workload)
-    report = report_of(run)
+def test_the_report_of_a_launched_program_has_no_empty_figures_or_tables(run: Path) -> None:
+    workload = {"statuses": [0, 0], "began_t": [1007.5, 1007.6], "ended_t": [1050.0, 1051.0]}
+    report = report_of(edit(launched(run, **workload), "run.json", experiment={}))
     page, text = html(report), markdown(report)
     # The pattern that is offered names what it would read.
     page = re.sub(r'<pre class="offer">.*?</pre>', "", page, flags=re.DOTALL)

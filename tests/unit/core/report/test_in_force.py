@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import run_factory
-from test_report import SCHEMA, report_of
+from builders.reports import check, document_of, report_of
+from builders.run_factory import edit
 
 from testbed.core.records.event import Event
 from testbed.core.report import in_force_section
-from testbed.core.report.document import to_json
-from testbed.core.report.markdown import markdown
-from testbed.core.report.run_page import html
 
 
 def event(t: float, kind: str, dark_by: list[str], *values: tuple[str, str, list[str]], masked: Any = ()) -> Event:
@@ -56,17 +53,10 @@ def test_older_and_damaged_events_have_nothing_to_tell(damage: dict[str, Any]) -
     assert in_force_section.lines([Event(1, "fault-began", damage)], 0.0) == ()
 
 
-def test_the_report_has_it_in_every_form(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = run_factory.make_run(tmp_path / "run")
-    with (path / "events.jsonl").open("a") as file:
-        for it in EVENTS:
-            file.write(json.dumps({"t": it.t, "event": it.event, "fault": "f9", "type": "impair", **it.fields}) + "\n")
-    report = report_of(path)
-    document = to_json(report)
-    SCHEMA.validate(document)
-    assert len(document["in_force"]) == 4
-    for page in (markdown(report), html(report)):
-        assert "Values in force" in page
-        assert "loss 0.0001% to 5%: f1" in page
-        assert "dark 2 times: f2" in page
-        assert "jitter of f3" in page
+def test_the_report_has_it_in_every_form(run: Path) -> None:
+    fault = {"fault": "f9", "type": "impair"}
+    lines = [{"t": event.t, "event": event.event, **fault, **event.fields} for event in EVENTS]
+    report = report_of(edit(run, "events.jsonl", lambda events: events + lines))
+    assert len(document_of(report)["in_force"]) == 4
+    shown = ["Values in force", "loss 0.0001% to 5%: f1", "dark 2 times: f2", "jitter of f3"]
+    check(report, shown=shown)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.run_factory import NODES, make_run
-from oracles import report_schema
+from builders.reports import answer, answers, check
+from builders.run_factory import NODES, write_lines
 
-from testbed.core.report.document import Report, to_json
+from testbed.core.report.document import Report
 from testbed.core.report.measured import measured
 from testbed.host.files.store import RunDirectory, write_report
 
@@ -32,72 +31,71 @@ def write_checks(run: Path, rank: int, **wrong: Any) -> None:
         lines.append({"kind": "step", **tag, **done, **(wrong if step == 7 else {})})
         inputs, outputs = struct.pack("<f", 1.0 + rank).hex(), struct.pack("<f", world * (world + 1) / 2).hex()
         lines.append({"kind": "sample", **tag, "sequence": 0, "at": [3], "inputs": inputs, "outputs": outputs})
-    (run / "ranks" / f"rank-{rank}.checks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(run / "ranks" / f"rank-{rank}.checks.jsonl", lines)
+
+
+def collective(ended_t: float, crc32: str) -> list[dict[str, Any]]:
+    return [{"elements": 4, "began_t": 1007.0, "ended_t": ended_t, "crc32": crc32}]
 
 
 def reported(run: Path) -> Report:
     report = write_report(RunDirectory.open(run))
-    report_schema.validator("report.schema.json").validate(to_json(report))
+    check(report)
     return report
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    path = make_run(tmp_path / "run")
+def checked(run: Path) -> Path:
     for rank in range(len(NODES)):
-        write_checks(path, rank)
-    return path
+        write_checks(run, rank)
+    return run
 
 
-def answer(report: Report) -> tuple[str, str]:
-    return next((each.answer, each.text) for each in report.answers if each.id == "checked")
+def forms_of(run: Path) -> list[str]:
+    return [(run / form).read_text() for form in ("index.html", "report.md", "report.json")]
 
 
-def test_a_right_run_passes_and_says_what_was_looked_at(run: Path) -> None:
-    report = reported(run)
-    assert (report.verdict, answer(report)[0]) == ("pass", "yes")
-    assert "400 collectives compared over 4 ranks; 400 elements of 400 of them recomputed" in answer(report)[1]
+def test_a_right_run_passes_and_says_what_was_looked_at(checked: Path) -> None:
+    report = reported(checked)
+    compared = "400 collectives compared over 4 ranks; 400 elements of 400 of them recomputed"
+    check(report, "pass", checked=("yes", compared))
     values = measured(report)
     assert [values[name] for name in ("wrong_sums", "hangs", "stale_parameters", "lost_updates")] == [0, 0, 0, 0]
     assert report.malformed == {}
 
 
-def test_a_wrong_sum_fails_the_run_and_is_named_in_every_form(run: Path) -> None:
-    collective = {"elements": 4, "began_t": 1007.0, "ended_t": 1007.2, "crc32": "bad"}
-    write_checks(run, 2, collectives=[collective])
-    report = reported(run)
+def test_a_wrong_sum_fails_the_run_and_is_named_in_every_form(checked: Path) -> None:
+    write_checks(checked, 2, collectives=collective(1007.2, "bad"))
+    report = reported(checked)
     assert (report.verdict, report.headline) == ("fail", "It ran, but the training is incorrect.")
-    said = "step 7, collective 0, the result on rank 2 differs from the result on ranks 0, 1, 3"
-    assert answer(report) == ("no", f"1 wrong sum: {said}.")
+    text = "the result on rank 2 differs from the result on ranks 0, 1, 3"
+    assert answers(report)["checked"] == "no"
+    assert answer(report, "checked").text == f"1 wrong sum: step 7, collective 0, {text}."
     assert measured(report)["wrong_sums"] == 1
-    for form in ("index.html", "report.md", "report.json"):
-        assert "the result on rank 2 differs from the result on ranks 0, 1, 3" in (run / form).read_text()
+    assert all(text in form for form in forms_of(checked))
 
 
-def test_a_hang_is_told_and_counted_but_makes_nothing_wrong(run: Path) -> None:
+def test_a_hang_is_told_and_counted_but_makes_nothing_wrong(checked: Path) -> None:
     for rank in range(len(NODES)):
-        collective = {"elements": 4, "began_t": 1007.0, "ended_t": 1027.0, "crc32": f"{7:08x}"}
-        write_checks(run, rank, collectives=[collective])
-    report = reported(run)
+        write_checks(checked, rank, collectives=collective(1027.0, f"{7:08x}"))
+    report = reported(checked)
     assert measured(report)["hangs"] == 1
-    assert (report.verdict, answer(report)[0]) == ("pass", "yes")
-    assert "hang" not in answer(report)[1], "a yes does not contain what was found against it"
-    assert "hung" not in answer(report)[1]
-    for form in ("index.html", "report.md", "report.json"):
-        assert "all ranks were in it for 20.0 s" in (run / form).read_text()
+    assert (report.verdict, answers(report)["checked"]) == ("pass", "yes")
+    text = answer(report, "checked").text
+    assert "hang" not in text and "hung" not in text, "a yes does not contain what was found against it"
+    assert all("all ranks were in it for 20.0 s" in form for form in forms_of(checked))
 
 
-def test_without_the_records_of_one_rank_there_is_no_pass(run: Path) -> None:
-    (run / "ranks" / "rank-3.checks.jsonl").unlink()
-    report = reported(run)
-    assert (report.verdict, answer(report)) == (
-        "unknown",
-        ("unknown", "Could not be determined: rank 3 has no record of step 1 in attempt 1."),
-    )
+def test_without_the_records_of_one_rank_there_is_no_pass(checked: Path) -> None:
+    (checked / "ranks" / "rank-3.checks.jsonl").unlink()
+    report = reported(checked)
+    assert (report.verdict, answers(report)["checked"]) == ("unknown", "unknown")
+    text = answer(report, "checked").text
+    assert text == "Could not be determined: rank 3 has no record of step 1 in attempt 1."
     assert measured(report)["wrong_sums"] is None
 
 
-def test_a_job_that_records_nothing_is_not_asked(tmp_path: Path) -> None:
-    report = reported(make_run(tmp_path / "run"))
-    assert not any(each.id == "checked" for each in report.answers)
+def test_a_job_that_records_nothing_is_not_asked(run: Path) -> None:
+    report = reported(run)
+    assert "checked" not in answers(report)
     assert measured(report)["wrong_sums"] is None

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from builders import run_factory
+from builders.reports import document_of, markdown, pages_of, report_of
+from builders.run_factory import STEPS, edit
 
 from testbed.cli import tables
-from testbed.core.report import markdown, run_page
-from testbed.core.report.document import to_json
-from testbed.host.files import store
+from testbed.core.report.document import Report
 
 SERVED = "its sites go at their own paces, and what one waits for at the server cannot be timed before the job"
 
 
-def changed(path: Path, strategy: str) -> Path:
-    """Return a run of ``strategy`` at ``path``."""
-    run_factory.make_run(path)
-    for file in (path / "ranks").glob("rank-*[0-9].jsonl"):
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        for line in lines:
-            if line["kind"] == "job":
-                line["strategy"] = {"name": strategy, "options": {}}
-                line["steps"] = run_factory.STEPS
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+def report_of_strategy(run: Path, name: str) -> Report:
+    job = {"strategy": {"name": name, "options": {}}, "steps": STEPS}
+    return report_of(edit(run, "ranks/rank-*[0-9].jsonl", where={"kind": "job"}, **job))
 
 
 @pytest.mark.parametrize(
@@ -41,27 +31,21 @@ def changed(path: Path, strategy: str) -> Path:
         ("tensor", "its operations were not timed before the first step, and it has no closed form"),
     ],
 )
-def test_that_and_why_there_is_no_prediction_is_on_every_page(tmp_path: Path, strategy: str, why: str) -> None:
-    report = store.build_report(store.RunDirectory(changed(tmp_path / "run", strategy)))
-    document = to_json(report)
-    assert document["prediction"] is None and str(document["unpredicted"]).startswith(why)
+def test_that_and_why_there_is_no_prediction_is_on_every_page(run: Path, strategy: str, why: str) -> None:
+    report = report_of_strategy(run, strategy)
+    document = document_of(report)
+    assert document["prediction"] is None and document["unpredicted"].startswith(why)
     assert tables.prediction(report).startswith(f"no prediction of a step: {why}")
-    for page in (run_page.html(report), markdown.markdown(report)):
+    for page in pages_of(report):
         assert f"No prediction of a step: {why}" in page.replace("&#39;", "'")
 
 
-def test_a_run_that_was_predicted_says_nothing_of_that(tmp_path: Path) -> None:
-    report = store.build_report(store.RunDirectory(changed(tmp_path / "run", "diloco")))
+def test_a_run_that_was_predicted_says_nothing_of_that(run: Path) -> None:
+    report = report_of_strategy(run, "diloco")
     assert report.prediction is not None and not report.unpredicted
 
 
-def test_a_congestion_control_that_the_kernel_lacks_is_told(tmp_path: Path) -> None:
-    path = run_factory.make_run(tmp_path / "run")
-    topology = json.loads((path / "topology.json").read_text())
-    (path / "topology.json").write_text(json.dumps({**topology, "congestion": "bbr"}))
-    certificate = json.loads((path / "certificate.json").read_text())
-    certificate["host"] = {**certificate.get("host", {}), "congestion_control": "cubic"}
-    (path / "certificate.json").write_text(json.dumps(certificate))
-    assert "bbr, which this kernel lacks: cubic instead" in markdown.markdown(
-        store.build_report(store.RunDirectory(path))
-    )
+def test_a_congestion_control_that_the_kernel_lacks_is_told(run: Path) -> None:
+    edit(run, "topology.json", congestion="bbr")
+    edit(run, "certificate.json", {"host.congestion_control": "cubic"})
+    assert "bbr, which this kernel lacks: cubic instead" in markdown(report_of(run))
