@@ -22,7 +22,7 @@ __all__ = ["say_prediction"]
 
 _POLL_S: Final = 0.1
 """Between two looks whether the ranks have timed their operations, which they do on the same cores."""
-_BOUND_S: Final = 60.0
+BOUND_S: Final = 60.0
 """For so long the prediction is waited for; then the job is followed without it."""
 
 
@@ -39,7 +39,7 @@ def say_prediction(
     if why := why_not(twin):
         progress.note(_not_predicted(workload, why))
         return
-    ranks, until = len(topology.node_names), time.monotonic() + _BOUND_S
+    ranks, until = len(topology.node_names), time.monotonic() + BOUND_S
     waits = True
     while waits:
         # Asked before the records are read: of a short first step, too, the prediction is said.
@@ -56,7 +56,7 @@ def say_prediction(
         if waits:
             time.sleep(_POLL_S)
         elif not over:
-            when = "before the first step" if job.step > 0 else f"within {format_duration(_BOUND_S)}"
+            when = "before the first step" if job.step > 0 else f"within {format_duration(BOUND_S)}"
             progress.note(_not_predicted(workload, f"not all ranks timed their operations {when}"))
 
 
