@@ -18,7 +18,7 @@ from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress
 
-__all__ = ["say_prediction"]
+__all__ = ["predicted_note", "say_prediction"]
 
 _POLL_S: Final = 0.1
 """Between two looks whether the ranks have timed their operations, which they do on the same cores."""
@@ -49,7 +49,7 @@ def say_prediction(
         if sum(bool(log.calibrations) for log in logs) == ranks:
             expected = expected_step(twin, lab.certificate, logs, workload.step_s or ABOUT_S, topology)
             if expected is not None:
-                progress.note(_predicted(workload, expected))
+                progress.note(predicted_note(workload, expected))
             else:
                 progress.note(_not_predicted(workload, why_unpredicted(twin, lab.certificate, logs, topology)))
             return
@@ -68,7 +68,7 @@ def _not_predicted(workload: AgentWorkload, why: str) -> str:
     return f"no prediction for {workload.strategy}: {why}"
 
 
-def _predicted(workload: AgentWorkload, expected: StepPrediction) -> str:
+def predicted_note(workload: AgentWorkload, expected: StepPrediction) -> str:
     """Return the prediction of a job in a line, before its first step."""
     parts = expected.exposed
     return (
