@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testbed.core.topology.addressing import Addressing
 
 from testbed.core.plan import build
+from testbed.core.plan.addressing import Addressing
 from testbed.host.files import catalog
 from testbed.host.measure.site_probing import Heard, Send
 from testbed.lab import bypass_check
