@@ -120,7 +120,7 @@ def test_progress_marks_an_unfinished_phase_as_interrupted(terminal: io.StringIO
 
 def test_progress_in_a_file_has_a_line_for_a_phase_that_was_not_done(capsys: pytest.CaptureFixture[str]) -> None:
     interrupt(KeyboardInterrupt())
-    assert lines(capsys) == ["train: 500 steps", "train: interrupted: 500 steps", "report", "down: lab x"]
+    assert lines(capsys) == ["train: 500 steps", "train: interrupted", "report", "down: lab x"]
 
 
 def test_a_receiver_of_older_programs_need_not_know_how_phases_end() -> None:
