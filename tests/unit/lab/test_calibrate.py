@@ -64,7 +64,10 @@ class Plant:
         topology = load_text(METRO, "metro.yaml")
         names = [name for link in topology.links for name in link.directions]
         probes = {name: SimpleNamespace(path=SimpleNamespace(name=name)) for name in names}
-        paths: Any = SimpleNamespace(of=lambda some: {name: probes[name] for name in names if name in some}, inside=0)
+        inside = SimpleNamespace(name="inside")
+        paths: Any = SimpleNamespace(
+            of=lambda some: {name: probes[name] for name in names if name in some}, inside=inside
+        )
         lab: Any = None
         off = calibrate.calibrate(lab, topology, paths, lambda text: None)
         assert {name: found.taken_off_s for name, found in self.applied.items()} == off

@@ -55,11 +55,10 @@ def test_stalls_are_recorded_once_from_the_beginning_of_the_job(run: RunDirector
     assert (run.path / "stalls.jsonl").read_text().splitlines()[0] == '{"core":1,"t":7.25,"s":0.012}'
 
 
-def test_file_has_stalls_that_memory_has_no_room_for(
-    run: RunDirectory, recorder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_has_stalls_that_memory_has_no_room_for(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall_recorder, "MOST_KEPT", 2)
-    keeper = Keeper()
+    keeper: Any = Keeper()
+    recorder = StallRecorder(run)
     for number in range(4):
         recorder.sample(keeper)
         keeper.logged.append((0, 6.0 + number, 0.01))
