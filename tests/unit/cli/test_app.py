@@ -46,7 +46,7 @@ def run(line: str, without: str = "", **variables: object) -> subprocess.Complet
     """Run a line of a shell in which ``testbed`` is the command under test."""
     env = environment(**variables)
     env.pop(without, None)
-    line = line.replace("testbed", f"exec {shlex.join(PROGRAM)}")
+    line = line.replace("testbed ", f"exec {shlex.join(PROGRAM)} ")
     return subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, timeout=60)
 
 
