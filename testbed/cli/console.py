@@ -237,7 +237,7 @@ class Drawn(Quiet):
         from rich.live import Live
 
         self._live = Live(
-            console=err(), get_renderable=self._draw, refresh_per_second=5, transient=True, redirect_stdout=False
+            console=err(), get_renderable=self.draw, refresh_per_second=5, transient=True, redirect_stdout=False
         )
         self._live.start()
         return self
@@ -276,7 +276,7 @@ class Drawn(Quiet):
     def note(self, text: str) -> None:
         err().print(Text(f"   {text}", style="dim"))
 
-    def _draw(self) -> RenderableType:
+    def draw(self) -> RenderableType:
         name, detail = self._phase
         if not name:
             return Text("")

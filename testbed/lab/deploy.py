@@ -207,7 +207,7 @@ def choose(topology: Topology, name: str, driver: str = "auto", emulator: str = 
         raise UserError(f"unknown driver {shown(driver)} (available: containerlab, netns, auto)")
     if emulator not in ("auto", "netem", "fiberd"):
         raise UserError(f"unknown emulator {shown(emulator)} (available: netem, fiberd, auto)")
-    chosen, why = _emulator(emulator) if topology.links else ("fiberd", "no fibers")
+    chosen, why = choose_emulator(emulator) if topology.links else ("fiberd", "no fibers")
     return Choice(*_driver(driver), chosen, why)
 
 
@@ -245,7 +245,7 @@ def _driver(wanted: str) -> tuple[str, str]:
     return "netns", short
 
 
-def _emulator(wanted: str) -> tuple[str, str]:
+def choose_emulator(wanted: str) -> tuple[str, str]:
     """Return (emulator, why): ``auto`` is netem if this kernel has it, else fiberd. Raises HostError, MissingTool."""
     why = "requested"
     if wanted != "fiberd":

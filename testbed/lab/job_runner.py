@@ -33,7 +33,7 @@ from testbed.lab.jobs.lab_slots import outcome
 from testbed.lab.jobs.program_job import ProgramJob
 from testbed.lab.lab import Lab
 
-__all__ = ["Started", "main", "start"]
+__all__ = ["Started", "conclude", "heed_sigterm_alone", "main", "start"]
 
 START_BOUND_S: Final = 120.0
 """How long a job may take to begin: fresh ranks import torch on a busy machine."""
@@ -118,7 +118,7 @@ def _answer(child: subprocess.Popen[bytes], request: bytes) -> dict[str, Any]:
 def main() -> int:
     """``python -m testbed.lab.job_runner``: the request is JSON on stdin, the answer one line of JSON on stdout."""
     request = json.loads(sys.stdin.buffer.read())
-    stop = _heed_sigterm_alone()
+    stop = heed_sigterm_alone()
     invocation.take_client_words()
     sent = CommandFolder.of_this_process()  # before the answer, after which the leash leaves it
     try:
@@ -132,7 +132,7 @@ def main() -> int:
             assert lab.run_directory is not None
             _say({"job": claim.id, "run": str(lab.run_directory.path), "notes": notes})
             _follow(job, claim, stop)
-            _conclude(lab, job, claim)
+            conclude(lab, job, claim)
     except (TestbedError, OSError) as error:
         _say(protocol.refused(error if isinstance(error, TestbedError) else LabError(str(error))))
         print(f"{time.strftime('%H:%M:%S')} job: {error}", file=sys.stderr, flush=True)
@@ -143,7 +143,7 @@ def main() -> int:
     return 0
 
 
-def _heed_sigterm_alone() -> threading.Event:
+def heed_sigterm_alone() -> threading.Event:
     """Have this process go on after other signals; return the event that SIGTERM sets.
 
     SIGINT and SIGHUP have a handler that does nothing: a signal that is ignored would be ignored by the job's programs
@@ -196,7 +196,7 @@ def _follow(job: Job | ProgramJob, claim: JobClaim, stop: threading.Event) -> No
         time.sleep(LOOK_S)
 
 
-def _conclude(lab: Lab, job: Job | ProgramJob, claim: JobClaim) -> None:
+def conclude(lab: Lab, job: Job | ProgramJob, claim: JobClaim) -> None:
     """Record the end, write the report, and give the slot back with the status that the command would have had."""
     assert lab.run_directory is not None
     state, why, status = outcome(claim, job)

@@ -27,7 +27,7 @@ from testbed.lab.emulator_counters import Counters
 from testbed.lab.packet_log import PacketLog, monotonic_offset_s
 from testbed.lab.starvation import tries
 
-__all__ = ["RateSample", "longest_s", "measure_rates"]
+__all__ = ["RateSample", "TrainPlan", "bytes_beside", "longest_s", "measure_rates", "rates_on_time", "sample_of"]
 
 MOST_TRAIN_S: Final = 0.02
 """Duration of one train on the wire; shorter where the queue holds less, as its packets must all fit."""
@@ -68,7 +68,7 @@ class RateSample:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class TrainPlan:
     """How the rate of one direction is measured: ``count`` times this train."""
 
     name: str
@@ -103,7 +103,7 @@ def measure_rates(
     pairs of all tries count.
     """
     samples: dict[str, RateSample] = {}
-    plans: list[_Plan] = []
+    plans: list[TrainPlan] = []
     limited = [(link, name) for link in topology.links for name in link.directions if link.impairment(name).rate_bps]
     load = sum(min(CAPACITY_BPS, link.impairment(name).rate_bps) for link, name in limited)
     for link, name in limited:
@@ -125,14 +125,14 @@ def measure_rates(
         rates, beside = _measure(lab, plans)
         for plan in plans:
             pairs[plan.name] += rates[plan.name]
-            samples[plan.name] = _sample(plan, pairs[plan.name], beside[plan.name], attempt)
+            samples[plan.name] = sample_of(plan, pairs[plan.name], beside[plan.name], attempt)
         plans = [plan for plan in plans if samples[plan.name].bps is None]
         if not plans:
             break
     return samples
 
 
-def _sample(plan: _Plan, pairs: Sequence[float], beside: float, attempt: int) -> RateSample:
+def sample_of(plan: TrainPlan, pairs: Sequence[float], beside: float, attempt: int) -> RateSample:
     measured = rate_bps(pairs)
     unmeasured = f"rate: {len(pairs)} pairs of packets were on time, expected {FEWEST_PAIRS} or more"
     return RateSample(
@@ -144,7 +144,7 @@ def _sample(plan: _Plan, pairs: Sequence[float], beside: float, attempt: int) ->
     )
 
 
-def _plan(link: Link, name: str, probe: Probe, share_s: float, longest_train_s: float) -> _Plan | str:
+def _plan(link: Link, name: str, probe: Probe, share_s: float, longest_train_s: float) -> TrainPlan | str:
     """Return how to measure a direction, or why that would take too long."""
     target = link.impairment(name)
     if target.mean_loss > MOST_LOSS:
@@ -171,10 +171,10 @@ def _plan(link: Link, name: str, probe: Probe, share_s: float, longest_train_s: 
         target.overhead_bytes,
         alone=bool(target.jitter_s),
     )
-    return _Plan(name, train, count, SETTLING_JITTERS * target.jitter_s / train_s / math.sqrt(count), target)
+    return TrainPlan(name, train, count, SETTLING_JITTERS * target.jitter_s / train_s / math.sqrt(count), target)
 
 
-def _measure(lab: LabFolder, plans: Sequence[_Plan]) -> tuple[dict[str, list[float]], dict[str, float]]:
+def _measure(lab: LabFolder, plans: Sequence[TrainPlan]) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Send the trains of all plans, interleaved. Return the rates of their pairs of packets by direction, and the other
     traffic that crossed meanwhile, in bytes over those of the trains."""
     order = [plan for turn in range(max(it.count for it in plans)) for plan in plans if turn < plan.count]
@@ -199,11 +199,11 @@ def _measure(lab: LabFolder, plans: Sequence[_Plan]) -> tuple[dict[str, list[flo
     after = emulator_counters.read(lab)
     rates: dict[str, list[float]] = {plan.name: [] for plan in plans}
     for plan, passage in zip(order, passages, strict=True):
-        rates[plan.name] += _rates(plan, [passage], log)
-    return rates, {plan.name: _beside(plan, before[plan.name], after[plan.name]) for plan in plans}
+        rates[plan.name] += rates_on_time(plan, [passage], log)
+    return rates, {plan.name: bytes_beside(plan, before[plan.name], after[plan.name]) for plan in plans}
 
 
-def _rates(plan: _Plan, passages: Sequence[Passage], log: HostLog) -> Iterator[float]:
+def rates_on_time(plan: TrainPlan, passages: Sequence[Passage], log: HostLog) -> Iterator[float]:
     """Yield the rates of all pairs of packets, in bit/s."""
     for passage in passages:
         last_bits = None
@@ -219,7 +219,7 @@ def _rates(plan: _Plan, passages: Sequence[Passage], log: HostLog) -> Iterator[f
         yield from (rate / plan.seen for rate in rates)
 
 
-def _beside(plan: _Plan, before: Counters, after: Counters) -> float:
+def bytes_beside(plan: TrainPlan, before: Counters, after: Counters) -> float:
     """Return the bytes of others that entered the fiber between these counters, over the trains'."""
     sent, frame = plan.count * plan.train.count, plan.train.mtu + 14
     dropped = after.dropped - before.dropped

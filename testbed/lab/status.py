@@ -147,7 +147,7 @@ class LabSummary:
     why: tuple[str, ...] = ()
 
 
-def _recent_noise(keeper: client.Connection, uptime_s: float) -> NoiseSummary | None:
+def recent_noise(keeper: client.Connection, uptime_s: float) -> NoiseSummary | None:
     """Summarize the stalls of the last :data:`RECENT_S`; None without a stall log. Raises LabError.
 
     Nothing was logged before the lab came up, so a shorter uptime is the divisor of the stalled share.
@@ -323,7 +323,7 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
         found.why += [f"the emulator differs from what is in force: {it}" for it in answer["differences"]]
     with contextlib.suppress(LabError), client.Connection(lab, *patience) as keeper:  # as above
         found.jobs = keeper.ask(protocol.Jobs())
-        found.noise = _recent_noise(keeper, time.time() - hello["since_unix_s"])
+        found.noise = recent_noise(keeper, time.time() - hello["since_unix_s"])
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
     found.why += troubles_of_containers(lab, bound_s)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]

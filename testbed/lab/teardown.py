@@ -82,7 +82,7 @@ def _locked(lab: LabFolder, timeout_s: float) -> FileLock | None:
         return None
 
 
-def _remove(lab: LabFolder) -> None:
+def remove_folder(lab: LabFolder) -> None:
     """Remove a lab's folder, even if another process takes the lab down at the same time.
 
     The journal goes first: once the locked file is gone, a waiting process can lock a fresh one. It must not find a
@@ -223,7 +223,7 @@ def _from_journal(lab: LabFolder) -> None:
             _by_mark(lab)
         else:
             _undo(lab, journal)
-        _remove(lab)
+        remove_folder(lab)
     finally:
         lock.release()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import EllipsisType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,40 +23,114 @@ from testbed.errors import UnknownName
 from testbed.host.files import catalog
 from testbed.lab import api
 
-__all__ = ["Cli", "FakeLab", "Said", "certificate_of", "cli", "fake_lab", "finished_run", "noisy", "unmeasured"]
+__all__ = [
+    "Answers", "Call", "Cli", "FakeLab", "Result", "answers", "certificate_of", "cli", "fake_lab", "finished_run",
+    "never", "noisy", "unmeasured",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Said:
+class Result:
+    """The exit status and the output of a command."""
+
     status: int
     out: str
     err: str
 
 
-Cli = Callable[..., Said]
+Cli = Callable[..., Result]
 
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    """``cli("cut", "north")`` is ``testbed cut north``."""
+    """``cli("cut north", "--for", path, COLUMNS=80)`` is ``COLUMNS=80 testbed cut north --for path``.
+
+    The first argument is split as by a shell, the others are words. Variables stay set for the test.
+    """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for stream in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(f"sys.{stream}", getattr(sys, stream))  # main() replaces them
     for name in ("TESTBED_LAB", "TESTBED_RUNS", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
 
-    def call(*words: str) -> Said:
+    def call(line: str, *words: object, **variables: object) -> Result:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
         console.reset()
-        monkeypatch.setattr("sys.argv", ["testbed", *words])
+        monkeypatch.setattr("sys.argv", ["testbed", *shlex.split(line), *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             app.main()
-        said = capfd.readouterr()
-        return Said(int(ended.value.code or 0), said.out, said.err)
+        captured = capfd.readouterr()
+        return Result(int(ended.value.code or 0), captured.out, captured.err)
 
     yield call
     console.reset()
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command line and its effects: a row of a table.
+
+    Of ``out`` and ``err``, None is not compared, ``""`` is no output, other strings are parts of the output.
+    """
+
+    line: str
+    status: int = 0
+    _: dataclasses.KW_ONLY
+    out: str | Sequence[str] | None = None
+    err: str | Sequence[str] | None = None
+    folded: bool = False
+    """Parts may be broken into lines."""
+    asked: tuple[object, ...] | EllipsisType | None = ...
+    """The last request to the lab; None: there is no request; ``...``: not compared."""
+    lab: Mapping[str, object] = field(default_factory=dict)
+    """Attributes of the lab."""
+
+    def check(self, cli: Cli, lab: FakeLab | None = None) -> Result:
+        """Run the command, and compare its effects."""
+        for name, value in self.lab.items():
+            setattr(lab, name, value)
+        result = cli(self.line)
+        assert result.status == self.status, result
+        for output, expected in ((result.out, self.out), (result.err, self.err)):
+            text = " ".join(output.split()) if self.folded else output
+            if expected == "":
+                assert output == ""
+            for part in (expected,) if isinstance(expected, str) else expected or ():
+                assert part in text, output
+        if lab is not None and self.asked is not ...:
+            assert (lab.asked[-1] if lab.asked else None) == self.asked, lab.asked
+        return result
+
+
+Answers = Callable[..., dict[str, Any]]
+never = pytest.fail.Exception("called")
+"""The answer of a function that must not be called."""
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """``answers("up", value)``: ``api.up`` returns ``value``, or what it returns, or raises it.
+
+    The result holds the keyword arguments of the last call, and its positional ones as ``args``.
+    """
+
+    def answer(name: str, value: Any = None) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+
+        def function(*args: Any, **options: Any) -> Any:
+            arguments.clear()
+            arguments.update(options, args=args)
+            if isinstance(value, BaseException):
+                raise value
+            return value(*args, **options) if callable(value) else value
+
+        monkeypatch.setattr(api, name, function)
+        return arguments
+
+    return answer
 
 
 def certificate_of(topology: Topology, error_s: float = 3e-6) -> Certificate:
@@ -170,7 +245,7 @@ class FakeLab:
         link = api.LinkStatus("north", 40.0, {"east": False, "west": True}, "ok", ("f1",), {"north:west": 7}, 3)
         rank = api.RankStatus(0, "east-0", "east", "training", 12, 2.5)
         # By name: these tests ignore the other fields of a status.
-        known = {
+        fields = {
             "name": self.name,
             "state": "degraded",
             "why": ("the keeper is gone",),
@@ -182,7 +257,7 @@ class FakeLab:
             "links": (link,),
             "ranks": (rank,),
         }
-        return api.LabStatus(**known)  # type: ignore[arg-type]
+        return api.LabStatus(**fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture

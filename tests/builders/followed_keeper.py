@@ -26,6 +26,8 @@ class Keeper:
         self.dark: list[str] = []
         self.dead: list[str] = []
         self.looked = 0
+        self.subscribed = threading.Event()
+        """Set once somebody follows the lab."""
         self.ended = threading.Event()
         self.publisher = Publisher(self.events, self.state)
         threading.Thread(target=self.publisher.run, args=(self.ended,), daemon=True).start()
@@ -38,7 +40,9 @@ class Keeper:
     def answer(self, request: Any, caller: Caller) -> Any:
         match request:
             case protocol.Subscribe():
-                return self.publisher.subscribe(caller, request.since)
+                answer = self.publisher.subscribe(caller, request.since)
+                self.subscribed.set()
+                return answer
             case protocol.Events():
                 return self.events.since(request.since)
             case protocol.Ranks():

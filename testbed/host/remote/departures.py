@@ -19,7 +19,7 @@ from testbed.host.remote.leashed_command import SentFile, WrittenFile
 
 __all__ = ["Departures"]
 
-_MOST_BYTES, _MOST_FILES = 1 << 30, 10_000
+MOST_BYTES, MOST_FILES = 1 << 30, 10_000
 """Of folders, whose files were not named one by one."""
 
 
@@ -136,9 +136,9 @@ class Departures:
             self._byte_count += size
             self._file_count += 1
             count += 1
-            if self._byte_count > _MOST_BYTES or self._file_count > _MOST_FILES:
+            if self._byte_count > MOST_BYTES or self._file_count > MOST_FILES:
                 raise UserError(
-                    f"expected folders of at most {_MOST_BYTES >> 30} GiB and {_MOST_FILES} files to send, got more "
+                    f"expected folders of at most {MOST_BYTES >> 30} GiB and {MOST_FILES} files to send, got more "
                     f"in {folder}; the largest file is {largest[1]} ({format_size(largest[0])}): move it elsewhere, or "
                     "name a smaller folder"
                 )

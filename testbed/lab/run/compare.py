@@ -36,7 +36,7 @@ from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.run.prepared_run import Prepared, prepare
 from testbed.lab.run.run import job_files, take_down, train_in
 
-__all__ = ["CompareOutcome", "compare"]
+__all__ = ["CompareOutcome", "compare", "plan_runs"]
 
 STEPS: Final = 300
 """Of each job, unless something else is said."""
@@ -101,7 +101,7 @@ def compare(
     progress = Unbreakable(progress or Silent())
     ways = tuple(list_of_words(strategies)) if isinstance(strategies, str) else tuple(strategies)
     said = {"compute": compute, "model": model, "noise": noise}
-    planned = _plan(what, ways, seeds, inject, evaluations, set, steps, seed, data, said)
+    planned = plan_runs(what, ways, seeds, inject, evaluations, set, steps, seed, data, said)
     first = planned[0].prepared
     strict = strict or first.experiment.strict
     admission.refuse_both(strict, allow_uncertified)
@@ -203,7 +203,7 @@ class _Compared:
         self.page = comparisons.keep_ways(self.found, self._root, self._name)
 
 
-def _plan(
+def plan_runs(
     what: str,
     ways: Sequence[str],
     seeds: int,

@@ -18,11 +18,11 @@ from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress
 
-__all__ = ["say_prediction"]
+__all__ = ["predicted_note", "say_prediction"]
 
 _POLL_S: Final = 0.1
 """Between two looks whether the ranks have timed their operations, which they do on the same cores."""
-_BOUND_S: Final = 60.0
+BOUND_S: Final = 60.0
 """For so long the prediction is waited for; then the job is followed without it."""
 
 
@@ -39,7 +39,7 @@ def say_prediction(
     if why := why_not(twin):
         progress.note(_not_predicted(workload, why))
         return
-    ranks, until = len(topology.node_names), time.monotonic() + _BOUND_S
+    ranks, until = len(topology.node_names), time.monotonic() + BOUND_S
     waits = True
     while waits:
         # Asked before the records are read: of a short first step, too, the prediction is said.
@@ -49,14 +49,14 @@ def say_prediction(
         if sum(bool(log.calibrations) for log in logs) == ranks:
             expected = expected_step(twin, lab.certificate, logs, workload.step_s or ABOUT_S, topology)
             if expected is not None:
-                progress.note(_predicted(workload, expected))
+                progress.note(predicted_note(workload, expected))
             else:
                 progress.note(_not_predicted(workload, why_unpredicted(twin, lab.certificate, logs, topology)))
             return
         if waits:
             time.sleep(_POLL_S)
         elif not over:
-            when = "before the first step" if job.step > 0 else f"within {format_duration(_BOUND_S)}"
+            when = "before the first step" if job.step > 0 else f"within {format_duration(BOUND_S)}"
             progress.note(_not_predicted(workload, f"not all ranks timed their operations {when}"))
 
 
@@ -68,7 +68,7 @@ def _not_predicted(workload: AgentWorkload, why: str) -> str:
     return f"no prediction for {workload.strategy}: {why}"
 
 
-def _predicted(workload: AgentWorkload, expected: StepPrediction) -> str:
+def predicted_note(workload: AgentWorkload, expected: StepPrediction) -> str:
     """Return the prediction of a job in a line, before its first step."""
     parts = expected.exposed
     return (

@@ -27,7 +27,7 @@ from testbed.lab.validation.fault_injection import FiberFaults, Injected
 from testbed.lab.validation.library_session import LibraryFailed, Session
 from testbed.lab.validation.traffic_meter import Wire
 
-__all__ = ["run_trials"]
+__all__ = ["evidence_of", "run_trials"]
 
 EARLIER: Final = 0.3
 """Factor on the share for the second attempt, when the operation ended before the fault could begin."""
@@ -102,7 +102,7 @@ def _try(
             fibers.carry()
             return Evidence(failed=str(error))
         fibers.carry()
-        evidence = _evidence(session, operation, seen)
+        evidence = evidence_of(session, operation, seen)
         if seen.fault_t is not None:
             ended_t = seen.fault_t + max((end.at_s for end in evidence.ends if end.at_s is not None), default=0.0)
             evidence = dataclasses.replace(evidence, uncertainty_s=noise().uncertainty_s(seen.fault_t, ended_t))
@@ -120,7 +120,7 @@ def _try(
     return dataclasses.replace(evidence, rebuilt=after.rebuilt, rebuild_s=after.took_s, notes=notes)
 
 
-def _evidence(session: Session, operation: Operation, seen: FaultedOperation) -> Evidence:
+def evidence_of(session: Session, operation: Operation, seen: FaultedOperation) -> Evidence:
     answers = seen.performed.answers
     failed_t = {rank: it.ended for rank, it in answers.items() if it.ended is not None and it.state in FAILED}
     not_before_t = seen.performed.not_before_t

@@ -28,7 +28,7 @@ from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK
 from testbed.lab.validation.rank_programs import Program, Starter, end, exit_code
 
-__all__ = ["Replies", "WorkerSet"]
+__all__ = ["Replies", "WorkerSet", "checked_answer"]
 
 START_BOUND_S: Final = 90.0
 """How long programs may take to answer their first operation: four of them import torch on one busy core."""
@@ -270,7 +270,7 @@ class WorkerSet:
                     asked, program.pending = program.pending, None
                     if asked is not None:  # without a pending message it is no answer
                         program.not_before_t = program.looked_t
-                        found.append((number, _checked(asked, answer)))
+                        found.append((number, checked_answer(asked, answer)))
             program.looked_t = looked_t
             if number in codes:
                 program.ended, program.lines.open = codes[number], False
@@ -313,7 +313,7 @@ class WorkerSet:
         return found
 
 
-def _checked(asked: Mapping[str, Any], answer: dict[str, Any]) -> Mapping[str, Any]:
+def checked_answer(asked: Mapping[str, Any], answer: dict[str, Any]) -> Mapping[str, Any]:
     """Return ``answer`` without null values, or with an error if it does not match the message ``asked``."""
     key = "call" if "call" in asked else "do"
     reply = {name: value for name, value in answer.items() if value is not None}

@@ -39,23 +39,23 @@ def observed(fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch) -> FakeLab:
     return fake_lab
 
 
-def test_it_says_the_url_alone_on_stdout_and_ends_with_the_server(cli: Cli, observed: Observed) -> None:
-    said = cli("observe", "metro-40km", "--port", "19090")
-    assert said.out == "http://127.0.0.1:19090\n"
-    assert "Grafana: add a Prometheus data source with URL http://127.0.0.1:19090" in " ".join(said.err.split())
-    assert said.status == LabError.exit_code
-    assert f"Prometheus of lab {observed.name} has ended" in said.err
+def test_observe_prints_the_url_alone_on_stdout_and_ends_with_the_server(cli: Cli, observed: Observed) -> None:
+    result = cli("observe metro-40km --port 19090")
+    assert result.out == "http://127.0.0.1:19090\n"
+    assert "Grafana: add a Prometheus data source with URL http://127.0.0.1:19090" in " ".join(result.err.split())
+    assert result.status == LabError.exit_code
+    assert f"Prometheus of lab {observed.name} has ended" in result.err
     assert observed.asked[0] == ("attach", "metro-40km")
     assert observed.port is None, "the forwarder is closed"
 
 
-def test_the_lab_can_be_named_as_everywhere_else(cli: Cli, observed: Observed) -> None:
-    cli("observe", "-l", "other")
+def test_observe_takes_the_lab_as_an_option(cli: Cli, observed: Observed) -> None:
+    cli("observe -l other")
     assert observed.asked[0] == ("attach", "other")
 
 
 @pytest.mark.parametrize("port", ["65536", "-1", "http"])
-def test_what_is_no_port_is_the_users_mistake(cli: Cli, observed: Observed, port: str) -> None:
-    said = cli("observe", "--port", port)
-    assert said.status == UserError.exit_code
-    assert "Traceback" not in said.err
+def test_observe_refuses_what_is_no_port(cli: Cli, observed: Observed, port: str) -> None:
+    result = cli(f"observe --port {port}")
+    assert result.status == UserError.exit_code
+    assert "Traceback" not in result.err

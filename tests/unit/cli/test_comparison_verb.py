@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from builders import run_factory
-from builders.cli_fixtures import Cli, cli
+from builders.cli_fixtures import Call, Cli, cli
+from builders.tables import table
 
 __all__ = ["cli"]  # a fixture
 
@@ -18,83 +19,80 @@ STEPS = 40
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Path:
-    """A passed and a failed run of somebody, and an empty folder of runs of one's own."""
+    """A passed and a failed run of another user below the current folder, and an empty folder of one's own runs."""
     del cli  # it clears TESTBED_RUNS first
     monkeypatch.setenv("TESTBED_RUNS", str(tmp_path / "mine"))
+    monkeypatch.chdir(tmp_path)
     run_factory.make_run(tmp_path / "theirs" / "before", steps=STEPS)
     run_factory.make_run(tmp_path / "theirs" / "after", steps=STEPS, status="failed")
     return tmp_path / "theirs"
 
 
+BOTH = "report theirs/before theirs/after"
+
+
 def content(folder: Path) -> dict[str, str]:
     return {
-        str(it.relative_to(folder)): hashlib.sha256(it.read_bytes()).hexdigest()
-        for it in sorted(folder.rglob("*"))
-        if it.is_file()
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 
-def test_two_runs_are_compared_and_neither_is_touched(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    was = content(runs)
-    monkeypatch.setenv("COLUMNS", "80")
-    said = cli("report", str(runs / "before"), str(runs / "after"))
-    assert said.status == 0, said.err  # one run failed: a comparison judges neither
+def test_report_compares_two_runs_and_changes_neither(cli: Cli, runs: Path) -> None:
+    before = content(runs)
+    result = cli(BOTH, COLUMNS=80)
+    assert result.status == 0, result.err  # one run failed: a comparison judges neither
     page = runs.parent / "mine" / "comparisons" / "before--after" / "index.html"
-    assert said.out.splitlines()[-1] == f"report: {page}"
-    lines = said.out.splitlines()
+    lines = result.out.splitlines()
+    assert lines[-1] == f"report: {page}"
     assert "No input differs" in lines[0], "inputs come first"
     assert any(line.startswith("B after: fail") for line in lines)
-    for word in ("Key figures", "Where the rank-seconds went", "Certificate", "Bytes on the wire", "Noise is what"):
-        assert word in said.out
+    for title in ("Key figures", "Where the rank-seconds went", "Certificate", "Bytes on the wire", "Noise is what"):
+        assert title in result.out
     assert max(map(len, lines)) <= max(80, len(lines[-1]))
-    assert content(runs) == was
-    assert sorted(it.name for it in page.parent.iterdir()) == ["comparison.json", "index.html"]
+    assert content(runs) == before
+    assert sorted(path.name for path in page.parent.iterdir()) == ["comparison.json", "index.html"]
     assert page.stat().st_mode & 0o777 == 0o644
-    assert cli("ls", "runs").out == "", "a comparison is no run"
+    assert cli("ls runs").out == "", "a comparison is no run"
 
 
-def test_json_is_what_is_written(cli: Cli, runs: Path) -> None:
-    said = cli("report", str(runs / "before"), str(runs / "after"), "--json", "--out", str(runs.parent / "here"))
-    assert said.status == 0
-    told = json.loads(said.out)
-    assert told == json.loads((runs.parent / "here" / "comparison.json").read_text())
-    assert set(told) == {"version", "a", "b", "inputs", "answers", "quantities", "changes", "notes"}
-    assert set(told["inputs"]) == {"differ", "only_one", "same"}
-    assert (told["a"]["verdict"], told["b"]["verdict"]) != ("pass", "pass")
-    assert not (runs.parent / "mine").exists()
+def test_report_json_of_two_runs_is_what_is_written(cli: Cli, runs: Path) -> None:
+    result = cli(f"{BOTH} --json --out here")
+    assert result.status == 0
+    document = json.loads(result.out)
+    assert document == json.loads(Path("here/comparison.json").read_text())
+    assert set(document) == {"version", "a", "b", "inputs", "answers", "quantities", "changes", "notes"}
+    assert set(document["inputs"]) == {"differ", "only_one", "same"}
+    assert (document["a"]["verdict"], document["b"]["verdict"]) != ("pass", "pass")
+    assert not Path("mine").exists()
 
 
-def test_another_pair_of_the_same_names_has_its_own_place(cli: Cli, runs: Path, tmp_path: Path) -> None:
+def test_report_of_another_pair_with_the_same_names_has_its_own_place(cli: Cli, runs: Path, tmp_path: Path) -> None:
     run_factory.make_run(tmp_path / "third" / "after", steps=STEPS)
-    first = cli("report", str(runs / "before"), str(runs / "after")).out.splitlines()[-1]
-    other = cli("report", str(runs / "before"), str(tmp_path / "third" / "after")).out.splitlines()[-1]
-    again = cli("report", str(runs / "before"), str(runs / "after")).out.splitlines()[-1]
+    first, other, again = (cli(line).out.splitlines()[-1] for line in (BOTH, BOTH.replace("theirs/a", "third/a"), BOTH))
     assert first == again and other.endswith("before--after-2/index.html")
 
 
-def test_a_run_directory_is_never_the_place(cli: Cli, runs: Path) -> None:
-    was = content(runs)
-    said = cli("report", str(runs / "before"), str(runs / "after"), "--out", str(runs / "after"))
-    assert said.status == 2 and "its own report would be lost" in said.err
-    assert content(runs) == was
-
-
-def test_mistakes(cli: Cli, runs: Path, tmp_path: Path) -> None:
-    before, after = str(runs / "before"), str(runs / "after")
-    said = cli("report", before, after, before)
-    assert said.status == 2 and "expected one run or two, got 3" in said.err
-    said = cli("report", before, str(runs / "aftr"))
-    assert said.status == 2 and "unknown run 'aftr'" in said.err and "after" in said.err
-    said = cli("report", before, "--out", str(tmp_path / "here"))
-    assert said.status == 2 and "--out" in said.err
-    (tmp_path / "file").write_text("")
-    said = cli("report", before, after, "--out", str(tmp_path / "file" / "here"))
-    assert said.status == 3 and str(tmp_path / "file") in said.err
+@table(
+    "call",
+    {
+        "a run directory is never the place": Call(f"{BOTH} --out theirs/after", 2, err="its own report would be lost"),
+        "three runs": Call(f"{BOTH} theirs/before", 2, err="expected one run or two, got 3"),
+        "an unknown run": Call("report theirs/before theirs/aftr", 2, err=("unknown run 'aftr'", "after")),
+        "--out of one run": Call("report theirs/before --out here", 2, err="--out"),
+        "a place below a file": Call(f"{BOTH} --out theirs/before/run.json/here", 3, err="theirs/before/run.json"),
+    },
+)
+def test_report_refuses(cli: Cli, runs: Path, call: Call) -> None:
+    before = content(runs)
+    call.check(cli)
+    assert content(runs) == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: stands in for sudo")
 @pytest.mark.parametrize("link", ["comparisons", "comparisons/before--after"])
-def test_root_follows_no_link_below_the_callers_runs(
+def test_report_as_root_follows_no_link_below_the_callers_runs(
     cli: Cli, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str
 ) -> None:
     mine, other = tmp_path / "mine", tmp_path / "of root"
@@ -104,21 +102,24 @@ def test_root_follows_no_link_below_the_callers_runs(
     (mine / link).symlink_to(other)
     monkeypatch.setenv("SUDO_UID", "4242")
     monkeypatch.setenv("SUDO_GID", "4242")
-    said = cli("report", str(runs / "before"), str(runs / "after"))
-    assert said.status == 3 and "comparisons" in said.err, said.err
+    Call(BOTH, 3, err="comparisons").check(cli)
     assert list(other.iterdir()) == [] and other.stat().st_uid == 0
     (mine / link).unlink()
-    assert cli("report", str(runs / "before"), str(runs / "after")).status == 0
-    assert {it.stat().st_uid for it in (mine / "comparisons").rglob("*")} == {4242}
+    assert cli(BOTH).status == 0
+    assert {path.stat().st_uid for path in (mine / "comparisons").rglob("*")} == {4242}
 
 
-def test_a_run_in_whose_folder_one_stands_has_its_name(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(runs / "before" / "ranks")
-    said = cli("report", "..", "../../after")
-    assert said.status == 0 and said.out.splitlines()[-1].endswith("/comparisons/before--after/index.html")
-    monkeypatch.chdir(runs / "before")
-    said = cli("report", ".", "../after")
-    assert said.status == 0 and said.out.splitlines()[-1].endswith("/comparisons/before--after/index.html")
-    monkeypatch.chdir(runs)
-    said = cli("report", ".")
-    assert said.status == 2 and "unknown run 'theirs'" in said.err
+@table(
+    "folder, call",
+    {
+        "below the run": ("before/ranks", Call("report .. ../../after")),
+        "in the run": ("before", Call("report . ../after")),
+        "beside the run": (".", Call("report .", 2, err="unknown run 'theirs'")),
+    },
+)
+def test_report_of_the_run_around_the_current_folder(
+    cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch, folder: str, call: Call
+) -> None:
+    monkeypatch.chdir(runs / folder)
+    out = call.check(cli).out
+    assert call.status or out.splitlines()[-1].endswith("/comparisons/before--after/index.html")

@@ -6,6 +6,7 @@ import io
 import re
 
 import pytest
+from builders.tables import table
 from rich.console import Console
 
 from testbed.cli import console
@@ -22,8 +23,8 @@ def fresh() -> None:
     console.reset()
 
 
-def tell(progress: console.Quiet) -> None:
-    """A short run, as the library tells it."""
+def report(progress: console.Quiet) -> None:
+    """A short run, as the library reports it."""
     with progress:
         progress.phase("fibers", "2 fibers")
         progress.phase("train", "500 steps")
@@ -33,17 +34,17 @@ def tell(progress: console.Quiet) -> None:
         progress.note("a note")
 
 
-def test_in_a_file_there_are_lines_with_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    tell(console.progress())
-    said = capsys.readouterr()
-    assert said.out == "", "progress is no result"
-    assert "\x1b" not in said.err
-    texts = []
-    for line in said.err.splitlines():
-        matched = re.fullmatch(r"\[ *\d+\.\d\d s\] (.*)", line)
-        assert matched, line
-        texts.append(matched[1])
-    assert texts == [
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines of stderr without their times."""
+    captured = capsys.readouterr()
+    assert captured.out == "", "progress is no result"
+    matches = [re.fullmatch(r"\[ *\d+\.\d\d s\] (.*)", line) for line in captured.err.splitlines()]
+    return [match[1] if match else f"no time: {captured.err}" for match in matches]
+
+
+def test_progress_in_a_file_is_lines_with_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    report(console.progress())
+    assert lines(capsys) == [
         "fibers: 2 fibers",
         "train: 500 steps",
         "step 120/500  train_loss 2.913  8,136 tokens/s, "
@@ -53,12 +54,11 @@ def test_in_a_file_there_are_lines_with_seconds(capsys: pytest.CaptureFixture[st
     ], "of two ticks at once the second is left out"
 
 
-def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     console.configure(quiet=True)
-    tell(console.progress())
+    report(console.progress())
     console.say("a hint")
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "")
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.fixture
@@ -70,31 +70,29 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return text
 
 
-def test_on_a_terminal_finished_phases_stay(terminal: io.StringIO) -> None:
+def shows(terminal: io.StringIO, *patterns: str) -> None:
+    text = terminal.getvalue()
+    assert [pattern for pattern in patterns if not re.search(pattern, text)] == [], text
+
+
+def test_progress_on_a_terminal_keeps_finished_phases(terminal: io.StringIO) -> None:
     progress = console.progress()
     assert isinstance(progress, console.Drawn)
-    tell(progress)
+    report(progress)
+    shows(terminal, r" ✓ fibers +0\.\d\d s  2 fibers", r" ✓ train +0\.\d\d s  500 steps", r"cut north: began \(f1\)")
     text = terminal.getvalue()
-    assert re.search(r" ✓ fibers +0\.\d\d s  2 fibers", text)
-    assert re.search(r" ✓ train +0\.\d\d s  500 steps", text)
-    assert "cut north: began (f1)" in text
     assert -1 < text.rfind("\x1b[?25l") < text.rfind("\x1b[?25h"), "the cursor is shown again"
 
 
-def test_on_a_terminal_the_phase_that_failed_is_marked(terminal: io.StringIO) -> None:
+def test_progress_on_a_terminal_marks_the_phase_that_failed(terminal: io.StringIO) -> None:
     with pytest.raises(ValueError, match="broken"), console.progress() as progress:
         progress.phase("plan")
         progress.phase("fibers")
         raise ValueError("broken")
-    text = terminal.getvalue()
-    assert re.search(r" ✓ plan", text)
-    assert re.search(r" ✗ fibers", text)
+    shows(terminal, " ✓ plan", " ✗ fibers")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("interrupted; everything was undone")])
-def test_after_ctrl_c_what_was_interrupted_is_marked_and_not_the_undo_that_succeeded(
-    terminal: io.StringIO, error: BaseException
-) -> None:
+def interrupt(error: BaseException) -> None:
     with pytest.raises(type(error)), console.progress() as progress:
         progress.phase("train", "500 steps")
         progress.ended("interrupted")
@@ -102,29 +100,27 @@ def test_after_ctrl_c_what_was_interrupted_is_marked_and_not_the_undo_that_succe
         progress.phase("down", "lab x")
         progress.ended("done")
         raise error
-    text = terminal.getvalue()
-    assert re.search(r" ■ train +0\.\d\d s  interrupted: 500 steps", text)
-    assert re.search(r" ✓ report", text) and re.search(r" ✓ down +0\.\d\d s  lab x", text)
-    assert "✗" not in text
-    assert not re.search(r"[■✗] down", text)
 
 
-def test_an_unfinished_phase_was_interrupted_if_the_command_was(terminal: io.StringIO) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("interrupted; everything was undone")])
+def test_progress_marks_what_was_interrupted_and_not_the_undo_that_succeeded(
+    terminal: io.StringIO, error: BaseException
+) -> None:
+    interrupt(error)
+    shows(terminal, r" ■ train +0\.\d\d s  interrupted: 500 steps", " ✓ report", r" ✓ down +0\.\d\d s  lab x")
+    assert not re.search(r"✗|■ down", terminal.getvalue())
+
+
+def test_progress_marks_an_unfinished_phase_as_interrupted(terminal: io.StringIO) -> None:
     with pytest.raises(KeyboardInterrupt), console.progress() as progress:
         progress.phase("certify")
         raise KeyboardInterrupt
-    assert re.search(r" ■ certify", terminal.getvalue())
+    shows(terminal, " ■ certify")
 
 
-def test_in_a_file_a_phase_that_was_not_done_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), console.progress() as progress:
-        progress.phase("train")
-        progress.ended("interrupted")
-        progress.phase("down", "lab x")
-        progress.ended("done")
-        raise KeyboardInterrupt
-    said = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert said == ["train", "train: interrupted", "down: lab x"]
+def test_progress_in_a_file_has_a_line_for_a_phase_that_was_not_done(capsys: pytest.CaptureFixture[str]) -> None:
+    interrupt(KeyboardInterrupt())
+    assert lines(capsys) == ["train: 500 steps", "train: interrupted", "report", "down: lab x"]
 
 
 def test_a_receiver_of_older_programs_need_not_know_how_phases_end() -> None:
@@ -143,30 +139,49 @@ def test_a_receiver_of_older_programs_need_not_know_how_phases_end() -> None:
     assert old.phases == ["train", "down"]
 
 
-def test_what_is_drawn_while_a_job_runs(terminal: io.StringIO) -> None:
+def test_progress_on_a_terminal_draws_step_loss_rates_and_faults(terminal: io.StringIO) -> None:
     progress = console.Drawn()
     progress.phase("train", "500 steps")
     progress.tick(STATE)
-    console.err().print(progress._draw())
-    text = terminal.getvalue()
-    for words in (
+    console.err().print(progress.draw())
+    shows(
+        terminal,
         "step 120/500",
         "train_loss 2.913",
         "8,136 tokens/s",
         "north → west 224 Mb/s → east 0 b/s",
         "cut north",
-    ):
-        assert words in text
+    )
 
 
-def test_of_many_links_the_busiest_are_shown() -> None:
-    many = {f"link{number}:west": float(number) * 1e6 for number in range(1, 101)}
-    words = console._fiber_lines(LiveState(throughput_bps=many))
-    assert len(words) == console.MOST_LINKS_SHOWN + 1
-    assert words[0] == "link100 → west 100 Mb/s"
-    assert words[-1] == "and 92 more links"
+MOVING = {"north:west": 120e6, "north:east": 0.0}
 
 
-def test_a_state_of_which_little_is_known_yet() -> None:
-    assert console._training_line(LiveState(0, 500)) == "step 0/500"
-    assert console._fiber_lines(LiveState(0, 500)) == []
+@table(
+    "state, line",
+    {
+        "little is known yet": (LiveState(0, 500), "step 0/500"),
+        "rates at full scale": (
+            LiveState(steps=None, throughput_bps=MOVING, scale=1000.0),
+            "step 0, north → west 120 Mb/s for 120 Gb/s → east 0 b/s",
+        ),
+        "rates at scale 1": (
+            LiveState(steps=None, throughput_bps=MOVING),
+            "step 0, north → west 120 Mb/s → east 0 b/s",
+        ),
+    },
+)
+def test_progress_in_a_file_shows_what_is_known(
+    capsys: pytest.CaptureFixture[str], state: LiveState, line: str
+) -> None:
+    console.Plain().tick(state)
+    assert lines(capsys) == [line]
+
+
+def test_progress_shows_the_busiest_of_many_links(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = {f"link{number}:west": float(number) * 1e6 for number in range(1, 101)}
+    console.Plain().tick(LiveState(throughput_bps=rates))
+    (line,) = lines(capsys)
+    _, *links = line.split(", ")
+    assert len(links) == console.MOST_LINKS_SHOWN + 1
+    assert (links[0], links[-1]) == ("link100 → west 100 Mb/s", "and 92 more links")

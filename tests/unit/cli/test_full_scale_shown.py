@@ -9,9 +9,8 @@ import pytest
 from builders.cli_fixtures import Cli, certificate_of, cli
 from rich.table import Table
 
-from testbed.cli import certificate_table, console, tables
+from testbed.cli import certificate_table, tables
 from testbed.host.files import catalog
-from testbed.lab.progress import LiveState
 from testbed.lab.status import LabStatus, LinkStatus
 
 __all__ = ["cli"]  # a fixture
@@ -44,11 +43,11 @@ def test_status(scale: float, full: str) -> None:
 
 @pytest.mark.parametrize("scale", ["1000", "1"])
 def test_show_and_audit(cli: Cli, scale: str) -> None:
-    for words in (("show", "metro-40km"), ("audit", "metro-40km")):
-        said = cli(*words, "--set", f"scale={scale}")
-        assert ("stands for" in said.out + said.err) == (scale != "1"), words
-    said = cli("show", "metro-40km", "--set", f"scale={scale}").out
-    assert ("real rate" in said) == ("800 Gb/s, here 800 Mb/s" in said) == (scale != "1")
+    for verb in ("show", "audit"):
+        result = cli(f"{verb} metro-40km --set scale={scale}")
+        assert ("stands for" in result.out + result.err) == (scale != "1"), verb
+    shown = cli(f"show metro-40km --set scale={scale}").out
+    assert ("real rate" in shown) == ("800 Gb/s, here 800 Mb/s" in shown) == (scale != "1")
 
 
 @pytest.mark.parametrize("scale", [1000.0, 1.0])
@@ -60,11 +59,3 @@ def test_a_certificate_is_told_in_words_with_a_legend(scale: float) -> None:
     assert ("stands for" in said) == (scale != 1 and "carries" in said)
     facts = tables.full_scale_facts(topology)
     assert facts == {"scale": 1000.0, "full_scale_rate_bps": {"north": 8e11, "south": 8e11}}
-
-
-def test_the_line_of_a_running_job() -> None:
-    moving = {"north:west": 120e6, "north:east": 0.0}
-    assert console._fiber_lines(LiveState(throughput_bps=moving, scale=1000.0)) == [
-        "north → west 120 Mb/s for 120 Gb/s → east 0 b/s"
-    ]
-    assert console._fiber_lines(LiveState(throughput_bps=moving)) == ["north → west 120 Mb/s → east 0 b/s"]

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import typer
-from builders.cli_fixtures import Cli, FakeLab, certificate_of, cli, fake_lab, noisy
+from builders.cli_fixtures import Answers, Call, Cli, FakeLab, answers, certificate_of, cli, fake_lab, never, noisy
 
 from testbed.cli import app
 from testbed.errors import NoisyHost
 from testbed.lab import api, job_runner
 
-__all__ = ["cli", "fake_lab"]  # fixtures
+__all__ = ["answers", "cli", "fake_lab"]  # fixtures
 
-VERBS = {
-    "up": ("metro-40km",),
-    "run": ("metro-40km",),
-    "compare": ("metro-40km", "--strategies", "ddp,local-sgd"),
-    "validate": ("ring",),
-    "audit": ("metro-40km", "--measure"),
-    "launch": ("--", "true"),
-    "train": (),
-}
+LINES = (
+    "up metro-40km",
+    "run metro-40km",
+    "compare metro-40km --strategies ddp,local-sgd",
+    "validate ring",
+    "audit metro-40km --measure",
+    "launch -- true",
+    "train",
+)
+VERBS = {line.split()[0] for line in LINES}
+NOISY = noisy(certificate_of(api.load("metro-40km")))
 
 
 def with_option(option: str) -> set[str]:
@@ -31,25 +34,25 @@ def with_option(option: str) -> set[str]:
 
 
 def test_commands_with_allow_uncertified_and_certify_have_strict() -> None:
-    assert with_option("--allow-uncertified") == set(VERBS)
+    assert with_option("--allow-uncertified") == VERBS
     assert with_option("--strict") == {*VERBS, "certify"}
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_both_options_are_status_2_before_anything_starts(
-    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch, verb: str
+@pytest.mark.parametrize("line", LINES)
+def test_strict_excludes_allow_uncertified_before_anything_starts(
+    cli: Cli, fake_lab: FakeLab, answers: Answers, line: str
 ) -> None:
     for name in ("up", "run", "compare", "validate"):
-        monkeypatch.setattr(api, name, lambda *a, **k: pytest.fail("started"))
-    result = cli(verb, "--strict", "--allow-uncertified", *VERBS[verb])
-    assert (result.status, result.out) == (2, "")
-    assert "--strict and --allow-uncertified exclude each other" in result.err
-    assert fake_lab.asked == []
+        answers(name, never)
+    verb, *words = line.split()
+    err = "--strict and --allow-uncertified exclude each other"
+    call = Call(" ".join([verb, "--strict --allow-uncertified", *words]), 2, out="", err=err, asked=None)
+    call.check(cli, fake_lab)
 
 
-@pytest.mark.parametrize("option", [(), ("--strict",), ("--allow-uncertified",)])
-def test_launch_and_train_pass_them_on(
-    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
+@pytest.mark.parametrize("option", ["", "--strict", "--allow-uncertified"])
+def test_launch_and_train_pass_strict_on(
+    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     passed: list[dict[str, Any]] = []
 
@@ -58,34 +61,20 @@ def test_launch_and_train_pass_them_on(
         return job_runner.Started("j1", api.Path("/runs/r"))
 
     monkeypatch.setattr(job_runner, "start", start)
-    for words in (("train", "--detach"), ("launch", "--detach", *option, "--", "true")):
-        assert cli(*words, *(option if words[0] == "train" else ())).status == 0
-    assert passed == [{"strict": "--strict" in option, "allow_uncertified": "--allow-uncertified" in option}] * 2
+    for line in (f"train --detach {option}", f"launch --detach {option} -- true"):
+        assert cli(line).status == 0
+    assert passed == [{"strict": option == "--strict", "allow_uncertified": option == "--allow-uncertified"}] * 2
 
 
-def test_a_host_refused_for_its_noise_alone_has_no_empty_table(
-    cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    certificate = noisy(certificate_of(fake_lab.topology))
-
-    def up(*words: object, **options: object) -> FakeLab:
-        raise NoisyHost(certificate.refusal, certificate)
-
-    monkeypatch.setattr(api, "up", up)
-    result = cli("up", "metro-40km", "--strict")
-    assert (result.status, result.out) == (3, "")
+def test_host_refused_for_its_noise_alone_has_no_empty_table(cli: Cli, answers: Answers) -> None:
+    answers("up", NoisyHost(NOISY.refusal, NOISY))
+    result = Call("up metro-40km --strict", 3, out="", err="without --strict").check(cli)
     assert "verdict" not in result.err.partition("testbed: ")[0].partition("target:")[0]
-    assert "without --strict" in result.err
 
 
-def test_up_json_of_a_noisy_host(cli: Cli, fake_lab: FakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    import json
-
-    fake_lab.certificate = noisy(certificate_of(fake_lab.topology))
-    monkeypatch.setattr(api, "up", lambda *a, **k: fake_lab)
-    certificate = json.loads(cli("up", "metro-40km", "--json").out)["certificate"]
-    assert (certificate["verdict"], certificate["certified"], certificate["noisy"]) == (
-        "certified, noisy host",
-        True,
-        True,
-    )
+def test_up_json_of_a_noisy_host(cli: Cli, fake_lab: FakeLab, answers: Answers) -> None:
+    fake_lab.certificate = NOISY
+    answers("up", fake_lab)
+    certificate = json.loads(cli("up metro-40km --json").out)["certificate"]
+    fields = {"verdict": "certified, noisy host", "certified": True, "noisy": True}
+    assert {name: certificate[name] for name in fields} == fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
@@ -13,6 +14,7 @@ from testbed.core.analysis.host_noise import NoiseSummary, StallLog
 from testbed.core.faults.fault_registry import registry
 from testbed.core.records.stalls import Stall
 from testbed.core.report.answers import Answer
+from testbed.host.doctor import Check
 from testbed.keeper.protocol import DirectionInForce, ValueInForce
 from testbed.lab.status import LabStatus, LinkStatus
 
@@ -25,25 +27,33 @@ def shown(what: RenderableType, width: int = 80) -> str:
 
 
 def test_faults_can_be_read_on_80_columns() -> None:
-    said = shown(tables.faults(registry().values()))
-    assert max(map(len, said.splitlines())) <= 80
+    text = shown(tables.faults(registry().values()))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
     for kind in registry().values():
-        (line,) = [it for it in said.splitlines() if it.strip().partition(" ")[0] == kind.name]
+        (line,) = [line for line in lines if line.strip().partition(" ")[0] == kind.name]
         # The words beside a name have more room than a word: no column of single letters.
         assert len(line.split(None, 1)[1]) > 20 or len(kind.summary) <= 20
     for key in ("carrier: ", "largest: ", "warning: "):
-        assert key in said
+        assert key in text
 
 
-def test_status_tells_what_a_job_waits_for() -> None:
-    lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (), (), "", ("attempt 2 of job j1 waits: …",))
-    assert tables.status_line(lab).plain.endswith("\n  attempt 2 of job j1 waits: …")
+def lab_status(**fields: Any) -> LabStatus:
+    plain = LabStatus("x", "up", (), "x", 90.0, "netns", "fiberd", "", (), ())
+    return dataclasses.replace(plain, **fields)
+
+
+def status_line(**fields: Any) -> str:
+    return tables.status_line(lab_status(**fields)).plain
+
+
+def test_status_line_ends_with_what_a_job_waits_for() -> None:
+    assert status_line(waits=("attempt 2 of job j1 waits: …",)).endswith("\n  attempt 2 of job j1 waits: …")
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_status_shows_noisy_in_one_word(noisy: bool) -> None:
-    lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (), (), noisy=noisy)
-    assert ("noisy" in tables.status_line(lab).plain.replace(",", "").split()) == noisy
+def test_status_line_shows_noisy_in_one_word(noisy: bool) -> None:
+    assert ("noisy" in status_line(noisy=noisy).replace(",", "").split()) == noisy
 
 
 def test_status_tells_what_is_in_force_and_who_made_it() -> None:
@@ -57,14 +67,13 @@ def test_status_tells_what_is_in_force_and_who_made_it() -> None:
         {"direction": "n:east", "dark_by": [], "values": values[1:2], "masked": []},
     )
     link = LinkStatus("n", 40.0, {"west": True}, "ok", ("f1",), {}, 0, ("f1 impaired",), directions)
-    lab = LabStatus("x", "up", (), "x", 3.0, "netns", "fiberd", "", (link,), ())
-    said = shown(tables.status(lab)[1], 100)
-    rows = [line.split("  ") for line in said.splitlines()]
+    text = shown(tables.status(lab_status(links=(link,)))[1], 100)
+    rows = [line.split("  ") for line in text.splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert ["n:west", "dark", "f3", "jitter of f1"] in cells
     assert ["delay 1.2 ms", "link + f2"] in cells
     assert ["loss 5%", "f1"] in cells
-    assert "n:east" not in said and "800 Mb/s" not in said, "as the topology has it"
+    assert "n:east" not in text and "800 Mb/s" not in text, "as the topology has it"
 
 
 def test_what_an_answer_sums_up_is_numbered_below_it() -> None:
@@ -76,14 +85,8 @@ def test_what_an_answer_sums_up_is_numbered_below_it() -> None:
 
 
 def test_fixes_are_not_folded() -> None:
-    from testbed.host.doctor import Check
-
-    found = [
-        Check("veth", "ok", "x"),
-        Check("torch", "missing", "not installed", "pip " + "x " * 60),
-        Check("b", "ok", ""),
-    ]
-    assert tables.fixes(found) == ["  torch   pip " + "x " * 60]
+    torch = Check("torch", "missing", "not installed", "pip " + "x " * 60)
+    assert tables.fixes([Check("veth", "ok", "x"), torch, Check("b", "ok", "")]) == ["  torch   pip " + "x " * 60]
     assert tables.fixes([]) == []
 
 
@@ -95,9 +98,7 @@ def test_status_and_results_report_a_noisy_host_but_not_a_quiet_one() -> None:
     assert tables.noise(None) == tables.noise(quiet) == []
     (line,) = tables.noise(noisy)
     assert "at least one core was stalled 1.6 % of the time (2 stalls, the longest 900 ms)" in line.plain
-    lab = LabStatus("x", "up", (), "x", 90.0, "netns", "fiberd", "", (), ())
-    assert "stalled" not in tables.status_line(dataclasses.replace(lab, noise=quiet)).plain
-    line = tables.status_line(dataclasses.replace(lab, noise=noisy))
-    assert "in the last minute the host's cores stalled 1.6" in line.plain and "900 ms at most" in line.plain
-    young = tables.status_line(dataclasses.replace(lab, noise=noisy, uptime_s=20.0))
-    assert "since the lab came up the host's cores stalled 1.6" in young.plain
+    assert "stalled" not in status_line(noise=quiet)
+    text = status_line(noise=noisy)
+    assert "in the last minute the host's cores stalled 1.6" in text and "900 ms at most" in text
+    assert "since the lab came up the host's cores stalled 1.6" in status_line(noise=noisy, uptime_s=20.0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 
 from testbed.core.plan.properties import Calibrated
 from testbed.core.topology.resolve import load_text
+from testbed.host.measure.probing import Arrival
+from testbed.keeper import protocol
 from testbed.lab import calibrate
 
+INSIDE_S = 10e-6
 METRO = b"""\
 sites: {east: {nodes: 2}, west: {nodes: 2}}
 links:
@@ -24,68 +28,82 @@ links:
 class Plant:
     """Fibers whose packets take ``path_s`` besides, or the emulator's wake-up ``wake_s`` where that is longer."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, path_s: float, wake_s: float, inside_s: float) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path_s: float, wake_s: float = 0.0) -> None:
         self.path_s, self.wake_s = path_s, wake_s
         self.silent: set[str] = set()
+        self.silent_once_calibrated: set[str] = set()
         self.applied: dict[str, Calibrated] = {}
-        monkeypatch.setattr(calibrate, "_inside", lambda path, tell: inside_s)
-        monkeypatch.setattr(calibrate, "_apply", self._apply)
-        monkeypatch.setattr(calibrate, "_least", self._least)
+        inside = SimpleNamespace(path=SimpleNamespace(name="inside"), close=lambda: None)
+        monkeypatch.setattr(calibrate, "Echo", lambda path: inside)
+        monkeypatch.setattr(calibrate, "rounds", self._rounds)
+        monkeypatch.setattr(calibrate, "RESOLVING_S", 0.0)
+        monkeypatch.setattr(calibrate.client, "ask", self._ask)
+        monkeypatch.setattr(calibrate, "PacketLog", lambda lab: contextlib.nullcontext(SimpleNamespace(read=list)))
+        monkeypatch.setattr(calibrate, "split_by_host", lambda log, prober, arrivals, legs: (arrivals, []))
 
-    def _apply(self, lab: Any, plan: Iterable[Calibrated]) -> None:
-        self.applied = {it.direction: it for it in plan}
+    def _ask(self, lab: object, request: Any) -> None:
+        if isinstance(request, protocol.Apply):
+            self.applied = {found.direction: found for found in request.plan if isinstance(found, Calibrated)}
+            if any(found.taken_off_s for found in self.applied.values()):
+                self.silent |= self.silent_once_calibrated
 
-    def _least(self, lab: Any, probers: Sequence[Any], delays_s: Any) -> dict[str, float]:
-        names = [it.path.name for it in probers if it.path.name not in self.silent]
-        return {name: self.across_s(name, self.applied[name].plain_s or 0.0) for name in names}
+    def _rounds(self, probers: Sequence[Any], count: int, *times_s: float) -> dict[str, list[Arrival]]:
+        names = [prober.path.name for prober in probers]
+        return {
+            name: [Arrival(number, self._takes_s(name)) for number in range(0 if name in self.silent else count)]
+            for name in names
+        }
 
-    def across_s(self, name: str, emulated_s: float) -> float:
+    def _takes_s(self, name: str) -> float:
+        return INSIDE_S if name == "inside" else self.across_s(self.applied[name].plain_s or 0.0)
+
+    def across_s(self, emulated_s: float) -> float:
         return self.path_s + max(self.wake_s, emulated_s)
 
     def calibrate(self) -> dict[str, float]:
         topology = load_text(METRO, "metro.yaml")
         names = [name for link in topology.links for name in link.directions]
         probes = {name: SimpleNamespace(path=SimpleNamespace(name=name)) for name in names}
-        paths: Any = SimpleNamespace(of=lambda some: {it: probes[it] for it in names if it in some}, inside=object())
+        inside = SimpleNamespace(name="inside")
+        paths: Any = SimpleNamespace(
+            of=lambda some: {name: probes[name] for name in names if name in some}, inside=inside
+        )
         lab: Any = None
         off = calibrate.calibrate(lab, topology, paths, lambda text: None)
-        assert {it: found.taken_off_s for it, found in self.applied.items()} == off
+        assert {name: found.taken_off_s for name, found in self.applied.items()} == off
         assert all(found.plain_s is None for found in self.applied.values())
         return off
 
 
-def test_the_path_less_half_the_rtt_inside_comes_off_where_the_delay_exceeds_it(
+TAKEN_OFF_S = pytest.approx(12e-6)
+
+
+def test_calibrate_takes_off_the_path_less_half_the_rtt_inside_where_the_delay_exceeds_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    off = Plant(monkeypatch, path_s=17e-6, wake_s=0.0, inside_s=10e-6).calibrate()
     # 1 km is 5 us: less than what would come off. South is switched off.
-    assert off == {"north:west": pytest.approx(12e-6), "north:east": pytest.approx(12e-6)}
+    off = Plant(monkeypatch, path_s=17e-6).calibrate()
+    assert off == {"north:west": TAKEN_OFF_S, "north:east": TAKEN_OFF_S}
 
 
-def test_a_wake_up_that_a_longer_delay_hides_makes_no_packet_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant = Plant(monkeypatch, path_s=12e-6, wake_s=30e-6, inside_s=10e-6)
-    for name, value in plant.calibrate().items():
-        assert plant.across_s(name, 200e-6 - value) >= 200e-6 + 3e-6 - 1e-12
-        assert value == pytest.approx(9e-6)
+def test_calibrate_makes_no_packet_early_after_a_wake_up_that_a_longer_delay_hides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant = Plant(monkeypatch, path_s=12e-6, wake_s=30e-6)
+    off = plant.calibrate()
+    assert off == {"north:west": pytest.approx(9e-6), "north:east": pytest.approx(9e-6)}
+    assert all(plant.across_s(200e-6 - value) >= 200e-6 + 3e-6 - 1e-12 for value in off.values())
 
 
-def test_a_path_with_too_few_packets_on_time_is_not_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant = Plant(monkeypatch, path_s=17e-6, wake_s=0.0, inside_s=10e-6)
+def test_calibrate_leaves_out_a_path_with_too_few_packets_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = Plant(monkeypatch, path_s=17e-6)
     plant.silent = {"north:east"}
-    assert plant.calibrate() == {"north:west": pytest.approx(12e-6)}
+    assert plant.calibrate() == {"north:west": TAKEN_OFF_S}
     plant.silent = {"north:east", "north:west"}
     assert plant.calibrate() == {}
 
 
-def test_what_cannot_be_checked_is_not_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant = Plant(monkeypatch, path_s=17e-6, wake_s=0.0, inside_s=10e-6)
-    measure = plant._least
-    calls = []
-
-    def least(lab: Any, probers: Sequence[Any], delays_s: Any) -> dict[str, float]:
-        calls.append(delays_s)
-        plant.silent = {"north:east"} if len(calls) > 1 else set()
-        return measure(lab, probers, delays_s)
-
-    monkeypatch.setattr(calibrate, "_least", least)
-    assert plant.calibrate() == {"north:west": pytest.approx(12e-6)}
+def test_calibrate_takes_off_nothing_that_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant = Plant(monkeypatch, path_s=17e-6)
+    plant.silent_once_calibrated = {"north:east"}
+    assert plant.calibrate() == {"north:west": TAKEN_OFF_S}

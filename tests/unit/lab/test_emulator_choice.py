@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders.tables import table
 
 from testbed.errors import HostError, MissingTool
 from testbed.lab import deploy
 
+LACKING = "this kernel does not have it"
+
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr("testbed.host.emulators.fiberd.find_binary", lambda: Path("/fiberd"))
-    monkeypatch.setattr("testbed.host.emulators.netem.available", lambda: "")
-    return monkeypatch
+def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
+    """``choose(wanted, netem=why)``: choose on a machine that has fiberd, and netem unless ``netem`` says why not."""
+
+    def run(wanted: str, netem: str = "", fiberd: Exception | None = None) -> tuple[str, str]:
+        def find_binary() -> Path:
+            if fiberd:
+                raise fiberd
+            return Path("/fiberd")
+
+        monkeypatch.setattr("testbed.host.emulators.fiberd.find_binary", find_binary)
+        monkeypatch.setattr("testbed.host.emulators.netem.available", lambda: netem)
+        return deploy.choose_emulator(wanted)
+
+    return run
 
 
-@pytest.mark.parametrize(
-    ("wanted", "chosen", "why"),
-    [("auto", "netem", "this kernel has it"), ("netem", "netem", "requested"), ("fiberd", "fiberd", "requested")],
+@table(
+    "wanted, netem, chosen, why",
+    {
+        "auto is netem": ("auto", "", "netem", "this kernel has it"),
+        "netem as requested": ("netem", "", "netem", "requested"),
+        "fiberd as requested": ("fiberd", "", "fiberd", "requested"),
+        "auto without netem is fiberd": ("auto", LACKING, "fiberd", f"not netem: {LACKING}"),
+        "fiberd as requested without netem": ("fiberd", LACKING, "fiberd", "requested"),
+    },
 )
-def test_with_netem(machine: pytest.MonkeyPatch, wanted: str, chosen: str, why: str) -> None:
-    assert deploy._emulator(wanted) == (chosen, why)
+def test_choose_emulator(choose: Callable[..., object], wanted: str, netem: str, chosen: str, why: str) -> None:
+    assert choose(wanted, netem) == (chosen, why)
 
 
-def test_without_netem(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr("testbed.host.emulators.netem.available", lambda: "this kernel does not have it")
-    assert deploy._emulator("auto") == ("fiberd", "not netem: this kernel does not have it")
-    assert deploy._emulator("fiberd") == ("fiberd", "requested")
-    with pytest.raises(HostError, match="netem is not available: this kernel does not have it; use --emulator fiberd"):
-        deploy._emulator("netem")
-
-
-def test_with_neither(machine: pytest.MonkeyPatch) -> None:
-    def missing() -> Path:
-        raise MissingTool("fiberd", "apt-get install gcc")
-
-    machine.setattr("testbed.host.emulators.netem.available", lambda: "no")
-    machine.setattr("testbed.host.emulators.fiberd.find_binary", missing)
+def test_choose_emulator_refuses_what_is_missing(choose: Callable[..., object]) -> None:
+    with pytest.raises(HostError, match=f"netem is not available: {LACKING}; use --emulator fiberd"):
+        choose("netem", LACKING)
     with pytest.raises(MissingTool):
-        deploy._emulator("auto")
+        choose("auto", "no", MissingTool("fiberd", "apt-get install gcc"))

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from builders.lab_folders import journal_of, lab_folder
 
-from testbed.core.topology.model import topology_to_dict
 from testbed.errors import UserError
 from testbed.host import lab_owner
 from testbed.host.drivers.netns import NetnsDriver
-from testbed.host.files import catalog
 from testbed.host.lab_folder import LabFolder
-from testbed.host.linux import process
 from testbed.keeper import client
-from testbed.keeper.journal import Journal
 from testbed.lab.lab import Lab
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     """A lab of metro-40km whose keeper is dead, with nothing in its journal."""
-    folder = LabFolder(tmp_path / "metro")
-    folder.path.mkdir()
-    folder.topology.write_text(json.dumps(topology_to_dict(catalog.load_topology("metro-40km"))))
-    Journal.create(folder.journal, "metro", process.boot_id(), (1 << 22, 1)).close()
+    folder = lab_folder(tmp_path, topology="metro-40km")
+    journal_of(folder).close()
     return Lab(folder)
 
 

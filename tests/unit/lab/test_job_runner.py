@@ -1,4 +1,4 @@
-"""The process of a detached job, which goes on after the signals of a terminal; its programs heed theirs."""
+"""The process of a detached job: the signals that it heeds, and the exit status that it records."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from builders.tables import table
+
+from testbed.errors import JobFailed, StorageError
+from testbed.lab import job_runner
+from testbed.lab.jobs.program_job import ProgramJob
 
 SCRIPT = """
 import json, os, signal, subprocess, sys
 from testbed.lab import job_runner
-stop = job_runner._heed_sigterm_alone()
+stop = job_runner.heed_sigterm_alone()
 for number in (signal.SIGHUP, signal.SIGINT):
     os.kill(os.getpid(), number)
 child = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True)
@@ -20,13 +30,83 @@ print(json.dumps({"status": child.stdout, "before": before, "after": stop.is_set
 """
 
 
-def test_it_goes_on_after_sigint_and_sighup_which_its_programs_do_not_ignore() -> None:
+def test_runner_goes_on_after_sigint_and_sighup_which_its_programs_do_not_ignore() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, start_new_session=True
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["before"], said["after"]) == (False, True)
-    (ignored,) = [int(it.split()[1], 16) for it in said["status"].splitlines() if it.startswith("SigIgn:")]
-    inherited = [it for it in (signal.SIGHUP, signal.SIGINT) if ignored >> (it - 1) & 1]
+    result = json.loads(done.stdout)
+    assert (result["before"], result["after"]) == (False, True)
+    (ignored,) = [int(line.split()[1], 16) for line in result["status"].splitlines() if line.startswith("SigIgn:")]
+    inherited = [number for number in (signal.SIGHUP, signal.SIGINT) if ignored >> (number - 1) & 1]
     assert not inherited, "proc(5): signal n is bit n - 1"
+
+
+class Program(ProgramJob):
+    """A launched program that has ended with a status."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.interrupted, self.status = "", status
+
+    def failure(self) -> str:
+        return f"exit status {self.status}" if self.status else ""
+
+    @property
+    def worst_status(self) -> int:
+        return self.status
+
+
+def agents(failure: str = "", stopped: bool = False) -> Any:
+    """A job of the testbed's agents that is over."""
+    return SimpleNamespace(failure=lambda: failure, stopped=stopped, failed=lambda: JobFailed(failure))
+
+
+STOPPED = "stopped by the process that ran it"
+
+
+@table(
+    "job, stop_why, report, released",
+    {
+        "pass is 0": (agents(), "", "pass", ("finished", "", 0)),
+        "fail is 1": (agents(), "", "fail", ("finished", "", 1)),
+        "unknown is 3": (agents(), "", "unknown", ("finished", "", 3)),
+        "a failed job has the status of its verdict": (agents("rank 2"), "", "unknown", ("failed", "rank 2", 3)),
+        "a stopped job is 130 whatever its verdict": (agents(), "by user", "pass", ("stopped", "by user", 130)),
+        "a job that its process stopped is 130": (agents(stopped=True), "", "fail", ("stopped", STOPPED, 130)),
+        "a program has its own status": (Program(), "", "fail", ("finished", "", 0)),
+        "a program that failed has its own status": (Program(7), "", "pass", ("failed", "exit status 7", 7)),
+        "a program that was stopped is 130": (Program(7), "by user", "pass", ("stopped", "by user", 130)),
+        "a report that cannot be written fails": (agents(), "", StorageError("full"), ("failed", "full", 3)),
+        "a program's report that cannot be written fails": (
+            Program(),
+            "",
+            StorageError("full"),
+            ("failed", "full", 3),
+        ),
+        "a job that failed keeps its reason without a report": (
+            agents("rank 2"),
+            "",
+            StorageError("full"),
+            ("failed", "rank 2", 1),
+        ),
+    },
+)
+def test_conclude_releases_the_slot_with_the_status_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, job: Any, stop_why: str, report: Any, released: tuple[object, ...]
+) -> None:
+    calls: list[tuple[object, ...]] = []
+    written: list[object] = []
+
+    def make_report(*directory: object) -> Any:
+        written.extend(directory)
+        if isinstance(report, Exception):
+            raise report
+        return SimpleNamespace(verdict=report)
+
+    monkeypatch.setattr(job_runner.store, "write_report", make_report)
+    directory: Any = Path("/runs/x")
+    lab: Any = SimpleNamespace(run_directory=directory, report=make_report)
+    claim: Any = SimpleNamespace(stop_why=stop_why, release=lambda *how: calls.append(how))
+    job_runner.conclude(lab, job, claim)
+    assert calls == [released]
+    assert written == ([directory] if isinstance(job, Program) else [])

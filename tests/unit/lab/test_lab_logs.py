@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from builders.lab_folders import lab_folder
 
-from testbed.core.topology.model import topology_to_dict
-from testbed.host.files import catalog
-from testbed.host.lab_folder import LabFolder
 from testbed.lab.lab import Lab
 
 
@@ -34,7 +32,4 @@ def test_logs_are_of_the_labs_own_latest_run(
     monkeypatch.setenv("TESTBED_RUNS", str(tmp_path / "runs"))
     for name in (*own, "metro-40km-20261121-070000", "metropolis-20261121-080000"):
         run_of(tmp_path / "runs", name, name)
-    folder = LabFolder(tmp_path / "metro")
-    folder.path.mkdir()
-    folder.topology.write_text(json.dumps(topology_to_dict(catalog.load_topology("metro-40km"))))
-    assert list(Lab(folder).logs("east-0")) == shown
+    assert list(Lab(lab_folder(tmp_path, topology="metro-40km")).logs("east-0")) == shown

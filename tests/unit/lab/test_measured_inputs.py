@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from builders import run_factory, validation_factory
+from builders.tables import table
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.predicted_run import expected_step, predicted_run
@@ -33,62 +34,82 @@ def all_reduce(size: int, fixed_s: float, rate: float = RATE, pattern: str = "fl
     )  # fmt: skip
 
 
-def measured(*speeds: Speed, library: str | None = None) -> dict[str, float]:
-    links = {name: {"delay_s": DELAY_S, "rate": RATE} for name in ("north:east", "north:west")}
-    made = validation_factory.validation(validation_factory.library("torch-gloo", speeds=speeds), links=links)
-    return measured_collective(made, library)
+def sizes(fixed_s: float, rate: float = RATE, pattern: str = "flat ring") -> tuple[Speed, Speed]:
+    return all_reduce(10**6, fixed_s, rate, pattern), all_reduce(10**7, fixed_s, rate, pattern)
 
 
-def test_a_ring_of_four_has_twelve_delays_and_the_rest_is_software() -> None:
-    found = measured(all_reduce(8, 4 * DELAY_S, pattern=""), all_reduce(10**6, 5e-3), all_reduce(10**7, 5e-3))
-    assert found["wire_factor"] == pytest.approx(1.5)
-    assert found["delays"] == pytest.approx(12)
-    assert found["operation_s"] == pytest.approx(5e-3 - 12 * DELAY_S)
-    assert found["rate_bps"] == pytest.approx(8 * RATE)
-    assert found["delay_s"] == DELAY_S
+def measured(
+    *speeds: Speed, name: str = "torch-gloo", delay_s: float = DELAY_S, library: str | None = None
+) -> dict[str, float]:
+    links = {direction: {"delay_s": delay_s, "rate": RATE} for direction in ("north:east", "north:west")}
+    made = validation_factory.library(name, speeds=speeds)
+    return measured_collective(validation_factory.validation(made, links=links), library)
 
 
-def test_gloo_runs_two_operations_at_once_and_what_others_run_is_not_known() -> None:
-    speeds = (all_reduce(10**6, 12 * DELAY_S), all_reduce(10**7, 12 * DELAY_S))
-    assert measured(*speeds)["in_flight"] == 2
-    links = {name: {"delay_s": DELAY_S, "rate": RATE} for name in ("north:east", "north:west")}
-    other = validation_factory.validation(validation_factory.library("reference-ring", speeds=speeds), links=links)
-    assert "in_flight" not in measured_collective(other)
+near_0 = pytest.approx(0, abs=1e-9)
 
 
-def test_copies_that_cost_more_than_the_fiber_lower_the_rate() -> None:
-    found = measured(all_reduce(10**6, 12 * DELAY_S, RATE / 2), all_reduce(10**7, 12 * DELAY_S, RATE / 2))
-    assert found["rate_bps"] == pytest.approx(4 * RATE)
-    assert found["operation_s"] == pytest.approx(0, abs=1e-9)
+@table(
+    "speeds, expected",
+    {
+        "a ring of four has twelve delays, and the rest is software": (
+            (all_reduce(8, 4 * DELAY_S, pattern=""), *sizes(5e-3)),
+            {
+                "wire_factor": pytest.approx(1.5),
+                "delays": pytest.approx(12),
+                "operation_s": pytest.approx(5e-3 - 12 * DELAY_S),
+                "rate_bps": pytest.approx(8 * RATE),
+                "delay_s": DELAY_S,
+            },
+        ),
+        "gloo runs two operations at once": (sizes(12 * DELAY_S), {"in_flight": 2}),
+        "copies that cost more than the fiber lower the rate": (
+            sizes(12 * DELAY_S, RATE / 2),
+            {"rate_bps": pytest.approx(4 * RATE), "operation_s": near_0},
+        ),
+        "no rate is above the certified one": (
+            sizes(12 * DELAY_S, 3 * RATE),
+            {"rate_bps": pytest.approx(8 * RATE)},
+        ),
+        "the fixed part of another pattern is delays": (
+            sizes(20 * DELAY_S, pattern="tree"),
+            {"delays": pytest.approx(20), "operation_s": pytest.approx(0, abs=1e-12)},
+        ),
+    },
+)
+def test_measured_collective(speeds: tuple[Speed, ...], expected: dict[str, object]) -> None:
+    inputs = measured(*speeds)
+    assert {key: inputs[key] for key in expected} == expected
 
 
-def test_a_rate_above_the_certified_one_is_not_believed() -> None:
-    found = measured(all_reduce(10**6, 12 * DELAY_S, 3 * RATE), all_reduce(10**7, 12 * DELAY_S, 3 * RATE))
-    assert found["rate_bps"] == pytest.approx(8 * RATE)
+def test_measured_collective_of_another_library_has_no_operations_in_flight() -> None:
+    assert "in_flight" not in measured(*sizes(12 * DELAY_S), name="reference-ring")
 
 
-def test_another_pattern_counts_its_fixed_part_as_delays() -> None:
-    found = measured(*(all_reduce(size, 20 * DELAY_S, pattern="tree") for size in (10**6, 10**7)))
-    assert (found["delays"], found["operation_s"]) == (pytest.approx(20), pytest.approx(0, abs=1e-12))
+def test_measured_collective_without_delay_has_software_only() -> None:
+    inputs = measured(*sizes(5e-3), delay_s=0.0)
+    assert (inputs["delays"], inputs["operation_s"]) == (0.0, pytest.approx(5e-3))
 
 
-def test_a_fiber_without_delay_has_software_only() -> None:
-    links = {name: {"delay_s": 0.0, "rate": RATE} for name in ("north:east", "north:west")}
-    speeds = (all_reduce(10**6, 5e-3), all_reduce(10**7, 5e-3))
-    made = validation_factory.validation(validation_factory.library("torch-gloo", speeds=speeds), links=links)
-    found = measured_collective(made)
-    assert (found["delays"], found["operation_s"]) == (0.0, pytest.approx(5e-3))
-
-
-def test_one_size_or_another_library_is_refused() -> None:
+def test_measured_collective_refuses_one_size_or_another_library() -> None:
     with pytest.raises(UserError, match="no all_reduce of two sizes"):
         measured(all_reduce(10**6, 0.0))
     with pytest.raises(UserError, match="no all_reduce of mpich"):
-        measured(all_reduce(10**6, 0.0), all_reduce(10**7, 0.0), library="mpich")
+        measured(*sizes(0.0), library="mpich")
 
 
-def test_a_run_gives_its_compute_its_model_and_its_certified_fiber(tmp_path: Path) -> None:
-    found, utilization = api.measured_inputs(run_factory.make_run(tmp_path / "run"))
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_factory.make_run(tmp_path / "run")
+
+
+def remove_steps(run: Path) -> None:
+    for file in (run / "ranks").iterdir():
+        file.unlink()
+
+
+def test_measured_inputs_of_a_run_are_its_compute_its_model_and_its_certified_fiber(run: Path) -> None:
+    found, utilization = api.measured_inputs(run)
     assert (found["sites"], found["ranks_per_site"]) == (2, 2)
     assert found["step_s"] == pytest.approx(run_factory.COMPUTE_S, rel=0.2)
     assert found["delay_s"] == pytest.approx(200e-6), "of the fiber in use, not of the one that stands by"
@@ -96,17 +117,15 @@ def test_a_run_gives_its_compute_its_model_and_its_certified_fiber(tmp_path: Pat
     assert utilization == pytest.approx(run_factory.COMPUTE_S / run_factory.STEP_S, rel=0.1)
 
 
-def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
-    run = run_factory.make_run(tmp_path / "run")
-    for file in (run / "ranks").iterdir():
-        file.unlink()
+def test_measured_inputs_need_steps(run: Path) -> None:
+    remove_steps(run)
     with pytest.raises(UserError, match="no steps to predict from"):
         api.measured_inputs(run)
 
 
-def test_a_run_is_predicted_from_its_own_compute_and_certificate(tmp_path: Path) -> None:
+def test_predicted_run_is_from_its_own_compute_and_certificate(run: Path) -> None:
     """c = 12, w = 1.5 of a ring of 4: what crossed is 1.5 times the model in 32 bits."""
-    data = RunDirectory(run_factory.make_run(tmp_path / "run")).read()
+    data = RunDirectory(run).read()
     found = predicted_run(data)
     assert found is not None
     bits = 32 * next(log.job.parameters for log in data.ranks if log.job)
@@ -127,8 +146,8 @@ def test_a_run_is_predicted_from_its_own_compute_and_certificate(tmp_path: Path)
     assert "loss and windows are not similar" in text
 
 
-def test_before_a_job_its_step_is_predicted_from_the_certificate_and_what_was_timed(tmp_path: Path) -> None:
-    data = RunDirectory(run_factory.make_run(tmp_path / "run")).read()
+def test_expected_step_is_from_the_certificate_and_what_was_timed(run: Path) -> None:
+    data = RunDirectory(run).read()
     twin = twin_of(data.ranks, data.info.workload)
     assert twin is not None
     plain = expected_step(twin, data.certificate, (), 0.060)
@@ -138,8 +157,8 @@ def test_before_a_job_its_step_is_predicted_from_the_certificate_and_what_was_ti
     # A bucket of an eighth takes 50 ms alone. Four of them take 100 ms, two at a time, so each holds a slot for 50 ms,
     # of which 12 delays and its own bytes are not the library's.
     burst = (0.9, 0.1, 0.1, 0.1)
-    timed = [CalibrationRecord(0.0, ((0.9, 0.05, 0.05, 0.04), burst), 0.1) for _ in range(4)]
-    logs = [RankLog(rank, calibrations=(it,)) for rank, it in enumerate(timed)]
+    timed = CalibrationRecord(0.0, ((0.9, 0.05, 0.05, 0.04), burst), 0.1)
+    logs = [RankLog(rank, calibrations=(timed,)) for rank in range(4)]
     found = expected_step(twin, data.certificate, logs, 0.060)
     assert found is not None
     bits = 8 * 1.5 * run_factory.GRADIENT_BYTES / 8
@@ -150,10 +169,8 @@ def test_before_a_job_its_step_is_predicted_from_the_certificate_and_what_was_ti
     assert expected_step(twin, None, (), 0.060) is None
 
 
-def test_a_run_without_steps_has_no_prediction(tmp_path: Path) -> None:
-    run = run_factory.make_run(tmp_path / "run")
-    for file in (run / "ranks").iterdir():
-        file.unlink()
+def test_prediction_needs_steps(run: Path) -> None:
+    remove_steps(run)
     report = build(RunDirectory(run).read())
     assert report.prediction is None
     assert "## Prediction" not in markdown(report)

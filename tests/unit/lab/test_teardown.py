@@ -11,6 +11,7 @@ from typing import Any
 import filelock
 import host_stalls
 import pytest
+from builders.lab_folders import journal_of, lab_folder
 
 from testbed.core.plan.properties import Carrier, Throttled
 from testbed.core.plan.resources import Containers, Namespace
@@ -20,33 +21,31 @@ from testbed.host import lab_owner
 from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.lab_folder import LabFolder
-from testbed.host.linux import process
 from testbed.keeper.journal import Journal
 from testbed.keeper.throttle import Throttle
 from testbed.lab import teardown
 
+Undone = list[tuple[Step, dict[str, Any]]]
+TAKEN_DOWN = r"^lab metro was taken down meanwhile$"
+
 
 @pytest.fixture
-def undone(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Step, dict[str, Any]]]:
+def undone(monkeypatch: pytest.MonkeyPatch) -> Undone:
     """What the drivers were asked to unmake, and with what facts; they do nothing."""
-    found: list[tuple[Step, dict[str, Any]]] = []
+    steps: Undone = []
 
     def unmake(self: object, step: Step, facts: Mapping[str, Any]) -> None:
-        found.append((step, dict(facts)))
+        steps.append((step, dict(facts)))
 
     monkeypatch.setattr(Containerlab, "unmake", unmake)
     monkeypatch.setattr(NetnsDriver, "unmake", unmake)
-    return found
+    return steps
 
 
 @pytest.mark.parametrize("rebooted", [False, True])
-def test_of_what_stood_before_a_reboot_only_containers_are_left(
-    tmp_path: Path, undone: list[tuple[Step, dict[str, Any]]], rebooted: bool
-) -> None:
-    lab = LabFolder(tmp_path / "metro")
-    lab.path.mkdir()
-    boot = "an earlier one" if rebooted else process.boot_id()
-    journal = Journal.create(lab.journal, "metro", boot, (1 << 22, 1))
+def test_down_after_a_reboot_undoes_containers_only(tmp_path: Path, undone: Undone, rebooted: bool) -> None:
+    lab = lab_folder(tmp_path)
+    journal = journal_of(lab, "an earlier one" if rebooted else "")
     containers, namespace = Containers(("east-0",), "name: metro\n"), Namespace("somewhere")
     made = journal.intend("lab", (containers, namespace))
     for entry, facts in zip(made, ({"pids": {"east-0": 4711}}, {"net": 99}), strict=True):
@@ -55,10 +54,8 @@ def test_of_what_stood_before_a_reboot_only_containers_are_left(
     journal.close()
     assert teardown.down(lab)
     assert not lab.path.exists()
-    if rebooted:
-        assert undone == [(containers, {})], "pids and inodes of then are somebody else's now"
-    else:
-        assert undone == [(namespace, {"net": 99}), (containers, {"pids": {"east-0": 4711}})]
+    whole = [(namespace, {"net": 99}), (containers, {"pids": {"east-0": 4711}})]
+    assert undone == ([(containers, {})] if rebooted else whole), "pids and inodes of then are somebody else's now"
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -74,9 +71,8 @@ def test_a_heal_sets_back_what_a_keeper_had_only_forgotten(
         lit.extend(settings)
 
     monkeypatch.setattr(NetnsDriver, "assign", assign)
-    lab = LabFolder(tmp_path / "metro")
-    lab.path.mkdir()
-    journal = Journal.create(lab.journal, "metro", process.boot_id(), (1 << 22, 1))
+    lab = lab_folder(tmp_path)
+    journal = journal_of(lab)
     for number, target in (("f1", "east"), ("f2", "west")):
         journal.note("fault", id=number, type="x", target=target, links=[], nodes=[])
     forgotten = journal.intend("f1", (Throttled(0, "east-0", 0.3), Carrier("east-gw", "east-0", False)))
@@ -91,7 +87,7 @@ def test_a_heal_sets_back_what_a_keeper_had_only_forgotten(
     assert lit == [Carrier("east-gw", "east-0", True)]
     left = Journal.read(lab.journal)
     assert left.forgotten == {}
-    assert [it.owner for it in left.entries.values()] == (["f2"] if what == "east" else [])
+    assert [entry.owner for entry in left.entries.values()] == (["f2"] if what == "east" else [])
 
 
 LOST = {
@@ -104,11 +100,10 @@ LOST = {
 """What a journal may be of which nothing can be told."""
 
 
-@pytest.fixture(params=list(LOST.values()), ids=list(LOST))
+@pytest.fixture(params=LOST.values(), ids=LOST)
 def lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> LabFolder:
-    """A lab that stands without a keeper, and whose journal tells nothing."""
-    lab = LabFolder(tmp_path / "metro")
-    lab.path.mkdir()
+    """A lab without a keeper, whose journal lists nothing."""
+    lab = lab_folder(tmp_path)
     if request.param is not None:
         lab.journal.write_bytes(request.param)
     monkeypatch.setattr(teardown, "NETNS_FOLDER", tmp_path / "netns")
@@ -116,9 +111,7 @@ def lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     return lab
 
 
-def test_what_no_journal_tells_of_goes_by_its_mark(
-    lost: LabFolder, undone: list[tuple[Step, dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_down_without_a_journal_goes_by_marks(lost: LabFolder, undone: Undone, tmp_path: Path) -> None:
     for name in ("tb.metro.plant", "tb.metro.east-0", "tb.metro-2.plant"):
         (tmp_path / "netns" / name).touch()
     for node in ("east-0", "west-0"):  # of west-0 somebody removed the name: what else holds it is here alone
@@ -134,16 +127,14 @@ def test_what_no_journal_tells_of_goes_by_its_mark(
     assert not lost.path.exists()
 
 
-def test_containers_that_no_journal_tells_of_go_too(
-    lost: LabFolder, undone: list[tuple[Step, dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_down_without_a_journal_removes_containers_too(lost: LabFolder, undone: Undone, tmp_path: Path) -> None:
     lost.docker.write_text(f"unix://{tmp_path}/docker.sock\n")
     assert teardown.down(lost)
     assert undone == [(Containers((), ""), {})]
     assert not lost.path.exists()
 
 
-def test_without_a_journal_nothing_is_said_to_be_healed(lost: LabFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heal_without_a_journal_is_refused(lost: LabFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teardown, "REMOVAL_BOUND_S", 0.05)
     with pytest.raises(LabError, match=r"^cannot heal lab metro: .*; it was brought up by an unknown user"):
         teardown.heal(lost, None)
@@ -156,24 +147,23 @@ def test_without_a_journal_nothing_is_said_to_be_healed(lost: LabFolder, monkeyp
 def test_a_lab_that_is_gone_before_it_is_healed(tmp_path: Path) -> None:
     lab = LabFolder(tmp_path / "metro")
     for ask in (lambda: teardown.heal(lab, None), lambda: teardown.faults_ever(lab)):
-        with pytest.raises(LabError, match=r"^lab metro was taken down meanwhile$"):
+        with pytest.raises(LabError, match=TAKEN_DOWN):
             ask()
     assert not lab.exists()
 
 
 def test_a_lab_that_goes_while_it_is_to_be_healed(tmp_path: Path) -> None:
     """Its journal is gone already, its folder not yet."""
-    lab = LabFolder(tmp_path / "metro")
-    lab.path.mkdir()
-    going = threading.Timer(0.2, teardown._remove, [lab])
+    lab = lab_folder(tmp_path)
+    going = threading.Timer(0.2, teardown.remove_folder, [lab])
     going.start()
-    with pytest.raises(LabError, match=r"^lab metro was taken down meanwhile$"):
+    with pytest.raises(LabError, match=TAKEN_DOWN):
         teardown.heal(lab, None)
     going.join()
 
 
 def test_heals_and_downs_at_once_end_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undone: list[tuple[Step, dict[str, Any]]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undone: Undone
 ) -> None:
     monkeypatch.setattr(NetnsDriver, "assign", lambda self, settings: None)
     said: list[str] = []
@@ -187,29 +177,27 @@ def test_heals_and_downs_at_once_end_in_a_sentence(
             said.append(repr(error))
 
     for number in range(20):
-        lab = LabFolder(tmp_path / f"lab{number}")
-        lab.path.mkdir()
+        lab = lab_folder(tmp_path, f"lab{number}")
         for many in range(30):
             (lab.path / f"file{many}").touch()
-        journal = Journal.create(lab.journal, lab.name, process.boot_id(), (1 << 22, 1))
+        journal = journal_of(lab)
         journal.intend("lab", (Namespace("somewhere"),))
         journal.note("fault", id="f1", type="x", target="east", links=[], nodes=[])
         journal.close()
         healers = [threading.Timer(0.001 * part, heal, [lab]) for part in range(8)]
-        for it in healers:
-            it.start()
+        for healer in healers:
+            healer.start()
         teardown.down(lab)
-        for it in healers:
-            it.join()
+        for healer in healers:
+            healer.join()
         assert set(said) <= {f"lab {lab.name} was taken down meanwhile"}
         assert not lab.path.exists()
         said.clear()
 
 
-def test_who_else_has_a_lab_without_a_keeper_is_no_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = LabFolder(tmp_path / "metro")
-    lab.path.mkdir()
-    Journal.create(lab.journal, "metro", process.boot_id(), (1 << 22, 1)).close()
+def test_heal_beside_another_process_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = lab_folder(tmp_path)
+    journal_of(lab).close()
     monkeypatch.setattr(teardown, "HEAL_BOUND_S", 0.1)
     began = time.monotonic()
     with (
@@ -223,8 +211,7 @@ def test_who_else_has_a_lab_without_a_keeper_is_no_keeper(tmp_path: Path, monkey
 @pytest.mark.parametrize("kept", [b"", b"\xff", b"tcp://10.0.0.9:2375\n"])
 def test_a_damaged_word_of_which_docker_is_to_be_mended_where_it_is(tmp_path: Path, kept: bytes) -> None:
     """DOCKER_HOST is not asked while the file is there."""
-    lab = LabFolder(tmp_path / "metro")
-    lab.path.mkdir()
+    lab = lab_folder(tmp_path)
     lab.docker.write_bytes(kept)
     with pytest.raises(LabError) as caught:
         teardown.down(lab)

@@ -50,29 +50,37 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_ranks_that_do_not_answer_slow_nothing_down(keeper: Keeper, run: Path) -> None:
-    recorder = Recorder(keeper.lab, WIDE, RunDirectory(run))
-    recorder.start()
-    took = []
+@pytest.fixture
+def recorder(keeper: Keeper, run: Path) -> Recorder:
+    made = Recorder(keeper.lab, WIDE, RunDirectory(run))
+    made.start()
+    return made
+
+
+def median_interval_s(times: list[float]) -> float:
+    return statistics.median(after - before for before, after in pairwise(times))
+
+
+def test_ranks_that_do_not_answer_slow_nothing_down(keeper: Keeper, run: Path, recorder: Recorder) -> None:
+    delays_s = []
     for number in range(EVENTS):
         began = time.monotonic()
         keeper.events.add("note", number=number)
         oracle.until(lambda n=number: len(recorder.events) > n, 10.0, "it is recorded")  # type: ignore[misc]
-        took.append(time.monotonic() - began)
+        delays_s.append(time.monotonic() - began)
         time.sleep(0.2)
     recorder.stop()
     assert recorder.lab_failure == ""
-    assert [it["number"] for it in lines(run / "events.jsonl")] == list(range(EVENTS))
-    assert statistics.median(took) < 0.1, "an event is recorded when it happens"
+    assert [line["number"] for line in lines(run / "events.jsonl")] == list(range(EVENTS))
+    assert statistics.median(delays_s) < 0.1, "an event is recorded when it happens"
     metrics = lines(run / "metrics.jsonl")
-    fibers = [it["t"] for it in metrics if it["kind"] == "fiber"]
+    fibers = [line["t"] for line in metrics if line["kind"] == "fiber"]
     assert len(fibers) >= 4
-    assert statistics.median(after - before for before, after in pairwise(fibers)) < 1.2
-    ranks = [it for it in metrics if it["kind"] == "rank"]
-    assert {it["rank"] for it in ranks} == set(range(64))
-    assert {it["why"] for it in ranks} == {"timeout", "refused"}
-    of_one = [it["t"] for it in ranks if it["rank"] == 0]
-    assert statistics.median(after - before for before, after in pairwise(of_one)) < 1.2, "each second once more"
+    assert median_interval_s(fibers) < 1.2
+    ranks = [line for line in metrics if line["kind"] == "rank"]
+    assert {line["rank"] for line in ranks} == set(range(64))
+    assert {line["why"] for line in ranks} == {"timeout", "refused"}
+    assert median_interval_s([line["t"] for line in ranks if line["rank"] == 0]) < 1.2, "each second once more"
 
 
 def test_what_happens_before_the_stop_is_recorded(keeper: Keeper, run: Path) -> None:
@@ -81,13 +89,11 @@ def test_what_happens_before_the_stop_is_recorded(keeper: Keeper, run: Path) -> 
         recorder.start()
         keeper.events.add("note", number=number)
         recorder.stop()
-    assert [it["number"] for it in lines(run / "events.jsonl")] == [0, 1, 2]
+    assert [line["number"] for line in lines(run / "events.jsonl")] == [0, 1, 2]
 
 
-def test_a_keeper_that_ends_is_a_failure_of_the_lab(keeper: Keeper, run: Path) -> None:
-    recorder = Recorder(keeper.lab, WIDE, RunDirectory(run))
-    recorder.start()
-    oracle.until(lambda: keeper.publisher._subscribers, 10.0, "it follows")
+def test_keeper_that_ends_is_a_failure_of_the_lab(keeper: Keeper, recorder: Recorder) -> None:
+    assert keeper.subscribed.wait(10.0)
     keeper.hang_up()
     oracle.until(lambda: recorder.lab_failure, 10.0, "it is noticed")
     assert "ended" in recorder.lab_failure
@@ -96,12 +102,13 @@ def test_a_keeper_that_ends_is_a_failure_of_the_lab(keeper: Keeper, run: Path) -
     assert host_stalls.elapsed_s(began) < 10.0
 
 
-def test_factory_and_recorder_agree_on_a_line(keeper: Keeper, run: Path, tmp_path: Path) -> None:
+def test_factory_and_recorder_agree_on_a_line(run: Path, recorder: Recorder, tmp_path: Path) -> None:
     """Otherwise tests of the report read what no recorder writes."""
-    recorder = Recorder(keeper.lab, WIDE, RunDirectory(run))
-    recorder.start()
     recorder.stop()
     made = run_factory.make_run(tmp_path / "made")
     run_factory.add_scrapes(made, [1010.0], {0: (0.0, 2000.0)})
-    written = next(it for it in lines(run / "metrics.jsonl") if it["kind"] == "rank")
-    assert set(written) == set(next(it for it in lines(made / "metrics.jsonl") if it["kind"] == "rank" and "why" in it))
+    written, expected = (
+        next(line for line in lines(path / "metrics.jsonl") if line["kind"] == "rank" and key in line)
+        for path, key in ((run, "kind"), (made, "why"))
+    )
+    assert set(written) == set(expected)

@@ -18,10 +18,15 @@ from testbed.lab.jobs.reported_steps import Limits, ReportedSteps
 MEMBERS = [Member(rank, f"east-{rank}", "east") for rank in range(2)]
 
 
-class Told:
-    def __init__(self) -> None:
-        self.step = 0
-        self.last: Mapping[str, Any] = {}
+class Reported:
+    """The steps that a program has reported."""
+
+    step = 0
+    last: Mapping[str, Any] = {}
+
+
+def limits(reported: Reported | None = None, **limit_s: float) -> Limits:
+    return Limits(ProgramWorkload(("true",), **limit_s), reported or Reported())
 
 
 def report(folder: Path, rank: int, step: int, t: float) -> None:
@@ -40,32 +45,32 @@ def test_a_step_counts_when_every_rank_that_reports_has_reported_it(tmp_path: Pa
     assert (steps.step, steps.tokens_per_step) == (5, 10.0)
 
 
-def test_no_limit_is_ever_reached_where_none_is_set() -> None:
-    limits = Limits(ProgramWorkload(("true",)), Told())
-    assert not limits.reached(time.monotonic() - 1e9) and not limits.exceeded
+def test_limits_are_not_reached_where_none_is_set() -> None:
+    none = limits()
+    assert not none.reached(time.monotonic() - 1e9) and not none.exceeded
 
 
-def test_the_time_that_it_has_is_an_end_in_order_and_comes_first() -> None:
-    limits = Limits(ProgramWorkload(("true",), for_s=10.0, timeout_s=10.0), Told())
-    assert not limits.reached(time.monotonic())
-    assert limits.reached(time.monotonic() - 10.0)
-    assert limits.in_order and not limits.exceeded
+def test_limits_end_a_program_in_order_at_its_time_before_its_timeout() -> None:
+    both = limits(for_s=10.0, timeout_s=10.0)
+    assert not both.reached(time.monotonic())
+    assert both.reached(time.monotonic() - 10.0)
+    assert both.in_order and not both.exceeded
 
 
-def test_a_timeout_is_a_failure() -> None:
-    limits = Limits(ProgramWorkload(("true",), timeout_s=60.0), Told())
-    assert limits.reached(time.monotonic() - 60.0)
-    assert (limits.in_order, limits.exceeded) == (False, "the program has not ended within 1 min")
+def test_limits_fail_a_program_at_its_timeout() -> None:
+    timeout = limits(timeout_s=60.0)
+    assert timeout.reached(time.monotonic() - 60.0)
+    assert (timeout.in_order, timeout.exceeded) == (False, "the program has not ended within 1 min")
 
 
-def test_a_stall_counts_from_the_latest_step_and_only_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_count_a_stall_from_the_latest_step_and_only_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reported_steps, "STEPS_LOOK_S", 0.0)
-    told = Told()
-    limits = Limits(ProgramWorkload(("true",), stall_s=1e-9), told)
+    reported = Reported()
+    stall = limits(reported, stall_s=1e-9)
     for _ in range(3):
-        assert not limits.reached(0.0), "no step yet"
-    for told.step in (1, 2, 3):
-        told.last = {"step": told.step}
-        assert not limits.reached(0.0)
-    assert limits.reached(0.0)
-    assert limits.exceeded.endswith("since step 3")
+        assert not stall.reached(0.0), "no step yet"
+    for reported.step in (1, 2, 3):
+        reported.last = {"step": reported.step}
+        assert not stall.reached(0.0)
+    assert stall.reached(0.0)
+    assert stall.exceeded.endswith("since step 3")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.tables import table
 
 from testbed.lab.jobs.tmp_sharing import why_shared
 
@@ -15,14 +17,11 @@ OUTSIDE = Path("/srv/none-there")
 PLACES = {"the folder of runs": OUTSIDE / "runs", "the state of labs": OUTSIDE / "state"}
 
 
-def why(
-    *command: str,
-    folder: Path = OUTSIDE,
-    given: dict[str, str] | None = None,
-    inherited: dict[str, str] | None = None,
-    places: dict[str, Path] = PLACES,
-) -> str:
-    return why_shared(command or ("python3",), folder, given or {}, inherited or {}, places)
+def why(line: str = "python3", folder: Path = OUTSIDE, places: dict[str, Path] = PLACES, **variables: str) -> str:
+    """Return why a program shares /tmp; ``given_X`` is a variable X of the job, others are inherited."""
+    given = {name[6:]: value for name, value in variables.items() if name.startswith("given_")}
+    inherited = {name: value for name, value in variables.items() if not name.startswith("given_")}
+    return why_shared(shlex.split(line), folder, given, inherited, places)
 
 
 @pytest.fixture
@@ -31,9 +30,9 @@ def outside() -> Iterator[Path]:
         yield Path(made)
 
 
-def test_a_program_with_nothing_in_tmp_can_have_its_own() -> None:
-    assert why("python3", "train.py", "--data=/var/tmp/x", "a/tmp/b", "/srv/tmp", "/tmpfs", "5", "--lr=1e-3") == ""
-    assert why(inherited={"PATH": "/usr/bin:/var/tmp/bin", "HOME": "/root"}, given={"DATA": "tmp/x"}) == ""
+def test_program_with_nothing_in_tmp_can_have_its_own() -> None:
+    assert why("python3 train.py --data=/var/tmp/x a/tmp/b /srv/tmp /tmpfs 5 --lr=1e-3") == ""
+    assert why(PATH="/usr/bin:/var/tmp/bin", HOME="/root", given_DATA="tmp/x") == ""
 
 
 @pytest.mark.parametrize(
@@ -51,8 +50,8 @@ def test_a_program_with_nothing_in_tmp_can_have_its_own() -> None:
         ("/var/../tmp/x", "/var/../tmp/x"),
     ],
 )
-def test_an_argument_in_tmp_is_named(word: str, path: str) -> None:
-    assert why("python3", "train.py", word) == f"argument 2 names a path in it ({path})"
+def test_argument_in_tmp_is_named(word: str, path: str) -> None:
+    assert why(f"python3 train.py {shlex.quote(word)}") == f"argument 2 names a path in it ({path})"
 
 
 def test_the_folders_of_program_state_and_runs_are_named() -> None:
@@ -64,12 +63,12 @@ def test_the_folders_of_program_state_and_runs_are_named() -> None:
 def test_a_program_in_tmp_is_named(outside: Path, tmp_path: Path) -> None:
     assert str(tmp_path).startswith("/tmp/"), "pytest's folders are there"
     (script := tmp_path / "train.sh").write_text("#!/bin/sh\n")
-    assert why(str(script)).endswith(f"lies in it ({script})")
+    assert why(f"{script}").endswith(f"lies in it ({script})")
     (link := outside / "link").symlink_to(script)
-    assert why(str(link)).endswith(f"lies in it ({link})"), "where its links lead counts"
+    assert why(f"{link}").endswith(f"lies in it ({link})"), "where its links lead counts"
     (tmp_path / "interpreter").touch()
     (other := outside / "script").write_text(f"#!{tmp_path}/interpreter -u\n")
-    assert why(str(other)).endswith(f"lies in it ({tmp_path}/interpreter)")
+    assert why(f"{other}").endswith(f"lies in it ({tmp_path}/interpreter)")
     assert why("train.sh", folder=outside) == "", "no such program: starting it says so"
 
 
@@ -80,21 +79,28 @@ def test_a_virtual_environment_with_something_in_tmp_is_named(outside: Path, tmp
     (python := venv / "bin" / "python").symlink_to(os.path.realpath("/usr/bin/env"))
     (venv / "pyvenv.cfg").write_text("home = /usr/bin\n")
     (packages / "own.pth").write_text("import x\n/srv/src\n")
-    assert why(str(python), "train.py") == ""
+    assert why(f"{python} train.py") == ""
     (packages / "editable.pth").write_text(f"{tmp_path}/src\n")
-    assert why(str(python), "train.py").endswith(f"lies in it ({tmp_path}/src)")
+    assert why(f"{python} train.py").endswith(f"lies in it ({tmp_path}/src)")
     (packages / "editable.pth").unlink()
     (venv / "pyvenv.cfg").write_text("home = /tmp/python/bin\n")
-    assert why(str(python)).endswith("lies in it (/tmp/python/bin)")
+    assert why(f"{python}").endswith("lies in it (/tmp/python/bin)")
     (script := venv / "bin" / "torchrun").write_text(f"#!{python}\n")
-    assert why(str(script)).endswith("lies in it (/tmp/python/bin)"), "by its interpreter"
+    assert why(f"{script}").endswith("lies in it (/tmp/python/bin)"), "by its interpreter"
 
 
-def test_a_variable_in_tmp_is_named_without_its_value(outside: Path, tmp_path: Path) -> None:
-    assert why(given={"TOKEN": "/tmp/secret"}) == "the variable TOKEN names a path in it"
-    assert why(inherited={"PYTHONPATH": "/srv/a:/tmp/b"}) == "the variable PYTHONPATH names a path in it"
+@table(
+    "name, value",
+    {
+        "given": ("given_TOKEN", "/tmp/secret"),
+        "inherited": ("PYTHONPATH", "/srv/a:/tmp/b"),
+        "a link": ("given_DATA", "{outside}/data"),
+    },
+)
+def test_variable_in_tmp_is_named_without_its_value(outside: Path, tmp_path: Path, name: str, value: str) -> None:
     (outside / "data").symlink_to(tmp_path)
-    assert why(given={"DATA": str(outside / "data")}) == "the variable DATA names a path in it"
+    variables = {name: value.format(outside=outside)}
+    assert why(**variables) == f"the variable {name.removeprefix('given_')} names a path in it"
 
 
 def test_sockets_of_the_terminals_session_do_not_count() -> None:
@@ -104,5 +110,5 @@ def test_sockets_of_the_terminals_session_do_not_count() -> None:
         "TMPDIR": "/tmp",
         "VSCODE_GIT_IPC_HANDLE": "/tmp/vscode-git.sock",
     }
-    assert why(inherited=session) == ""
-    assert why(given={"SSH_AUTH_SOCK": "/tmp/agent"}) == "the variable SSH_AUTH_SOCK names a path in it"
+    assert why(**session) == ""
+    assert why(given_SSH_AUTH_SOCK="/tmp/agent") == "the variable SSH_AUTH_SOCK names a path in it"

@@ -16,15 +16,16 @@ from testbed.errors import Interrupted, JobFailed
 from testbed.lab.run import compare as compare_module
 
 
-class _Lab:
+class Lab:
     name = "metro"
 
-    def __init__(self, trained: bool) -> None:
+    def __init__(self, trained: list[bool]) -> None:
+        """``trained``: whether each run trains a step."""
         self.down = 0
-        self._trained = trained
+        self._trained = [*trained, True]
 
     def open_run(self, root: Path) -> object:
-        ranks = (SimpleNamespace(steps=(1,) if self._trained else ()),)
+        ranks = (SimpleNamespace(steps=(1,) if self._trained.pop(0) else ()),)
         info = SimpleNamespace(unknown_because="", status="failed", reason="rank 3 has no such library")
         read = SimpleNamespace(ranks=ranks, info=info)
         return SimpleNamespace(name="run", path=root / "run", read=lambda: read)
@@ -34,7 +35,7 @@ class _Lab:
 
 
 def compare(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, lab: _Lab, ends: list[BaseException | None], verdict: str = "fail"
+    monkeypatch: pytest.MonkeyPatch, folder: Path, lab: Lab, ends: list[BaseException | None], verdict: str = "fail"
 ) -> list[WaysCompared]:
     kept: list[WaysCompared] = []
 
@@ -62,43 +63,33 @@ def compare(
     return kept
 
 
-@pytest.mark.parametrize("how", [KeyboardInterrupt(), Interrupted("interrupted; the measurements are in /run")])
-def test_an_interruption_keeps_the_comparison_and_says_where(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: BaseException
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("interrupted; the measurements are in /run")])
+def test_compare_that_is_interrupted_keeps_the_comparison_and_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException
 ) -> None:
-    lab = _Lab(trained=True)
+    lab = Lab(trained=[True])
     with pytest.raises(Interrupted, match=r"/comparisons/index\.html"):
-        compare(monkeypatch, tmp_path, lab, [None, how])
+        compare(monkeypatch, tmp_path, lab, [None, error])
     assert lab.down == 1
 
 
-def test_where_no_run_trained_a_step_there_is_nothing_to_compare(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lab = _Lab(trained=False)
+def test_compare_needs_a_run_that_trained_a_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lab = Lab(trained=[False, False])
     with pytest.raises(JobFailed, match="no run has trained a step"):
         compare(monkeypatch, tmp_path, lab, [None, None])
     assert lab.down == 1
 
 
-def test_a_way_that_cannot_begin_does_not_keep_the_others_from_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    class Lab(_Lab):
-        def open_run(self, root: Path) -> object:
-            found = super().open_run(root)
-            self._trained = True  # the next one does
-            return found
-
-    kept = compare(monkeypatch, tmp_path, Lab(trained=False), [None, None])
-    assert [it.way for it in kept[-1].runs] == ["diloco"]
+def test_compare_goes_on_after_a_strategy_that_cannot_begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept = compare(monkeypatch, tmp_path, Lab(trained=[False, True]), [None, None])
+    assert [run.way for run in kept[-1].runs] == ["diloco"]
     assert kept[-1].failed == (("ddp", 0, "rank 3 has no such library"),)
 
 
 @pytest.mark.parametrize("verdict", ["pass", "fail", "unknown"])
-def test_all_runs_are_in_the_comparison_whose_status_is_that_of_their_verdict(
+def test_compare_has_all_runs_and_the_status_of_their_verdict(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: str
 ) -> None:
-    kept = compare(monkeypatch, tmp_path, _Lab(trained=True), [None, None], verdict)
-    assert [it.way for it in kept[-1].runs] == ["ddp", "diloco"]
+    kept = compare(monkeypatch, tmp_path, Lab(trained=[True, True]), [None, None], verdict)
+    assert [run.way for run in kept[-1].runs] == ["ddp", "diloco"]
     assert kept[-1].ended == ""

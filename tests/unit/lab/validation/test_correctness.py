@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders.tables import table
 from oracles.rank_inputs import input_bytes
 
 from testbed.core.validation.cases import Case
@@ -16,6 +17,7 @@ from testbed.core.validation.result import CaseResult
 from testbed.lab.validation import correctness
 from testbed.lab.validation.library_session import LibraryFailed, Performed
 
+SITES = ("east", "west")
 Behave = Callable[[Operation, Group], Mapping[int, Answer]]
 
 
@@ -39,7 +41,7 @@ class Session:
     def __init__(self, behave: Behave) -> None:
         self.behave = behave
         self.workers = SimpleNamespace(
-            ranks=[SimpleNamespace(site=it) for it in ("east", "east", "west", "west")], unanswered=()
+            ranks=[SimpleNamespace(site=site) for site in SITES for _ in range(2)], unanswered=()
         )
         self.offers: dict[str, Any] = {"broadcast": {"types": ["int32"], "reductions": []}, "groups": True}
         self.no_group = ""
@@ -71,75 +73,87 @@ def broadcasts(count: int, **fields: Any) -> list[Case]:
 
 
 def results_of(session: Session, cases: Sequence[Case]) -> list[CaseResult]:
-    found: list[CaseResult] = []
-    correctness.run_cases(session, cases, found.append)  # type: ignore[arg-type]
-    return found
+    results: list[CaseResult] = []
+    correctness.run_cases(session, cases, results.append)  # type: ignore[arg-type]
+    return results
 
 
-def test_right_answers_are_right() -> None:
-    found = results_of(Session(right), broadcasts(3))
-    assert [(it.operation, it.count, it.state) for it in found] == [("broadcast", 3, "right")] * 3
+def at_east(count: int = 1) -> list[Case]:
+    return [Case((Operation("broadcast", call, "at east", "int32", 3),)) for call in range(1, 1 + count)]
 
 
-def test_what_is_not_offered_is_not_asked_for() -> None:
-    def asked(operation: Operation, group: Group) -> Mapping[int, Answer]:
+HANGS = correctness.MOST_HANGS
+
+
+@table(
+    "behave, count, states, detail",
+    {
+        "right answers are right": (right, 3, ["right"] * 3, ""),
+        "what is refused is unsupported and no failure": (refused, 1, ["unsupported"], "not today"),
+        "after some hangs no more is tried": (
+            silent,
+            HANGS + 2,
+            ["hang"] * HANGS + ["not run"] * 2,
+            "operations hung before",
+        ),
+    },
+)
+def test_run_cases(behave: Behave, count: int, states: list[str], detail: str) -> None:
+    results = results_of(Session(behave), broadcasts(count))
+    expected = [("broadcast", 3, state) for state in states]
+    assert [(result.operation, result.count, result.state) for result in results] == expected
+    assert detail in results[-1].detail
+
+
+def test_run_cases_does_not_ask_for_what_is_not_offered() -> None:
+    def fail(operation: Operation, group: Group) -> Mapping[int, Answer]:
         pytest.fail("it was asked")
 
-    found = results_of(
-        Session(asked), [Case((Operation("send", 1, type="int32"), Operation("broadcast", 2, type="int64")))]
-    )
-    assert [it.state for it in found] == ["unsupported", "unsupported"]
-    assert "not offer send" in found[0].detail and "int64" in found[1].detail
+    case = Case((Operation("send", 1, type="int32"), Operation("broadcast", 2, type="int64")))
+    send, broadcast = results_of(Session(fail), [case])
+    assert [send.state, broadcast.state] == ["unsupported", "unsupported"]
+    assert "not offer send" in send.detail and "int64" in broadcast.detail
 
 
-def test_what_is_refused_is_unsupported_and_no_failure() -> None:
-    (found,) = results_of(Session(refused), broadcasts(1))
-    assert found.state == "unsupported" and "not today" in found.detail
-
-
-def test_after_some_hangs_no_more_is_tried() -> None:
-    found = results_of(Session(silent), broadcasts(correctness.MOST_HANGS + 2))
-    assert [it.state for it in found] == ["hang"] * correctness.MOST_HANGS + ["not run"] * 2
-    assert "operations hung before" in found[-1].detail
-
-
-def test_a_library_that_works_no_more_leaves_the_rest_not_run_and_says_why() -> None:
-    session, found = Session(right), list[CaseResult]()
+def test_run_cases_of_a_library_that_works_no_more_are_not_run() -> None:
+    session, results = Session(right), list[CaseResult]()
     session.fails_from = 2
     with pytest.raises(LibraryFailed, match="no communicator"):
-        correctness.run_cases(session, broadcasts(3), found.append)  # type: ignore[arg-type]
-    assert [it.state for it in found] == ["right", "not run", "not run"]
-    assert "no communicator" in found[1].detail
+        correctness.run_cases(session, broadcasts(3), results.append)  # type: ignore[arg-type]
+    assert [result.state for result in results] == ["right", "not run", "not run"]
+    assert "no communicator" in results[1].detail
 
 
-def test_groups_that_share_no_rank_are_asked_at_once_and_judged_each_for_itself() -> None:
+def test_run_cases_asks_groups_that_share_no_rank_at_once_and_judges_each_for_itself() -> None:
     together: list[int] = []
 
     def half_wrong(operation: Operation, group: Group) -> Mapping[int, Answer]:
         together.append(operation.call)
-        answers = right(operation, group)
-        wrong = Answer("done", b"\0" * 12, 1.0, 2.0)
-        return {**answers, 3: wrong} if 3 in answers else answers
+        wrong = {3: Answer("done", b"\0" * 12, 1.0, 2.0)} if 3 in group.ranks else {}
+        return right(operation, group) | wrong
 
-    case = Case(tuple(Operation("broadcast", it, f"at {site}", "int32", 3) for it, site in enumerate(("east", "west"))))
-    found = results_of(Session(half_wrong), [case])
+    case = Case(tuple(Operation("broadcast", call, f"at {site}", "int32", 3) for call, site in enumerate(SITES)))
+    east, west = results_of(Session(half_wrong), [case])
     assert together == [0, 1]
-    assert [(it.group, it.state) for it in found] == [("at east", "right"), ("at west", "wrong")]
-    assert "rank 3" in found[1].detail
+    assert (east.group, east.state, west.group, west.state) == ("at east", "right", "at west", "wrong")
+    assert "rank 3" in west.detail
 
 
-def test_a_group_that_cannot_be_had_is_unsupported() -> None:
+@table(
+    "why, unanswered, states",
+    {
+        "a group that cannot be had is unsupported": ("no groups here", (), ["unsupported"]),
+        # A hang of a group takes as long as one of an operation, so only a few are tried.
+        "a group whose ranks never answer is a hang": (
+            "rank 1 did not answer",
+            (1,),
+            ["hang"] * HANGS + ["not run"] * (8 - HANGS),
+        ),
+    },
+)
+def test_run_cases_without_a_group(why: str, unanswered: tuple[int, ...], states: list[str]) -> None:
     session = Session(right)
-    session.no_group = "no groups here"
-    (found,) = results_of(session, [Case((Operation("broadcast", 1, "at east", "int32", 3),))])
-    assert found.state == "unsupported" and "no groups here" in found.detail
-
-
-def test_a_group_whose_ranks_never_answer_is_a_hang() -> None:
-    """A hang of a group takes as long as one of an operation, so only a few are tried."""
-    session = Session(right)
-    session.no_group = "rank 1 did not answer"
-    session.workers.unanswered = (1,)
-    found = results_of(session, [Case((Operation("broadcast", call, "at east", "int32", 3),)) for call in range(1, 9)])
-    assert [it.state for it in found] == ["hang"] * correctness.MOST_HANGS + ["not run"] * (8 - correctness.MOST_HANGS)
-    assert "rank 1 did not answer" in found[0].detail
+    session.no_group, session.workers.unanswered = why, unanswered
+    results = results_of(session, at_east(len(states)))
+    assert [result.state for result in results] == states
+    assert why in results[0].detail

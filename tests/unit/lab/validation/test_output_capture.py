@@ -17,6 +17,7 @@ from testbed.lab.validation import output_capture
 from testbed.lab.validation.output_capture import LAST_BYTES, CappedLog
 
 BOUND_S = 20.0
+Listen = Callable[[], CappedLog]
 
 FLOOD = """
 import os
@@ -33,7 +34,7 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def listen(log: Path) -> Iterator[Callable[[], CappedLog]]:
+def listen(log: Path) -> Iterator[Listen]:
     """Open logs at ``log``, and close them afterwards."""
     made: list[CappedLog] = []
 
@@ -52,7 +53,7 @@ def say(captured: CappedLog, *argv: str) -> int:
 
 
 def test_what_is_said_is_logged_and_the_last_line_is_known_as_soon_as_the_program_has_ended(
-    listen: Callable[[], CappedLog], log: Path
+    listen: Listen, log: Path
 ) -> None:
     captured = listen()
     assert captured.last_line() == ""
@@ -66,7 +67,7 @@ def test_what_is_said_is_logged_and_the_last_line_is_known_as_soon_as_the_progra
 
 
 def test_of_a_flood_the_beginning_and_the_end_are_kept(
-    listen: Callable[[], CappedLog], log: Path, monkeypatch: pytest.MonkeyPatch
+    listen: Listen, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_capture, "MOST_KEPT", 100_000)
     captured = listen()
@@ -87,7 +88,7 @@ def test_of_a_flood_the_beginning_and_the_end_are_kept(
 
 
 def test_programs_that_follow_one_another_share_a_log_and_its_bound(
-    listen: Callable[[], CappedLog], log: Path, monkeypatch: pytest.MonkeyPatch
+    listen: Listen, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_capture, "MOST_KEPT", 1000)
     for number in range(5):
@@ -102,7 +103,7 @@ def test_programs_that_follow_one_another_share_a_log_and_its_bound(
 
 
 def test_what_is_said_exactly_up_to_the_bound_is_all_there(
-    listen: Callable[[], CappedLog], log: Path, monkeypatch: pytest.MonkeyPatch
+    listen: Listen, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_capture, "MOST_KEPT", 1000)
     captured = listen()
@@ -118,7 +119,7 @@ def test_a_full_disk_loses_words_and_nothing_else() -> None:
     captured.close()
 
 
-def test_one_that_holds_on_to_the_pipe_holds_nobody_up(listen: Callable[[], CappedLog], log: Path) -> None:
+def test_one_that_holds_on_to_the_pipe_holds_nobody_up(listen: Listen, log: Path) -> None:
     captured = listen()
     other = subprocess.Popen(["sleep", "1000"], stderr=captured.pipe)
     try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from builders.tables import table
 
 from testbed.core.validation.cases import Series
 from testbed.core.validation.operation import Group, Operation
@@ -89,7 +91,7 @@ def test_a_program_that_is_compiled_once_is_waited_for_once(monkeypatch: pytest.
     assert leads == pytest.approx([performance.LEAST_LEAD_S + performance.LEAD * 0.2] * 5, rel=1e-3)
 
 
-def test_a_repeat_that_a_rank_came_late_to_is_done_again_with_another_number() -> None:
+def test_repeat_that_a_rank_came_late_to_is_done_again_with_another_number() -> None:
     session = Session(done(), done(), done(), done(late_s=0.1))
     found = measured(session)
     assert len(found.times_s) == 5 and found.late == 1
@@ -98,42 +100,36 @@ def test_a_repeat_that_a_rank_came_late_to_is_done_again_with_another_number() -
     assert len(set(calls)) == len(calls)
 
 
-def test_on_a_machine_where_ranks_always_come_late_it_ends() -> None:
+def test_series_ends_where_ranks_always_come_late() -> None:
     found = measured(Session(*[done(late_s=0.1)] * 50))
     assert len(found.times_s) == 5 and found.late == performance.MOST_LATE
 
 
-def test_a_rank_that_does_not_wait_has_no_time() -> None:
+def test_rank_that_does_not_wait_has_no_time() -> None:
     found = measured(Session(done(), done(), done(late_s=-0.1)))
     assert found.times_s == () and "did not wait" in found.trouble
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (Answer("error", message="broken"), "rank 1 failed: broken"),
-        (Answer("silent"), "rank 1 never answered"),
-        (Answer("died", message="was killed by SIGSEGV"), "rank 1 ended: was killed by SIGSEGV"),
-    ],
+@table(
+    "answer, trouble",
+    {
+        "a rank fails": (Answer("error", message="broken"), "rank 1 failed: broken"),
+        "a rank hangs": (Answer("silent"), "rank 1 never answered"),
+        "a rank dies": (Answer("died", message="was killed by SIGSEGV"), "rank 1 ended: was killed by SIGSEGV"),
+    },
 )
-def test_what_was_measured_before_a_failure_stays(answer: Answer, says: str) -> None:
+def test_times_before_a_failure_stay(answer: Answer, trouble: str) -> None:
     found = measured(Session(done(), done(), done(), done(), unlike(answer)))
-    assert len(found.times_s) == 2
-    assert found.trouble == says
+    assert (len(found.times_s), found.trouble) == (2, trouble)
 
 
-def test_what_is_refused_is_no_trouble() -> None:
+def test_refusal_is_no_trouble() -> None:
     found = measured(Session(unlike(Answer("unsupported", message="not so large"))))
     assert (found.unsupported, found.trouble, found.times_s) == ("not so large", "", ())
 
 
 def test_a_series_that_takes_too_long_ends_with_some_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-
-    def later() -> float:
-        now[0] += 4.0
-        return now[0]
-
-    monkeypatch.setattr(performance.time, "monotonic", later)
+    clock = itertools.count(4.0, 4.0)
+    monkeypatch.setattr(performance.time, "monotonic", lambda: next(clock))
     found = measured(Session(), repeats=20)
     assert performance.LEAST_REPEATS <= len(found.times_s) < 20

@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import psutil
@@ -29,7 +30,7 @@ Child = subprocess.Popen[bytes]
 
 
 def with_helper(and_then: str) -> tuple[Child, int, int]:
-    """A program with a child: the program, the child's pid and start time."""
+    """Start a program with a child; return it, and the child's pid and start time."""
     argv = ["sh", "-c", f"sleep 1000 & echo $!; {and_then}"]
     child = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
     assert child.stdout is not None
@@ -37,22 +38,22 @@ def with_helper(and_then: str) -> tuple[Child, int, int]:
     return child, pid, process.started(pid)
 
 
-def known(child: Child) -> None:
+def wait(child: Child) -> None:
     oracle.until(lambda: exit_code(child) is not None, 10.0, "the program has ended")
 
 
-@pytest.mark.parametrize(("and_then", "ending", "code"), [("exit 3", known, 3), ("exit 3", end, 3), ("wait", end, -9)])
-def test_what_a_program_started_ends_with_it(and_then: str, ending: Callable[[Child], None], code: int) -> None:
+@pytest.mark.parametrize(("and_then", "ending", "code"), [("exit 3", wait, 3), ("exit 3", end, 3), ("wait", end, -9)])
+def test_end_of_a_program_ends_what_it_started(and_then: str, ending: Callable[[Child], None], code: int) -> None:
     child, helper, began = with_helper(and_then)
     assert process.is_same(helper, began)
     if and_then == "exit 3":
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has been told
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has waited for it
     ending(child)
     assert process.wait_gone(helper, began, 10.0)
     assert (exit_code(child), child.returncode) == (code, code)
 
 
-def test_one_that_runs_has_no_exit_code() -> None:
+def test_exit_code_of_a_program_that_runs_is_none() -> None:
     child, helper, began = with_helper("wait")
     try:
         assert exit_code(child) is None
@@ -69,15 +70,30 @@ os.write(2, b"the end\\n")
 """
 
 
-class Here:
-    """In place of a node: a program runs here."""
+Make = Callable[..., Starter]
 
-    user = ""
 
-    def enter(
-        self, argv: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, *, tied: bool = True
-    ) -> list[str]:
-        return list(argv)
+@pytest.fixture
+def make_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """``make_starter(driver, launcher, argv)``: each node runs ``argv``, by default the library's: a flood."""
+
+    def make(driver: str = "netns", launcher: Launcher = "direct", argv: Sequence[str] = ()) -> Starter:
+        def enter(own: Sequence[str], *where: object, tied: bool = True) -> list[str]:
+            return [*(argv or own)]
+
+        def refuse(*words: object, **more: object) -> Any:
+            raise HostError("cannot start mpiexec in its container")
+
+        monkeypatch.setattr(lab_nodes, "driver", lambda lab: driver)
+        monkeypatch.setattr(lab_nodes, "place", lambda *words, **more: SimpleNamespace(user="", enter=enter))
+        monkeypatch.setattr(lab_nodes, "netns", lambda lab, node: Path("/proc/self/ns/net"))
+        monkeypatch.setattr(client, "ask", lambda lab, request: None)
+        monkeypatch.setattr(Starter, "_give", lambda starter, path: None)
+        monkeypatch.setattr(launcher_proxy, "start", refuse)
+        library = Library("flood", "a flood", argv=(sys.executable, "-c", FLOOD), launcher=launcher)
+        return Starter(LabFolder(tmp_path / "lab"), testbed.load("metro-40km"), library, tmp_path / "run")
+
+    return make
 
 
 def flooding_mpiexec(starter: Starter, hosts: object, ways: object, own: object, log: IO[bytes]) -> Child:
@@ -88,62 +104,34 @@ def flooding_mpiexec(starter: Starter, hosts: object, ways: object, own: object,
     ("driver", "launcher", "name"),
     [("netns", "direct", "rank-1"), ("containerlab", "direct", "rank-1"), ("netns", "mpich", "mpiexec")],
 )
-def test_however_much_a_program_says_its_log_is_bounded_and_it_comes_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, launcher: Launcher, name: str
+def test_log_of_a_flood_is_bounded_and_the_program_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_starter: Make, driver: str, launcher: Launcher, name: str
 ) -> None:
-    def place(*words: object, **more: object) -> Any:
-        return Here()
-
     monkeypatch.setattr(output_capture, "MOST_KEPT", 100_000)
-    monkeypatch.setattr(lab_nodes, "driver", lambda lab: driver)
-    monkeypatch.setattr(lab_nodes, "place", place)
-    monkeypatch.setattr(client, "ask", lambda lab, request: None)
-    monkeypatch.setattr(Starter, "_give", lambda starter, path: None)
     monkeypatch.setattr(Starter, "_mpiexec", flooding_mpiexec)
-    library = Library("flood", "a flood", argv=(sys.executable, "-c", FLOOD), launcher=launcher)
-    starter = Starter(LabFolder(tmp_path / "lab"), testbed.load("metro-40km"), library, tmp_path / "run")
+    starter = make_starter(driver, launcher)
     programs, mpiexec = starter.start()
     try:
         child = mpiexec if mpiexec is not None else programs[1].child
         assert child is not None
         assert child.wait(20) == 0
-        said = starter.mpiexec_last_line() if mpiexec is not None else programs[1].log.last_line()
-        assert said == "the end"
+        last_line = starter.mpiexec_last_line if mpiexec is not None else programs[1].log.last_line
+        assert last_line() == "the end"
     finally:
-        for it in programs.values():
-            it.end()
+        for program in programs.values():
+            program.end()
         starter.sweep()
     log = tmp_path / "run" / f"{name}.log"
     assert 100_000 < log.stat().st_size < 100_000 + output_capture.LAST_BYTES + 200
     assert log.read_text().endswith("\nthe end\n")
-    assert "capture" not in {it.name for it in threading.enumerate()}
-
-
-def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, launcher: Launcher, program: str) -> Starter:
-    """Return a starter whose nodes run ``program`` whatever the command."""
-
-    class Elsewhere:
-        def enter(self, argv: object, folder: Path, environment: object = None, *, tied: bool = True) -> list[str]:
-            return [program, "1000"]
-
-    def refused(*words: object, **more: object) -> Any:
-        raise HostError("cannot start mpiexec in its container")
-
-    monkeypatch.setattr(lab_nodes, "driver", lambda lab: driver)
-    monkeypatch.setattr(lab_nodes, "place", lambda *words, **more: Elsewhere())
-    monkeypatch.setattr(lab_nodes, "netns", lambda lab, node: Path("/proc/self/ns/net"))
-    monkeypatch.setattr(client, "ask", lambda lab, request: None)
-    monkeypatch.setattr(Starter, "_give", lambda starter, path: None)
-    monkeypatch.setattr(launcher_proxy, "start", refused)
-    library = Library("none", "starts nowhere", argv=(sys.executable, "-c", ""), launcher=launcher)
-    return Starter(LabFolder(tmp_path / "lab"), testbed.load("metro-40km"), library, tmp_path / "run")
+    assert "capture" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize("replaced", ["outputs", "reach.json", "1.answers", "rank-1.log", "notes"])
-def test_what_a_program_has_made_a_link_of_is_removed_and_what_it_leads_to_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: str
+def test_sweep_removes_links_that_a_program_made_and_nothing_that_they_lead_to(
+    tmp_path: Path, make_starter: Make, replaced: str
 ) -> None:
-    starter = failing(tmp_path, monkeypatch, "netns", "direct", "sleep")
+    starter = make_starter()
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "accounts").write_text("all of them")
@@ -161,16 +149,16 @@ def test_what_a_program_has_made_a_link_of_is_removed_and_what_it_leads_to_stays
     assert not starter.outputs.exists() if replaced == "outputs" else list(starter.outputs.iterdir()) == []
 
 
-def test_a_file_in_the_way_of_outputs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_removes_a_file_in_the_way_of_outputs(make_starter: Make) -> None:
     """Otherwise the programs could not be restarted, and the machine would get the blame."""
-    starter = failing(tmp_path, monkeypatch, "netns", "direct", "sleep")
+    starter = make_starter()
     starter.folder.mkdir()
     starter.outputs.write_text("no folder")
     starter.sweep()
     assert not starter.outputs.exists()
 
 
-def test_a_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+def test_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "accounts").write_text("all of them")
     (tmp_path / "rank-1.log").symlink_to(tmp_path / "accounts")
     with pytest.raises(OSError, match="symbolic links"):
@@ -184,10 +172,8 @@ def descriptors() -> int:
 
 @pytest.mark.parametrize("launcher", ["direct", "mpich"])
 @pytest.mark.parametrize("driver", ["netns", "containerlab"])
-def test_starts_that_fail_leave_no_descriptors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, launcher: Launcher
-) -> None:
-    starter = failing(tmp_path, monkeypatch, driver, launcher, "/nowhere/sleep")
+def test_starts_that_fail_leave_no_descriptors(make_starter: Make, driver: str, launcher: Launcher) -> None:
+    starter = make_starter(driver, launcher, ["/nowhere/sleep", "1000"])
     before = descriptors()
     for _ in range(5):
         with pytest.raises(HostError, match="cannot start"):
@@ -197,12 +183,12 @@ def test_starts_that_fail_leave_no_descriptors(
 
 
 @pytest.mark.parametrize(("driver", "function"), [("netns", "dup"), ("containerlab", "open")])
-def test_one_that_cannot_be_spoken_to_is_ended_and_leaves_no_descriptors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, function: str
+def test_program_without_pipes_is_ended_and_leaves_no_descriptors(
+    make_starter: Make, monkeypatch: pytest.MonkeyPatch, driver: str, function: str
 ) -> None:
-    starter = failing(tmp_path, monkeypatch, driver, "direct", "sleep")
+    starter = make_starter(driver, argv=["sleep", "1000"])
     before, whole, times = descriptors(), getattr(os, function), 0
-    others = {it.pid for it in psutil.Process().children()}
+    others = {*psutil.Process().children()}
 
     def every_second_fails(*words: Any, **more: Any) -> Any:
         nonlocal times
@@ -218,4 +204,4 @@ def test_one_that_cannot_be_spoken_to_is_ended_and_leaves_no_descriptors(
     monkeypatch.setattr(os, function, whole)
     starter.sweep()
     assert descriptors() <= before
-    assert {it.pid for it in psutil.Process().children()} <= others
+    assert {*psutil.Process().children()} <= others
