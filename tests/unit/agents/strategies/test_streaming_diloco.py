@@ -26,37 +26,6 @@ RATE = 0.05
 STEPS = 13
 
 
-def _layout(sites: tuple[str, ...], steps: int = STEPS) -> Layout:
-    tensors = [Tensor(name, it.numel(), layer_of(name)) for name, it in replica_jobs.tiny().named_parameters()]
-    return Layout(sites, tuple(tensors), layers=4, steps=steps)
-
-
-def _traced(groups: Groups, options: dict[str, Any], killed: int = 0) -> dict[str, Any]:
-    """Run a job; return what it became, and the fingerprints and the version after each step.
-
-    With ``killed``, another job begins with the state after that step.
-    """
-    job = replica_jobs.Job(groups, StreamingDiloco(**options), STEPS, RATE)
-    trace: list[tuple[int, dict[str, str]]] = []
-    saved: dict[str, Any] = {}
-
-    def note(step: int) -> None:
-        trace.append(
-            (job.strategy.outer_version, {name: crc32(it) for name, it in job.strategy.fingerprints().items()})
-        )
-        if step == killed:
-            saved.update(job.saved())
-
-    job.run(after=note)
-    outer = torch.cat([it.reshape(-1) for it in job.strategy.outer_parameters()])
-    found = {"parameters": job.parameters(), "outer": outer, "trace": trace}
-    if killed:
-        restored = replica_jobs.Job(groups, StreamingDiloco(**options), STEPS, RATE).load(saved).run()
-        flying = [int(it) for name, it in saved["strategy"].items() if name.endswith("taken")]
-        found.update(restored=restored.saved(), undisturbed=job.saved(), flying=flying)
-    return found
-
-
 CASES: dict[str, dict[str, Any]] = {
     "overlapping": {"every": 5, "fragments": 4, "overlap": 3, "alpha": 0.25, "outer_momentum": 0.9},
     "four bits": {"every": 4, "fragments": 2, "overlap": 1, "alpha": 0.5, "bits": 4},
@@ -66,28 +35,25 @@ CASES: dict[str, dict[str, Any]] = {
 KILLED = {"overlapping": 8, "stochastic": 7}
 
 
-def _all_of_four(rank: int) -> dict[str, Any]:
-    groups = Groups(rank, TWO)
-    found = {name: _traced(groups, options, KILLED.get(name, 0)) for name, options in CASES.items()}
-    same = {"every": 5, "outer_momentum": 0.9}
-    found["diloco"] = {"parameters": replica_jobs.Job(groups, Diloco(**same), STEPS, RATE).run().parameters()}
-    found["as diloco"] = _traced(groups, {**same, "fragments": 1, "overlap": 0, "alpha": 0.0})
-    return found
-
-
-def _all_of_three(rank: int) -> dict[str, Any]:
-    groups = Groups(rank, THREE)
-    return {name: _traced(groups, CASES[name]) for name in ("overlapping", "four bits")}
-
-
-@pytest.fixture(scope="module")
-def of_four() -> list[dict[str, Any]]:
-    return loopback_ranks.run(4, _all_of_four)
+def _train(rank: int, sites: tuple[str, ...], names: Iterable[str]) -> dict[str, Any]:
+    """Return the result of each case; of those in KILLED, the bits of an undisturbed and of a restored job as well."""
+    groups, results = Groups(rank, sites), dict[str, Any]()
+    for name in names:
+        strategy, options = CASES[name]
+        make = lambda seed: Job(groups, strategy, options, STEPS, RATE, seed)  # noqa: B023, E731
+        if name not in KILLED or sites != TWO:
+            results[name] = make(0).run().result()
+            continue
+        job, again = interrupted(make, KILLED[name])
+        results[name] = job.result()
+        results[f"restored {name}"] = bits(job.saved()), bits(again.saved()), again.flying
+    return results
 
 
 @pytest.fixture(scope="module")
-def of_three() -> list[dict[str, Any]]:
-    return loopback_ranks.run(3, _all_of_three)
+def ranks() -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """Results by sites and rank."""
+    return {sites: loopback_ranks.run(len(sites), _train, sites, names) for sites, names in NAMES.items()}
 
 
 @pytest.mark.parametrize("case", ["overlapping", "four bits"])
