@@ -116,6 +116,7 @@ class Job:
         self.done = self.draws = self.updates = 0
         self.trace: list[Step] = []
         self.losses: list[Tensor | None] = []
+        self.loaded: Mapping[str, Any] = {}
 
     def make_model(self) -> nn.Module:
         return tiny(self.seed)
@@ -179,7 +180,7 @@ class Job:
             for name, values in self.state.items():
                 assert values.shape == saved["strategy"][name].shape
                 values.copy_(saved["strategy"][name])
-        self.done, self.draws = saved["step"], saved["draws"]
+        self.loaded, self.done, self.draws = saved, saved["step"], saved["draws"]
         self.strategy.loaded()
         return self
 
