@@ -12,6 +12,7 @@ import host_stalls
 import pytest
 import torch
 from builders.loopback_ranks import run
+from builders.torch_threads import one_thread
 from testbed_agents import compute as under_test
 from testbed_agents.bucketed_gradients import Reduce, Reduced
 from testbed_agents.compute import Asleep, Compute
@@ -20,6 +21,8 @@ from testbed_agents.strategies import make
 from testbed_agents.strategies.strategy import Context
 
 from testbed.core.training.strategies_built import BUILT
+
+__all__ = ["one_thread"]  # of every test here
 
 TOKENS = torch.zeros(2, 16, dtype=torch.int64)
 SHAPE = Shape(layers=2, heads=2, width=16, context=16)
@@ -45,15 +48,6 @@ class Clock:
         assert seconds > 0
         self.now += seconds
         self.ends.append(self.now)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of torch would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
