@@ -30,9 +30,7 @@ class Exchanges(evidence.Evidence):
 
     def encoded(self, what: str, **fields: Any) -> None:
         fields["bound"] = fields["bound"](torch.arange(fields["inputs"].numel()))
-        copies = {
-            name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
-        }
+        copies = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in fields.items()}
         self.exchanges.append({"what": what, **copies})
 
 

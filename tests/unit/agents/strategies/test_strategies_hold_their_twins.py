@@ -48,7 +48,9 @@ def test_what_the_twin_says_of_each_step_is_so(sites: tuple[str, ...]) -> None:
         twin = twin_of(case.strategy, case.options, layout)
         assert check_steps(twin, [rank.trace for rank in ranks]) >= 1, case
         for number, rank in enumerate(ranks):
-            assert [step.updates for step in rank.trace] == [twin.updates(step, number) for step in range(1, case.steps + 1)], case
+            assert [step.updates for step in rank.trace] == [
+                twin.updates(step, number) for step in range(1, case.steps + 1)
+            ], case
         parameters = {rank.trace[-1].fingerprints["parameters"] for rank in ranks}
         assert len(parameters) == 1, "a job ends with an exchange"
         assert twin.committed(case.steps) == case.steps

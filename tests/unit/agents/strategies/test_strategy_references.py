@@ -71,7 +71,9 @@ def test_an_exchange_after_each_step_of_plain_sgd_is_ddp(halves: Ranks) -> None:
     flat = halves[0]["ddp sgd"].outer
     for name in ("averaged each step", "applied each step"):
         assert distance(halves[0][name].outer, flat) < 1e-5
-    assert distance(halves[0]["applied each step, adamw"].outer, halves[0]["ddp"].outer) > 1e-3, "its moments see other gradients"
+    assert distance(halves[0]["applied each step, adamw"].outer, halves[0]["ddp"].outer) > 1e-3, (
+        "its moments see other gradients"
+    )
 
 
 def test_accumulated_gradients_are_one_larger_batch(halves: Ranks) -> None:
