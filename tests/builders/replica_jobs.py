@@ -16,8 +16,8 @@ from testbed_agents.operation_log import crc32
 from testbed_agents.strategies import Context
 from torch import Tensor, nn
 
-from testbed.core.training import strategies_built
 from testbed.core.training import layout as layouts
+from testbed.core.training import strategies_built
 from testbed.core.training.twin import Twin
 
 WIDTH = 24

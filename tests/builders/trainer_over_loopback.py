@@ -23,7 +23,6 @@ import torch
 
 # The first optimizer of a process imports it, which takes a second: once here, not in every rank.
 import torch._dynamo
-from builders.replica_jobs import twin_of
 from testbed_agents import breakage, data
 from testbed_agents.metrics import RankMetrics
 from testbed_agents.model import Shape
@@ -31,6 +30,7 @@ from testbed_agents.records import Records
 from testbed_agents.train import train as train_rank
 from testbed_agents.training_job import Job, Seat
 
+from builders.replica_jobs import twin_of
 from testbed.core.checkers.checks import check
 from testbed.core.records.check_record import CheckLog, read_checks
 from testbed.core.training import strategies_built
@@ -70,8 +70,8 @@ def train(
     """Train by ``strategy``; ``options`` by the names of its constructor's arguments. ``broken``: as of ``breakage``.
 
     ``slow_s``: by how much the ranks of site b are later in each step. ``stops_at``: the step in which rank 0 is
-    ordered to stop, or with ``saves`` to save its state and leave; 0: never. With ``attempt=2, resume=(8, 1)`` a second attempt
-    continues in the folder of the first one.
+    ordered to stop, or with ``saves`` to save its state and leave; 0: never. With ``attempt=2, resume=(8, 1)``
+    a second attempt continues in the folder of the first one.
     """
     data.load(None)  # once, before ranks are forked
     accepted = strategies_built.twin_class(strategy).options

@@ -7,14 +7,12 @@ import math
 import struct
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from testbed_agents import codec
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from testbed_agents import codec  # noqa: E402
-
-from testbed.core.training import codec_bytes  # noqa: E402
+from testbed.core.training import codec_bytes
 
 DENSE = [
     codec.Float32(),

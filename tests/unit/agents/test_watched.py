@@ -10,26 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from builders import loopback_ranks
+from testbed_agents import evidence, operation_log, watched
+from testbed_agents.breakage import Broken, Fault
+from testbed_agents.bucketed_gradients import mean_over
+from testbed_agents.check_log import Checks
+from testbed_agents.exchange import begin_sum
+from testbed_agents.groups import Groups
+from testbed_agents.records import Records
+from testbed_agents.strategies import Context, Strategy
+from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch", reason="the training agents need torch")
-
-import torch.distributed as dist  # noqa: E402
-import torch.distributed._functional_collectives as functional  # noqa: E402
-from builders import loopback_ranks  # noqa: E402
-from testbed_agents import evidence, operation_log, watched  # noqa: E402
-from testbed_agents.breakage import Broken, Fault  # noqa: E402
-from testbed_agents.bucketed_gradients import mean_over  # noqa: E402
-from testbed_agents.check_log import Checks  # noqa: E402
-from testbed_agents.exchange import begin_sum  # noqa: E402
-from testbed_agents.groups import Groups  # noqa: E402
-from testbed_agents.records import Records  # noqa: E402
-from testbed_agents.strategies import Context, Strategy  # noqa: E402
-from torch.distributed import fsdp  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from testbed.core.checkers.checks import Checked, check  # noqa: E402
-from testbed.core.records.check_record import CheckLog, read_checks  # noqa: E402
+from testbed.core.checkers.checks import Checked, check
+from testbed.core.records.check_record import CheckLog, read_checks
 
 SITES = ("east", "east", "west", "west")
 STEPS = 2

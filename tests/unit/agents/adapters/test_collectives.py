@@ -6,7 +6,6 @@ import functools
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest

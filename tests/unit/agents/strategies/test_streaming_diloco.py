@@ -40,7 +40,7 @@ def _train(rank: int, sites: tuple[str, ...]) -> dict[str, Result]:
 
 
 def _restore(rank: int) -> list[tuple[Any, Any, int]]:
-    """Return the bits of an undisturbed and of a restored job of each case, and how many fragments were on their way."""
+    """Return the bits of an undisturbed and of a restored job of each case, and the count of fragments on their way."""
     groups, restored = Groups(rank, TWO), []
     for name, after in KILLED.items():
         whole, again = replica_jobs.interrupted(

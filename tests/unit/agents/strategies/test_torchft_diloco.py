@@ -1,4 +1,4 @@
-"""The adapter to torchft: how its absence is reported, and with it, that sites are equal after each of its exchanges."""
+"""The adapter to torchft: what reports its absence, and that sites are equal after each of its exchanges."""
 
 from __future__ import annotations
 
