@@ -21,6 +21,7 @@ from testbed_agents.parcels import Channel
 from testbed.core.checkers.checks import check
 from testbed.core.records.rank_log import EndRecord, RankLog
 
+Ranks = list[dict[str, Any]]
 STEPS = 13
 EVEN, UNEVEN = ("a", "a", "b", "b"), ("a", "b", "b", "b")
 
@@ -142,7 +143,7 @@ def everything(rank: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def seen() -> list[dict[str, Any]]:
+def seen() -> Ranks:
     return loopback_ranks.run(4, everything)
 
 
@@ -160,12 +161,12 @@ def check_equality(case: Case, ranks: Sequence[Seen], first: int = 1) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_sites_are_equal_inside_and_all_are_equal_at_the_end(seen: list[dict[str, Any]], name: str) -> None:
+def test_sites_are_equal_inside_and_all_are_equal_at_the_end(seen: Ranks, name: str) -> None:
     check_equality(CASES[name], [rank[name] for rank in seen])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_versions_are_what_was_made_and_each_push_is_in_one(seen: list[dict[str, Any]], name: str) -> None:
+def test_versions_are_what_was_made_and_each_push_is_in_one(seen: Ranks, name: str) -> None:
     case, twin = CASES[name], twin_of(CASES[name])
     records = [it for rank in seen for it in rank[name].records]
     assert twin.wrong_exchanges(records) == []
@@ -191,7 +192,7 @@ def test_versions_are_what_was_made_and_each_push_is_in_one(seen: list[dict[str,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_checker_finds_what_the_ranks_recorded(seen: list[dict[str, Any]], name: str) -> None:
+def test_the_checker_finds_what_the_ranks_recorded(seen: Ranks, name: str) -> None:
     begin = {"kind": "begin", "t": 0.0, "world_size": 4, "step": 0, "hang_s": 1.0, "optimizer_steps": 0}
     logs = check_logs(
         [begin | {"rank": number, "parameters": "p"}, *({"kind": "exchange"} | it for it in rank[name].records)]
@@ -203,7 +204,7 @@ def test_the_checker_finds_what_the_ranks_recorded(seen: list[dict[str, Any]], n
 
 
 @pytest.mark.parametrize("name", [it for it in CASES if it.startswith("async")])
-def test_no_push_is_staler_than_its_bound_and_tokens_are_counted(seen: list[dict[str, Any]], name: str) -> None:
+def test_no_push_is_staler_than_its_bound_and_tokens_are_counted(seen: Ranks, name: str) -> None:
     case = CASES[name]
     for rank in seen:
         served = [it for it in rank[name].records if it["what"] == "served"]
@@ -219,7 +220,7 @@ def test_no_push_is_staler_than_its_bound_and_tokens_are_counted(seen: list[dict
             assert it["weight"] == pytest.approx(weighed)
 
 
-def test_a_site_goes_on_while_its_connection_is_dark(seen: list[dict[str, Any]]) -> None:
+def test_a_site_goes_on_while_its_connection_is_dark(seen: Ranks) -> None:
     site_b = seen[1]["async, unequal sites, dark"].records
     pushed = [it["step"] for it in site_b if it["what"] == "pushed"]
     assert {4, 6} <= set(pushed)
@@ -229,7 +230,7 @@ def test_a_site_goes_on_while_its_connection_is_dark(seen: list[dict[str, Any]])
 
 
 @pytest.mark.parametrize("name", RESTORED)
-def test_a_restored_job_has_all_pushes_once_and_ends_equal(seen: list[dict[str, Any]], name: str) -> None:
+def test_a_restored_job_has_all_pushes_once_and_ends_equal(seen: Ranks, name: str) -> None:
     case = RESTORED[name]
     both = [rank[f"restored {name}"] for rank in seen]
     check_equality(case, [after for _, after in both], case.settles + 1)
@@ -243,7 +244,7 @@ def test_a_restored_job_has_all_pushes_once_and_ends_equal(seen: list[dict[str, 
         assert both[0][1].version == 14
 
 
-def test_without_a_connection_for_the_timeout_the_job_says_so(seen: list[dict[str, Any]]) -> None:
+def test_without_a_connection_for_the_timeout_the_job_says_so(seen: Ranks) -> None:
     for rank in (2, 3):
         assert "no connection to the server at a" in seen[rank]["lost"]
     for rank in (0, 1):

@@ -18,6 +18,8 @@ SITES = {"two": ("a", "a", "a", "b", "b"), "three": ("a", "b", "c")}
 """Rank 2 has no slice: site b has none for it."""
 
 OPTIONS = {"every": 4, "top": 512}
+Jobs = dict[str, list[dict[str, Any]]]
+"""What each rank had, by the name of its sites."""
 STEPS, RATE, KILLED = 13, 0.05, 5
 
 
@@ -58,11 +60,11 @@ def _train(rank: int, sites: tuple[str, ...]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def jobs() -> dict[str, list[dict[str, Any]]]:
+def jobs() -> Jobs:
     return {name: loopback_ranks.run(len(sites), _train, sites) for name, sites in SITES.items()}
 
 
-def test_sites_train_as_the_reference(jobs: dict[str, list[dict[str, Any]]]) -> None:
+def test_sites_train_as_the_reference(jobs: Jobs) -> None:
     for name, ranks in (("two", ((0, 1, 2), (3, 4))), ("three", ((0,), (1,), (2,)))):
         outer, residuals = replica_reference.sparse(
             ranks, STEPS, every=OPTIONS["every"], keep=OPTIONS["top"], rate=RATE
@@ -77,7 +79,7 @@ def test_sites_train_as_the_reference(jobs: dict[str, list[dict[str, Any]]]) -> 
     assert distance(outer, replica_jobs.vector(replica_jobs.tiny().parameters())) > 0.05
 
 
-def test_what_was_not_transmitted_is_kept_back(jobs: dict[str, list[dict[str, Any]]]) -> None:
+def test_what_was_not_transmitted_is_kept_back(jobs: Jobs) -> None:
     for name, mates in (("two", (0, 3)), ("two", (1, 4)), ("three", (0, 1, 2))):
         for exchanges in zip(*(jobs[name][rank]["exchanges"] for rank in mates), strict=True):
             for index, exchange in enumerate(exchanges):
@@ -99,14 +101,14 @@ def test_what_was_not_transmitted_is_kept_back(jobs: dict[str, list[dict[str, An
     assert not any(rank["dropped"].any() for rank in jobs["two"])
 
 
-def test_equal_and_counted_as_the_twin_says(jobs: dict[str, list[dict[str, Any]]]) -> None:
+def test_equal_and_counted_as_the_twin_says(jobs: Jobs) -> None:
     for name, sites in SITES.items():
         traces = [rank["result"].trace for rank in jobs[name]]
         check_steps(twin_of("sparse-loco", OPTIONS, replica_jobs.layout(sites, STEPS)), traces)
         assert traces[0][0].fingerprints["parameters"] != traces[-1][0].fingerprints["parameters"]
 
 
-def test_a_killed_job_ends_as_an_undisturbed_one(jobs: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_killed_job_ends_as_an_undisturbed_one(jobs: Jobs) -> None:
     for rank in itertools.chain(*jobs.values()):
         assert rank["saved"] == rank["restored"]
         assert "residual" in rank["saved"]["strategy"]

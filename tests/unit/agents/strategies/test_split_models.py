@@ -29,6 +29,7 @@ from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, asleep_tensors, gpt_tensors
 from testbed.core.training.twin import Twin
 
+Ranks = list[dict[str, Any]]
 SITES = ("west", "west", "east", "east")
 SHAPE = Shape(layers=2, heads=4, width=16, context=16)
 BATCH, STEPS, SAVED_AFTER = 2, 4, 2
@@ -147,7 +148,7 @@ def _evaluated(strategy: Strategy) -> float | None:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What each rank found, by job."""
 
     return loopback_ranks.run(4, _train, tmp_path_factory.mktemp("split"), backend=watched.BACKEND)
@@ -158,14 +159,14 @@ def _distance(tensors: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name in ("fsdp", "hsdp", "tensor", "tensor across") if name in JOBS])
-def test_a_split_model_learns_what_ddp_learns(ranks: list[dict[str, Any]], name: str) -> None:
+def test_a_split_model_learns_what_ddp_learns(ranks: Ranks, name: str) -> None:
     for rank in ranks:
         assert _distance(rank[name]["outer"], rank["ddp"]["outer"]) < 1e-6
         assert [it.shape for it in rank[name]["outer"]] == [it.shape for it in rank["ddp"]["outer"]]
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_group_is_asked_for_what_the_twin_says(ranks: list[dict[str, Any]], name: str) -> None:
+def test_the_group_is_asked_for_what_the_twin_says(ranks: Ranks, name: str) -> None:
     if name == "ddp":
         pytest.skip("its twin has one operation for all buckets")
     twin = _twin(name)
@@ -180,7 +181,7 @@ def test_the_group_is_asked_for_what_the_twin_says(ranks: list[dict[str, Any]], 
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_what_the_twin_calls_equal_is_so(ranks: list[dict[str, Any]], name: str) -> None:
+def test_what_the_twin_calls_equal_is_so(ranks: Ranks, name: str) -> None:
     twin = _twin(name)
     for equal in twin.equal(STEPS):
         assert len({ranks[rank][name]["fingerprints"][equal.name] for rank in equal.ranks}) == 1, equal
@@ -193,7 +194,7 @@ def test_what_the_twin_calls_equal_is_so(ranks: list[dict[str, Any]], name: str)
 
 
 @pytest.mark.parametrize("name", RESTORED)
-def test_a_restored_job_ends_with_the_same_bits(ranks: list[dict[str, Any]], name: str) -> None:
+def test_a_restored_job_ends_with_the_same_bits(ranks: Ranks, name: str) -> None:
     for rank in ranks:
         assert rank[name]["restored"] == rank[name]["fingerprints"]
 
@@ -215,7 +216,7 @@ def _reference(model: torch.nn.Module) -> list[list[float]]:
     return losses
 
 
-def test_a_model_that_sleeps_is_split_too(ranks: list[dict[str, Any]]) -> None:
+def test_a_model_that_sleeps_is_split_too(ranks: Ranks) -> None:
     for name in [name for name in JOBS if "asleep" in name]:
         assert sum(it.numel() for it in ranks[0][name]["outer"]) == ASLEEP
         for rank in ranks:
@@ -239,7 +240,7 @@ class _Untied(torch.nn.Module):
         return gpt.last_norm(x) @ self.head.T
 
 
-def test_a_pipeline_is_one_model_with_an_untied_output_layer(ranks: list[dict[str, Any]]) -> None:
+def test_a_pipeline_is_one_model_with_an_untied_output_layer(ranks: Ranks) -> None:
     model = _Untied()
     losses = _reference(model)
     expected = [*model.gpt.parameters(), model.head]
@@ -260,7 +261,7 @@ def test_a_pipeline_is_one_model_with_an_untied_output_layer(ranks: list[dict[st
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_what_forward_and_backward_wait_for_is_not_compute(ranks: list[dict[str, Any]], name: str) -> None:
+def test_what_forward_and_backward_wait_for_is_not_compute(ranks: Ranks, name: str) -> None:
     waits = name != "ddp"
     assert all((rank[name]["waited_s"] > 0) == waits for rank in ranks), "torch's own waits, too"
 
@@ -302,7 +303,7 @@ class _Mixture(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["moe", "moe in sites"])
-def test_a_mixture_over_ranks_is_one_in_one_process(ranks: list[dict[str, Any]], name: str) -> None:
+def test_a_mixture_over_ranks_is_one_in_one_process(ranks: Ranks, name: str) -> None:
     options = {"experts": "all", "top_k": 1, "capacity": 1.0, "router_seed": 0} | JOBS[name][1]
     experts = 4 if options.pop("experts") == "all" else 2
     model = _Mixture(experts, options["top_k"], options["capacity"], options["router_seed"])

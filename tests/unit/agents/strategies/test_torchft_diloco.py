@@ -16,6 +16,7 @@ from testbed_agents import evidence, strategies
 from testbed_agents.groups import Groups
 from trained import Case, interrupt
 
+Ranks = list[dict[str, Any]]
 SITES = ("a", "a", "b", "b")
 STEPS = 7
 AFTER = {"between exchanges": 4, "after one": 6}
@@ -53,13 +54,13 @@ def _train(rank: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
+def ranks() -> Ranks:
     if importlib.util.find_spec("torchft") is None:
         pytest.skip("torchft is not installed")
     return loopback_ranks.run(4, _train)
 
 
-def test_sites_are_equal_after_each_exchange_of_torchft_and_nothing_of_it_lives_on(ranks: list[dict[str, Any]]) -> None:
+def test_sites_are_equal_after_each_exchange_of_torchft_and_nothing_of_it_lives_on(ranks: Ranks) -> None:
     for step, rows in enumerate(zip(*(rank["trace"] for rank in ranks), strict=True), 1):
         values = [row.fingerprints["parameters"] for row in rows]
         assert values[0] == values[1] and values[2] == values[3]
@@ -72,7 +73,7 @@ def test_sites_are_equal_after_each_exchange_of_torchft_and_nothing_of_it_lives_
 
 
 @pytest.mark.parametrize("after", AFTER)
-def test_restored_from_a_checkpoint_a_job_ends_with_the_same_bits(ranks: list[dict[str, Any]], after: str) -> None:
+def test_restored_from_a_checkpoint_a_job_ends_with_the_same_bits(ranks: Ranks, after: str) -> None:
     for rank in ranks:
         whole, again = rank[after]
         assert whole == again
