@@ -41,22 +41,20 @@ class Case:
     speeds: dict[str, float] = field(default_factory=dict)
 
 
+SPEEDS = {"west": 0.4, "north": 0.8}
+BY_TOKENS = {"every": 4, "weigh": "tokens"}
+BY_BOTH = {**BY_TOKENS, "pace": "time"}
+FRAGMENTS = {**BY_TOKENS, "fragments": 4, "overlap": 2}
 CASES = {
-    "averaged": Case("local-sgd", {"every": 4, "weigh": "tokens"}),
-    "applied": Case("diloco", {"every": 4, "weigh": "tokens", "pace": "time"}, {"west": 0.4, "north": 0.8}),
-    "applied in the middle": Case(
-        "diloco", {"every": 4, "weigh": "tokens", "pace": "time", "aggregate_at": "east"}, {"west": 0.4, "north": 0.8}
-    ),
-    "equal shares": Case("diloco", {"every": 4, "pace": "time"}, {"west": 0.4, "north": 0.8}),
-    "each rank": Case(
-        "diloco", {"every": 4, "weigh": "tokens", "pace": "time", "replica": "rank"}, {"west": 0.4, "north": 0.8}
-    ),
-    "fragments": Case("streaming-diloco", {"every": 4, "fragments": 4, "overlap": 2, "weigh": "tokens"}),
-    "fragments in the middle": Case(
-        "streaming-diloco", {"every": 4, "fragments": 4, "overlap": 2, "weigh": "tokens", "aggregate_at": "east"}
-    ),
-    "coded": Case("streaming-diloco", {"every": 4, "fragments": 2, "bits": 4, "weigh": "tokens"}),
-    "sparse": Case("sparse-loco", {"every": 4, "top": 512, "weigh": "tokens"}),
+    "averaged": Case("local-sgd", BY_TOKENS),
+    "applied": Case("diloco", BY_BOTH, SPEEDS),
+    "applied in the middle": Case("diloco", {**BY_BOTH, "aggregate_at": "east"}, SPEEDS),
+    "equal shares": Case("diloco", {"every": 4, "pace": "time"}, SPEEDS),
+    "each rank": Case("diloco", {**BY_BOTH, "replica": "rank"}, SPEEDS),
+    "fragments": Case("streaming-diloco", FRAGMENTS),
+    "fragments in the middle": Case("streaming-diloco", {**FRAGMENTS, "aggregate_at": "east"}),
+    "coded": Case("streaming-diloco", {**BY_TOKENS, "fragments": 2, "bits": 4}),
+    "sparse": Case("sparse-loco", {**BY_TOKENS, "top": 512}),
     "tiers": Case("multi-tier", {"every": 2, "every_regions": 4, "regions": HALVES, "weigh": "tokens"}),
 }
 
