@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import pytest
 import torch
@@ -35,39 +35,50 @@ SITES = {
 }
 
 
-def _train(rank: int, sites: tuple[str, ...]) -> list[Result]:
-    return train(Groups(rank, sites), CASES)
+TWO = SITES["two sites of two"]
+RESTORED = [number for number, case in enumerate(CASES) if case.options.get("accumulate") != 3]
+"""Accumulated gradients are no part of a checkpoint: it is taken after an update."""
+
+
+def _train(rank: int, sites: tuple[str, ...]) -> list[tuple[Result, ...]]:
+    """Return the result of each case; at two sites of two, also that of a job that is restored from a checkpoint."""
+    groups = Groups(rank, sites)
+    return [
+        interrupt(groups, case, after=4) if sites == TWO and number in RESTORED else tuple(train(groups, [case]))
+        for number, case in enumerate(CASES)
+    ]
+
+
+@functools.cache
+def trained(sites: tuple[str, ...]) -> list[list[tuple[Result, ...]]]:
+    """Return the results by rank and case."""
+    return loopback_ranks.run(len(sites), _train, sites)
 
 
 @pytest.mark.parametrize("sites", SITES.values(), ids=SITES)
 def test_what_the_twin_says_of_each_step_is_so(sites: tuple[str, ...]) -> None:
     tensors = gpt_tensors(SHAPE.layers, SHAPE.width, SHAPE.context)
     shape = (BATCH * SHAPE.context, SHAPE.context, SHAPE.width, SHAPE.layers)
-    for case, *ranks in zip(CASES, *loopback_ranks.run(len(sites), _train, sites), strict=True):
+    for case, *ranks in zip(CASES, *trained(sites), strict=True):
         layout = Layout(sites, tensors, *shape, case.steps, speeds=case.speeds)
         twin = twin_of(case.strategy, case.options, layout)
-        assert check_steps(twin, [rank.trace for rank in ranks]) >= 1, case
-        for number, rank in enumerate(ranks):
-            assert [step.updates for step in rank.trace] == [
+        assert check_steps(twin, [whole.trace for whole, *_ in ranks]) >= 1, case
+        for number, (whole, *_) in enumerate(ranks):
+            assert [step.updates for step in whole.trace] == [
                 twin.updates(step, number) for step in range(1, case.steps + 1)
             ], case
-        parameters = {rank.trace[-1].fingerprints["parameters"] for rank in ranks}
+        parameters = {whole.trace[-1].fingerprints["parameters"] for whole, *_ in ranks}
         assert len(parameters) == 1, "a job ends with an exchange"
         assert twin.committed(case.steps) == case.steps
         counts = [twin.committed(step) for step in range(case.steps + 1)]
         assert counts == sorted(counts) and counts[0] == 0
 
 
-def _restored(rank: int) -> list[tuple[Any, Any]]:
-    cases = (case for case in CASES if case.options.get("accumulate") != 3)
-    return interrupt(Groups(rank, SITES["two sites of two"]), cases, after=4)
-
-
 def test_restored_from_a_checkpoint_a_job_ends_with_the_same_bits() -> None:
-    """Between two exchanges, with fragments on their way and gradients that are kept back. Accumulated gradients are
-    no part of a checkpoint: it is taken after an update."""
-    for rank in loopback_ranks.run(4, _restored):
-        assert [whole for whole, _ in rank] == [again for _, again in rank]
+    """Between two exchanges, with fragments on their way and gradients that are kept back."""
+    for rank in trained(TWO):
+        for whole, again in (rank[number] for number in RESTORED):
+            assert torch.equal(whole.parameters, again.parameters)
 
 
 def test_both_sides_know_the_same_strategies() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from builders.replica_jobs import Job, Result, bits, interrupted
+from builders.replica_jobs import Job, Result, interrupted
 from testbed_agents.groups import Groups
 from testbed_agents.model import GPT, Shape, cross_entropy
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ def make_model(seed: int) -> GPT:
 
 def make_optimizer(kind: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     found = list(parameters)
-    return torch.optim.AdamW(found, lr=3e-3) if kind == "adamw" else torch.optim.SGD(found, lr=0.03)
+    return torch.optim.AdamW(found, lr=3e-3, fused=True) if kind == "adamw" else torch.optim.SGD(found, lr=0.03)
 
 
 class GptJob(Job):
@@ -70,10 +70,10 @@ def train(groups: Groups, cases: Iterable[Case]) -> list[Result]:
     return [GptJob(groups, case).run().result() for case in cases]
 
 
-def interrupt(groups: Groups, cases: Iterable[Case], after: int) -> list[tuple[Any, Any]]:
-    """Return, of each case, the bits of an undisturbed job, and of one restored from its checkpoint after a step."""
-    jobs = [interrupted(lambda seed, case=case: GptJob(groups, case, seed), after, settles=True) for case in cases]  # type: ignore[misc]
-    return [(bits(whole.result().parameters), bits(again.result().parameters)) for whole, again in jobs]
+def interrupt(groups: Groups, case: Case, after: int) -> tuple[Result, Result]:
+    """Return the results of an undisturbed job, and of one restored from its checkpoint after a step."""
+    whole, again = interrupted(lambda seed: GptJob(groups, case, seed), after, settles=True)
+    return whole.result(), again.result()
 
 
 class Reference:
