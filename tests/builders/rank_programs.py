@@ -26,10 +26,12 @@ Answer = dict[str, Any]
 class RankProcess:
     """A rank program as a process."""
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], log: Path, popen: Any = subprocess.Popen
+    ) -> None:
         self._log = log
         with log.open("ab") as errors:
-            self.process = subprocess.Popen(
+            self.process = popen(
                 list(argv),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -74,10 +76,10 @@ class RankProcess:
 
 
 class Ranks:
-    """All ranks of a world, each on its own address from 127.0.0.2."""
+    """All ranks of a world, each on its own address from 127.0.0.2. ``popen``: what starts a program."""
 
-    def __init__(self, program: Sequence[str], size: int, folder: Path) -> None:
-        self._argv = [sys.executable, *program]
+    def __init__(self, program: Sequence[str], size: int, folder: Path, popen: Any = subprocess.Popen) -> None:
+        self._argv, self._popen = [sys.executable, *program], popen
         self.size, self.folder = size, folder
         self.addresses = [f"127.0.0.{rank + 2}" for rank in range(size)]
         self.attempt = self.port = 0
@@ -100,7 +102,7 @@ class Ranks:
             "TESTBED_FOLDER": str(self.folder),
             "OMP_NUM_THREADS": "1",
         }
-        return RankProcess(self._argv, environment, self.folder / f"rank-{rank}.log")
+        return RankProcess(self._argv, environment, self.folder / f"rank-{rank}.log", self._popen)
 
     def restart(self, rank: int) -> None:
         self.ranks[rank].close()
@@ -135,12 +137,45 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def started(program: Sequence[str], size: int, folder: Path) -> Iterator[Ranks]:
-    ranks = Ranks(program, size, folder)
+def started(program: Sequence[str], size: int, folder: Path, popen: Any = subprocess.Popen) -> Iterator[Ranks]:
+    ranks = Ranks(program, size, folder, popen)
     try:
         yield ranks
     finally:
         ranks.close()
+
+
+def expected(
+    do: str,
+    rank: int,
+    call: int,
+    element_type: str,
+    count: int,
+    size: int,
+    reduction: str = "sum",
+    root: int = 0,
+    to: int = 1,
+) -> Any:
+    """Return the expected output of ``rank``; None for no output."""
+    blocks = size if do in ("reduce_scatter", "all_to_all") else 1
+    inputs = [vector(element_type, blocks * count, other, call) for other in range(size)]
+    mine = slice(rank * count, (rank + 1) * count)
+    match do:
+        case "all_reduce":
+            return reduced(inputs, reduction)
+        case "reduce":
+            return reduced(inputs, reduction) if rank == root else None
+        case "reduce_scatter":
+            return reduced(inputs, reduction)[mine]
+        case "all_gather":
+            return np.concatenate(inputs)
+        case "broadcast":
+            return inputs[root]
+        case "all_to_all":
+            return np.concatenate([other[mine] for other in inputs])
+        case "send":
+            return inputs[root] if rank == to else None
+    raise AssertionError(do)
 
 
 def free_port(addresses: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ from testbed_agents.records import Records
 from testbed_agents.train import train as train_rank
 from testbed_agents.training_job import Job, Seat
 
+from builders.replica_jobs import twin_of
 from testbed.core.checkers.checks import check
-from testbed.core.records.check_record import read_checks
+from testbed.core.records.check_record import CheckLog, read_checks
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, gpt_tensors
 
@@ -48,6 +49,12 @@ class Ended:
     holds: Mapping[str, bool | None]
     texts: tuple[str, ...]
 
+    def check(self, status: str = "ok") -> None:
+        """Check that all ranks ended by ``status`` with equal parameters, and that each checker holds."""
+        assert {rank.partition(" ")[0] for rank in self.ranks} == {status}, self.ranks
+        assert len(set(self.ranks)) == 1, "their parameters differ"
+        assert set(self.holds.values()) == {True}, self.texts
+
 
 def train(
     folder: Path,
@@ -55,19 +62,19 @@ def train(
     options: Mapping[str, Any],
     steps: int = 21,
     broken: str = "",
-    told: int = 0,
+    stops_at: int = 0,
     slow_s: float = 0.0,
     saves: bool = False,
     **job: Any,
 ) -> Ended:
     """Train by ``strategy``; ``options`` by the names of its constructor's arguments. ``broken``: as of ``breakage``.
 
-    ``slow_s``: by how much the ranks of site b are later in each step. ``told``: the step in which rank 0 is told to
-    stop, or with ``saves`` to save its state and leave; 0: never. With ``attempt=2, resume=(8, 1)`` a second attempt
-    continues in the folder of the first one.
+    ``slow_s``: by how much the ranks of site b are later in each step. ``stops_at``: the step in which rank 0 is
+    ordered to stop, or with ``saves`` to save its state and leave; 0: never. With ``attempt=2, resume=(8, 1)``
+    a second attempt continues in the folder of the first one.
     """
     data.load(None)  # once, before ranks are forked
-    of = strategies_built.twin_class(strategy)
+    accepted = strategies_built.twin_class(strategy).options
     for rank in range(len(SITES)):
         (folder / "checkpoints" / f"rank-{rank}").mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
@@ -84,31 +91,28 @@ def train(
         shape=Shape(layers=LAYERS, heads=2, width=WIDTH, context=CONTEXT),
         sites=SITES,
         strategy=strategy,
-        options={it.argument: options.get(it.argument, it.default) for it in of.options},
+        options={option.argument: options.get(option.argument, option.default) for option in accepted},
         **{"timeout_s": 8.0, **job},
     )
     sys.stdout.flush()
-    pids = [_forked(rank, made, broken, told, slow_s, saves) for rank in range(len(SITES))]
+    pids = [_forked(rank, made, broken, stops_at, slow_s, saves) for rank in range(len(SITES))]
     until = time.monotonic() + BOUND_S
     for pid in pids:
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
             if time.monotonic() > until:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
-    written = {it.argument: it.name for it in of.options}
     tensors = gpt_tensors(LAYERS, WIDTH, CONTEXT)
     layout = Layout(SITES, tensors, BATCH * CONTEXT, CONTEXT, WIDTH, LAYERS, steps, speeds=made.speeds)
-    twin = strategies_built.make(strategy, {written[name]: value for name, value in options.items()}, layout)
-    assert not twin.mistakes()
-    checked = check([_log(folder, rank) for rank in range(len(SITES))], twin)
+    checked = check(check_logs(_lines(folder, rank) for rank in range(len(SITES))), twin_of(strategy, options, layout))
     return Ended(
         tuple(_end(folder, rank) for rank in range(len(SITES))),
-        {it.id: it.holds for it in checked.checkers},
-        tuple(finding.text for it in checked.checkers for finding in it.findings),
+        {checker.id: checker.holds for checker in checked.checkers},
+        tuple(finding.text for checker in checked.checkers for finding in checker.findings),
     )
 
 
-def _forked(rank: int, job: Job, broken: str, told: int, slow_s: float, saves: bool) -> int:
+def _forked(rank: int, job: Job, broken: str, stops_at: int, slow_s: float, saves: bool) -> int:
     end = job.directory / f"rank-{rank}.end"
     end.unlink(missing_ok=True)
     if pid := os.fork():
@@ -123,7 +127,7 @@ def _forked(rank: int, job: Job, broken: str, told: int, slow_s: float, saves: b
         stop, save, begun = threading.Event(), threading.Event(), itertools.count(1)
 
         def slower_by() -> float:  # asked at the beginning of each step
-            if next(begun) == told and rank == 0:
+            if next(begun) == stops_at and rank == 0:
                 (save if saves else stop).set()
             if SITES[rank] == "b":
                 time.sleep(slow_s)
@@ -142,11 +146,15 @@ def _end(folder: Path, rank: int) -> str:
     return end.read_text() if end.exists() else "killed"
 
 
-def _log(folder: Path, rank: int) -> Any:
+def _lines(folder: Path, rank: int) -> list[dict[str, Any]]:
     file = folder / f"rank-{rank}.checks.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     # Of a rank that was killed, the last line may be cut off.
-    whole = [json.loads(line) for line in lines if line.endswith("}")]
-    log, malformed = read_checks(rank, whole)
-    assert malformed == 0
-    return log
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def check_logs(ranks: Iterable[Iterable[Mapping[str, Any]]]) -> list[CheckLog]:
+    """Return the logs of ranks whose records are well-formed, each."""
+    logs = [read_checks(rank, lines) for rank, lines in enumerate(ranks)]
+    assert not any(malformed for _, malformed in logs)
+    return [log for log, _ in logs]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -9,16 +11,15 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="the training agents need torch")
-
 import torch
+from builders import json_lines
+from builders.tables import table
 from testbed_agents.board import Board
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State, verified
 from testbed_agents.data import Corpus, Windows
@@ -29,16 +30,25 @@ from testbed_agents.records import Records, RecordsError
 from testbed.host.files import checkpoints as host
 from testbed.host.files.checkpoints import Checkpoint
 
-AGENTS = Path(__file__).resolve().parents[3] / "agents"
 SHAPE = Shape(context=16, layers=1, heads=2, width=16)
+
+
+CORPUS = Corpus("numbers", torch.arange(4096).remainder(251).to(torch.uint8))
 
 
 def state(seed: int) -> State:
     torch.manual_seed(seed)
     model = GPT(SHAPE)
-    corpus = Corpus("numbers", torch.arange(4096).remainder(251).to(torch.uint8))
-    windows = Windows(corpus, batch=2, context=SHAPE.context, seed=seed, rank=0)
+    windows = Windows(CORPUS, batch=2, context=SHAPE.context, seed=seed, rank=0)
     return State(model, torch.optim.AdamW(model.parameters(), lr=1e-2), windows)
+
+
+@functools.cache
+def trained() -> State:
+    """Return the state after a step; it is saved only, and loaded into none but itself."""
+    whole = state(1)
+    train(whole, 1)
+    return whole
 
 
 def train(it: State, steps: int) -> None:
@@ -53,9 +63,7 @@ def train(it: State, steps: int) -> None:
 def saved(folder: Path, step: int, attempt: int = 1) -> Path:
     """A checkpoint as rank 0 of a job in ``folder`` writes it."""
     mine = folder / "checkpoints" / "rank-0"
-    it = state(1)
-    train(it, 1)
-    Checkpoints(mine, Fence(folder, attempt)).save(step, it)
+    Checkpoints(mine, Fence(folder, attempt)).save(step, trained())
     return mine / f"step-{step:06d}.a{attempt}"
 
 
@@ -74,25 +82,26 @@ def test_a_job_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Pa
     assert after.windows.drawn == 7
 
 
-@pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "no manifest", "half a manifest", "no files"])
-def test_a_torn_checkpoint_is_found_by_both_sides(tmp_path: Path, how: str) -> None:
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@table(
+    "damage",
+    {
+        "truncated": lambda content, _: os.truncate(content, content.stat().st_size - 1),
+        "flipped": lambda content, _: flip_a_bit(content),
+        "missing": lambda content, _: content.unlink(),
+        "no manifest": lambda _, manifest: manifest.unlink(),
+        "half a manifest": lambda _, manifest: os.truncate(manifest, 40),
+        "no files": lambda _, manifest: manifest.write_text(json.dumps({"files": {}, "drawn": 1})),
+    },
+)
+def test_a_torn_checkpoint_is_found_by_both_sides(tmp_path: Path, damage: Callable[[Path, Path], Any]) -> None:
     good, bad = saved(tmp_path, 10), saved(tmp_path, 20)
-    content = bad / "__0_0.distcp"
-    manifest = bad / "manifest.json"
-    if how == "truncated":
-        os.truncate(content, content.stat().st_size - 1)
-    elif how == "flipped":
-        data = bytearray(content.read_bytes())
-        data[len(data) // 2] ^= 1
-        content.write_bytes(data)
-    elif how == "missing":
-        content.unlink()
-    elif how == "no manifest":
-        manifest.unlink()
-    elif how == "half a manifest":
-        manifest.write_text(manifest.read_text()[:40])
-    else:
-        manifest.write_text(json.dumps({"files": {}, "drawn": 1}))
+    damage(bad / "__0_0.distcp", bad / "manifest.json")
     assert host.whole(tmp_path, 0) == {Checkpoint(10, 1)}
     assert verified(good)["step"] == 10
     with pytest.raises(CheckpointError):
@@ -100,26 +109,23 @@ def test_a_torn_checkpoint_is_found_by_both_sides(tmp_path: Path, how: str) -> N
 
 
 def test_what_a_kill_leaves_is_whole_or_not_there(tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.path[:0] = [sys.argv[2], sys.argv[3]]\n"
-        "from pathlib import Path\n"
-        "from test_agents_checkpoints import saved\n"
-        "for step in range(10_000): saved(Path(sys.argv[1]), step); print(step, flush=True)\n"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, tmp_path, str(AGENTS), str(Path(__file__).parent)],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": f"{AGENTS.parent}:{AGENTS}"},
-    )
-    assert child.stdout is not None
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            for step in range(10_000):
+                saved(tmp_path, step)
+                os.write(writer, b".")
+        os._exit(1)
+    os.close(writer)
     for _ in range(3):
-        assert child.stdout.readline()
-    child.send_signal(signal.SIGKILL)
-    child.communicate(timeout=10)
-    names = {it.name for it in (tmp_path / "checkpoints" / "rank-0").iterdir() if it.name.startswith("step-")}
-    found = host.whole(tmp_path, 0)
-    assert len(found) >= 2
-    assert {f"step-{it.step:06d}.a1" for it in found} == names
+        assert os.read(reader, 1)
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    os.close(reader)
+    names = {path.name for path in (tmp_path / "checkpoints" / "rank-0").iterdir() if path.name.startswith("step-")}
+    whole = host.whole(tmp_path, 0)
+    assert len(whole) >= 2
+    assert {f"step-{checkpoint.step:06d}.a1" for checkpoint in whole} == names
 
 
 class Rank:
@@ -130,8 +136,7 @@ class Rank:
     ) -> None:
         self.checkpoints = Checkpoints(folder / "checkpoints" / f"rank-{rank}", Fence(folder, attempt))
         self.board = Board(folder / f"board.a{attempt}", rank, world_size)
-        self.state, self.attempt = state(1), attempt
-        train(self.state, 1)
+        self.state, self.attempt = trained(), attempt
         if resume:
             self.checkpoints.load(resume.step, resume.attempt, self.state)
 
@@ -222,7 +227,7 @@ def test_a_rank_of_an_old_attempt_removes_none_of_a_later_one(tmp_path: Path) ->
     later = Rank(tmp_path, 0, 2, Checkpoint(20, 1))
     later.save(30, 40)
     assert host.whole(tmp_path, 0) == {Checkpoint(30, 2), Checkpoint(40, 2)}
-    paused.checkpoints._forget_older()
+    paused.checkpoints.confirm(0)
     assert host.whole(tmp_path, 0) == {Checkpoint(30, 2), Checkpoint(40, 2)}
 
 
@@ -237,6 +242,17 @@ def test_two_are_kept_and_the_next_attempt_keeps_what_it_resumed_from(tmp_path: 
     assert host.whole(tmp_path, 0) == {Checkpoint(20, 1), Checkpoint(25, 2)}
     second.save(30)
     assert host.whole(tmp_path, 0) == {Checkpoint(25, 2), Checkpoint(30, 2)}
+
+
+@contextlib.contextmanager
+def at_most(size: int) -> Iterator[None]:
+    """Check that what runs inside allocates less than ``size`` bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("side", ["host", "agent"])
@@ -255,21 +271,16 @@ def test_checkpoints_are_hashed_as_streams(tmp_path: Path, side: str) -> None:
     def is_whole() -> bool:
         if side == "host":
             return host.whole(tmp_path, 0) == {Checkpoint(10, 1)}
-        try:
+        with contextlib.suppress(CheckpointError):
             return bool(verified(folder))
-        except CheckpointError:
-            return False
+        return False
 
-    tracemalloc.start()
-    try:
+    with at_most(4 << 20):
         assert is_whole()
         with (folder / "data").open("r+b") as file:
             file.seek(50 << 20)
             file.write(b"?")
         assert not is_whole()
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_manifest_without_an_end_is_not_read_into_memory(tmp_path: Path) -> None:
@@ -278,12 +289,8 @@ def test_a_manifest_without_an_end_is_not_read_into_memory(tmp_path: Path) -> No
     folder.mkdir(parents=True)
     with (folder / "manifest.json").open("wb") as file:
         file.truncate(1 << 30)
-    tracemalloc.start()
-    try:
+    with at_most(8 << 20):
         assert host.whole(tmp_path, 0) == frozenset()
-        assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_late_writer_of_an_old_attempt_commits_nothing(tmp_path: Path) -> None:
@@ -297,30 +304,33 @@ def test_a_late_writer_of_an_old_attempt_commits_nothing(tmp_path: Path) -> None
         saved(tmp_path, 20)
     assert host.whole(tmp_path, 0) == {Checkpoint(10, 1)}
     assert [it.name for it in (tmp_path / "checkpoints" / "rank-0").iterdir()] == ["step-000010.a1"]
-    assert [json.loads(it) for it in (tmp_path / "rank-0.jsonl").read_text().splitlines()] == [
-        {"kind": "step", "attempt": 1, "step": 10}
-    ]
+    assert json_lines.read(tmp_path / "rank-0.jsonl") == [{"kind": "step", "attempt": 1, "step": 10}]
     saved(tmp_path, 20, attempt=2)  # the new one can
     assert Checkpoint(20, 2) in host.whole(tmp_path, 0)
 
 
-@pytest.mark.parametrize(
-    ("have", "began_at", "newest"),
-    [
-        ([{(50, 1), (100, 1)}, {(50, 1), (100, 1)}], {1: 0}, (100, 1)),
-        ([{(50, 1), (100, 1)}, {(50, 1)}], {1: 0}, (50, 1)),  # the other one did not get there
-        ([{(50, 1), (100, 1)}, set()], {1: 0}, None),  # a disk was lost
-        ([], {1: 0}, None),
-        # Attempt 2 began from 50: what attempt 1 had beyond is another story, even if all have it by now.
-        ([{(50, 1), (100, 1)}, {(50, 1), (100, 1)}], {1: 0, 2: 50}, (50, 1)),
-        ([{(100, 1), (100, 2)}, {(100, 1), (100, 2)}], {1: 0, 2: 50}, (100, 2)),
-        # Of one step by different attempts there may be two different states: they are not mixed.
-        ([{(100, 1)}, {(100, 2)}], {1: 0, 2: 50}, None),
-        ([{(50, 1), (60, 2)}, {(50, 1), (60, 2)}], {1: 0, 2: 50, 3: 50}, (50, 1)),
-    ],
+@table(
+    "have, began_at, newest",
+    {
+        "both have the last": ("50.1 100.1, 50.1 100.1", {1: 0}, (100, 1)),
+        "the other did not get there": ("50.1 100.1, 50.1", {1: 0}, (50, 1)),
+        "a disk was lost": ("50.1 100.1,", {1: 0}, None),
+        "no rank": (None, {1: 0}, None),
+        # Even if all have it by now.
+        "what was beyond the beginning of a later attempt is another story": (
+            "50.1 100.1, 50.1 100.1",
+            {1: 0, 2: 50},
+            (50, 1),
+        ),
+        "of two attempts the later": ("100.1 100.2, 100.1 100.2", {1: 0, 2: 50}, (100, 2)),
+        "states of different attempts are not mixed": ("100.1, 100.2", {1: 0, 2: 50}, None),
+        "a superseded attempt": ("50.1 60.2, 50.1 60.2", {1: 0, 2: 50, 3: 50}, (50, 1)),
+    },
 )
-def test_the_newest_that_all_have(have: list, began_at: dict[int, int], newest: tuple[int, int] | None) -> None:
-    sets = [frozenset(Checkpoint(*it) for it in each) for each in have]
+def test_the_newest_that_all_have(have: str | None, began_at: dict[int, int], newest: tuple[int, int] | None) -> None:
+    """What each rank has: step and attempt."""
+    ranks = [[map(int, checkpoint.split(".")) for checkpoint in rank.split()] for rank in (have or "").split(",")]
+    sets = [frozenset(Checkpoint(*checkpoint) for checkpoint in rank) for rank in ranks] if have else []
     assert host.newest_of_all(sets, began_at) == (Checkpoint(*newest) if newest else None)
 
 
@@ -334,16 +344,13 @@ def test_a_job_without_checkpoints_has_none(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path, 10)
-    other = state(1)
-    torch.manual_seed(0)
+    other, checkpoints = state(1), Checkpoints(folder.parent, Fence(tmp_path, 2))
     wide = GPT(Shape(context=16, layers=1, heads=2, width=32))
     with pytest.raises(CheckpointError, match="does not fit"):
-        Checkpoints(folder.parent, Fence(tmp_path, 2)).load(
-            10, 1, State(wide, torch.optim.AdamW(wide.parameters()), other.windows)
-        )
+        checkpoints.load(10, 1, State(wide, torch.optim.AdamW(wide.parameters()), other.windows))
     shutil.rmtree(folder)
     with pytest.raises(CheckpointError, match="cannot read"):
-        Checkpoints(folder.parent, Fence(tmp_path, 2)).load(10, 1, other)
+        checkpoints.load(10, 1, other)
 
 
 def test_a_disk_that_takes_no_more_is_told_in_a_line(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import time
 import zlib
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import json_lines
 from oracles import oracle
 
 torch = pytest.importorskip("torch", reason="the training agents need torch")
@@ -79,8 +79,7 @@ class Rank:
         self.checks.end()
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in self.path.read_text().splitlines()]
-        return [line for line in found if line["kind"] == kind]
+        return json_lines.read(self.path, kind)
 
 
 @pytest.fixture

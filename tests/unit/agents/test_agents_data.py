@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the training agents need torch")
-
-from testbed_agents.data import Corpus, CorpusError, Windows, load  # noqa: E402
+import torch
+from builders.tables import table
+from testbed_agents.data import Corpus, CorpusError, Windows, load
 
 
 def content(corpus: Corpus) -> bytes:
@@ -27,18 +26,26 @@ def test_standard_library_is_python_text_and_capped() -> None:
     assert "site-packages" not in corpus.name
 
 
-def test_a_file_is_taken_as_it_is_binary_too(tmp_path: Path) -> None:
-    raw = bytes(range(256)) + "straße".encode("latin-1")
-    (tmp_path / "some.bin").write_bytes(raw)
-    assert content(load(tmp_path / "some.bin")) == raw
-
-
-def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
-    for name, text in {"b.txt": "second ", "a.txt": "first ", "sub/c.txt": "third"}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert content(load(tmp_path)) == b"first second third"
-    assert content(load(tmp_path, cap_bytes=8)) == b"first se"
+@table(
+    "files, expected",
+    {
+        "a file is taken as it is, binary too": (
+            {"": bytes(range(256)) + "straße".encode("latin-1")},
+            bytes(range(256)) + "straße".encode("latin-1"),
+        ),
+        "a folder is read in the order of its paths": (
+            {"/b.txt": b"second ", "/a.txt": b"first ", "/sub/c.txt": b"third"},
+            b"first second third",
+        ),
+    },
+)
+def test_all_bytes_are_loaded(tmp_path: Path, files: dict[str, bytes], expected: bytes) -> None:
+    for name, text in files.items():
+        file = Path(f"{tmp_path}/corpus{name}")
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(text)
+    assert content(load(tmp_path / "corpus")) == expected
+    assert content(load(tmp_path / "corpus", cap_bytes=8)) == expected[:8]
 
 
 def test_a_fifo_in_a_folder_does_not_hang(tmp_path: Path) -> None:

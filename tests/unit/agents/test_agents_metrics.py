@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from testbed_agents.metrics import InterfaceBytes, RankMetrics, interface_bytes
 
+STEP: dict[str, Any] = {"train_loss": 5.0, "tokens": 256, "compute_s": 0.03, "peer_wait_s": 0.01, "network_s": 0.02}
 WHERE = {"site": "east", "node": "east-1", "rank": "1"}
 
 
@@ -18,20 +20,22 @@ def metrics() -> RankMetrics:
     return RankMetrics(site="east", node="east-1", rank=1, torch_version="2.13.0+cpu")
 
 
+def families(metrics: RankMetrics) -> list[Metric]:
+    return list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
+
+
 def samples(metrics: RankMetrics) -> dict[tuple[str, ...], float]:
     """By name and the values of the labels that not every sample has."""
-    text = generate_latest(metrics.registry).decode()
     return {
         (sample.name, *(value for key, value in sorted(sample.labels.items()) if key not in WHERE)): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in families(metrics)
         for sample in family.samples
     }
 
 
 def test_every_sample_says_site_node_and_rank(metrics: RankMetrics) -> None:
-    found = list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
-    assert found
-    for family in found:
+    assert families(metrics)
+    for family in families(metrics):
         assert family.documentation
         for sample in family.samples:
             assert sample.name.startswith("testbed_")
@@ -39,8 +43,8 @@ def test_every_sample_says_site_node_and_rank(metrics: RankMetrics) -> None:
 
 
 def test_names_follow_the_conventions_of_prometheus(metrics: RankMetrics) -> None:
-    metrics.step_done(step=1, train_loss=5.0, tokens=256, compute_s=0.03, peer_wait_s=0.01, network_s=0.02)
-    for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
+    metrics.step_done(step=1, **STEP)
+    for family in families(metrics):
         names = {sample.name for sample in family.samples}
         assert not any(name.endswith("_created") for name in names)
         if family.type == "counter":
@@ -58,7 +62,7 @@ def test_what_the_design_promises_is_there(metrics: RankMetrics) -> None:
     section = design.partition("### Metrics of a rank")[2].partition("\n## ")[0].partition("\n\n")[2]
     promised = {word.split("{")[0] for word in section.split("`") if word.startswith("testbed_")}
     assert len(promised) >= 13
-    metrics.step_done(step=1, train_loss=5.0, tokens=256, compute_s=0.03, peer_wait_s=0.01, network_s=0.02)
+    metrics.step_done(step=1, **STEP)
     exposed = {key[0] for key in samples(metrics)}
     exposed |= {name.removesuffix("_count") for name in exposed if name.endswith("_count")}
     assert promised <= exposed
@@ -66,16 +70,16 @@ def test_what_the_design_promises_is_there(metrics: RankMetrics) -> None:
 
 def test_steps_add_up(metrics: RankMetrics) -> None:
     for step in (1, 2):
-        metrics.step_done(step=step, train_loss=5.0 - step, tokens=256, compute_s=0.3, peer_wait_s=0.1, network_s=0.2)
+        metrics.step_done(step=step, **STEP | {"train_loss": 5.0 - step})
     metrics.collective_done(0.15)
     found = samples(metrics)
     assert found["testbed_steps_total",] == found["testbed_step",] == 2
     assert found["testbed_tokens_total",] == 512
     assert found["testbed_train_loss",] == 3.0
-    assert found["testbed_compute_seconds_total",] == pytest.approx(0.6)
-    assert found["testbed_exposed_communication_seconds_total", "peer_wait"] == pytest.approx(0.2)
-    assert found["testbed_exposed_communication_seconds_total", "network"] == pytest.approx(0.4)
-    assert found["testbed_step_seconds_sum",] == pytest.approx(1.2)
+    assert found["testbed_compute_seconds_total",] == pytest.approx(0.06)
+    assert found["testbed_exposed_communication_seconds_total", "peer_wait"] == pytest.approx(0.02)
+    assert found["testbed_exposed_communication_seconds_total", "network"] == pytest.approx(0.04)
+    assert found["testbed_step_seconds_sum",] == pytest.approx(0.12)
     assert found["testbed_collective_seconds_bucket", "0.1"] == 0
     assert found["testbed_collective_seconds_bucket", "0.2"] == 1
     assert found["testbed_heartbeat_timestamp_seconds",] == pytest.approx(time.time(), abs=60)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the training agents need torch")
-
-from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count  # noqa: E402
+import torch
+from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count
 
 SMALL = Shape(layers=2, heads=2, width=32, context=32)
 

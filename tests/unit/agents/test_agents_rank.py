@@ -7,9 +7,6 @@ import socket
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from testbed_agents import namespaces, rank
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import json_lines
 from testbed_agents.records import Records, RecordsError
 
 from testbed.lab.jobs.step_tail import StepTail
@@ -22,10 +22,14 @@ def test_records_are_lines_of_json_and_appended(tmp_path: Path) -> None:
         records.write("job", t=1.5)
         records.write("step", step=1, t_begin=2.0)
         records.close()
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {"kind": "job", "t": 1.5},
-        {"kind": "step", "step": 1, "t_begin": 2.0},
-    ] * 2
+    assert (
+        json_lines.read(path)
+        == [
+            {"kind": "job", "t": 1.5},
+            {"kind": "step", "step": 1, "t_begin": 2.0},
+        ]
+        * 2
+    )
 
 
 def test_a_line_that_a_full_disk_tore_takes_no_other_with_it(tmp_path: Path) -> None:
@@ -53,7 +57,7 @@ def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(path)], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     )
     assert done.returncode == -signal.SIGKILL
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(100))
+    assert [record["step"] for record in json_lines.read(path)] == list(range(100))
 
 
 def test_a_full_disk_is_said() -> None:

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="the training agents need torch")
-
 from testbed_agents.training_job import Job, TrainingFailed, reason_of
 
 MESSAGE: dict[str, Any] = {

@@ -7,46 +7,69 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from builders.tables import table
 from oracles import oracle
 from testbed_agents.watchdog import run, stand_beside
 
-WATCHDOG = [sys.executable, "-m", "testbed_agents.watchdog", "--"]
 BOUND_S = 20
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def start(*argv: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*WATCHDOG, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+class Watchdog(subprocess.Popen[bytes]):
+    """A program under the watchdog; ``options`` of the watchdog."""
+
+    def __init__(self, *argv: str, options: Sequence[str] = ()) -> None:
+        program = [sys.executable, "-m", "testbed_agents.watchdog", *options]
+        program += ["--", *argv] if argv else []
+        super().__init__(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    def read_pid(self) -> int:
+        assert self.stdout is not None
+        return int(self.stdout.readline())
+
+    def send(self, data: bytes) -> None:
+        assert self.stdin is not None
+        while data:
+            data = data[self.stdin.write(data) :]
+
+    def end(self) -> int:
+        """Close its input; return its exit status."""
+        assert self.stdin is not None
+        self.stdin.close()
+        return self.wait(BOUND_S)
 
 
-@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
-def test_the_status_is_the_programs(script: str, status: int) -> None:
-    with start("sh", "-c", script) as watchdog:
+@table(
+    "argv, status",
+    {
+        "success": (["sh", "-c", "exit 0"], 0),
+        "failure": (["sh", "-c", "exit 7"], 7),
+        "a signal": (["sh", "-c", "kill -9 $$"], 137),
+        "a program that is not there": (["/no/such/program"], 127),
+    },
+)
+def test_the_status_is_the_programs(argv: list[str], status: int) -> None:
+    with Watchdog(*argv) as watchdog:
         assert watchdog.wait(BOUND_S) == status
 
 
-def test_a_program_that_is_not_there_is_127() -> None:
-    with start("/no/such/program") as watchdog:
-        assert watchdog.wait(BOUND_S) == 127
-
-
-def test_the_program_ends_at_eof_of_the_watchdogs_stdin() -> None:
-    with start("sh", "-c", "echo $$; exec sleep 1000") as watchdog:
-        assert watchdog.stdout is not None and watchdog.stdin is not None
-        pid = int(watchdog.stdout.readline())
-        watchdog.stdin.close()
-        assert watchdog.wait(BOUND_S) == 128 + signal.SIGTERM
+@pytest.mark.parametrize("framed", [False, True])
+def test_the_program_ends_at_eof_of_the_watchdogs_stdin_even_if_it_reads_nothing(framed: bool) -> None:
+    with Watchdog("sh", "-c", "echo $$; exec sleep 1000", options=["--stdin"] * framed) as watchdog:
+        pid = watchdog.read_pid()
+        watchdog.send(frame(b"D", b"x" * 1_000_000) * framed)
+        assert watchdog.end() == 128 + signal.SIGTERM
     assert not alive(pid)
 
 
 def test_what_it_started_ends_too() -> None:
-    with start("sh", "-c", "sleep 1000 & echo $!") as watchdog:
-        assert watchdog.stdout is not None
-        pid = int(watchdog.stdout.readline())
+    with Watchdog("sh", "-c", "sleep 1000 & echo $!") as watchdog:
+        pid = watchdog.read_pid()
         assert watchdog.wait(BOUND_S) == 0
     oracle.until(lambda: not alive(pid), BOUND_S, "the sleep has ended")
 
@@ -79,55 +102,31 @@ def test_a_visitor_is_signalled_by_a_handle_that_no_other_process_can_have(monke
     os.close(reader)
 
 
-FRAMED = [sys.executable, "-m", "testbed_agents.watchdog", "--stdin", "--"]
-
-
 def frame(kind: bytes, content: bytes = b"") -> bytes:
     return kind + len(content).to_bytes(4, "big") + content
 
 
-def start_framed(*argv: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*FRAMED, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-
-
-def send(watchdog: subprocess.Popen[bytes], data: bytes) -> None:
-    assert watchdog.stdin is not None
-    while data:
-        data = data[watchdog.stdin.write(data) :]
-
-
 def test_what_the_program_reads_comes_in_frames_however_they_are_cut() -> None:
     whole = b"".join(frame(b"D", b"x" * size) for size in (1, 70_000, 0, 300_000)) + frame(b"E")
-    with start_framed("wc", "-c") as watchdog:
-        for at in range(0, len(whole), 33_333):
-            send(watchdog, whole[at : at + 33_333])
-        assert watchdog.stdout is not None
-        assert int(watchdog.stdout.read()) == 370_001
+    with Watchdog("wc", "-c", options=["--stdin"]) as watchdog:
+        for begin in range(0, len(whole), 33_333):
+            watchdog.send(whole[begin : begin + 33_333])
+        assert watchdog.read_pid() == 370_001
         assert watchdog.wait(BOUND_S) == 0
 
 
 def test_the_end_of_what_it_reads_is_not_the_end_of_the_program() -> None:
-    with start_framed("sh", "-c", "cat; sleep 0.3; exit 5") as watchdog:
-        send(watchdog, frame(b"E"))
+    with Watchdog("sh", "-c", "cat; sleep 0.3; exit 5", options=["--stdin"]) as watchdog:
+        watchdog.send(frame(b"E"))
         assert watchdog.wait(BOUND_S) == 5
 
 
 def test_a_signal_in_a_frame_reaches_it() -> None:
-    with start_framed("sh", "-c", "trap 'exit 9' INT; echo on; while :; do sleep 0.05; done") as watchdog:
-        assert watchdog.stdout is not None
-        watchdog.stdout.readline()
-        send(watchdog, frame(b"S", b"2"))
+    program = "trap 'exit 9' INT; echo 1; while :; do sleep 0.05; done"
+    with Watchdog("sh", "-c", program, options=["--stdin"]) as watchdog:
+        watchdog.read_pid()
+        watchdog.send(frame(b"S", b"2"))
         assert watchdog.wait(BOUND_S) == 9
-
-
-def test_it_ends_with_its_sender_even_if_it_reads_nothing() -> None:
-    with start_framed("sh", "-c", "echo $$; exec sleep 1000") as watchdog:
-        assert watchdog.stdout is not None and watchdog.stdin is not None
-        pid = int(watchdog.stdout.readline())
-        send(watchdog, frame(b"D", b"x" * 1_000_000))
-        watchdog.stdin.close()
-        assert watchdog.wait(BOUND_S) == 128 + signal.SIGTERM
-    assert not alive(pid)
 
 
 def alive(pid: int) -> bool:
@@ -139,24 +138,17 @@ def alive(pid: int) -> bool:
         return stat.read().rpartition(")")[2].split()[0] != "Z"
 
 
-def visiting(token: str) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes], subprocess.Popen[bytes]]:
-    """Return a program of the visit, a program of another visit, and the watchdog of the first."""
-    mine = subprocess.Popen(["sleep", "1000"], env={**os.environ, "TESTBED_VISIT": token})
-    other = subprocess.Popen(["sleep", "1000"], env={**os.environ, "TESTBED_VISIT": token + "x"})
-    watchdog = subprocess.Popen(
-        [sys.executable, "-m", "testbed_agents.watchdog", "--visit", token], stdin=subprocess.PIPE, bufsize=0
-    )
-    return mine, other, watchdog
-
-
 @pytest.mark.parametrize(("written", "status"), [(b"", -signal.SIGHUP), (b"E", None)])
 def test_the_watchdog_of_a_visit_ends_it_unless_it_was_over(written: bytes, status: int | None) -> None:
-    mine, other, watchdog = visiting(f"t{os.getpid()}")
+    token = f"t{os.getpid()}"
+    mine, other = (
+        subprocess.Popen(["sleep", "1000"], env={**os.environ, "TESTBED_VISIT": visit})
+        for visit in (token, token + "x")
+    )
+    watchdog = Watchdog(options=["--visit", token])
     try:
-        assert watchdog.stdin is not None
-        watchdog.stdin.write(written)
-        watchdog.stdin.close()
-        assert watchdog.wait(BOUND_S) == 0
+        watchdog.send(written)
+        assert watchdog.end() == 0
         assert (mine.wait(BOUND_S) if written == b"" else mine.poll()) == status
         assert other.poll() is None
     finally:

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from builders import loopback_ranks
-from testbed_agents import strategies
+from builders.replica_jobs import Job
 from testbed_agents.aggregation import begin_sum_at, rank_at
 from testbed_agents.groups import Groups
-from testbed_agents.strategies import Context
-from torch import nn
 
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, Tensor
@@ -26,22 +24,8 @@ def _values(rank: int, turn: int) -> torch.Tensor:
     return torch.randn(1000, generator=torch.Generator().manual_seed(100 * turn + rank)) * 10.0 ** (rank % 3)
 
 
-def _train(rank: int, name: str, options: dict[str, Any]) -> torch.Tensor:
-    torch.manual_seed(0)
-    model = nn.Linear(ELEMENTS, ELEMENTS)
-    context = Context(Groups(rank, SITES), loss=lambda output, targets: ((output - targets) ** 2).mean(), steps=4)
-    strategy = strategies.make(name, options)
-    optimizer = torch.optim.SGD(strategy.prepare(model, context), lr=0.1)
-    draw = torch.Generator().manual_seed(rank)
-    for step in range(1, 5):
-        context.step = step
-        inputs = torch.randn(3, ELEMENTS, generator=draw)
-        optimizer.zero_grad()
-        strategy.run(inputs, inputs.flip(1))
-        optimizer.step()
-        strategy.after_step(step)
-    strategy.finish(4)
-    return torch.cat([it.detach().flatten() for it in model.parameters()])
+def _train(groups: Groups, name: str, options: dict[str, Any]) -> torch.Tensor:
+    return Job(groups, name, options, 4, rate=0.1).run().result().parameters
 
 
 def _on_a_rank(rank: int) -> dict[str, Any]:
@@ -59,8 +43,8 @@ def _on_a_rank(rank: int) -> dict[str, Any]:
     for name, options in (
         ("hierarchical", {}), ("diloco", {"every": 2}), ("local-sgd", {"every": 3}), ("streaming-diloco", one),
     ):  # fmt: skip
-        found[name] = _train(rank, name, options)
-        found[f"{name} at mid"] = _train(rank, name, {**options, "aggregate_at": "mid"})
+        found[name] = _train(groups, name, options)
+        found[f"{name} at mid"] = _train(groups, name, {**options, "aggregate_at": "mid"})
     try:
         rank_at("nowhere", SITES, ranks)
     except ValueError as error:
@@ -111,14 +95,10 @@ def test_the_twin_says_who_sends_to_whom() -> None:
 
 def test_the_reason_of_a_failed_exchange_is_told() -> None:
     def failed(rank: int) -> str:
-        context = Context(Groups(rank, ("west", "east"), timeout_s=0.3), steps=4)
-        context.loss = lambda output, targets: (output - targets).square().mean()
-        strategy = strategies.make("hierarchical", {})
-        strategy.prepare(nn.Linear(ELEMENTS, ELEMENTS), context)
-        inputs = torch.ones(3, ELEMENTS)
+        job = Job(Groups(rank, ("west", "east"), timeout_s=0.3), "hierarchical", {}, 4)
         if rank == 0:  # the other one does not come
             try:
-                strategy.run(inputs, inputs)
+                job.run()
             except RuntimeError as error:
                 return str(error)
         return ""

@@ -6,13 +6,21 @@ import math
 import random
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from testbed_agents.board import Board, Order
 from testbed_agents.records import RecordsError
+
+
+def in_threads(call: Callable[[int], Any], ranks: int) -> list[Any]:
+    """Return the results of ``call(rank)`` of all ranks at once."""
+    with ThreadPoolExecutor(ranks) as pool:
+        return [*pool.map(call, range(ranks), timeout=60)]
 
 
 @pytest.fixture
@@ -47,27 +55,21 @@ def test_all_ranks_end_after_the_same_step_at_whatever_pace(tmp_path: Path, seed
     ranks = 6
     boards = [Board(tmp_path / "board", rank, ranks) for rank in range(ranks)]
     asked = {chance.randrange(ranks): chance.randrange(1, 60) for _ in range(2)}
-    last: dict[int, tuple[int, Order]] = {}
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> tuple[int, Order]:
         pace = random.Random(seed * 100 + rank)
         step = 0
         while step < 10_000:
             wish: Order = "stop" if asked.get(rank, 10_001) <= step else ""
             if order := boards[rank].enter(step + 1, wish):
-                last[rank] = step, order
-                return
+                return step, order
             step += 1
             for _ in range(pace.randrange(300)):
                 pass
+        raise AssertionError(f"rank {rank} did not end")
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(last) == ranks
-    assert len(set(last.values())) == 1, last
+    ends = in_threads(run, ranks)
+    assert len(set(ends)) == 1, ends
 
 
 def test_times_and_losses_are_those_of_the_step(boards: list[Board]) -> None:
@@ -140,24 +142,19 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 def test_all_ranks_leave_a_meeting_with_the_last_time_and_the_greatest_value(boards: list[Board]) -> None:
-    found: dict[int, list[tuple[float, float]]] = {}
-
-    def come(rank: int) -> None:
-        chance = random.Random(rank)
+    def meet(rank: int) -> list[tuple[float, float]]:
+        chance, meetings = random.Random(rank), []
         for number in range(1, 30):
             time.sleep(chance.random() / 1000)
-            found.setdefault(rank, []).append(boards[rank].meet(number, number + chance.random() * rank, 10.0))
+            meetings.append(boards[rank].meet(number, number + chance.random() * rank, 10.0))
+        return meetings
 
     began_t = time.monotonic()
-    ranks = [threading.Thread(target=come, args=(rank,)) for rank in range(4)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-    assert found[0] == found[1] == found[2] == found[3]
-    times = [came_t for came_t, _ in found[0]]
+    meetings, *others = in_threads(meet, 4)
+    assert others == [meetings] * 3
+    times = [came_t for came_t, _ in meetings]
     assert [began_t, *times] == sorted([began_t, *times])
-    assert all(number <= value < number + 3 for number, (_, value) in enumerate(found[0], 1))
+    assert all(number <= value < number + 3 for number, (_, value) in enumerate(meetings, 1))
 
 
 def test_a_rank_that_does_not_come_to_a_meeting_is_named(boards: list[Board]) -> None:

@@ -7,14 +7,12 @@ import math
 import struct
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from testbed_agents import codec
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from testbed_agents import codec  # noqa: E402
-
-from testbed.core.training import codec_bytes  # noqa: E402
+from testbed.core.training import codec_bytes
 
 DENSE = [
     codec.Float32(),
@@ -25,6 +23,7 @@ DENSE = [
     codec.E3M0(stochastic=True),
 ]
 SPARSE = [codec.TopK(), codec.TopK(bits=32), codec.TopK(keep=1), codec.TopK(keep=4096), codec.TopK(keep=123, bits=2)]
+CODECS = DENSE + SPARSE
 LENGTHS = [0, 1, 2, 3, 255, 256, 257, 511, 4095, 4096, 4097, 8192, 9000]
 
 
@@ -42,7 +41,7 @@ numbers = st.floats(min_value=-(2.0**120), max_value=2.0**120, width=32)
 
 
 def test_code_has_the_stated_size_and_errors_are_within_the_bound() -> None:
-    for it, length in itertools.product(DENSE + SPARSE, LENGTHS):
+    for it, length in itertools.product(CODECS, LENGTHS):
         values = _values(length)
         code = it.encode(values, torch.Generator().manual_seed(1))
         assert code.dtype == torch.uint8
@@ -57,7 +56,7 @@ def test_code_has_the_stated_size_and_errors_are_within_the_bound() -> None:
 @settings(max_examples=60, deadline=None)
 def test_errors_of_any_finite_values_are_within_the_bound(listed: list[float], seed: int) -> None:
     values = torch.tensor(listed, dtype=torch.float32)
-    for it in DENSE + SPARSE:
+    for it in CODECS:
         decoded = it.round_trip(values, torch.Generator().manual_seed(seed))
         assert ((decoded - values).abs() <= it.bound(values)).all(), it
         assert (decoded * values >= 0).all(), f"{it} changed a sign"
@@ -140,7 +139,7 @@ def test_values_that_are_not_finite_are_not_hidden() -> None:
     for bad in (math.inf, -math.inf, math.nan):
         values = _values(9000, seed=4)
         values[300] = bad
-        for it in DENSE + SPARSE:
+        for it in CODECS:
             decoded = it.round_trip(values)
             assert not decoded[:4096].isfinite().all(), it
             assert decoded[4096:].isfinite().all(), it  # only the block or chunk of the value
@@ -150,14 +149,14 @@ def test_values_that_are_not_finite_are_not_hidden() -> None:
 
 def test_zeros_denormals_and_negative_zeros() -> None:
     tiny = torch.tensor([1e-45, -1e-45, 1e-40, 0.0, -0.0, 1e-39])
-    for it in DENSE + SPARSE:
+    for it in CODECS:
         assert not it.round_trip(torch.zeros(5000)).any(), it
         assert ((it.round_trip(tiny) - tiny).abs() <= 2.0**-126).all(), it
 
 
 def test_codes_do_not_alias_values_and_are_the_same_again() -> None:
     values = _values(5000, seed=5)
-    for it in DENSE + SPARSE:
+    for it in CODECS:
         code = it.encode(values, torch.Generator().manual_seed(6))
         again = it.encode(values.clone(), torch.Generator().manual_seed(6))
         assert torch.equal(code, again), it

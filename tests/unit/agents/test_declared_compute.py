@@ -12,14 +12,18 @@ import host_stalls
 import pytest
 import torch
 from builders.loopback_ranks import run
+from builders.torch_threads import one_thread
 from testbed_agents import compute as under_test
 from testbed_agents.bucketed_gradients import Reduce, Reduced
 from testbed_agents.compute import Asleep, Compute
 from testbed_agents.model import GPT, Shape, parameter_count
 from testbed_agents.strategies import make
 from testbed_agents.strategies.strategy import Context
+from torch import Tensor
 
 from testbed.core.training.strategies_built import BUILT
+
+__all__ = ["one_thread"]  # of every test here
 
 TOKENS = torch.zeros(2, 16, dtype=torch.int64)
 SHAPE = Shape(layers=2, heads=2, width=16, context=16)
@@ -47,15 +51,6 @@ class Clock:
         self.ends.append(self.now)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of torch would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
@@ -63,81 +58,80 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     yield clock
 
 
-def one_step(compute: Compute, model: torch.nn.Module, clock: Clock, step: int, optimizer_s: float = 0.0) -> float:
-    """Run a step; return its compute as a record has it, and end with the record."""
-    begin = clock.now
-    compute.begin(step)
-    compute.loss(model(TOKENS), TOKENS).backward()  # type: ignore[no-untyped-call]
-    ready = clock.now
-    clock.now += optimizer_s
-    one_step.record = compute.end(begin, ready, ready, clock.now)  # type: ignore[attr-defined]
-    return clock.now - begin
+def train(compute: Compute, model: torch.nn.Module) -> Tensor:
+    """Run both passes; return the loss."""
+    loss = compute.loss(model(TOKENS), TOKENS)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
+class Steps:
+    """Steps of a sleeping model of three layers; ``record``: of the last one."""
+
+    def __init__(self, clock: Clock, seconds: float = 0.09, **message: Any) -> None:
+        self.clock, self.compute = clock, made(seconds=seconds, elements=300, layers=3, **message)
+        self.model = self.compute.model()
+        self.record: Mapping[str, float] = {}
+
+    def run(self, step: int, optimizer_s: float = 0.0, excused_s: float = 0.0, slower_by: float = 0.0) -> float:
+        """Run a step; return how long it took."""
+        begin = self.clock.now
+        self.compute.begin(step, slower_by=slower_by)
+        self.compute.excuse(excused_s)
+        train(self.compute, self.model)
+        ready = self.clock.now
+        self.clock.now += optimizer_s
+        self.record = self.compute.end(begin, ready, ready, self.clock.now)
+        return self.clock.now - begin
 
 
 def test_layers_end_at_deadlines_in_both_passes(clock: Clock) -> None:
     """Three layers of 90 ms: a third of it forward, two thirds backward, in equal parts."""
-    compute = made(seconds=0.09, elements=300, layers=3)
-    one_step(compute, compute.model(), clock, 1)
+    Steps(clock).run(1)
     assert [end - 100 for end in clock.ends] == pytest.approx([0.01, 0.02, 0.03, 0.05, 0.07, 0.09])
 
 
 def test_what_was_late_before_is_not_late_again(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first sleep ends 15 ms late; the pass ends on time nevertheless."""
-    compute = made(seconds=0.09, elements=300, layers=3)
     late = itertools.chain([0.015], itertools.repeat(0.0))
     punctual = clock.sleep
     monkeypatch.setattr(clock, "sleep", lambda seconds: punctual(seconds + next(late)))
-    one_step(compute, compute.model(), clock, 1)
+    Steps(clock).run(1)
     assert clock.ends[-1] - 100 == pytest.approx(0.09)
 
 
 def test_time_blocked_by_communication_is_no_compute(clock: Clock) -> None:
-    compute = made(seconds=0.09, elements=300, layers=3)
-    compute.begin(1)
+    steps = Steps(clock)
+    steps.compute.begin(1)
     clock.now += 0.05
-    compute.excuse(0.05)
-    compute.model()  # the rank's own model is another object; the excuse belongs to the step
-    compute.end(100.0, 100.0, 100.0, 100.0)
-    compute.excuse(7.0)  # outside a step: nothing to move
-    took = one_step(compute, model := compute.model(), clock, 2)
-    assert took == pytest.approx(0.09)
-    begin = clock.now
-    compute.begin(3)
-    compute.excuse(0.05)
-    compute.loss(model(TOKENS), TOKENS).backward()  # type: ignore[no-untyped-call]
-    assert clock.now - begin == pytest.approx(0.09 + 0.05)
+    steps.compute.excuse(0.05)
+    steps.compute.end(100.0, 100.0, 100.0, 100.0)
+    steps.compute.excuse(7.0)  # outside a step: nothing to move
+    assert steps.run(2) == pytest.approx(0.09)
+    assert steps.run(3, excused_s=0.05) == pytest.approx(0.09 + 0.05)
 
 
 @pytest.mark.parametrize("real", [False, True])
 def test_the_usual_time_of_the_optimizer_is_part_of_what_is_declared(clock: Clock, real: bool) -> None:
     """The optimizer takes 12 ms; once that is known, a step takes the declared 90 ms with it."""
-    compute = made(seconds=0.09, real=real, elements=300, layers=3)
-    model = compute.model()
-    took = [one_step(compute, model, clock, step, optimizer_s=0.012) for step in range(1, 12)]
-    assert took[0] == pytest.approx(0.102)
-    assert took[1:] == pytest.approx([0.09] * 10)
+    steps = Steps(clock, real=real)
+    times = [steps.run(step, optimizer_s=0.012) for step in range(1, 12)]
+    assert times == pytest.approx([0.102] + [0.09] * 10)
 
 
 def test_overruns_are_counted_and_recorded(clock: Clock) -> None:
-    compute = made(seconds=0.1, elements=300, layers=3)
-    model = compute.model()
+    steps = Steps(clock, 0.1)
     for step in range(1, 6):
-        one_step(compute, model, clock, step)
-    assert (compute.overruns, "overrun_s" in one_step.record) == (0, False)  # type: ignore[attr-defined]
-    one_step(compute, model, clock, 6, optimizer_s=0.25)
-    record: Mapping[str, float] = one_step.record  # type: ignore[attr-defined]
-    assert compute.overruns == 1
-    assert record["declared_s"] == pytest.approx(0.1)
-    assert record["overrun_s"] == pytest.approx(0.25) == pytest.approx(compute.overrun_s)
+        steps.run(step)
+    assert (steps.compute.overruns, "overrun_s" in steps.record) == (0, False)
+    steps.run(6, optimizer_s=0.25)
+    assert steps.compute.overruns == 1
+    assert steps.record["declared_s"] == pytest.approx(0.1)
+    assert steps.record["overrun_s"] == pytest.approx(0.25) == pytest.approx(steps.compute.overrun_s)
 
 
 def test_a_slower_rank_computes_longer(clock: Clock) -> None:
-    compute = made(seconds=0.1, elements=300, layers=3)
-    model = compute.model()
-    begin = clock.now
-    compute.begin(1, slower_by=0.5)
-    compute.loss(model(TOKENS), TOKENS).backward()  # type: ignore[no-untyped-call]
-    assert clock.now - begin == pytest.approx(0.15)
+    assert Steps(clock, 0.1).run(1, slower_by=0.5) == pytest.approx(0.15)
 
 
 def test_real_compute_is_extended_by_the_last_step(clock: Clock) -> None:
@@ -177,7 +171,7 @@ def test_on_the_real_clock_a_step_is_never_much_shorter(real: bool) -> None:
     for step in range(1, 4):
         began = time.monotonic()
         compute.begin(step)
-        compute.loss(model(TOKENS), TOKENS).backward()  # type: ignore[no-untyped-call]
+        train(compute, model)
         ready = time.monotonic()
         compute.end(began, ready, ready, ready)
         assert ready - began >= 0.02 * (1 - under_test.MOST_LEARNED)
@@ -187,7 +181,7 @@ def test_the_model_runs_at_full_speed_outside_a_step() -> None:
     compute = made(seconds=30.0, elements=300, layers=3)
     began = time.monotonic()
     model = compute.model()
-    compute.loss(model(TOKENS), TOKENS).backward()  # type: ignore[no-untyped-call]
+    train(compute, model)
     compute.begin(1)
     compute.end(0.0, 0.0, 0.0, 0.0)
     with torch.no_grad():
@@ -229,9 +223,7 @@ def test_the_paced_model_is_the_real_one() -> None:
         model = compute.model()
         assert isinstance(model, GPT)
         compute.begin(1)
-        loss = compute.loss(model(TOKENS), TOKENS)
-        loss.backward()  # type: ignore[no-untyped-call]
-        found.append([loss.detach(), *(it.grad for it in model.parameters())])
+        found.append([train(compute, model), *(it.grad for it in model.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 

@@ -9,14 +9,11 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch", reason="the training agents need torch")
-
-import torch.distributed as dist  # noqa: E402
-from builders import loopback_ranks  # noqa: E402
-from testbed_agents import watched  # noqa: E402
-from testbed_agents.exchange import begin_sum  # noqa: E402
+import torch
+import torch.distributed as dist
+from builders import loopback_ranks
+from testbed_agents import watched
+from testbed_agents.exchange import begin_sum
 
 ELEMENTS = 1_000_000
 LARGE_BYTES = 2 * ELEMENTS

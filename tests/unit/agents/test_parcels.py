@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import random
 import socket
 import threading
@@ -16,7 +15,10 @@ from oracles import oracle
 from testbed_agents import parcels
 from testbed_agents.parcels import TOKEN_BYTES, Channel, Dialer, Note, ParcelError, Post, _Frame
 
+Served = tuple[Post, Channel, list[Note]]
 TOKEN = bytes(range(TOKEN_BYTES))
+GREETING = _Frame(parcels._GREETING, 0, b'{"channel": "x"}')
+PARCEL = _Frame(parcels._PARCEL, 1, b'{"n": 1}')
 BOUND_S = 30.0
 
 
@@ -65,6 +67,17 @@ def connect(a: Channel, b: Channel, budget: int, other_budget: int) -> list[thre
     return threads
 
 
+def keep(notes: list[Note]) -> Callable[[Note, torch.Tensor], None]:
+    return lambda note, payload: notes.append(note)
+
+
+def dialled(post: Post, take: Callable[[Note, torch.Tensor], None]) -> Channel:
+    """Return a channel that dials the one of ``post``."""
+    client = Channel("x", TOKEN, 4096, take)
+    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    return client
+
+
 def numbered(into: list[tuple[int, int]]) -> Callable[[Note, torch.Tensor], None]:
     return lambda note, payload: into.append((note["number"], int(payload.view(torch.int32).sum())))
 
@@ -97,7 +110,7 @@ def test_each_parcel_arrives_once_and_in_order_whenever_connections_break(seed: 
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[Post, Channel, list[Note]]]:
+def served() -> Iterator[Served]:
     got: list[Note] = []
     post = Post("127.0.0.1", TOKEN)
     channel = post.add(Channel("x", TOKEN, 4096, lambda note, payload: got.append({**note, "bytes": len(payload)})))
@@ -107,11 +120,10 @@ def served() -> Iterator[tuple[Post, Channel, list[Note]]]:
     post.close()
 
 
-def test_a_connection_that_breaks_is_dialled_again(served: tuple[Post, Channel, list[Note]]) -> None:
+def test_a_connection_that_breaks_is_dialled_again(served: Served) -> None:
     post, server, got = served
     back: list[Note] = []
-    client = Channel("x", TOKEN, 4096, lambda note, payload: back.append(note))
-    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    client = dialled(post, keep(back))
     client.send({"n": 1}, torch.zeros(10))
     eventually(lambda: got == [{"n": 1, "bytes": 40}])
     assert server.dark_s == 0
@@ -126,7 +138,7 @@ def test_a_connection_that_breaks_is_dialled_again(served: tuple[Post, Channel, 
 def test_of_two_connections_the_newer_one_is_used() -> None:
     """The peer has given the older one up, and a dark fiber keeps that to itself: it stays open here."""
     got: list[Note] = []
-    channel = Channel("x", TOKEN, 4096, lambda note, payload: got.append(note))
+    channel = Channel("x", TOKEN, 4096, keep(got))
     peers: list[socket.socket] = []
 
     def answer(here: socket.socket) -> None:
@@ -143,7 +155,7 @@ def test_of_two_connections_the_newer_one_is_used() -> None:
     older, newer = peers
     newer.settimeout(BOUND_S)
     assert _Frame.read(newer, TOKEN, 0).kind == parcels._GREETING
-    _Frame(parcels._PARCEL, 1, b'{"n": 1}').write(newer, TOKEN)
+    PARCEL.write(newer, TOKEN)
     eventually(lambda: got == [{"n": 1}])
     channel.close()
     older.close()
@@ -151,7 +163,7 @@ def test_of_two_connections_the_newer_one_is_used() -> None:
 
 
 def test_the_end_waits_for_a_peer_that_is_connected_and_not_for_one_that_is_dark(
-    served: tuple[Post, Channel, list[Note]],
+    served: Served,
 ) -> None:
     post, server, _ = served
     began, may = threading.Event(), threading.Event()
@@ -160,8 +172,7 @@ def test_the_end_waits_for_a_peer_that_is_connected_and_not_for_one_that_is_dark
         began.set()
         assert may.wait(BOUND_S)
 
-    client = Channel("x", TOKEN, 4096, take_slowly)
-    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    dialled(post, take_slowly)
     server.send({"n": 1})
     assert began.wait(BOUND_S)
     found: list[bool] = []
@@ -177,20 +188,19 @@ def test_the_end_waits_for_a_peer_that_is_connected_and_not_for_one_that_is_dark
     assert not dark.close(0.05)
 
 
-def test_the_last_parcel_arrives_although_its_connection_broke(served: tuple[Post, Channel, list[Note]]) -> None:
+def test_the_last_parcel_arrives_although_its_connection_broke(served: Served) -> None:
     post, server, _ = served
     server.send({"n": "the end"})
     found: list[bool] = []
     closing = threading.Thread(target=lambda: found.append(server.close(BOUND_S)), daemon=True)
     closing.start()
     breaking = socket.create_connection(("127.0.0.1", post.port), 5)
-    _Frame(parcels._GREETING, 0, json.dumps({"channel": "x"}).encode()).write(breaking, TOKEN)
+    GREETING.write(breaking, TOKEN)
     _Frame.read(breaking, TOKEN, 0)
     assert _Frame.read(breaking, TOKEN, 0).number == 1  # it was sent, and this peer never says that it has it
     breaking.close()
     back: list[Note] = []
-    client = Channel("x", TOKEN, 4096, lambda note, payload: back.append(note))
-    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    client = dialled(post, keep(back))
     closing.join(BOUND_S)
     assert found == [True] and back == [{"n": "the end"}]
     client.close()
@@ -198,7 +208,7 @@ def test_the_last_parcel_arrives_although_its_connection_broke(served: tuple[Pos
 
 def test_an_error_of_one_connection_does_not_end_the_listener() -> None:
     post = Post("127.0.0.1", TOKEN)
-    channel = post.add(Channel("x", TOKEN, 4096, lambda note, payload: None))
+    channel = post.add(Channel("x", TOKEN, 4096, keep([])))
     listener, errors = post._listener, [OSError(errno.EMFILE, "no room")]
 
     class Flaky:
@@ -214,8 +224,7 @@ def test_an_error_of_one_connection_does_not_end_the_listener() -> None:
 
     post._listener = Flaky()  # type: ignore[assignment]
     post.open()
-    client = Channel("x", TOKEN, 4096, lambda note, payload: None)
-    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    client = dialled(post, keep([]))
     eventually(lambda: not channel.dark_s)
     for each in (client, channel):
         each.close()
@@ -228,13 +237,13 @@ def test_a_dialer_that_cannot_go_on_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(parcels, "_tune", no_room)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = Channel("x", TOKEN, 4096, lambda note, payload: None)
+        client = Channel("x", TOKEN, 4096, keep([]))
         Dialer(client, "127.0.0.1", listener.getsockname())
         eventually(lambda: client.closed)
     assert "new thread" in str(client.failure)
 
 
-def test_nothing_of_a_stranger_arrives(served: tuple[Post, Channel, list[Note]]) -> None:
+def test_nothing_of_a_stranger_arrives(served: Served) -> None:
     post, server, got = served
 
     def say(*frames: _Frame, token: bytes = TOKEN) -> bytes:
@@ -249,28 +258,25 @@ def test_nothing_of_a_stranger_arrives(served: tuple[Post, Channel, list[Note]])
                 return b""
         return b""
 
-    greeting = _Frame(parcels._GREETING, 0, json.dumps({"channel": "x"}).encode())
-    parcel = _Frame(parcels._PARCEL, 1, b'{"n": 1}')
-    say(greeting, parcel, token=bytes(TOKEN_BYTES))  # another token
+    say(GREETING, PARCEL, token=bytes(TOKEN_BYTES))  # another token
     say(_Frame(parcels._GREETING, 0, b'{"channel": "y"}'))  # an unknown channel
-    say(_Frame(parcels._GREETING, 7, json.dumps({"channel": "x"}).encode()), parcel)  # acknowledges what never was
-    say(greeting, _Frame(parcels._PARCEL, 2, b'{"n": 2}'))  # the first one is missing
-    say(greeting, _Frame(parcels._PARCEL, 1, b"{}", memoryview(bytes(5000))))  # larger than any tensor of the job
-    say(greeting, _Frame(9, 1))
+    say(_Frame(parcels._GREETING, 7, GREETING.note), PARCEL)  # acknowledges what never was
+    say(GREETING, _Frame(parcels._PARCEL, 2, b'{"n": 2}'))  # the first one is missing
+    say(GREETING, _Frame(parcels._PARCEL, 1, b"{}", memoryview(bytes(5000))))  # larger than any tensor of the job
+    say(GREETING, _Frame(9, 1))
     assert got == []
-    say(greeting, parcel, _Frame(parcels._PARCEL, 1, b'{"n": 1}'), _Frame(9, 1))  # sent twice: taken once
+    say(GREETING, PARCEL, PARCEL, _Frame(9, 1))  # sent twice: taken once
     assert [it["n"] for it in got] == [1]
     assert server.failure is None
 
 
-def test_a_parcel_that_cannot_be_used_ends_the_channel(served: tuple[Post, Channel, list[Note]]) -> None:
+def test_a_parcel_that_cannot_be_used_ends_the_channel(served: Served) -> None:
     post, server, _ = served
 
     def refuse(note: Note, payload: torch.Tensor) -> None:
         raise ValueError("no such fragment")
 
-    client = Channel("x", TOKEN, 4096, refuse)
-    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    client = dialled(post, refuse)
     server.send({"n": 1})
     eventually(lambda: client.closed)
     assert isinstance(client.failure, ValueError)

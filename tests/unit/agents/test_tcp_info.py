@@ -12,23 +12,8 @@ from testbed_agents import tcp_info
 from testbed_agents.tcp_info import Connections, retransmitted
 
 
-def test_a_connection_that_loses_nothing_is_left_out_and_stays_open() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as near:
-        far, _ = listener.accept()
-        with far:
-            near.sendall(b"x" * 100_000)
-            received = 0
-            while received < 100_000:
-                received += len(far.recv(65536))
-            before = set(Path("/proc/self/fd").iterdir())
-            assert retransmitted() == {}
-            assert set(Path("/proc/self/fd").iterdir()) <= before
-            near.close()
-            assert far.recv(1) == b"", "no copy keeps the connection open"
-
-
 @contextlib.contextmanager
-def connection(size: int) -> Iterator[None]:
+def connection(size: int) -> Iterator[tuple[socket.socket, socket.socket]]:
     """Open one whose both ends are of this process, over which ``size`` bytes went."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as near:
         far, _ = listener.accept()
@@ -37,7 +22,16 @@ def connection(size: int) -> Iterator[None]:
             received = 0
             while received < size:
                 received += len(far.recv(65536))
-            yield
+            yield near, far
+
+
+def test_a_connection_that_loses_nothing_is_left_out_and_stays_open() -> None:
+    with connection(100_000) as (near, far):
+        before = set(Path("/proc/self/fd").iterdir())
+        assert retransmitted() == {}
+        assert set(Path("/proc/self/fd").iterdir()) <= before
+        near.close()
+        assert far.recv(1) == b"", "no copy keeps the connection open"
 
 
 def test_connections_are_seen_from_the_read_after_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,18 +26,23 @@ from testbed.core.training.layout import Layout, gpt_tensors
 
 LAYOUT = Layout(("east", "east", "west", "west"), gpt_tensors(2, 32, 16), steps=40, layers=2)
 
+
+def volley(kind: str, size: int, *groups: tuple[str, list[int]], **fields: Any) -> dict[str, Any]:
+    """Return the message of a volley of ``size`` bytes; ``groups`` by name, with their ranks."""
+    return {"kind": kind, "bytes": size, "groups": [[*group] for group in groups], "gap_s": 0.0, **fields}
+
+
+WORLD, EAST, WEST = ("world", [0, 1, 2]), ("site:east", [0, 1]), ("site:west", [2])
+BOTH_WAYS = (("slice:0", [0, 2]), ("slice:0", [2, 0]))
 PLANNED = [
-    {"kind": "all_reduce", "bytes": 4000, "groups": [["world", [0, 1, 2]]], "gap_s": 0.0},
-    {"kind": "reduce_scatter", "bytes": 4000, "groups": [["site:east", [0, 1]]], "gap_s": 0.0},
-    {"kind": "all_gather", "bytes": 4001, "groups": [["site:east", [0, 1]], ["site:west", [2]]], "gap_s": 0.0},
-    {"kind": "send", "bytes": 40, "groups": [["slice:0", [0, 2]], ["slice:0", [2, 0]]], "gap_s": 0.001},
-    {"kind": "broadcast", "bytes": 40, "groups": [["world", [1, 0, 2]]], "gap_s": 0.0},
-    {"kind": "all_reduce", "bytes": 400, "groups": [["world", [0, 1, 2]]], "gap_s": 0.0, "burst": 3},
-    {
-        "kind": "send", "bytes": 40, "groups": [["slice:0", [0, 2]], ["slice:0", [2, 0]]], "gap_s": 0.0, "burst": 2,
-        "at_once": False,
-    },
-]  # fmt: skip
+    volley("all_reduce", 4000, WORLD),
+    volley("reduce_scatter", 4000, EAST),
+    volley("all_gather", 4001, EAST, WEST),
+    volley("send", 40, *BOTH_WAYS, gap_s=0.001),
+    volley("broadcast", 40, ("world", [1, 0, 2])),
+    volley("all_reduce", 400, WORLD, burst=3),
+    volley("send", 40, *BOTH_WAYS, burst=2, at_once=False),
+]
 
 
 @contextmanager

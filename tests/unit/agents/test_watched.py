@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from builders import json_lines, loopback_ranks
+from builders.trainer_over_loopback import check_logs
+from testbed_agents import evidence, operation_log, watched
+from testbed_agents.breakage import Broken, Fault
+from testbed_agents.bucketed_gradients import mean_over
+from testbed_agents.check_log import Checks
+from testbed_agents.exchange import begin_sum
+from testbed_agents.groups import Groups
+from testbed_agents.records import Records
+from testbed_agents.strategies import Context, Strategy
+from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch", reason="the training agents need torch")
-
-import torch.distributed as dist  # noqa: E402
-import torch.distributed._functional_collectives as functional  # noqa: E402
-from builders import loopback_ranks  # noqa: E402
-from testbed_agents import evidence, operation_log, watched  # noqa: E402
-from testbed_agents.breakage import Broken, Fault  # noqa: E402
-from testbed_agents.bucketed_gradients import mean_over  # noqa: E402
-from testbed_agents.check_log import Checks  # noqa: E402
-from testbed_agents.exchange import begin_sum  # noqa: E402
-from testbed_agents.groups import Groups  # noqa: E402
-from testbed_agents.records import Records  # noqa: E402
-from testbed_agents.strategies import Context, Strategy  # noqa: E402
-from torch.distributed import fsdp  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from testbed.core.checkers.checks import Checked, check  # noqa: E402
-from testbed.core.records.check_record import CheckLog, read_checks  # noqa: E402
+from testbed.core.checkers.checks import check
+from testbed.core.records.check_record import CheckLog
 
 SITES = ("east", "east", "west", "west")
 STEPS = 2
@@ -134,10 +133,8 @@ class Ranks:
     def messages(self, step: int) -> None:
         right, left = (self.rank + 1) % 4, (self.rank - 1) % 4
         got = torch.empty(4096)
-        works = dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, self.tensor(), right), dist.P2POp(dist.irecv, got, left)]
-        )
-        for work in works:
+        both = [dist.P2POp(dist.isend, self.tensor(), right), dist.P2POp(dist.irecv, got, left)]
+        for work in dist.batch_isend_irecv(both):
             work.wait()
         if self.rank == 3:
             dist.recv(got)  # from whoever it is
@@ -155,12 +152,10 @@ class Ranks:
             dist.all_gather_into_tensor(torch.empty(4 * 4096), self.tensor())
             dist.reduce_scatter_tensor(torch.empty(1024), self.tensor())
             dist.all_reduce_coalesced([self.tensor(10), self.tensor(3000)])
-        with dist._coalescing_manager():
-            for elements in (8, 400):
-                ALL_GATHER(torch.empty(4 * elements), self.tensor(elements))
-        with dist._coalescing_manager():
-            for elements in (8, 400):
-                REDUCE_SCATTER(torch.empty(elements), self.tensor(4 * elements))
+        for operation, out, into in ((ALL_GATHER, 4, 1), (REDUCE_SCATTER, 1, 4)):
+            with dist._coalescing_manager():
+                for elements in (8, 400):
+                    operation(torch.empty(out * elements), self.tensor(into * elements))
         dist.broadcast(self.tensor(), src=2)
         dist.gather(self.tensor(), parts if self.rank == 1 else None, dst=1)
         dist.scatter(torch.empty(4096), parts if self.rank == 1 else None, src=1)
@@ -178,15 +173,11 @@ class Ranks:
         groups = [self.groups.new(range(4), f"fragment:{number}") for number in range(4)]
 
         def work(group: Any) -> None:
-            works = [dist.all_reduce(self.tensor(), group=group, async_op=True) for _ in range(5)]
-            for each in works:
-                each.wait()
+            for begun in [dist.all_reduce(self.tensor(), group=group, async_op=True) for _ in range(5)]:
+                begun.wait()
 
-        started = [threading.Thread(target=work, args=(group,)) for group in groups]
-        for each in started:
-            each.start()
-        for each in started:
-            each.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, groups))
 
     def late(self, step: int) -> None:
         """Whoever waits for the future itself, as DDP's reducer does, is ahead of the evidence."""
@@ -263,22 +254,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logs_of(folder: Path) -> list[CheckLog]:
-    logs = []
-    for rank in range(4):
-        lines = (folder / f"rank-{rank}.checks.jsonl").read_text().splitlines()
-        log, malformed = read_checks(rank, map(json.loads, lines))
-        assert malformed == 0
-        logs.append(log)
-    return logs
-
-
-def judged(folder: Path) -> Checked:
-    return check(logs_of(folder))
+    return check_logs(json_lines.read(folder / f"rank-{rank}.checks.jsonl") for rank in range(4))
 
 
 @pytest.mark.parametrize("name", WORKS)
 def test_what_went_well_is_proven(recorded: Path, name: str) -> None:
-    checked = judged(recorded / name)
+    checked = check(logs_of(recorded / name))
     sums, hangs = checked.checkers[:2]
     assert (sums.holds, sums.why, sums.findings) == (True, "", ())
     assert (hangs.holds, hangs.findings) == (True, ())
@@ -286,7 +267,7 @@ def test_what_went_well_is_proven(recorded: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("fault", "name"), [(fault, name) for fault, names in FAULTS.items() for name in names])
 def test_what_went_wrong_is_found(recorded: Path, fault: str, name: str) -> None:
-    sums = judged(recorded / fault / name).checkers[0]
+    sums = check(logs_of(recorded / fault / name)).checkers[0]
     assert sums.holds is False
     assert {it.step for it in sums.findings} == {1}
     ranks = {rank for it in sums.findings for rank in it.ranks}

@@ -5,10 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
-pytest.importorskip("torch")
-
 PROGRAM = """
 import sys, threading
 from datetime import timedelta

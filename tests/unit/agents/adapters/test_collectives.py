@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from builders import loopback_ranks
-from builders.rank_programs import FLOATS_AND_INTEGERS, Ranks, decoded, element, reduced, slack, started, vector
+from builders.forked_program import ForkedProgram
+from builders.rank_programs import FLOATS_AND_INTEGERS, Ranks, decoded, element, expected, slack, started, vector
 
 TYPES = FLOATS_AND_INTEGERS
 COUNTS = (0, 1, 2, 7, 61)
@@ -26,33 +27,11 @@ OLD = torch.__version__ < "2.8"
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     size = 4 if request.param == "ring" else 3
     folder = tmp_path_factory.mktemp(request.param)
-    with started(["-m", f"testbed_agents.adapters.{request.param}"], size, folder) as ranks:
+    popen = subprocess.Popen if request.param == "ring" else ForkedProgram  # torch is imported here already
+    with started(["-m", f"testbed_agents.adapters.{request.param}"], size, folder, popen) as ranks:
         for answer in ranks.join():
             assert "error" not in answer, answer
         yield ranks
-
-
-def expected(do: str, rank: int, call: int, element_type: str, count: int, reduction: str, size: int) -> Any:
-    """Return the expected output of ``rank``; None for no output."""
-    blocks = size if do in ("reduce_scatter", "all_to_all") else 1
-    inputs = [vector(element_type, blocks * count, each, call) for each in range(size)]
-    mine = slice(rank * count, (rank + 1) * count)
-    match do:
-        case "all_reduce":
-            return reduced(inputs, reduction)
-        case "reduce":
-            return reduced(inputs, reduction) if rank == ROOT else None
-        case "reduce_scatter":
-            return reduced(inputs, reduction)[mine]
-        case "all_gather":
-            return np.concatenate(inputs)
-        case "broadcast":
-            return inputs[ROOT]
-        case "all_to_all":
-            return np.concatenate([each[mine] for each in inputs])
-        case "send":
-            return inputs[ROOT] if rank == TO else None
-    raise AssertionError(do)
 
 
 @functools.cache
@@ -85,7 +64,7 @@ def test_a_reduction_is_right_on_every_rank(
                 ):
                     assert "unsupported" in answer, case
                     continue
-                right = expected(do, rank, call, element_type, count, reduction, ranks.size)
+                right = expected(do, rank, call, element_type, count, ranks.size, reduction, ROOT)
                 assert ("output" in answer) == (right is not None), case
                 if right is not None:
                     got = decoded(element_type, ranks.output(answer))
@@ -101,7 +80,7 @@ def test_what_is_moved_arrives_bit_by_bit(ranks: Ranks, do: str, element_type: s
     for count in COUNTS:
         call, answers = ranks.call(do, type=element_type, count=count, root=ROOT, to=TO)
         for rank, answer in enumerate(answers):
-            right = expected(do, rank, call, element_type, count, "sum", ranks.size)
+            right = expected(do, rank, call, element_type, count, ranks.size, root=ROOT, to=TO)
             assert ("output" in answer) == (right is not None), (do, rank, answer)
             if right is not None:
                 assert np.array_equal(decoded(element_type, ranks.output(answer)), right), (do, rank, count)
@@ -165,6 +144,6 @@ def test_after_a_rank_was_killed_the_others_err_in_time_and_all_can_begin_anew(r
     for answer in ranks.join():
         assert "error" not in answer, answer
     call, answers = ranks.call("all_reduce", type="int32", count=61)
-    right = expected("all_reduce", 0, call, "int32", 61, "sum", ranks.size)
+    right = expected("all_reduce", 0, call, "int32", 61, ranks.size)
     for answer in answers:
         assert np.array_equal(decoded("int32", ranks.output(answer)), right)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.rank_programs import PYTHON_PATH, decoded, vector
+from builders.rank_programs import PYTHON_PATH, decoded, expected
 from oracles import oracle
 
 from testbed.core.validation.library import Launcher
@@ -184,26 +184,13 @@ def test_mpi_is_right_for_what_it_offers(lines: list[tuple[int, int]], tmp_path:
                 number += 1
                 call = {"do": do, "call": number, "group": "world", "type": element_type, "count": count}
                 answers = ask(call | {"reduction": "sum", "root": 0, "to": 1, "seed": 5, "keep": True})
-                blocks = 2 if do in ("reduce_scatter", "all_to_all") else 1
-                inputs = [vector(element_type, blocks * count, rank, number) for rank in (0, 1)]
-                right = {
-                    "all_reduce": [sum(inputs)] * 2,
-                    "reduce": [sum(inputs), None],
-                    "reduce_scatter": [sum(inputs)[:count], sum(inputs)[count:]],
-                    "all_gather": [np.concatenate(inputs)] * 2,
-                    "broadcast": [inputs[0]] * 2,
-                    "all_to_all": [
-                        np.concatenate([it[:count] for it in inputs]),
-                        np.concatenate([it[count:] for it in inputs]),
-                    ],
-                    "send": [None, inputs[0]],
-                }[do]
-                for answer, it in zip(answers, right, strict=True):
+                for rank, answer in enumerate(answers):
                     assert "error" not in answer, answer
-                    assert ("output" in answer) == (it is not None), (call, answer)
-                    if it is not None:
+                    right = expected(do, rank, number, element_type, count, len(HOSTS))
+                    assert ("output" in answer) == (right is not None), (call, answer)
+                    if right is not None:
                         got = decoded(element_type, (tmp_path / answer["output"]).read_bytes())
                         if element_type == "float32":
-                            it = it.astype(np.float32)  # of two numbers there is one rounding
-                        assert np.array_equal(got, it), (call, got, it)
+                            right = right.astype(np.float32)  # of two numbers there is one rounding
+                        assert np.array_equal(got, right), (call, got, right)
     assert all("error" in it for it in ask({"do": "join", "attempt": 2, "port": 1, "timeout_s": 10}))

@@ -115,7 +115,7 @@ def test_an_error_is_told_in_one_line_and_the_next_call_is_answered(odd: Ranks) 
 
 
 @pytest.mark.parametrize(
-    ("more", "why"),
+    ("operation", "why"),
     [
         ({"do": "all_gather"}, "odd does not offer all_gather"),
         ({"do": "dance"}, "odd does not offer dance"),
@@ -124,8 +124,8 @@ def test_an_error_is_told_in_one_line_and_the_next_call_is_answered(odd: Ranks) 
         ({"do": "all_reduce", "type": "int32", "reduction": "max"}, "all_reduce does not offer max of int32"),
     ],
 )
-def test_what_is_not_offered_is_unsupported(odd: Ranks, more: dict[str, str], why: str) -> None:
-    (answer,) = odd.ask({"call": 5, "group": "world", "count": 1, "seed": 1} | more)
+def test_what_is_not_offered_is_unsupported(odd: Ranks, operation: dict[str, str], why: str) -> None:
+    (answer,) = odd.ask({"call": 5, "group": "world", "count": 1, "seed": 1} | operation)
     assert answer["call"] == 5
     assert answer["unsupported"] == why
 
@@ -158,13 +158,12 @@ def test_without_keep_nothing_is_written(odd: Ranks) -> None:
     assert not list(odd.folder.glob(f"{answer['call']}-*"))
 
 
-def test_leave_ends_the_program(ending: Ranks) -> None:
-    assert ending.ask({"do": "leave"}) == [{"do": "leave"}]
-    assert ending.ranks[0].process.wait(timeout=20) == 0
-
-
-def test_the_end_of_its_input_ends_the_program(ending: Ranks) -> None:
-    ending.ranks[0].end_of_input()
+@pytest.mark.parametrize("leaves", [True, False], ids=["leave", "the end of its input"])
+def test_the_program_ends(ending: Ranks, leaves: bool) -> None:
+    if leaves:
+        assert ending.ask({"do": "leave"}) == [{"do": "leave"}]
+    else:
+        ending.ranks[0].end_of_input()
     assert ending.ranks[0].process.wait(timeout=20) == 0
 
 

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
-from builders import loopback_ranks
-from builders.replica_jobs import drawn, loss, tiny
-from testbed_agents import evidence, strategies
+from builders import loopback_ranks, replica_jobs
+from builders.trainer_over_loopback import check_logs
+from testbed_agents import evidence
 from testbed_agents.groups import Groups
+from testbed_agents.operation_log import crc32
 from testbed_agents.parcels import Channel
-from testbed_agents.strategies import Context, Strategy
 
 from testbed.core.checkers.checks import check
-from testbed.core.records.check_record import read_checks
 from testbed.core.records.rank_log import EndRecord, RankLog
-from testbed.core.training import strategies_built
-from testbed.core.training.layout import Layout, Tensor
 
+Ranks = list[dict[str, Any]]
 STEPS = 13
 EVEN, UNEVEN = ("a", "a", "b", "b"), ("a", "b", "b", "b")
 
@@ -62,57 +59,39 @@ RESTORED = {
 
 @dataclass
 class Seen:
-    """What one rank had."""
+    """What one rank had: records of versions, fingerprints after each step, and outer parameters at the end."""
 
-    records: list[dict[str, Any]] = field(default_factory=list)
-    fingerprints: list[dict[str, list[bytes]]] = field(default_factory=list)
-    waited: list[int] = field(default_factory=list)
-    outer: list[bytes] = field(default_factory=list)
-    version: int = 0
-    failed: str = ""
+    records: list[dict[str, Any]]
+    trace: list[replica_jobs.Step]
+    outer: str
+    version: int
 
 
-def bytes_of(tensors: Any) -> list[bytes]:
-    return [it.detach().numpy().tobytes() for it in tensors]
-
-
-class Job:
-    def __init__(self, rank: int, case: Case, groups: Groups) -> None:
-        self.case, self.rank, self.site = case, rank, groups.site
-        self.seen, self.model = Seen(), tiny()
-        self.context = Context(groups, case.timeout_s, loss=loss, steps=STEPS)
-        evidence.install(self)  # type: ignore[arg-type]
-        self.strategy: Strategy = strategies.make(case.strategy, case.options)
-        self.optimizer = torch.optim.SGD(self.strategy.prepare(self.model, self.context), lr=0.05)
-        self.state = self.strategy.state()  # as a checkpoint: once, and filled in place
-
+class Job(replica_jobs.Job):
     recording = False
     """Of the strategy's sums and outer steps; the records of versions are taken here."""
 
-    def exchange(self, **fields: Any) -> None:
-        self.seen.records.append({"step": self.context.step} | fields)
+    def __init__(self, groups: Groups, case: Case) -> None:
+        self.case, self.site, self.settles = case, groups.site, case.settles
+        self.records: list[dict[str, Any]] = []
+        evidence.install(self)  # type: ignore[arg-type]
+        super().__init__(groups, case.strategy, case.options, STEPS, timeout_s=case.timeout_s)
 
-    def run(self, first: int = 1, last: int = STEPS) -> None:
-        for step in range(first, last + 1):
-            self.context.step = step
-            if self.site == "b" and step == self.case.dark[0]:
-                self.darken()
-            if self.site == "b" and self.case.dark[1] and step == self.case.dark[1] + 1:
-                for channel in self.across:
-                    del channel._greet
-            self.strategy.run(*drawn(self.rank, step))
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            if self.site == self.case.slow:
-                time.sleep(0.004)
-            self.strategy.after_step(step)
-            if step == self.case.settles:
-                self.strategy.settle(step)
-            if step == STEPS:
-                self.strategy.finish(step)
-            self.seen.fingerprints.append({name: bytes_of(it) for name, it in self.strategy.fingerprints().items()})
-        self.seen.outer = bytes_of(self.strategy.outer_parameters())
-        self.seen.version = self.strategy.outer_version
+    def exchange(self, **fields: Any) -> None:
+        self.records.append({"step": self.context.step} | fields)
+
+    def before(self, step: int) -> None:
+        if self.site == "b" and step == self.case.dark[0]:
+            self.darken()
+        if self.site == "b" and self.case.dark[1] and step == self.case.dark[1] + 1:
+            for channel in self.across:
+                del channel._greet
+        if self.site == self.case.slow:
+            time.sleep(0.004)
+
+    def seen(self) -> Seen:
+        outer = crc32(self.strategy.outer_parameters())
+        return Seen(self.records, self.trace, outer, self.strategy.outer_version)
 
     def darken(self) -> None:
         """End the connections of this rank across sites, and let none be made."""
@@ -133,87 +112,61 @@ class Job:
     @property
     def across(self) -> list[Channel]:
         """The channels to other sites."""
-        strategy: Any = self.strategy
-        return [it for it in (strategy._uplink, *strategy._channels.values()) if it is not None]
+        return [channel for channel in (self.strategy._uplink, *self.strategy._channels.values()) if channel]
 
 
-def job(rank: int, case: Case, groups: Groups) -> Seen:
-    made = Job(rank, case, groups)
-    made.run()
-    return made.seen
-
-
-def restored_job(rank: int, case: Case, groups: Groups) -> tuple[Seen, Seen]:
+def restored_job(groups: Groups, case: Case) -> tuple[Seen, Seen]:
     """Run until the checkpoint; go on with another strategy of the same kind, which has the saved tensors only."""
-    before = Job(rank, case, groups)
-    before.run(last=case.settles)
-    parameters = [it.detach().clone() for it in before.model.parameters()]
-    saved = {name: it.clone() for name, it in before.state.items()}
-    before.strategy.close()  # type: ignore[attr-defined]
-    after = Job(rank, case, groups)
-    with torch.no_grad():
-        for parameter, value in zip(after.model.parameters(), parameters, strict=True):
-            parameter.copy_(value)
-    assert {name: it.shape for name, it in after.state.items()} == {name: it.shape for name, it in saved.items()}
-    for name, it in after.state.items():
-        it.copy_(saved[name])
-    after.strategy.loaded()
-    after.run(case.settles + 1)
-    return before.seen, after.seen
+    before = Job(groups, case)
+    saved = before.run(case.settles).saved()
+    before.strategy.close()
+    return before.seen(), Job(groups, case).load(saved).run().seen()
 
 
-def lost_job(rank: int, groups: Groups) -> str:
+def lost_job(groups: Groups) -> str:
     """Return how a job ends whose connection never comes back."""
-    made = Job(rank, Case("async-diloco", {"every": 2}, dark=(1, STEPS), timeout_s=0.5), groups)
+    job = Job(groups, Case("async-diloco", {"every": 2}, dark=(1, STEPS), timeout_s=0.5))
     try:
-        made.run()
+        job.run()
     except RuntimeError as error:
         return str(error)
     finally:
-        made.strategy.close()  # type: ignore[attr-defined]
+        job.strategy.close()
     return ""
 
 
 def everything(rank: int) -> dict[str, Any]:
     groups = {sites: Groups(rank, sites) for sites in (EVEN, UNEVEN)}
-    found: dict[str, Any] = {name: job(rank, case, groups[case.sites]) for name, case in CASES.items()}
-    found |= {f"restored {name}": restored_job(rank, case, groups[case.sites]) for name, case in RESTORED.items()}
-    return found | {"lost": lost_job(rank, groups[EVEN])}
+    seen: dict[str, Any] = {name: Job(groups[case.sites], case).run().seen() for name, case in CASES.items()}
+    seen |= {f"restored {name}": restored_job(groups[case.sites], case) for name, case in RESTORED.items()}
+    return seen | {"lost": lost_job(groups[EVEN])}
 
 
 @pytest.fixture(scope="module")
-def seen() -> list[dict[str, Any]]:
+def seen() -> Ranks:
     return loopback_ranks.run(4, everything)
 
 
 def twin_of(case: Case) -> Any:
-    tensors = [
-        Tensor(name, it.numel(), int(name.split(".")[1]) if "blocks" in name else None)
-        for name, it in tiny().named_parameters()
-    ]
-    known = strategies_built.twin_class(case.strategy).options
-    options = {it.name: case.options[it.argument] for it in known if it.argument in case.options}
-    return strategies_built.make(case.strategy, options, Layout(case.sites, tuple(tensors), steps=STEPS))
+    return replica_jobs.twin_of(case.strategy, case.options, replica_jobs.layout(case.sites, STEPS))
 
 
 def check_equality(case: Case, ranks: Sequence[Seen], first: int = 1) -> None:
     twin = twin_of(case)
-    assert not twin.mistakes()
-    for step in range(first, STEPS + 1):
-        for equal in twin.equal(step):
-            values = [ranks[rank].fingerprints[step - first][equal.name] for rank in equal.ranks]
-            assert all(it == values[0] for it in values), (equal, step)
-    assert all(it.outer == ranks[0].outer == it.fingerprints[-1]["parameters"] for it in ranks)
+    replica_jobs.check_steps(twin, [rank.trace for rank in ranks], first)
+    for rank in ranks:
+        assert len(rank.trace) == STEPS + 1 - first
+        assert rank.outer == ranks[0].outer == rank.trace[-1].fingerprints["parameters"]
     assert twin.committed(STEPS) == STEPS
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_sites_are_equal_inside_and_all_are_equal_at_the_end(seen: list[dict[str, Any]], name: str) -> None:
-    check_equality(CASES[name], [it[name] for it in seen])
+def test_sites_are_equal_inside_and_all_are_equal_at_the_end(seen: Ranks, name: str) -> None:
+    check_equality(CASES[name], [rank[name] for rank in seen])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_versions_are_what_was_made_and_each_push_is_in_one(seen: list[dict[str, Any]], name: str) -> None:
+def test_versions_are_what_was_made_and_each_push_is_in_one(seen: Ranks, name: str) -> None:
     case, twin = CASES[name], twin_of(CASES[name])
     records = [it for rank in seen for it in rank[name].records]
     assert twin.wrong_exchanges(records) == []
@@ -239,21 +192,19 @@ def test_versions_are_what_was_made_and_each_push_is_in_one(seen: list[dict[str,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_checker_finds_what_the_ranks_recorded(seen: list[dict[str, Any]], name: str) -> None:
+def test_the_checker_finds_what_the_ranks_recorded(seen: Ranks, name: str) -> None:
     begin = {"kind": "begin", "t": 0.0, "world_size": 4, "step": 0, "hang_s": 1.0, "optimizer_steps": 0}
-    logs = []
-    for rank, each in enumerate(seen):
-        lines = [begin | {"rank": rank, "parameters": "p"}, *({"kind": "exchange"} | it for it in each[name].records)]
-        log, malformed = read_checks(rank, lines)
-        assert not malformed
-        logs.append(log)
+    logs = check_logs(
+        [begin | {"rank": number, "parameters": "p"}, *({"kind": "exchange"} | it for it in rank[name].records)]
+        for number, rank in enumerate(seen)
+    )
     ends = [RankLog(rank, ends=(EndRecord(0.0, "ok", "", STEPS),)) for rank in range(4)]
     (served,) = [it for it in check(logs, twin_of(CASES[name]), ends).checkers if it.id == "served"]
     assert served.holds is True, served
 
 
 @pytest.mark.parametrize("name", [it for it in CASES if it.startswith("async")])
-def test_no_push_is_staler_than_its_bound_and_tokens_are_counted(seen: list[dict[str, Any]], name: str) -> None:
+def test_no_push_is_staler_than_its_bound_and_tokens_are_counted(seen: Ranks, name: str) -> None:
     case = CASES[name]
     for rank in seen:
         served = [it for it in rank[name].records if it["what"] == "served"]
@@ -269,7 +220,7 @@ def test_no_push_is_staler_than_its_bound_and_tokens_are_counted(seen: list[dict
             assert it["weight"] == pytest.approx(weighed)
 
 
-def test_a_site_goes_on_while_its_connection_is_dark(seen: list[dict[str, Any]]) -> None:
+def test_a_site_goes_on_while_its_connection_is_dark(seen: Ranks) -> None:
     site_b = seen[1]["async, unequal sites, dark"].records
     pushed = [it["step"] for it in site_b if it["what"] == "pushed"]
     assert {4, 6} <= set(pushed)
@@ -279,7 +230,7 @@ def test_a_site_goes_on_while_its_connection_is_dark(seen: list[dict[str, Any]])
 
 
 @pytest.mark.parametrize("name", RESTORED)
-def test_a_restored_job_has_all_pushes_once_and_ends_equal(seen: list[dict[str, Any]], name: str) -> None:
+def test_a_restored_job_has_all_pushes_once_and_ends_equal(seen: Ranks, name: str) -> None:
     case = RESTORED[name]
     both = [rank[f"restored {name}"] for rank in seen]
     check_equality(case, [after for _, after in both], case.settles + 1)
@@ -293,7 +244,7 @@ def test_a_restored_job_has_all_pushes_once_and_ends_equal(seen: list[dict[str, 
         assert both[0][1].version == 14
 
 
-def test_without_a_connection_for_the_timeout_the_job_says_so(seen: list[dict[str, Any]]) -> None:
+def test_without_a_connection_for_the_timeout_the_job_says_so(seen: Ranks) -> None:
     for rank in (2, 3):
         assert "no connection to the server at a" in seen[rank]["lost"]
     for rank in (0, 1):
@@ -306,13 +257,11 @@ def test_a_slow_site_is_waited_for_by_ranks_without_a_slice_too(strategy: str) -
     """They have no message to wait for, and an operation of a process group ends with its timeout."""
     timeout_s = 2.0
 
-    def trained(rank: int) -> list[bytes]:
-        made = Job(rank, Case(strategy, {"every": 2}, UNEVEN, "", timeout_s=timeout_s), Groups(rank, UNEVEN, timeout_s))
-        made.run(last=6)
-        if made.site == "a":
+    def trained(rank: int) -> str:
+        job = Job(Groups(rank, UNEVEN, timeout_s), Case(strategy, {"every": 2}, UNEVEN, "", timeout_s=timeout_s))
+        job.run(6)
+        if job.site == "a":
             time.sleep(1.5 * timeout_s)
-        made.run(first=7)
-        return made.seen.outer
+        return job.run().seen().outer
 
-    found = loopback_ranks.run(4, trained)
-    assert all(it == found[0] for it in found)
+    assert len(set(loopback_ranks.run(4, trained))) == 1

@@ -6,29 +6,30 @@ One run of ranks for all of them: what a rank finds is compared here.
 from __future__ import annotations
 
 import copy
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from builders import loopback_ranks
-from testbed_agents import strategies, watched
+from builders.replica_jobs import Job, distance, vector
+from testbed_agents import watched
 from testbed_agents.checkpoint import Checkpoints, State
 from testbed_agents.compute import Compute, Kind
 from testbed_agents.data import Corpus, Windows
 from testbed_agents.fence import Fence
 from testbed_agents.groups import Groups
 from testbed_agents.model import GPT, Shape, cross_entropy
-from testbed_agents.strategies import Context, Strategy
+from testbed_agents.strategies import Strategy
 from torch import Tensor
 
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, asleep_tensors, gpt_tensors
 from testbed.core.training.twin import Twin
 
+Ranks = list[dict[str, Any]]
 SITES = ("west", "west", "east", "east")
 SHAPE = Shape(layers=2, heads=4, width=16, context=16)
 BATCH, STEPS, SAVED_AFTER = 2, 4, 2
@@ -57,14 +58,11 @@ RESTORED = [name for name in ("fsdp", "tensor", "1f1b", "moe") if name in JOBS]
 
 
 def _twin(name: str) -> Twin:
-    strategy, options = JOBS[name]
     tensors = gpt_tensors(SHAPE.layers, SHAPE.width, SHAPE.context)
     if "asleep" in name:
         tensors = asleep_tensors(ASLEEP, SHAPE.layers)
-    tokens = BATCH * SHAPE.context
-    return strategies_built.make(
-        strategy, options, Layout(SITES, tensors, tokens, SHAPE.context, SHAPE.width, SHAPE.layers, STEPS, heads=4)
-    )
+    shape = (BATCH * SHAPE.context, SHAPE.context, SHAPE.width, SHAPE.layers)
+    return strategies_built.make(*JOBS[name], Layout(SITES, tensors, *shape, STEPS, heads=4))
 
 
 class _Seen:
@@ -87,42 +85,29 @@ class _Seen:
         pass
 
 
-class _Job:
+class _Job(Job):
     def __init__(self, groups: Groups, name: str) -> None:
-        strategy, options = JOBS[name]
-        torch.manual_seed(0)
         kind: Kind = "declared" if "asleep" in name else "real"
-        compute = Compute(kind, 1e-3, shape=SHAPE, elements=ASLEEP, layers=SHAPE.layers, rank=groups.rank)
-        self.model = compute.model()
-        self.context = Context(groups, loss=compute.loss, steps=STEPS, compute=compute)
-        self.strategy: Strategy = strategies.make(strategy, options)
-        self.optimizer = torch.optim.AdamW(self.strategy.prepare(self.model, self.context), lr=1e-3)
+        self.compute = Compute(kind, 1e-3, shape=SHAPE, elements=ASLEEP, layers=SHAPE.layers, rank=groups.rank)
         self.windows = Windows(CORPUS, batch=BATCH, context=SHAPE.context, seed=0, rank=groups.rank)
-        self.state = State(self.model, self.optimizer, self.windows, self.strategy.state())
-        self.losses: list[float | None] = []
+        super().__init__(groups, *JOBS[name], STEPS, loss=self.compute.loss, compute=self.compute)
 
-    def train(self, first: int, last: int) -> None:
-        for step in range(first, last + 1):
-            self.context.begin(step)
-            loss = self.strategy.run(*self.windows.draw())
-            self.losses.append(None if loss is None else float(loss))
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self.strategy.after_step(step)
+    def make_model(self) -> torch.nn.Module:
+        torch.manual_seed(0)
+        return self.compute.model()
 
-    def fingerprints(self) -> dict[str, int]:
-        return {name: _crc(tensors) for name, tensors in self.strategy.fingerprints().items()}
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters, lr=1e-3)
 
+    def draw(self, step: int, inner: int = 0) -> tuple[Tensor, Tensor]:
+        return self.windows.draw()
 
-def _crc(tensors: Iterable[Tensor]) -> int:
-    value = 0
-    for each in tensors:
-        value = zlib.crc32(each.contiguous().numpy().tobytes(), value)
-    return value
+    def checkpoint(self) -> State:
+        return State(self.model, self.optimizer, self.windows, self.state)
 
 
 def _train(rank: int, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    trained: dict[str, Any] = {}
     groups = Groups(rank, SITES)
     for name in JOBS:
         seen = _Seen()
@@ -131,27 +116,27 @@ def _train(rank: int, folder: Path) -> dict[str, Any]:
         job = _Job(groups, name)
         watched.observe(seen)
         watched.wait_in(job.context.waiting)
-        job.train(1, SAVED_AFTER)
+        job.run(SAVED_AFTER)
         checkpoints = Checkpoints(folder / name / f"rank-{rank}", Fence(folder, 1))
         if name in RESTORED:
-            checkpoints.save(SAVED_AFTER, job.state)
-        job.train(SAVED_AFTER + 1, STEPS)
+            checkpoints.save(SAVED_AFTER, job.checkpoint())
+        job.run()
         watched.observe(None)
         watched.wait_in(None)
-        found[name] = {
-            "losses": job.losses,
-            "fingerprints": job.fingerprints(),
+        trained[name] = {
+            "losses": [None if loss is None else float(loss) for loss in job.losses],
+            "fingerprints": job.trace[-1].fingerprints,
             "operations": seen.operations,
-            "outer": [it.detach().clone() for it in job.strategy.outer_parameters()],
+            "outer": [tensor.detach().clone() for tensor in job.strategy.outer_parameters()],
             "waited_s": job.context.waited_s,
             "evaluated": _evaluated(job.strategy),
         }
         if name in RESTORED:
             again = _Job(groups, name)
-            checkpoints.load(SAVED_AFTER, 1, again.state)
-            again.train(SAVED_AFTER + 1, STEPS)
-            found[name]["restored"] = again.fingerprints()
-    return found
+            checkpoints.load(SAVED_AFTER, 1, again.checkpoint())
+            again.done = SAVED_AFTER
+            trained[name]["restored"] = again.run().trace[-1].fingerprints
+    return trained
 
 
 def _evaluated(strategy: Strategy) -> float | None:
@@ -163,27 +148,25 @@ def _evaluated(strategy: Strategy) -> float | None:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What each rank found, by job."""
 
     return loopback_ranks.run(4, _train, tmp_path_factory.mktemp("split"), backend=watched.BACKEND)
 
 
-def _difference(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
-    """Return the relative norm of the difference."""
-    one, other = (torch.cat([it.flatten() for it in them]) for them in (found, expected))
-    return float((one - other).norm() / other.norm())
+def _distance(tensors: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    return distance(vector(tensors), vector(expected))
 
 
 @pytest.mark.parametrize("name", [name for name in ("fsdp", "hsdp", "tensor", "tensor across") if name in JOBS])
-def test_a_split_model_learns_what_ddp_learns(ranks: list[dict[str, Any]], name: str) -> None:
+def test_a_split_model_learns_what_ddp_learns(ranks: Ranks, name: str) -> None:
     for rank in ranks:
-        assert _difference(rank[name]["outer"], rank["ddp"]["outer"]) < 1e-6
+        assert _distance(rank[name]["outer"], rank["ddp"]["outer"]) < 1e-6
         assert [it.shape for it in rank[name]["outer"]] == [it.shape for it in rank["ddp"]["outer"]]
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_group_is_asked_for_what_the_twin_says(ranks: list[dict[str, Any]], name: str) -> None:
+def test_the_group_is_asked_for_what_the_twin_says(ranks: Ranks, name: str) -> None:
     if name == "ddp":
         pytest.skip("its twin has one operation for all buckets")
     twin = _twin(name)
@@ -198,7 +181,7 @@ def test_the_group_is_asked_for_what_the_twin_says(ranks: list[dict[str, Any]], 
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_what_the_twin_calls_equal_is_so(ranks: list[dict[str, Any]], name: str) -> None:
+def test_what_the_twin_calls_equal_is_so(ranks: Ranks, name: str) -> None:
     twin = _twin(name)
     for equal in twin.equal(STEPS):
         assert len({ranks[rank][name]["fingerprints"][equal.name] for rank in equal.ranks}) == 1, equal
@@ -211,39 +194,33 @@ def test_what_the_twin_calls_equal_is_so(ranks: list[dict[str, Any]], name: str)
 
 
 @pytest.mark.parametrize("name", RESTORED)
-def test_a_restored_job_ends_with_the_same_bits(ranks: list[dict[str, Any]], name: str) -> None:
+def test_a_restored_job_ends_with_the_same_bits(ranks: Ranks, name: str) -> None:
     for rank in ranks:
         assert rank[name]["restored"] == rank[name]["fingerprints"]
 
 
-def _batches() -> list[list[tuple[Tensor, Tensor]]]:
-    """Return the windows of each step, of each rank."""
-    drawn = [Windows(CORPUS, batch=BATCH, context=SHAPE.context, seed=0, rank=rank) for rank in range(4)]
-    return [[of_rank.draw() for of_rank in drawn] for _ in range(STEPS)]
-
-
-def _reference(
-    model: torch.nn.Module, forward: Callable[[Tensor, int], Tensor]
-) -> tuple[list[Tensor], list[list[float]]]:
-    """Train by the mean gradient of all windows in one process; ``forward`` of a rank's inputs."""
+def _reference(model: torch.nn.Module) -> list[list[float]]:
+    """Train by the mean gradient of all windows in one process; return the losses by step and rank."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for batches in _batches():
+    windows = [Windows(CORPUS, batch=BATCH, context=SHAPE.context, seed=0, rank=rank) for rank in range(4)]
+    losses: list[list[float]] = []
+    for _ in range(STEPS):
         optimizer.zero_grad()
         losses.append([])
-        for rank, (inputs, targets) in enumerate(batches):
-            loss = cross_entropy(forward(inputs, rank), targets)
+        for of_rank in windows:
+            inputs, targets = of_rank.draw()
+            loss = cross_entropy(model(inputs), targets)
             losses[-1].append(float(loss.detach()))
             (loss / 4).backward()
         optimizer.step()
-    return [it.detach() for it in model.parameters()], losses
+    return losses
 
 
-def test_a_model_that_sleeps_is_split_too(ranks: list[dict[str, Any]]) -> None:
+def test_a_model_that_sleeps_is_split_too(ranks: Ranks) -> None:
     for name in [name for name in JOBS if "asleep" in name]:
         assert sum(it.numel() for it in ranks[0][name]["outer"]) == ASLEEP
         for rank in ranks:
-            assert _difference(rank[name]["outer"], ranks[0][name]["outer"]) == 0.0
+            assert _distance(rank[name]["outer"], ranks[0][name]["outer"]) == 0.0
         losses = ranks[2][name]["losses"]
         assert losses[-1] < losses[0]
 
@@ -263,13 +240,13 @@ class _Untied(torch.nn.Module):
         return gpt.last_norm(x) @ self.head.T
 
 
-def test_a_pipeline_is_one_model_with_an_untied_output_layer(ranks: list[dict[str, Any]]) -> None:
+def test_a_pipeline_is_one_model_with_an_untied_output_layer(ranks: Ranks) -> None:
     model = _Untied()
-    _, losses = _reference(model, lambda inputs, rank: model(inputs))
+    losses = _reference(model)
     expected = [*model.gpt.parameters(), model.head]
     for name in ("1f1b", "gpipe", "1f1b, one in flight"):
         for rank in ranks:
-            assert _difference(rank[name]["outer"], [it.detach() for it in expected]) < 1e-6
+            assert _distance(rank[name]["outer"], expected) < 1e-6
         assert ranks[0][name]["losses"] == [None] * STEPS, "only the last stage has a loss"
         # Rank 2 is the last stage of ranks 0 and 2.
         means = [(of_step[0] + of_step[2]) / 2 for of_step in losses]
@@ -284,7 +261,7 @@ def test_a_pipeline_is_one_model_with_an_untied_output_layer(ranks: list[dict[st
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_what_forward_and_backward_wait_for_is_not_compute(ranks: list[dict[str, Any]], name: str) -> None:
+def test_what_forward_and_backward_wait_for_is_not_compute(ranks: Ranks, name: str) -> None:
     waits = name != "ddp"
     assert all((rank[name]["waited_s"] > 0) == waits for rank in ranks), "torch's own waits, too"
 
@@ -326,12 +303,11 @@ class _Mixture(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["moe", "moe in sites"])
-def test_a_mixture_over_ranks_is_one_in_one_process(ranks: list[dict[str, Any]], name: str) -> None:
+def test_a_mixture_over_ranks_is_one_in_one_process(ranks: Ranks, name: str) -> None:
     options = {"experts": "all", "top_k": 1, "capacity": 1.0, "router_seed": 0} | JOBS[name][1]
-    model = _Mixture(
-        4 if options["experts"] == "all" else 2, options["top_k"], options["capacity"], options["router_seed"]
-    )
-    _reference(model, lambda inputs, rank: model(inputs))
+    experts = 4 if options.pop("experts") == "all" else 2
+    model = _Mixture(experts, options["top_k"], options["capacity"], options["router_seed"])
+    _reference(model)
     expected = dict(model.gpt.named_parameters())
     for layer in range(SHAPE.layers):
         for at, part in ((0, "inward"), (2, "outward")):
@@ -344,4 +320,4 @@ def test_a_mixture_over_ranks_is_one_in_one_process(ranks: list[dict[str, Any]],
     for layer in reversed(range(SHAPE.layers)):
         names.insert(names.index(f"blocks.{layer}.outward.bias") + 1, f"blocks.{layer}.router.weight")
     for rank in ranks:
-        assert _difference(rank[name]["outer"], [expected[it].detach() for it in names]) < 1e-5
+        assert _distance(rank[name]["outer"], [expected[key] for key in names]) < 1e-5

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from builders import loopback_ranks
-from trained import BATCH, SHAPE, Case, train, train_interrupted
+from builders.replica_jobs import Result, check_steps, twin_of
+from testbed_agents import strategies
+from testbed_agents.groups import Groups
+from trained import BATCH, SHAPE, Case, interrupt, train
 
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, gpt_tensors
@@ -30,62 +35,54 @@ SITES = {
 }
 
 
-def _layout(sites: tuple[str, ...], case: Case) -> Layout:
-    tensors = gpt_tensors(SHAPE.layers, SHAPE.width, SHAPE.context)
-    return Layout(
-        sites, tensors, BATCH * SHAPE.context, SHAPE.context, SHAPE.width, SHAPE.layers, case.steps, speeds=case.speeds
-    )
+TWO = SITES["two sites of two"]
+RESTORED = [number for number, case in enumerate(CASES) if case.options.get("accumulate") != 3]
+"""Accumulated gradients are no part of a checkpoint: it is taken after an update."""
 
 
-def _all(rank: int, cases: tuple[Case, ...], sites: tuple[str, ...]) -> list[object]:
-    return [train(rank, case, sites) for case in cases]
+def _train(rank: int, sites: tuple[str, ...]) -> list[tuple[Result, ...]]:
+    """Return the result of each case; at two sites of two, also that of a job that is restored from a checkpoint."""
+    groups = Groups(rank, sites)
+    return [
+        interrupt(groups, case, after=4) if sites == TWO and number in RESTORED else tuple(train(groups, [case]))
+        for number, case in enumerate(CASES)
+    ]
+
+
+@functools.cache
+def trained(sites: tuple[str, ...]) -> list[list[tuple[Result, ...]]]:
+    """Return the results by rank and case."""
+    return loopback_ranks.run(len(sites), _train, sites)
 
 
 @pytest.mark.parametrize("sites", SITES.values(), ids=SITES)
 def test_what_the_twin_says_of_each_step_is_so(sites: tuple[str, ...]) -> None:
-    found = loopback_ranks.run(len(sites), _all, CASES, sites)
-    for number, case in enumerate(CASES):
-        options = {it.name: case.options[it.argument] for it in _options(case) if it.argument in case.options}
-        twin = strategies_built.make(case.strategy, options, _layout(sites, case))
-        of = [rank[number] for rank in found]
-        compared = 0
-        for step in range(1, case.steps + 1):
-            for equal in twin.equal(step):
-                values = {of[rank].fingerprints[step - 1][equal.name] for rank in equal.ranks}
-                assert len(values) == 1, f"{case}: {equal} after step {step}"
-                compared += len(equal.ranks) > 1
-            for rank, it in enumerate(of):
-                assert it.updates[step - 1] == twin.updates(step, rank), case
-            if twin.outer_updates(case.steps):
-                assert {it.outer_versions[step - 1] for it in of} == {twin.outer_updates(step)}, case
-        assert compared >= 1, case
-        everyone = {rank.fingerprints[-1]["parameters"] for rank in of}
-        assert len(everyone) == 1, "a job ends with an exchange"
+    tensors = gpt_tensors(SHAPE.layers, SHAPE.width, SHAPE.context)
+    shape = (BATCH * SHAPE.context, SHAPE.context, SHAPE.width, SHAPE.layers)
+    for case, *ranks in zip(CASES, *trained(sites), strict=True):
+        layout = Layout(sites, tensors, *shape, case.steps, speeds=case.speeds)
+        twin = twin_of(case.strategy, case.options, layout)
+        assert check_steps(twin, [whole.trace for whole, *_ in ranks]) >= 1, case
+        for number, (whole, *_) in enumerate(ranks):
+            assert [step.updates for step in whole.trace] == [
+                twin.updates(step, number) for step in range(1, case.steps + 1)
+            ], case
+        parameters = {whole.trace[-1].fingerprints["parameters"] for whole, *_ in ranks}
+        assert len(parameters) == 1, "a job ends with an exchange"
         assert twin.committed(case.steps) == case.steps
         counts = [twin.committed(step) for step in range(case.steps + 1)]
         assert counts == sorted(counts) and counts[0] == 0
 
 
-def _restored(rank: int, cases: tuple[Case, ...], sites: tuple[str, ...]) -> list[tuple[int, int]]:
-    return [train_interrupted(rank, case, sites, at=4) for case in cases]
-
-
 def test_restored_from_a_checkpoint_a_job_ends_with_the_same_bits() -> None:
-    """Between two exchanges, with fragments on their way and gradients that are kept back. Accumulated gradients are
-    no part of a checkpoint: it is taken after an update."""
-    cases = tuple(it for it in CASES if it.options.get("accumulate") != 3)
-    for rank in loopback_ranks.run(4, _restored, cases, SITES["two sites of two"]):
-        assert [whole for whole, _ in rank] == [again for _, again in rank]
-
-
-def _options(case: Case) -> tuple[strategies_built.Option, ...]:
-    return strategies_built.twin_class(case.strategy).options
+    """Between two exchanges, with fragments on their way and gradients that are kept back."""
+    for rank in trained(TWO):
+        for whole, again in (rank[number] for number in RESTORED):
+            assert torch.equal(whole.parameters, again.parameters)
 
 
 def test_both_sides_know_the_same_strategies() -> None:
-    from testbed_agents import strategies
-
-    assert set(strategies._FILES) == set(strategies_built.BUILT)
+    assert set(strategies.names()) == set(strategies_built.BUILT)
     for name, twin in strategies_built.BUILT.items():
         assert twin.name == name and twin.summary and twin.options is not None
         options = {option.argument: option.default for option in twin.options}

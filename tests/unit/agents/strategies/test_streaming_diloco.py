@@ -2,108 +2,72 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from builders import loopback_ranks, replica_jobs  # noqa: E402
-from oracles import replica_reference  # noqa: E402
-from testbed_agents.fragments import Schedule, cut, layer_of  # noqa: E402
-from testbed_agents.groups import Groups  # noqa: E402
-from testbed_agents.operation_log import crc32  # noqa: E402
-from testbed_agents.strategies.diloco import Diloco  # noqa: E402
-from testbed_agents.strategies.streaming_diloco import StreamingDiloco  # noqa: E402
-
-from testbed.core.training.layout import Layout, Tensor  # noqa: E402
-from testbed.core.training.streaming_diloco import StreamingDiloco as Twin  # noqa: E402
+import torch
+from builders import loopback_ranks, replica_jobs
+from builders.replica_jobs import Job, bits, check_steps, distance, twin_of
+from oracles import replica_reference
+from testbed_agents.fragments import Schedule, cut
+from testbed_agents.groups import Groups
 
 TWO = ("a", "a", "b", "b")
 THREE = ("a", "b", "c")
-RATE = 0.05
 STEPS = 13
-
-
-def _layout(sites: tuple[str, ...], steps: int = STEPS) -> Layout:
-    tensors = [Tensor(name, it.numel(), layer_of(name)) for name, it in replica_jobs.tiny().named_parameters()]
-    return Layout(sites, tuple(tensors), layers=4, steps=steps)
-
-
-def _traced(groups: Groups, options: dict[str, Any], killed: int = 0) -> dict[str, Any]:
-    """Run a job; return what it became, and the fingerprints and the version after each step.
-
-    With ``killed``, another job begins with the state after that step.
-    """
-    job = replica_jobs.Job(groups, StreamingDiloco(**options), STEPS, RATE)
-    trace: list[tuple[int, dict[str, str]]] = []
-    saved: dict[str, Any] = {}
-
-    def note(step: int) -> None:
-        trace.append(
-            (job.strategy.outer_version, {name: crc32(it) for name, it in job.strategy.fingerprints().items()})
-        )
-        if step == killed:
-            saved.update(job.saved())
-
-    job.run(after=note)
-    outer = torch.cat([it.reshape(-1) for it in job.strategy.outer_parameters()])
-    found = {"parameters": job.parameters(), "outer": outer, "trace": trace}
-    if killed:
-        restored = replica_jobs.Job(groups, StreamingDiloco(**options), STEPS, RATE).load(saved).run()
-        flying = [int(it) for name, it in saved["strategy"].items() if name.endswith("taken")]
-        found.update(restored=restored.saved(), undisturbed=job.saved(), flying=flying)
-    return found
-
-
+STREAMING = "streaming-diloco"
 CASES: dict[str, dict[str, Any]] = {
     "overlapping": {"every": 5, "fragments": 4, "overlap": 3, "alpha": 0.25, "outer_momentum": 0.9},
     "four bits": {"every": 4, "fragments": 2, "overlap": 1, "alpha": 0.5, "bits": 4},
     "waiting": {"every": 4, "fragments": 2, "overlap": 0, "alpha": 0.5, "bits": 8},
     "stochastic": {"every": 6, "fragments": 2, "overlap": 4, "alpha": 0.5, "bits": 4, "rounding": "stochastic"},
 }
+SITES = {TWO: tuple(CASES), THREE: ("overlapping", "four bits")}
+REPLICAS = {TWO: ((0, 1), (2, 3)), THREE: ((0,), (1,), (2,))}
 KILLED = {"overlapping": 8, "stochastic": 7}
+SAME = {"every": 5, "outer_momentum": 0.9}
 
 
-def _all_of_four(rank: int) -> dict[str, Any]:
-    groups = Groups(rank, TWO)
-    found = {name: _traced(groups, options, KILLED.get(name, 0)) for name, options in CASES.items()}
-    same = {"every": 5, "outer_momentum": 0.9}
-    found["diloco"] = {"parameters": replica_jobs.Job(groups, Diloco(**same), STEPS, RATE).run().parameters()}
-    found["as diloco"] = _traced(groups, {**same, "fragments": 1, "overlap": 0, "alpha": 0.0})
-    return found
+def _make(groups: Groups, job: tuple[str, dict[str, Any]], seed: int) -> Job:
+    return Job(groups, *job, STEPS, seed=seed)
 
 
-def _all_of_three(rank: int) -> dict[str, Any]:
-    groups = Groups(rank, THREE)
-    return {name: _traced(groups, CASES[name]) for name in ("overlapping", "four bits")}
+def _train(rank: int, sites: tuple[str, ...]) -> dict[str, Any]:
+    """Return the result of each case; of those that are killed, what is saved at the end of both jobs as well."""
+    groups = Groups(rank, sites)
+    jobs = {name: (STREAMING, CASES[name]) for name in SITES[sites]}
+    if sites == TWO:
+        jobs["diloco"] = ("diloco", SAME)
+        jobs["as diloco"] = (STREAMING, {**SAME, "fragments": 1, "overlap": 0, "alpha": 0.0})
+    results: dict[str, Any] = {}
+    for name, job in jobs.items():
+        make = functools.partial(_make, groups, job)
+        if name not in KILLED or sites != TWO:
+            results[name] = make(0).run().result()
+            continue
+        whole, again = replica_jobs.interrupted(make, KILLED[name])
+        taken = [values for key, values in again.loaded["strategy"].items() if key.endswith("taken")]
+        flying = sum(int(step) > 0 for step in taken)
+        results[name] = whole.result()
+        results[f"{name}, killed"] = bits(whole.saved()), bits(again.saved()), flying
+    return results
 
 
 @pytest.fixture(scope="module")
-def of_four() -> list[dict[str, Any]]:
-    return loopback_ranks.run(4, _all_of_four)
-
-
-@pytest.fixture(scope="module")
-def of_three() -> list[dict[str, Any]]:
-    return loopback_ranks.run(3, _all_of_three)
+def trained() -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """Results by sites, rank, and case."""
+    return {sites: loopback_ranks.run(len(sites), _train, sites) for sites in SITES}
 
 
 @pytest.mark.parametrize("case", ["overlapping", "four bits"])
-def test_two_sites_train_as_the_reference(of_four: list[dict[str, Any]], case: str) -> None:
-    _assert_as_the_reference(of_four, ((0, 1), (2, 3)), case)
-
-
-@pytest.mark.parametrize("case", ["overlapping", "four bits"])
-def test_three_sites_train_as_the_reference(of_three: list[dict[str, Any]], case: str) -> None:
-    _assert_as_the_reference(of_three, ((0,), (1,), (2,)), case)
-
-
-def _assert_as_the_reference(ranks: list[dict[str, Any]], sites: tuple[tuple[int, ...], ...], case: str) -> None:
+@pytest.mark.parametrize("sites", SITES, ids=len)
+def test_sites_train_as_the_reference(trained: Any, sites: tuple[str, ...], case: str) -> None:
     options = CASES[case]
     _, outer = replica_reference.streaming(
-        sites,
+        REPLICAS[sites],
         STEPS,
         every=options["every"],
         count=options["fragments"],
@@ -111,85 +75,67 @@ def _assert_as_the_reference(ranks: list[dict[str, Any]], sites: tuple[tuple[int
         alpha=options["alpha"],
         quantize=replica_reference.e3m0 if "bits" in options else list,
         momentum=options.get("outer_momentum", 0.5),
-        rate=RATE,
+        rate=0.05,
     )
-    for rank in ranks:
-        assert torch.equal(rank[case]["parameters"], ranks[0][case]["parameters"])
-        assert torch.equal(rank[case]["outer"], rank[case]["parameters"])  # a job ends with an exchange
+    for rank in trained[sites]:
+        assert torch.equal(rank[case].parameters, trained[sites][0][case].parameters)
+        assert torch.equal(rank[case].outer, rank[case].parameters)  # a job ends with an exchange
         # With four bits, a value between two levels may be rounded to the other one.
-        assert replica_jobs.distance(rank[case]["outer"], outer) < (1e-3 if "bits" in options else 1e-5)
+        assert distance(rank[case].outer, outer) < (1e-3 if "bits" in options else 1e-5)
     # Training moved the parameters by far more than that.
-    untrained = torch.cat([it.detach().reshape(-1) for it in replica_jobs.tiny().parameters()])
-    assert replica_jobs.distance(outer, untrained) > 0.1
+    assert distance(outer, replica_jobs.vector(replica_jobs.tiny().parameters())) > 0.1
 
 
-def test_one_fragment_that_is_waited_for_is_diloco(of_four: list[dict[str, Any]]) -> None:
-    for rank in of_four:
-        assert replica_jobs.distance(rank["as diloco"]["parameters"], rank["diloco"]["parameters"]) < 1e-6
+def test_one_fragment_that_is_waited_for_is_diloco(trained: Any) -> None:
+    for rank in trained[TWO]:
+        assert distance(rank["as diloco"].parameters, rank["diloco"].parameters) < 1e-6
 
 
-def test_outer_parameters_are_equal_after_each_exchange_as_the_twin_says(
-    of_four: list[dict[str, Any]], of_three: list[dict[str, Any]]
-) -> None:
-    for ranks, sites in ((of_four, TWO), (of_three, THREE)):
-        for case in set(CASES) & set(ranks[0]):
-            twin = Twin(_twin_options(CASES[case]), _layout(sites))
-            assert not twin.mistakes()
-            for step in range(1, STEPS + 1):
-                traced = [rank[case]["trace"][step - 1] for rank in ranks]
-                assert {version for version, _ in traced} == {twin.outer_updates(step)}, (case, step)
-                for equal in twin.equal(step):
-                    assert len({traced[rank][1][equal.name] for rank in equal.ranks}) == 1, (case, step, equal)
+def test_outer_parameters_are_equal_after_each_exchange_as_the_twin_says(trained: Any) -> None:
+    for sites, names in SITES.items():
+        for name in names:
+            traces = [rank[name].trace for rank in trained[sites]]
+            check_steps(twin_of(STREAMING, CASES[name], replica_jobs.layout(sites, STEPS)), traces)
             # Sites differ between exchanges, or the comparison says nothing.
-            assert traced_differ(ranks, case), case
+            assert _differ(traces[0][:-1], traces[-1][:-1]), name
 
 
-def traced_differ(ranks: list[dict[str, Any]], case: str) -> bool:
-    return any(
-        ranks[0][case]["trace"][step][1]["parameters"] != ranks[-1][case]["trace"][step][1]["parameters"]
-        for step in range(STEPS - 1)
-    )
+def _differ(trace: Sequence[replica_jobs.Step], other: Sequence[replica_jobs.Step]) -> bool:
+    pairs = zip(trace, other, strict=True)
+    return any(mine.fingerprints["parameters"] != theirs.fingerprints["parameters"] for mine, theirs in pairs)
 
 
-def test_a_killed_job_ends_as_an_undisturbed_one(of_four: list[dict[str, Any]]) -> None:
-    for rank in of_four:
+def test_a_killed_job_ends_as_an_undisturbed_one(trained: Any) -> None:
+    for rank in trained[TWO]:
         for case in KILLED:
-            assert sum(step > 0 for step in rank[case]["flying"]) >= 1 + (case == "overlapping"), "nothing on its way"
-            undisturbed, restored = rank[case]["undisturbed"], rank[case]["restored"]
-            for name in ("parameters", "moments"):
-                for one, other in zip(undisturbed[name], restored[name], strict=True):
-                    assert torch.equal(one, other), (case, name)
-            for name, value in undisturbed["strategy"].items():
-                assert torch.equal(value, restored["strategy"][name]), (case, name)
-
-
-def _twin_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("outer_", "outer."): value for name, value in options.items()}
+            undisturbed, restored, flying = rank[f"{case}, killed"]
+            assert flying >= 1 + (case == "overlapping"), "nothing on its way"
+            assert undisturbed == restored, case
 
 
 def test_fragments_have_every_tensor_once() -> None:
-    sizes = {name: it.numel() for name, it in replica_jobs.tiny().named_parameters()}
+    sizes = {name: values.numel() for name, values in replica_jobs.tiny().named_parameters()}
     named = [(name, name) for name in sizes]
     for count in (1, 2, 3, 4):
-        found = cut(named, count)
-        assert sorted(itertools.chain(*found)) == sorted(sizes)
-        assert found == replica_reference.fragments(count)
-        twin = Twin({"fragments": count}, _layout(TWO))
-        assert [sum(sizes[name] for name in it) for it in found] == [twin.fragment_elements(p) for p in range(count)]
+        fragments = cut(named, count)
+        assert sorted(itertools.chain(*fragments)) == sorted(sizes)
+        assert fragments == replica_reference.fragments(count)
+        twin: Any = twin_of(STREAMING, {"fragments": count}, replica_jobs.layout(TWO, STEPS))
+        elements = [sum(sizes[name] for name in fragment) for fragment in fragments]
+        assert elements == [twin.fragment_elements(fragment) for fragment in range(count)]
     with pytest.raises(ValueError, match="at most 4 fragments"):
         cut(named, 5)
     # The planted bug: the tied weights are in a second fragment.
-    assert [it.count("embedding.weight") for it in cut(named, 2, tied_twice=True)] == [1, 1]
+    assert [fragment.count("embedding.weight") for fragment in cut(named, 2, tied_twice=True)] == [1, 1]
 
 
 def test_schedule_has_each_fragment_once_in_h_steps() -> None:
-    for every in range(1, 14):
-        for count in range(1, 9):
-            schedule = Schedule(every, count, 0)
-            due = [schedule.due(step) for step in range(1, 5 * every + 1)]
-            for fragment in range(count):
-                times = [step for step, it in enumerate(due, 1) if fragment in it]
-                assert [after - before for before, after in itertools.pairwise(times)] == [every] * 4
+    for every, count in itertools.product(range(1, 14), range(1, 9)):
+        schedule = Schedule(every, count, 0)
+        due = [schedule.due(step) for step in range(1, 5 * every + 1)]
+        for fragment in range(count):
+            times = [step for step, fragments in enumerate(due, 1) if fragment in fragments]
+            assert [after - before for before, after in itertools.pairwise(times)] == [every] * 4
     assert [Schedule(50, 4, 1).due(step) for step in (13, 25, 38, 50, 51)] == [[1], [2], [3], [0], []]
     with pytest.raises(ValueError, match="expected every > overlap"):
         Schedule(5, 2, 5)

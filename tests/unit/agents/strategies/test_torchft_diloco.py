@@ -1,4 +1,4 @@
-"""The adapter to torchft: how its absence is told, and with it, that sites are equal after each of its exchanges."""
+"""The adapter to torchft: what reports its absence, and that sites are equal after each of its exchanges."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import importlib.util
 import sys
 import threading
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from builders import loopback_ranks
-from builders.replica_jobs import drawn, loss, tiny
+from builders.replica_jobs import Job, tiny
 from testbed_agents import evidence, strategies
 from testbed_agents.groups import Groups
-from testbed_agents.strategies import Context
-from trained import Case, train_interrupted
+from trained import Case, interrupt
 
+Ranks = list[dict[str, Any]]
 SITES = ("a", "a", "b", "b")
 STEPS = 7
+AFTER = {"between exchanges": 4, "after one": 6}
 
 
 def test_without_torchft_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,52 +32,49 @@ def test_without_torchft_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatc
 def threads_of_torchft() -> list[str]:
     """The names of its native threads, and of the one that serves checkpoints."""
     names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
-    names += [it.name for it in threading.enumerate() if "(_serve)" in it.name]
-    return [it for it in names if "torchft" in it or "tcpstore" in it or "_serve" in it]
+    names += [thread.name for thread in threading.enumerate() if "(_serve)" in thread.name]
+    return [name for name in names if "torchft" in name or "tcpstore" in name or "_serve" in name]
 
 
-def job(rank: int) -> tuple[list[int], list[dict[str, Any]], int, list[str]]:
-    records: list[dict[str, Any]] = []
-    context = Context(Groups(rank, SITES), loss=loss, steps=STEPS)
-    monitor = evidence.Evidence()
+def _train(rank: int) -> dict[str, Any]:
+    groups = Groups(rank, SITES)
+    monitor, records = evidence.Evidence(), list[dict[str, Any]]()
     monitor.exchange = lambda **fields: records.append(fields)  # type: ignore[method-assign]
     evidence.install(monitor)
-    model, strategy = tiny(), strategies.make("torchft-diloco", {"every": 3})
-    optimizer = torch.optim.AdamW(strategy.prepare(model, context), lr=1e-2)
-    found = []
-    for step in range(1, STEPS + 1):
-        context.step = step
-        strategy.run(*drawn(rank, step))
-        optimizer.step()
-        optimizer.zero_grad()
-        strategy.after_step(step)
-        if step == STEPS:
-            strategy.finish(step)
-        elif step == 1:
-            assert threads_of_torchft(), "nothing is shown without them"
-        found.append(zlib.crc32(b"".join(it.detach().numpy().tobytes() for it in model.parameters())))
+    job = Job(groups, "torchft-diloco", {"every": 3}, STEPS).run(1)
+    assert threads_of_torchft(), "nothing is shown without them"
+    job.run()
     deadline = time.monotonic() + 10
     while threads_of_torchft() and time.monotonic() < deadline:
         time.sleep(0.01)  # the kernel's list is a little behind
-    return found, records, strategy.outer_version, threads_of_torchft()
+    left = threads_of_torchft()
+    evidence.install(None)
+    case = Case("torchft-diloco", {"every": 3}, steps=10)
+    restored = {name: interrupt(groups, case, after) for name, after in AFTER.items()}
+    return {"trace": job.trace, "records": records, "left": left, **restored}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
-def test_sites_are_equal_after_each_exchange_of_torchft_and_nothing_of_it_lives_on() -> None:
-    found = loopback_ranks.run(4, job)
-    for step in range(1, STEPS + 1):
-        values = [each[0][step - 1] for each in found]
+@pytest.fixture(scope="module")
+def ranks() -> Ranks:
+    if importlib.util.find_spec("torchft") is None:
+        pytest.skip("torchft is not installed")
+    return loopback_ranks.run(4, _train)
+
+
+def test_sites_are_equal_after_each_exchange_of_torchft_and_nothing_of_it_lives_on(ranks: Ranks) -> None:
+    for step, rows in enumerate(zip(*(rank["trace"] for rank in ranks), strict=True), 1):
+        values = [row.fingerprints["parameters"] for row in rows]
         assert values[0] == values[1] and values[2] == values[3]
         assert (len(set(values)) == 1) == (step % 3 == 0 or step == STEPS)
-    for _, records, version, threads in found:
-        assert threads == []
-        assert version == 3
-        assert [it["committed"] for it in records] == [True] * 3 and {it["participants"] for it in records} == {2}
+    for rank in ranks:
+        assert rank["left"] == []
+        assert rank["trace"][-1].version == 3
+        assert [record["committed"] for record in rank["records"]] == [True] * 3
+        assert {record["participants"] for record in rank["records"]} == {2}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
-@pytest.mark.parametrize("at", [4, 6], ids=["between exchanges", "after one"])
-def test_restored_from_a_checkpoint_a_job_ends_with_the_same_bits(at: int) -> None:
-    case = Case("torchft-diloco", {"every": 3}, steps=10)
-    for whole, again in loopback_ranks.run(4, lambda rank: train_interrupted(rank, case, SITES, at)):
-        assert whole == again
+@pytest.mark.parametrize("after", AFTER)
+def test_restored_from_a_checkpoint_a_job_ends_with_the_same_bits(ranks: Ranks, after: str) -> None:
+    for rank in ranks:
+        whole, again = rank[after]
+        assert torch.equal(whole.parameters, again.parameters)

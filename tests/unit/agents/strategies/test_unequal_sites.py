@@ -5,33 +5,32 @@ And what the ranks tell of their means, judged by the checker: wrong shares are 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from builders import json_lines, loopback_ranks, trainer_over_loopback
+from builders.replica_jobs import Job, bits, distance, layout, twin_of
+from builders.trainer_over_loopback import check_logs
+from oracles import replica_reference
+from testbed_agents import evidence
+from testbed_agents.evaluation import Plan
+from testbed_agents.groups import Groups
+from testbed_agents.site_pace import InnerSteps
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-
-from builders import loopback_ranks, replica_jobs, trainer_over_loopback  # noqa: E402
-from oracles import replica_reference  # noqa: E402
-from testbed_agents import evidence, strategies  # noqa: E402
-from testbed_agents.evaluation import Plan  # noqa: E402
-from testbed_agents.fragments import layer_of  # noqa: E402
-from testbed_agents.groups import Groups  # noqa: E402
-from testbed_agents.site_pace import InnerSteps  # noqa: E402
-
-from testbed.core.checkers.weighed_means import weighed_means  # noqa: E402
-from testbed.core.records.check_record import CheckLog, Grouped, read_checks  # noqa: E402
-from testbed.core.training import strategies_built  # noqa: E402
-from testbed.core.training.layout import Layout, Tensor  # noqa: E402
-from testbed.core.training.twin import Twin  # noqa: E402
+from testbed.core.checkers.weighed_means import weighed_means
+from testbed.core.records.check_record import Grouped
+from testbed.core.training.twin import Twin
 
 SITES = ("west", "west", "east", "north")
 STEPS, RATE = 11, 0.05
+REPLICAS = [[0, 1], [2], [3]]
 HALVES = (("west", "east"), ("north",))
 
 
@@ -42,53 +41,44 @@ class Case:
     speeds: dict[str, float] = field(default_factory=dict)
 
 
+SPEEDS = {"west": 0.4, "north": 0.8}
+BY_TOKENS = {"every": 4, "weigh": "tokens"}
+BY_BOTH = {**BY_TOKENS, "pace": "time"}
+FRAGMENTS = {**BY_TOKENS, "fragments": 4, "overlap": 2}
 CASES = {
-    "averaged": Case("local-sgd", {"every": 4, "weigh": "tokens"}),
-    "applied": Case("diloco", {"every": 4, "weigh": "tokens", "pace": "time"}, {"west": 0.4, "north": 0.8}),
-    "applied in the middle": Case(
-        "diloco", {"every": 4, "weigh": "tokens", "pace": "time", "aggregate_at": "east"}, {"west": 0.4, "north": 0.8}
-    ),
-    "equal shares": Case("diloco", {"every": 4, "pace": "time"}, {"west": 0.4, "north": 0.8}),
-    "each rank": Case(
-        "diloco", {"every": 4, "weigh": "tokens", "pace": "time", "replica": "rank"}, {"west": 0.4, "north": 0.8}
-    ),
-    "fragments": Case("streaming-diloco", {"every": 4, "fragments": 4, "overlap": 2, "weigh": "tokens"}),
-    "fragments in the middle": Case(
-        "streaming-diloco", {"every": 4, "fragments": 4, "overlap": 2, "weigh": "tokens", "aggregate_at": "east"}
-    ),
-    "coded": Case("streaming-diloco", {"every": 4, "fragments": 2, "bits": 4, "weigh": "tokens"}),
-    "sparse": Case("sparse-loco", {"every": 4, "top": 512, "weigh": "tokens"}),
+    "averaged": Case("local-sgd", BY_TOKENS),
+    "applied": Case("diloco", BY_BOTH, SPEEDS),
+    "applied in the middle": Case("diloco", {**BY_BOTH, "aggregate_at": "east"}, SPEEDS),
+    "equal shares": Case("diloco", {"every": 4, "pace": "time"}, SPEEDS),
+    "each rank": Case("diloco", {**BY_BOTH, "replica": "rank"}, SPEEDS),
+    "fragments": Case("streaming-diloco", FRAGMENTS),
+    "fragments in the middle": Case("streaming-diloco", {**FRAGMENTS, "aggregate_at": "east"}),
+    "coded": Case("streaming-diloco", {**BY_TOKENS, "fragments": 2, "bits": 4}),
+    "sparse": Case("sparse-loco", {**BY_TOKENS, "top": 512}),
     "tiers": Case("multi-tier", {"every": 2, "every_regions": 4, "regions": HALVES, "weigh": "tokens"}),
 }
 
 
-class Kept:
-    """Records of one rank as lines."""
+class Weighed:
+    """Keeps the records of weighted means of one rank."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
 
     def write(self, kind: str, **fields: Any) -> None:
         if kind == "weighed":
-            self.lines.append({"kind": kind, "attempt": 1, **fields})
+            self.lines.append({"kind": kind, "attempt": 1, "t": 0.0, **fields})
 
 
-def _train(rank: int) -> dict[str, tuple[Any, list[dict[str, Any]]]]:
-    groups, found = Groups(rank, SITES), {}
+def _train(rank: int) -> dict[str, tuple[Tensor, list[dict[str, Any]]]]:
+    groups, outer = Groups(rank, SITES), dict[str, tuple[Tensor, list[dict[str, Any]]]]()
     for name, case in CASES.items():
-        kept, made = Kept(), strategies.make(case.strategy, case.options)
-        job = replica_jobs.Job(groups, made, STEPS, RATE, case.speeds)
-        evidence.install(evidence.Evidence(kept, 0, lambda job=job: job.context.step))  # type: ignore[arg-type,misc]
-        job.run()
+        weighed = Weighed()
+        job = Job(groups, case.strategy, case.options, STEPS, RATE, speeds=case.speeds)
+        evidence.install(evidence.Evidence(weighed, 0, lambda job=job: job.context.step))  # type: ignore[arg-type,misc]
+        outer[name] = job.run().result().outer, weighed.lines
         evidence.install(None)
-        found[name] = torch.cat([it.reshape(-1) for it in made.outer_parameters()]), kept.lines
-    return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    """Of tensors this small, more are slower."""
-    torch.set_num_threads(1)
+    return outer
 
 
 @pytest.fixture(scope="module")
@@ -129,42 +119,35 @@ def _reference(case: Case, replicas: list[list[int]]) -> Any:
 @pytest.mark.parametrize("name", ["averaged", "applied", "applied in the middle", "equal shares", "each rank"])
 def test_a_mean_by_tokens_and_steps_by_time_are_those_of_a_reference(trained: Any, name: str) -> None:
     alone = name == "each rank"
-    expected = _reference(CASES[name], [[0], [1], [2], [3]] if alone else [[0, 1], [2], [3]])
+    expected = _reference(CASES[name], [[0], [1], [2], [3]] if alone else REPLICAS)
     for rank in trained:
-        assert replica_jobs.distance(rank[name][0], expected) < 1e-5
+        assert distance(rank[name][0], expected) < 1e-5
 
 
 def test_shares_and_inner_steps_change_what_is_learned(trained: Any) -> None:
     one, other = trained[0]["applied"][0], trained[0]["equal shares"][0]
-    assert replica_jobs.distance(one, other) > 1e-4
-    assert replica_jobs.distance(one, _reference(Case("diloco", CASES["applied"].options), [[0, 1], [2], [3]])) > 1e-3
+    assert distance(one, other) > 1e-4
+    assert distance(one, _reference(Case("diloco", CASES["applied"].options), REPLICAS)) > 1e-3
 
 
 def test_fragments_by_tokens_are_those_of_a_reference(trained: Any) -> None:
-    sites = [[0, 1], [2], [3]]
-    _, outer = replica_reference.streaming(
-        sites, STEPS, every=4, count=4, overlap=2, alpha=0.5, rate=RATE, tokens=(2, 1, 1)
-    )
-    for name in ("fragments", "fragments in the middle"):
-        assert replica_jobs.distance(trained[3][name][0], outer) < 1e-5
-    _, outer = replica_reference.streaming(
-        sites,
-        STEPS,
-        every=4,
-        count=2,
-        overlap=1,
-        alpha=0.5,
-        rate=RATE,
-        tokens=(2, 1, 1),
-        quantize=replica_reference.e3m0,
-    )
-    assert replica_jobs.distance(trained[3]["coded"][0], outer) < 1e-3
-    theta, _ = replica_reference.sparse(sites, STEPS, every=4, keep=512, rate=RATE, tokens=(2, 1, 1))
-    assert replica_jobs.distance(trained[3]["sparse"][0], theta) < 1e-3
+    job: dict[str, Any] = {"every": 4, "rate": RATE, "tokens": (2, 1, 1)}
+    overlap: dict[str, Any] = {"overlap": 1, "alpha": 0.5}
+    _, outer = replica_reference.streaming(REPLICAS, STEPS, count=4, **job, **overlap | {"overlap": 2})
+    coded = {"count": 2, "quantize": replica_reference.e3m0}
+    _, outer_of_codes = replica_reference.streaming(REPLICAS, STEPS, **job, **overlap, **coded)
+    theta, _ = replica_reference.sparse(REPLICAS, STEPS, keep=512, **job)
+    for name, expected, bound in (
+        ("fragments", outer, 1e-5),
+        ("fragments in the middle", outer, 1e-5),
+        ("coded", outer_of_codes, 1e-3),
+        ("sparse", theta, 1e-3),
+    ):
+        assert distance(trained[3][name][0], expected) < bound, name
 
 
 def test_regions_by_tokens_are_those_of_a_reference(trained: Any) -> None:
-    by = [replica_reference.Replica(ranks, RATE) for ranks in ([0, 1], [2], [3])]
+    by = [replica_reference.Replica(ranks, RATE) for ranks in REPLICAS]
     names = list(by[0].parameters)
     top = by[0].get(names)
     upper = torch.zeros_like(top)
@@ -185,44 +168,36 @@ def test_regions_by_tokens_are_those_of_a_reference(trained: Any) -> None:
             regions, lower = [top, top], [torch.zeros_like(top)] * 2
         for it, region in zip(by, (0, 0, 1), strict=True):
             it.put(names, regions[region])
-    assert replica_jobs.distance(trained[2]["tiers"][0], top) < 1e-5
+    assert distance(trained[2]["tiers"][0], top) < 1e-5
 
 
 def _twin(case: Case) -> Twin:
-    tensors = [Tensor(name, it.numel(), layer_of(name)) for name, it in replica_jobs.tiny().named_parameters()]
-    layout = Layout(SITES, tuple(tensors), layers=4, steps=STEPS, speeds=case.speeds)
-    return strategies_built.make(case.strategy, case.options, layout)
+    return twin_of(case.strategy, case.options, layout(SITES, STEPS, speeds=case.speeds))
 
 
-def _grouped(ranks: list[list[dict[str, Any]]], twin: Twin) -> Grouped:
-    logs: list[CheckLog] = []
-    for rank, lines in enumerate(ranks):
-        log, malformed = read_checks(rank, [{**it, "t": 0.0} for it in lines])
-        assert not malformed
-        logs.append(log)
-    return Grouped.of(logs, twin.longest_gap)
-
-
-@pytest.mark.parametrize("name", [it for it, case in CASES.items() if case.options.get("weigh") == "tokens"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.options.get("weigh") == "tokens"])
 def test_the_checker_finds_what_is_weighted_wrongly(trained: Any, name: str) -> None:
     twin = _twin(CASES[name])
+
+    def checked(ranks: list[list[dict[str, Any]]]) -> Any:
+        return weighed_means(Grouped.of(check_logs(ranks), twin.longest_gap), twin)
+
     ranks = [rank[name][1] for rank in trained]
-    right = weighed_means(_grouped(ranks, twin), twin)
+    right = checked(ranks)
     assert right.looked_at and not right.findings
 
-    # All ranks alike take equal shares: the sum is that of what they say, but not what the twin says.
-    alike = [[{**it, "share": 1 / len(it["ranks"])} for it in lines] for lines in ranks]
-    assert weighed_means(_grouped(alike, twin), twin).findings
+    # All ranks alike take equal shares: the sum is that of what they record, but not what the twin states.
+    alike = [[{**line, "share": 1 / len(line["ranks"])} for line in lines] for lines in ranks]
+    assert checked(alike).findings
 
-    # One rank multiplied by another share than it says: the mean is another one.
-    lines = [{**it, "own": _doubled(it["own"])} if len(it["ranks"]) > 1 else it for it in ranks[0]]
-    found = weighed_means(_grouped([lines, *ranks[1:]], twin), twin).findings
-    assert any("of the mean is" in it.text for it in found)
+    # One rank multiplied by another share than it records: the mean is another one.
+    lines = [{**line, "own": _doubled(line["own"])} if len(line["ranks"]) > 1 else line for line in ranks[0]]
+    assert any("of the mean is" in finding.text for finding in checked([lines, *ranks[1:]]).findings)
 
 
 def _doubled(values: str) -> str:
     floats = torch.frombuffer(bytearray.fromhex(values), dtype=torch.float32)
-    return (2 * floats).numpy().tobytes().hex()
+    return bits(2 * floats).hex()
 
 
 def test_a_job_with_inner_steps_and_evaluations_is_right(tmp_path: Path) -> None:
@@ -230,37 +205,26 @@ def test_a_job_with_inner_steps_and_evaluations_is_right(tmp_path: Path) -> None
     compute = {"seconds": 0.02, "real": True, "speeds": {"b": 0.5}}
     options = {"every": 4, "pace": "time", "weigh": "tokens"}
     ended = trainer_over_loopback.train(tmp_path, "diloco", options, 10, compute=compute, evaluate=Plan(3))
-    assert len(set(ended.ranks)) == 1 and ended.ranks[0].startswith("ok"), ended.ranks
-    assert set(ended.holds.values()) == {True} and "exchanges" in ended.holds, ended.texts
+    ended.check()
+    assert "exchanges" in ended.holds
     for rank, (tokens, updates) in enumerate(((2, 20), (2, 20), (1, 10), (1, 10))):
-        lines = [json.loads(it) for it in (tmp_path / f"rank-{rank}.jsonl").read_text().splitlines()]
-        job = next(it for it in lines if it["kind"] == "job")
-        steps = [it for it in lines if it["kind"] == "step"]
-        assert [it["tokens"] for it in steps] == [tokens * job["tokens_per_step"]] * 10
-        assert [it["declared_s"] for it in steps] == pytest.approx([0.04] * 10)
+        file = tmp_path / f"rank-{rank}.jsonl"
+        (job,), steps = json_lines.read(file, "job"), json_lines.read(file, "step")
+        assert [step["tokens"] for step in steps] == [tokens * job["tokens_per_step"]] * 10
+        assert [step["declared_s"] for step in steps] == pytest.approx([0.04] * 10)
         assert job["compute"].get("speed", 1.0) == (0.5 if rank > 1 else 1.0)
-        for it in steps:  # the parts of a step are all of it
-            assert it["compute_s"] + it["exposed_s"] == pytest.approx(it["t_end"] - it["t_begin"])
-        assert sum(it["kind"] == "evaluation" for it in lines) == 4
-        checks = [json.loads(it) for it in (tmp_path / f"rank-{rank}.checks.jsonl").read_text().splitlines()]
-        assert max(it["optimizer_steps"] for it in checks if it["kind"] == "step") == updates
-
-
-@dataclass
-class _Sites:
-    """What InnerSteps asks of groups."""
-
-    sites: tuple[str, ...]
-
-    @property
-    def site_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.sites))
+        for step in steps:  # the parts of a step are all of it
+            assert step["compute_s"] + step["exposed_s"] == pytest.approx(step["t_end"] - step["t_begin"])
+        assert len(json_lines.read(file, "evaluation")) == 4
+        checks = json_lines.read(file.with_suffix(".checks.jsonl"), "step")
+        assert max(step["optimizer_steps"] for step in checks) == updates
 
 
 @pytest.mark.parametrize("speeds", [{"west": 0.2, "east": 0.6}, {"west": 0.3}, {"east": 0.07, "north": 0.49}])
 def test_inner_steps_fit_into_the_time_of_the_slowest_site(speeds: Mapping[str, float]) -> None:
     """Never more than fit, never one fewer; the slowest takes one; both sides count alike. 0.6 is three times 0.2."""
-    of = InnerSteps(_Sites(SITES), speeds, True)  # type: ignore[arg-type]
+    groups: Any = SimpleNamespace(sites=SITES, site_names=tuple(dict.fromkeys(SITES)))
+    of = InnerSteps(groups, speeds, True)
     twin = _twin(Case("diloco", {"every": 4, "pace": "time"}, dict(speeds)))
     hundredths = [round(100 * speeds.get(site, 1.0)) for site in SITES]
     for step in range(1, 200):
@@ -268,4 +232,4 @@ def test_inner_steps_fit_into_the_time_of_the_slowest_site(speeds: Mapping[str, 
             done = of.until(step, rank)
             assert done == twin.inner_steps(step, rank) == step * speed // min(hundredths)
             assert of.within(step, rank) >= 1
-    assert math.isclose(sum(of.shares([[0, 1], [2], [3]], 5, 9)), 1.0)
+    assert math.isclose(sum(of.shares(REPLICAS, 5, 9)), 1.0)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from testbed_agents import strategies
+from builders.replica_jobs import Job, Result, interrupted
 from testbed_agents.groups import Groups
 from testbed_agents.model import GPT, Shape, cross_entropy
-from testbed_agents.strategies import Context, Strategy
 from torch import Tensor, nn
 
 SHAPE = Shape(layers=3, heads=2, width=16, context=16)
@@ -44,115 +42,38 @@ def make_model(seed: int) -> GPT:
 
 def make_optimizer(kind: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     found = list(parameters)
-    return torch.optim.AdamW(found, lr=3e-3) if kind == "adamw" else torch.optim.SGD(found, lr=0.03)
+    return torch.optim.AdamW(found, lr=3e-3, fused=True) if kind == "adamw" else torch.optim.SGD(found, lr=0.03)
 
 
-def crc(tensors: Iterable[Tensor]) -> int:
-    value = 0
-    for each in tensors:
-        value = zlib.crc32(each.detach().contiguous().numpy().tobytes(), value)
-    return value
+class GptJob(Job):
+    """One rank's job of ``case``, as the loop of the agents trains it; ``offset`` of the model's seed."""
+
+    def __init__(self, groups: Groups, case: Case, offset: int = 0) -> None:
+        self.case, self.draw_windows = case, windows(groups.rank, case.seed)
+        seed = case.seed + offset
+        context = {"speeds": case.speeds, "loss": cross_entropy}
+        super().__init__(groups, case.strategy, case.options, case.steps, seed=seed, **context)
+
+    def make_model(self) -> GPT:
+        return make_model(self.seed)
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return make_optimizer(self.case.optimizer, self.parameters)
+
+    def draw(self, step: int, inner: int = 0) -> tuple[Tensor, Tensor]:
+        inputs = self.draw_windows()
+        return inputs, inputs
 
 
-@dataclass
-class Trained:
-    """What one rank had: fingerprints by step, counts of updates, parameters at the end."""
-
-    fingerprints: list[dict[str, int]]
-    outer_versions: list[int]
-    updates: list[int]
-    parameters: list[Tensor]
-    outer: list[Tensor]
+def train(groups: Groups, cases: Iterable[Case]) -> list[Result]:
+    """Train one case after the other."""
+    return [GptJob(groups, case).run().result() for case in cases]
 
 
-def train(rank: int, case: Case, sites: Sequence[str], after: Callable[[int, Strategy], None] | None = None) -> Trained:
-    """Train ``case`` as the loop of the agents does."""
-    context = Context(Groups(rank, sites), steps=case.steps, speeds=case.speeds)
-    strategy = strategies.make(case.strategy, case.options)
-    optimizer = make_optimizer(case.optimizer, strategy.prepare(make_model(case.seed), context))
-    draw = windows(rank, case.seed)
-    found = Trained([], [], [], [], [])
-    updated = 0
-    for step in range(1, case.steps + 1):
-        context.step = step
-        for _ in range(strategy.inner_steps(step)):
-            inputs = draw()
-            strategy.run(inputs, inputs)
-            if strategy.updates(step):
-                optimizer.step()
-                optimizer.zero_grad()
-                updated += 1
-        strategy.after_step(step)
-        if step == case.steps:
-            strategy.finish(step)
-        found.fingerprints.append({name: crc(them) for name, them in strategy.fingerprints().items()})
-        found.outer_versions.append(strategy.outer_version)
-        found.updates.append(updated)
-        if after is not None:
-            after(step, strategy)
-    found.parameters = [each.detach().clone() for each in strategy.module.parameters()]
-    found.outer = [each.detach().clone() for each in strategy.outer_parameters()]
-    return found
-
-
-@dataclass
-class Saved:
-    """All that a checkpoint keeps, copied."""
-
-    step: int
-    parameters: list[Tensor]
-    strategy: dict[str, Tensor]
-    optimizer: dict[str, Any]
-
-
-def train_interrupted(rank: int, case: Case, sites: Sequence[str], at: int) -> tuple[int, int]:
-    """Return the parameters' fingerprint of a job, and that of one restored from a checkpoint after step ``at``."""
-    saved: list[Saved] = []
-    drawn = 0
-    context = Context(Groups(rank, sites), steps=case.steps, speeds=case.speeds)
-    strategy = strategies.make(case.strategy, case.options)
-    parameters = strategy.prepare(make_model(case.seed), context)
-    optimizer = make_optimizer(case.optimizer, parameters)
-
-    def go_on(first: int, draw: Callable[[], Tensor]) -> int:
-        nonlocal drawn
-        for step in range(first, case.steps + 1):
-            context.step = step
-            for _ in range(strategy.inner_steps(step)):
-                inputs = draw()
-                strategy.run(inputs, inputs)
-                drawn += not saved
-                if strategy.updates(step):
-                    optimizer.step()
-                    optimizer.zero_grad()
-            strategy.after_step(step)
-            if step == case.steps:
-                strategy.finish(step)
-            if step == at and not saved:
-                strategy.settle(step)
-                state = copy.deepcopy(strategy.state())
-                saved.append(Saved(step, copy.deepcopy(parameters), state, copy.deepcopy(optimizer.state_dict())))
-        return crc(strategy.module.parameters())
-
-    whole = go_on(1, windows(rank, case.seed))
-
-    context = Context(Groups(rank, sites), steps=case.steps, speeds=case.speeds)
-    strategy = strategies.make(case.strategy, case.options)
-    parameters = strategy.prepare(make_model(case.seed + 1), context)  # of another process, so not yet equal
-    optimizer = make_optimizer(case.optimizer, parameters)
-    draw = windows(rank, case.seed)
-    inputs = windows(rank, 7)()
-    strategy.rehearse(inputs, inputs)
-    with torch.no_grad():
-        for into, value in zip(parameters, saved[0].parameters, strict=True):
-            into.copy_(value)
-        for name, tensor in strategy.state().items():
-            tensor.copy_(saved[0].strategy[name])
-    optimizer.load_state_dict(saved[0].optimizer)
-    strategy.loaded()
-    for _ in range(drawn):
-        draw()
-    return whole, go_on(at + 1, draw)
+def interrupt(groups: Groups, case: Case, after: int) -> tuple[Result, Result]:
+    """Return the results of an undisturbed job, and of one restored from its checkpoint after a step."""
+    whole, again = interrupted(lambda seed: GptJob(groups, case, seed), after, settles=True)
+    return whole.result(), again.result()
 
 
 class Reference:
@@ -180,9 +101,3 @@ class Reference:
     def set(self, vectors: Sequence[Tensor]) -> None:
         for model, vector in zip(self.models, vectors, strict=True):
             torch.nn.utils.vector_to_parameters(vector.clone(), model.parameters())  # it makes views
-
-
-def difference(found: Iterable[Tensor], expected: Tensor) -> float:
-    """Return the relative norm of the difference."""
-    vector = torch.cat([each.flatten() for each in found])
-    return float((vector - expected).norm() / expected.norm())
