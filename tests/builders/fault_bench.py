@@ -65,13 +65,13 @@ class FaultBench:
 
     def __init__(self, path: Path) -> None:
         self.hand, self.events, self.ended = RecordingHandler(), EventLog(), threading.Event()
-        self.done = 0
+        self.done, self.cuts = 0, list[tuple[str, object]]()
         self.journal = Journal.create(path, "lab", "boot", (1, 1))
         self.engine = Engine(self.journal, dict.fromkeys((Carrier, Shape, Changed), self.hand))
         self.worker = ThreadPoolExecutor(1)
         self.engine.apply(LAB, tuple(carrier(link, up=True) for link in ("north", *LINKS)))
         self.hand.calls.clear()
-        self.faults = Faults(self.engine, self.do, self.events, lambda fault, cuts: None)
+        self.faults = Faults(self.engine, self.do, self.events, lambda *cut: self.cuts.append(cut))
         self.schedule = Schedule(self.faults, self.events)
         for run in (self.faults.run, self.schedule.run):
             threading.Thread(target=run, args=(self.ended,), daemon=True).start()
