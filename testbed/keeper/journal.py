@@ -110,7 +110,8 @@ class Journal:
         self._next = 1
         self._file: int | None = None
         self._torn_at: int | None = None
-        self._compact_at = COMPACT_BYTES
+        self.compact_at = COMPACT_BYTES
+        """The next write to a file of so many bytes compacts it first."""
 
     @classmethod
     def create(cls, path: Path, lab: str, boot: str, keeper: tuple[int, int]) -> Journal:
@@ -318,7 +319,7 @@ class Journal:
                 if self._torn_at is not None:
                     os.ftruncate(self._file, self._torn_at)
             before = os.fstat(self._file).st_size
-            if before >= self._compact_at:
+            if before >= self.compact_at:
                 # Now, because what is in memory has been written and nothing else has.
                 before = self._compact(before)
             held = b"".join(it.written() for it in self._unwritten.values())
@@ -347,14 +348,14 @@ class Journal:
                 os.close(file)
                 with contextlib.suppress(OSError):
                     fresh.unlink()
-            self._compact_at = size + COMPACT_BYTES
+            self.compact_at = size + COMPACT_BYTES
             return size
         if self._file is not None:
             os.close(self._file)
         self._file = file
         self._unwritten.clear()
         size = sum(map(len, lines))
-        self._compact_at = max(COMPACT_BYTES, 2 * size)
+        self.compact_at = max(COMPACT_BYTES, 2 * size)
         return size
 
     def _lines(self) -> list[bytes]:

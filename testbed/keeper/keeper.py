@@ -88,7 +88,7 @@ class Keeper:
         self.emulator_died = False
         container_path = self.containers.path if self.containers else nowhere
         self.driver = NetnsDriver(lab.name, lab.handles, container_path)
-        self.emulator = handlers.EmulatorHandler(self.driver, lab.emulator_log, self._emulator_died)
+        self.emulator = handlers.EmulatorHandler(self.driver, lab.emulator_log, self.emulator_exited)
         self.stalls = StallWatch()
         self.agents = AgentPool(lab, self.driver, self._agent_event, self.containers, user)
         self.programs = ProgramRanks(lab.name, self.driver.path)
@@ -194,7 +194,7 @@ class Keeper:
 
     # ---- events
 
-    def _emulator_died(self, status: int | None) -> None:
+    def emulator_exited(self, status: int | None) -> None:
         """Take both ends of every fiber down: without an emulator it must neither forward freely nor drop silently.
 
         The event is first: a run is void from here on, whatever becomes of the ends.

@@ -1,4 +1,4 @@
-"""The engine with hands that only write down what they were asked to do."""
+"""The engine with a handler that records its calls."""
 
 from __future__ import annotations
 
@@ -6,391 +6,403 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders.noop import NoHandler
+from builders.tables import cases
 
 from testbed.core.physics.change import Change
 from testbed.core.physics.impairment import Impairment
 from testbed.core.plan.properties import Carrier, Changed, Shape
-from testbed.core.plan.resources import Address, Agents, Fibers, Namespace, Redirect, Route, Veth
+from testbed.core.plan.resources import Address, Agents, Fibers, Namespace, Redirect, Route
 from testbed.core.plan.step import Property, Step
 from testbed.errors import HostError, LabError, NameTaken, StorageError
-from testbed.keeper.engine import LAB, Engine
+from testbed.keeper.engine import Engine
 from testbed.keeper.journal import Journal
 
-UP_A, UP_B = Carrier("plant", "north-a", True), Carrier("plant", "north-b", True)
-DOWN_A, DOWN_B = Carrier("plant", "north-a", False), Carrier("plant", "north-b", False)
-CUT = (DOWN_A, DOWN_B)
-PLANT, EAST, WEST = Namespace("plant"), Namespace("east-gw"), Namespace("west-gw")
-FIBERS = Fibers("plant", ())
+STEPS: dict[str, Step] = {
+    "plant": Namespace("plant"),
+    "east": Namespace("east-gw"),
+    "west": Namespace("west-gw"),
+    "fibers": Fibers("plant", ()),
+    "agents": Agents(()),
+    "address": Address("plant", "north-a", "10.0.0.1/31"),
+    "redirect": Redirect("plant", "north-a", "south-a"),
+    **{f"route{number}": Route("a-gw", f"10.{number}.0.0/16", (("10.255.0.1", "k1"),), 5) for number in (1, 2, 3)},
+    **{f"{port}+": Carrier("plant", port, True) for port in ("north-a", "north-b", "south-a")},
+    **{f"{port}-": Carrier("plant", port, False) for port in ("north-a", "north-b", "south-a")},
+    "cable+": Carrier("a-gw", "a-0", True),
+    "cable-": Carrier("a-gw", "a-0", False),
+    **{f"loss{loss}": Shape("north:west", Impairment(loss=loss)) for loss in (0.0, 0.01, 0.5)},
+    "+loss0.2": Changed("north:west", Change(loss=0.2)),
+    "+loss0.6": Changed("north:west", Change(loss=0.6)),
+}
+NAMES = {step: name for name, step in STEPS.items()}
+REFUSAL = HostError("the kernel said no")
 
 
-@dataclass
 class Recorder(NoHandler):
-    """``world`` is what stands, ``said`` the order of calls. What is in ``broken`` fails with the error there."""
+    """``made`` exists, ``calls`` are in order. Steps in ``broken`` or ``stuck`` fail with the error there."""
 
-    journal: Path
-    said: list[str] = field(default_factory=list)
-    world: list[Step] = field(default_factory=list)
-    values: dict[tuple[str, ...], Property] = field(default_factory=dict)
-    broken: dict[Step, Exception] = field(default_factory=dict)
-    stuck: dict[Step, Exception] = field(default_factory=dict)
-    intended: list[bool] = field(default_factory=list)
-    facts_seen: dict[Step, Mapping[str, Any]] = field(default_factory=dict)
+    __hash__ = object.__hash__  # the engine groups settings by handler
 
-    __hash__ = object.__hash__  # the engine groups settings by hand
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.calls: list[str] = []
+        self.made: list[str] = []
+        self.values: dict[tuple[str, ...], Property] = {}
+        self.broken: dict[str, Exception] = {}
+        self.stuck: dict[str, Exception] = {}
+        self.intended: list[bool] = []
+        self.facts: dict[str, Mapping[str, Any]] = {}
 
     def make(self, step: Step) -> dict[str, Any]:
-        standing = Journal.read(self.journal).entries.values()
-        self.intended.append(step in [it.step for it in standing])
-        if step in self.broken:
-            raise self.broken[step]
-        self.said.append(f"make {step}")
-        self.world.append(step)
-        return {"inode": len(self.world)} if isinstance(step, Namespace) else {}
+        name = NAMES[step]
+        self.intended.append(name in names(Journal.read(self.path)).split())
+        if name in self.broken:
+            raise self.broken[name]
+        self.calls.append(f"make {name}")
+        self.made.append(name)
+        return {"inode": len(self.made)} if isinstance(step, Namespace) else {}
 
     def unmake(self, step: Step, facts: Mapping[str, Any]) -> None:
-        self.facts_seen[step] = dict(facts)
-        if step in self.stuck:
-            raise self.stuck[step]
-        self.said.append(f"unmake {step}")
-        if step in self.world:
-            self.world.remove(step)
+        name = NAMES[step]
+        self.facts[name] = dict(facts)
+        if name in self.stuck:
+            raise self.stuck[name]
+        self.calls.append(f"unmake {name}")
+        if name in self.made:
+            self.made.remove(name)
 
     def assign(self, settings: Sequence[Property]) -> None:
         for setting in settings:
-            if setting in self.broken:
-                raise self.broken[setting]
-        self.said.append("assign " + ", ".join(str(it) for it in settings))
-        self.values |= {it.key: it for it in settings}
+            if error := self.broken.get(NAMES.get(setting, "")):
+                raise error
+        self.calls.append(" ".join(["assign", *(NAMES.get(setting, "") for setting in settings)]))
+        self.values |= {setting.key: setting for setting in settings}
+
+
+class Lab:
+    """An engine whose steps all go to ``hand``."""
+
+    def __init__(self, path: Path) -> None:
+        self.hand = Recorder(path)
+        self.begin(Journal.create(path, "lab", "boot", (1, 1)))
+
+    def begin(self, journal: Journal) -> None:
+        self.journal, self.engine = journal, Engine(journal, dict.fromkeys(map(type, STEPS.values()), self.hand))
+
+    def play(self, moves: str) -> str:
+        """Play moves, such as ``apply f1 north-a-; undo f1``; return the calls of the handler during the last one.
+
+        A move is a method of the engine, an owner, and a plan. ``crash``: another process goes on, with the journal
+        on disk alone.
+        """
+        for move in moves.split("; "):
+            verb, *words = move.split()
+            self.hand.calls.clear()
+            if verb == "crash":
+                self.begin(Journal.read(self.hand.path))
+            elif verb in ("apply", "replace"):
+                getattr(self.engine, verb)(words[0], tuple(STEPS[name] for name in words[1:]))
+            else:
+                getattr(self.engine, verb)(*words)
+        return ", ".join(self.hand.calls)
 
     @property
-    def lit(self) -> dict[str, bool]:
-        return {key[2]: it.up for key, it in self.values.items() if isinstance(it, Carrier)}
+    def values(self) -> str:
+        return " ".join(NAMES.get(value, str(value)) for value in self.hand.values.values())
+
+
+def names(journal: Journal) -> str:
+    return " ".join(NAMES[entry.step] for entry in journal.entries.values())
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.jsonl"
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path / "journal.jsonl")
 
 
 @pytest.fixture
-def hand(path: Path) -> Recorder:
-    return Recorder(path)
-
-
-def engine_on(journal: Journal, hand: Recorder) -> Engine:
-    return Engine(
-        journal,
-        dict.fromkeys((Namespace, Veth, Address, Route, Redirect, Fibers, Agents, Carrier, Changed, Shape), hand),
-    )
-
-
-@pytest.fixture
-def engine(path: Path, hand: Recorder) -> Engine:
-    return engine_on(Journal.create(path, "lab", "boot", (1, 1)), hand)
-
-
-@pytest.fixture
-def lit(engine: Engine, hand: Recorder) -> Engine:
+def lit(lab: Lab) -> Lab:
     """A lab whose fiber is lit."""
-    engine.apply(LAB, (PLANT, UP_A, UP_B))
-    hand.said.clear()
-    return engine
+    lab.play("apply lab plant north-a+ north-b+")
+    return lab
 
 
-# ---- apply
+UP = "apply lab plant north-a+ north-b+"
+CUT = "apply f1 north-a- north-b-"
 
 
-def test_every_intention_is_on_disk_before_its_step_is_made(engine: Engine, hand: Recorder) -> None:
-    engine.apply(LAB, (PLANT, EAST, FIBERS))
-    assert hand.intended == [True, True, True]
+@cases(
+    "before, move, calls, left",
+    {
+        "steps are made in order and consecutive settings in one call": (
+            "settle",
+            "apply lab plant fibers north-a+ north-b+ agents",
+            "make plant, make fibers, assign north-a+ north-b+, make agents",
+            "plant fibers north-a+ north-b+ agents",
+        ),
+        "undo goes backwards": (
+            "apply lab plant east fibers",
+            "undo lab",
+            "unmake fibers, unmake east, unmake plant",
+            "",
+        ),
+        "contents of a namespace that is removed are not undone one by one": (
+            "apply lab plant address north-a+",
+            "undo lab",
+            "unmake plant",
+            "",
+        ),
+        "undo of nothing does nothing": (UP, "undo f7", "", "plant north-a+ north-b+"),
+        "undo of everything sets nothing on what is removed anyway": (
+            f"{UP}; {CUT}; apply f2 loss0.5",
+            "undo_all",
+            "unmake plant",
+            "",
+        ),
+        "both ends of a fiber go down in one call": (
+            UP,
+            CUT,
+            "assign north-a- north-b-",
+            "plant north-a+ north-b+ north-a- north-b-",
+        ),
+        "both ends of a fiber go up in one call": (
+            f"{UP}; {CUT}",
+            "undo f1",
+            "assign north-b+ north-a+",
+            "plant north-a+ north-b+",
+        ),
+        "replace undoes first what is old and applies only what is new": (
+            "apply detours route1 route2",
+            "replace detours route2 route3",
+            "unmake route1, make route3",
+            "route2 route3",
+        ),
+        "replace by the same plan does nothing": (
+            "apply detours route2 route3",
+            "replace detours route2 route3",
+            "",
+            "route2 route3",
+        ),
+        "replace by nothing undoes everything": ("apply detours route1", "replace detours", "unmake route1", ""),
+        "replace sets the next value without others in between": (
+            "apply lab loss0.0; apply f1 loss0.01",
+            "replace f1 loss0.5",
+            "assign loss0.5",
+            "loss0.0 loss0.5",
+        ),
+        "replace by nothing sets the lab's own value": (
+            "apply lab loss0.0; apply f1 loss0.5",
+            "replace f1",
+            "assign loss0.0",
+            "loss0.0",
+        ),
+        # A site that loses power: the light at that moment, the processes after it.
+        "a replacement is set before anything is made": (
+            UP,
+            "replace f1 redirect north-a-",
+            "assign north-a-, make redirect",
+            "plant north-a+ north-b+ north-a- redirect",
+        ),
+    },
+)
+def test_calls_of_the_handler_and_the_steps_left(lab: Lab, before: str, move: str, calls: str, left: str) -> None:
+    lab.play(before)
+    assert lab.play(move) == calls
+    assert names(lab.journal) == left
 
 
-def test_steps_are_made_in_order_and_runs_of_settings_at_once(engine: Engine, hand: Recorder) -> None:
-    engine.apply(LAB, (PLANT, FIBERS, UP_A, UP_B, Agents(())))
-    assert hand.said == [f"make {PLANT}", f"make {FIBERS}", f"assign {UP_A}, {UP_B}", f"make {Agents(())}"]
+# ---- apply and undo
 
 
-def test_what_making_brought_to_light_is_there_for_the_undoing(engine: Engine, hand: Recorder, path: Path) -> None:
-    engine.apply(LAB, (PLANT, EAST))
-    engine_on(Journal.read(path), hand).undo(LAB)
-    assert hand.facts_seen == {PLANT: {"inode": 1}, EAST: {"inode": 2}}
+def test_each_intention_is_on_disk_before_its_step_is_made(lab: Lab) -> None:
+    lab.play("apply lab plant east fibers")
+    assert lab.hand.intended == [True] * 3
 
 
-def test_kinds_are_announced_once_in_a_row(engine: Engine) -> None:
-    heard: list[str] = []
-    engine.apply(LAB, (PLANT, EAST, UP_A, WEST, FIBERS), heard.append)
-    assert heard == ["Namespace", "Fibers"]
+def test_facts_of_making_a_step_are_passed_to_its_undo(lab: Lab) -> None:
+    lab.play("apply lab plant east; crash; undo lab")
+    assert lab.hand.facts == {"plant": {"inode": 1}, "east": {"inode": 2}}
+    assert lab.hand.made == []
 
 
-# ---- undo
+def test_kinds_are_announced_once_in_a_row(lab: Lab) -> None:
+    kinds: list[str] = []
+    plan = [STEPS[name] for name in ("plant", "east", "north-a+", "west", "fibers")]
+    lab.engine.apply("lab", plan, kinds.append)
+    assert kinds == ["Namespace", "Fibers"]
 
 
-def test_undo_goes_backwards(engine: Engine, hand: Recorder) -> None:
-    engine.apply(LAB, (PLANT, EAST, FIBERS))
-    hand.said.clear()
-    engine.undo(LAB)
-    assert hand.said == [f"unmake {FIBERS}", f"unmake {EAST}", f"unmake {PLANT}"]
-    assert hand.world == []
-    assert engine.journal.entries == {}
+def test_undo_touches_nothing_of_another_owner(lit: Lab) -> None:
+    lit.play(f"apply detours route1; {CUT}; undo detours")
+    assert lit.hand.made == ["plant"]
+    assert lit.values == "north-a- north-b-"
+    assert [entry.owner for entry in lit.journal.entries.values()] == ["lab", "lab", "lab", "f1", "f1"]
 
 
-def test_what_lives_in_a_namespace_that_goes_is_not_undone_one_by_one(engine: Engine, hand: Recorder) -> None:
-    inside = Address("plant", "north-a", "10.0.0.1/31")
-    engine.apply(LAB, (PLANT, inside, UP_A))
-    hand.said.clear()
-    engine.undo(LAB)
-    assert hand.said == [f"unmake {PLANT}"]
-    assert engine.journal.entries == {}
-
-
-def test_undo_touches_nothing_of_another_owner(lit: Engine, hand: Recorder) -> None:
-    route = Route("east-gw", "10.2.0.0/16", (), 5)
-    lit.apply("detours", (route,))
-    lit.apply("f1", CUT)
-    lit.undo("detours")
-    assert hand.world == [PLANT]
-    assert hand.lit == {"north-a": False, "north-b": False}
-    assert [it.owner for it in lit.journal.entries.values()] == [LAB, LAB, LAB, "f1", "f1"]
-
-
-def test_undo_of_nothing_does_nothing(lit: Engine, hand: Recorder) -> None:
-    lit.undo("f7")
-    assert hand.said == []
-
-
-def test_a_make_that_fails_leaves_its_step_to_be_undone(engine: Engine, hand: Recorder, path: Path) -> None:
-    hand.broken = {EAST: HostError("the kernel said no")}
+def test_a_make_that_fails_is_undone_and_steps_after_it_are_not(lab: Lab) -> None:
+    """It may be half made. A namespace with the name of a step that never began may be somebody else's."""
+    lab.hand.broken = {"east": REFUSAL}
     with pytest.raises(HostError, match="the kernel said no"):
-        engine.apply(LAB, (PLANT, EAST, WEST))
-    engine_on(Journal.read(path), hand).undo(LAB)
-    # It may have got half way: it is undone too, though nothing is known of it.
-    assert hand.said == [f"make {PLANT}", f"unmake {EAST}", f"unmake {PLANT}"]
-    assert hand.facts_seen[EAST] == {}
-    assert hand.world == []
-    assert Journal.read(path).entries == {}
+        lab.play("apply lab plant east west north-a+")
+    assert lab.hand.calls == ["make plant"]
+    lab.play("crash")
+    assert names(lab.journal) == "plant east"
+    assert lab.play("undo lab") == "unmake east, unmake plant"
+    assert lab.hand.facts["east"] == {}
+    assert lab.hand.made == []
+    lab.play("crash")
+    assert names(lab.journal) == ""
 
 
-def test_what_was_never_begun_is_never_undone(engine: Engine, hand: Recorder, path: Path) -> None:
-    """A namespace of that name may be there, and not be ours."""
-    hand.broken = {EAST: HostError("the kernel said no")}
-    with pytest.raises(HostError):
-        engine.apply(LAB, (PLANT, EAST, WEST, UP_A))
-    assert [it.step for it in Journal.read(path).entries.values()] == [PLANT, EAST]
-
-
-def test_what_belongs_to_somebody_else_is_left_alone(engine: Engine, hand: Recorder, path: Path) -> None:
-    hand.broken = {EAST: NameTaken("the network namespace tb.lab.east-gw exists already")}
+def test_what_belongs_to_somebody_else_is_left_alone(lab: Lab) -> None:
+    lab.hand.broken = {"east": NameTaken("the network namespace tb.lab.east-gw exists already")}
     with pytest.raises(NameTaken):
-        engine.apply(LAB, (PLANT, EAST, WEST))
-    engine_on(Journal.read(path), hand).undo_all()
-    assert hand.said == [f"make {PLANT}", f"unmake {PLANT}"]
+        lab.play("apply lab plant east west")
+    assert lab.hand.calls == ["make plant"]
+    assert lab.play("crash; undo_all") == "unmake plant"
 
 
-def test_undo_goes_on_after_a_failure_then_raises_and_can_be_tried_again(engine: Engine, hand: Recorder) -> None:
-    engine.apply(LAB, (PLANT, EAST, WEST))
-    hand.stuck = {EAST: HostError("processes [7] do not end"), WEST: LabError("nor does this")}
+def test_undo_goes_on_after_a_failure_then_raises_and_can_be_tried_again(lab: Lab) -> None:
+    lab.play("apply lab plant east west")
+    lab.hand.stuck = {"east": HostError("processes [7] do not end"), "west": LabError("nor does this")}
     with pytest.raises(HostError, match=r"undo failed: nor does this; processes \[7\] do not end"):
-        engine.undo(LAB)
-    assert hand.world == [EAST, WEST]
-    assert [it.step for it in engine.journal.entries.values()] == [EAST, WEST]
-    hand.stuck = {}
-    engine.undo(LAB)
-    assert hand.world == []
-    assert engine.journal.entries == {}
-
-
-def test_undo_all_sets_no_value_on_what_goes_anyway(lit: Engine, hand: Recorder) -> None:
-    lit.apply("f1", CUT)
-    lit.apply("f2", (Shape("north:west", Impairment(loss=0.5)),))
-    hand.said.clear()
-    lit.undo_all()
-    assert hand.said == [f"unmake {PLANT}"]
-    assert lit.journal.entries == {}
+        lab.play("undo lab")
+    assert " ".join(lab.hand.made) == names(lab.journal) == "east west"
+    lab.hand.stuck = {}
+    lab.play("undo lab")
+    assert " ".join(lab.hand.made) == names(lab.journal) == ""
 
 
 # ---- settings
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["f1", "f2", "f3"])))
-def test_overlapping_cuts_end_when_the_last_of_them_ends(lit: Engine, hand: Recorder, order: tuple[str, ...]) -> None:
-    for owner in ("f1", "f2", "f3"):
-        lit.apply(owner, CUT)
+def test_overlapping_cuts_end_when_the_last_of_them_ends(lit: Lab, order: Sequence[str]) -> None:
+    lit.play("; ".join(f"apply {owner} north-a- north-b-" for owner in sorted(order)))
     for number, owner in enumerate(order, 1):
-        lit.undo(owner)
-        assert hand.lit == dict.fromkeys(("north-a", "north-b"), number == 3)
+        lit.play(f"undo {owner}")
+        assert lit.values == ("north-a+ north-b+" if number == 3 else "north-a- north-b-")
 
 
-def test_the_latest_impairment_that_still_stands_wins(engine: Engine, hand: Recorder) -> None:
-    own, mild, strong = (Shape("north:west", Impairment(loss=loss)) for loss in (0.0, 0.01, 0.5))
-    engine.apply(LAB, (own,))
-    engine.apply("f1", (mild,))
-    engine.apply("f2", (strong,))
-    assert hand.values[own.key] == strong
-    engine.undo("f1")
-    assert hand.values[own.key] == strong
-    engine.undo("f2")
-    assert hand.values[own.key] == own
+PHASE = "replace f1: loss0.5, replace f1 loss0.01: loss0.5, "
 
 
-def test_both_ends_of_a_fiber_change_in_one_call(lit: Engine, hand: Recorder) -> None:
-    lit.apply("f1", CUT)
-    lit.undo("f1")
-    assert hand.said[0] == f"assign {DOWN_A}, {DOWN_B}"
-    assert len(hand.said) == 2
+@cases(
+    "moves",
+    {
+        "the latest impairment in force wins": (
+            "apply f1 loss0.01: loss0.01, apply f2 loss0.5: loss0.5, undo f1: loss0.5, undo f2: loss0.0"
+        ),
+        "a phase of an earlier fault does not override a later fault": (
+            f"apply f1 loss0.01: loss0.01, apply f2 loss0.5: loss0.5, {PHASE * 3}"
+            "crash; reconcile: loss0.5, undo f2: loss0.01, undo f1: loss0.0"
+        ),
+        "a fault that had no value for a while has one again": (
+            "apply f1 loss0.01: loss0.01, replace f1 loss0.5: loss0.5, replace f1: loss0.0, "
+            "replace f1 loss0.01: loss0.01, undo f1: loss0.0"
+        ),
+    },
+)
+def test_the_value_in_force_after_each_move(lab: Lab, moves: str) -> None:
+    lab.play("apply lab loss0.0")
+    for move in moves.split(", "):
+        played, value = move.split(": ")
+        lab.play(played)
+        assert lab.values == value, move
 
 
-def test_reconcile_ends_where_it_must_after_a_crash_in_the_middle(lit: Engine, hand: Recorder, path: Path) -> None:
-    """The process died between writing a cut down and making it, and forgot another one without lighting the fiber."""
-    other = Carrier("plant", "south-a", True)
-    lit.apply(LAB, (other,))
-    lit.journal.intend("f1", CUT)
-    lit.apply("f2", (Carrier("plant", "south-a", False),))
-    lit.journal.undone(lit.journal.owned("f2"))
-    assert hand.lit == {"north-a": True, "north-b": True, "south-a": False}
-    engine_on(Journal.read(path), hand).reconcile()
-    assert hand.lit == {"north-a": False, "north-b": False, "south-a": True}
-
-
-def test_a_setting_that_cannot_be_made_can_be_undone(lit: Engine, hand: Recorder) -> None:
-    hand.broken = {DOWN_B: HostError("no interface north-b")}
+def test_a_setting_that_cannot_be_made_can_be_undone(lit: Lab) -> None:
+    lit.hand.broken = {"north-b-": REFUSAL}
     with pytest.raises(HostError):
-        lit.apply("f1", CUT)
-    lit.undo("f1")
-    assert hand.lit == {"north-a": True, "north-b": True}
+        lit.play(CUT)
+    lit.play("undo f1")
+    assert lit.values == "north-a+ north-b+"
     assert lit.journal.owned("f1") == []
 
 
-def test_what_could_not_be_set_back_is_set_by_the_next_reconcile(lit: Engine, hand: Recorder) -> None:
-    """Also where the lab itself says nothing of it, as of a node's cable, and nothing stands for it any more."""
-    cable = Carrier("a-gw", "a-0", False)
-    lit.apply("f1", (cable,))
-    hand.broken = {Carrier("a-gw", "a-0", True): HostError("not now")}
-    with pytest.raises(HostError):
-        lit.undo("f1")
-    with pytest.raises(HostError):
-        lit.settle()
-    hand.broken = {}
-    assert hand.lit["a-0"] is False
-    lit.reconcile()
-    assert hand.lit["a-0"] is True
-    hand.said.clear()
-    lit.settle()
-    assert hand.said == []
+def test_what_could_not_be_set_back_is_set_by_the_next_reconcile(lab: Lab) -> None:
+    """Also where the lab itself has no value for it, such as a node's cable, and no owner is left."""
+    lab.play("apply f1 cable-")
+    lab.hand.broken = {"cable+": REFUSAL}
+    for move in ("undo f1", "settle"):
+        with pytest.raises(HostError):
+            lab.play(move)
+    lab.hand.broken = {}
+    assert lab.values == "cable-"
+    lab.play("reconcile")
+    assert lab.values == "cable+"
+    assert lab.play("settle") == ""
 
 
-# ---- replace
+# ---- crashes
 
 
-def test_replace_undoes_what_is_old_first_and_applies_what_is_new_only(engine: Engine, hand: Recorder) -> None:
-    one, two, three = (Route("a-gw", f"10.{k}.0.0/16", (("10.255.0.1", "k1"),), 5) for k in (2, 3, 4))
-    engine.replace("detours", (one, two))
-    hand.said.clear()
-    engine.replace("detours", (two, three))
-    assert hand.said == [f"unmake {one}", f"make {three}"]
-    hand.said.clear()
-    engine.replace("detours", (two, three))
-    assert hand.said == []
-    engine.replace("detours", ())
-    assert hand.world == []
+def test_reconcile_ends_where_it_must_after_a_crash_in_the_middle(lit: Lab) -> None:
+    """The process died between recording a cut and making it, and forgot another one without lighting the fiber."""
+    lit.play("apply lab south-a+")
+    lit.journal.intend("f1", [STEPS["north-a-"], STEPS["north-b-"]])
+    lit.play("apply f2 south-a-")
+    lit.journal.undone(lit.journal.owned("f2"))
+    assert lit.values == "north-a+ north-b+ south-a-"
+    lit.play("crash; reconcile")
+    assert lit.values == "north-a- north-b- south-a+"
 
 
-def test_replace_leads_from_one_value_to_the_next_without_others_in_between(engine: Engine, hand: Recorder) -> None:
-    own, mild, strong = (Shape("north:west", Impairment(loss=loss)) for loss in (0.0, 0.01, 0.5))
-    engine.apply(LAB, (own,))
-    engine.apply("f1", (mild,))
-    hand.said.clear()
-    engine.replace("f1", (strong,))
-    assert hand.said == [f"assign {strong}"]
-    engine.replace("f1", ())
-    assert hand.said[1:] == [f"assign {own}"]
-    engine.replace("f1", (mild,))
-    assert hand.values[own.key] == mild
-    engine.undo("f1")
-    assert hand.values[own.key] == own
-
-
-def test_a_phase_of_an_earlier_fault_has_no_say_over_a_later_one(engine: Engine, hand: Recorder, path: Path) -> None:
-    own, mild, strong = (Shape("north:west", Impairment(loss=loss)) for loss in (0.0, 0.01, 0.5))
-    engine.apply(LAB, (own,))
-    engine.apply("f1", (mild,))
-    engine.apply("f2", (strong,))
-    for _ in range(3):
-        engine.replace("f1", ())
-        engine.replace("f1", (mild,))
-        assert hand.values[own.key] == strong
-    after_a_crash = engine_on(Journal.read(path), hand)
-    after_a_crash.reconcile()
-    assert hand.values[own.key] == strong
-    after_a_crash.undo("f2")
-    assert hand.values[own.key] == mild
-    after_a_crash.undo("f1")
-    assert hand.values[own.key] == own
-
-
-def test_a_crash_between_two_phases_leaves_one_of_them(lit: Engine, hand: Recorder, path: Path) -> None:
-    """Torn anywhere, the journal says that the old phase stands, or the new one, or both, and undo ends all."""
-    lit.apply("f1", CUT)
-    before = path.read_bytes()
-    lit.replace("f1", (DOWN_A,))
-    lit.replace("f1", (Carrier("plant", "south-a", False),))
+def test_a_crash_between_two_phases_leaves_one_of_them(lit: Lab) -> None:
+    """Torn anywhere, the journal has the old phase, or the new one, or both, and undo ends all."""
+    path = lit.hand.path
+    lit.play(CUT)
+    before = path.stat().st_size
+    lit.play("replace f1 north-a-; replace f1 south-a-")
     whole = path.read_bytes()
-    for cut in range(len(before), len(whole) + 1):
-        path.write_bytes(whole[:cut])
-        torn = Journal.read(path)
-        assert torn.owned("f1")
-        engine_on(torn, hand).undo("f1")
-        torn.close()
-        assert hand.lit["north-a"] and hand.lit["north-b"]
+    for size in range(before, len(whole) + 1):
+        path.write_bytes(whole[:size])
+        lit.play("crash")
+        assert lit.journal.owned("f1")
+        lit.play("undo f1")
+        lit.journal.close()
+        assert lit.values.startswith("north-a+ north-b+")
         assert not Journal.read(path).owned("f1")
 
 
-def test_a_phase_that_cannot_be_written_down_changes_nothing(lit: Engine, hand: Recorder) -> None:
-    lit.apply("f1", CUT)
+def test_a_phase_that_cannot_be_recorded_changes_nothing(lit: Lab) -> None:
+    lit.play(CUT)
     lit.journal.close()
-    lit.journal.path = lit.journal.path.parent / "gone" / "journal.jsonl"
+    lit.journal.path = lit.hand.path.parent / "gone" / "journal.jsonl"
     with pytest.raises(StorageError):
-        lit.replace("f1", ())
-    assert hand.lit == {"north-a": False, "north-b": False}
+        lit.play("replace f1")
+    assert lit.values == "north-a- north-b-"
     assert len(lit.journal.owned("f1")) == 2
 
 
-def test_what_takes_the_place_is_set_before_anything_is_made(lit: Engine, hand: Recorder) -> None:
-    """A site whose power goes: the light at that moment, the processes after it."""
-    redirect = Redirect("plant", "north-a", "south-a")
-    lit.replace("f1", (redirect, DOWN_A))
-    assert hand.said == [f"assign {DOWN_A}", f"make {redirect}"]
+def test_a_crash_between_two_phases_counts_the_newer_one_only(lab: Lab) -> None:
+    """The new phase is written before the old one is forgotten: both of one fault must not add up."""
+    lab.play("apply lab loss0.5; apply f1 +loss0.2")
+    lab.journal.intend("f1", [STEPS["+loss0.6"]])
+    lab.play("crash; reconcile")
+    shape = lab.hand.values["shape", "north:west"]
+    assert isinstance(shape, Shape) and shape.impairment.loss == pytest.approx(0.8)
 
 
-def test_a_journal_from_before_faults_composed_is_read_and_undone(hand: Recorder, path: Path) -> None:
-    """Its faults have whole impairments; the newest is then what the link itself has."""
-    impairment = dataclasses.asdict(Impairment(loss=0.25))
-    own = {"step": "Shape", "direction": "north:west", "impairment": dataclasses.asdict(Impairment()), "flush": False}
+def test_a_journal_from_before_faults_composed_is_read_and_undone(lab: Lab) -> None:
+    """Its faults have whole impairments; the newest is then the impairment of the link itself."""
+    own, strong = (dataclasses.asdict(Impairment(loss=loss)) for loss in (0.0, 0.5))
+    shape = {"step": "Shape", "direction": "north:west", "impairment": own, "flush": False}
     lines: list[dict[str, Any]] = [
         {"journal": 2, "lab": "lab", "boot": "boot", "keeper": [1, 1]},
-        {"id": 1, "owner": "lab", "intend": own},
-        {"id": 2, "owner": "f1", "intend": {**own, "impairment": impairment}},
+        {"id": 1, "owner": "lab", "intend": shape},
+        {"id": 2, "owner": "f1", "intend": {**shape, "impairment": strong}},
         {"note": "fault", "id": "f1", "type": "impair", "target": "north", "links": ["north"]},
     ]
-    path.write_text("".join(json.dumps(it) + "\n" for it in lines))
-    engine = engine_on(Journal.read(path), hand)
-    engine.reconcile()
-    assert hand.values["shape", "north:west"] == Shape("north:west", Impairment(loss=0.25))
-    engine.undo("f1")
-    assert hand.values["shape", "north:west"] == Shape("north:west", Impairment())
-    assert [it.owner for it in Journal.read(path).entries.values()] == ["lab"]
-
-
-def test_a_crash_between_two_phases_counts_the_newer_one_only(engine: Engine, hand: Recorder, path: Path) -> None:
-    """The new phase is written before the old one is forgotten: both of one fault must not add up."""
-    engine.apply(LAB, (Shape("north:west", Impairment(loss=0.5)),))
-    engine.apply("f1", (Changed("north:west", Change(loss=0.2)),))
-    engine.journal.intend("f1", (Changed("north:west", Change(loss=0.6)),))
-    engine_on(Journal.read(path), hand).reconcile()
-    found = hand.values["shape", "north:west"]
-    assert isinstance(found, Shape) and found.impairment.loss == pytest.approx(0.8)
+    lab.hand.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lab.play("crash; reconcile")
+    assert lab.values == "loss0.5"
+    lab.play("undo f1")
+    assert lab.values == "loss0.0"
+    lab.play("crash")
+    assert [entry.owner for entry in lab.journal.entries.values()] == ["lab"]

@@ -24,30 +24,25 @@ from testbed.keeper.exporter import Exporter, Sources
 
 TOPOLOGY = catalog.load_topology("metro-40km")
 
-Sample = tuple[str, frozenset[tuple[str, str]]]
-
 
 class Emulator(NoopEmulator):
-    """Says what it is given."""
+    """Returns the counters that it is given, or fails."""
 
     info = EmulatorInfo("fiberd", 'SCHED_FIFO "40"')
 
-    def __init__(self, *counted: DirectionStats) -> None:
+    def __init__(self, *counters: DirectionStats, dead: bool = False) -> None:
         super().__init__([])
-        self.counted = counted
+        self.counters, self.dead = counters, dead
 
     def stats(self) -> tuple[DirectionStats, ...]:
-        return self.counted
-
-
-class Dead(Emulator):
-    def stats(self) -> tuple[DirectionStats, ...]:
-        raise LabError("fiberd is gone")
+        if self.dead:
+            raise LabError("fiberd is gone")
+        return self.counters
 
 
 @dataclass
 class Lab:
-    """What a keeper would know."""
+    """What a keeper has of its lab."""
 
     folder: Path
     emulator: NoopEmulator | None = None
@@ -56,24 +51,28 @@ class Lab:
     faults: tuple[list[tuple[str, str]], Mapping[str, int]] = ((), {})  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        sources = Sources(
-            lambda: self.emulator,
-            lambda: self.ranks,
-            lambda: self.carriers,
-            lambda: self.faults,
-            self.folder / "certificate.json",
+        self.certificate = self.folder / "certificate.json"
+        self.sources = Sources(
+            lambda: self.emulator, lambda: self.ranks, lambda: self.carriers, lambda: self.faults, self.certificate
         )
-        self.exporter = Exporter(TOPOLOGY, sources, {})
+        self.exporter = Exporter(TOPOLOGY, self.sources, {})
 
-    def told(self) -> dict[Sample, float]:
+    def families(self) -> list[Any]:
+        return list(text_string_to_metric_families(self.exporter.text().decode()))
+
+    def samples(self) -> dict[str, float]:
+        """Return each sample by name, without ``testbed_``, and labels: ``link_up link=north site=east``."""
         return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(self.exporter.text().decode())
+            " ".join([sample.name.removeprefix("testbed_"), *(f"{k}={v}" for k, v in sorted(sample.labels.items()))]):
+            sample.value
+            for family in self.families()
             for sample in family.samples
-        }
+        }  # fmt: skip
 
-    def value(self, name: str, **labels: str) -> float | None:
-        return self.told().get((name, frozenset(labels.items())))
+    def check(self, expected: Mapping[str, float | None]) -> None:
+        """Compare samples; None: it is not exported."""
+        samples = self.samples()
+        assert {name: samples.get(name) for name in expected} == expected
 
 
 @pytest.fixture
@@ -81,18 +80,22 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-def test_a_direction_is_told_of_the_site_that_it_leaves(lab: Lab) -> None:
+def test_a_direction_is_labelled_with_the_site_that_it_leaves(lab: Lab) -> None:
     lab.emulator = Emulator(
         DirectionStats("north:west", packets=7, segments=9, bytes=9000, queue_bytes=5, corrupted=1, held_back=2)
     )
-    assert lab.value("testbed_fiber_packets_total", link="north", site="east") == 7
-    assert lab.value("testbed_fiber_packets_total", link="north", site="west") is None
-    assert lab.value("testbed_fiber_segments_total", link="north", site="east") == 9
-    assert lab.value("testbed_fiber_bytes_total", link="north", site="east") == 9000
-    assert lab.value("testbed_fiber_queue_bytes", link="north", site="east") == 5
-    assert lab.value("testbed_fiber_corrupted_packets_total", link="north", site="east") == 1
-    assert lab.value("testbed_fiber_held_back_packets_total", link="north", site="east") == 2
-    assert lab.value("testbed_fiber_duplicated_packets_total", link="north", site="east") is None, "netem counts none"
+    lab.check(
+        {
+            "fiber_packets_total link=north site=east": 7,
+            "fiber_packets_total link=north site=west": None,
+            "fiber_segments_total link=north site=east": 9,
+            "fiber_bytes_total link=north site=east": 9000,
+            "fiber_queue_bytes link=north site=east": 5,
+            "fiber_corrupted_packets_total link=north site=east": 1,
+            "fiber_held_back_packets_total link=north site=east": 2,
+            "fiber_duplicated_packets_total link=north site=east": None,  # netem counts none
+        }
+    )
 
 
 def test_buckets_of_lateness_are_cumulative_and_have_no_sum(lab: Lab) -> None:
@@ -100,30 +103,34 @@ def test_buckets_of_lateness_are_cumulative_and_have_no_sum(lab: Lab) -> None:
         DirectionStats("north:east", lateness_bounds_s=(1e-6, 1e-3), lateness_counts=(5, 3, 2)),
         DirectionStats("south:east"),
     )
-    west = {"link": "north", "site": "west"}
-    name = "testbed_fiber_lateness_seconds"
-    buckets = [lab.value(f"{name}_bucket", le=le, **west) for le in ("1e-06", "0.001", "+Inf")]
-    assert buckets == [5, 8, 10]
-    assert lab.value(f"{name}_count", **west) == 10
-    assert [it for it in lab.told() if it[0] == f"{name}_sum"] == []
-    assert lab.value(f"{name}_count", link="south", site="west") is None, "netem times no packets"
+    lab.check(
+        {
+            "fiber_lateness_seconds_bucket le=1e-06 link=north site=west": 5,
+            "fiber_lateness_seconds_bucket le=0.001 link=north site=west": 8,
+            "fiber_lateness_seconds_bucket le=+Inf link=north site=west": 10,
+            "fiber_lateness_seconds_count link=north site=west": 10,
+            "fiber_lateness_seconds_count link=south site=west": None,  # netem times no packets
+        }
+    )
+    assert [name for name in lab.samples() if name.startswith("fiber_lateness_seconds_sum")] == []
 
 
-@pytest.mark.parametrize("emulator", [None, Dead()])
+@pytest.mark.parametrize("emulator", [None, Emulator(dead=True)])
 def test_a_dead_emulator_counts_nothing_and_hides_nothing_else(lab: Lab, emulator: NoopEmulator | None) -> None:
     lab.emulator = emulator
-    assert lab.value("testbed_emulator_up") == 0
-    names = {name for name, _ in lab.told()}
-    assert "testbed_emulator_info" not in names and "testbed_fiber_packets_total" not in names
-    delay = lab.value("testbed_fiber_delay_seconds", link="north", site="east")
-    assert delay == pytest.approx(200e-6, rel=0.05), "40 km of glass, whoever emulates it"
-    assert "testbed_keeper_cpu_seconds_total" in names
+    samples = lab.samples()
+    names = {name.split()[0] for name in samples}
+    assert samples["emulator_up"] == 0
+    assert "emulator_info" not in names and "fiber_packets_total" not in names
+    delay_s = samples["fiber_delay_seconds link=north site=east"]
+    assert delay_s == pytest.approx(200e-6, rel=0.05), "40 km of glass, whichever emulator there is"
+    assert "keeper_cpu_seconds_total" in names
 
 
-def test_words_with_quotes_stay_whole(lab: Lab) -> None:
+def test_labels_with_quotes_stay_whole(lab: Lab) -> None:
     lab.emulator = Emulator()
-    found = next(dict(labels) for name, labels in lab.told() if name == "testbed_emulator_info")
-    assert (found["emulator"], found["scheduling"]) == ("fiberd", 'SCHED_FIFO "40"')
+    (info,) = (sample.labels for family in lab.families() for sample in family.samples if "_info" in sample.name)
+    assert (info["emulator"], info["scheduling"]) == ("fiberd", 'SCHED_FIFO "40"')
 
 
 def test_carriers_ranks_and_faults(lab: Lab) -> None:
@@ -134,17 +141,20 @@ def test_carriers_ranks_and_faults(lab: Lab) -> None:
         {"rank": 2, "node": "west-0", "site": "west", "state": "starting", "pid": 0},
     ]
     lab.faults = ([("cut", "north"), ("impair", "south"), ("cut", "north")], {"cut": 4, "impair": 1})
-    assert lab.value("testbed_link_up", link="north", site="east") == 1
-    assert lab.value("testbed_link_up", link="north", site="west") == 0
-    assert lab.value("testbed_link_carrier_changes_total", link="north", site="west") == 3
-    up = [lab.value("testbed_rank_up", site=s, node=n, rank=r) for s, n, r in (
-        ("east", "east-0", "0"), ("east", "east-1", "1"), ("west", "west-0", "2"),
-    )]  # fmt: skip
-    assert up == [1, 0, 0]
-    assert lab.value("testbed_fault_active", type="cut", target="north") == 2
-    assert lab.value("testbed_fault_active", type="impair", target="south") == 1
-    assert lab.value("testbed_faults_total", type="cut") == 4
-    assert lab.value("testbed_faults_total", type="flap") == 0, "so that the first one is an increase"
+    lab.check(
+        {
+            "link_up link=north site=east": 1,
+            "link_up link=north site=west": 0,
+            "link_carrier_changes_total link=north site=west": 3,
+            "rank_up node=east-0 rank=0 site=east": 1,
+            "rank_up node=east-1 rank=1 site=east": 0,
+            "rank_up node=west-0 rank=2 site=west": 0,
+            "fault_active target=north type=cut": 2,
+            "fault_active target=south type=impair": 1,
+            "faults_total type=cut": 4,
+            "faults_total type=flap": 0,  # so that the first one is an increase
+        }
+    )
 
 
 def certificate(taken_s: float, west_median: float | None = 210e-6) -> str:
@@ -160,21 +170,24 @@ def certificate(taken_s: float, west_median: float | None = 210e-6) -> str:
 
 
 def test_a_certificate_is_read_again_when_it_was_replaced(lab: Lab) -> None:
-    path, beside = lab.folder / "certificate.json", lab.folder / "beside"
-    assert lab.value("testbed_certified") is None, "not measured yet"
+    path, beside = lab.certificate, lab.folder / "beside"
+    lab.check({"certified": None})  # not measured yet
     path.write_text(certificate(100.0))
-    assert lab.value("testbed_certified") == 0
-    assert lab.value("testbed_certificate_timestamp_seconds") == 100
-    assert lab.value("testbed_certificate_within_tolerance", link="north", site="east") == 1
-    assert lab.value("testbed_certificate_within_tolerance", link="north", site="west") == 0
-    assert lab.value("testbed_certificate_tolerance_seconds", link="north", site="east") == 5e-5
+    lab.check(
+        {
+            "certified": 0,
+            "certificate_timestamp_seconds": 100,
+            "certificate_within_tolerance link=north site=east": 1,
+            "certificate_within_tolerance link=north site=west": 0,
+            "certificate_tolerance_seconds link=north site=east": 5e-5,
+        }
+    )
     beside.write_text(certificate(200.0, west_median=None))
-    # As fast as a file system's clock allows no second time to be told from the first.
+    # So fast that a file system's clock shows no later time.
     os.utime(beside, ns=(path.stat().st_mtime_ns, path.stat().st_mtime_ns))
     beside.replace(path)
-    assert lab.value("testbed_certificate_timestamp_seconds") == 200
-    error = "testbed_certificate_delay_error_seconds"
-    assert lab.value(error, link="north", site="east") is None, "no packet came: there is no error to tell"
+    # No packet came, so there is no error.
+    lab.check({"certificate_timestamp_seconds": 200, "certificate_delay_error_seconds link=north site=east": None})
 
 
 def test_a_noisy_host_and_a_direction_that_was_not_measurable(lab: Lab) -> None:
@@ -182,34 +195,37 @@ def test_a_noisy_host_and_a_direction_that_was_not_measurable(lab: Lab) -> None:
     unmeasured = {"what": "rate", "target": 8e8, "measured": None, "verdict": "unmeasured", "why": "rate: too few"}
     document["links"][0]["directions"][1] |= {"verdict": "not measured", "why": [], "checks": [unmeasured]}
     document["noise"] = {"packets": 100, "delayed": 12}
-    (lab.folder / "certificate.json").write_text(json.dumps(document))
-    assert (lab.value("testbed_certified"), lab.value("testbed_certificate_noisy_host")) == (0, 1)
-    values = [lab.value("testbed_certificate_within_tolerance", link="north", site=site) for site in ("east", "west")]
-    assert values == [1, None], "a direction is labelled with the site that it leaves"
+    lab.certificate.write_text(json.dumps(document))
+    lab.check(
+        {
+            "certified": 0,
+            "certificate_noisy_host": 1,
+            "certificate_within_tolerance link=north site=east": 1,
+            "certificate_within_tolerance link=north site=west": None,
+        }
+    )
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"links": 3}', "\x00"])
 def test_a_file_that_is_no_certificate_certifies_nothing(lab: Lab, content: str) -> None:
-    (lab.folder / "certificate.json").write_text(content)
-    assert lab.value("testbed_certified") in (None, 0)
-    assert lab.value("testbed_emulator_up") == 0
+    lab.certificate.write_text(content)
+    assert lab.samples().get("certified") in (None, 0)
+    lab.check({"emulator_up": 0})
 
 
 def test_nothing_is_exported_that_is_not_in_the_table(lab: Lab) -> None:
     lab.emulator = Emulator(DirectionStats("north:west", corrupted=0, duplicated=0, held_back=0))
-    (lab.folder / "certificate.json").write_text(certificate(100.0))
-    families = {family.name: family for family in text_string_to_metric_families(lab.exporter.text().decode())}
-    known = {it.name.removesuffix("_total"): it for it in exported_series.ALL}
-    assert set(families) <= set(known)
-    for name, family in families.items():
-        kind = "gauge" if known[name].kind == "info" else known[name].kind
-        assert family.type == kind
-        assert family.documentation.startswith(known[name].meaning)
+    lab.certificate.write_text(certificate(100.0))
+    table = {series.name.removesuffix("_total"): series for series in exported_series.ALL}
+    for family in lab.families():
+        series = table[family.name]
+        assert family.type == ("gauge" if series.kind == "info" else series.kind)
+        assert family.documentation.startswith(series.meaning)
         for sample in family.samples:
-            assert set(sample.labels) - {"le"} == set(known[name].labels)
+            assert set(sample.labels) - {"le"} == set(series.labels)
 
 
-def test_an_interface_of_a_long_name_is_told_by_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interface_of_a_long_name_is_labelled_with_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     topology = catalog.load_topology("bay-area")
 
     class Counters:
@@ -220,9 +236,8 @@ def test_an_interface_of_a_long_name_is_told_by_it(lab: Lab, monkeypatch: pytest
             return {name: Traffic(1, 2, 1, 0) for name in self.names}
 
     monkeypatch.setattr(exporter, "InterfaceCounters", Counters)
-    sources = lab.exporter._sources
-    lab.exporter = Exporter(topology, sources, {site.gateway: Path("/run", site.gateway) for site in topology.sites})
+    gateways = {site.gateway: Path("/run", site.gateway) for site in topology.sites}
+    lab.exporter = Exporter(topology, lab.sources, gateways)
     for interface in ("san-francisco-to-santa-clara", "san-francisco-0"):
-        labels = {"site": "san-francisco", "node": "san-francisco-gw", "interface": interface}
-        assert lab.value("testbed_transmit_bytes_total", **labels) == 1
-        assert lab.value("testbed_receive_bytes_total", **labels) == 2
+        labels = f"interface={interface} node=san-francisco-gw site=san-francisco"
+        lab.check({f"transmit_bytes_total {labels}": 1, f"receive_bytes_total {labels}": 2})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from builders.tables import cases
 
 from testbed.core.plan import build
 from testbed.core.plan.properties import Carrier
@@ -107,30 +107,22 @@ def test_intentions_are_on_disk_before_anybody_acts_on_them(journal: Journal, pa
 
 
 @pytest.mark.parametrize("cut_off", [1, 2, 30])
-def test_a_torn_last_line_is_dropped(journal: Journal, path: Path, cut_off: int) -> None:
-    """1 is the newline alone: the line reads well, but whoever wrote it had not been told so."""
+def test_a_torn_last_line_is_dropped_and_spoils_no_later_line(journal: Journal, path: Path, cut_off: int) -> None:
+    """1 is the newline alone: the line can be read, but its writer had not been told so.
+
+    `heal` without the keeper writes into the journal that `down` must read afterwards.
+    """
     journal.intend("lab", PLAN)
     before = content(Journal.read(path))
     journal.intend("f1", [DARK])
-    data = path.read_bytes()
-    os.truncate(path, len(data) - cut_off)
-    assert content(Journal.read(path)) == before
-
-
-@pytest.mark.parametrize("cut_off", [1, 30])
-def test_whoever_goes_on_after_a_torn_line_does_not_spoil_the_journal(
-    journal: Journal, path: Path, cut_off: int
-) -> None:
-    """`heal` without the keeper writes into the journal that `down` must read afterwards."""
-    journal.intend("lab", PLAN)
-    journal.intend("f1", [DARK])
     os.truncate(path, path.stat().st_size - cut_off)
     successor = Journal.read(path)
+    assert content(successor) == before
     successor.intend("emulator-died", [DARK])
     successor.set_state("going")
     again = Journal.read(path)
     assert content(again) == content(successor)
-    assert [it.owner for it in again.entries.values()] == ["lab", "lab", "emulator-died"]
+    assert [entry.owner for entry in again.entries.values()] == ["lab", "lab", "emulator-died"]
 
 
 def test_a_write_that_the_disk_cut_short_leaves_no_half_line(
@@ -155,38 +147,40 @@ def test_a_write_that_the_disk_cut_short_leaves_no_half_line(
     assert content(Journal.read(path)) == content(journal)
 
 
-def test_garbage_in_the_middle_is_not_passed_over(journal: Journal, path: Path) -> None:
-    journal.intend("lab", PLAN)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b'{"id": 1, "own\n' + b"".join(lines[2:]))
-    with pytest.raises(LabError, match=r"journal\.jsonl:2: not a line of a journal"):
-        Journal.read(path)
+def header(version: object = 3, keeper: str = "[1, 1]") -> str:
+    return f'{{"journal": {version}, "lab": "lab", "boot": "b", "keeper": {keeper}}}'
 
 
-def test_a_journal_of_another_version_is_left_to_that_version(path: Path) -> None:
-    path.write_text(json.dumps({"journal": 4, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
-    with pytest.raises(LabError, match="another version of the testbed"):
+NO_LINE, OTHER_VERSION = "not a line of a journal", "another version of the testbed"
+
+
+@cases(
+    "lines, error",
+    {
+        "garbage in the middle": ([header(), '{"id": 1, "own', '{"state": "up"}'], rf"journal\.jsonl:2: {NO_LINE}"),
+        "a later version": ([header(version=4)], OTHER_VERSION),
+        "an unknown kind of line": ([header(), '{"id": 1, "suspended": true}'], OTHER_VERSION),
+        "an unknown step": (
+            [header(), '{"id": 1, "owner": "lab", "intend": {"step": "Wormhole", "namespace": "plant"}}'],
+            OTHER_VERSION,
+        ),
+        # It would pass for that of another boot, with nothing left of its lab.
+        "no first line": (['{"state": "up"}'], r"journal\.jsonl:1: not the first line of a journal"),
+        "a keeper without a pid": ([header(keeper="[]")], rf"journal\.jsonl:1: {NO_LINE}"),
+        "no keeper": ([header(keeper="null")], rf"journal\.jsonl:1: {NO_LINE}"),
+        "a first line that is a list": (['["journal"]'], rf"journal\.jsonl:1: {NO_LINE}"),
+    },
+)
+def test_a_damaged_journal_or_one_of_another_version_is_refused(path: Path, lines: list[str], error: str) -> None:
+    path.write_text("".join(line + "\n" for line in lines))
+    with pytest.raises(LabError, match=error):
         Journal.read(path)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_journal_of_a_version_before_is_read(path: Path, version: int) -> None:
-    path.write_text(json.dumps({"journal": version, "lab": "lab", "boot": "b", "keeper": [1, 1]}) + "\n")
+def test_a_journal_of_an_earlier_version_is_read(path: Path, version: int) -> None:
+    path.write_text(header(version) + "\n")
     assert Journal.read(path).lab == "lab"
-
-
-def test_a_line_of_no_kind_that_is_known_is_not_passed_over(journal: Journal, path: Path) -> None:
-    with path.open("a") as stream:
-        stream.write('{"id":1,"suspended":true}\n')
-    with pytest.raises(LabError, match="another version of the testbed"):
-        Journal.read(path)
-
-
-def test_a_step_that_this_version_does_not_know_is_said_plainly(journal: Journal, path: Path) -> None:
-    with path.open("a") as stream:
-        stream.write('{"id":1,"owner":"lab","intend":{"step":"Wormhole","namespace":"plant"}}\n')
-    with pytest.raises(LabError, match="another version of the testbed"):
-        Journal.read(path)
 
 
 def test_no_journal(path: Path) -> None:
@@ -194,10 +188,10 @@ def test_no_journal(path: Path) -> None:
         Journal.read(path)
 
 
-@pytest.mark.parametrize("content", [b"", b'{"journal":2,"lab":"l'])
-def test_an_empty_journal_is_that_of_a_keeper_that_died_at_once(path: Path, content: bytes) -> None:
-    """Or of a lab that stands, whose journal somebody emptied: who reads it must know."""
-    path.write_bytes(content)
+@pytest.mark.parametrize("text", ["", header(2)[:22]])
+def test_an_empty_journal_is_that_of_a_keeper_that_died_at_once(path: Path, text: str) -> None:
+    """Or of a lab that exists and whose journal was emptied: the reader must know."""
+    path.write_text(text)
     assert Journal.read(path).entries == {}
     assert Journal.read(path).empty
 
@@ -205,25 +199,3 @@ def test_an_empty_journal_is_that_of_a_keeper_that_died_at_once(path: Path, cont
 def test_a_journal_that_has_begun_is_not_empty(journal: Journal, path: Path) -> None:
     assert not journal.empty
     assert not Journal.read(path).empty
-
-
-def test_a_journal_without_its_first_line_is_none(journal: Journal, path: Path) -> None:
-    """It would pass for that of another boot, of which nothing stands any more."""
-    journal.set_state("up")
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
-    with pytest.raises(LabError, match=r"journal\.jsonl:1: not the first line of a journal"):
-        Journal.read(path)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        {"journal": 2, "lab": "lab", "boot": "b", "keeper": []},
-        {"journal": 2, "lab": "lab", "boot": "b", "keeper": None},
-        ["journal"],
-    ],
-)
-def test_a_first_line_that_is_damaged(path: Path, line: object) -> None:
-    path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(LabError, match=r"journal\.jsonl:1: not a line of a journal"):
-        Journal.read(path)

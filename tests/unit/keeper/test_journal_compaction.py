@@ -103,6 +103,10 @@ def test_a_hundred_thousand_phases_leave_at_most_a_megabyte(tmp_path: Path) -> N
 # ---- what a compaction must not change
 
 
+def create(folder: Path) -> Journal:
+    return Journal.create(folder / "journal.jsonl", "lab", "boot", (1, 1))
+
+
 def content(of: Journal) -> dict[str, Any]:
     return {
         "lab": (of.lab, of.boot, of.keeper, of.state),
@@ -168,7 +172,7 @@ def test_a_compacted_journal_says_what_one_says_that_never_was(
         monkeypatch.setattr(journal, "COMPACT_BYTES", 10**9)
         never.step()
         monkeypatch.setattr(journal, "COMPACT_BYTES", 500)
-        often.journal._compact_at = min(often.journal._compact_at, 600)
+        often.journal.compact_at = min(often.journal.compact_at, 600)
         before = often.journal.path.stat().st_ino
         often.step()
         compacted += often.journal.path.stat().st_ino != before
@@ -204,7 +208,6 @@ def test_owners_and_keys_are_found_as_by_walking_over_all_entries(
 ) -> None:
     monkeypatch.setattr(journal, "COMPACT_BYTES", 500)
     author = Author(tmp_path / "journal", seed)
-    author.journal._compact_at = 600
     most = 0
     for _ in range(300):
         author.step()
@@ -221,8 +224,7 @@ def test_owners_and_keys_are_found_as_by_walking_over_all_entries(
 
 def test_ended_faults_are_forgotten_but_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "COMPACT_BYTES", 4096)
-    found = Journal.create(tmp_path / "journal.jsonl", "lab", "boot", (1, 1))
-    found._compact_at = 4096
+    found = create(tmp_path)
     for number in range(1000):
         found.note("fault", id=f"f{number + 1}", target="north")
         found.note("fault-ended", id=f"f{number + 1}", t=float(number))
@@ -235,8 +237,7 @@ def test_ended_faults_are_forgotten_but_counted(tmp_path: Path, monkeypatch: pyt
 def test_a_journal_whose_steps_are_many_is_compacted_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only once it has doubled: else every line would copy the whole lab."""
     monkeypatch.setattr(journal, "COMPACT_BYTES", 4096)
-    found = Journal.create(tmp_path / "journal.jsonl", "lab", "boot", (1, 1))
-    found._compact_at = 4096
+    found = create(tmp_path)
     found.intend("lab", [Namespace(f"n{number}") for number in range(500)])
     inodes = {found.path.stat().st_ino}
     for _ in range(100):
@@ -247,13 +248,13 @@ def test_a_journal_whose_steps_are_many_is_compacted_seldom(tmp_path: Path, monk
 
 
 def test_a_journal_that_cannot_be_compacted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Journal.create(tmp_path / "journal.jsonl", "lab", "boot", (1, 1))
-    found._compact_at = 0
+    found = create(tmp_path)
+    found.compact_at = 0
     (tmp_path / "journal.jsonl.new").mkdir()  # nothing can be written there
     found.intend("lab", [DARK])
     assert content(Journal.read(found.path)) == content(found)
     (tmp_path / "journal.jsonl.new").rmdir()
-    found._compact_at = 0
+    found.compact_at = 0
     found.intend("lab", [LIT])
     assert b'"next"' in found.path.read_bytes().splitlines()[0]
     assert content(Journal.read(found.path)) == content(found)
@@ -273,7 +274,7 @@ def test_a_journal_of_an_older_version_is_compacted(tmp_path: Path, version: int
     ]
     path.write_text("".join(json.dumps(it) + "\n" for it in lines))
     before, successor = content(Journal.read(path)), Journal.read(path)
-    successor._compact_at = 0
+    successor.compact_at = 0
     successor.note("remark")
     after = content(Journal.read(path))
     assert {**after, "others": []} == before
@@ -327,7 +328,7 @@ def test_a_kill_at_any_call_of_a_compaction_loses_nothing(tmp_path: Path) -> Non
             author.step()
         found = author.journal
         before = content(Journal.read(found.path))
-        found._compact_at = 0
+        found.compact_at = 0
         was_killed = killed_at(call, lambda it=found: it.intend("certification", [DARK]))  # type: ignore[misc]
         left = content(Journal.read(found.path))
         compacted = b'"next"' in found.path.read_bytes().splitlines()[0]
@@ -335,7 +336,7 @@ def test_a_kill_at_any_call_of_a_compaction_loses_nothing(tmp_path: Path) -> Non
         assert left in (before, content(found))
         seen.add((compacted, left == before))
         successor = Journal.read(found.path)
-        successor._compact_at = 0
+        successor.compact_at = 0
         successor.note("remark", text="I go on")
         again = Journal.read(found.path)
         assert content(again) == content(successor)
@@ -395,7 +396,7 @@ def test_who_follows_a_log_reads_each_line_once_while_it_is_moved_aside(tmp_path
 
 
 def test_an_entry_writes_itself_as_it_is_read(tmp_path: Path) -> None:
-    found = Journal.create(tmp_path / "journal.jsonl", "lab", "boot", (1, 1))
+    found = create(tmp_path)
     (entry,) = found.intend("lab", [DARK])
     (again,) = Journal.read(found.path).entries.values()
     assert again == entry == Entry(entry.id, "lab", DARK)

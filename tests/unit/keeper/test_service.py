@@ -1,4 +1,4 @@
-"""The keeper's socket: every line gets an answer, and whoever comes later does too."""
+"""The keeper's socket: each line gets an answer, and whoever comes later does too."""
 
 from __future__ import annotations
 
@@ -6,146 +6,142 @@ import contextlib
 import errno
 import json
 import os
+import re
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import host_stalls
 import pytest
+from builders.tables import cases
 from oracles import oracle
 
 from testbed.errors import LabError
 from testbed.keeper.service import Caller, Service
 
 WAIT_S = 10.0
+GO, WAIT = b'{"call": "go"}', b'{"call": "wait"}'
+WENT = {"ok": {"verb": "go"}}
+LONG = b'{"call": "go", "plan": "%s"}'
 
 
-def answer(message: Any, caller: Caller) -> object:
-    verb = message.pop("call")
-    if verb == "refuse":
-        raise LabError("not today")
-    caller.notice("on it")
-    return {"verb": verb, **message}
+def thread_and_policy() -> tuple[int, int]:
+    """Return this thread's id and its scheduling policy, as the kernel reports it (proc_pid_stat(5))."""
+    thread = threading.get_native_id()
+    fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    return thread, int(fields[41 - 3])
 
 
-@pytest.fixture
-def closed() -> threading.Event:
-    return threading.Event()
+class Server:
+    """A service whose threads are recorded. ``wait`` is answered once ``hold`` is set."""
 
+    def __init__(self, path: Path) -> None:
+        self.path, self.closed, self.hold = path, threading.Event(), threading.Event()
+        self.decoded, self.answered = list[tuple[int, int]](), list[tuple[int, int]]()
+        self.service: Service | None = None
 
-@pytest.fixture
-def path(tmp_path: Path, closed: threading.Event) -> Iterator[Path]:
-    service = Service(tmp_path / "socket", answer, lambda caller: closed.set())
-    yield tmp_path / "socket"
-    service.close()
+    def begin(self, answer: Callable[[Any, Caller], object] | None = None) -> None:
+        self.service = Service(
+            self.path, answer or self.answer, lambda caller: self.closed.set(), *([] if answer else [self.decode])
+        )
 
+    def decode(self, message: object) -> object:
+        self.decoded.append(thread_and_policy())
+        return message
 
-def ask(path: Path, *lines: bytes) -> list[dict[str, Any]]:
-    """What is said until each line has its answer."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(WAIT_S)
-        connection.connect(str(path))
-        with connection.makefile("rwb") as stream:
-            said: list[dict[str, Any]] = []
+    def answer(self, message: Any, caller: Caller) -> object:
+        self.answered.append(thread_and_policy())
+        verb = message.pop("call")
+        if verb == "refuse":
+            raise LabError("not today")
+        if verb == "wait":
+            self.hold.wait(WAIT_S)
+        if verb == "cut":
+            caller.notice("on it")
+        return {"verb": verb, **message}
+
+    @contextlib.contextmanager
+    def connected(self, *lines: bytes, count: int = 1) -> Iterator[Any]:
+        """Connect ``count`` times and send the lines on each connection; yield one connection, or all of them."""
+        with contextlib.ExitStack() as stack:
+            connections = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(count)]
+            for connection in connections:
+                connection.settimeout(WAIT_S)
+                connection.connect(str(self.path))
+                connection.sendall(b"".join(line + b"\n" for line in lines))
+            yield connections if count > 1 else connection
+
+    def ask(self, *lines: bytes) -> list[dict[str, Any]]:
+        """Send line after line; return all messages, until each line has its answer."""
+        messages: list[dict[str, Any]] = []
+        with self.connected() as connection, connection.makefile("rwb") as stream:
             for line in lines:
                 stream.write(line + b"\n")
                 stream.flush()
-                said.append(json.loads(stream.readline()))
-                while "notice" in said[-1]:
-                    said.append(json.loads(stream.readline()))
-            return said
+                messages.append(json.loads(stream.readline()))
+                while "notice" in messages[-1]:
+                    messages.append(json.loads(stream.readline()))
+        return messages
 
 
-def test_an_answer_and_what_is_said_before_it(path: Path) -> None:
-    assert ask(path, b'{"call": "cut", "link": "north"}') == [
+def read(connection: socket.socket, count: int = 1) -> list[dict[str, Any]]:
+    with connection.makefile("rb") as stream:
+        return [json.loads(stream.readline()) for _ in range(count)]
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> Iterator[Server]:
+    """A server that the test begins."""
+    server = Server(tmp_path / "socket")
+    yield server
+    server.hold.set()
+    assert server.service
+    server.service.close()
+
+
+@pytest.fixture
+def server(idle: Server) -> Server:
+    idle.begin()
+    return idle
+
+
+def test_an_answer_and_the_notices_before_it(server: Server) -> None:
+    assert server.ask(b'{"call": "cut", "link": "north"}') == [
         {"notice": "on it"},
         {"ok": {"verb": "cut", "link": "north"}},
     ]
 
 
-def test_a_refusal_keeps_its_kind_and_the_connection(path: Path) -> None:
-    refused, *_, answered = ask(path, b'{"call": "refuse"}', b'{"call": "go"}')
-    assert refused == {"error": "not today", "kind": "LabError"}
-    assert answered == {"ok": {"verb": "go"}}
+@cases(
+    "line, error",
+    {
+        "a refused request": (b'{"call": "refuse"}', "not today"),
+        **{
+            f"a line that is not JSON: {line[:2]!r}": (line, "expected one JSON object per line: .*")
+            for line in (b"{", b"\xff\xfe", b"[" * 100_000, b"")
+        },
+    },
+)
+def test_an_error_keeps_its_kind_and_the_connection(server: Server, line: bytes, error: str) -> None:
+    refused, answer = server.ask(line, GO)
+    assert re.fullmatch(error, refused.pop("error"), re.DOTALL)
+    assert refused == {"kind": "LabError"}
+    assert answer == WENT
 
 
-def test_what_is_no_request_is_answered_and_the_end_is_noticed(path: Path, closed: threading.Event) -> None:
-    (said,) = ask(path, b"[1, 2]")
-    assert said["kind"] == "LabError"
-    assert closed.wait(WAIT_S)
-
-
-def test_a_line_that_is_not_json_ends_the_connection_and_nothing_else(path: Path, closed: threading.Event) -> None:
-    with contextlib.suppress(json.JSONDecodeError):
-        ask(path, b"{")
-    assert closed.wait(WAIT_S)
-    assert ask(path, b'{"call": "go"}')[-1] == {"ok": {"verb": "go"}}
-
-
-def test_a_lack_of_file_descriptors_passes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, closed: threading.Event
-) -> None:
-    accept, tries = socket.socket.accept, []
-
-    def flaky(self: socket.socket) -> tuple[socket.socket, Any]:
-        tries.append(self)
-        if len(tries) == 1:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return accept(self)
-
-    monkeypatch.setattr(socket.socket, "accept", flaky)
-    service = Service(tmp_path / "socket", answer, lambda caller: closed.set())
-    assert ask(tmp_path / "socket", b'{"call": "go"}')[-1] == {"ok": {"verb": "go"}}
-    service.close()
-
-
-@pytest.mark.parametrize("line", [b"{", b"\xff\xfe", b"[" * 100_000, b""])
-def test_a_line_that_is_no_json_is_refused_and_the_next_one_is_answered(path: Path, line: bytes) -> None:
-    refused, *_, answered = ask(path, line, b'{"call": "go"}')
-    assert refused["kind"] == "LabError"
-    assert refused["error"].startswith("expected one JSON object per line: ")
-    assert answered == {"ok": {"verb": "go"}}
+@pytest.mark.parametrize("line", [b"[1, 2]", b"{"])
+def test_a_line_that_is_no_request_is_answered_and_the_end_is_noticed(server: Server, line: bytes) -> None:
+    (message,) = server.ask(line)
+    assert message["kind"] == "LabError"
+    assert server.closed.wait(WAIT_S)
+    assert server.ask(GO) == [WENT]
 
 
 # ---- threads and their priority
-
-
-class Scheduled:
-    """Notes which thread decodes and which one answers, and how the kernel schedules it (proc_pid_stat(5))."""
-
-    def __init__(self) -> None:
-        self.decoded, self.answered = list[tuple[int, int]](), list[tuple[int, int]]()
-        self.hold = threading.Event()
-
-    def decode(self, message: object) -> object:
-        self.decoded.append(self._me())
-        return message
-
-    def answer(self, message: Any, caller: Caller) -> object:
-        self.answered.append(self._me())
-        if message["call"] == "wait":
-            self.hold.wait(WAIT_S)
-        return {}
-
-    @staticmethod
-    def _me() -> tuple[int, int]:
-        """(thread, scheduling policy), as the kernel says."""
-        thread = threading.get_native_id()
-        fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
-        return thread, int(fields[41 - 3])
-
-
-@pytest.fixture
-def scheduled(tmp_path: Path) -> Iterator[tuple[Path, Scheduled]]:
-    made = Scheduled()
-    service = Service(tmp_path / "socket", made.answer, lambda caller: None, made.decode)
-    yield tmp_path / "socket", made
-    made.hold.set()
-    service.close()
 
 
 def may_be_realtime() -> bool:
@@ -162,44 +158,50 @@ def may_be_realtime() -> bool:
     return bool(done)
 
 
-def test_requests_are_decoded_before_anything_has_real_time_priority(scheduled: tuple[Path, Scheduled]) -> None:
-    path, made = scheduled
+def test_requests_are_decoded_before_anything_has_real_time_priority(server: Server) -> None:
     for _ in range(50):
-        ask(path, b'{"call": "go"}')
-    assert {policy for _, policy in made.decoded} == {os.SCHED_OTHER}
-    assert {thread for thread, _ in made.decoded}.isdisjoint({thread for thread, _ in made.answered})
+        server.ask(GO)
+    assert {policy for _, policy in server.decoded} == {os.SCHED_OTHER}
+    assert {thread for thread, _ in server.decoded}.isdisjoint({thread for thread, _ in server.answered})
     if may_be_realtime():
-        assert {policy for _, policy in made.answered} == {os.SCHED_FIFO}
+        assert {policy for _, policy in server.answered} == {os.SCHED_FIFO}
 
 
-def test_no_thread_is_begun_per_call(scheduled: tuple[Path, Scheduled], monkeypatch: pytest.MonkeyPatch) -> None:
-    path, made = scheduled
-    ask(path, b'{"call": "go"}')
+def test_no_thread_is_begun_per_call(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.ask(GO)
     begun: list[object] = []
     start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda thread: (begun.append(thread), start(thread))[1])
     for _ in range(100):  # a connection each, one after the other
-        ask(path, b'{"call": "go"}', b'{"call": "go"}')
+        server.ask(GO, GO)
     assert begun == []
-    assert len({thread for thread, _ in made.answered}) <= 2
+    assert len({thread for thread, _ in server.answered}) <= 2
 
 
-def test_a_request_that_waits_holds_up_no_other(scheduled: tuple[Path, Scheduled]) -> None:
-    path, made = scheduled
-    with contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(20)]
+def test_a_request_that_waits_holds_up_no_other(server: Server) -> None:
+    with server.connected(WAIT, count=20) as waiting:
+        oracle.until(lambda: len(server.answered) == 20, WAIT_S, "all wait")
+        assert server.ask(GO) == [WENT]
+        server.hold.set()
         for connection in waiting:
-            connection.settimeout(WAIT_S)
-            connection.connect(str(path))
-            connection.sendall(b'{"call": "wait"}\n')
-        oracle.until(lambda: len(made.answered) == 20, WAIT_S, "all wait")
-        assert ask(path, b'{"call": "go"}') == [{"ok": {}}]
-        made.hold.set()
-        for connection in waiting:
-            assert connection.makefile("rb").readline() == b'{"ok": {}}\n'
+            assert read(connection) == [{"ok": {"verb": "wait"}}]
 
 
 # ---- what the system refuses
+
+
+def test_a_lack_of_file_descriptors_passes(monkeypatch: pytest.MonkeyPatch, idle: Server) -> None:
+    accept, tries = socket.socket.accept, []
+
+    def flaky(self: socket.socket) -> tuple[socket.socket, Any]:
+        tries.append(self)
+        if len(tries) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", flaky)
+    idle.begin()
+    assert idle.ask(GO) == [WENT]
 
 
 @pytest.fixture
@@ -216,91 +218,65 @@ def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return refused
 
 
-def test_without_more_threads_requests_wait_for_those_there_are(
-    full: threading.Event, scheduled: tuple[Path, Scheduled]
-) -> None:
-    path, made = scheduled
+def test_without_further_threads_requests_wait_for_those_there_are(server: Server, full: threading.Event) -> None:
     full.set()
-    with contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(5)]
+    with server.connected(WAIT, count=5) as waiting:
+        oracle.until(lambda: len(server.decoded) == 5, WAIT_S, "all are decoded")
+        server.hold.set()
         for connection in waiting:
-            connection.settimeout(WAIT_S)
-            connection.connect(str(path))
-            connection.sendall(b'{"call": "wait"}\n')
-        oracle.until(lambda: len(made.decoded) == 5, WAIT_S, "all are heard")
-        made.hold.set()
-        for connection in waiting:
-            assert connection.makefile("rb").readline() == b'{"ok": {}}\n'
-    assert ask(path, b'{"call": "go"}', b'{"call": "go"}') == [{"ok": {}}] * 2
-    assert len({thread for thread, _ in made.answered}) == 2
+            assert read(connection) == [{"ok": {"verb": "wait"}}]
+    assert server.ask(GO, GO) == [WENT] * 2
+    assert len({thread for thread, _ in server.answered}) == 2
 
 
-def test_threads_that_were_refused_are_begun_later(full: threading.Event, scheduled: tuple[Path, Scheduled]) -> None:
-    path, made = scheduled
+def test_threads_that_were_refused_are_begun_later(server: Server, full: threading.Event) -> None:
     full.set()
     with contextlib.ExitStack() as stack:
-        for number in range(5):
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
-            connection.connect(str(path))
-            connection.sendall(b'{"call": "wait"}\n')
-            oracle.until(lambda heard=number + 1: len(made.decoded) == heard, WAIT_S, "it is heard")
+        for number in range(1, 6):
+            stack.enter_context(server.connected(WAIT))
+            oracle.until(lambda count=number: len(server.decoded) == count, WAIT_S, "it is decoded")
         full.clear()
-        assert ask(path, b'{"call": "go"}') == [{"ok": {}}], "beside five that wait"
-        oracle.until(lambda: len(made.answered) == 6, WAIT_S, "and those that had waited for a thread have one")
-        made.hold.set()
+        assert server.ask(GO) == [WENT], "beside five that wait"
+        oracle.until(lambda: len(server.answered) == 6, WAIT_S, "and those that had waited for a thread have one")
+        server.hold.set()
 
 
-def test_without_any_thread_a_request_is_refused_and_its_end_is_noticed(
-    full: threading.Event, tmp_path: Path, closed: threading.Event
-) -> None:
+def test_without_any_thread_a_request_is_refused_and_its_end_is_noticed(full: threading.Event, idle: Server) -> None:
     full.set()
-    service = Service(tmp_path / "socket", answer, lambda caller: closed.set())
-    refused, again = ask(tmp_path / "socket", b'{"call": "go"}', b'{"call": "go"}')
-    assert (
-        refused
-        == again
-        == {"error": "the keeper cannot answer: the system lets it begin no thread"} | {"kind": "LabError"}
-    )
-    assert closed.wait(WAIT_S)
+    idle.begin()
+    refusal = {"error": "the keeper cannot answer: the system lets it begin no thread", "kind": "LabError"}
+    assert idle.ask(GO, GO) == [refusal] * 2
+    assert idle.closed.wait(WAIT_S)
     full.clear()
-    assert ask(tmp_path / "socket", b'{"call": "go"}')[-1] == {"ok": {"verb": "go"}}
-    service.close()
+    assert idle.ask(GO) == [WENT]
 
 
 @pytest.mark.parametrize("broken", ["_receive", "_look", "_begin", "_want"])
 def test_a_connection_that_fails_is_closed_and_no_other_one(
-    monkeypatch: pytest.MonkeyPatch, path: Path, closed: threading.Event, broken: str
+    monkeypatch: pytest.MonkeyPatch, server: Server, broken: str
 ) -> None:
     work, failed = getattr(Service, broken), list[object]()
 
-    def once(service: Service, connection: Any, *more: Any) -> Any:
+    def once(service: Service, connection: Any, *rest: Any) -> Any:
         if not failed:
             failed.append(connection)
             raise MemoryError("no memory for this one")
-        return work(service, connection, *more)
+        return work(service, connection, *rest)
 
     monkeypatch.setattr(Service, broken, once)
-    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
-        for connection in (first, second):
-            connection.settimeout(WAIT_S)
-            connection.connect(str(path))
-        first.sendall(b'{"call": "go"}\n')
-        said = b""
+    with server.connected(count=2) as (first, second):
+        first.sendall(GO + b"\n")
+        received = b""
         with contextlib.suppress(ConnectionResetError):  # of a socket that is closed with a request unread
             while data := first.recv(4096):
-                said += data
-        assert b"error" not in said
-        assert closed.wait(WAIT_S), "what belongs to it is released"
-        second.sendall(b'{"call": "go"}\n')
-        assert [json.loads(it) for it in read_lines(second, 2)][-1] == {"ok": {"verb": "go"}}
+                received += data
+        assert b"error" not in received
+        assert server.closed.wait(WAIT_S), "what belongs to it is released"
+        second.sendall(GO + b"\n")
+        assert read(second) == [WENT]
 
 
-def read_lines(connection: socket.socket, number: int) -> list[bytes]:
-    with connection.makefile("rb") as stream:
-        return [stream.readline() for _ in range(number)]
-
-
-def test_an_error_of_the_selector_ends_nothing(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+def test_an_error_of_the_selector_ends_nothing(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
     select, failed = selectors.DefaultSelector.select, list[object]()
 
     def twice(selector: Any, timeout: float | None = None) -> Any:
@@ -311,82 +287,59 @@ def test_an_error_of_the_selector_ends_nothing(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(selectors.DefaultSelector, "select", twice)
     for _ in range(3):
-        assert ask(path, b'{"call": "go"}')[-1] == {"ok": {"verb": "go"}}
+        assert server.ask(GO) == [WENT]
     assert len(failed) == 2
 
 
 # ---- what a client may do to it
 
 
-def test_requests_sent_at_once_are_answered_in_their_order(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(WAIT_S)
-        connection.connect(str(path))
-        connection.sendall(b"".join(b'{"call": "%d"}\n' % number for number in range(200)))
-        with connection.makefile("rb") as stream:
-            said = [json.loads(stream.readline()) for _ in range(400)]
-    assert [it["ok"]["verb"] for it in said if "ok" in it] == [str(number) for number in range(200)]
+def test_requests_sent_at_once_are_answered_in_their_order(server: Server) -> None:
+    with server.connected(*(b'{"call": "cut", "number": %d}' % number for number in range(200))) as connection:
+        messages = read(connection, 400)
+    assert messages[::2] == [{"notice": "on it"}] * 200
+    assert [message["ok"]["number"] for message in messages[1::2]] == list(range(200))
 
 
-def test_a_request_in_pieces_and_one_of_megabytes(path: Path) -> None:
-    long = b'{"call": "go", "plan": "%s"}' % (b"x" * 5_000_000)
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(WAIT_S)
-        connection.connect(str(path))
+def test_a_request_in_pieces_and_one_of_megabytes(server: Server) -> None:
+    with server.connected() as connection:
         for piece in (b'{"ca', b'll": "go"', b"}\n"):
             connection.sendall(piece)
-            assert ask(path, b'{"call": "other"}')[-1] == {"ok": {"verb": "other"}}
-        connection.sendall(long + b"\n")
-        with connection.makefile("rb") as stream:
-            said = [json.loads(stream.readline()) for _ in range(4)]
-    assert said[1] == {"ok": {"verb": "go"}}
-    assert said[3] == {"ok": {"verb": "go", "plan": "x" * 5_000_000}}
+            assert server.ask(b'{"call": "other"}') == [{"ok": {"verb": "other"}}]
+        connection.sendall(LONG % (b"x" * 5_000_000) + b"\n")
+        assert read(connection, 2) == [WENT, {"ok": {"verb": "go", "plan": "x" * 5_000_000}}]
 
 
-def test_one_that_reads_nothing_holds_up_no_other(path: Path, closed: threading.Event) -> None:
-    long = b'{"call": "go", "plan": "%s"}\n' % (b"x" * 1_000_000)
-    with socket.socket(socket.AF_UNIX) as deaf:
+def test_one_that_reads_nothing_holds_up_no_other(server: Server) -> None:
+    with server.connected() as deaf:
         deaf.setblocking(False)
-        deaf.connect(str(path))
         with contextlib.suppress(BlockingIOError):
             for _ in range(1000):
-                deaf.send(long)
-        assert ask(path, b'{"call": "go"}')[-1] == {"ok": {"verb": "go"}}
-        closed.clear()
-    assert closed.wait(WAIT_S), "its end is noticed"
+                deaf.send(LONG % (b"x" * 1_000_000) + b"\n")
+        assert server.ask(GO) == [WENT]
+        server.closed.clear()
+    assert server.closed.wait(WAIT_S), "its end is noticed"
 
 
-def test_one_that_is_gone_in_the_middle_of_its_request(tmp_path: Path) -> None:
+def test_one_that_is_gone_in_the_middle_of_its_request(idle: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer goes nowhere; what belongs to it is released after the request, not during it."""
     order: list[str] = []
-    hold = threading.Event()
-
-    def answer(message: Any, caller: Caller) -> None:
-        hold.wait(WAIT_S)
-        order.append("answered")
-
-    service = Service(tmp_path / "socket", answer, lambda caller: order.append("closed"))
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(tmp_path / "socket"))
-        connection.sendall(b'{"call": "build"}\n')
-    hold.set()
+    monkeypatch.setattr(idle.closed, "set", lambda: order.append("closed"))
+    idle.begin(lambda message, caller: (idle.hold.wait(WAIT_S), order.append("answered")))
+    with idle.connected(b'{"call": "build"}'):
+        pass
+    idle.hold.set()
     oracle.until(lambda: order == ["answered", "closed"], WAIT_S, "it is released")
-    service.close()
 
 
-def test_a_subscriber_that_does_not_read_is_dropped(tmp_path: Path) -> None:
+def test_a_subscriber_that_does_not_read_is_dropped(idle: Server) -> None:
     callers: list[Caller] = []
-    gone = threading.Event()
-    service = Service(tmp_path / "socket", lambda message, caller: callers.append(caller), lambda caller: gone.set())
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.settimeout(WAIT_S)
-        deaf.connect(str(tmp_path / "socket"))
-        deaf.sendall(b'{"call": "subscribe"}\n')
-        oracle.until(lambda: callers, WAIT_S, "it is heard")
+    idle.begin(lambda message, caller: callers.append(caller))
+    with idle.connected(b'{"call": "subscribe"}'):
+        oracle.until(lambda: callers, WAIT_S, "it is answered")
         update: Any = {"t": 1.0, "events": [{"t": 1.0, "event": "note", "text": "x" * 100_000}]}
-        began = time.monotonic()
+        began_t = time.monotonic()
         for _ in range(200):
             callers[0].push(update)
-        assert host_stalls.elapsed_s(began) < WAIT_S, "a push never waits"
-        assert gone.wait(WAIT_S)
-    service.close()
+        assert host_stalls.elapsed_s(began_t) < WAIT_S, "a push never waits"
+        assert idle.closed.wait(WAIT_S)
