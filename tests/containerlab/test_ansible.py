@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 import yaml
 from builders import bare_machine
+from builders.commands import Done, captured
+from builders.json_files import read_json
 
 from testbed.host.drivers import docker_client, images
 
@@ -56,17 +58,14 @@ class Host:
 
     def play(self, *words: str) -> tuple[int, str, dict[str, int]]:
         """Exit status, everything that was said, and the numbers of the recap."""
-        done = subprocess.run(
-            [tool("ansible-playbook"), "--inventory", str(self.inventory), *words],
-            cwd=ANSIBLE, env=environment(self.inventory.parent), capture_output=True, text=True, timeout=BOUND_S,
-        )  # fmt: skip
+        done = captured([tool("ansible-playbook"), "--inventory", str(self.inventory), *words], cwd=ANSIBLE, env=environment(self.inventory.parent), timeout=BOUND_S)  # fmt: skip
         said = done.stdout + done.stderr
         recap = re.search(rf"^{self.name} +: (.*)$", said, re.MULTILINE)
         assert recap is not None, said
         return done.returncode, said, {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", recap[1])}
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["docker", "exec", self.name, *words], capture_output=True, text=True, timeout=BOUND_S)
+    def run(self, *words: str) -> Done:
+        return captured(["docker", "exec", self.name, *words], timeout=BOUND_S)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def host(containers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         lists = made.run("apt-get", "-q", "-o", "APT::Update::Error-Mode=any", "update")
         if lists.returncode != 0:
             pytest.skip("apt reaches no mirror from a container: " + lists.stderr.strip())
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        commit = captured(["git", "rev-parse", "HEAD"], cwd=ROOT)
         if commit.returncode != 0:
             pytest.skip("no git checkout to install from: " + commit.stderr.strip())
         settings: dict[str, object] = {
@@ -148,7 +147,7 @@ def test_a_bare_host_is_prepared_and_a_lab_run_on_it(host: Host, tmp_path: Path)
     status, said, _ = host.play("run.yml", "--extra-vars", json.dumps({**settings, "testbed_topology": "metro-40km"}))
     reports = list((tmp_path / host.name).glob("*/report.json"))
     assert len(reports) == 1, said
-    assert json.loads(reports[0].read_text())
+    assert read_json(reports[0])
     assert host.run("sh", "-c", "ls -d /tmp/testbed-run-*").stdout == ""
     assert not (tmp_path / host.name / "runs.tar.gz").exists()
 

@@ -7,30 +7,32 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import TESTBED, captured
+from builders.conditions import ALONE
+from builders.json_files import read_json, read_lines
+from builders.labs import bring_up
 from contract.capture_contract import CaptureContract
 from contract.lab_contract import FILE, Inside, LabContract
 from contract.rank_faults_contract import RankFaultsContract, Space
 from oracles import oracle
 
-import testbed
 from testbed.errors import LabError, ProgramBarred
 from testbed.lab.lab import Lab
 
-pytestmark = [pytest.mark.alone, pytest.mark.netns]
+pytestmark = ALONE
 
 STEPS, SMALL = 34, {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 5}
 """A job that takes a few seconds."""
 
 
 def docker(*words: str) -> str:
-    return subprocess.run(["docker", *words], check=True, capture_output=True, text=True, timeout=60).stdout
+    return captured(["docker", *words], check=True, timeout=60).stdout
 
 
 def inspected(container: str) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def lab(containers: str, tmp_path_factory: pytest.TempPathFactory, state_folder:
     """Two sites of one node each, two fibers, agents ready."""
     path = tmp_path_factory.mktemp("t") / "two.yaml"
     path.write_text(FILE)
-    with testbed.up(str(path), name=oracle.unused_name(), driver="containerlab", allow_uncertified=True) as made:
+    with bring_up(topology=str(path), agents=True, driver="containerlab") as made:
         yield made
     assert docker("ps", "--all", "--quiet") == ""
 
@@ -65,7 +67,7 @@ def test_each_node_gateway_plant_and_management_is_a_container(lab: Lab) -> None
 
 
 def test_nothing_of_it_is_on_the_hosts_own_network(lab: Lab) -> None:
-    links = json.loads(subprocess.run(["ip", "-j", "link"], check=True, capture_output=True, text=True).stdout)
+    links = json.loads(captured(["ip", "-j", "link"], check=True).stdout)
     for link in links:
         assert not link["ifname"].startswith(("north", "south", "east", "west", "plant"))
 
@@ -86,7 +88,7 @@ def test_a_nodes_shared_memory_is_that_of_a_node_that_is_a_namespace(lab: Lab) -
     """Half of the memory, as of every tmpfs of the host; docker's own 64 MiB are too few for PyTorch's data loaders."""
     size = "df --block-size=1K --output=size"
     fresh = ["unshare", "--mount", "sh", "-ec", f"mount -t tmpfs fresh /mnt && {size} /mnt"]
-    usual = subprocess.run(fresh, check=True, capture_output=True, text=True).stdout.split()[-1]
+    usual = captured(fresh, check=True).stdout.split()[-1]
     node = f"clab-{lab.name}-east-0"
     assert docker("exec", node, *size.split(), "/dev/shm").split()[-1] == usual
     docker("exec", "--user=1000", node, "dd", "if=/dev/zero", "of=/dev/shm/x", "bs=1M", "count=80")
@@ -138,7 +140,7 @@ def test_a_program_reports_its_steps_from_inside(lab: Lab, working_folder: Path,
     def times(runs: str, argv: list[str], **how: Any) -> list[float]:
         assert lab.launch(argv, directory=tmp_path / runs, **how).exit_status() == 0
         (records,) = (tmp_path / runs).glob("*/ranks/rank-1.jsonl")
-        found = [json.loads(line) for line in records.read_text().splitlines()]
+        found = read_lines(records)
         assert [it.get("step") for it in found] == [None, 1, 2, 3]
         return [it["t"] for it in found[1:]]
 
@@ -177,8 +179,7 @@ def test_each_node_has_scratch_of_its_own_on_the_hosts_disk(lab: Lab, working_fo
         assert {"[rank 0] " + " ".join(["east-0"] * 4), "[rank 1] " + " ".join(["west-0"] * 4)} <= set(said)
         for kinds in (it.partition("] ")[2].strip("[]'").split("', '") for it in said if "[" in it.partition("] ")[2]):
             assert kinds[0] == kinds[1] != kinds[2] == "overlayfs", "not in the container's layer"
-        assert lab.run_directory is not None
-        scratch = json.loads((lab.run_directory.path / "run.json").read_text())["workload"]["scratch"]
+        scratch = read_json(lab.run_directory.path / "run.json")["workload"]["scratch"]
         assert {node: Path(it, "same").read_text() for node, it in scratch["folders"].items()} == {
             "east-0": "east-0",
             "west-0": "west-0",
@@ -262,7 +263,7 @@ def test_what_exec_runs_ends_with_exec(lab: Lab, number: signal.Signals) -> None
         return any("sleep 4711" in line and "watchdog" not in line for line in docker("top", container).splitlines())
 
     container = f"clab-{lab.name}-west-gw"
-    words = [sys.executable, "-m", "testbed.cli.app", "exec", "-l", lab.name, "west-gw", "--", "sleep", "4711"]
+    words = [*TESTBED, "exec", "-l", lab.name, "west-gw", "--", "sleep", "4711"]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL) as visit:
         oracle.until(there, 30.0, "the program runs")
         visit.send_signal(number)
@@ -286,8 +287,7 @@ def test_a_paused_container_is_seen_and_holds_nobody(lab: Lab) -> None:
 
 
 def records(lab: Lab, rank: int) -> list[dict[str, Any]]:
-    assert lab.run_directory is not None
-    return [json.loads(it) for it in (lab.run_directory.ranks / f"rank-{rank}.jsonl").read_text().splitlines()]
+    return read_lines(lab.run_directory.ranks / f"rank-{rank}.jsonl")
 
 
 @pytest.mark.thorough

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import captured
 from containerlab.test_containers import docker
 
 from testbed.errors import HostError
@@ -64,10 +65,7 @@ def nameless() -> set[str]:
 
 def somebodys(text: str) -> str:
     """Id of an image that somebody else builds, without a name."""
-    done = subprocess.run(
-        ["docker", "build", "--quiet", "-"], input=text, check=True, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "DOCKER_BUILDKIT": "0"},
-    )  # fmt: skip
+    done = captured(["docker", "build", "--quiet", "-"], input=text, check=True, timeout=60, env={**os.environ, "DOCKER_BUILDKIT": "0"})  # fmt: skip
     return done.stdout.strip()
 
 

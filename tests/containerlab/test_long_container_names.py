@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.conditions import THOROUGH
+from builders.labs import bring_up
 from containerlab.test_containers import docker
 from containerlab.test_plain import containerlab
 from containerlab.test_trouble import residue
@@ -18,7 +20,7 @@ import testbed
 from testbed.lab import containers as lab_containers
 from testbed.lab.lab import Lab
 
-pytestmark = [pytest.mark.netns, pytest.mark.thorough, pytest.mark.alone]
+pytestmark = THOROUGH
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lab(containers: str, file: Path, state_folder: Path) -> Iterator[Lab]:
     name = long_name(oracle.unused_name())
     # Whether a loaded machine keeps a fiber within tolerance is not asked here.
-    with testbed.up(testbed.load(str(file)), name=name, driver="containerlab", allow_uncertified=True) as made:
+    with bring_up(name, testbed.load(str(file)), agents=True, driver="containerlab") as made:
         yield made
     assert docker("ps", "--all", "--quiet") == ""
     assert residue(name) == []

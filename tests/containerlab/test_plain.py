@@ -10,6 +10,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from builders.conditions import ALONE
+from builders.json_files import read_json
 from containerlab.test_containers import docker
 from containerlab.test_trouble import residue
 from contract.lab_contract import FILE
@@ -19,7 +21,7 @@ from ruamel.yaml import YAML
 import testbed
 from testbed.lab import containers as lab_containers
 
-pytestmark = [pytest.mark.alone, pytest.mark.netns]
+pytestmark = ALONE
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ["east-0", "east-gw", "mgmt", "plant", "west-0", "west-gw"]
@@ -69,7 +71,7 @@ def test_it_agrees_with_the_schema(file: Path) -> None:
     schema = ROOT / "build" / f"clab-{version}.schema.json"
     if not schema.exists():
         pytest.skip(f"make test keeps containerlab's schema where Go 1.21 or newer is installed: no {schema}")
-    content = json.loads(schema.read_text())
+    content = read_json(schema)
     validator = jsonschema.validators.validator_for(content)(content)
     assert [str(it) for it in validator.iter_errors(YAML(typ="safe").load(file.read_text()))] == []
 

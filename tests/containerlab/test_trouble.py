@@ -9,7 +9,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,9 @@ from typing import Any
 
 import host_stalls
 import pytest
+from builders.commands import TESTBED, captured, check
+from builders.conditions import ALONE
+from builders.labs import Topology
 from containerlab.test_containers import docker
 from contract.lab_contract import FILE
 from oracles import oracle
@@ -30,24 +32,24 @@ from testbed.lab import containers as lab_containers
 from testbed.lab import teardown
 from testbed.lab.lab import Lab
 
-pytestmark = [pytest.mark.alone, pytest.mark.netns]
+pytestmark = ALONE
 
-TESTBED = [sys.executable, "-m", "testbed.cli.app"]
+TESTBED = TESTBED
 
 
 def command(*before: str, words: list[str]) -> tuple[int, str]:
     """Exit status and stderr of a command, behind those of ``before``."""
-    done = subprocess.run([*before, *TESTBED, *words], capture_output=True, text=True, timeout=60)
+    done = captured([*before, *TESTBED, *words], timeout=60)
     return done.returncode, done.stderr
 
 
 @pytest.fixture
-def topology(containers: str, tmp_path: Path) -> testbed.Topology:
+def topology(containers: str, tmp_path: Path) -> Topology:
     (tmp_path / "two.yaml").write_text(FILE)
     return testbed.load(str(tmp_path / "two.yaml"))
 
 
-def up(topology: testbed.Topology, name: str, **more: object) -> Lab:
+def up(topology: Topology, name: str, **more: object) -> Lab:
     return testbed.up(
         topology, name=name, driver="containerlab", **{"agents": False, "allow_uncertified": True, **more}
     )
@@ -77,12 +79,9 @@ def somebody_elses(containers: str, tmp_path: Path) -> Iterator[str]:
         "  nodes: {a1: {}, b1: {}}\n  links: [{endpoints: ['a1:eth1', 'b1:eth1']}]\n"
     )
     environment = {**os.environ, "CLAB_VERSION_CHECK": "disable"}
-    run = lambda *words: subprocess.run(  # noqa: E731
-        ["containerlab", *words, "--topo", str(path)], env=environment, capture_output=True, text=True, timeout=120
-    )
+    run = lambda *words: captured(["containerlab", *words, "--topo", str(path)], env=environment, timeout=120)
     try:
-        deployed = run("deploy")
-        assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+        check(run("deploy"))
         yield name
         assert sorted(it.rpartition("-")[2] for it in docker("ps", "--format", "{{.Names}}").split()) == ["a1", "b1"]
         assert docker("exec", f"clab-{name}-a1", "ip", "link", "show", "eth1")
@@ -90,22 +89,20 @@ def somebody_elses(containers: str, tmp_path: Path) -> Iterator[str]:
         run("destroy", "--cleanup")
 
 
-def test_down_leaves_nothing_and_somebody_elses_lab_alone(topology: testbed.Topology, somebody_elses: str) -> None:
+def test_down_leaves_nothing_and_somebody_elses_lab_alone(topology: Topology, somebody_elses: str) -> None:
     name = oracle.unused_name()
     lab = up(topology, name)
     lab.down()
     assert residue(name) == []
 
 
-def test_a_name_that_somebody_elses_lab_has_is_refused(topology: testbed.Topology, somebody_elses: str) -> None:
+def test_a_name_that_somebody_elses_lab_has_is_refused(topology: Topology, somebody_elses: str) -> None:
     with pytest.raises(NameTaken, match=somebody_elses):
         up(topology, somebody_elses)
     assert not lab_folder.folder(somebody_elses).path.exists()
 
 
-def test_names_that_somebody_elses_container_or_namespace_has_are_refused(
-    topology: testbed.Topology, containers: str
-) -> None:
+def test_names_that_somebody_elses_container_or_namespace_has_are_refused(topology: Topology, containers: str) -> None:
     name = oracle.unused_name()
     docker("run", "--detach", "--name", f"clab-{name}-east-0", "--network", "none", containers, "sleep", "999")
     try:
@@ -123,7 +120,7 @@ def test_names_that_somebody_elses_container_or_namespace_has_are_refused(
 
 
 @pytest.mark.parametrize("everything", [pytest.param(False, marks=pytest.mark.thorough), True])
-def test_down_after_sigkill(topology: testbed.Topology, everything: bool) -> None:
+def test_down_after_sigkill(topology: Topology, everything: bool) -> None:
     name = oracle.unused_name()
     up(topology, name)
     victims = oracle.keeper_pids(name, lab_folder.root())
@@ -136,7 +133,7 @@ def test_down_after_sigkill(topology: testbed.Topology, everything: bool) -> Non
 
 @pytest.mark.thorough
 def test_a_lab_without_a_keeper_is_its_dockers_whatever_the_environment_says(
-    topology: testbed.Topology, tmp_path: Path
+    topology: Topology, tmp_path: Path
 ) -> None:
     name = oracle.unused_name()
     lab = up(topology, name)
@@ -150,7 +147,7 @@ def test_a_lab_without_a_keeper_is_its_dockers_whatever_the_environment_says(
     assert not lab_folder.folder(name).path.exists()
 
 
-def test_down_after_a_reboot(topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_after_a_reboot(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a lab is made of docker alone keeps something: the containers, stopped."""
     name = oracle.unused_name()
     up(topology, name)
@@ -162,29 +159,27 @@ def test_down_after_a_reboot(topology: testbed.Topology, monkeypatch: pytest.Mon
     assert not lab_folder.folder(name).path.exists()
 
 
-def test_no_image_is_said_with_the_command_that_makes_it(
-    topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_image_is_said_with_the_command_that_makes_it(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "reference", lambda *words, **more: "scale-across-testbed:0.0.1")
     with pytest.raises(HostError, match=r"unknown image scale-across-testbed:0.0.1 .*testbed image build"):
         up(topology, oracle.unused_name())
 
 
-def test_an_image_of_another_version_is_named(topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_of_another_version_is_named(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "__version__", "9.9.9")
     with pytest.raises(HostError, match=r"is for testbed .*, expected 9.9.9"):
         up(topology, oracle.unused_name())
 
 
 def test_a_docker_that_does_not_run_is_said(
-    topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    topology: Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     with pytest.raises(HostError, match="docker is not running"):
         up(topology, oracle.unused_name())
 
 
-def test_without_permission_for_dockers_socket(topology: testbed.Topology, tmp_path: Path) -> None:
+def test_without_permission_for_dockers_socket(topology: Topology, tmp_path: Path) -> None:
     """As nobody, who may read all files (this interpreter's may lie where only root reads) and write to none."""
     caps = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *caps]
@@ -219,7 +214,7 @@ def test_containerlab_is_missing_or_too_old(containers: str, tmp_path: Path, scr
 
 @pytest.mark.parametrize("breaks", ["echo what a pity >&2; exit 7", "ip route add 10.77.0.0/16 via 10.66.0.1"])
 def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
-    topology: testbed.Topology, monkeypatch: pytest.MonkeyPatch, breaks: str
+    topology: Topology, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
     rendered = lab_containers._render
 
@@ -239,7 +234,7 @@ def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("node", ["west-0", pytest.param("west-gw", marks=pytest.mark.thorough)])
-def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: testbed.Topology, node: str) -> None:
+def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: Topology, node: str) -> None:
     """A gateway's ranks would wait 30 s for one another."""
     name = oracle.unused_name()
     with up(topology, name, agents=True, allow_uncertified=True) as lab:
@@ -263,7 +258,7 @@ def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: testbed.
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, dockerd: Any, number: int) -> None:
+def test_a_docker_that_ends_while_a_lab_is_up(topology: Topology, dockerd: Any, number: int) -> None:
     """SIGTERM takes the containers along, SIGKILL leaves them running until the next daemon finds them."""
     name = oracle.unused_name()
     lab = up(topology, name, allow_uncertified=True)
@@ -290,15 +285,13 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: testbed.Topology, docker
 
 
 @pytest.mark.thorough
-def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(
-    topology: testbed.Topology, dockerd: Any
-) -> None:
+def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(topology: Topology, dockerd: Any) -> None:
     """Its containers live on: what needs no docker still works."""
     name = oracle.unused_name()
     gone = "docker is not running; start it: service docker start, or where that fails: tools/install-containerlab"
 
     def said(*words: str) -> tuple[int, str, str]:
-        done = subprocess.run([*TESTBED, *words], capture_output=True, text=True, timeout=60)
+        done = captured([*TESTBED, *words], timeout=60)
         assert len(done.stderr.splitlines()) <= 2, done.stderr  # `launch` notes the scale of the lab
         assert "Traceback" not in done.stderr and "bug" not in done.stderr
         return done.returncode, done.stdout, done.stderr.splitlines()[-1] if done.stderr else ""
@@ -335,7 +328,7 @@ def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.thorough) for it in range(1, 12))])
 def test_an_up_that_is_killed_at_some_moment_leaves_what_down_removes(
-    topology: testbed.Topology, tmp_path: Path, seed: int
+    topology: Topology, tmp_path: Path, seed: int
 ) -> None:
     name = oracle.unused_name()
     words = ["up", str(tmp_path / "two.yaml"), "--name", name, "--driver", "containerlab", "--allow-uncertified"]

@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders.conditions import THOROUGH
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "netem_vm"))
 
 import vm
 
-pytestmark = [pytest.mark.netns, pytest.mark.thorough, pytest.mark.alone]
+pytestmark = THOROUGH
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ROOT / "build" / "docker"
 """Where the daemon of conftest.py keeps its images."""

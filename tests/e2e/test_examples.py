@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -11,17 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import TESTBED, captured
+from builders.conditions import ALONE
+from builders.json_files import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-TESTBED = (sys.executable, "-m", "testbed.cli.app")
+TESTBED = TESTBED
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces: needs root"),
-    pytest.mark.alone,
-]
+pytestmark = [*ALONE, pytest.mark.e2e]
 
 
 @pytest.fixture
@@ -43,13 +40,13 @@ def name(environment: dict[str, str]) -> Iterator[str]:
 
 
 def run(argv: list[str], environment: dict[str, str], timeout_s: float = 150) -> str:
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    done = captured(argv, env=environment, timeout=timeout_s)
     assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def namespaces(lab: str) -> list[str]:
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True, timeout=10).stdout
+    listed = captured(["ip", "netns", "list"], check=True, timeout=10).stdout
     return [line.split()[0] for line in listed.splitlines() if line.startswith(f"tb.{lab}.")]
 
 
@@ -60,7 +57,7 @@ def test_cut_and_heal(name: str, environment: dict[str, str], tmp_path: Path) ->
 
     assert re.search(r"north was down for \d+\.\d\d s", said)
     assert re.search(r"goodput [01]\.\d{3}, longest gap between commits \d+ ms", said)
-    report = json.loads((out / "report.json").read_text())
+    report = read_json(out / "report.json")
     assert report["training"]["steps_committed"] == 40
     assert [fault["target"] for fault in report["faults"]] == ["north"]
     assert (out / "index.html").stat().st_size > 100_000

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from builders import bare_machine
+from builders.commands import Done, captured, check
 
 from testbed.version import __version__
 
@@ -40,10 +41,10 @@ exec /usr/sbin/sshd -D -e -p "$PORT" -o ListenAddress=127.0.0.1 -o UsePAM=no
 class Client:
     folder: Path
 
-    def run(self, *words: str, bound_s: float = RUN_BOUND_S) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, bound_s: float = RUN_BOUND_S) -> Done:
         return self.of(ROOT, *words, bound_s=bound_s)
 
-    def of(self, checkout: Path, *words: str, bound_s: float = RUN_BOUND_S) -> subprocess.CompletedProcess[str]:
+    def of(self, checkout: Path, *words: str, bound_s: float = RUN_BOUND_S) -> Done:
         """Run the testbed of a checkout, as a user does whose ssh knows the host by the name lab1."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_")}
         environment |= {
@@ -54,10 +55,7 @@ class Client:
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",
         }
-        done = subprocess.run(
-            [sys.executable, "-m", "testbed", *words],
-            cwd=self.folder, env=environment, capture_output=True, text=True, timeout=bound_s,
-        )  # fmt: skip
+        done = captured([sys.executable, "-m", "testbed", *words], cwd=self.folder, env=environment, timeout=bound_s)  # fmt: skip
         print(*words, done.returncode, done.stdout, done.stderr, sep="\n")
         return done
 
@@ -107,7 +105,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def head(checkout: Path) -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, check=True, capture_output=True, text=True)
+    done = captured(["git", "rev-parse", "HEAD"], cwd=checkout, check=True)
     return done.stdout.strip()
 
 
@@ -120,8 +118,7 @@ def test_a_bare_host_is_prepared_used_and_brought_to_another_version(client: Cli
     assert client.prepare(ROOT, commit)["changed"] > 0
     assert client.prepare(ROOT, commit)["changed"] == 0
     assert client.run("doctor", "--on", "lab1").returncode == 0
-    up = client.run("up", "metro-single", "--no-agents", "--allow-uncertified", "--on", "lab1")
-    assert up.returncode == 0, up.stderr
+    check(client.run("up", "metro-single", "--no-agents", "--allow-uncertified", "--on", "lab1"))
     assert json.loads(client.run("status", "--json", "--on", "lab1").stdout)["name"] == "metro-single"
     assert client.run("down", "metro-single", "--on", "lab1").returncode == 0
     ran = client.run("run", "metro-40km", "--steps", "20", "--allow-uncertified", "--on", "lab1")

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ssh_hosts
+from builders.commands import Child, Done, captured, check, piped
 from oracles import oracle
+from ssh_hosts import Host, Hosts
 
 marks = (
     pytest.mark.netns,
@@ -30,7 +31,7 @@ HEEDS_CTRL_C = (
 """Of a child of a shell's background job SIGINT would be ignored."""
 
 
-def state(host: ssh_hosts.Host) -> tuple[list[str], list[str], list[str]]:
+def state(host: Host) -> tuple[list[str], list[str], list[str]]:
     """Processes, namespaces, and folders of commands; not what belongs to the lab that stays up."""
     processes = sorted(line for line in host.pids().values() if "/labs/far" not in line and "tb.far." not in line)
     namespaces = sorted(it.name for it in host.path("/run/netns").iterdir())
@@ -39,22 +40,21 @@ def state(host: ssh_hosts.Host) -> tuple[list[str], list[str], list[str]]:
     return processes, namespaces, sorted([*folders, *(it.name for it in (labs.iterdir() if labs.exists() else ()))])
 
 
-def bring_up(hosts: ssh_hosts.Hosts, where: str) -> None:
+def bring_up(hosts: Hosts, where: str) -> None:
     """Bring up the lab ``far`` there."""
-    done = on(hosts, "up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", where)
-    assert done.returncode == 0, done.stderr
+    check(on(hosts, "up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", where))
 
 
 @contextlib.contextmanager
-def lab_up(hosts: ssh_hosts.Hosts, where: str) -> Iterator[None]:
+def lab_up(hosts: Hosts, where: str) -> Iterator[None]:
     """Have the lab ``far`` up there."""
     bring_up(hosts, where)
     yield
-    assert on(hosts, "down", "far", "--on", where).returncode == 0
+    check(on(hosts, "down", "far", "--on", where))
 
 
 @contextlib.contextmanager
-def nothing_left(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
+def nothing_left(hosts: Hosts) -> Iterator[Host]:
     """Provide the only host; nothing of a command may be left there afterwards."""
     (host,) = hosts.hosts
     before = state(host)
@@ -69,38 +69,29 @@ def write_experiment(folder: Path, *command: str) -> str:
     return "x.yaml"
 
 
-def environment(hosts: ssh_hosts.Hosts, config: Path | None = None, **more: str) -> dict[str, str]:
+def environment(hosts: Hosts, config: Path | None = None, **more: str) -> dict[str, str]:
     paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'agents'}", "TESTBED_SSH_CONFIG": str(config or hosts.config)}
     return {**os.environ, **paths, **more}
 
 
 def on(
-    hosts: ssh_hosts.Hosts,
+    hosts: Hosts,
     *words: str,
     config: Path | None = None,
     cwd: Path | None = None,
     given: str = "",
     timeout_s: float = 120.0,
     **more: str,
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        hosts.client(*TESTBED, *words),
-        env=environment(hosts, config, **more),
-        cwd=cwd,
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
+) -> Done:
+    return captured(
+        hosts.client(*TESTBED, *words), env=environment(hosts, config, **more), cwd=cwd, input=given, timeout=timeout_s
     )
 
 
-def begun(hosts: ssh_hosts.Hosts, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def begun(hosts: Hosts, *words: str, cwd: Path | None = None) -> Child:
+    return piped(
         [sys.executable, "-c", HEEDS_CTRL_C, *hosts.client(*TESTBED, *words)],
         env=environment(hosts),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
     )

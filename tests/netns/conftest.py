@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ssh_hosts
+from builders.commands import TESTBED, Done, captured
+from builders.labs import Lab, bring_up, is_dark
 from client_of_hosts import lab_up, nothing_left
 from oracles import oracle
-
-import testbed
+from oracles.oracle import Command
+from ssh_hosts import Host, Hosts
 
 
 @pytest.fixture(scope="module")
-def lab(state_folder: Path) -> Iterator[testbed.Lab]:
+def lab(state_folder: Path) -> Iterator[Lab]:
     """Provide metro-40km without agents for all tests of a module; at the end check for leftovers."""
     name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, agents=False, allow_uncertified=True) as up:
+    with bring_up(name) as up:
         yield up
     assert oracle.left_behind(name, state_folder) == []
 
 
 @pytest.fixture
-def healthy(lab: testbed.Lab) -> Iterator[testbed.Lab]:
+def healthy(lab: Lab) -> Iterator[Lab]:
     """Provide ``lab``; heal all faults after the test."""
     yield lab
     lab.heal()
@@ -33,30 +33,30 @@ def healthy(lab: testbed.Lab) -> Iterator[testbed.Lab]:
         oracle.until(lambda link=link: carrier_up(lab, link), 5.0, f"{link} has its carrier")  # type: ignore[misc]
 
 
-def carrier_up(lab: testbed.Lab, link: str) -> bool:
-    return not any(oracle.no_carrier(oracle.netns(lab.name, gateway), link) for gateway in ("east-gw", "west-gw"))
+def carrier_up(lab: Lab, link: str) -> bool:
+    return not any(is_dark(lab, gateway, link) for gateway in ("east-gw", "west-gw"))
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[ssh_hosts.Hosts]:
+def hosts() -> Iterator[Hosts]:
     """Provide one host, h1, with the lab ``far``; modules that need others have a fixture of this name."""
     with ssh_hosts.hosts("h1") as made, lab_up(made, "h1"):
         yield made
 
 
 @pytest.fixture
-def there(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
+def there(hosts: Hosts) -> Iterator[Host]:
     """Provide the only host of ``hosts``; nothing of a command may be left there afterwards."""
     with nothing_left(hosts) as host:
         yield host
 
 
 @pytest.fixture
-def command() -> oracle.Command:
+def command() -> Command:
     """``command("cut", "north", "-l", name)`` runs ``testbed cut north -l name``; the status is not checked."""
 
-    def run(*words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "testbed.cli.app", *words]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
+    def run(*words: str, timeout_s: float = 60.0) -> Done:
+        argv = [*TESTBED, *words]
+        return captured(argv, timeout=timeout_s)
 
     return run

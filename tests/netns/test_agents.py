@@ -15,14 +15,11 @@ from pathlib import Path
 import host_stalls
 import pytest
 from agents_lab import AGENTS, Message, Nodes, Parent, records, steps
+from builders.conditions import LABS, TORCH
 from oracles.oracle import until
 from prometheus_client.parser import text_string_to_metric_families
 
-pytest.importorskip("torch", reason="the training agents need torch")
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = [*LABS, TORCH]
 
 RANKS = 4
 PORT = 9100
@@ -370,7 +367,6 @@ def test_a_job_is_for_all_its_ranks_or_none(parent: Parent, nodes: Nodes, tmp_pa
 
 
 def test_garbage_on_stdin_changes_nothing(parent: Parent, nodes: Nodes, tmp_path: Path) -> None:
-    assert parent.process.stdin is not None
     parent.process.stdin.write(b'\xff\xfe not json\n[]\n{"do": "dance"}\n{"do": "rank"}\n{}\n')
     trained(parent, nodes, tmp_path, steps=1)
 

@@ -12,17 +12,14 @@ from pathlib import Path
 
 import pytest
 from agents_lab import Message, Nodes, Parent, records
+from builders.conditions import LABS, TORCH
 from oracles.oracle import until
 
 from testbed.core.checkers.checks import Checked, check
 from testbed.core.checkers.finding import Checker
 from testbed.core.records.check_record import read_checks
 
-pytest.importorskip("torch", reason="the training agents need torch")
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = [*LABS, TORCH]
 
 RANKS = 3
 STEPS = 8

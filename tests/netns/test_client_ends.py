@@ -7,19 +7,20 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import host_stalls
 import pytest
-import ssh_hosts
+from builders.commands import Child, check
+from builders.conditions import HOSTS_THOROUGH
 from builders.run_factory import make_run
-from client_of_hosts import begun, marks, on, state, write_experiment
+from client_of_hosts import begun, on, state, write_experiment
 from oracles import oracle
+from ssh_hosts import Host, Hosts
 
-pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
+pytestmark = HOSTS_THOROUGH
 
 DARK_S = 45.0
 SILENCE_S = 30.0
@@ -35,7 +36,7 @@ time.sleep(600)
 """
 
 
-def stubborn(host: ssh_hosts.Host) -> list[int]:
+def stubborn(host: Host) -> list[int]:
     """Return the processes that ignore SIGINT and SIGTERM already."""
     found = []
     for pid, line in host.pids().items():
@@ -46,16 +47,14 @@ def stubborn(host: ssh_hosts.Host) -> list[int]:
     return found
 
 
-def is_gone(host: ssh_hosts.Host, before: tuple[list[str], list[str], list[str]]) -> float:
+def is_gone(host: Host, before: tuple[list[str], list[str], list[str]]) -> float:
     """Return after how many seconds nothing is left."""
     began_t = time.monotonic()
     oracle.until(lambda: state(host) == before, DARK_S, f"nothing is left of {before}: {state(host)}")
     return host_stalls.elapsed_s(began_t)
 
 
-def killed(
-    client: subprocess.Popen[str], host: ssh_hosts.Host, before: tuple[list[str], list[str], list[str]]
-) -> tuple[float, float]:
+def killed(client: Child, host: Host, before: tuple[list[str], list[str], list[str]]) -> tuple[float, float]:
     """Kill the client of a stubborn program; return after how many seconds the program, and all else, is gone."""
     client.kill()
     began_t = time.monotonic()
@@ -66,9 +65,7 @@ def killed(
 
 
 @pytest.mark.parametrize("verb", ["exec", "launch"])
-def test_a_program_that_ignores_signals_is_gone_after_5_s(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path, verb: str
-) -> None:
+def test_a_program_that_ignores_signals_is_gone_after_5_s(hosts: Hosts, there: Host, tmp_path: Path, verb: str) -> None:
     before = state(there)
     path = there.path("/opt/stubborn.py")
     path.write_text(STUBBORN)
@@ -82,7 +79,7 @@ def test_a_program_that_ignores_signals_is_gone_after_5_s(
 
 
 def test_a_program_of_run_that_ignores_signals_is_gone_and_the_lab_undone(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+    hosts: Hosts, there: Host, tmp_path: Path
 ) -> None:
     before = state(there)
     (tmp_path / "stubborn.py").write_text(STUBBORN)
@@ -95,7 +92,7 @@ def test_a_program_of_run_that_ignores_signals_is_gone_and_the_lab_undone(
     assert all_s < GONE_S + 5.0  # the report is written, and the lab taken down
 
 
-def test_a_client_that_is_stopped_for_a_moment_goes_on(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host) -> None:
+def test_a_client_that_is_stopped_for_a_moment_goes_on(hosts: Hosts, there: Host) -> None:
     client = begun(hosts, "exec", "--on", "h1", "-l", "far", "east-0", "--", "sh", "-c", "sleep 14; echo whole")
     oracle.until(lambda: "sleep 14" in there.pids().values(), BEGINS_S, "it runs there")
     client.send_signal(signal.SIGSTOP)
@@ -105,7 +102,7 @@ def test_a_client_that_is_stopped_for_a_moment_goes_on(hosts: ssh_hosts.Hosts, t
     assert (client.returncode, said) == (0, "whole\n"), told
 
 
-def test_a_client_that_stays_stopped_ends_its_command(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host) -> None:
+def test_a_client_that_stays_stopped_ends_its_command(hosts: Hosts, there: Host) -> None:
     before = state(there)
     client = begun(hosts, "exec", "--on", "h1", "-l", "far", "east-0", "--", "sleep", "7139")
     oracle.until(lambda: "sleep 7139" in there.pids().values(), BEGINS_S, "it runs there")
@@ -120,9 +117,7 @@ def test_a_client_that_stays_stopped_ends_its_command(hosts: ssh_hosts.Hosts, th
     assert "expected a sign of life from the client every 2 s, got none for 30 s" in told
 
 
-def test_a_stopped_client_that_is_killed_ends_its_command_at_once(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host
-) -> None:
+def test_a_stopped_client_that_is_killed_ends_its_command_at_once(hosts: Hosts, there: Host) -> None:
     client = begun(hosts, "exec", "--on", "h1", "-l", "far", "east-0", "--", "sleep", "7140")
     oracle.until(lambda: "sleep 7140" in there.pids().values(), BEGINS_S, "it runs there")
     client.send_signal(signal.SIGSTOP)
@@ -131,7 +126,7 @@ def test_a_stopped_client_that_is_killed_ends_its_command_at_once(
     client.communicate()
 
 
-def test_a_dark_cable_ends_a_run_at_both_ends(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
+def test_a_dark_cable_ends_a_run_at_both_ends(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     before = state(there)
     words = ("run", write_experiment(tmp_path, "sleep", "7143"), "--name", "e", "--allow-uncertified", "--on", "h1")
     client = begun(hosts, *words, "--runs", "runs", cwd=tmp_path)
@@ -141,14 +136,13 @@ def test_a_dark_cable_ends_a_run_at_both_ends(hosts: ssh_hosts.Hosts, there: ssh
     assert not (tmp_path / "runs").exists()
     listed = json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)
     name = listed[0]["name"]
-    fetched = on(hosts, "fetch", name, "--on", "h1", "--runs", str(tmp_path / "runs"))
-    assert fetched.returncode == 0, fetched.stderr
+    check(on(hosts, "fetch", name, "--on", "h1", "--runs", str(tmp_path / "runs")))
 
 
 def dark(
-    hosts: ssh_hosts.Hosts,
-    host: ssh_hosts.Host,
-    client: subprocess.Popen[str],
+    hosts: Hosts,
+    host: Host,
+    client: Child,
     before: tuple[list[str], list[str], list[str]],
 ) -> str:
     """Take the cable down; both ends have noticed after DARK_S. Return what the client said."""
@@ -166,7 +160,7 @@ def dark(
     return told
 
 
-def test_a_dark_cable_ends_a_fetch_at_both_ends(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
+def test_a_dark_cable_ends_a_fetch_at_both_ends(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     before = state(there)
     run = make_run(there.path("/var/lib/testbed/runs/large"))
     with (run / "capture.pcap").open("wb") as file:
@@ -178,14 +172,11 @@ def test_a_dark_cable_ends_a_fetch_at_both_ends(hosts: ssh_hosts.Hosts, there: s
     told = dark(hosts, there, client, before)
     assert "the connection was lost before large was here" in told
     assert list((tmp_path / "runs").iterdir()) == []
-    fetched = on(hosts, "fetch", "large", "--on", "h1", "--runs", str(tmp_path / "runs"))
-    assert fetched.returncode == 0, fetched.stderr
+    check(on(hosts, "fetch", "large", "--on", "h1", "--runs", str(tmp_path / "runs")))
     oracle.run("diff", "-r", run, tmp_path / "runs" / "large")
 
 
-def test_a_dark_cable_ends_an_upload_at_both_ends(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
-) -> None:
+def test_a_dark_cable_ends_an_upload_at_both_ends(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     before = state(there)
     data = tmp_path / "data.txt"
     data.write_bytes(bytes(800 * MEBIBYTE))

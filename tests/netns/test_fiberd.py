@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import socket
 import statistics
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import host_stalls
 import pytest
+from builders.conditions import IPERF3, LABS
 from fiberd_lab import Lab, alive, run, until
 from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Dot1Q, Ether
@@ -29,11 +29,7 @@ from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.emulator import DirectionStats
 from testbed.host.emulators.fiberd import Fiberd
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.skipif(not shutil.which("iperf3"), reason="iperf3 is missing"),
-]
+pytestmark = [*LABS, IPERF3]
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 7
@@ -200,7 +196,6 @@ def test_the_stall_watch_waits_for_no_reader() -> None:
     """A sleeper that waits in `write` for room in the pipe would log that as a stall."""
     argv = [str(client.find_binary()), "--stalls", "--parent", str(os.getpid())]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
-        assert watch.stdout is not None and watch.stdin is not None
         assert watch.stdout.readline().startswith("period_ns=")
         flags = dict(line.split() for line in Path(f"/proc/{watch.pid}/fdinfo/1").read_text().splitlines())["flags:"]
         watch.stdin.close()
@@ -604,7 +599,6 @@ time.sleep(60)
         text=True,
         env=environment,
     )
-    assert parent.stdout
     pid = int(parent.stdout.readline())
     assert alive(pid) and not ends_are_down(lab)
     parent.kill()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from builders.conditions import LABS
 from fiberd_lab import Lab, run, until
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop, IPv6ExtHdrRouting, Jumbo
@@ -30,10 +31,7 @@ from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.emulator import DirectionStats
 from testbed.host.emulators.fiberd import Fiberd
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = LABS
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 4

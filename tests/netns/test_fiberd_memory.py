@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from builders.conditions import LABS
 from fiberd_lab import Lab, run, until
 
 from testbed.core.physics.impairment import Direction, Impairment
@@ -19,10 +20,7 @@ from testbed.errors import LabError
 from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.fiberd import Fiberd
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = LABS
 
 SOURCES = Path(client.__file__).resolve().parents[2] / "fiberd"
 

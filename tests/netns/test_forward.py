@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.conditions import LABS
 from oracles import oracle
 
 from testbed.errors import NotAllowed, UserError
 from testbed.host.metrics.port_forward import AT_ONCE, Forwarder, into_namespace
 
-pytestmark = pytest.mark.netns
+pytestmark = LABS
 
 PATIENCE_S = 10.0
 

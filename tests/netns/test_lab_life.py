@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.conditions import LABS
+from builders.labs import Lab, Topology, address_of, bring_up, is_dark, ns
 from oracles import oracle
+from oracles.oracle import Command
 
 import testbed
 from testbed.errors import (
@@ -22,7 +25,7 @@ from testbed.errors import (
     UserError,
 )
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 
 @pytest.fixture
@@ -38,14 +41,14 @@ def identity_of(name: str) -> int:
     return Path("/run/netns", name).stat().st_ino
 
 
-def broken(topology: testbed.Topology, **fields: object) -> testbed.Topology:
+def broken(topology: Topology, **fields: object) -> Topology:
     """``topology`` with other values in its first link, past all validation."""
     first, *others = topology.links
     return dataclasses.replace(topology, links=(dataclasses.replace(first, **fields), *others))  # type: ignore[arg-type]
 
 
-def test_two_labs_are_up_at_once_and_go_one_by_one(lab: testbed.Lab, lab_name: str, state_folder: Path) -> None:
-    with testbed.up("intra-metro-5km", name=lab_name, agents=False, allow_uncertified=True):
+def test_two_labs_are_up_at_once_and_go_one_by_one(lab: Lab, lab_name: str, state_folder: Path) -> None:
+    with bring_up(lab_name, "intra-metro-5km"):
         assert {it.name for it in testbed.labs()} == {lab.name, lab_name}
         with pytest.raises(UserError, match="several labs are up"):
             testbed.attach()
@@ -53,18 +56,18 @@ def test_two_labs_are_up_at_once_and_go_one_by_one(lab: testbed.Lab, lab_name: s
         assert len(oracle.ping(oracle.netns(lab_name, "east-0"), mine, count=3)) == 3, "the same addresses, apart"
         with lab.cut("north"):
             assert not oracle.no_carrier(oracle.netns(lab_name, "east-gw"), "north")
-            assert oracle.no_carrier(oracle.netns(lab.name, "east-gw"), "north")
+            assert is_dark(lab, "east-gw", "north")
     assert oracle.left_behind(lab_name, state_folder) == []
     assert len(oracle.namespaces(lab.name)) == 8
     assert testbed.attach().name == lab.name
 
 
-def test_a_name_that_is_up_is_taken_and_stays_up(lab: testbed.Lab) -> None:
+def test_a_name_that_is_up_is_taken_and_stays_up(lab: Lab) -> None:
     with pytest.raises(NameTaken, match=rf"lab {lab.name} is already up; .*testbed down {lab.name}"):
         testbed.up("metro-40km", name=lab.name, agents=False)
     assert lab.status().state == "up"
-    address = oracle.addresses(oracle.netns(lab.name, "west-0"), "fabric0")["inet"]
-    assert oracle.ping(oracle.netns(lab.name, "east-0"), address)
+    address = address_of(lab, "west-0")
+    assert oracle.ping(ns(lab, "east-0"), address)
 
 
 @pytest.mark.parametrize("node", ["plant", "mgmt", "west-gw", "east-1"])
@@ -123,7 +126,7 @@ def test_a_rate_that_the_host_cannot_carry_is_refused_and_undone_unless_the_user
     verdicts = ("outside tolerance", "not measurable on this host now")
     assert str(refused.value).startswith(tuple(f"the lab is {verdict}: north:" for verdict in verdicts))
     assert oracle.left_behind(lab_name, state_folder) == []
-    with testbed.up(topology, name=lab_name, agents=False, allow_uncertified=True) as lab:
+    with bring_up(lab_name, topology) as lab:
         assert lab.certificate is not None
         assert not lab.certificate.certified
         assert lab.status().links[0].verdict == ("bad" if lab.certificate.links[0].why else "not measured")
@@ -139,7 +142,7 @@ def test_a_failed_lab_is_kept_on_wish(lab_name: str) -> None:
     assert testbed.down(lab_name) is True
 
 
-def test_down_of_nothing_is_silent_and_successful(command: oracle.Command) -> None:
+def test_down_of_nothing_is_silent_and_successful(command: Command) -> None:
     assert testbed.down(oracle.unused_name()) is False
     for words in (("down", oracle.unused_name()), ("down", oracle.unused_name())):
         said = command(*words)
@@ -148,12 +151,12 @@ def test_down_of_nothing_is_silent_and_successful(command: oracle.Command) -> No
         testbed.down("../somewhere")
 
 
-def test_unknown_labs_offer_the_nearest(lab: testbed.Lab) -> None:
+def test_unknown_labs_offer_the_nearest(lab: Lab) -> None:
     with pytest.raises(UnknownName, match=lab.name):
         testbed.attach(lab.name + "x")
 
 
-def test_a_lab_can_be_found_again_by_another_process(lab: testbed.Lab, command: oracle.Command) -> None:
+def test_a_lab_can_be_found_again_by_another_process(lab: Lab, command: Command) -> None:
     said = command("exec", "-l", lab.name, "west-1", "--", "hostname")
     assert (said.returncode, said.stdout) == (0, "west-1\n")
 
@@ -170,7 +173,7 @@ def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pyte
         with pytest.raises(TestbedError, match="less than 20 MB free"):
             testbed.up("metro-40km", name=lab_name, agents=False)
         ballast.unlink()
-        testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
+        bring_up(lab_name)
         with ballast.open("wb", buffering=0) as stream, pytest.raises(OSError, match="No space"):
             while True:
                 stream.write(bytes(4096))
@@ -187,7 +190,7 @@ def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_down_ends_what_users_left_running_inside(lab_name: str, state_folder: Path) -> None:
-    lab = testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
+    lab = bring_up(lab_name)
     name = oracle.netns(lab_name, "east-0")
     lab.exec("east-0", ["sh", "-c", "trap '' TERM HUP; setsid sleep 1000 >/dev/null 2>&1 & exit 0"])
     oracle.until(lambda: oracle.inside_pids(name), 5.0, "it runs")
@@ -196,18 +199,16 @@ def test_down_ends_what_users_left_running_inside(lab_name: str, state_folder: P
 
 
 def test_a_lab_that_is_down_says_so(lab_name: str) -> None:
-    lab = testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
+    lab = bring_up(lab_name)
     lab.down()
     lab.down()
     with pytest.raises(LabError):
         lab.cut("north")
 
 
-def test_a_lab_whose_journal_is_lost_goes_by_its_mark(
-    lab_name: str, state_folder: Path, command: oracle.Command
-) -> None:
+def test_a_lab_whose_journal_is_lost_goes_by_its_mark(lab_name: str, state_folder: Path, command: Command) -> None:
     """Also where somebody removed the names of its namespaces before: their other handles are mounts in its folder."""
-    testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
+    bring_up(lab_name)
     journal = state_folder / "labs" / lab_name / "journal.jsonl"
     try:
         oracle.kill(oracle.keeper_pids(lab_name, state_folder))
@@ -230,9 +231,8 @@ def test_a_run_that_cannot_be_written_keeps_no_lab(lab_name: str, tmp_path: Path
     """Run records cannot be written any more: that is said, and the lab goes all the same."""
     with (
         pytest.raises(StorageError),
-        testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True) as lab,
+        bring_up(lab_name) as lab,
     ):
         lab.launch(["true"], directory=tmp_path).exit_status()
-        assert lab.run_directory is not None
         (lab.run_directory.path / "run.json").unlink()
     assert testbed.down(lab_name) is False

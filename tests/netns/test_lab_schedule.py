@@ -16,54 +16,51 @@ from pathlib import Path
 
 import host_stalls
 import pytest
+from builders.conditions import ALONE
+from builders.labs import Lab, ask, bring_up, is_dark, ns, run_in
 from oracles import oracle
 
-import testbed
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.host import lab_folder
-from testbed.keeper import client, protocol
+from testbed.keeper import protocol
 from testbed.lab.run.fault_player import FaultPlayer
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 LINKS = [f"link{number}" for number in range(8)]
 
 
 @pytest.fixture(scope="module")
-def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Lab]:
+def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two sites and eight fibers."""
     file = tmp_path_factory.mktemp("schedule") / "eight.yaml"
     links = "".join(f"  {link}: {{between: [east, west], km: 40}}\n" for link in LINKS)
     file.write_text(f"scale: 1000\nsites: {{east: {{nodes: 1}}, west: {{nodes: 1}}}}\nlinks:\n{links}")
     name = oracle.unused_name()
-    with testbed.up(str(file), name=name, agents=False, allow_uncertified=True) as found:
+    with bring_up(name, str(file)) as found:
         yield found
     assert oracle.left_behind(name, state_folder) == []
 
 
 @pytest.fixture(autouse=True)
-def healed(lab: testbed.Lab) -> Iterator[None]:
+def healed(lab: Lab) -> Iterator[None]:
     yield
     lab.heal()
 
 
-def play(lab: testbed.Lab, planned: list[Planned], began_t: float) -> FaultPlayer:
+def play(lab: Lab, planned: list[Planned], began_t: float) -> FaultPlayer:
     """Hand everything over, as a run does when its job has begun."""
     player = FaultPlayer(lab_folder.folder(lab.name), tuple(planned))
     player.hand_over(time.monotonic(), began_t, 0, {})
     return player
 
 
-def told(lab: testbed.Lab, kind: str, since: int) -> list[dict]:
-    return [
-        it
-        for it in client.ask(lab_folder.folder(lab.name), protocol.Events(since=since))["events"]
-        if it["event"] == kind
-    ]
+def told(lab: Lab, kind: str, since: int) -> list[dict]:
+    return [it for it in ask(lab, protocol.Events(since=since))["events"] if it["event"] == kind]
 
 
-def now(lab: testbed.Lab) -> int:
-    return int(client.ask(lab_folder.folder(lab.name), protocol.Events(since=0))["next"])
+def now(lab: Lab) -> int:
+    return int(ask(lab, protocol.Events(since=0))["next"])
 
 
 @contextlib.contextmanager
@@ -93,7 +90,6 @@ def monitored(namespace: str) -> Iterator[list[tuple[float, str, bool]]]:
             yield seen
         finally:
             process.terminate()
-            assert process.stdout is not None
             for line in process.stdout:
                 found = re.match(r"\[(\S+)\] \d+: (\w+)@?\S*: <([^>]*)>", line)
                 if found:
@@ -101,7 +97,7 @@ def monitored(namespace: str) -> Iterator[list[tuple[float, str, bool]]]:
                     seen.append((datetime.fromisoformat(found[1]).timestamp(), found[2], "NO-CARRIER" not in flags))
 
 
-def test_twenty_cuts_within_5_ms_of_their_time(lab: testbed.Lab) -> None:
+def test_twenty_cuts_within_5_ms_of_their_time(lab: Lab) -> None:
     since = now(lab)
     planned = [Planned("cut", LINKS[number % 8], 0.05, at_s=0.3 + 0.1 * number) for number in range(20)]
     with every_core_busy(4.0), play(lab, planned, time.monotonic()):
@@ -114,13 +110,13 @@ def test_twenty_cuts_within_5_ms_of_their_time(lab: testbed.Lab) -> None:
     assert [it["target"] for it in began] == [it.target for it in planned]
 
 
-def test_eight_links_go_dark_as_one(lab: testbed.Lab) -> None:
+def test_eight_links_go_dark_as_one(lab: Lab) -> None:
     """Spread of the kernel's events of the eight at one gateway, five times over."""
     spreads = []
     for _ in range(5):
         planned = [Planned("cut", link, 0.3, at_s=0.2) for link in LINKS]
         since = now(lab)
-        with monitored(oracle.netns(lab.name, "west-gw")) as seen, play(lab, planned, time.monotonic()):
+        with monitored(ns(lab, "west-gw")) as seen, play(lab, planned, time.monotonic()):
             oracle.until(lambda s=since: len(told(lab, "fault-ended", s)) == 8, 10.0, "all are over")  # type: ignore[misc]
             oracle.until(lambda s=since: len(told(lab, "carrier", s)) == 32, 5.0, "all events came")  # type: ignore[misc]
         assert len({it["ack_t"] for it in told(lab, "fault-began", since)}) == 1
@@ -132,7 +128,7 @@ def test_eight_links_go_dark_as_one(lab: testbed.Lab) -> None:
     assert statistics.median(spreads) < 0.001
 
 
-def test_each_carrier_was_seen_to_change_once_each_way(lab: testbed.Lab) -> None:
+def test_each_carrier_was_seen_to_change_once_each_way(lab: Lab) -> None:
     since = now(lab)
     planned = [Planned("cut", link, 0.2, at_s=0.1) for link in LINKS]
     with play(lab, planned, time.monotonic()):
@@ -141,17 +137,17 @@ def test_each_carrier_was_seen_to_change_once_each_way(lab: testbed.Lab) -> None
     assert sorted(changes) == sorted((site, link, up) for site in ("east", "west") for link in LINKS for up in (0, 1))
 
 
-def kernel_counts(lab: testbed.Lab) -> dict[tuple[str, str], int]:
+def kernel_counts(lab: Lab) -> dict[tuple[str, str], int]:
     """How often each carrier has changed, by site and link, as each gateway's kernel counts it."""
     files = [f"/sys/class/net/{link}/carrier_changes" for link in LINKS]
     found = {}
     for site in ("east", "west"):
-        said = oracle.run("ip", "netns", "exec", oracle.netns(lab.name, f"{site}-gw"), "cat", *files)
+        said = run_in(lab, f"{site}-gw", "cat", *files)
         found |= {(site, link): int(count) for link, count in zip(LINKS, said.split(), strict=True)}
     return found
 
 
-def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.Lab) -> None:
+def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: Lab) -> None:
     """Cuts and flaps at random, the shortest of 20 ms, several of them over each other. Changes that a stall keeps the
     kernel from reporting are counted."""
     chance = random.Random(6)
@@ -191,9 +187,9 @@ def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.La
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_command_event_and_acknowledgement_are_on_one_clock(lab: testbed.Lab) -> None:
+def test_command_event_and_acknowledgement_are_on_one_clock(lab: Lab) -> None:
     """In their order, and when `ip monitor` says that it was."""
-    since, place = now(lab), oracle.netns(lab.name, "west-gw")
+    since, place = now(lab), ns(lab, "west-gw")
     planned = [Planned("cut", "link3", 0.05, at_s=0.2 + 0.15 * number) for number in range(10)]
     with monitored(place) as seen, play(lab, planned, time.monotonic()):
         oracle.until(lambda: len(told(lab, "fault-ended", since)) == 10, 10.0, "all are over")
@@ -212,11 +208,11 @@ def test_command_event_and_acknowledgement_are_on_one_clock(lab: testbed.Lab) ->
     assert statistics.median(off) < 0.005
 
 
-def test_nothing_comes_after_whoever_planned_it_is_gone(lab: testbed.Lab) -> None:
+def test_nothing_comes_after_whoever_planned_it_is_gone(lab: Lab) -> None:
     since = now(lab)
     gone = play(lab, [Planned("cut", "link0", 0.1, at_s=0.4)], time.monotonic())
     gone._connection.close()  # as when its process is killed
     with play(lab, [Planned("cut", "link1", 0.1, at_s=0.6)], time.monotonic()):
         oracle.until(lambda: bool(told(lab, "fault-ended", since)), 5.0, "the other one's is over")
     assert [it["target"] for it in told(lab, "fault-began", since)] == ["link1"]
-    assert not oracle.no_carrier(oracle.netns(lab.name, "west-gw"), "link0")
+    assert not is_dark(lab, "west-gw", "link0")

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import captured
+from builders.conditions import LABS
 
 from testbed.errors import HostError
 from testbed.host.linux import namespace, rtnetlink
 from testbed.host.linux.netlink import Namespace
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = LABS
 
 LAST_RESORT = 4294967295
 
@@ -48,7 +47,7 @@ def space(name: str) -> Iterator[Namespace]:
 
 
 def ip(name: str, *words: str) -> list[dict[str, Any]]:
-    done = subprocess.run(["ip", "-n", name, "-j", *words], capture_output=True, text=True, check=True, timeout=10)
+    done = captured(["ip", "-n", name, "-j", *words], check=True, timeout=10)
     return json.loads(done.stdout or "[]")
 
 
@@ -149,14 +148,14 @@ def test_a_bridge_isolates_its_ports_and_knows_an_address(name: str, space: Name
     assert (link["master"], port_data["learning"], port_data["hairpin"]) == ("other", False, True)
     space.add_forwarding("02:00:00:00:00:22", "k1")
     argv = ["bridge", "-n", name, "-j", "fdb", "show", "br", "other"]
-    listed = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout)
+    listed = json.loads(captured(argv, check=True, timeout=10).stdout)
     assert [(row["ifname"], row["state"]) for row in listed if row["mac"] == "02:00:00:00:00:22"] == [("k1", "static")]
 
 
 def test_a_redirect_takes_everything_received_to_the_other_interface(name: str, space: Namespace) -> None:
     def filters() -> str:
         argv = ["tc", "-n", name, "filter", "show", "dev", "k0", "ingress"]
-        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout
+        return captured(argv, check=True, timeout=10).stdout
 
     space.redirect_ingress("k0", "k1")
     assert "match 00000000/00000000 at 0" in filters()

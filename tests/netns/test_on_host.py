@@ -22,28 +22,32 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
-from client_of_hosts import HEEDS_CTRL_C, ROOT, TESTBED, begun, environment, marks, on
+from builders.commands import captured, check
+from builders.conditions import HOSTS
+from builders.json_files import read_json
+from client_of_hosts import HEEDS_CTRL_C, ROOT, TESTBED, begun, environment, on
 from oracles import oracle
+from ssh_hosts import Host, Hosts
 
-pytestmark = [*marks]
+pytestmark = HOSTS
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[ssh_hosts.Hosts]:
+def hosts() -> Iterator[Hosts]:
     with ssh_hosts.hosts("h1") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def lab(hosts: ssh_hosts.Hosts) -> Iterator[str]:
+def lab(hosts: Hosts) -> Iterator[str]:
     """Provide the name of a lab that is up there."""
     up = ("up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", "h1")
-    assert on(hosts, *up).returncode == 0
+    check(on(hosts, *up))
     yield "far"
-    assert on(hosts, "down", "far", "--on", "h1").returncode == 0
+    check(on(hosts, "down", "far", "--on", "h1"))
 
 
-def test_a_lab_there_is_used_as_one_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
+def test_a_lab_there_is_used_as_one_here(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     (tmp_path / "mein Labor é.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
     up = on(
         hosts,
@@ -69,12 +73,10 @@ def test_a_lab_there_is_used_as_one_here(hosts: ssh_hosts.Hosts, there: ssh_host
     assert (done.returncode, done.stdout, done.stderr) == (4, "1\n2\neast-0\n", "here\n")
     hint = next(it for it in up.stderr.splitlines() if " down --on " in it)
     assert shlex.split(hint) == [*TESTBED, "down", "--on", "h1", "near"]
-    assert on(hosts, *shlex.split(hint)[len(TESTBED) :]).returncode == 0
+    check(on(hosts, *shlex.split(hint)[len(TESTBED) :]))
 
 
-def test_a_hint_names_the_host_and_the_file_as_they_were_typed(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
-) -> None:
+def test_a_hint_names_the_host_and_the_file_as_they_were_typed(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     (tmp_path / "mein Labor é.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
     (tmp_path / "work").mkdir()
     words = ("show", "../mein Labor é.yaml")
@@ -86,7 +88,7 @@ def test_a_hint_names_the_host_and_the_file_as_they_were_typed(
         assert shlex.split(hint) == [*TESTBED, "predict", *host, "../mein Labor é.yaml"]
 
 
-def test_a_child_there_knows_nothing_of_the_client(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
+def test_a_child_there_knows_nothing_of_the_client(hosts: Hosts, lab: str, there: Host) -> None:
     """Neither a program of `exec` nor the lab's keeper and its children have the words of any client."""
     shown = on(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "env")
     assert shown.returncode == 0, shown.stderr
@@ -96,9 +98,7 @@ def test_a_child_there_knows_nothing_of_the_client(hosts: ssh_hosts.Hosts, lab: 
     assert not any(b"CLIENT_WORDS" in it for it in told.values())
 
 
-def test_ctrl_c_of_a_terminal_that_is_not_stdin_arrives_once(
-    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host
-) -> None:
+def test_ctrl_c_of_a_terminal_that_is_not_stdin_arrives_once(hosts: Hosts, lab: str, there: Host) -> None:
     """The terminal here sends it to the client's process group; a program that takes signals one by one counts it."""
     program = (
         "import signal, time; signal.pthread_sigmask(0, {2}); print('ready', flush=True); got = 0\n"
@@ -128,7 +128,7 @@ def test_ctrl_c_of_a_terminal_that_is_not_stdin_arrives_once(
     assert b"got 1 in all" in seen
 
 
-def test_a_mistake_is_told_as_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
+def test_a_mistake_is_told_as_here(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("sites: 3\n")
     far = on(hosts, "lint", "bad.yaml", "--on", "h1", cwd=tmp_path)
     near = on(hosts, "lint", "bad.yaml", cwd=tmp_path)
@@ -148,9 +148,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("what", KEYS)
-def test_a_host_is_known_by_its_key_alone(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path, what: str
-) -> None:
+def test_a_host_is_known_by_its_key_alone(hosts: Hosts, there: Host, tmp_path: Path, what: str) -> None:
     lines, refusal = KEYS[what]
     oracle.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
@@ -175,7 +173,7 @@ def test_a_host_is_known_by_its_key_alone(
         assert done.returncode == 0, done.stderr
 
 
-def test_a_user_whose_key_is_not_accepted(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path) -> None:
+def test_a_user_whose_key_is_not_accepted(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     oracle.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other")
     config = tmp_path / "config"
     config.write_text(hosts.config.read_text().replace(f"{hosts.folder}/client", str(tmp_path / "other")))
@@ -188,7 +186,7 @@ def test_a_user_whose_key_is_not_accepted(hosts: ssh_hosts.Hosts, there: ssh_hos
     assert "cannot connect to 192.0.2.99 port 22" in nobody.stderr
 
 
-def test_another_version_there_is_not_used(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host) -> None:
+def test_another_version_there_is_not_used(hosts: Hosts, there: Host) -> None:
     leash = there.path("/usr/local/bin/testbed-leash")
     content = leash.read_text()
     try:
@@ -207,7 +205,7 @@ def test_another_version_there_is_not_used(hosts: ssh_hosts.Hosts, there: ssh_ho
         leash.chmod(0o755)
 
 
-def test_what_start_up_files_print_there_is_no_answer(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host) -> None:
+def test_what_start_up_files_print_there_is_no_answer(hosts: Hosts, there: Host) -> None:
     startup = there.path("/root/.bashrc")  # hosts begin without one
     try:
         startup.write_text("printf 'hello\\ntestbed-leash? '\n")
@@ -221,7 +219,7 @@ def test_what_start_up_files_print_there_is_no_answer(hosts: ssh_hosts.Hosts, th
         startup.unlink()
 
 
-def test_no_host_is_not_this_one(hosts: ssh_hosts.Hosts) -> None:
+def test_no_host_is_not_this_one(hosts: Hosts) -> None:
     for words in (
         ("status", "--on", ""),
         ("--on", "", "status"),
@@ -233,9 +231,7 @@ def test_no_host_is_not_this_one(hosts: ssh_hosts.Hosts) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_what_runs_there_ends_with_the_client(
-    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, number: signal.Signals
-) -> None:
+def test_what_runs_there_ends_with_the_client(hosts: Hosts, lab: str, there: Host, number: signal.Signals) -> None:
     client = begun(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "sleep", "7136")
     oracle.until(lambda: "sleep 7136" in there.pids().values(), 20.0, "it runs there")
     client.send_signal(number)
@@ -246,7 +242,7 @@ def test_what_runs_there_ends_with_the_client(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_up_undoes_itself(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, number: signal.Signals) -> None:
+def test_an_interrupted_up_undoes_itself(hosts: Hosts, there: Host, number: signal.Signals) -> None:
     client = begun(hosts, "up", "metro-40km", "--name", "fast", "--no-agents", "--allow-uncertified", "--on", "h1")
     netns = there.path("/run/netns")
     oracle.until(lambda: any(it.name.startswith("tb.fast.") for it in netns.iterdir()), 30.0, "it is being built")
@@ -257,7 +253,7 @@ def test_an_interrupted_up_undoes_itself(hosts: ssh_hosts.Hosts, there: ssh_host
     oracle.until(lambda: not any(it.name.startswith("tb.fast.") for it in netns.iterdir()), 10.0, "it is undone")
 
 
-def test_a_terminal_is_one_there(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
+def test_a_terminal_is_one_there(hosts: Hosts, lab: str, there: Host) -> None:
     """Its size, a resize, Ctrl-C as its line discipline makes it, and what is typed."""
     pid, terminal = pty.fork()
     if pid == 0:
@@ -306,7 +302,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 REPORT = ("index.html", "report.json", "report.md")
 
 
-def same_reports(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, run: Path) -> None:
+def same_reports(hosts: Hosts, there: Host, run: Path) -> None:
     """Make the report of a fetched run anew at both ends, whose clocks show different zones; compare them by byte."""
     far = there.path(f"/var/lib/testbed/runs/{run.name}")
     for name in REPORT:
@@ -315,16 +311,14 @@ def same_reports(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, run: Path) -> No
     words = ("report", f"/var/lib/testbed/runs/{run.name}")
     enter = ["nsenter", "-t", str(there.first()), "-m", "-u", "-i", "-n", "-p", "--"]
     plain = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "TZ": "Asia/Kolkata"}
-    made = subprocess.run([*enter, "testbed", *words], env=plain, capture_output=True, text=True, timeout=60)
+    made = captured([*enter, "testbed", *words], env=plain, timeout=60)
     near = on(hosts, "report", str(run), TZ="America/St_Johns", COLUMNS="60", LANG="C.UTF-8")
     assert made.returncode == near.returncode, made.stderr + near.stderr
     for name in REPORT:
         assert (run / name).read_bytes() == (far / name).read_bytes(), name
 
 
-def test_a_run_is_here_when_it_has_ended(
-    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, tmp_path: Path
-) -> None:
+def test_a_run_is_here_when_it_has_ended(hosts: Hosts, lab: str, there: Host, tmp_path: Path) -> None:
     (tmp_path / "mine é.py").write_text("import os; print('rank', os.environ['RANK'], 'of mine')\n")
     words = ("launch", "-l", lab, "--on", "h1", "--runs", str(tmp_path / "runs"), "--allow-uncertified")
     done = on(hosts, *words, "--", sys.executable, "mine é.py", cwd=tmp_path)
@@ -334,7 +328,7 @@ def test_a_run_is_here_when_it_has_ended(
     assert f"fetchedfromh1:{run}(" in "".join(done.stderr.split()), "lines break anywhere"
     (far,) = there.path("/var/lib/testbed/runs").glob(run.name)
     assert contents(run) == contents(far)
-    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    assert read_json(run / "run.json")["status"] == "finished"
     same_reports(hosts, there, run)
     again = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again"))
     assert (again.returncode, again.stdout.strip()) == (0, str(tmp_path / "again" / run.name))
@@ -352,7 +346,7 @@ def test_a_run_is_here_when_it_has_ended(
     none = on(hosts, "fetch", "no-such-run", "--on", "h1", "--runs", str(tmp_path / "again"))
     assert (none.returncode, "no-such-run" in none.stderr) == (3, True)
     # As a SIGKILL of the process that made it leaves it.
-    document = json.loads((far / "run.json").read_text())
+    document = read_json(far / "run.json")
     (far / "run.json").write_text(json.dumps(document | {"status": "running"}))
     lost = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "third"))
     assert lost.returncode == 0, lost.stderr
@@ -360,9 +354,7 @@ def test_a_run_is_here_when_it_has_ended(
     assert contents(tmp_path / "third" / run.name) == contents(far)
 
 
-def test_a_detached_job_goes_on_without_the_client(
-    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, tmp_path: Path
-) -> None:
+def test_a_detached_job_goes_on_without_the_client(hosts: Hosts, lab: str, there: Host, tmp_path: Path) -> None:
     """It keeps the files that were sent, until its end; then they go, and the run can be fetched."""
     (tmp_path / "mine.py").write_text(
         "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.1)\n"
@@ -384,16 +376,15 @@ def test_a_detached_job_goes_on_without_the_client(
     attached = on(hosts, "attach", job, "-l", lab, "--on", "h1")
     assert attached.returncode == 0, attached.stderr
     assert attached.stdout.count("import is read") == 4, attached.stdout
-    fetched = on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs"))
-    assert fetched.returncode == 0, fetched.stderr
+    check(on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs")))
     (run,) = (tmp_path / "runs").iterdir()
-    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    assert read_json(run / "run.json")["status"] == "finished"
 
 
 @pytest.mark.thorough
 @pytest.mark.alone
 def test_a_report_of_training_and_a_cut_made_here_is_the_one_made_there(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+    hosts: Hosts, there: Host, tmp_path: Path
 ) -> None:
     words = ("run", "metro-40km", "--steps", "20", "--allow-uncertified", "--runs", str(tmp_path / "runs"))
     done = on(hosts, *words, "--on", "h1")
@@ -408,7 +399,7 @@ def test_a_report_of_training_and_a_cut_made_here_is_the_one_made_there(
 @pytest.mark.thorough
 @pytest.mark.alone
 def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
+    hosts: Hosts, there: Host, tmp_path: Path
 ) -> None:
     words = ("run", "metro-single", "--on", "h1", "--detach", "--allow-uncertified")
     client = on(hosts, *words, "--name", "near", "--steps", "2000", "--runs", str(tmp_path / "runs"))
@@ -424,7 +415,7 @@ def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
     oracle.until(lambda: pid not in there.pids(), 60.0, "it ends in order")
     fetched = on(hosts, "fetch", name, "--on", "h1", "--runs", str(tmp_path / "runs"))
     assert fetched.returncode == 0, fetched.stderr
-    assert json.loads((tmp_path / "runs" / name / "run.json").read_text())["status"] == "interrupted"
+    assert read_json(tmp_path / "runs" / name / "run.json")["status"] == "interrupted"
     assert (tmp_path / "runs" / name / "index.html").exists()
     log = there.path(listed[name]["log"])
     assert log == there.path(listed[name]["path"]) / "output.log"
@@ -436,12 +427,9 @@ def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
 
 @pytest.mark.thorough
 @pytest.mark.alone
-def test_a_detached_validation_and_a_detached_training_come_here(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
-) -> None:
+def test_a_detached_validation_and_a_detached_training_come_here(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     """One after the other in a lab there, each fetched by the command that was told, as soon as it has ended."""
-    up = on(hosts, "up", "metro-single", "--name", "both", "--allow-uncertified", "--on", "h1")
-    assert up.returncode == 0, up.stderr
+    check(on(hosts, "up", "metro-single", "--name", "both", "--allow-uncertified", "--on", "h1"))
     common = ("--detach", "-l", "both", "--on", "h1", "--allow-uncertified", "--runs", str(tmp_path / "runs"))
     try:
         for words in (("train", "--steps", "20"), ("validate", "torch-gloo", "--only", "correctness")):
@@ -456,8 +444,7 @@ def test_a_detached_validation_and_a_detached_training_come_here(
 
             oracle.until(lambda: state() != "running", 300.0, "it ends")
             assert state() == "finished"
-            fetched = on(hosts, *shlex.split(fetch)[len(TESTBED) :])
-            assert fetched.returncode == 0, fetched.stderr
+            check(on(hosts, *shlex.split(fetch)[len(TESTBED) :]))
             run = tmp_path / "runs" / name
             far = there.path("/var/lib/testbed/runs") / name
             oracle.until(lambda: contents(run) == contents(far), 1.0, "it is here byte for byte")  # noqa: B023
@@ -465,14 +452,14 @@ def test_a_detached_validation_and_a_detached_training_come_here(
             assert (run / "output.log").exists() == (words[0] == "validate")
         assert "torch-gloo" in (run / "output.log").read_text()
     finally:
-        assert on(hosts, "down", "both", "--on", "h1").returncode == 0
+        check(on(hosts, "down", "both", "--on", "h1"))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.alone
 def test_a_detached_run_whose_client_goes_before_its_beginning_is_undone(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, number: signal.Signals
+    hosts: Hosts, there: Host, number: signal.Signals
 ) -> None:
     client = begun(hosts, "run", "metro-single", "--on", "h1", "--detach", "--name", "near", "--allow-uncertified")
     netns = there.path("/run/netns")
@@ -483,28 +470,37 @@ def test_a_detached_run_whose_client_goes_before_its_beginning_is_undone(
     oracle.until(lambda: not any(it.name.startswith("tb.near.") for it in netns.iterdir()), 15.0, "it is undone")
 
 
-def asked(hosts: ssh_hosts.Hosts, url: str) -> str:
+def asked(hosts: Hosts, url: str) -> str:
     """Return what a page says that the client asks for; empty if nothing answers."""
     script = "import sys, urllib.request as it; print(it.urlopen(sys.argv[1], timeout=5).read().decode())"
     words = hosts.client(sys.executable, "-c", script, url)
-    return subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
+    return captured(words, timeout=30).stdout
 
 
-def test_observe_of_a_lab_without_prometheus(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
+def test_observe_of_a_lab_without_prometheus(hosts: Hosts, lab: str, there: Host) -> None:
     none = on(hosts, "observe", "-l", lab, "--port", "0", "--on", "h1")
     assert (none.returncode, f"lab {lab} runs no Prometheus" in none.stderr, none.stdout) == (2, True, "")
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus: apt install prometheus")
-def test_observe_listens_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host) -> None:
-    up = on(
-        hosts, "up", "metro-single", "--name", "seen", "--no-agents", "--allow-uncertified", "--observe", "--on", "h1"
+def test_observe_listens_here(hosts: Hosts, there: Host) -> None:
+    check(
+        on(
+            hosts,
+            "up",
+            "metro-single",
+            "--name",
+            "seen",
+            "--no-agents",
+            "--allow-uncertified",
+            "--observe",
+            "--on",
+            "h1",
+        )
     )
-    assert up.returncode == 0, up.stderr
     client = begun(hosts, "observe", "seen", "--port", "0", "--on", "h1")
     try:
-        assert client.stdout is not None
         url = client.stdout.readline().strip()
         oracle.until(lambda: "is Ready" in asked(hosts, f"{url}/-/ready"), 30.0, "it answers")
         assert asked(hosts, f"{url}/-/ready") == asked(hosts, f"{url}/-/ready"), "a second one, too"
@@ -518,7 +514,7 @@ def test_observe_listens_here(hosts: ssh_hosts.Hosts, there: ssh_hosts.Host) -> 
     finally:
         client.kill()
         client.communicate()
-        assert on(hosts, "down", "seen", "--on", "h1").returncode == 0
+        check(on(hosts, "down", "seen", "--on", "h1"))
 
 
 EXPERIMENT = """topology: mine.yaml
@@ -534,9 +530,7 @@ def write_experiment(folder: Path) -> None:
     (folder / "jöbs" / "sub" / "a word.txt").write_text("hello")
 
 
-def test_a_topology_that_an_experiment_names_travels(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
-) -> None:
+def test_a_topology_that_an_experiment_names_travels(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     write_experiment(tmp_path)
     done = on(hosts, "lint", "jöbs/x.yaml", "--on", "h1", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -544,9 +538,7 @@ def test_a_topology_that_an_experiment_names_travels(
 
 
 @pytest.mark.thorough
-def test_a_program_runs_there_with_the_files_of_its_folder(
-    hosts: ssh_hosts.Hosts, there: ssh_hosts.Host, tmp_path: Path
-) -> None:
+def test_a_program_runs_there_with_the_files_of_its_folder(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     write_experiment(tmp_path)
     words = ("run", "jöbs/x.yaml", "--on", "h1", "--runs", "runs", "--allow-uncertified", "--junit", "out.xml")
     done = on(hosts, *words, cwd=tmp_path)
@@ -557,9 +549,7 @@ def test_a_program_runs_there_with_the_files_of_its_folder(
     assert "<testsuite" in (tmp_path / "out.xml").read_text()
 
 
-def test_files_that_a_command_writes_come_back(
-    hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host, tmp_path: Path
-) -> None:
+def test_files_that_a_command_writes_come_back(hosts: Hosts, lab: str, there: Host, tmp_path: Path) -> None:
     here = tmp_path / "work"
     (here / "ä sub").mkdir(parents=True)
     near = on(hosts, "render", "metro-single", cwd=here)
@@ -569,8 +559,7 @@ def test_files_that_a_command_writes_come_back(
         assert shown in done.stderr
         assert (here / name).read_text() == near.stdout
         assert not [it for it in (here / name).parent.iterdir() if it.name.startswith(".")]
-    capture = on(hosts, "capture", "north:west", "-l", lab, "-w", "c.pcap", "--for", "1s", "--on", "h1", cwd=here)
-    assert capture.returncode == 0, capture.stderr
+    check(on(hosts, "capture", "north:west", "-l", lab, "-w", "c.pcap", "--for", "1s", "--on", "h1", cwd=here))
     assert (here / "c.pcap").read_bytes()[:4] == bytes.fromhex("0a0d0d0a"), "a section header of pcapng"
     piped = on(hosts, "render", "metro-single", "-o", "none/x.yml", "--on", "h1", cwd=here)
     assert (piped.returncode, "cannot write none/x.yml" in piped.stderr) == (3, True)
@@ -585,7 +574,7 @@ def test_files_that_a_command_writes_come_back(
 
 
 @pytest.mark.thorough
-def test_a_dark_cable_ends_it_at_both_ends(hosts: ssh_hosts.Hosts, lab: str, there: ssh_hosts.Host) -> None:
+def test_a_dark_cable_ends_it_at_both_ends(hosts: Hosts, lab: str, there: Host) -> None:
     client = begun(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "sleep", "7138")
     oracle.until(lambda: "sleep 7138" in there.pids().values(), 20.0, "it runs there")
     hosts.cable(there, False)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.conditions import LABS
 from oracles import oracle
 
 from testbed.errors import HostError
 from testbed.host.measure.packet_ring import Packet, PacketRing
 
-pytestmark = pytest.mark.netns
+pytestmark = LABS
 
 VLAN = bytes.fromhex("020000000002 020000000001 8100 0005 88b5".replace(" ", "")) + b"tagged".ljust(46, b".")
 PLAIN = bytes.fromhex("020000000002 020000000001 88b5".replace(" ", "")) + b"plain".ljust(46, b".")

@@ -5,7 +5,6 @@ Made-up records of the same bugs are in tests/unit/core/checkers/test_checks_by_
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 
 import pytest
 from agents_lab import Nodes, Parent
+from builders.conditions import LABS, TORCH
+from builders.json_files import read_lines
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.checkers.checks import check
@@ -20,12 +21,7 @@ from testbed.core.checkers.finding import Checker
 from testbed.core.records.check_record import read_checks
 from testbed.core.records.rank_log import read_rank
 
-pytest.importorskip("torch", reason="the training agents need torch")
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.thorough,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = [*LABS, TORCH, pytest.mark.thorough]
 
 SITES = ("east", "east", "west", "west")
 RANKS, STEPS = len(SITES), 12
@@ -77,9 +73,9 @@ def judged(
     parent.wait_for(RANKS, 60, lambda it: it["event"] in ("finished", "died"))
     checks, ranks = [], []
     for rank in range(RANKS):
-        lines = [json.loads(it) for it in (directory / f"rank-{rank}.checks.jsonl").read_text().splitlines()]
+        lines = read_lines(directory / f"rank-{rank}.checks.jsonl")
         checks.append(read_checks(rank, lines)[0])
-        lines = [json.loads(it) for it in (directory / f"rank-{rank}.jsonl").read_text().splitlines()]
+        lines = read_lines(directory / f"rank-{rank}.jsonl")
         ranks.append(read_rank(rank, lines)[0])
     return {each.id: each for each in check(checks, twin_of(ranks, MODEL), ranks).checkers}
 

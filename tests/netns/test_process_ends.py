@@ -10,24 +10,20 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from builders.conditions import LABS
+from builders.json_files import read_json
+from builders.labs import Lab, ns, processes_in, shared_lab
 from oracles import oracle
+from oracles.oracle import Command
 
-import testbed
 from testbed.errors import JobFailed, LabError, StorageError
 from testbed.host.files.store import RunDirectory
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = LABS
 SMALL = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 10}
 
 
-@pytest.fixture(scope="module")
-def training(state_folder: Path) -> Iterator[testbed.Lab]:
-    pytest.importorskip("torch", reason="the training agents need torch")
-    with testbed.up("metro-40km", name=oracle.unused_name(), allow_uncertified=True) as found:
-        yield found
+training = shared_lab(agents=True)
 
 
 @pytest.fixture
@@ -46,13 +42,12 @@ def fill(disk: Path) -> None:
             stream.write(bytes(4096))
 
 
-def shoot(lab: testbed.Lab, node: str, number: signal.Signals) -> None:
-    (victim,) = oracle.inside_pids(oracle.netns(lab.name, node))
+def shoot(lab: Lab, node: str, number: signal.Signals) -> None:
+    (victim,) = processes_in(lab, node)
     os.kill(victim, number)
 
 
-def died(lab: testbed.Lab) -> list[dict[str, object]]:
-    assert lab.run_directory is not None
+def died(lab: Lab) -> list[dict[str, object]]:
     lines = (lab.run_directory.path / "events.jsonl").read_text().splitlines()
     return [it for it in map(json.loads, lines) if it["event"] == "rank-died"]
 
@@ -68,9 +63,7 @@ def died(lab: testbed.Lab) -> list[dict[str, object]]:
     ],
 )
 @pytest.mark.alone
-def test_a_launched_program(
-    lab: testbed.Lab, command: oracle.Command, tmp_path: Path, script: str, status: int, verdict: str
-) -> None:
+def test_a_launched_program(lab: Lab, command: Command, tmp_path: Path, script: str, status: int, verdict: str) -> None:
     assert lab.launch(["sh", "-c", script], directory=tmp_path).exit_status() == status
     (run,) = tmp_path.iterdir()
     said = command("report", str(run))
@@ -79,7 +72,7 @@ def test_a_launched_program(
 
 
 @pytest.mark.thorough
-def test_a_launched_program_that_loses_its_power_is_explained(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_a_launched_program_that_loses_its_power_is_explained(lab: Lab, tmp_path: Path) -> None:
     statuses: list[int] = []
 
     def launch() -> None:
@@ -88,19 +81,19 @@ def test_a_launched_program_that_loses_its_power_is_explained(lab: testbed.Lab, 
     thread = Thread(target=launch)
     thread.start()
     try:
-        nodes = [oracle.netns(lab.name, node) for node in ("west-0", "west-1")]
+        nodes = [ns(lab, node) for node in ("west-0", "west-1")]
         oracle.until(lambda: all(map(oracle.inside_pids, nodes)), 20.0, "it runs on all nodes that lose power")
         lab.inject("power-loss", "west")
         thread.join(60)
     finally:
         lab.heal()
     (run,) = tmp_path.iterdir()
-    ends = json.loads((run / "run.json").read_text())["workload"]["ends"]
+    ends = read_json(run / "run.json")["workload"]["ends"]
     assert {(it["rank"], it["signal"], it["by_testbed"]) for it in ends} == {(2, 9, True), (3, 9, True)}
 
 
 @pytest.mark.alone
-def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(training: testbed.Lab) -> None:
+def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(training: Lab) -> None:
     job = training.train(40, **SMALL)
     job.wait_for(12, timeout=60)
     with training.cut("north"):
@@ -112,7 +105,7 @@ def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(train
     assert "rank 2: SIGKILL, sender unknown." in report.sentences
 
 
-def test_a_rank_that_the_testbed_kills_is_explained(training: testbed.Lab) -> None:
+def test_a_rank_that_the_testbed_kills_is_explained(training: Lab) -> None:
     job = training.train(40, **SMALL)
     job.wait_for(12, timeout=60)
     training.inject("rank-kill", "2")
@@ -122,7 +115,7 @@ def test_a_rank_that_the_testbed_kills_is_explained(training: testbed.Lab) -> No
     assert not any(it.id.startswith("ended") for it in report.answers)
 
 
-def test_a_rank_that_crashes_fails_the_run_though_it_recovered(training: testbed.Lab) -> None:
+def test_a_rank_that_crashes_fails_the_run_though_it_recovered(training: Lab) -> None:
     job = training.train(40, **SMALL)
     job.wait_for(12, timeout=60)
     shoot(training, "east-1", signal.SIGSEGV)
@@ -133,9 +126,7 @@ def test_a_rank_that_crashes_fails_the_run_though_it_recovered(training: testbed
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, LabError), (signal.SIGABRT, JobFailed)])
-def test_without_restarts_the_error_tells_too(
-    training: testbed.Lab, number: signal.Signals, error: type[Exception]
-) -> None:
+def test_without_restarts_the_error_tells_too(training: Lab, number: signal.Signals, error: type[Exception]) -> None:
     job = training.train(1000, restarts=0, **SMALL)
     job.wait_for(5, timeout=60)
     shoot(training, "west-1", number)
@@ -164,7 +155,7 @@ def test_the_end_of_a_run_is_written_on_a_full_disk(disk: Path) -> None:
 
 @pytest.mark.alone
 def test_a_full_disk_is_status_3_then_and_later(
-    state_folder: Path, command: oracle.Command, disk: Path, lab_name: str
+    state_folder: Path, command: Command, disk: Path, lab_name: str
 ) -> None:
     pytest.importorskip("torch", reason="the training agents need torch")
     words = ("run", "metro-40km", "--name", lab_name, "--runs", str(disk), "--steps", "4000", "--allow-uncertified")
@@ -177,7 +168,7 @@ def test_a_full_disk_is_status_3_then_and_later(
     thread.join(150)
     assert done == [3]
     (run,) = disk.glob(f"{lab_name}-*")
-    info = json.loads((run / "run.json").read_text())
+    info = read_json(run / "run.json")
     assert (info["status"], bool(info["unknown_because"])) == ("failed", True)
     (disk / "ballast").unlink()
     assert command("report", str(run)).returncode == 3

@@ -10,10 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 import ssh_hosts
-from client_of_hosts import begun, marks, on, state
+from builders.commands import check
+from builders.conditions import HOSTS_THOROUGH
+from client_of_hosts import begun, on, state
 from oracles import oracle
+from ssh_hosts import Hosts
 
-pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
+pytestmark = HOSTS_THOROUGH
 
 VERBS = {
     "up": (("up", "metro-single", "--name", "e", "--allow-uncertified"), 6.0),
@@ -30,17 +33,17 @@ LEFT_S = 45.0
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[ssh_hosts.Hosts]:
+def hosts() -> Iterator[Hosts]:
     with ssh_hosts.hosts("h1") as made:
         up = ("up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", "h1")
-        assert on(made, *up).returncode == 0
+        check(on(made, *up))
         yield made
-        assert on(made, "down", "far", "--on", "h1").returncode == 0
+        check(on(made, "down", "far", "--on", "h1"))
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
 @pytest.mark.parametrize("verb", VERBS)
-def test_an_end_at_a_random_moment_leaves_nothing(hosts: ssh_hosts.Hosts, verb: str, moment: int) -> None:
+def test_an_end_at_a_random_moment_leaves_nothing(hosts: Hosts, verb: str, moment: int) -> None:
     (host,) = hosts.hosts
     words, within_s = VERBS[verb]
     chance = random.Random(f"{verb} {moment}")
@@ -65,5 +68,5 @@ def test_an_end_at_a_random_moment_leaves_nothing(hosts: ssh_hosts.Hosts, verb: 
         shown = on(hosts, "status", "-l", "e", "--json", "--on", "h1")
         assert shown.returncode == 0, shown.stderr
         assert json.loads(shown.stdout)["state"] == "up"
-        assert on(hosts, "down", "e", "--on", "h1").returncode == 0
+        check(on(hosts, "down", "e", "--on", "h1"))
     oracle.until(lambda: state(host) == before, 10.0, f"as before: {before}, {state(host)}")

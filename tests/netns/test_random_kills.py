@@ -8,9 +8,10 @@ from pathlib import Path
 import killed_runs
 import pytest
 import random_kills
+from builders.conditions import LABS
 from oracles import oracle
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 RUNS = [pytest.param(it, marks=pytest.mark.thorough) for it in (20, 71)]
 """One of the orchestrator and one of the keeper."""

@@ -14,48 +14,42 @@ from typing import Any
 
 import pytest
 from agents_lab import Nodes, Parent, records, steps
+from builders.conditions import LABS, TORCH
+from builders.json_files import read_json
+from builders.labs import Lab, processes_in, shared_lab
 from oracles import oracle
 from oracles.oracle import until
 
-import testbed
 from testbed.errors import LabError
 
-pytest.importorskip("torch", reason="the training agents need torch")
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = [*LABS, TORCH]
 
 STEPS = 45
 EVERY = 10
 SMALL = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": EVERY}
 
 
-@pytest.fixture(scope="module")
-def lab(state_folder: Path) -> Iterator[testbed.Lab]:
-    with testbed.up("metro-40km", name=oracle.unused_name(), allow_uncertified=True) as found:
-        yield found
+lab = shared_lab(agents=True)
 
 
 @pytest.fixture(autouse=True)
-def healed(lab: testbed.Lab) -> Iterator[None]:
+def healed(lab: Lab) -> Iterator[None]:
     yield
     lab.heal()
 
 
 @pytest.fixture(scope="module")
-def undisturbed(lab: testbed.Lab) -> str:
+def undisturbed(lab: Lab) -> str:
     """SHA-256 of the parameters that the job comes to when nothing happens."""
     lab.train(STEPS, restarts=0, **SMALL).wait(60)
     return parameters(lab)
 
 
-def ranks_folder(lab: testbed.Lab) -> Path:
-    assert lab.run_directory is not None
+def ranks_folder(lab: Lab) -> Path:
     return lab.run_directory.path / "ranks"
 
 
-def parameters(lab: testbed.Lab) -> str:
+def parameters(lab: Lab) -> str:
     """Of the end of the job, the same on all ranks."""
     ends = [records(ranks_folder(lab), rank)[-1] for rank in range(4)]
     assert [it["status"] for it in ends] == ["ok"] * 4
@@ -63,26 +57,25 @@ def parameters(lab: testbed.Lab) -> str:
     return str(found)
 
 
-def attempts(lab: testbed.Lab) -> list[dict[str, Any]]:
+def attempts(lab: Lab) -> list[dict[str, Any]]:
     """What rank 0 wrote when it began each."""
     return [it for it in records(ranks_folder(lab), 0) if it["kind"] == "job"]
 
 
-def events(lab: testbed.Lab, kind: str) -> list[dict[str, Any]]:
-    assert lab.run_directory is not None
+def events(lab: Lab, kind: str) -> list[dict[str, Any]]:
     lines = (lab.run_directory.path / "events.jsonl").read_text().splitlines()
     return [it for it in map(json.loads, lines) if it["event"] == kind]
 
 
-def begun(lab: testbed.Lab, step: int, **more: Any) -> Any:
+def begun(lab: Lab, step: int, **more: Any) -> Any:
     job = lab.train(STEPS, **SMALL, **more)
     job.wait_for(step, timeout=60)
     return job
 
 
-def test_a_killed_rank_costs_the_steps_since_the_checkpoint(lab: testbed.Lab, undisturbed: str) -> None:
+def test_a_killed_rank_costs_the_steps_since_the_checkpoint(lab: Lab, undisturbed: str) -> None:
     job = begun(lab, 25)
-    (victim,) = oracle.inside_pids(oracle.netns(lab.name, "west-0"))
+    (victim,) = processes_in(lab, "west-0")
     os.kill(victim, signal.SIGKILL)
     job.wait(60)
     report = lab.report()
@@ -97,12 +90,12 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(lab: testbed.Lab, un
     assert report.wire.ok
     assert report.malformed == {}
     assert report.training.steps_committed == STEPS
-    assert victim not in oracle.inside_pids(oracle.netns(lab.name, "west-0"))
+    assert victim not in processes_in(lab, "west-0")
     assert not (ranks_folder(lab) / "checkpoints").exists()
 
 
 @pytest.mark.thorough
-def test_a_cut_longer_than_the_timeout_is_waited_out(lab: testbed.Lab, undisturbed: str) -> None:
+def test_a_cut_longer_than_the_timeout_is_waited_out(lab: Lab, undisturbed: str) -> None:
     job = begun(lab, 15, timeout_s=1.5)
     with lab.cut("north"), lab.cut("south"):
         oracle.until(lambda: job.waiting, 20.0, "a restart waits for the lab")
@@ -121,14 +114,14 @@ def test_a_cut_longer_than_the_timeout_is_waited_out(lab: testbed.Lab, undisturb
 
 
 @pytest.mark.thorough
-def test_an_evacuated_site_leaves_in_order(lab: testbed.Lab, undisturbed: str) -> None:
+def test_an_evacuated_site_leaves_in_order(lab: Lab, undisturbed: str) -> None:
     """No step is lost, and no restart spent: none is allowed here."""
     job = begun(lab, 15, restarts=0)
     fault = lab.inject("evacuation", "west", warning="3s")
     oracle.until(lambda: job.waiting, 3.0, "the attempt is over before the power goes")
     assert job.waiting == "evacuation west: a power loss is imminent"
-    assert oracle.inside_pids(oracle.netns(lab.name, "west-0")), "the power is there"
-    oracle.until(lambda: not oracle.inside_pids(oracle.netns(lab.name, "west-0")), 5.0, "the power is gone")
+    assert processes_in(lab, "west-0"), "the power is there"
+    oracle.until(lambda: not processes_in(lab, "west-0"), 5.0, "the power is gone")
     oracle.until(lambda: job.waiting == "a fault keeps ranks 2, 3 down", 5.0, "it waits for the power")
     fault.heal()
     job.wait(60)
@@ -143,7 +136,7 @@ def test_an_evacuated_site_leaves_in_order(lab: testbed.Lab, undisturbed: str) -
     assert report.training.steps_lost == 0
     assert "Attempt 1 was stopped in order" in next(it.text for it in report.answers if it.id == "restarted")
     assert all(it.holds for it in report.checkers), report.checkers
-    noted = json.loads((ranks_folder(lab).parent / "run.json").read_text())["attempts"]
+    noted = read_json(ranks_folder(lab).parent / "run.json")["attempts"]
     assert [(it["attempt"], it["in_order"], it["resumed_from"]) for it in noted] == [
         (1, True, 0),
         (2, False, second["resumed_from"]),
@@ -151,7 +144,7 @@ def test_an_evacuated_site_leaves_in_order(lab: testbed.Lab, undisturbed: str) -
 
 
 @pytest.mark.thorough
-def test_a_warning_that_is_too_short_is_a_loss_of_power(lab: testbed.Lab, undisturbed: str) -> None:
+def test_a_warning_that_is_too_short_is_a_loss_of_power(lab: Lab, undisturbed: str) -> None:
     job = begun(lab, 15)
     with lab.inject("evacuation", "west", warning="2ms"):
         oracle.until(lambda: job.waiting == "a fault keeps ranks 2, 3 down", 20.0, "it waits for the power")
@@ -163,14 +156,14 @@ def test_a_warning_that_is_too_short_is_a_loss_of_power(lab: testbed.Lab, undist
 
 
 @pytest.mark.thorough
-def test_a_silent_cut_spends_no_more_restarts_than_another(lab: testbed.Lab, undisturbed: str) -> None:
+def test_a_silent_cut_spends_no_more_restarts_than_another(lab: Lab, undisturbed: str) -> None:
     job = begun(lab, 15, timeout_s=1.5, restarts=1)
     with lab.cut("north", carrier="silent"), lab.cut("south", carrier="silent"):
         oracle.until(lambda: job.waiting, 20.0, "a restart waits for the lab")
         assert job.waiting == "east and west do not reach each other"
         time.sleep(2.5)  # an attempt would have failed to meet by now
         assert (job.attempt, job.over()) == (1, False)
-        noted = json.loads((ranks_folder(lab).parent / "run.json").read_text())["attempts"]
+        noted = read_json(ranks_folder(lab).parent / "run.json")["attempts"]
         assert [(it["attempt"], it["in_order"]) for it in noted] == [(1, False)], "also of a run that ends here"
         assert "rank" in noted[0]["why"]
     job.wait(60)
@@ -179,7 +172,7 @@ def test_a_silent_cut_spends_no_more_restarts_than_another(lab: testbed.Lab, und
 
 
 @pytest.mark.thorough
-def test_a_node_that_is_down_is_waited_for(lab: testbed.Lab, undisturbed: str) -> None:
+def test_a_node_that_is_down_is_waited_for(lab: Lab, undisturbed: str) -> None:
     job = begun(lab, 15)
     fault = lab.inject("node-kill", "east-1")
     oracle.until(lambda: job.waiting, 20.0, "a restart waits for the lab")
@@ -191,7 +184,7 @@ def test_a_node_that_is_down_is_waited_for(lab: testbed.Lab, undisturbed: str) -
 
 
 @pytest.mark.thorough
-def test_a_spoilt_checkpoint_is_not_begun_from(lab: testbed.Lab, undisturbed: str) -> None:
+def test_a_spoilt_checkpoint_is_not_begun_from(lab: Lab, undisturbed: str) -> None:
     job = begun(lab, 22)
     fault = lab.inject("node-kill", "east-1")
     oracle.until(lambda: job.waiting, 20.0, "a restart waits for the lab")
@@ -205,9 +198,9 @@ def test_a_spoilt_checkpoint_is_not_begun_from(lab: testbed.Lab, undisturbed: st
 
 
 @pytest.mark.thorough
-def test_agents_whose_parent_died_are_deployed_by_another(lab: testbed.Lab, undisturbed: str) -> None:
+def test_agents_whose_parent_died_are_deployed_by_another(lab: Lab, undisturbed: str) -> None:
     job = begun(lab, 15)
-    (rank,) = oracle.inside_pids(oracle.netns(lab.name, "east-0"))
+    (rank,) = processes_in(lab, "east-0")
     status = Path(f"/proc/{rank}/status").read_text()
     (parent,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
     os.kill(parent, signal.SIGKILL)
@@ -216,12 +209,12 @@ def test_agents_whose_parent_died_are_deployed_by_another(lab: testbed.Lab, undi
     assert parameters(lab) == undisturbed
 
 
-def test_no_more_restarts_than_allowed(lab: testbed.Lab) -> None:
+def test_no_more_restarts_than_allowed(lab: Lab) -> None:
     job = begun(lab, 5, restarts=1)
     for attempt in (1, 2):
         oracle.until(lambda attempt=attempt: job.attempt == attempt, 30.0, f"attempt {attempt}")  # type: ignore[misc]
-        oracle.until(lambda: oracle.inside_pids(oracle.netns(lab.name, "west-1")), 10.0, "its rank is there")
-        os.kill(oracle.inside_pids(oracle.netns(lab.name, "west-1"))[0], signal.SIGKILL)
+        oracle.until(lambda: processes_in(lab, "west-1"), 10.0, "its rank is there")
+        os.kill(processes_in(lab, "west-1")[0], signal.SIGKILL)
     with pytest.raises(LabError, match=r"rank 3 on west-1 gone"):  # shot by nobody whom the testbed knows
         job.wait(60)
     assert job.over()
@@ -229,7 +222,7 @@ def test_no_more_restarts_than_allowed(lab: testbed.Lab) -> None:
 
 
 @pytest.mark.thorough
-def test_a_job_that_is_stopped_does_not_begin_again(lab: testbed.Lab) -> None:
+def test_a_job_that_is_stopped_does_not_begin_again(lab: Lab) -> None:
     job = begun(lab, 5)
     job.stop()
     oracle.until(job.over, 10.0, "the job is over")

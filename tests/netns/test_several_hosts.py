@@ -7,20 +7,23 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
-from client_of_hosts import begun, bring_up, marks, on
+from builders.commands import check
+from builders.conditions import HOSTS
+from client_of_hosts import begun, bring_up, on
 from oracles import oracle
+from ssh_hosts import Hosts
 
-pytestmark = [*marks]
+pytestmark = HOSTS
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[ssh_hosts.Hosts]:
+def hosts() -> Iterator[Hosts]:
     with ssh_hosts.hosts("h1", "h2") as made:
         made.config.write_text(made.config.read_text().replace("Host h2\n", "Host h2\n ProxyJump h1\n"))
         yield made
 
 
-def test_a_host_is_reached_through_another_one(hosts: ssh_hosts.Hosts) -> None:
+def test_a_host_is_reached_through_another_one(hosts: Hosts) -> None:
     # Through h1 alone, since the client's own way to h2 is cut by a route to nowhere.
     address = hosts.hosts[1].address
     oracle.run(*hosts.client("ip", "route", "add", "blackhole", f"{address}/32"))
@@ -31,7 +34,7 @@ def test_a_host_is_reached_through_another_one(hosts: ssh_hosts.Hosts) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_jump_host_of_another_key_is_refused_by_name(hosts: ssh_hosts.Hosts, tmp_path: Path) -> None:
+def test_a_jump_host_of_another_key_is_refused_by_name(hosts: Hosts, tmp_path: Path) -> None:
     first, second = hosts.hosts
     known = tmp_path / "known_hosts"
     known.write_text(f"{first.address} {second.key}\n{second.address} {second.key}\n")
@@ -44,7 +47,7 @@ def test_a_jump_host_of_another_key_is_refused_by_name(hosts: ssh_hosts.Hosts, t
 
 
 @pytest.mark.thorough
-def test_two_clients_at_once_make_two_labs_or_one_of_a_name(hosts: ssh_hosts.Hosts) -> None:
+def test_two_clients_at_once_make_two_labs_or_one_of_a_name(hosts: Hosts) -> None:
     words = ("--no-agents", "--allow-uncertified", "--on", "h1")
     two = [begun(hosts, "up", "metro-single", "--name", name, *words) for name in ("a1", "b1")]
     for client in two:
@@ -55,11 +58,11 @@ def test_two_clients_at_once_make_two_labs_or_one_of_a_name(hosts: ssh_hosts.Hos
     assert sorted(client.returncode for client in same) in ([0, 2], [0, 3]), told
     assert not any("Traceback" in each for each in told)
     for name in ("a1", "b1", "c1"):
-        assert on(hosts, "down", name, "--on", "h1").returncode == 0
+        check(on(hosts, "down", name, "--on", "h1"))
 
 
 @pytest.mark.thorough
-def test_a_dark_cable_behind_a_jump_host_is_noticed(hosts: ssh_hosts.Hosts) -> None:
+def test_a_dark_cable_behind_a_jump_host_is_noticed(hosts: Hosts) -> None:
     """The jump host goes on to acknowledge what the client sends."""
     host = hosts.hosts[1]
     bring_up(hosts, "h2")
@@ -72,4 +75,4 @@ def test_a_dark_cable_behind_a_jump_host_is_noticed(hosts: ssh_hosts.Hosts) -> N
         oracle.until(lambda: "sleep 7142" not in host.pids().values(), 45.0, "it ends there")
     finally:
         hosts.cable(host, True)
-    assert on(hosts, "down", "far", "--on", "h2").returncode == 0
+    check(on(hosts, "down", "far", "--on", "h2"))

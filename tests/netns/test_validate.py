@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import host_stalls
 import pytest
+from builders.commands import TESTBED, check
+from builders.conditions import ALONE
+from builders.json_files import read_json
+from builders.labs import Lab
 from contract.validate_contract import (
     PATIENT,
     ValidateContract,
@@ -27,6 +29,7 @@ from contract.validate_contract import (
     trial,
 )
 from oracles import oracle
+from oracles.oracle import Command
 
 import testbed
 from testbed.core.validation import cases, fault_matrix
@@ -35,11 +38,11 @@ from testbed.core.validation.traffic import BYPASS
 from testbed.lab.validation import correctness, fault_cells
 from testbed.lab.validation.library_validation import Bench
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 
 @pytest.fixture(scope="module")
-def bench(lab: testbed.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with bench_in(lab, tmp_path_factory.mktemp("validate")) as found:
         yield found
 
@@ -165,7 +168,7 @@ def crossed(lab: str) -> int:
 
 @pytest.fixture
 def validating(lab_name: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "testbed.cli.app", "validate", "ring", "--only", "correctness"]
+    argv = [*TESTBED, "validate", "ring", "--only", "correctness"]
     argv += ["--driver", "netns", "--allow-uncertified", "--name", lab_name, "--runs", str(tmp_path)]
     child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -187,7 +190,7 @@ def test_ctrl_c_keeps_what_was_seen_and_takes_the_lab_down(
     assert oracle.left_behind(lab_name, state_folder) == []
     (path,) = tmp_path.glob("validate-metro-40km-*/validate.json")
     assert [it.state for it in testbed.runs(tmp_path)] == ["interrupted"]
-    found = json.loads(path.read_text())
+    found = read_json(path)
     assert found["interrupted"] is True and found["verdict"] == "unknown"
     assert any(it["state"] == "right" for it in found["libraries"][0]["cases"])
     assert "the validation was interrupted" in found["libraries"][0]["why"]
@@ -197,7 +200,7 @@ def test_after_sigkill_down_leaves_nothing(
     validating: subprocess.Popen[bytes],
     lab_name: str,
     state_folder: Path,
-    command: oracle.Command,
+    command: Command,
     tmp_path: Path,
 ) -> None:
     assert [(it.state, it.pid) for it in testbed.runs(tmp_path)] == [("running", validating.pid)]
@@ -205,7 +208,7 @@ def test_after_sigkill_down_leaves_nothing(
     validating.wait(10.0)
     assert [(it.state, it.pid) for it in testbed.runs(tmp_path)] == [("lost", None)]
     oracle.until(lambda: programs() == [], 10.0, "rank programs end with whoever started them")
-    assert command("down", lab_name).returncode == 0
+    check(command("down", lab_name))
     assert oracle.left_behind(lab_name, state_folder) == []
 
 
@@ -218,7 +221,7 @@ def test_when_the_lab_dies_it_is_not_the_librarys_fault(
     os.kill(doomed, signal.SIGKILL)
     assert validating.wait(90.0) == 3
     (path,) = tmp_path.glob("validate-metro-40km-*/validate.json")
-    (library,) = json.loads(path.read_text())["libraries"]
+    (library,) = read_json(path)["libraries"]
     assert library["verdict"] == "unknown"
     (why,) = library["why"]
     assert why == "the emulator died, so all fibers are dark" if who == "emulator" else "keeper" in why

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders.commands import TESTBED, Child, piped
+from builders.conditions import ALONE
 from oracles import oracle
 
 from testbed.core.workload.mpi_launch import OF_DAEMONS
 from testbed.host import collective_libraries
 from testbed.host.linux import program_user
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 USER = (60_123, 60_123)
@@ -53,23 +54,20 @@ def left_in_tmp(lab: str) -> list[str]:
 
 
 @pytest.fixture
-def begin(lab_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.Popen[str]]:
+def begin(lab_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Child]:
     for name in ("SUDO_UID", "SUDO_GID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(program_user.VARIABLE, str(USER[0]))
     monkeypatch.chdir(tmp_path)  # of root, so that programs run as the user named above
 
-    def start(*words: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-m", "testbed.cli.app", "validate", *words, "--name", lab_name]
-        return subprocess.Popen(
-            [*argv, "--allow-uncertified"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-        )
+    def start(*words: str) -> Child:
+        argv = [*TESTBED, "validate", *words, "--name", lab_name]
+        return piped([*argv, "--allow-uncertified"], cwd=tmp_path)
 
     return start
 
 
-def until_it_says(validating: subprocess.Popen[str], words: str) -> None:
-    assert validating.stderr is not None
+def until_it_says(validating: Child, words: str) -> None:
     said = []
     for line in validating.stderr:
         said.append(line)
@@ -81,9 +79,7 @@ def until_it_says(validating: subprocess.Popen[str], words: str) -> None:
 @needs_python
 @pytest.mark.thorough
 @pytest.mark.parametrize("library", INSTALLED)
-def test_a_validation_that_comes_to_its_end(
-    begin: Callable[..., subprocess.Popen[str]], lab_name: str, library: str
-) -> None:
+def test_a_validation_that_comes_to_its_end(begin: Callable[..., Child], lab_name: str, library: str) -> None:
     validating = begin(library, "--only", "correctness")
     out, err = validating.communicate(timeout=BOUND_S)
     assert validating.returncode == 0, out + err
@@ -94,7 +90,7 @@ def test_a_validation_that_comes_to_its_end(
 @pytest.mark.thorough
 @pytest.mark.parametrize("library", INSTALLED)
 def test_a_validation_that_is_interrupted_in_the_middle_of_a_fault(
-    begin: Callable[..., subprocess.Popen[str]], lab_name: str, state_folder: Path, library: str
+    begin: Callable[..., Child], lab_name: str, state_folder: Path, library: str
 ) -> None:
     """While programs hang, and must be killed: with them goes whatever would have removed their files."""
     validating = begin(library, "--only", "faults")
@@ -110,9 +106,7 @@ def test_a_validation_that_is_interrupted_in_the_middle_of_a_fault(
 @needs_python
 @pytest.mark.thorough
 @pytest.mark.parametrize("library", INSTALLED)
-def test_a_validation_whose_programs_were_killed(
-    begin: Callable[..., subprocess.Popen[str]], lab_name: str, library: str
-) -> None:
+def test_a_validation_whose_programs_were_killed(begin: Callable[..., Child], lab_name: str, library: str) -> None:
     """Every fault of the quick suite: programs hang in one, are killed in another, and are started anew."""
     validating = begin(library, "--only", "faults")
     _, err = validating.communicate(timeout=BOUND_S)
@@ -122,7 +116,7 @@ def test_a_validation_whose_programs_were_killed(
 
 @needs_python
 def test_a_validation_that_fails_to_start_its_programs(
-    begin: Callable[..., subprocess.Popen[str]], lab_name: str, tmp_path: Path
+    begin: Callable[..., Child], lab_name: str, tmp_path: Path
 ) -> None:
     own = tmp_path / "own.py"
     own.write_text("import os, pathlib\npathlib.Path(os.environ['TMPDIR'], 'x').write_text('x')\nos._exit(3)\n")

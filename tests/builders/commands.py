@@ -1,0 +1,36 @@
+"""Commands that tests run, and what they must end with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Done = subprocess.CompletedProcess[str]
+Child = subprocess.Popen[str]
+
+TESTBED = [sys.executable, "-m", "testbed.cli.app"]
+
+
+def captured(argv: Sequence[str | Path], **options: Any) -> Done:
+    """Run a program; return its status and output."""
+    return subprocess.run([str(word) for word in argv], **{"capture_output": True, "text": True, **options})
+
+
+def piped(argv: Sequence[str | Path], **options: Any) -> Child:
+    """Start a program whose output is read from pipes."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([str(word) for word in argv], **{**pipes, **options})
+
+
+def check(done: Done) -> str:
+    """Return the output of a command, which must have succeeded."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check_refused(done: Done, status: int, *sentences: str) -> None:
+    """A command must have failed with a status, and have each of ``sentences`` in its stderr."""
+    assert (done.returncode, [it for it in sentences if it not in done.stderr]) == (status, []), done.stderr

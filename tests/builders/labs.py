@@ -1,0 +1,95 @@
+"""Labs of tests, and their state as ip, /proc and the keeper report it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracles import oracle
+
+import testbed
+from testbed import Lab, Topology
+from testbed.host import lab_folder
+from testbed.keeper import client, protocol
+
+Inside = Callable[..., str]
+
+GATEWAYS = ("east-gw", "west-gw")
+NODES = ("east-0", "east-1", "west-0", "west-1")
+
+
+def bring_up(name: str = "", topology: str | Topology = "metro-40km", **options: Any) -> Lab:
+    """Bring up a lab: without agents and even if uncertified, unless ``options`` state otherwise."""
+    defaults = {"agents": False, "allow_uncertified": True}
+    return testbed.up(topology, name=name or oracle.unused_name(), **{**defaults, **options})
+
+
+@contextlib.contextmanager
+def lab_without_leftovers(state: Path, name: str = "", *what: str | Topology, **options: Any) -> Iterator[Lab]:
+    """Have a lab up; check for leftovers at its end."""
+    with bring_up(name, *what, **options) as lab:
+        yield lab
+    assert oracle.left_behind(lab.name, state) == []
+
+
+def shared_lab(topology: str | Callable[[], Topology] = "metro-40km", **options: Any) -> Any:
+    """Return a fixture: a lab for all tests of a module, of a topology's name, its text, or what a function returns."""
+
+    @pytest.fixture(scope="module")
+    def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+        if options.get("agents"):
+            pytest.importorskip("torch", reason="the training agents need torch")
+        what = topology if isinstance(topology, str) else topology()
+        if isinstance(what, str) and "\n" in what:
+            file = tmp_path_factory.mktemp("topology") / "lab.yaml"
+            file.write_text(what)
+            what = str(file)
+        with lab_without_leftovers(state_folder, "", what, **options) as made:
+            yield made
+
+    return lab
+
+
+def ns(lab: Lab, node: str) -> str:
+    """Return the name of a node's network namespace."""
+    return oracle.netns(lab.name, node)
+
+
+def address_of(lab: Lab, node: str, interface: str = "fabric0", family: str = "inet") -> str:
+    return oracle.addresses(ns(lab, node), interface)[family]
+
+
+def is_dark(lab: Lab, node: str, interface: str) -> bool:
+    """Return whether an interface of a node has no carrier."""
+    return oracle.no_carrier(ns(lab, node), interface)
+
+
+def processes_in(lab: Lab, node: str) -> list[int]:
+    return oracle.inside_pids(ns(lab, node))
+
+
+def run_in(lab: Lab, node: str, *argv: str | Path) -> str:
+    """Run a program in a node's network namespace; return its output."""
+    return oracle.run("ip", "netns", "exec", ns(lab, node), *argv, timeout_s=60)
+
+
+def folder(lab: Lab) -> lab_folder.LabFolder:
+    return lab_folder.folder(lab.name)
+
+
+def ask(lab: Lab, request: Any) -> Any:
+    """Return the keeper's answer."""
+    return client.ask(folder(lab), request)
+
+
+def events(lab: Lab, kind: str, since: int = 0) -> list[dict[str, Any]]:
+    """Return the keeper's events of a kind."""
+    return [event for event in ask(lab, protocol.Events(since=since))["events"] if event["event"] == kind]
+
+
+def counters(lab: Lab) -> dict[str, dict[str, Any]]:
+    """Return the emulator's counters of each direction."""
+    return {direction["direction"]: direction for direction in ask(lab, protocol.Stats())["directions"]}
