@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oracles import oracle
+
 Done = subprocess.CompletedProcess[str]
 Child = subprocess.Popen[str]
 
 TESTBED = [sys.executable, "-m", "testbed.cli.app"]
+
+
+def words_of(line: str, *more: object) -> list[str]:
+    """Return the words of a command as it is typed, and ``more`` as they are."""
+    return [*shlex.split(line), *map(str, more)]
+
+
+def run_line(line: str, *more: object, **options: Any) -> str:
+    """Run a program, which must succeed; return its output."""
+    return oracle.run(*words_of(line, *more), **options)
 
 
 def captured(argv: Sequence[str | Path], **options: Any) -> Done:

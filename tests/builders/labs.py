@@ -11,11 +11,11 @@ import pytest
 from oracles import oracle
 
 import testbed
+from builders.commands import run_line
 from testbed import Lab, Topology
 from testbed.host import lab_folder
 from testbed.keeper import client, protocol
 
-Inside = Callable[..., str]
 
 GATEWAYS = ("east-gw", "west-gw")
 NODES = ("east-0", "east-1", "west-0", "west-1")
@@ -71,9 +71,9 @@ def processes_in(lab: Lab, node: str) -> list[int]:
     return oracle.inside_pids(ns(lab, node))
 
 
-def run_in(lab: Lab, node: str, *argv: str | Path) -> str:
+def run_in(lab: Lab, node: str, line: str, *more: object) -> str:
     """Run a program in a node's network namespace; return its output."""
-    return oracle.run("ip", "netns", "exec", ns(lab, node), *argv, timeout_s=60)
+    return run_line(f"ip netns exec {ns(lab, node)} {line}", *more, timeout_s=60)
 
 
 def folder(lab: Lab) -> lab_folder.LabFolder:

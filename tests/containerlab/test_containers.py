@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import TESTBED, captured
+from builders.commands import TESTBED, captured, run_line
 from builders.conditions import ALONE
 from builders.json_files import read_json, read_lines
 from builders.labs import bring_up
@@ -31,8 +31,8 @@ STEPS, SMALL = 34, {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 5}
 """A job that takes a few seconds."""
 
 
-def docker(*words: str) -> str:
-    return captured(["docker", *words], check=True, timeout=60).stdout
+def docker(line: str, *more: object) -> str:
+    return run_line(f"docker {line}", *more, timeout_s=60)
 
 
 def inspected(container: str) -> dict[str, Any]:
@@ -46,11 +46,11 @@ def lab(containers: str, tmp_path_factory: pytest.TempPathFactory, state_folder:
     path.write_text(FILE)
     with bring_up(topology=str(path), agents=True, driver="containerlab") as made:
         yield made
-    assert docker("ps", "--all", "--quiet") == ""
+    assert docker("ps --all --quiet") == ""
 
 
 def test_each_node_gateway_plant_and_management_is_a_container(lab: Lab) -> None:
-    names = set(docker("ps", "--format", "{{.Names}}").split())
+    names = set(docker("ps --format {{.Names}}").split())
     nodes = ("east-0", "west-0", "east-gw", "west-gw", "plant", "mgmt")
     assert names == {f"clab-{lab.name}-{node}" for node in nodes}
     for name in names:
@@ -90,12 +90,12 @@ def test_a_nodes_shared_memory_is_that_of_a_node_that_is_a_namespace(lab: Lab) -
     fresh = ["unshare", "--mount", "sh", "-ec", f"mount -t tmpfs fresh /mnt && {size} /mnt"]
     usual = captured(fresh, check=True).stdout.split()[-1]
     node = f"clab-{lab.name}-east-0"
-    assert docker("exec", node, *size.split(), "/dev/shm").split()[-1] == usual
-    docker("exec", "--user=1000", node, "dd", "if=/dev/zero", "of=/dev/shm/x", "bs=1M", "count=80")
-    docker("exec", node, "rm", "/dev/shm/x")
+    assert docker(f"exec {node}", *size.split(), "/dev/shm").split()[-1] == usual
+    docker(f"exec --user=1000 {node} dd if=/dev/zero of=/dev/shm/x bs=1M count=80")
+    docker(f"exec {node} rm /dev/shm/x")
     (memory,) = (it for it in Path("/proc/meminfo").read_text().splitlines() if it.startswith("MemTotal:"))
     assert int(usual) == pytest.approx(int(memory.split()[1]) / 2, rel=0.01)
-    assert docker("exec", f"clab-{lab.name}-east-gw", *size.split(), "/dev/shm").split()[-1] == str(64 * 1024)
+    assert docker(f"exec clab-{lab.name}-east-gw", *size.split(), "/dev/shm").split()[-1] == str(64 * 1024)
 
 
 WRITES = ["python", "-c", "import os; open('written-' + os.environ['RANK'], 'w').close(); print(os.getuid())"]
@@ -195,12 +195,7 @@ def test_ranks_have_scratch_too(lab: Lab) -> None:
     (top,) = Path("/var/tmp").glob(f"testbed-{lab.name}-*")
     for node in ("east-0", "west-0"):
         inside = docker(
-            "exec",
-            "--user=1000",
-            f"clab-{lab.name}-{node}",
-            "sh",
-            "-c",
-            f"ls -d {top}/*-1000; echo x > {top}/{node}-1000/x",
+            f"exec --user=1000 clab-{lab.name}-{node} sh -c", f"ls -d {top}/*-1000; echo x > {top}/{node}-1000/x"
         )
         assert inside.split() == [f"{top}/{node}-1000"], "its own, and no other's"
         assert (top / f"{node}-1000" / "x").read_text() == "x\n"
@@ -337,7 +332,7 @@ def test_a_job_comes_through_all_that_ends_an_attempt(lab: Lab) -> None:
 
 @pytest.fixture
 def inside(lab: Lab) -> Inside:
-    return lambda node, *argv: docker("exec", f"clab-{lab.name}-{node}", *argv)
+    return lambda node, *argv: docker(f"exec clab-{lab.name}-{node}", *argv)
 
 
 class TestContainers(LabContract, CaptureContract):

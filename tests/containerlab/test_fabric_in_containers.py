@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 
-from builders.commands import captured
+from builders.commands import captured, run_line
 from builders.conditions import THOROUGH
 from builders.labs import bring_up
 from oracles import oracle
@@ -29,7 +29,7 @@ def _tc(lab: str, node: str) -> list[str]:
     pid = json.loads(
         subprocess.run(["docker", "inspect", f"clab-{lab}-{node}"], check=True, capture_output=True).stdout
     )
-    shown = oracle.run("nsenter", "-t", str(pid[0]["State"]["Pid"]), "-n", "tc", "-j", "qdisc")
+    shown = run_line("nsenter -t", str(pid[0]["State"]["Pid"]), "-n", "tc", "-j", "qdisc")
     return [it["kind"] for it in json.loads(shown)]
 
 

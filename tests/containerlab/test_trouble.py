@@ -16,7 +16,7 @@ from typing import Any
 
 import host_stalls
 import pytest
-from builders.commands import TESTBED, captured, check
+from builders.commands import TESTBED, Done, captured, check, run_line
 from builders.conditions import ALONE
 from builders.labs import Topology
 from containerlab.test_containers import docker
@@ -33,8 +33,6 @@ from testbed.lab import teardown
 from testbed.lab.lab import Lab
 
 pytestmark = ALONE
-
-TESTBED = TESTBED
 
 
 def command(*before: str, words: list[str]) -> tuple[int, str]:
@@ -57,7 +55,7 @@ def up(topology: Topology, name: str, **more: object) -> Lab:
 
 def residue(lab: str) -> list[str]:
     """All that containerlab and docker know or leave of a lab, on the host."""
-    found = docker("ps", "--all", "--format", "{{.Names}}", "--filter", f"label=containerlab={lab}").split()
+    found = docker("ps --all --format", "{{.Names}}", "--filter", f"label=containerlab={lab}").split()
     found += [str(path) for path in Path("/run/netns").glob(f"clab-{lab}-*")]
     found += [str(path) for path in Path("/etc/ssh/ssh_config.d").glob(f"clab-{lab}*")]
     found += [line for line in Path("/etc/hosts").read_text().splitlines() if f"CLAB-{lab}-" in line]
@@ -79,12 +77,15 @@ def somebody_elses(containers: str, tmp_path: Path) -> Iterator[str]:
         "  nodes: {a1: {}, b1: {}}\n  links: [{endpoints: ['a1:eth1', 'b1:eth1']}]\n"
     )
     environment = {**os.environ, "CLAB_VERSION_CHECK": "disable"}
-    run = lambda *words: captured(["containerlab", *words, "--topo", str(path)], env=environment, timeout=120)
+
+    def run(*words: str) -> Done:
+        return captured(["containerlab", *words, "--topo", path], env=environment, timeout=120)
+
     try:
         check(run("deploy"))
         yield name
-        assert sorted(it.rpartition("-")[2] for it in docker("ps", "--format", "{{.Names}}").split()) == ["a1", "b1"]
-        assert docker("exec", f"clab-{name}-a1", "ip", "link", "show", "eth1")
+        assert sorted(it.rpartition("-")[2] for it in docker("ps --format", "{{.Names}}").split()) == ["a1", "b1"]
+        assert docker(f"exec clab-{name}-a1 ip link show eth1")
     finally:
         run("destroy", "--cleanup")
 
@@ -104,18 +105,18 @@ def test_a_name_that_somebody_elses_lab_has_is_refused(topology: Topology, someb
 
 def test_names_that_somebody_elses_container_or_namespace_has_are_refused(topology: Topology, containers: str) -> None:
     name = oracle.unused_name()
-    docker("run", "--detach", "--name", f"clab-{name}-east-0", "--network", "none", containers, "sleep", "999")
+    docker(f"run --detach --name clab-{name}-east-0 --network none", containers, "sleep", "999")
     try:
         with pytest.raises(NameTaken, match=f"container clab-{name}-east-0 exists"):
             up(topology, name)
     finally:
-        docker("rm", "--force", f"clab-{name}-east-0")
-    oracle.run("ip", "netns", "add", f"clab-{name}-plant")
+        docker(f"rm --force clab-{name}-east-0")
+    run_line(f"ip netns add clab-{name}-plant")
     try:
         with pytest.raises(NameTaken, match=f"network namespace clab-{name}-plant exists"):
             up(topology, name)
     finally:
-        oracle.run("ip", "netns", "del", f"clab-{name}-plant")
+        run_line(f"ip netns del clab-{name}-plant")
     assert not lab_folder.folder(name).path.exists()
 
 
@@ -152,7 +153,7 @@ def test_down_after_a_reboot(topology: Topology, monkeypatch: pytest.MonkeyPatch
     name = oracle.unused_name()
     up(topology, name)
     oracle.kill([*oracle.keeper_pids(name, lab_folder.root()), *emulator_pids(name)])
-    docker("kill", *docker("ps", "--quiet", "--filter", f"label=containerlab={name}").split())
+    docker("kill", *docker(f"ps --quiet --filter label=containerlab={name}").split())
     monkeypatch.setattr(process, "boot_id", lambda: "that of the next boot")
     assert teardown.down(lab_folder.folder(name))
     assert residue(name) == []
@@ -240,7 +241,7 @@ def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: Topology
     with up(topology, name, agents=True, allow_uncertified=True) as lab:
         job = lab.train(steps=5000)
         job.wait_for(step=3, timeout=60)
-        docker("kill", f"clab-{name}-{node}")
+        docker(f"kill clab-{name}-{node}")
         killed = time.monotonic()
         with pytest.raises(LabError):  # not the job's failure: somebody else killed the container
             job.wait(60)

@@ -16,7 +16,6 @@ from builders.json_files import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-TESTBED = TESTBED
 
 pytestmark = [*ALONE, pytest.mark.e2e]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from builders import bare_machine
-from builders.commands import Done, captured, check
+from builders.commands import Done, captured, check, words_of
 
 from testbed.version import __version__
 
@@ -41,10 +41,10 @@ exec /usr/sbin/sshd -D -e -p "$PORT" -o ListenAddress=127.0.0.1 -o UsePAM=no
 class Client:
     folder: Path
 
-    def run(self, *words: str, bound_s: float = RUN_BOUND_S) -> Done:
-        return self.of(ROOT, *words, bound_s=bound_s)
+    def run(self, line: str, *more: object) -> Done:
+        return self.of(ROOT, line, *more)
 
-    def of(self, checkout: Path, *words: str, bound_s: float = RUN_BOUND_S) -> Done:
+    def of(self, checkout: Path, line: str, *more: object, bound_s: float = RUN_BOUND_S) -> Done:
         """Run the testbed of a checkout, as a user does whose ssh knows the host by the name lab1."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_")}
         environment |= {
@@ -55,8 +55,10 @@ class Client:
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",
         }
-        done = captured([sys.executable, "-m", "testbed", *words], cwd=self.folder, env=environment, timeout=bound_s)  # fmt: skip
-        print(*words, done.returncode, done.stdout, done.stderr, sep="\n")
+        done = captured(
+            [sys.executable, "-m", "testbed", *words_of(line, *more)], cwd=self.folder, env=environment, timeout=bound_s
+        )
+        print(line, *more, done.returncode, done.stdout, done.stderr, sep="\n")
         return done
 
     def prepare(self, checkout: Path, commit: str) -> dict[str, int]:
@@ -110,18 +112,18 @@ def head(checkout: Path) -> str:
 
 
 def test_a_bare_host_is_prepared_used_and_brought_to_another_version(client: Client, tmp_path: Path) -> None:
-    before = client.run("status", "--on", "lab1")
+    before = client.run("status --on lab1")
     assert before.returncode == 2
     assert "the testbed is not installed there" in before.stderr and "host prepare lab1" in before.stderr
 
     commit = head(ROOT)  # a commit made meanwhile would make the second run change
     assert client.prepare(ROOT, commit)["changed"] > 0
     assert client.prepare(ROOT, commit)["changed"] == 0
-    assert client.run("doctor", "--on", "lab1").returncode == 0
-    check(client.run("up", "metro-single", "--no-agents", "--allow-uncertified", "--on", "lab1"))
-    assert json.loads(client.run("status", "--json", "--on", "lab1").stdout)["name"] == "metro-single"
-    assert client.run("down", "metro-single", "--on", "lab1").returncode == 0
-    ran = client.run("run", "metro-40km", "--steps", "20", "--allow-uncertified", "--on", "lab1")
+    assert client.run("doctor --on lab1").returncode == 0
+    check(client.run("up metro-single --no-agents --allow-uncertified --on lab1"))
+    assert json.loads(client.run("status --json --on lab1").stdout)["name"] == "metro-single"
+    assert client.run("down metro-single --on lab1").returncode == 0
+    ran = client.run("run metro-40km --steps 20 --allow-uncertified --on lab1")
     assert ran.returncode in (0, 1, 3), "1: measured, and bad, as on a busy machine"
     (page,) = (client.folder / "runs").glob("metro-40km-*/index.html")
     assert client.run("report", page.parent.name).returncode == ran.returncode

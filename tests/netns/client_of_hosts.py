@@ -10,17 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from builders.commands import Child, Done, captured, check, piped
+from builders.commands import Child, Done, captured, check, piped, words_of
 from oracles import oracle
 from ssh_hosts import Host, Hosts
-
-marks = (
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs sshd: apt install openssh-server"),
-)
-"""Of every test with such hosts."""
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTBED = [sys.executable, "-m", "testbed"]
@@ -42,7 +34,7 @@ def state(host: Host) -> tuple[list[str], list[str], list[str]]:
 
 def bring_up(hosts: Hosts, where: str) -> None:
     """Bring up the lab ``far`` there."""
-    check(on(hosts, "up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", where))
+    check(on(hosts, "up metro-single --name far --no-agents --allow-uncertified --on", where))
 
 
 @contextlib.contextmanager
@@ -50,7 +42,7 @@ def lab_up(hosts: Hosts, where: str) -> Iterator[None]:
     """Have the lab ``far`` up there."""
     bring_up(hosts, where)
     yield
-    check(on(hosts, "down", "far", "--on", where))
+    check(on(hosts, "down far --on", where))
 
 
 @contextlib.contextmanager
@@ -76,21 +68,21 @@ def environment(hosts: Hosts, config: Path | None = None, **more: str) -> dict[s
 
 def on(
     hosts: Hosts,
-    *words: str,
+    line: str,
+    *arguments: object,
     config: Path | None = None,
     cwd: Path | None = None,
     given: str = "",
     timeout_s: float = 120.0,
     **more: str,
 ) -> Done:
-    return captured(
-        hosts.client(*TESTBED, *words), env=environment(hosts, config, **more), cwd=cwd, input=given, timeout=timeout_s
-    )
+    argv = hosts.client(*TESTBED, *words_of(line, *arguments))
+    return captured(argv, env=environment(hosts, config, **more), cwd=cwd, input=given, timeout=timeout_s)
 
 
-def begun(hosts: Hosts, *words: str, cwd: Path | None = None) -> Child:
+def begun(hosts: Hosts, line: str, *more: object, cwd: Path | None = None) -> Child:
     return piped(
-        [sys.executable, "-c", HEEDS_CTRL_C, *hosts.client(*TESTBED, *words)],
+        [sys.executable, "-c", HEEDS_CTRL_C, *hosts.client(*TESTBED, *words_of(line, *more))],
         env=environment(hosts),
         cwd=cwd,
         stdin=subprocess.DEVNULL,

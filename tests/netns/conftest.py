@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import ssh_hosts
-from builders.commands import TESTBED, Done, captured
-from builders.labs import Lab, bring_up, is_dark
+from builders.commands import TESTBED, captured, words_of
+from builders.labs import GATEWAYS, Lab, is_dark, shared_lab
 from client_of_hosts import lab_up, nothing_left
 from oracles import oracle
 from oracles.oracle import Command
 from ssh_hosts import Host, Hosts
 
-
-@pytest.fixture(scope="module")
-def lab(state_folder: Path) -> Iterator[Lab]:
-    """Provide metro-40km without agents for all tests of a module; at the end check for leftovers."""
-    name = oracle.unused_name()
-    with bring_up(name) as up:
-        yield up
-    assert oracle.left_behind(name, state_folder) == []
+lab = shared_lab()
+"""metro-40km without agents; modules that need another lab have a fixture of this name."""
 
 
 @pytest.fixture
@@ -34,7 +27,7 @@ def healthy(lab: Lab) -> Iterator[Lab]:
 
 
 def carrier_up(lab: Lab, link: str) -> bool:
-    return not any(is_dark(lab, gateway, link) for gateway in ("east-gw", "west-gw"))
+    return not any(is_dark(lab, gateway, link) for gateway in GATEWAYS)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +46,5 @@ def there(hosts: Hosts) -> Iterator[Host]:
 
 @pytest.fixture
 def command() -> Command:
-    """``command("cut", "north", "-l", name)`` runs ``testbed cut north -l name``; the status is not checked."""
-
-    def run(*words: str, timeout_s: float = 60.0) -> Done:
-        argv = [*TESTBED, *words]
-        return captured(argv, timeout=timeout_s)
-
-    return run
+    """``command("cut north -l", name)`` runs ``testbed cut north -l name``; the status is not checked."""
+    return lambda line, *more, timeout_s=60.0: captured([*TESTBED, *words_of(line, *more)], timeout=timeout_s)

@@ -95,7 +95,9 @@ def test_a_failed_action_says_our_sentence_and_rollbacks_happen(lab: Lab, tmp_pa
 
 
 def test_every_activity_is_discovered_and_valid(tmp_path: Path) -> None:
-    done = captured([sys.executable, "-m", "chaostoolkit", "--no-version-check", "validate", str(EXAMPLE)], cwd=tmp_path, timeout=60)  # fmt: skip
+    done = captured(
+        [sys.executable, "-m", "chaostoolkit", "--no-version-check", "validate", str(EXAMPLE)], cwd=tmp_path, timeout=60
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     from chaoslib.discovery.package import get_discover_function
 

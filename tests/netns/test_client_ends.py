@@ -13,7 +13,7 @@ from pathlib import Path
 
 import host_stalls
 import pytest
-from builders.commands import Child, check
+from builders.commands import Child, check, run_line
 from builders.conditions import HOSTS_THOROUGH
 from builders.run_factory import make_run
 from client_of_hosts import begun, on, state, write_experiment
@@ -70,7 +70,7 @@ def test_a_program_that_ignores_signals_is_gone_after_5_s(hosts: Hosts, there: H
     path = there.path("/opt/stubborn.py")
     path.write_text(STUBBORN)
     node = ("east-0",) if verb == "exec" else ("--allow-uncertified",)
-    client = begun(hosts, verb, "--on", "h1", "-l", "far", *node, "--", sys.executable, "/opt/stubborn.py")
+    client = begun(hosts, f"{verb} --on h1 -l far", *node, "--", sys.executable, "/opt/stubborn.py")
     oracle.until(lambda: len(stubborn(there)) >= (1 if verb == "exec" else 4), BEGINS_S, "it runs there")
     program_s, all_s = killed(client, there, before)
     print(f"{verb}: program gone after {program_s:.1f} s, all after {all_s:.1f} s")
@@ -93,7 +93,7 @@ def test_a_program_of_run_that_ignores_signals_is_gone_and_the_lab_undone(
 
 
 def test_a_client_that_is_stopped_for_a_moment_goes_on(hosts: Hosts, there: Host) -> None:
-    client = begun(hosts, "exec", "--on", "h1", "-l", "far", "east-0", "--", "sh", "-c", "sleep 14; echo whole")
+    client = begun(hosts, "exec --on h1 -l far east-0 -- sh -c 'sleep 14; echo whole'")
     oracle.until(lambda: "sleep 14" in there.pids().values(), BEGINS_S, "it runs there")
     client.send_signal(signal.SIGSTOP)
     time.sleep(10.0)  # the moment itself, not a condition
@@ -104,7 +104,7 @@ def test_a_client_that_is_stopped_for_a_moment_goes_on(hosts: Hosts, there: Host
 
 def test_a_client_that_stays_stopped_ends_its_command(hosts: Hosts, there: Host) -> None:
     before = state(there)
-    client = begun(hosts, "exec", "--on", "h1", "-l", "far", "east-0", "--", "sleep", "7139")
+    client = begun(hosts, "exec --on h1 -l far east-0 -- sleep 7139")
     oracle.until(lambda: "sleep 7139" in there.pids().values(), BEGINS_S, "it runs there")
     client.send_signal(signal.SIGSTOP)
     stopped_t = time.monotonic()
@@ -118,7 +118,7 @@ def test_a_client_that_stays_stopped_ends_its_command(hosts: Hosts, there: Host)
 
 
 def test_a_stopped_client_that_is_killed_ends_its_command_at_once(hosts: Hosts, there: Host) -> None:
-    client = begun(hosts, "exec", "--on", "h1", "-l", "far", "east-0", "--", "sleep", "7140")
+    client = begun(hosts, "exec --on h1 -l far east-0 -- sleep 7140")
     oracle.until(lambda: "sleep 7140" in there.pids().values(), BEGINS_S, "it runs there")
     client.send_signal(signal.SIGSTOP)
     client.kill()
@@ -134,9 +134,9 @@ def test_a_dark_cable_ends_a_run_at_both_ends(hosts: Hosts, there: Host, tmp_pat
     told = dark(hosts, there, client, before)
     assert "the connection was lost" in told
     assert not (tmp_path / "runs").exists()
-    listed = json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)
+    listed = json.loads(on(hosts, "ls runs --json --on h1").stdout)
     name = listed[0]["name"]
-    check(on(hosts, "fetch", name, "--on", "h1", "--runs", str(tmp_path / "runs")))
+    check(on(hosts, f"fetch {name} --on h1 --runs {tmp_path}/runs"))
 
 
 def dark(
@@ -166,21 +166,21 @@ def test_a_dark_cable_ends_a_fetch_at_both_ends(hosts: Hosts, there: Host, tmp_p
     with (run / "capture.pcap").open("wb") as file:
         for _ in range(600):
             file.write(os.urandom(MEBIBYTE))
-    client = begun(hosts, "fetch", "large", "--on", "h1", "--runs", str(tmp_path / "runs"))
+    client = begun(hosts, f"fetch large --on h1 --runs {tmp_path}/runs")
     arriving = lambda: [it for it in tmp_path.glob("runs/.large.*/capture.pcap") if it.stat().st_size > MEBIBYTE]  # noqa: E731
     oracle.until(arriving, BEGINS_S, "it arrives")
     told = dark(hosts, there, client, before)
     assert "the connection was lost before large was here" in told
     assert list((tmp_path / "runs").iterdir()) == []
-    check(on(hosts, "fetch", "large", "--on", "h1", "--runs", str(tmp_path / "runs")))
-    oracle.run("diff", "-r", run, tmp_path / "runs" / "large")
+    check(on(hosts, f"fetch large --on h1 --runs {tmp_path}/runs"))
+    run_line("diff -r", run, tmp_path / "runs" / "large")
 
 
 def test_a_dark_cable_ends_an_upload_at_both_ends(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     before = state(there)
     data = tmp_path / "data.txt"
     data.write_bytes(bytes(800 * MEBIBYTE))
-    client = begun(hosts, "run", "metro-single", "--data", str(data), "--name", "e", "--on", "h1")
+    client = begun(hosts, "run metro-single --data", str(data), "--name", "e", "--on", "h1")
     sent = lambda: [it for it in there.path("/var/tmp").glob("testbed-on-*/**/data.txt") if it.stat().st_size]  # noqa: E731
     oracle.until(sent, BEGINS_S, "it is being sent")
     told = dark(hosts, there, client, before)

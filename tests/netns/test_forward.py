@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import run_line
 from builders.conditions import LABS
 from oracles import oracle
 
@@ -31,12 +32,12 @@ def all_of(connection: socket.socket) -> bytes:
 def place() -> Iterator[str]:
     """Name of a network namespace with a loopback."""
     name = f"{oracle.unused_name()}-forward"
-    oracle.run("ip", "netns", "add", name)
+    run_line(f"ip netns add {name}")
     try:
-        oracle.run("ip", "-n", name, "link", "set", "lo", "up")
+        run_line(f"ip -n {name} link set lo up")
         yield name
     finally:
-        oracle.run("ip", "netns", "del", name)
+        run_line(f"ip netns del {name}")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import Done, check
+from builders.commands import Done, check, run_line
 from builders.conditions import HOSTS_THOROUGH
 from builders.run_factory import make_run
 from client_of_hosts import begun, on, write_experiment
@@ -35,7 +35,7 @@ def small_disk(host: Host, path: str, mebibytes: int) -> Iterator[Path]:
 @contextlib.contextmanager
 def small_disk_here(path: Path, mebibytes: int) -> Iterator[Path]:
     path.mkdir()
-    oracle.run("mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "none", path)
+    run_line(f"mount -t tmpfs -o size={mebibytes}m none", path)
     try:
         yield path
     finally:
@@ -50,7 +50,7 @@ def lines(done: Done) -> list[str]:
 def test_the_disk_for_what_is_sent_is_full(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_bytes(bytes(40 * MEBIBYTE))
     with small_disk(there, "/var/tmp", 8) as folder:
-        done = on(hosts, "run", "metro-single", "--data", "data.txt", "--name", "e", "--on", "h1", cwd=tmp_path)
+        done = on(hosts, "run metro-single --data data.txt --name e --on h1", cwd=tmp_path)
         print(done.stderr)
         assert done.returncode == 3
         (line,) = lines(done)
@@ -73,7 +73,7 @@ def test_the_disk_for_standard_input_is_full(hosts: Hosts, there: Host, tmp_path
 def test_a_disk_of_the_testbed_there_is_full(hosts: Hosts, there: Host, path: str) -> None:
     with small_disk(there, path, 1) as folder:
         (folder / "much").write_bytes(bytes(MEBIBYTE - 8192))
-        done = on(hosts, "run", "metro-single", "--steps", "5", "--name", "e", "--allow-uncertified", "--on", "h1")
+        done = on(hosts, "run metro-single --steps 5 --name e --allow-uncertified --on h1")
         print(done.stderr)
         assert done.returncode == 3
         (line,) = lines(done)
@@ -97,7 +97,7 @@ def test_the_disk_of_runs_fills_up_during_a_run(hosts: Hosts, there: Host, tmp_p
         assert "No space left on device" in told
         assert "Traceback" not in told
         (far,) = folder.glob("e-*")
-        oracle.run("diff", "-r", far, tmp_path / "runs" / far.name)
+        run_line("diff -r", far, tmp_path / "runs" / far.name)
         assert '"failed"' in (far / "run.json").read_text()
 
 
@@ -105,15 +105,15 @@ def test_the_disk_here_is_full_during_a_fetch(hosts: Hosts, there: Host, tmp_pat
     run = make_run(there.path("/var/lib/testbed/runs/large"))
     (run / "capture.pcap").write_bytes(os.urandom(40 * MEBIBYTE))
     with small_disk_here(tmp_path / "runs", 8) as folder:
-        done = on(hosts, "fetch", "large", "--on", "h1", "--runs", str(folder))
+        done = on(hosts, f"fetch large --on h1 --runs {folder}")
         print(done.stderr)
         assert done.returncode == 3
         (line,) = lines(done)
         assert f"cannot write {folder}/large: No space left on device, after" in line
         assert "free space there, or name another folder" in line
         assert list(folder.iterdir()) == []
-    check(on(hosts, "fetch", "large", "--on", "h1", "--runs", str(tmp_path / "again")))
-    oracle.run("diff", "-r", run, tmp_path / "again" / "large")
+    check(on(hosts, f"fetch large --on h1 --runs {tmp_path}/again"))
+    run_line("diff -r", run, tmp_path / "again" / "large")
 
 
 def test_the_disk_here_is_full_when_a_run_has_ended(hosts: Hosts, there: Host, tmp_path: Path) -> None:
@@ -127,4 +127,4 @@ def test_the_disk_here_is_full_when_a_run_has_ended(hosts: Hosts, there: Host, t
         (far,) = re.findall(r"the run is on h1: (\S+)", done.stderr.replace("\n", " "))
         assert [it.name for it in folder.iterdir()] == ["much"]
     check(on(hosts, "fetch", Path(far).name, "--on", "h1", "--runs", str(tmp_path / "again")))
-    oracle.run("diff", "-r", there.path(far), tmp_path / "again" / Path(far).name)
+    run_line("diff -r", there.path(far), tmp_path / "again" / Path(far).name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import TESTBED, captured
+from builders.commands import TESTBED, captured, run_line
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, ask, ns, run_in
@@ -37,7 +38,7 @@ MTU_FRAME = 1500 + 14
 
 @pytest.fixture
 def inside(lab: Lab) -> Inside:
-    return lambda node, *argv: run_in(lab, node, *argv)
+    return functools.partial(run_in, lab)
 
 
 class TestNamespaces(CaptureContract):
@@ -129,7 +130,7 @@ def test_the_program_that_reads_along_may_end(lab: Lab) -> None:
 def test_a_full_disk_keeps_what_was_written(lab: Lab, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    oracle.run("mount", "-t", "tmpfs", "-o", "size=2m", "none", small)
+    run_line("mount -t tmpfs -o size=2m none", small)
     try:
         with capturing(lab, "north:west", "-w", str(small / "x.pcap")) as child:
             stream(lab)
@@ -217,14 +218,14 @@ def test_mistakes_are_told(lab: Lab, command: Command, tmp_path: Path) -> None:
 
 def test_a_fiber_is_shown_with_who_made_each_value(healthy: Lab, command: Command) -> None:
     with healthy.inject("impair", "north:west", rate="80M") as slow, healthy.cut("north:east") as cut:
-        said = command("status", "--fiber", "north", "-l", healthy.name)
+        said = command(f"status --fiber north -l {healthy.name}")
         assert said.returncode == 0
         lines = [" ".join(line.split()) for line in said.stdout.splitlines()]
         assert "north:west: east-gw → west-gw, interface north, plant north-a and north-b" in lines
         assert f"rate 80 Mb/s for 80 Gb/s {slow.id} -" in lines
         assert f"dark, by {cut.id}: no packet passes" in lines
         assert "read back from fiberd: it applies exactly the values below" in lines
-        data = json.loads(command("status", "--fiber", "north:west", "--json", "-l", healthy.name).stdout)
+        data = json.loads(command(f"status --fiber north:west --json -l {healthy.name}").stdout)
     (west,) = data
     assert (west["direction"], west["impairment"]["rate_bps"], west["differences"]) == ("north:west", 80e6, [])
     assert west["delay_s"] == west["impairment"]["delay_s"] - west["taken_off_s"] > 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import check
+from builders.commands import check, run_line
 from builders.conditions import ALONE
 from builders.json_files import read_json
 from builders.labs import Lab, address_of, bring_up, ns
@@ -51,7 +51,7 @@ def awake() -> Iterator[None]:
 
 
 def certify(command: Command, lab: Lab, *words: str) -> tuple[int, dict[str, Any]]:
-    said = command("certify", "-l", lab.name, "--json", *words)
+    said = command(f"certify -l {lab.name} --json", *words)
     assert said.returncode in (0, 1), said.stderr
     return said.returncode, json.loads(said.stdout)
 
@@ -216,11 +216,11 @@ def test_nodes_that_do_not_reach_each_other_are_not_certified(lab: Lab, command:
     """Fibers are measured between gateways: that nothing goes around them can be told only of packets that arrive."""
     # The gateway's end of the node's cable: with its own end down, the node would lose its IPv6 address and its routes.
     gateway = ns(lab, "west-gw")
-    oracle.run("ip", "-n", gateway, "link", "set", "west-0", "down")
+    run_line("ip -n", gateway, "link", "set", "west-0", "down")
     try:
         status, found = certify(command, lab)
     finally:
-        oracle.run("ip", "-n", gateway, "link", "set", "west-0", "up")
+        run_line("ip -n", gateway, "link", "set", "west-0", "up")
     assert status == 1
     assert [why for why in found["why"] if "west-0" in why] == [
         "no packet from east-0 reaches west-0: cannot rule out a bypass path"
@@ -229,7 +229,7 @@ def test_nodes_that_do_not_reach_each_other_are_not_certified(lab: Lab, command:
 
 
 def test_the_table_fits_and_says_what_is_judged(lab: Lab, command: Command) -> None:
-    said = command("certify", "-l", lab.name)
+    said = command(f"certify -l {lab.name}")
     assert "north → west" in said.stdout
     assert "north, nodes" in said.stdout
     assert max(len(line) for line in (said.stdout + said.stderr).splitlines() if "note:" not in line) <= 80
@@ -242,7 +242,7 @@ def test_thorough_says_how_long_it_takes_and_counts_enough_for_a_loss_of_a_thous
     healthy: Lab, command: Command
 ) -> None:
     with healthy.inject("impair", "south:east", loss="0.1%"):
-        said = command("certify", "-l", healthy.name, "--thorough", "--json")
+        said = command(f"certify -l {healthy.name} --thorough --json")
     assert said.returncode == 1
     found = json.loads(said.stdout)
     assert found["thorough"] is True
@@ -277,7 +277,7 @@ def test_every_page_of_a_program_launched_on_an_uncertified_lab_says_so(
     assert list(tmp_path.iterdir()) == []
     check(command(*words, "--allow-uncertified", "--", "true"))
     (run,) = tmp_path.iterdir()
-    assert command("report", str(run)).returncode == 1, "measured, and outside tolerance"
+    assert command(f"report {run}").returncode == 1, "measured, and outside tolerance"
     assert "Uncertified" in (run / "index.html").read_text()
     assert "Uncertified" in (run / "report.md").read_text()
     document = read_json(run / "report.json")

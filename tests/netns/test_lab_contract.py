@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
-from builders.commands import captured
 from builders.conditions import ALONE
-from builders.labs import ns, shared_lab
+from builders.labs import ns, run_in, shared_lab
 from contract.lab_contract import FILE, Inside, LabContract
 from contract.rank_faults_contract import RankFaultsContract, Space
 
@@ -19,11 +20,7 @@ lab = shared_lab(FILE, driver="netns", agents=True)
 
 @pytest.fixture
 def inside(lab: Lab) -> Inside:
-    def run(node: str, *argv: str) -> str:
-        words = ["ip", "netns", "exec", f"tb.{lab.name}.{node}", *argv]
-        return captured(words, check=True, timeout=60).stdout
-
-    return run
+    return functools.partial(run_in, lab)
 
 
 class TestNamespaces(LabContract):

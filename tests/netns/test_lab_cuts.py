@@ -102,7 +102,7 @@ def test_with_both_fibers_dark_tcp_waits_and_goes_on(healthy: Lab) -> None:
 @pytest.mark.alone
 def test_the_keeper_ends_a_timed_fault_with_nobody_connected(healthy: Lab, command: Command) -> None:
     with watch(healthy, "south") as seen:
-        check(command("cut", "south", "--for", "0.5s", "-l", healthy.name))
+        check(command(f"cut south --for 0.5s -l {healthy.name}"))
         dark = seen.wait(False, 2.0)
         lit = seen.wait(True, 5.0)
     for gateway in GATEWAYS:

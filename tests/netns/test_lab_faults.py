@@ -53,7 +53,7 @@ def counted(lab: Lab, gateway: str, way: str, link: str = "north") -> int:
 
 def echoes(lab: Lab, gateway: str) -> int:
     """How many pings have arrived there (RFC 2011, icmpInEchos)."""
-    said = run_in(lab, gateway, "cat", "/proc/net/snmp")
+    said = run_in(lab, gateway, "cat /proc/net/snmp")
     names, values = (line.split() for line in said.splitlines() if line.startswith("Icmp:"))
     return int(values[names.index("InEchos")])
 
@@ -295,19 +295,19 @@ def test_a_brown_out_loses_more_and_more(healthy: Lab) -> None:
 @pytest.mark.alone
 def test_a_command_waits_for_a_fault_that_has_an_end_of_its_own(healthy: Lab, command: Command) -> None:
     began = time.monotonic()
-    said = command("inject", "flap", "north", "down=50ms", "up=50ms", "times=2", "--wait", "-l", healthy.name)
+    said = command(f"inject flap north down=50ms up=50ms times=2 --wait -l {healthy.name}")
     stalled_s = host_stalls.stalled_s(began, time.monotonic())
     assert said.returncode == 0, said.stderr
     (lasted,) = re.findall(r"lasted ([\d.]+) s", said.stdout)
     assert 0.15 <= float(lasted) < 0.6 + stalled_s
-    said = command("inject", "flap", "north", "down=50ms", "up=50ms", "--wait", "-l", healthy.name)
+    said = command(f"inject flap north down=50ms up=50ms --wait -l {healthy.name}")
     assert said.returncode == 2
     assert "--for" in said.stderr
 
 
 def test_mistakes_are_refused_before_anything_is_touched(healthy: Lab, command: Command) -> None:
     before = len(healthy.faults())
-    said = command("inject", "flap", "north", "down=1ms", "times=never", "-l", healthy.name)
+    said = command(f"inject flap north down=1ms times=never -l {healthy.name}")
     assert said.returncode == 2
     assert "down=1ms" in said.stderr and "times=never" in said.stderr
     with pytest.raises(UserError):
@@ -353,7 +353,7 @@ def test_a_keeper_that_dies_in_the_middle_of_a_flap_leaves_nothing_that_heal_doe
     assert ("fault f1 (flap north) is still active" in why) is (moment == "dark")
     assert ("fault f1 (flap north) is unfinished" in why) is (moment == "lit")
     assert "fault f2 (brown-out south) is still active" in why
-    said = command("heal", "-l", doomed.name)
+    said = command(f"heal -l {doomed.name}")
     assert said.returncode == 0, said.stderr
     assert "f1: flap north" in said.stdout and "f2: brown-out south" in said.stdout
     assert "fault f" not in " ".join(doomed.status().why)

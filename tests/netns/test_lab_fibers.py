@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from builders.commands import run_line
 from builders.conditions import LABS
 from builders.labs import Lab, address_of, ask, ns
 from oracles import oracle
@@ -50,9 +51,9 @@ def test_both_ends_of_every_cable_have_different_indices(lab: Lab) -> None:
 
 
 def test_nothing_of_it_is_in_the_hosts_namespace(lab: Lab) -> None:
-    names = {link["ifname"] for link in oracle.json.loads(oracle.run("ip", "-j", "link"))}
+    names = {link["ifname"] for link in oracle.json.loads(run_line("ip -j link"))}
     assert names.isdisjoint({"north", "south", "north-a", "fabric", "fabric0", "mgmt", "mgmt0"})
-    assert "10.255." not in oracle.run("ip", "-j", "addr")
+    assert "10.255." not in run_line("ip -j addr")
 
 
 @pytest.mark.alone
@@ -177,23 +178,23 @@ def test_nobody_is_reached_over_the_management_network(lab: Lab, there: str) -> 
     assert oracle.ping(here, target, wait_s=0.2) == []
 
     # With the bridge as a router, by hand.
-    oracle.run("ip", "-n", here, "route", "add", f"{target}/32", "via", own, "dev", "mgmt0")
+    run_line(f"ip -n {here} route add {target}/32 via", own, "dev", "mgmt0")
     try:
         assert oracle.ping(here, target, wait_s=0.2) == []
     finally:
-        oracle.run("ip", "-n", here, "route", "del", f"{target}/32", "via", own, "dev", "mgmt0")
+        run_line(f"ip -n {here} route del {target}/32 via", own, "dev", "mgmt0")
 
     # With the neighbour's hardware address, by hand, both ways.
     macs = {node: oracle.ip(ns(lab, node), "link", "show", "dev", "mgmt0")[0]["address"] for node in ("east-0", there)}
     pairs = (("east-0", there), (there, "east-0"))
     for node, other in pairs:
         neighbour = (management_address(lab, other), "lladdr", macs[other], "dev", "mgmt0")
-        oracle.run("ip", "-n", ns(lab, node), "neigh", "replace", *neighbour)
+        run_line(f"ip -n {ns(lab, node)} neigh replace", *neighbour)
     try:
         assert oracle.ping(here, target, wait_s=0.2) == []
     finally:
         for node, other in pairs:
-            oracle.run("ip", "-n", ns(lab, node), "neigh", "del", management_address(lab, other), "dev", "mgmt0")
+            run_line(f"ip -n {ns(lab, node)} neigh del", management_address(lab, other), "dev", "mgmt0")
 
 
 def test_ipv6_link_local_does_not_pass_the_management_network(lab: Lab) -> None:
@@ -206,11 +207,11 @@ def test_ipv6_link_local_does_not_pass_the_management_network(lab: Lab) -> None:
 def test_the_other_site_is_not_reached_by_a_route_through_the_management_bridge(healthy: Lab) -> None:
     here, west = ns(healthy, "east-0"), address_of(healthy, "west-0")
     with healthy.cut("north"), healthy.cut("south"):
-        oracle.run("ip", "-n", here, "route", "add", f"{west}/32", "via", "172.31.0.1", "dev", "mgmt0")
+        run_line(f"ip -n {here} route add {west}/32 via 172.31.0.1 dev mgmt0")
         try:
             assert oracle.ping(here, west, count=2, wait_s=0.2) == []
         finally:
-            oracle.run("ip", "-n", here, "route", "del", f"{west}/32")
+            run_line(f"ip -n {here} route del {west}/32")
 
 
 def test_nodes_share_no_memory_and_no_name(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def lab(state_folder: Path) -> Iterator[Lab]:
 @pytest.fixture
 def jobs(lab: Lab, command: Command) -> Jobs:
     def listed() -> list[dict[str, Any]]:
-        done = command("jobs", "-l", lab.name, "--json")
+        done = command(f"jobs -l {lab.name} --json")
         assert done.returncode == 0, done.stderr
         found: list[dict[str, Any]] = json.loads(done.stdout)
         return found
@@ -84,13 +84,13 @@ def states(lab: Lab) -> set[str]:
 
 
 def launched(command: Command, lab: Lab, *words: str) -> str:
-    done = command("launch", "-l", lab.name, "--detach", "--allow-uncertified", "--", *words)
+    done = command(f"launch -l {lab.name} --detach --allow-uncertified --", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def test_a_detached_job_is_listed_followed_and_stopped(lab: Lab, command: Command, jobs: Jobs, folder: Path) -> None:
-    begun = command("train", "-l", lab.name, "--detach", "--steps", "900", "--allow-uncertified", "--json")
+    begun = command(f"train -l {lab.name} --detach --steps 900 --allow-uncertified --json")
     assert begun.returncode == 0, begun.stderr
     answer = json.loads(begun.stdout)
     job, run = answer["job"], Path(answer["run"])
@@ -104,18 +104,18 @@ def test_a_detached_job_is_listed_followed_and_stopped(lab: Lab, command: Comman
     assert now["pid"] != os.getpid() and Path(f"/proc/{now['pid']}").exists()
 
     assert read_json(run / "run.json")["workload"]["steps"] == 900
-    shown = json.loads(command("status", "-l", lab.name, "--json").stdout)
+    shown = json.loads(command(f"status -l {lab.name} --json").stdout)
     (of_status,) = shown["jobs"]
     assert of_status["id"] == job and of_status["step"] >= now["step"] and of_status["elapsed_s"] > 0
-    text = command("status", "-l", lab.name).stdout
+    text = command(f"status -l {lab.name}").stdout
     assert f"job {job}: train, ddp, 900 steps: step " in text and str(run) in text.replace("\n", "")
 
     # One job at a time, of any kind, from anywhere: exit status 2 and its id, and nothing begins.
     runs = set(run.parent.iterdir())
     for refused in (
-        command("launch", "-l", lab.name, "--allow-uncertified", "--", "true"),
-        command("launch", "-l", lab.name, "--allow-uncertified", "--detach", "--", "true"),
-        command("train", "-l", lab.name, "--allow-uncertified"),
+        command(f"launch -l {lab.name} --allow-uncertified -- true"),
+        command(f"launch -l {lab.name} --allow-uncertified --detach -- true"),
+        command(f"train -l {lab.name} --allow-uncertified"),
     ):
         assert refused.returncode == 2, refused.stderr
         assert f"It is job {job} (ddp, 900 steps)" in refused.stderr and refused.stderr.rstrip().endswith(f"stop {job}")
@@ -138,7 +138,7 @@ def test_a_detached_job_is_listed_followed_and_stopped(lab: Lab, command: Comman
     assert f"detached; job {job} continues" in attached.stderr.read()
     assert not theirs.over()
 
-    stopped = command("stop", "-l", lab.name, job)
+    stopped = command(f"stop -l {lab.name} {job}")
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout.startswith(f"{job}: stopped at step ")
     assert states(lab).isdisjoint({"training"})
@@ -149,9 +149,9 @@ def test_a_detached_job_is_listed_followed_and_stopped(lab: Lab, command: Comman
     assert (info["status"], info["reason"]) == ("interrupted", "stopped by `stop`")
     assert (run / "index.html").exists(), "its process has written the report"
     assert theirs.over() and isinstance(theirs.failed(), Interrupted)
-    again = command("stop", "-l", lab.name, job)
+    again = command(f"stop -l {lab.name} {job}")
     assert again.returncode == 0 and f"{job} had ended: stopped" in again.stdout
-    assert command("attach", "-l", lab.name, job).returncode == 130
+    assert command(f"attach -l {lab.name} {job}").returncode == 130
 
 
 @pytest.mark.thorough
@@ -178,16 +178,16 @@ def test_a_detached_program_ends_as_it_would_in_the_foreground(
     assert read_json(Path(ended["run"]) / "run.json")["status"] == "failed"
     assert (Path(ended["run"]) / "index.html").exists()
 
-    one = command("logs", "-l", lab.name, "west-0", "--job", job)
+    one = command(f"logs -l {lab.name} west-0 --job {job}")
     assert one.stdout.splitlines() == [f"here yes {folder}", "last"]
     # An id of a job is no node's name, and a node's name no job's.
-    clash = command("logs", "-l", lab.name, job)
+    clash = command(f"logs -l {lab.name} {job}")
     assert clash.returncode == 2 and f"--job {job}" in clash.stderr
-    unknown = command("logs", "-l", lab.name, "--job", "east-0")
+    unknown = command(f"logs -l {lab.name} --job east-0")
     assert unknown.returncode == 2 and "unknown job 'east-0'" in unknown.stderr
     with pytest.raises(UnknownName, match="unknown job 'j999'"):
         lab.job("j999")
-    assert command("stop", "-l", lab.name, "j999").returncode == 2
+    assert command(f"stop -l {lab.name} j999").returncode == 2
 
 
 LEAVERS = "sleep 7131 & setsid sleep 7131 & env -i sleep 7131 & sleep 7131"
@@ -237,7 +237,7 @@ time.sleep(600)
 
 def test_a_holder_that_is_killed_leaves_no_rank_training(lab: Lab, command: Command, jobs: Jobs) -> None:
     """With a rank that is paused, and so cannot stop by itself."""
-    begun = command("train", "-l", lab.name, "--detach", "--steps", "900", "--allow-uncertified")
+    begun = command(f"train -l {lab.name} --detach --steps 900 --allow-uncertified")
     job = begun.stdout.strip()
     lab.job(job).wait_for(2, timeout=60)
     (record,) = [it for it in jobs() if it["id"] == job]
@@ -256,7 +256,7 @@ def test_a_holder_that_is_killed_leaves_no_rank_training(lab: Lab, command: Comm
 
 def test_stop_ends_a_job_of_this_process_and_the_process_goes_on(lab: Lab, command: Command) -> None:
     job = lab.launch(["sleep", "7133"])
-    check(command("stop", "-l", lab.name, job.id))
+    check(command(f"stop -l {lab.name}", job.id))
     assert job.over() and job.interrupted == "stopped by `stop`"
     assert not programs(lab, "7133")
     assert lab.launch(["true"]).exit_status() == 0
@@ -280,9 +280,9 @@ def test_an_older_command_that_takes_no_slot_can_be_stopped(lab: Lab, command: C
     }
     client.ask(folder, protocol.Train(message=message))
     assert states(lab) == {"training"}
-    refused = command("launch", "-l", lab.name, "--allow-uncertified", "--", "true")
+    refused = command(f"launch -l {lab.name} --allow-uncertified -- true")
     assert refused.returncode == 2 and "It is job j900" in refused.stderr
-    check(command("stop", "-l", lab.name, "j900"))
+    check(command(f"stop -l {lab.name} j900"))
     assert "training" not in states(lab)
     done = lab.launch(["true"])
     assert done.exit_status() == 0 and done.id == "j901"
@@ -290,9 +290,9 @@ def test_an_older_command_that_takes_no_slot_can_be_stopped(lab: Lab, command: C
 
 def test_down_ends_a_job_in_order(command: Command, lab_name: str, folder: Path) -> None:
     with bring_up(lab_name, "metro-single"):
-        check(command("launch", "-l", lab_name, "--detach", "--allow-uncertified", "--", "sleep", "7135"))
-        (job,) = json.loads(command("jobs", "-l", lab_name, "--json").stdout)
-        check(command("down", lab_name))
+        check(command(f"launch -l {lab_name} --detach --allow-uncertified -- sleep 7135"))
+        (job,) = json.loads(command(f"jobs -l {lab_name} --json").stdout)
+        check(command(f"down {lab_name}"))
         oracle.until(lambda: not Path(f"/proc/{job['pid']}").exists(), ENDED_S, "the job's process has ended")
         info = read_json(Path(job["run"]) / "run.json")
         assert (info["status"], info["reason"]) == ("interrupted", f"lab {lab_name} is being taken down")

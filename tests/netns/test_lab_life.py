@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import run_line
 from builders.conditions import LABS
 from builders.labs import Lab, Topology, address_of, bring_up, is_dark, ns
 from oracles import oracle
@@ -34,7 +35,7 @@ def foreign() -> Iterator[list[str]]:
     made: list[str] = []
     yield made
     for name in made:
-        oracle.run("ip", "netns", "del", name)
+        run_line(f"ip netns del {name}")
 
 
 def identity_of(name: str) -> int:
@@ -75,7 +76,7 @@ def test_a_namespace_of_somebody_else_is_named_and_left_alone(
     lab_name: str, foreign: list[str], state_folder: Path, node: str
 ) -> None:
     name = oracle.netns(lab_name, node)
-    oracle.run("ip", "netns", "add", name)
+    run_line(f"ip netns add {name}")
     foreign.append(name)
     identity = identity_of(name)
     with pytest.raises(NameTaken, match=f"{name} exists.*live lab.*choose another --name"):
@@ -90,7 +91,7 @@ def test_a_namespace_of_somebody_else_is_named_and_left_alone(
 def test_one_that_appears_while_the_lab_is_built_is_left_alone_too(lab_name: str, foreign: list[str]) -> None:
     """Behind the check that is made first: the reference path of a certification is not part of the plan."""
     name = oracle.netns(lab_name, "ref-a")
-    oracle.run("ip", "netns", "add", name)
+    run_line(f"ip netns add {name}")
     foreign.append(name)
     identity = identity_of(name)
     with pytest.raises(NameTaken, match=name):
@@ -157,7 +158,7 @@ def test_unknown_labs_offer_the_nearest(lab: Lab) -> None:
 
 
 def test_a_lab_can_be_found_again_by_another_process(lab: Lab, command: Command) -> None:
-    said = command("exec", "-l", lab.name, "west-1", "--", "hostname")
+    said = command(f"exec -l {lab.name} west-1 -- hostname")
     assert (said.returncode, said.stdout) == (0, "west-1\n")
 
 
@@ -166,7 +167,7 @@ def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pyte
     disk = tmp_path / "disk"
     disk.mkdir()
     monkeypatch.setenv("TESTBED_STATE", str(disk / "state"))
-    oracle.run("mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk))
+    run_line("mount -t tmpfs -o size=30m tmpfs", str(disk))
     try:
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(15_000_000))
@@ -186,7 +187,7 @@ def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pyte
         oracle.until(lambda: not oracle.started_under(disk / "state"), 5.0, "no process is left")
     finally:
         testbed.down(lab_name)
-        oracle.run("umount", "--lazy", str(disk))
+        run_line("umount --lazy", str(disk))
 
 
 def test_down_ends_what_users_left_running_inside(lab_name: str, state_folder: Path) -> None:
@@ -214,15 +215,15 @@ def test_a_lab_whose_journal_is_lost_goes_by_its_mark(lab_name: str, state_folde
         oracle.kill(oracle.keeper_pids(lab_name, state_folder))
         oracle.until(lambda: not oracle.emulator_pids(lab_name), 10.0, "the emulator went with its keeper")
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[1:]))
-        said = " ".join(command("status", "-l", lab_name).stdout.split())
+        said = " ".join(command(f"status -l {lab_name}").stdout.split())
         assert "not the first line of a journal" in said and "restarted" not in said
         os.truncate(journal, 0)
-        healed = command("heal", "-l", lab_name)
+        healed = command(f"heal -l {lab_name}")
         assert healed.returncode == 3 and f"cannot heal lab {lab_name}: " in healed.stderr
         for node in ("east-0", "plant"):
-            oracle.run("ip", "netns", "del", oracle.netns(lab_name, node))
+            run_line("ip netns del", oracle.netns(lab_name, node))
     finally:
-        done = command("down", lab_name)
+        done = command(f"down {lab_name}")
     assert done.returncode == 0, done.stderr
     assert oracle.left_behind(lab_name, state_folder) == []
 

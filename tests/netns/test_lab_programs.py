@@ -40,7 +40,7 @@ def crossed(lab: Lab) -> dict[str, int]:
 @pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
 def test_exec_has_the_programs_own_status(lab: Lab, command: Command, script: str, status: int) -> None:
     assert lab.exec("east-0", ["sh", "-c", script]) == status
-    assert command("exec", "-l", lab.name, "east-0", "--", "sh", "-c", script).returncode == status
+    assert command(f"exec -l {lab.name} east-0 -- sh -c", script).returncode == status
 
 
 def test_a_command_that_is_not_there_is_127(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:

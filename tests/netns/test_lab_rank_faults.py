@@ -193,7 +193,7 @@ def test_a_killed_keeper_and_a_reboot_leave_nothing_of_its_faults(
         for file in folder.glob("*.json*"):
             shutil.copy(file, kept)
     finally:
-        done = command("down", name)
+        done = command(f"down {name}")
     assert done.returncode == 0, done.stderr
     assert oracle.left_behind(name, state_folder) == []
     assert cpu_groups(name) == []
@@ -213,12 +213,12 @@ def after_a_reboot(command: Command, folder: Path, kept: Path, name: str) -> Non
             facts.update({"pid": bystander.pid, "began": began} if "pid" in facts else {})
             facts.update({"parents": [[bystander.pid, began]]} if "parents" in facts else {})
         (folder / "journal.jsonl").write_text("".join(json.dumps(it) + "\n" for it in lines))
-        healed = command("heal", "-l", name)
+        healed = command(f"heal -l {name}")
         assert healed.returncode == 0, healed.stderr
         assert "rank-pause 0" in healed.stdout and "node-kill west-1" in healed.stdout
-        again = command("heal", "-l", name)
+        again = command(f"heal -l {name}")
         assert again.returncode == 0 and "rank-pause" not in again.stdout
-        check(command("down", name))
+        check(command(f"down {name}"))
         assert not folder.exists()
         assert bystander.poll() is None, "a process that has the number of one of ours is not ours"
     finally:

@@ -125,13 +125,13 @@ def test_a_fresh_lab_does_not_show_the_run_of_an_earlier_lab_of_its_name(
         assert said(named, "east-0") == said(named, "0") == ["the first lab's"]
     with bring_up(named) as lab:
         assert said(named, "east-0") == []
-        done = command("logs", "-l", named, "east-0")
+        done = command(f"logs -l {named} east-0")
         assert (done.returncode, done.stdout) == (0, "")
         assert f"no output of east-0 yet: no program has written any since lab {named} came up" in done.stderr
         followed = testbed.attach(named).logs("east-0", follow=True)
         # Another process's run, in a folder that only it was given.
         own = ("--runs", str(tmp_path / "own"), "--allow-uncertified")
-        done = command("launch", "-l", named, *own, "--", "echo", "the second lab's")
+        done = command(f"launch -l {named}", *own, "--", "echo", "the second lab's")
         assert done.returncode == 0, done.stderr
         (run,) = (tmp_path / "own").iterdir()
         assert f"run directory: {run}\n" in done.stderr

@@ -184,7 +184,7 @@ def test_nothing_listens_and_keys_are_the_users_alone(lab: Lab, ssh: list[str]) 
         assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (0o600, UID)
     assert (stat.S_IMODE(key.parent.stat().st_mode), key.parent.stat().st_uid) == (0o711, 0)
     for node in ("east-0", "west-1", "mgmt"):
-        listening = run_in(lab, node, "ss", "-Hltn").split("\n")
+        listening = run_in(lab, node, "ss -Hltn").split("\n")
         assert not [line for line in listening if ":22 " in line]
 
 

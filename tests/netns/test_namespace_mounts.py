@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders.commands import piped
+from builders.commands import piped, run_line
 from builders.conditions import ALONE
 from oracles import oracle
 
@@ -65,7 +65,7 @@ def test_in_a_mount_namespace_of_any_propagation_made_on_any_cpu(propagation: st
         child.wait()
         left = sorted(it.name for it in Path("/run/netns").glob(f"{name}*"))
         for it in left:
-            oracle.run("ip", "netns", "del", it)
+            run_line("ip netns del", it)
     assert left == []
 
 

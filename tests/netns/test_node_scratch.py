@@ -202,7 +202,7 @@ def test_files_that_several_nodes_write_are_named(lab: Lab, tested: str, outside
     # One is written by the rank's own process and one by a process of it; the others are each node's own.
     script = "echo x > log; python3 -c \"open('out/table', 'a').close()\"; echo x > \"of-$RANK\""
     script += '; echo x > "$TESTBED_SCRATCH/log"; cat log > /dev/null; [ $RANK = 0 ] && echo x > first; true'
-    told = command("launch", "-l", lab.name, "--allow-uncertified", "--", "sh", "-c", script)
+    told = command(f"launch -l {lab.name} --allow-uncertified -- sh -c", script)
     assert told.returncode == 0, told.stderr
     nodes = ", ".join(NODES)
     assert f"note: several nodes wrote the same file: log ({nodes})" in " ".join(told.stderr.split())

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import host_stalls
 import pytest
-from builders.commands import TESTBED, Child, captured, piped
+from builders.commands import TESTBED, Child, captured, piped, run_line
 from builders.conditions import LABS, PROMETHEUS
 from builders.json_files import read_json
 from builders.labs import Lab, bring_up, ns
@@ -119,7 +119,7 @@ def exported(lab: str, name: str, **labels: str) -> float:
 
 
 def test_promtool_finds_no_mistake_in_the_configuration(lab: Lab, state_folder: Path) -> None:
-    said = oracle.run("promtool", "check", "config", state_folder / "labs" / lab.name / "prometheus" / "prometheus.yml")
+    said = run_line("promtool check config", state_folder / "labs" / lab.name / "prometheus" / "prometheus.yml")
     assert "SUCCESS" in said and "rules found" in said
 
 
@@ -329,16 +329,16 @@ def test_the_server_has_no_privileges_and_is_nowhere_else(lab: Lab, state_folder
 
 
 def test_the_lab_says_that_it_is_observed(lab: Lab, command: Command) -> None:
-    assert "emulator fiberd, with Prometheus" in " ".join(command("status", "-l", lab.name).stdout.split())
-    assert json.loads(command("status", "-l", lab.name, "--json").stdout)["prometheus"] == PROMETHEUS
+    assert "emulator fiberd, with Prometheus" in " ".join(command(f"status -l {lab.name}").stdout.split())
+    assert json.loads(command(f"status -l {lab.name} --json").stdout)["prometheus"] == PROMETHEUS
 
 
 @pytest.mark.parametrize("words", [[], ["--no-agents"]])
 def test_a_dry_run_shows_the_step(command: Command, words: list[str]) -> None:
-    *_, last = command("up", "metro-40km", "--observe", "--dry-run", *words).stdout.splitlines()
+    *_, last = command("up metro-40km --observe --dry-run", *words).stdout.splitlines()
     ranks = 0 if words else 4
     assert last == f"prometheus mgmt: {PROMETHEUS} scrapes {ranks} ranks and {EXPORTER}, the keeper"
-    assert "prometheus" not in command("up", "metro-40km", "--dry-run", *words).stdout
+    assert "prometheus" not in command("up metro-40km --dry-run", *words).stdout
 
 
 # ---- testbed observe
@@ -383,7 +383,7 @@ def test_a_lab_that_is_not_observed_has_nothing_of_it(lab_name: str, state_folde
         with pytest.raises(UserError, match=f"lab {lab_name} runs no Prometheus; .*testbed up --observe"):
             plain.observe(0)
         assert plain.prometheus == plain.status().prometheus == ""
-        assert oracle.run("ip", "netns", "exec", oracle.netns(lab_name, "mgmt"), "ss", "-ltnH") == ""
+        assert run_line("ip netns exec", oracle.netns(lab_name, "mgmt"), "ss", "-ltnH") == ""
         folder = state_folder / "labs" / lab_name
         assert not (folder / "prometheus").exists() and not (folder / "prometheus.log").exists()
 
@@ -428,7 +428,7 @@ def test_that_it_ended_is_told_and_stops_nothing_else(
             mine.observe(0)
         assert (
             "prometheus was killed by SIGKILL; the lab continues without monitoring"
-            in command("logs", "-l", lab_name).stdout
+            in command(f"logs -l {lab_name}").stdout
         )
         with mine.cut("north"):
             assert oracle.no_carrier(oracle.netns(lab_name, "east-gw"), "north")

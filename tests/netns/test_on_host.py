@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
-from builders.commands import captured, check
+from builders.commands import captured, check, run_line
 from builders.conditions import HOSTS
 from builders.json_files import read_json
 from client_of_hosts import HEEDS_CTRL_C, ROOT, TESTBED, begun, environment, on
@@ -44,32 +44,21 @@ def lab(hosts: Hosts) -> Iterator[str]:
     up = ("up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", "h1")
     check(on(hosts, *up))
     yield "far"
-    check(on(hosts, "down", "far", "--on", "h1"))
+    check(on(hosts, "down far --on h1"))
 
 
 def test_a_lab_there_is_used_as_one_here(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     (tmp_path / "mein Labor é.yaml").write_text((ROOT / "topologies" / "metro-single.yaml").read_text())
-    up = on(
-        hosts,
-        "up",
-        "mein Labor é.yaml",
-        "--name",
-        "near",
-        "--no-agents",
-        "--allow-uncertified",
-        "--on",
-        "h1",
-        cwd=tmp_path,
-    )
+    up = on(hosts, "up 'mein Labor é.yaml' --name near --no-agents --allow-uncertified --on h1", cwd=tmp_path)
     assert up.returncode == 0, up.stderr
     assert "sent to h1: mein Labor é.yaml" in " ".join(up.stderr.split())
     assert "north → west" in up.stdout
     assert {"tb.near.east-0", "tb.near.plant"} <= {it.name for it in there.path("/run/netns").iterdir()}
     assert not oracle.namespaces("near"), "nothing is made here"
-    shown = on(hosts, "--on", "h1", "status", "-l", "near", "--json")
+    shown = on(hosts, "--on h1 status -l near --json")
     assert json.loads(shown.stdout)["name"] == "near"
     script = "cat; echo here >&2; hostname; exit 4"
-    done = on(hosts, "exec", "--on", "h1", "-l", "near", "east-0", "--", "sh", "-c", script, given="1\n2\n")
+    done = on(hosts, "exec --on h1 -l near east-0 -- sh -c", script, given="1\n2\n")
     assert (done.returncode, done.stdout, done.stderr) == (4, "1\n2\neast-0\n", "here\n")
     hint = next(it for it in up.stderr.splitlines() if " down --on " in it)
     assert shlex.split(hint) == [*TESTBED, "down", "--on", "h1", "near"]
@@ -90,7 +79,7 @@ def test_a_hint_names_the_host_and_the_file_as_they_were_typed(hosts: Hosts, the
 
 def test_a_child_there_knows_nothing_of_the_client(hosts: Hosts, lab: str, there: Host) -> None:
     """Neither a program of `exec` nor the lab's keeper and its children have the words of any client."""
-    shown = on(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "env")
+    shown = on(hosts, f"exec --on h1 -l {lab} east-0 -- env")
     assert shown.returncode == 0, shown.stderr
     assert "CLIENT_WORDS" not in shown.stdout
     told = {pid: Path(f"/proc/{pid}/environ").read_bytes() for pid, line in there.pids().items() if lab in line}
@@ -130,8 +119,8 @@ def test_ctrl_c_of_a_terminal_that_is_not_stdin_arrives_once(hosts: Hosts, lab: 
 
 def test_a_mistake_is_told_as_here(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("sites: 3\n")
-    far = on(hosts, "lint", "bad.yaml", "--on", "h1", cwd=tmp_path)
-    near = on(hosts, "lint", "bad.yaml", cwd=tmp_path)
+    far = on(hosts, "lint bad.yaml --on h1", cwd=tmp_path)
+    near = on(hosts, "lint bad.yaml", cwd=tmp_path)
     assert far.returncode == near.returncode == 2
     assert far.stdout == near.stdout
     assert near.stderr in far.stderr
@@ -150,18 +139,18 @@ KEYS = {
 @pytest.mark.parametrize("what", KEYS)
 def test_a_host_is_known_by_its_key_alone(hosts: Hosts, there: Host, tmp_path: Path, what: str) -> None:
     lines, refusal = KEYS[what]
-    oracle.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other")
+    run_line("ssh-keygen -q -t ed25519 -N", "", "-f", tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
     known = tmp_path / "kh"
     known.write_text(f"192.0.2.11 {there.key}\n")
     if what == "hashed":
-        oracle.run("ssh-keygen", "-q", "-H", "-f", known)
+        run_line("ssh-keygen -q -H -f", known)
     else:
         known.write_text(lines.format(key=there.key, other=other, nothing="") + "\n")
     config = tmp_path / "config"
     config.write_text(hosts.config.read_text().replace(str(hosts.known_hosts), str(known)))
     before = known.read_bytes()
-    done = on(hosts, "ls", "labs", "--on", "h1", config=config)
+    done = on(hosts, "ls labs --on h1", config=config)
     assert known.read_bytes() == before, "no key is learned"
     if refusal:
         assert done.returncode == 2
@@ -174,14 +163,14 @@ def test_a_host_is_known_by_its_key_alone(hosts: Hosts, there: Host, tmp_path: P
 
 
 def test_a_user_whose_key_is_not_accepted(hosts: Hosts, there: Host, tmp_path: Path) -> None:
-    oracle.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other")
+    run_line("ssh-keygen -q -t ed25519 -N", "", "-f", tmp_path / "other")
     config = tmp_path / "config"
     config.write_text(hosts.config.read_text().replace(f"{hosts.folder}/client", str(tmp_path / "other")))
-    done = on(hosts, "status", "--on", "h1", config=config)
+    done = on(hosts, "status --on h1", config=config)
     assert done.returncode == 2
     assert "root is not let in at 192.0.2.11" in done.stderr
     assert done.stderr.count("\n") == 1
-    nobody = on(hosts, "status", "--on", "192.0.2.99", config=config)
+    nobody = on(hosts, "status --on 192.0.2.99", config=config)
     assert nobody.returncode == 3
     assert "cannot connect to 192.0.2.99 port 22" in nobody.stderr
 
@@ -191,14 +180,14 @@ def test_another_version_there_is_not_used(hosts: Hosts, there: Host) -> None:
     content = leash.read_text()
     try:
         leash.write_text("#!/bin/sh\necho testbed-leash 0.0.1\ncat > /dev/null\n")
-        done = on(hosts, "status", "--on", "h1")
+        done = on(hosts, "status --on h1")
         assert (done.returncode, "has testbed 0.0.1" in done.stderr, "host prepare h1" in done.stderr) == (
             2,
             True,
             True,
         )
         leash.unlink()
-        done = on(hosts, "status", "--on", "h1")
+        done = on(hosts, "status --on h1")
         assert (done.returncode, "not installed there" in done.stderr) == (2, True)
     finally:
         leash.write_text(content)
@@ -232,18 +221,18 @@ def test_no_host_is_not_this_one(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_what_runs_there_ends_with_the_client(hosts: Hosts, lab: str, there: Host, number: signal.Signals) -> None:
-    client = begun(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "sleep", "7136")
+    client = begun(hosts, f"exec --on h1 -l {lab} east-0 -- sleep 7136")
     oracle.until(lambda: "sleep 7136" in there.pids().values(), 20.0, "it runs there")
     client.send_signal(number)
     client.communicate(timeout=20)
     assert client.returncode in (-number, 128 + number, 130)
     oracle.until(lambda: "sleep 7136" not in there.pids().values(), 5.0, "nothing is left of it")
-    assert json.loads(on(hosts, "status", "-l", lab, "--json", "--on", "h1").stdout)["name"] == lab, "it stays"
+    assert json.loads(on(hosts, f"status -l {lab} --json --on h1").stdout)["name"] == lab, "it stays"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_up_undoes_itself(hosts: Hosts, there: Host, number: signal.Signals) -> None:
-    client = begun(hosts, "up", "metro-40km", "--name", "fast", "--no-agents", "--allow-uncertified", "--on", "h1")
+    client = begun(hosts, "up metro-40km --name fast --no-agents --allow-uncertified --on h1")
     netns = there.path("/run/netns")
     oracle.until(lambda: any(it.name.startswith("tb.fast.") for it in netns.iterdir()), 30.0, "it is being built")
     time.sleep(random.Random(number).random() * 0.5)
@@ -312,7 +301,7 @@ def same_reports(hosts: Hosts, there: Host, run: Path) -> None:
     enter = ["nsenter", "-t", str(there.first()), "-m", "-u", "-i", "-n", "-p", "--"]
     plain = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "TZ": "Asia/Kolkata"}
     made = captured([*enter, "testbed", *words], env=plain, timeout=60)
-    near = on(hosts, "report", str(run), TZ="America/St_Johns", COLUMNS="60", LANG="C.UTF-8")
+    near = on(hosts, f"report {run}", TZ="America/St_Johns", COLUMNS="60", LANG="C.UTF-8")
     assert made.returncode == near.returncode, made.stderr + near.stderr
     for name in REPORT:
         assert (run / name).read_bytes() == (far / name).read_bytes(), name
@@ -343,7 +332,7 @@ def test_a_run_is_here_when_it_has_ended(hosts: Hosts, lab: str, there: Host, tm
     shutil.rmtree(page.parent)
     twice = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again"))
     assert (twice.returncode, "exists" in twice.stderr) == (3, True)
-    none = on(hosts, "fetch", "no-such-run", "--on", "h1", "--runs", str(tmp_path / "again"))
+    none = on(hosts, f"fetch no-such-run --on h1 --runs {tmp_path}/again")
     assert (none.returncode, "no-such-run" in none.stderr) == (3, True)
     # As a SIGKILL of the process that made it leaves it.
     document = read_json(far / "run.json")
@@ -370,10 +359,10 @@ def test_a_detached_job_goes_on_without_the_client(hosts: Hosts, lab: str, there
     early = on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs"))
     assert (early.returncode, "has not ended" in early.stderr) == (3, True)
     assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").iterdir()) == []
-    listed = {it["name"]: it for it in json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)}
+    listed = {it["name"]: it for it in json.loads(on(hosts, "ls runs --json --on h1").stdout)}
     assert (listed[how]["state"], listed[how]["pid"] > 0) == ("running", True)
     (folder / "here" / "go").touch()
-    attached = on(hosts, "attach", job, "-l", lab, "--on", "h1")
+    attached = on(hosts, f"attach {job} -l {lab} --on h1")
     assert attached.returncode == 0, attached.stderr
     assert attached.stdout.count("import is read") == 4, attached.stdout
     check(on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs")))
@@ -406,14 +395,14 @@ def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
     assert client.returncode == 0, client.stderr
     name = client.stdout.strip()
     assert f"fetch --on h1 --runs {tmp_path}/runs {name}" in client.stderr
-    listed = {it["name"]: it for it in json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)}
+    listed = {it["name"]: it for it in json.loads(on(hosts, "ls runs --json --on h1").stdout)}
     assert listed[name]["state"] == "running"
     second = on(hosts, *words, "--name", "other")
     assert (second.returncode, "found run metro-single in lab near" in second.stderr) == (3, True)
     (pid,) = [pid for pid, line in there.pids().items() if "testbed.cli.detached_entry" in line]
     os.kill(pid, signal.SIGINT)
     oracle.until(lambda: pid not in there.pids(), 60.0, "it ends in order")
-    fetched = on(hosts, "fetch", name, "--on", "h1", "--runs", str(tmp_path / "runs"))
+    fetched = on(hosts, f"fetch {name} --on h1 --runs {tmp_path}/runs")
     assert fetched.returncode == 0, fetched.stderr
     assert read_json(tmp_path / "runs" / name / "run.json")["status"] == "interrupted"
     assert (tmp_path / "runs" / name / "index.html").exists()
@@ -429,7 +418,7 @@ def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
 @pytest.mark.alone
 def test_a_detached_validation_and_a_detached_training_come_here(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     """One after the other in a lab there, each fetched by the command that was told, as soon as it has ended."""
-    check(on(hosts, "up", "metro-single", "--name", "both", "--allow-uncertified", "--on", "h1"))
+    check(on(hosts, "up metro-single --name both --allow-uncertified --on h1"))
     common = ("--detach", "-l", "both", "--on", "h1", "--allow-uncertified", "--runs", str(tmp_path / "runs"))
     try:
         for words in (("train", "--steps", "20"), ("validate", "torch-gloo", "--only", "correctness")):
@@ -439,7 +428,7 @@ def test_a_detached_validation_and_a_detached_training_come_here(hosts: Hosts, t
             name = shlex.split(fetch)[-1]
 
             def state() -> str:
-                listed = json.loads(on(hosts, "ls", "runs", "--json", "--on", "h1").stdout)
+                listed = json.loads(on(hosts, "ls runs --json --on h1").stdout)
                 return next(it["state"] for it in listed if it["name"] == name)  # noqa: B023 (called in this round)
 
             oracle.until(lambda: state() != "running", 300.0, "it ends")
@@ -452,7 +441,7 @@ def test_a_detached_validation_and_a_detached_training_come_here(hosts: Hosts, t
             assert (run / "output.log").exists() == (words[0] == "validate")
         assert "torch-gloo" in (run / "output.log").read_text()
     finally:
-        check(on(hosts, "down", "both", "--on", "h1"))
+        check(on(hosts, "down both --on h1"))
 
 
 @pytest.mark.thorough
@@ -461,7 +450,7 @@ def test_a_detached_validation_and_a_detached_training_come_here(hosts: Hosts, t
 def test_a_detached_run_whose_client_goes_before_its_beginning_is_undone(
     hosts: Hosts, there: Host, number: signal.Signals
 ) -> None:
-    client = begun(hosts, "run", "metro-single", "--on", "h1", "--detach", "--name", "near", "--allow-uncertified")
+    client = begun(hosts, "run metro-single --on h1 --detach --name near --allow-uncertified")
     netns = there.path("/run/netns")
     oracle.until(lambda: any(it.name.startswith("tb.near.") for it in netns.iterdir()), 30.0, "it is being built")
     client.send_signal(number)
@@ -478,34 +467,21 @@ def asked(hosts: Hosts, url: str) -> str:
 
 
 def test_observe_of_a_lab_without_prometheus(hosts: Hosts, lab: str, there: Host) -> None:
-    none = on(hosts, "observe", "-l", lab, "--port", "0", "--on", "h1")
+    none = on(hosts, f"observe -l {lab} --port 0 --on h1")
     assert (none.returncode, f"lab {lab} runs no Prometheus" in none.stderr, none.stdout) == (2, True, "")
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus: apt install prometheus")
 def test_observe_listens_here(hosts: Hosts, there: Host) -> None:
-    check(
-        on(
-            hosts,
-            "up",
-            "metro-single",
-            "--name",
-            "seen",
-            "--no-agents",
-            "--allow-uncertified",
-            "--observe",
-            "--on",
-            "h1",
-        )
-    )
-    client = begun(hosts, "observe", "seen", "--port", "0", "--on", "h1")
+    check(on(hosts, "up metro-single --name seen --no-agents --allow-uncertified --observe --on h1"))
+    client = begun(hosts, "observe seen --port 0 --on h1")
     try:
         url = client.stdout.readline().strip()
         oracle.until(lambda: "is Ready" in asked(hosts, f"{url}/-/ready"), 30.0, "it answers")
         assert asked(hosts, f"{url}/-/ready") == asked(hosts, f"{url}/-/ready"), "a second one, too"
         port = url.rpartition(":")[2]
-        busy = on(hosts, "observe", "seen", "--port", port, "--on", "h1")
+        busy = on(hosts, f"observe seen --port {port} --on h1")
         assert (busy.returncode, f"port {port} of 127.0.0.1 is in use" in busy.stderr) == (2, True)
         client.send_signal(signal.SIGINT)
         _, told = client.communicate(timeout=20)
@@ -514,7 +490,7 @@ def test_observe_listens_here(hosts: Hosts, there: Host) -> None:
     finally:
         client.kill()
         client.communicate()
-        check(on(hosts, "down", "seen", "--on", "h1"))
+        check(on(hosts, "down seen --on h1"))
 
 
 EXPERIMENT = """topology: mine.yaml
@@ -532,7 +508,7 @@ def write_experiment(folder: Path) -> None:
 
 def test_a_topology_that_an_experiment_names_travels(hosts: Hosts, there: Host, tmp_path: Path) -> None:
     write_experiment(tmp_path)
-    done = on(hosts, "lint", "jöbs/x.yaml", "--on", "h1", cwd=tmp_path)
+    done = on(hosts, "lint jöbs/x.yaml --on h1", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sent to h1: mine.yaml, jöbs/x.yaml" in " ".join(done.stderr.split())
 
@@ -552,30 +528,28 @@ def test_a_program_runs_there_with_the_files_of_its_folder(hosts: Hosts, there: 
 def test_files_that_a_command_writes_come_back(hosts: Hosts, lab: str, there: Host, tmp_path: Path) -> None:
     here = tmp_path / "work"
     (here / "ä sub").mkdir(parents=True)
-    near = on(hosts, "render", "metro-single", cwd=here)
+    near = on(hosts, "render metro-single", cwd=here)
     for name, shown in (("ä sub/x.yml", "ä sub/x.yml"), (str(tmp_path / "abs.yml"), ""), ("../up.yml", "")):
-        done = on(hosts, "render", "metro-single", "-o", name, "--on", "h1", cwd=here)
+        done = on(hosts, "render metro-single --on h1 -o", name, cwd=here)
         assert done.returncode == 0, done.stderr
         assert shown in done.stderr
         assert (here / name).read_text() == near.stdout
         assert not [it for it in (here / name).parent.iterdir() if it.name.startswith(".")]
-    check(on(hosts, "capture", "north:west", "-l", lab, "-w", "c.pcap", "--for", "1s", "--on", "h1", cwd=here))
+    check(on(hosts, f"capture north:west -l {lab} -w c.pcap --for 1s --on h1", cwd=here))
     assert (here / "c.pcap").read_bytes()[:4] == bytes.fromhex("0a0d0d0a"), "a section header of pcapng"
-    piped = on(hosts, "render", "metro-single", "-o", "none/x.yml", "--on", "h1", cwd=here)
+    piped = on(hosts, "render metro-single -o none/x.yml --on h1", cwd=here)
     assert (piped.returncode, "cannot write none/x.yml" in piped.stderr) == (3, True)
     assert not (here / "none").exists()
-    folder = on(hosts, "render", "metro-single", "-o", "ä sub", "--on", "h1", cwd=here)
+    folder = on(hosts, "render metro-single -o 'ä sub' --on h1", cwd=here)
     assert (folder.returncode, "got the folder ä sub" in folder.stderr) == (2, True)
-    failed = on(
-        hosts, "run", "only-fiber", "--steps", "1", "--junit", "bad.xml", "--set", "x.y=1", "--on", "h1", cwd=here
-    )
+    failed = on(hosts, "run only-fiber --steps 1 --junit bad.xml --set x.y=1 --on h1", cwd=here)
     assert failed.returncode == 2
     assert "<error" in (here / "bad.xml").read_text(), "whatever the exit status"
 
 
 @pytest.mark.thorough
 def test_a_dark_cable_ends_it_at_both_ends(hosts: Hosts, lab: str, there: Host) -> None:
-    client = begun(hosts, "exec", "--on", "h1", "-l", lab, "east-0", "--", "sleep", "7138")
+    client = begun(hosts, f"exec --on h1 -l {lab} east-0 -- sleep 7138")
     oracle.until(lambda: "sleep 7138" in there.pids().values(), 20.0, "it runs there")
     hosts.cable(there, False)
     try:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders.commands import TESTBED, Done, captured, check
+from builders.commands import TESTBED, Done, captured, check, words_of
 from builders.conditions import THOROUGH, TORCH
 from builders.json_files import read_json
 from oracles import oracle
@@ -36,11 +36,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def call(*words: str | Path, site: Path | None) -> Done:
+def call(line: str, *more: object, site: Path | None) -> Done:
     path = os.environ["PYTHONPATH"] + (f"{os.pathsep}{site}" if site else "")
-    argv = [*TESTBED, *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": path}
-    return captured(argv, env=environment, timeout=120)
+    return captured([*TESTBED, *words_of(line, *more)], env=environment, timeout=120)
 
 
 def test_it_trains_and_every_check_holds(lab_name: str, installed: Path, tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_it_trains_and_every_check_holds(lab_name: str, installed: Path, tmp_pat
 
 def test_packages_that_ranks_cannot_use_are_refused_or_named(lab_name: str, installed: Path, tmp_path: Path) -> None:
     lab_words = ["train", "-l", lab_name, "--steps", "4", "--compute", "50ms", "--allow-uncertified", "--strategy"]
-    check(call("up", "metro-40km", "--name", lab_name, "--allow-uncertified", site=None))
+    check(call(f"up metro-40km --name {lab_name} --allow-uncertified", site=None))
     try:
         # The lab came up without the package's folder on PYTHONPATH: this command finds it, ranks do not.
         unknown = call(*lab_words, "plain-average:every=2", site=installed)
@@ -74,7 +73,7 @@ def test_packages_that_ranks_cannot_use_are_refused_or_named(lab_name: str, inst
         assert private.returncode == 2
         assert f"who cannot read {barred}" in private.stderr.replace("\n", " "), private.stderr
     finally:
-        call("down", lab_name, site=None)
+        call(f"down {lab_name}", site=None)
 
 
 def test_a_module_that_only_ranks_cannot_import_is_named(lab_name: str, installed: Path, tmp_path: Path) -> None:

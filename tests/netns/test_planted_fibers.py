@@ -61,7 +61,7 @@ def noise(share: float, mode: str) -> Iterator[None]:
 
 def certify(command: Command, lab: Lab) -> tuple[int, dict[str, Any]]:
     for _ in range(3):
-        done = command("certify", "-l", lab.name, "--json")
+        done = command(f"certify -l {lab.name} --json")
         certificate = json.loads(done.stdout)
         assert certificate["verdict"].startswith("certified") is (done.returncode == 0)
         if done.returncode != UNMEASURABLE:
@@ -104,11 +104,11 @@ def test_journal_and_status_do_not_have_a_wrong_fiber(lab: Lab, command: Command
     journal = state_folder / "labs" / lab.name / "journal.jsonl"
 
     def shown() -> list[object]:
-        status = json.loads(command("status", "-l", lab.name, "--json").stdout)
+        status = json.loads(command(f"status -l {lab.name} --json").stdout)
         return [(link["faults"], link["in_force"]) for link in status["links"]]
 
     def differences() -> list[str]:
-        (fiber,) = json.loads(command("status", "-l", lab.name, "--fiber", "north:west", "--json").stdout)
+        (fiber,) = json.loads(command(f"status -l {lab.name} --fiber north:west --json").stdout)
         return list(fiber["differences"])
 
     before = shown(), journal.read_bytes()

@@ -249,7 +249,7 @@ def test_a_program_that_its_user_cannot_read_is_refused(
 
 
 def test_a_folder_that_programs_cannot_write_is_refused(lab: Lab, command: Command, secret: Path) -> None:
-    done = command("launch", "-l", lab.name, "--allow-uncertified", "--runs", str(secret / "runs"), "--", "true")
+    done = command(f"launch -l {lab.name} --allow-uncertified --runs {secret}/runs -- true")
     assert done.returncode == 2
     assert str(secret) in done.stderr and "launch --as-root" in done.stderr
 
@@ -258,7 +258,7 @@ def test_a_run_whose_ranks_could_not_write_is_refused_before_a_lab_is_built(
     command: Command, secret: Path, lab_name: str
 ) -> None:
     began = time.monotonic()
-    done = command("run", "metro-40km", "--name", lab_name, "--runs", str(secret / "runs"))
+    done = command(f"run metro-40km --name {lab_name} --runs {secret}/runs")
     assert done.returncode == 2
     assert str(secret if reachable(sys.executable) else "") in done.stderr
     assert "namespaces:" not in done.stderr, time.monotonic() - began

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from builders.commands import run_line
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, ns, processes_in, shared_lab
@@ -31,9 +32,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """Provide a disk of 60 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    oracle.run("mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(folder))
+    run_line(f"mount -t tmpfs -o size=60m tmpfs {folder}")
     yield folder
-    oracle.run("umount", "--lazy", str(folder))
+    run_line(f"umount --lazy {folder}")
 
 
 def fill(disk: Path) -> None:
@@ -66,7 +67,7 @@ def died(lab: Lab) -> list[dict[str, object]]:
 def test_a_launched_program(lab: Lab, command: Command, tmp_path: Path, script: str, status: int, verdict: str) -> None:
     assert lab.launch(["sh", "-c", script], directory=tmp_path).exit_status() == status
     (run,) = tmp_path.iterdir()
-    said = command("report", str(run))
+    said = command(f"report {run}")
     assert said.stdout.startswith(verdict)
     assert said.returncode == {"fail": 1, "unknown": 3}[verdict]
 
@@ -171,4 +172,4 @@ def test_a_full_disk_is_status_3_then_and_later(
     info = read_json(run / "run.json")
     assert (info["status"], bool(info["unknown_because"])) == ("failed", True)
     (disk / "ballast").unlink()
-    assert command("report", str(run)).returncode == 3
+    assert command(f"report {run}").returncode == 3

@@ -41,8 +41,8 @@ while True:
 @contextmanager
 def launched(lab: Lab, folder: Path, *words: str) -> Iterator[Child]:
     """Run `testbed launch` in ``folder``, with Ctrl-C as in a terminal."""
-    argv = [*TESTBED, "launch", "-l", lab.name, "--allow-uncertified", "--runs", str(folder / "runs"), "--", *words]  # fmt: skip
-    child = piped(argv, cwd=folder, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # fmt: skip
+    argv = [*TESTBED, "launch", "-l", lab.name, "--allow-uncertified", "--runs", str(folder / "runs"), "--", *words]
+    child = piped(argv, cwd=folder, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     try:
         yield child
     finally:
@@ -78,7 +78,7 @@ def test_a_failure_is_told_in_the_terminal_in_run_json_and_in_the_report(
     assert (run / "ranks" / "rank-2.log").read_text() == "out\nerr\n"
     told = re.findall(rf"^(run directory|output and measurements): {re.escape(str(run))}$", err, re.M)
     assert told == ["run directory", "output and measurements"], "at the beginning and at the end"
-    report = command("report", str(run)).stdout
+    report = command(f"report {run}").stdout
     assert re.match(rf"fail: The run failed: {said}\.", report), report
     assert "Rank 2 on west-0 ended with status 3" in (run / "report.md").read_text()
 

@@ -38,7 +38,7 @@ def hosts() -> Iterator[Hosts]:
         up = ("up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", "h1")
         check(on(made, *up))
         yield made
-        check(on(made, "down", "far", "--on", "h1"))
+        check(on(made, "down far --on h1"))
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
@@ -65,8 +65,8 @@ def test_an_end_at_a_random_moment_leaves_nothing(hosts: Hosts, verb: str, momen
     print(f"{verb} {number.name} {after_s:.2f} s: settled {time.monotonic() - ended_t:.2f} s later", flush=True)
     if "e" in state(host)[2]:
         assert verb == "up", "only up leaves a lab"
-        shown = on(hosts, "status", "-l", "e", "--json", "--on", "h1")
+        shown = on(hosts, "status -l e --json --on h1")
         assert shown.returncode == 0, shown.stderr
         assert json.loads(shown.stdout)["state"] == "up"
-        check(on(hosts, "down", "e", "--on", "h1"))
+        check(on(hosts, "down e --on h1"))
     oracle.until(lambda: state(host) == before, 10.0, f"as before: {before}, {state(host)}")

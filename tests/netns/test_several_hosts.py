@@ -28,7 +28,7 @@ def test_a_host_is_reached_through_another_one(hosts: Hosts) -> None:
     address = hosts.hosts[1].address
     oracle.run(*hosts.client("ip", "route", "add", "blackhole", f"{address}/32"))
     try:
-        done = on(hosts, "ls", "labs", "--on", "h2")
+        done = on(hosts, "ls labs --on h2")
     finally:
         oracle.run(*hosts.client("ip", "route", "del", f"{address}/32"))
     assert done.returncode == 0, done.stderr
@@ -40,7 +40,7 @@ def test_a_jump_host_of_another_key_is_refused_by_name(hosts: Hosts, tmp_path: P
     known.write_text(f"{first.address} {second.key}\n{second.address} {second.key}\n")
     config = tmp_path / "config"
     config.write_text(hosts.config.read_text().replace(str(hosts.known_hosts), str(known)))
-    done = on(hosts, "ls", "labs", "--on", "h2", config=config)
+    done = on(hosts, "ls labs --on h2", config=config)
     assert done.returncode == 2
     assert "h1: refused: it offers another key" in done.stderr.replace("\n", " ")
     assert f"{known}:1" in done.stderr.replace("\n", "")
@@ -49,16 +49,16 @@ def test_a_jump_host_of_another_key_is_refused_by_name(hosts: Hosts, tmp_path: P
 @pytest.mark.thorough
 def test_two_clients_at_once_make_two_labs_or_one_of_a_name(hosts: Hosts) -> None:
     words = ("--no-agents", "--allow-uncertified", "--on", "h1")
-    two = [begun(hosts, "up", "metro-single", "--name", name, *words) for name in ("a1", "b1")]
+    two = [begun(hosts, f"up metro-single --name {name}", *words) for name in ("a1", "b1")]
     for client in two:
         _, told = client.communicate(timeout=120)
         assert client.returncode == 0, told
-    same = [begun(hosts, "up", "metro-single", "--name", "c1", *words) for _ in range(2)]
+    same = [begun(hosts, "up metro-single --name c1", *words) for _ in range(2)]
     told = [client.communicate(timeout=120)[1] for client in same]
     assert sorted(client.returncode for client in same) in ([0, 2], [0, 3]), told
     assert not any("Traceback" in each for each in told)
     for name in ("a1", "b1", "c1"):
-        check(on(hosts, "down", name, "--on", "h1"))
+        check(on(hosts, f"down {name} --on h1"))
 
 
 @pytest.mark.thorough
@@ -66,7 +66,7 @@ def test_a_dark_cable_behind_a_jump_host_is_noticed(hosts: Hosts) -> None:
     """The jump host goes on to acknowledge what the client sends."""
     host = hosts.hosts[1]
     bring_up(hosts, "h2")
-    client = begun(hosts, "exec", "--on", "h2", "-l", "far", "east-0", "--", "sleep", "7142")
+    client = begun(hosts, "exec --on h2 -l far east-0 -- sleep 7142")
     oracle.until(lambda: "sleep 7142" in host.pids().values(), 90.0, "it runs there")
     hosts.cable(host, False)
     try:
@@ -75,4 +75,4 @@ def test_a_dark_cable_behind_a_jump_host_is_noticed(hosts: Hosts) -> None:
         oracle.until(lambda: "sleep 7142" not in host.pids().values(), 45.0, "it ends there")
     finally:
         hosts.cable(host, True)
-    check(on(hosts, "down", "far", "--on", "h2"))
+    check(on(hosts, "down far --on h2"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
-from builders.commands import captured
+from builders.commands import captured, run_line
 from builders.conditions import HOSTS_THOROUGH
 from builders.json_files import read_json
 from builders.run_factory import make_run
@@ -59,7 +59,7 @@ def test_the_path_is_slow_and_lossy(hosts: Hosts) -> None:
 
 
 def test_a_verb_says_the_same(hosts: Hosts, there: Host) -> None:
-    shown = on(hosts, "status", "-l", "far", "--json", "--on", "h1")
+    shown = on(hosts, "status -l far --json --on h1")
     assert shown.returncode == 0, shown.stderr
     assert (json.loads(shown.stdout)["name"], json.loads(shown.stdout)["state"]) == ("far", "up")
 
@@ -72,7 +72,7 @@ def test_a_run_is_the_same_here_and_there(hosts: Hosts, there: Host, tmp_path: P
     print(f"run: {time.monotonic() - began_t:.1f} s")
     assert done.returncode in (0, 1, 3), done.stderr  # 3: the machine was too busy for the emulator
     (run,) = (tmp_path / "runs").iterdir()
-    oracle.run("diff", "-r", there.path(f"/var/lib/testbed/runs/{run.name}"), run)
+    run_line("diff -r", there.path(f"/var/lib/testbed/runs/{run.name}"), run)
     assert read_json(run / "run.json")["status"] == "finished"
 
 
@@ -87,7 +87,7 @@ def test_what_takes_longer_than_the_silence_of_a_dead_client_arrives(hosts: Host
     print(f"fetch: {took_s:.1f} s")
     assert done.returncode == 0, done.stderr
     assert took_s > SILENCE_S, "else nothing is shown"
-    oracle.run("diff", "-r", run, tmp_path / "runs" / "large")
+    run_line("diff -r", run, tmp_path / "runs" / "large")
     (tmp_path / "large.bin").write_bytes(os.urandom(6 * MEBIBYTE))
     expected = oracle.run("sha256sum", tmp_path / "large.bin").split()[0]
     began_t = time.monotonic()
@@ -105,7 +105,7 @@ def test_what_takes_longer_than_the_silence_of_a_dead_client_arrives(hosts: Host
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_runs_there_ends_with_the_client(hosts: Hosts, there: Host, number: signal.Signals) -> None:
-    client = begun(hosts, "exec", "--on", "h1", "-l", "far", "east-0", "--", "sleep", "7141")
+    client = begun(hosts, "exec --on h1 -l far east-0 -- sleep 7141")
     oracle.until(lambda: "sleep 7141" in there.pids().values(), 90.0, "it runs there")
     client.send_signal(number)
     oracle.until(lambda: "sleep 7141" not in there.pids().values(), 5.0, "nothing is left of it")
@@ -115,9 +115,7 @@ def test_what_runs_there_ends_with_the_client(hosts: Hosts, there: Host, number:
 def test_what_runs_there_ends_with_a_killed_client(hosts: Hosts, there: Host) -> None:
     """Its reset may be lost on the way: then the next packets of the host are answered by another one."""
     before = state(there)
-    client = begun(
-        hosts, "exec", "--on", "h1", "-l", "far", "east-0", "--", sys.executable, "-c", "while True: print(1)"
-    )
+    client = begun(hosts, "exec --on h1 -l far east-0 --", sys.executable, "-c", "while True: print(1)")
     oracle.until(lambda: any("while True" in it for it in there.pids().values()), 90.0, "it runs there")
     client.kill()
     client.communicate()

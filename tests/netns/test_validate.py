@@ -208,7 +208,7 @@ def test_after_sigkill_down_leaves_nothing(
     validating.wait(10.0)
     assert [(it.state, it.pid) for it in testbed.runs(tmp_path)] == [("lost", None)]
     oracle.until(lambda: programs() == [], 10.0, "rank programs end with whoever started them")
-    check(command("down", lab_name))
+    check(command(f"down {lab_name}"))
     assert oracle.left_behind(lab_name, state_folder) == []
 
 
