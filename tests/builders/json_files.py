@@ -13,3 +13,8 @@ def read_json(path: Path) -> Any:
 
 def read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def recorded_events(run: Path, kind: str) -> list[Any]:
+    """Return the events of a kind in a run directory."""
+    return [event for event in read_lines(run / "events.jsonl") if event["event"] == kind]

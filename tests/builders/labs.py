@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ from builders.commands import run_line
 from testbed import Lab, Topology
 from testbed.host import lab_folder
 from testbed.keeper import client, protocol
-
 
 GATEWAYS = ("east-gw", "west-gw")
 NODES = ("east-0", "east-1", "west-0", "west-1")
@@ -69,6 +70,13 @@ def is_dark(lab: Lab, node: str, interface: str) -> bool:
 
 def processes_in(lab: Lab, node: str) -> list[int]:
     return oracle.inside_pids(ns(lab, node))
+
+
+def end_rank(lab: Lab, node: str, number: int = signal.SIGKILL) -> int:
+    """Send a signal to the only process of a node, as somebody else might; return its pid."""
+    (victim,) = processes_in(lab, node)
+    os.kill(victim, number)
+    return victim
 
 
 def run_in(lab: Lab, node: str, line: str, *more: object) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 from builders.commands import TESTBED, captured
 from builders.conditions import ALONE
-from builders.json_files import read_json
+from builders.json_files import read_json, recorded_events
 from oracles import oracle
 
 pytestmark = [*ALONE, pytest.mark.e2e]
@@ -36,8 +35,7 @@ class Ran:
         return found
 
     def events(self, kind: str) -> list[dict]:
-        lines = (self.directory / "events.jsonl").read_text().splitlines()
-        return [it for it in map(json.loads, lines) if it["event"] == kind]
+        return recorded_events(self.directory, kind)
 
     def cases(self) -> dict[str, str]:
         found = {}

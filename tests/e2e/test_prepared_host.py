@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from builders import bare_machine
-from builders.commands import Done, captured, check, words_of
+from builders.commands import Done, captured, check, check_refused, words_of
 
 from testbed.version import __version__
 
@@ -113,8 +113,7 @@ def head(checkout: Path) -> str:
 
 def test_a_bare_host_is_prepared_used_and_brought_to_another_version(client: Client, tmp_path: Path) -> None:
     before = client.run("status --on lab1")
-    assert before.returncode == 2
-    assert "the testbed is not installed there" in before.stderr and "host prepare lab1" in before.stderr
+    check_refused(before, 2, "the testbed is not installed there", "host prepare lab1")
 
     commit = head(ROOT)  # a commit made meanwhile would make the second run change
     assert client.prepare(ROOT, commit)["changed"] > 0
@@ -136,8 +135,7 @@ def test_a_bare_host_is_prepared_used_and_brought_to_another_version(client: Cli
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "newer"]):
         subprocess.run([*git, *words], cwd=newer, check=True, capture_output=True)
     refused = client.of(newer, "status", "--on", "lab1")
-    assert refused.returncode == 2
-    assert f"lab1 has testbed {__version__}, but 0.9.9 is here" in refused.stderr
+    check_refused(refused, 2, f"lab1 has testbed {__version__}, but 0.9.9 is here")
     assert "host prepare lab1" in refused.stderr and refused.stderr.count("\n") == 1
     assert client.prepare(newer, head(newer))["changed"] > 0
     assert client.of(newer, "ls", "labs", "--on", "lab1").returncode == 0

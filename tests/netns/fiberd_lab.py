@@ -121,6 +121,10 @@ class Lab:
     def links_of(self, namespace: str) -> dict[str, dict[str, Any]]:
         return {link["ifname"]: link for link in json.loads(run("ip", "-n", namespace, "-j", "-s", "link"))}
 
+    def set_end(self, end: str, *change: str) -> None:
+        """Change an end of a link in the plant: up, down, its MTU."""
+        run("ip", "-n", self.plant, "link", "set", end, *change)
+
     def is_up(self, end: str) -> bool:
         return "UP" in self.links_of(self.plant)[end]["flags"]
 
@@ -164,6 +168,21 @@ class Lab:
         finally:
             for end in ends:
                 run("tc", "-n", self.plant, "qdisc", "del", "dev", end, "clsact")
+
+
+@contextmanager
+def lab_up(prefix: str, links: int = 1) -> Iterator[Lab]:
+    lab = Lab(f"{prefix}{os.getpid()}", links)
+    try:
+        lab.build()
+        yield lab
+    finally:
+        lab.destroy()
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def alive(pid: int) -> bool:

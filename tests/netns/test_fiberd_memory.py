@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from builders.conditions import LABS
-from fiberd_lab import Lab, run, until
+from fiberd_lab import Lab, cpu_s, lab_up, run, until
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import LabError
@@ -52,18 +52,17 @@ void *realloc(void *old, size_t bytes) {
 """
 
 
+Starter = Callable[..., Fiberd]
+
+
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    made = Lab(f"fm{os.getpid()}-")
-    try:
-        made.build()
+    with lab_up("fm") as made:
         yield made
-    finally:
-        made.destroy()
 
 
 @pytest.fixture
-def start(tmp_path: Path, lab: Lab) -> Iterator[Callable[..., Fiberd]]:
+def start(tmp_path: Path, lab: Lab) -> Iterator[Starter]:
     running: list[Fiberd] = []
 
     def start(impairment: Impairment, priority: int = client.DEFAULT_PRIORITY) -> Fiberd:
@@ -100,11 +99,6 @@ def status(pid: int, key: str) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith(f"{key}:")))
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def sleeps(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
@@ -120,7 +114,7 @@ def flood(lab: Lab, packets: int, size: int = 1000) -> None:
 
 @pytest.mark.parametrize("before", [True, False], ids=["from the first packet on", "later"])
 def test_without_memory_packets_are_dropped_and_the_core_is_left_to_others(
-    lab: Lab, start: Callable[..., Fiberd], before: bool
+    lab: Lab, start: Starter, before: bool
 ) -> None:
     """At normal priority here: one that spins under SCHED_FIFO would take the test's core too."""
     emulator = start(Impairment(delay_s=30.0), priority=0)
@@ -147,9 +141,7 @@ def test_without_memory_packets_are_dropped_and_the_core_is_left_to_others(
 
 
 @pytest.mark.alone
-def test_while_the_kernel_has_no_buffers_it_sleeps_between_its_tries(
-    lab: Lab, start: Callable[..., Fiberd], refusing: Path
-) -> None:
+def test_while_the_kernel_has_no_buffers_it_sleeps_between_its_tries(lab: Lab, start: Starter, refusing: Path) -> None:
     emulator = start(Impairment(delay_s=0.02))
     if "SCHED_FIFO" not in emulator.info.scheduling:
         pytest.skip("needs SCHED_FIFO, without which it never spins")
@@ -170,7 +162,7 @@ def test_while_the_kernel_has_no_buffers_it_sleeps_between_its_tries(
 
 
 def test_an_answer_that_there_is_no_memory_for_is_an_error_and_not_half_of_one(
-    lab: Lab, start: Callable[..., Fiberd], refusing: Path
+    lab: Lab, start: Starter, refusing: Path
 ) -> None:
     emulator = start(Impairment(delay_s=0.001))
     (refusing / "no-memory").touch()

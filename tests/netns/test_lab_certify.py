@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import check, run_line
+from builders.commands import check, check_refused, run_line
 from builders.conditions import ALONE
 from builders.json_files import read_json
 from builders.labs import Lab, address_of, bring_up, ns
@@ -270,10 +270,7 @@ def test_every_page_of_a_program_launched_on_an_uncertified_lab_says_so(
     uncertified: Lab, command: Command, tmp_path: Path
 ) -> None:
     words = ("launch", "-l", uncertified.name, "--runs", str(tmp_path))
-    refused = command(*words, "--", "true")
-    assert refused.returncode == 125
-    assert "the lab is outside tolerance: north:" in refused.stderr
-    assert "--allow-uncertified" in refused.stderr
+    check_refused(command(*words, "--", "true"), 125, "the lab is outside tolerance: north:", "--allow-uncertified")
     assert list(tmp_path.iterdir()) == []
     check(command(*words, "--allow-uncertified", "--", "true"))
     (run,) = tmp_path.iterdir()
@@ -298,9 +295,7 @@ def test_a_run_is_refused_unless_the_user_insists_and_then_every_page_says_so(
     command: Command, lab_name: str, tmp_path: Path, state_folder: Path
 ) -> None:
     words = (*IMPOSSIBLE, "--name", lab_name, "--runs", str(tmp_path))
-    refused = command(*words)
-    assert refused.returncode == 1
-    assert "outside tolerance: north:" in refused.stderr
+    check_refused(command(*words), 1, "outside tolerance: north:")
     assert list(tmp_path.iterdir()) == []
     assert oracle.left_behind(lab_name, state_folder) == []
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import TESTBED, check
+from builders.commands import TESTBED, check, check_refused
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, address_of, ask, bring_up, ns
@@ -181,10 +181,8 @@ def test_a_detached_program_ends_as_it_would_in_the_foreground(
     one = command(f"logs -l {lab.name} west-0 --job {job}")
     assert one.stdout.splitlines() == [f"here yes {folder}", "last"]
     # An id of a job is no node's name, and a node's name no job's.
-    clash = command(f"logs -l {lab.name} {job}")
-    assert clash.returncode == 2 and f"--job {job}" in clash.stderr
-    unknown = command(f"logs -l {lab.name} --job east-0")
-    assert unknown.returncode == 2 and "unknown job 'east-0'" in unknown.stderr
+    check_refused(command(f"logs -l {lab.name} {job}"), 2, f"--job {job}")
+    check_refused(command(f"logs -l {lab.name} --job east-0"), 2, "unknown job 'east-0'")
     with pytest.raises(UnknownName, match="unknown job 'j999'"):
         lab.job("j999")
     assert command(f"stop -l {lab.name} j999").returncode == 2
@@ -280,8 +278,7 @@ def test_an_older_command_that_takes_no_slot_can_be_stopped(lab: Lab, command: C
     }
     client.ask(folder, protocol.Train(message=message))
     assert states(lab) == {"training"}
-    refused = command(f"launch -l {lab.name} --allow-uncertified -- true")
-    assert refused.returncode == 2 and "It is job j900" in refused.stderr
+    check_refused(command(f"launch -l {lab.name} --allow-uncertified -- true"), 2, "It is job j900")
     check(command(f"stop -l {lab.name} j900"))
     assert "training" not in states(lab)
     done = lab.launch(["true"])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import run_line
+from builders.commands import check_refused, run_line
 from builders.conditions import LABS
 from builders.labs import Lab, Topology, address_of, bring_up, is_dark, ns
 from oracles import oracle
@@ -218,8 +218,7 @@ def test_a_lab_whose_journal_is_lost_goes_by_its_mark(lab_name: str, state_folde
         said = " ".join(command(f"status -l {lab_name}").stdout.split())
         assert "not the first line of a journal" in said and "restarted" not in said
         os.truncate(journal, 0)
-        healed = command(f"heal -l {lab_name}")
-        assert healed.returncode == 3 and f"cannot heal lab {lab_name}: " in healed.stderr
+        check_refused(command(f"heal -l {lab_name}"), 3, f"cannot heal lab {lab_name}: ")
         for node in ("east-0", "plant"):
             run_line("ip netns del", oracle.netns(lab_name, node))
     finally:

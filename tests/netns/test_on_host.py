@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
-from builders.commands import captured, check, run_line
+from builders.commands import captured, check, check_refused, run_line
 from builders.conditions import HOSTS
 from builders.json_files import read_json
 from client_of_hosts import HEEDS_CTRL_C, ROOT, TESTBED, begun, environment, on
@@ -167,12 +167,9 @@ def test_a_user_whose_key_is_not_accepted(hosts: Hosts, there: Host, tmp_path: P
     config = tmp_path / "config"
     config.write_text(hosts.config.read_text().replace(f"{hosts.folder}/client", str(tmp_path / "other")))
     done = on(hosts, "status --on h1", config=config)
-    assert done.returncode == 2
-    assert "root is not let in at 192.0.2.11" in done.stderr
+    check_refused(done, 2, "root is not let in at 192.0.2.11")
     assert done.stderr.count("\n") == 1
-    nobody = on(hosts, "status --on 192.0.2.99", config=config)
-    assert nobody.returncode == 3
-    assert "cannot connect to 192.0.2.99 port 22" in nobody.stderr
+    check_refused(on(hosts, "status --on 192.0.2.99", config=config), 3, "cannot connect to 192.0.2.99 port 22")
 
 
 def test_another_version_there_is_not_used(hosts: Hosts, there: Host) -> None:
@@ -180,15 +177,9 @@ def test_another_version_there_is_not_used(hosts: Hosts, there: Host) -> None:
     content = leash.read_text()
     try:
         leash.write_text("#!/bin/sh\necho testbed-leash 0.0.1\ncat > /dev/null\n")
-        done = on(hosts, "status --on h1")
-        assert (done.returncode, "has testbed 0.0.1" in done.stderr, "host prepare h1" in done.stderr) == (
-            2,
-            True,
-            True,
-        )
+        check_refused(on(hosts, "status --on h1"), 2, "has testbed 0.0.1", "host prepare h1")
         leash.unlink()
-        done = on(hosts, "status --on h1")
-        assert (done.returncode, "not installed there" in done.stderr) == (2, True)
+        check_refused(on(hosts, "status --on h1"), 2, "not installed there")
     finally:
         leash.write_text(content)
         leash.chmod(0o755)
@@ -203,7 +194,7 @@ def test_what_start_up_files_print_there_is_no_answer(hosts: Hosts, there: Host)
             done = subprocess.run(
                 words, env=environment(hosts), stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True
             )
-        assert (done.returncode, "could not write the output: No space left" in done.stderr) == (3, True), done.stderr
+        check_refused(done, 3, "could not write the output: No space left")
     finally:
         startup.unlink()
 
@@ -330,10 +321,8 @@ def test_a_run_is_here_when_it_has_ended(hosts: Hosts, lab: str, there: Host, tm
     page = Path((tmp_path / "opened").read_text().strip().removeprefix("file://"))
     assert page.read_bytes() == (far / "index.html").read_bytes()
     shutil.rmtree(page.parent)
-    twice = on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again"))
-    assert (twice.returncode, "exists" in twice.stderr) == (3, True)
-    none = on(hosts, f"fetch no-such-run --on h1 --runs {tmp_path}/again")
-    assert (none.returncode, "no-such-run" in none.stderr) == (3, True)
+    check_refused(on(hosts, "fetch", run.name, "--on", "h1", "--runs", str(tmp_path / "again")), 3, "exists")
+    check_refused(on(hosts, f"fetch no-such-run --on h1 --runs {tmp_path}/again"), 3, "no-such-run")
     # As a SIGKILL of the process that made it leaves it.
     document = read_json(far / "run.json")
     (far / "run.json").write_text(json.dumps(document | {"status": "running"}))
@@ -356,8 +345,7 @@ def test_a_detached_job_goes_on_without_the_client(hosts: Hosts, lab: str, there
     assert not (tmp_path / "runs").exists(), "it is not fetched before it has ended"
     (how,) = re.findall(r"fetch --on h1 --runs \S+ (\S+)", begun_there.stderr)
     (folder,) = there.path("/var/tmp").glob("testbed-on-*")
-    early = on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs"))
-    assert (early.returncode, "has not ended" in early.stderr) == (3, True)
+    check_refused(on(hosts, "fetch", how, "--on", "h1", "--runs", str(tmp_path / "runs")), 3, "has not ended")
     assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").iterdir()) == []
     listed = {it["name"]: it for it in json.loads(on(hosts, "ls runs --json --on h1").stdout)}
     assert (listed[how]["state"], listed[how]["pid"] > 0) == ("running", True)
@@ -397,8 +385,7 @@ def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(
     assert f"fetch --on h1 --runs {tmp_path}/runs {name}" in client.stderr
     listed = {it["name"]: it for it in json.loads(on(hosts, "ls runs --json --on h1").stdout)}
     assert listed[name]["state"] == "running"
-    second = on(hosts, *words, "--name", "other")
-    assert (second.returncode, "found run metro-single in lab near" in second.stderr) == (3, True)
+    check_refused(on(hosts, *words, "--name", "other"), 3, "found run metro-single in lab near")
     (pid,) = [pid for pid, line in there.pids().items() if "testbed.cli.detached_entry" in line]
     os.kill(pid, signal.SIGINT)
     oracle.until(lambda: pid not in there.pids(), 60.0, "it ends in order")
@@ -481,8 +468,7 @@ def test_observe_listens_here(hosts: Hosts, there: Host) -> None:
         oracle.until(lambda: "is Ready" in asked(hosts, f"{url}/-/ready"), 30.0, "it answers")
         assert asked(hosts, f"{url}/-/ready") == asked(hosts, f"{url}/-/ready"), "a second one, too"
         port = url.rpartition(":")[2]
-        busy = on(hosts, f"observe seen --port {port} --on h1")
-        assert (busy.returncode, f"port {port} of 127.0.0.1 is in use" in busy.stderr) == (2, True)
+        check_refused(on(hosts, f"observe seen --port {port} --on h1"), 2, f"port {port} of 127.0.0.1 is in use")
         client.send_signal(signal.SIGINT)
         _, told = client.communicate(timeout=20)
         assert (client.returncode, "Prometheus of lab seen on h1" in told) == (130, True)
@@ -537,11 +523,9 @@ def test_files_that_a_command_writes_come_back(hosts: Hosts, lab: str, there: Ho
         assert not [it for it in (here / name).parent.iterdir() if it.name.startswith(".")]
     check(on(hosts, f"capture north:west -l {lab} -w c.pcap --for 1s --on h1", cwd=here))
     assert (here / "c.pcap").read_bytes()[:4] == bytes.fromhex("0a0d0d0a"), "a section header of pcapng"
-    piped = on(hosts, "render metro-single -o none/x.yml --on h1", cwd=here)
-    assert (piped.returncode, "cannot write none/x.yml" in piped.stderr) == (3, True)
+    check_refused(on(hosts, "render metro-single -o none/x.yml --on h1", cwd=here), 3, "cannot write none/x.yml")
     assert not (here / "none").exists()
-    folder = on(hosts, "render metro-single -o 'ä sub' --on h1", cwd=here)
-    assert (folder.returncode, "got the folder ä sub" in folder.stderr) == (2, True)
+    check_refused(on(hosts, "render metro-single -o 'ä sub' --on h1", cwd=here), 2, "got the folder ä sub")
     failed = on(hosts, "run only-fiber --steps 1 --junit bad.xml --set x.y=1 --on h1", cwd=here)
     assert failed.returncode == 2
     assert "<error" in (here / "bad.xml").read_text(), "whatever the exit status"

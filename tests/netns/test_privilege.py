@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import TESTBED
+from builders.commands import TESTBED, check_refused
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, ns, shared_lab
@@ -240,18 +240,19 @@ def test_a_program_that_its_user_cannot_read_is_refused(
 ) -> None:
     words = [it.format(secret) for it in argv]
     launch = ("launch", "-l", lab.name, "--allow-uncertified")
-    done = command(*launch, "--runs", str(tmp_path / "runs"), "--", *words)
-    assert done.returncode == 2
-    assert str(secret) in done.stderr and "launch --as-root" in done.stderr
+    check_refused(command(*launch, "--runs", str(tmp_path / "runs"), "--", *words), 2, str(secret), "launch --as-root")
     assert not list((tmp_path / "runs").glob("*"))
     done = command(*launch, "--runs", str(tmp_path / "runs"), "--as-root", "--", *words)
     assert (done.returncode, done.stdout.count("trained")) == (0, 4), done.stderr
 
 
 def test_a_folder_that_programs_cannot_write_is_refused(lab: Lab, command: Command, secret: Path) -> None:
-    done = command(f"launch -l {lab.name} --allow-uncertified --runs {secret}/runs -- true")
-    assert done.returncode == 2
-    assert str(secret) in done.stderr and "launch --as-root" in done.stderr
+    check_refused(
+        command(f"launch -l {lab.name} --allow-uncertified --runs {secret}/runs -- true"),
+        2,
+        str(secret),
+        "launch --as-root",
+    )
 
 
 def test_a_run_whose_ranks_could_not_write_is_refused_before_a_lab_is_built(
@@ -259,8 +260,7 @@ def test_a_run_whose_ranks_could_not_write_is_refused_before_a_lab_is_built(
 ) -> None:
     began = time.monotonic()
     done = command(f"run metro-40km --name {lab_name} --runs {secret}/runs")
-    assert done.returncode == 2
-    assert str(secret if reachable(sys.executable) else "") in done.stderr
+    check_refused(done, 2, str(secret if reachable(sys.executable) else ""))
     assert "namespaces:" not in done.stderr, time.monotonic() - began
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from builders.commands import run_line
 from builders.conditions import LABS
-from builders.json_files import read_json
-from builders.labs import Lab, ns, processes_in, shared_lab
+from builders.json_files import read_json, recorded_events
+from builders.labs import Lab, end_rank, ns, shared_lab
 from oracles import oracle
 from oracles.oracle import Command
 
@@ -43,14 +42,11 @@ def fill(disk: Path) -> None:
             stream.write(bytes(4096))
 
 
-def shoot(lab: Lab, node: str, number: signal.Signals) -> None:
-    (victim,) = processes_in(lab, node)
-    os.kill(victim, number)
-
-
-def died(lab: Lab) -> list[dict[str, object]]:
-    lines = (lab.run_directory.path / "events.jsonl").read_text().splitlines()
-    return [it for it in map(json.loads, lines) if it["event"] == "rank-died"]
+def in_training(lab: Lab) -> Any:
+    """Return a job that has a checkpoint."""
+    job = lab.train(40, **SMALL)
+    job.wait_for(12, timeout=60)
+    return job
 
 
 # Tests of ``lab`` come first: agents of ``training`` that were ended are replaced, which takes both cores while ``lab``
@@ -95,10 +91,9 @@ def test_a_launched_program_that_loses_its_power_is_explained(lab: Lab, tmp_path
 
 @pytest.mark.alone
 def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(training: Lab) -> None:
-    job = training.train(40, **SMALL)
-    job.wait_for(12, timeout=60)
+    job = in_training(training)
     with training.cut("north"):
-        shoot(training, "west-0", signal.SIGKILL)
+        end_rank(training, "west-0")
         job.wait(90)
     report = training.report()
     assert report.training.steps_committed == 40, "it recovered"
@@ -107,19 +102,17 @@ def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(train
 
 
 def test_a_rank_that_the_testbed_kills_is_explained(training: Lab) -> None:
-    job = training.train(40, **SMALL)
-    job.wait_for(12, timeout=60)
+    job = in_training(training)
     training.inject("rank-kill", "2")
     job.wait(90)
     report = training.report()
-    assert [it["by_testbed"] for it in died(training)] == [True]
+    assert [event["by_testbed"] for event in recorded_events(training.run_directory.path, "rank-died")] == [True]
     assert not any(it.id.startswith("ended") for it in report.answers)
 
 
 def test_a_rank_that_crashes_fails_the_run_though_it_recovered(training: Lab) -> None:
-    job = training.train(40, **SMALL)
-    job.wait_for(12, timeout=60)
-    shoot(training, "east-1", signal.SIGSEGV)
+    job = in_training(training)
+    end_rank(training, "east-1", signal.SIGSEGV)
     job.wait(90)
     report = training.report()
     assert report.training.steps_committed == 40
@@ -130,7 +123,7 @@ def test_a_rank_that_crashes_fails_the_run_though_it_recovered(training: Lab) ->
 def test_without_restarts_the_error_tells_too(training: Lab, number: signal.Signals, error: type[Exception]) -> None:
     job = training.train(1000, restarts=0, **SMALL)
     job.wait_for(5, timeout=60)
-    shoot(training, "west-1", number)
+    end_rank(training, "west-1", number)
     with pytest.raises(error, match=rf"rank 3 on west-1 gone: .*{number.name}"):
         job.wait(60)
 
