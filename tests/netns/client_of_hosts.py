@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from builders.commands import Child, Done, captured, check, piped, words_of
 from oracles import oracle
@@ -45,13 +46,64 @@ def lab_up(hosts: Hosts, where: str) -> Iterator[None]:
     check(on(hosts, "down far --on", where))
 
 
+class Far:
+    """The only host, h1, as its client commands it: ``far("status -l far")`` runs ``testbed status --on h1 -l far``."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        (self.host,) = hosts.hosts
+        self.before = state(self.host)
+
+    def __call__(self, line: str, *more: object, **options: Any) -> Done:
+        return on(self.hosts, *at_h1(line, *more), **options)
+
+    def begin(self, line: str, *more: object, cwd: Path | None = None) -> Child:
+        return begun(self.hosts, *at_h1(line, *more), cwd=cwd)
+
+    def until_as_before(self, bound_s: float) -> None:
+        """Wait until nothing is left there of the commands since this began."""
+        now: list[object] = []
+
+        def is_as_before() -> bool:
+            now[:] = [state(self.host)]
+            return now == [self.before]
+
+        try:
+            oracle.until(is_as_before, bound_s, "")
+        except AssertionError:
+            raise AssertionError(f"after {bound_s:g} s expected {self.before}, got {now}") from None
+
+    def run(self, name: str) -> Path:
+        """Return a run directory there, as seen here."""
+        return self.host.path("/var/lib/testbed/runs") / name
+
+    def listed(self, name: str) -> dict[str, Any]:
+        """Return a run as ``ls runs`` reports it."""
+        (run,) = (run for run in json.loads(check(self("ls runs --json"))) if run["name"] == name)
+        return run
+
+    def runs(self, program: str) -> bool:
+        """Return whether a program of this command line runs there."""
+        return program in self.host.pids().values()
+
+    def until_runs(self, program: str, bound_s: float = 90.0) -> None:
+        oracle.until(lambda: self.runs(program), bound_s, f"{program} runs there")
+
+    def until_ends(self, program: str, bound_s: float = 5.0) -> None:
+        oracle.until(lambda: not self.runs(program), bound_s, f"nothing is left of {program}")
+
+
+def at_h1(line: str, *more: object) -> list[str]:
+    verb, *rest = words_of(line, *more)
+    return [verb, *rest, "--on", "h1"] if verb == "ls" else [verb, "--on", "h1", *rest]
+
+
 @contextlib.contextmanager
-def nothing_left(hosts: Hosts) -> Iterator[Host]:
+def nothing_left(hosts: Hosts) -> Iterator[Far]:
     """Provide the only host; nothing of a command may be left there afterwards."""
-    (host,) = hosts.hosts
-    before = state(host)
-    yield host
-    oracle.until(lambda: state(host) == before, 10.0, f"nothing is left of {before}: {state(host)}")
+    far = Far(hosts)
+    yield far
+    far.until_as_before(10.0)
 
 
 def write_experiment(folder: Path, *command: str) -> str:

@@ -8,10 +8,10 @@ import pytest
 import ssh_hosts
 from builders.commands import TESTBED, captured, words_of
 from builders.labs import GATEWAYS, Lab, is_dark, shared_lab
-from client_of_hosts import lab_up, nothing_left
+from client_of_hosts import Far, lab_up, nothing_left
 from oracles import oracle
 from oracles.oracle import Command
-from ssh_hosts import Host, Hosts
+from ssh_hosts import Hosts
 
 lab = shared_lab()
 """metro-40km without agents; modules that need another lab have a fixture of this name."""
@@ -38,7 +38,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 @pytest.fixture
-def there(hosts: Hosts) -> Iterator[Host]:
+def far(hosts: Hosts) -> Iterator[Far]:
     """Provide the only host of ``hosts``; nothing of a command may be left there afterwards."""
     with nothing_left(hosts) as host:
         yield host
