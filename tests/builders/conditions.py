@@ -25,7 +25,7 @@ HOSTS = [*LABS, SSHD]
 HOSTS_THOROUGH = [*THOROUGH, SSHD]
 IPERF3 = pytest.mark.skipif(not shutil.which("iperf3"), reason="iperf3 is missing")
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="the training agents need torch")
-PROMETHEUS = pytest.mark.skipif(
+NEEDS_PROMETHEUS = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
     reason="prometheus is not installed (apt-get install prometheus)",
 )

@@ -79,6 +79,12 @@ def end_rank(lab: Lab, node: str, number: int = signal.SIGKILL) -> int:
     return victim
 
 
+def programs_in(lab: Lab, word: str) -> list[int]:
+    """Return the processes in the lab's nodes whose arguments have ``word``."""
+    inside = {pid for node in lab.topology.node_names for pid in processes_in(lab, node)}
+    return [pid for pid, argv, _ in oracle.processes() if pid in inside and word in " ".join(argv)]
+
+
 def run_in(lab: Lab, node: str, line: str, *more: object) -> str:
     """Run a program in a node's network namespace; return its output."""
     return run_line(f"ip netns exec {ns(lab, node)} {line}", *more, timeout_s=60)

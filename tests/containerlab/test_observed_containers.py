@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from builders.commands import captured
-from builders.conditions import ALONE, PROMETHEUS
+from builders.conditions import ALONE, NEEDS_PROMETHEUS
 from builders.labs import bring_up
 from contract.lab_contract import FILE
 from oracles import oracle
 
 import testbed
 
-pytestmark = [*ALONE, PROMETHEUS]
+pytestmark = [*ALONE, NEEDS_PROMETHEUS]
 
 
 def asked(url: str, expression: str) -> list[dict[str, Any]]:

@@ -62,6 +62,19 @@ def residue(lab: str) -> list[str]:
     return found
 
 
+def down(lab: str) -> bool:
+    return teardown.down(lab_folder.folder(lab))
+
+
+def assert_gone(lab: str) -> None:
+    assert residue(lab) == []
+    assert not lab_folder.folder(lab).path.exists()
+
+
+def keeper_pids(lab: str) -> list[int]:
+    return oracle.keeper_pids(lab, lab_folder.root())
+
+
 def emulator_pids(lab: str) -> list[int]:
     return [pid for pid, words, _ in oracle.processes() if f"/run/netns/clab-{lab}-plant" in words]
 
@@ -124,12 +137,11 @@ def test_names_that_somebody_elses_container_or_namespace_has_are_refused(topolo
 def test_down_after_sigkill(topology: Topology, everything: bool) -> None:
     name = oracle.unused_name()
     up(topology, name)
-    victims = oracle.keeper_pids(name, lab_folder.root())
+    victims = keeper_pids(name)
     assert victims
     oracle.kill([*victims, *(emulator_pids(name) if everything else [])])
-    assert teardown.down(lab_folder.folder(name))
-    assert residue(name) == []
-    assert not lab_folder.folder(name).path.exists()
+    assert down(name)
+    assert_gone(name)
 
 
 @pytest.mark.thorough
@@ -138,26 +150,24 @@ def test_a_lab_without_a_keeper_is_its_dockers_whatever_the_environment_says(
 ) -> None:
     name = oracle.unused_name()
     lab = up(topology, name)
-    oracle.kill(oracle.keeper_pids(name, lab_folder.root()))
+    oracle.kill(keeper_pids(name))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
         assert lab.exec("east-0", ["true"]) == 0
         assert not any("docker" in why for why in lab.status().why)
-        assert teardown.down(lab_folder.folder(name))
-    assert residue(name) == []
-    assert not lab_folder.folder(name).path.exists()
+        assert down(name)
+    assert_gone(name)
 
 
 def test_down_after_a_reboot(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a lab is made of docker alone keeps something: the containers, stopped."""
     name = oracle.unused_name()
     up(topology, name)
-    oracle.kill([*oracle.keeper_pids(name, lab_folder.root()), *emulator_pids(name)])
+    oracle.kill([*keeper_pids(name), *emulator_pids(name)])
     docker("kill", *docker(f"ps --quiet --filter label=containerlab={name}").split())
     monkeypatch.setattr(process, "boot_id", lambda: "that of the next boot")
-    assert teardown.down(lab_folder.folder(name))
-    assert residue(name) == []
-    assert not lab_folder.folder(name).path.exists()
+    assert down(name)
+    assert_gone(name)
 
 
 def test_no_image_is_said_with_the_command_that_makes_it(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,8 +239,7 @@ def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
     with pytest.raises(HostError, match=r"^network setup of west-0 failed: (what a pity$|Error: |RTNET)"):
         up(topology, name)
     assert host_stalls.elapsed_s(began) < 60
-    assert residue(name) == []
-    assert not lab_folder.folder(name).path.exists()
+    assert_gone(name)
 
 
 @pytest.mark.thorough
@@ -263,7 +272,7 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: Topology, dockerd: Any, 
     """SIGTERM takes the containers along, SIGKILL leaves them running until the next daemon finds them."""
     name = oracle.unused_name()
     lab = up(topology, name, allow_uncertified=True)
-    assert oracle.keeper_pids(name, lab_folder.root())
+    assert keeper_pids(name)
     try:
         dockerd.end(number)
         now = lab.status()
@@ -275,14 +284,13 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: Topology, dockerd: Any, 
             HostError, match=f"docker is not running; start it: .* remove the rest .* with: testbed down {name}"
         ):
             lab.down()
-        oracle.until(lambda: not oracle.keeper_pids(name, lab_folder.root()), 10, "the keeper ends")
+        oracle.until(lambda: not keeper_pids(name), 10, "the keeper ends")
         assert lab_folder.folder(name).journal.exists()
     finally:
         dockerd.start()
-        gone = teardown.down(lab_folder.folder(name))
+        gone = down(name)
     assert gone
-    assert residue(name) == []
-    assert not lab_folder.folder(name).path.exists()
+    assert_gone(name)
 
 
 @pytest.mark.thorough
@@ -317,14 +325,13 @@ def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(topology:
         assert said("heal", *ours)[0] == 0
         status, _, reason = said("down", name)
         assert status == 3 and f": {gone}" in reason and reason.endswith(f" testbed down {name}")
-        oracle.until(lambda: not oracle.keeper_pids(name, lab_folder.root()), 10, "the keeper ends")
+        oracle.until(lambda: not keeper_pids(name), 10, "the keeper ends")
         assert emulator_pids(name) == []
     finally:
         dockerd.end()  # a check before that may have failed
         dockerd.start()
-        teardown.down(lab_folder.folder(name))
-    assert residue(name) == []
-    assert not lab_folder.folder(name).path.exists()
+        down(name)
+    assert_gone(name)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.thorough) for it in range(1, 12))])
@@ -340,9 +347,8 @@ def test_an_up_that_is_killed_at_some_moment_leaves_what_down_removes(
     finally:
         child.kill()
         child.wait()
-        oracle.kill(oracle.keeper_pids(name, lab_folder.root()))
-    teardown.down(lab_folder.folder(name))
+        oracle.kill(keeper_pids(name))
+    down(name)
     # A containerlab that lost its keeper ends with what it was about to make.
-    oracle.until(lambda: teardown.down(lab_folder.folder(name)) or not residue(name), 20, f"{name} goes")
-    assert residue(name) == []
-    assert not lab_folder.folder(name).path.exists()
+    oracle.until(lambda: down(name) or not residue(name), 20, f"{name} goes")
+    assert_gone(name)

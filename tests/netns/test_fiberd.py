@@ -19,6 +19,7 @@ from pathlib import Path
 import host_stalls
 import pytest
 from builders.conditions import IPERF3, LABS
+from builders.proc import status_of
 from fiberd_lab import Lab, alive, cpu_s, lab_up, run, until
 from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Dot1Q, Ether
@@ -596,8 +597,7 @@ def test_missing_namespace_is_named(tmp_path: Path) -> None:
 
 
 def test_keeps_no_privileges_but_one(lab: Lab, start: Starter) -> None:
-    status = Path(f"/proc/{start(lab).pid}/status").read_text()
-    values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    values = status_of(start(lab).pid)
     assert int(values["CapEff"], 16) == int(values["CapPrm"], 16) == 1 << 12  # CAP_NET_ADMIN
     assert values["NoNewPrivs"] == "1"
 
@@ -615,8 +615,7 @@ def test_many_links_are_cheap(start: Starter) -> None:
         for link in (0, 31):
             assert len(lab.rtts_s(2, 0.01, f"10.77.{link}.2")) == 2
         assert len(emulator.stats()) == 64
-        resident = next(s for s in Path(f"/proc/{emulator.pid}/status").read_text().splitlines() if "VmRSS" in s)
-        assert int(resident.split()[1]) < 10_000
+        assert int(status_of(emulator.pid)["VmRSS"].split()[0]) < 10_000
         before_s = cpu_s(emulator.pid)
         time.sleep(0.5)
         assert cpu_s(emulator.pid) - before_s <= 0.05

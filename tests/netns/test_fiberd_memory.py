@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from builders.conditions import LABS
+from builders.proc import state_of, status_of
 from fiberd_lab import Lab, cpu_s, lab_up, run, until
 
 from testbed.core.physics.impairment import Direction, Impairment
@@ -95,12 +96,7 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def status(pid: int, key: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(f"{key}:")))
-
-
-def sleeps(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return int(status_of(pid)[key].split()[0])
 
 
 def flood(lab: Lab, packets: int, size: int = 1000) -> None:
@@ -132,7 +128,7 @@ def test_without_memory_packets_are_dropped_and_the_core_is_left_to_others(
         "each packet is in flight or counted as lost",
     )
     assert found.drops["memory"] + found.drops["receive"] > 100, "else there was memory"
-    until(lambda: sleeps(pid), 5, "it waits for the next packet")
+    until(lambda: state_of(pid) == "S", 5, "it waits for the next packet")
     # Enough again: it goes on.
     resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, hard))
     emulator.set({"l0:b": Impairment(), "l0:a": Impairment()})

@@ -19,7 +19,8 @@ import pytest
 from builders.commands import TESTBED, check, check_refused
 from builders.conditions import LABS
 from builders.json_files import read_json
-from builders.labs import Lab, address_of, ask, bring_up, ns
+from builders.labs import Lab, address_of, ask, bring_up, programs_in
+from builders.proc import until_gone
 from oracles import oracle
 from oracles.oracle import Command
 
@@ -63,20 +64,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tmp_path.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def programs(lab: Lab, word: str) -> list[int]:
-    """The processes in the lab's nodes whose arguments have ``word``."""
-    inodes = {Path("/run/netns", ns(lab, node)).stat().st_ino for node in lab.topology.node_names}
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            inside = entry.name.isdigit() and (entry / "ns/net").stat().st_ino in inodes
-            if inside and word.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def states(lab: Lab) -> set[str]:
@@ -142,7 +129,7 @@ def test_a_detached_job_is_listed_followed_and_stopped(lab: Lab, command: Comman
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout.startswith(f"{job}: stopped at step ")
     assert states(lab).isdisjoint({"training"})
-    oracle.until(lambda: not Path(f"/proc/{now['pid']}").exists(), ENDED_S, "its process has ended")
+    until_gone(now["pid"], bound_s=ENDED_S)
     (ended,) = [it for it in jobs() if it["id"] == job]
     assert (ended["state"], ended["exit_status"]) == ("stopped", 130)
     info = read_json(run / "run.json")
@@ -213,11 +200,11 @@ time.sleep(600)
 """
             mine = subprocess.Popen([sys.executable, "-c", python], stdout=subprocess.PIPE, text=True)
             job, holder = mine.stdout.readline().strip(), mine.pid
-        oracle.until(lambda: len(programs(lab, "7131")) >= 16, 20.0, "all are there")
-        oracle.until(lambda: len(programs(lab, "7132")) == 1, 20.0, "the bystander too")
+        oracle.until(lambda: len(programs_in(lab, "7131")) >= 16, 20.0, "all are there")
+        oracle.until(lambda: len(programs_in(lab, "7132")) == 1, 20.0, "the bystander too")
         os.kill(holder, signal.SIGKILL)
         began = time.monotonic()
-        oracle.until(lambda: not programs(lab, "7131"), ENDED_S, "the job's processes have ended")
+        oracle.until(lambda: not programs_in(lab, "7131"), ENDED_S, "the job's processes have ended")
         # The slot is free by then, or a moment later: the next job waits for that.
         assert lab.launch(["true"]).exit_status() == 0
         print(f"free after {time.monotonic() - began:.2f} s")
@@ -226,11 +213,11 @@ time.sleep(600)
         info = read_json(Path(ended["run"]) / "run.json")
         assert info["status"] == "interrupted" and info["ended_t"] > info["started_t"]
         assert command("report", ended["run"]).returncode == 3, "readable, and its result is unknown"
-        assert len(programs(lab, "7132")) == 1, "what `exec` runs there is none of the job's"
+        assert len(programs_in(lab, "7132")) == 1, "what `exec` runs there is none of the job's"
     finally:
         bystander.kill()
         bystander.wait()
-        oracle.until(lambda: not programs(lab, "7132"), 10.0, "the bystander has ended")
+        oracle.until(lambda: not programs_in(lab, "7132"), 10.0, "the bystander has ended")
 
 
 def test_a_holder_that_is_killed_leaves_no_rank_training(lab: Lab, command: Command, jobs: Jobs) -> None:
@@ -256,7 +243,7 @@ def test_stop_ends_a_job_of_this_process_and_the_process_goes_on(lab: Lab, comma
     job = lab.launch(["sleep", "7133"])
     check(command(f"stop -l {lab.name}", job.id))
     assert job.over() and job.interrupted == "stopped by `stop`"
-    assert not programs(lab, "7133")
+    assert not programs_in(lab, "7133")
     assert lab.launch(["true"]).exit_status() == 0
 
 
@@ -290,6 +277,6 @@ def test_down_ends_a_job_in_order(command: Command, lab_name: str, folder: Path)
         check(command(f"launch -l {lab_name} --detach --allow-uncertified -- sleep 7135"))
         (job,) = json.loads(command(f"jobs -l {lab_name} --json").stdout)
         check(command(f"down {lab_name}"))
-        oracle.until(lambda: not Path(f"/proc/{job['pid']}").exists(), ENDED_S, "the job's process has ended")
+        until_gone(job["pid"], bound_s=ENDED_S)
         info = read_json(Path(job["run"]) / "run.json")
         assert (info["status"], info["reason"]) == ("interrupted", f"lab {lab_name} is being taken down")

@@ -18,6 +18,7 @@ from builders.commands import check
 from builders.conditions import LABS
 from builders.json_files import read_lines
 from builders.labs import Lab, bring_up, is_dark, ns, processes_in, shared_lab
+from builders.proc import is_gone, state_of, until_gone
 from oracles import oracle
 from oracles.oracle import Command
 
@@ -76,14 +77,6 @@ def agents(lab: Lab) -> dict[str, list[int]]:
     return {node: processes_in(lab, node) for node in NODES}
 
 
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists()
-
-
 def begin(lab: Lab) -> Any:
     """A job that has done some steps and has many before it."""
     job = lab.train(steps=100_000, restarts=0)
@@ -103,7 +96,7 @@ def job(healthy: Lab) -> Iterator[Any]:
 def test_a_killed_rank_is_gone_and_its_job_says_who_it_was(healthy: Lab, job: Any) -> None:
     (victim,) = agents(healthy)["west-0"]
     healthy.inject("rank-kill", "2")
-    oracle.until(lambda: gone(victim), 5.0, "the process is gone")
+    until_gone(victim, bound_s=5.0)
     with pytest.raises(JobFailed, match=r"rank 2 on west-0 gone: .*SIGKILL"):
         job.wait_for(step=100_000, timeout=60)
     again = healthy.train(steps=3)
@@ -113,7 +106,7 @@ def test_a_killed_rank_is_gone_and_its_job_says_who_it_was(healthy: Lab, job: An
 def test_a_rank_that_is_kept_away_keeps_jobs_away(healthy: Lab) -> None:
     (victim,) = agents(healthy)["east-1"]
     healthy.inject("rank-kill", "east-1", away="1s")
-    assert gone(victim)
+    assert is_gone(victim)
     with pytest.raises(LabError, match=r"\[1\] are down"):
         healthy.train(steps=3)
     oracle.until(lambda: agents(healthy)["east-1"], 10.0, "a fresh agent, after a second")
@@ -188,7 +181,7 @@ def test_a_killed_keeper_and_a_reboot_leave_nothing_of_its_faults(
             made.inject("straggler", "1", cpu="20%")
             assert cpu_groups(name)
         oracle.kill(oracle.keeper_pids(name, state_folder))
-        oracle.until(lambda: gone(pid), 10.0, "its fork server took it along")
+        until_gone(pid, bound_s=10.0)
         kept.mkdir()
         for file in folder.glob("*.json*"):
             shutil.copy(file, kept)

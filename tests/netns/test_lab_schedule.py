@@ -17,7 +17,7 @@ from pathlib import Path
 import host_stalls
 import pytest
 from builders.conditions import ALONE
-from builders.labs import Lab, ask, bring_up, is_dark, ns, run_in
+from builders.labs import Lab, ask, bring_up, events, is_dark, ns, run_in
 from oracles import oracle
 
 from testbed.core.experiment.fault_schedule import Planned
@@ -55,8 +55,8 @@ def play(lab: Lab, planned: list[Planned], began_t: float) -> FaultPlayer:
     return player
 
 
-def told(lab: Lab, kind: str, since: int) -> list[dict]:
-    return [it for it in ask(lab, protocol.Events(since=since))["events"] if it["event"] == kind]
+def until_events(lab: Lab, kind: str, count: int, since: int, bound_s: float) -> None:
+    oracle.until(lambda: len(events(lab, kind, since)) == count, bound_s, f"{count} events {kind}")
 
 
 def now(lab: Lab) -> int:
@@ -101,8 +101,8 @@ def test_twenty_cuts_within_5_ms_of_their_time(lab: Lab) -> None:
     since = now(lab)
     planned = [Planned("cut", LINKS[number % 8], 0.05, at_s=0.3 + 0.1 * number) for number in range(20)]
     with every_core_busy(4.0), play(lab, planned, time.monotonic()):
-        oracle.until(lambda: len(told(lab, "fault-ended", since)) == 20, 15.0, "all are over")
-    began = told(lab, "fault-began", since)
+        until_events(lab, "fault-ended", 20, since, 15.0)
+    began = events(lab, "fault-began", since)
     late = [it["ack_t"] - it["planned_t"] for it in began]
     print(f"planned to acknowledged: median {statistics.median(late) * 1e3:.2f} ms, worst {max(late) * 1e3:.2f} ms")
     assert min(late) >= 0
@@ -117,9 +117,9 @@ def test_eight_links_go_dark_as_one(lab: Lab) -> None:
         planned = [Planned("cut", link, 0.3, at_s=0.2) for link in LINKS]
         since = now(lab)
         with monitored(ns(lab, "west-gw")) as seen, play(lab, planned, time.monotonic()):
-            oracle.until(lambda s=since: len(told(lab, "fault-ended", s)) == 8, 10.0, "all are over")  # type: ignore[misc]
-            oracle.until(lambda s=since: len(told(lab, "carrier", s)) == 32, 5.0, "all events came")  # type: ignore[misc]
-        assert len({it["ack_t"] for it in told(lab, "fault-began", since)}) == 1
+            until_events(lab, "fault-ended", 8, since, 10.0)
+            until_events(lab, "carrier", 32, since, 5.0)
+        assert len({it["ack_t"] for it in events(lab, "fault-began", since)}) == 1
         dark = {name: t for t, name, lit in reversed(seen) if not lit and name in LINKS}
         assert sorted(dark) == LINKS
         wall_s = time.time() - time.monotonic()
@@ -132,8 +132,8 @@ def test_each_carrier_was_seen_to_change_once_each_way(lab: Lab) -> None:
     since = now(lab)
     planned = [Planned("cut", link, 0.2, at_s=0.1) for link in LINKS]
     with play(lab, planned, time.monotonic()):
-        oracle.until(lambda: len(told(lab, "carrier", since)) >= 32, 10.0, "two gateways, two changes each")
-    changes = [(it["site"], it["link"], it["up"]) for it in told(lab, "carrier", since)]
+        oracle.until(lambda: len(events(lab, "carrier", since)) >= 32, 10.0, "two gateways, two changes each")
+    changes = [(it["site"], it["link"], it["up"]) for it in events(lab, "carrier", since)]
     assert sorted(changes) == sorted((site, link, up) for site in ("east", "west") for link in LINKS for up in (0, 1))
 
 
@@ -159,15 +159,15 @@ def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: Lab) -> No
     planned += [Planned("flap", link, None, at_s=chance.uniform(0.2, 2.0), parameters=fast) for link in LINKS[:3]]
     since, before = now(lab), kernel_counts(lab)
     with every_core_busy(4.0), play(lab, planned, time.monotonic()):
-        oracle.until(lambda: len(told(lab, "fault-ended", since)) == len(planned), 20.0, "all are over")
+        until_events(lab, "fault-ended", len(planned), since, 20.0)
     counted = {key: count - before[key] for key, count in kernel_counts(lab).items()}
     assert sum(counted.values()) > 250
 
     def heard(site: str, link: str) -> list[dict]:
-        return [it for it in told(lab, "carrier", since) if (it["site"], it["link"]) == (site, link)]
+        return [it for it in events(lab, "carrier", since) if (it["site"], it["link"]) == (site, link)]
 
     def missed() -> list[dict]:
-        return told(lab, "carrier-missed", since)
+        return events(lab, "carrier-missed", since)
 
     def accounted() -> dict[tuple[str, str], int]:
         missed_of = {
@@ -192,11 +192,11 @@ def test_command_event_and_acknowledgement_are_on_one_clock(lab: Lab) -> None:
     since, place = now(lab), ns(lab, "west-gw")
     planned = [Planned("cut", "link3", 0.05, at_s=0.2 + 0.15 * number) for number in range(10)]
     with monitored(place) as seen, play(lab, planned, time.monotonic()):
-        oracle.until(lambda: len(told(lab, "fault-ended", since)) == 10, 10.0, "all are over")
-        oracle.until(lambda: len(told(lab, "carrier", since)) == 40, 5.0, "both gateways, ten times, there and back")
+        until_events(lab, "fault-ended", 10, since, 10.0)
+        until_events(lab, "carrier", 40, since, 5.0)
         offset = time.time() - time.monotonic()
-    dark = [it["t"] for it in told(lab, "carrier", since) if it["site"] == "west" and not it["up"]]
-    began = told(lab, "fault-began", since)
+    dark = [it["t"] for it in events(lab, "carrier", since) if it["site"] == "west" and not it["up"]]
+    began = events(lab, "fault-began", since)
     for cut, heard_t in zip(began, dark, strict=True):
         assert cut["planned_t"] <= cut["command_t"] <= cut["ack_t"]
         assert cut["command_t"] <= heard_t
@@ -213,6 +213,6 @@ def test_nothing_comes_after_whoever_planned_it_is_gone(lab: Lab) -> None:
     gone = play(lab, [Planned("cut", "link0", 0.1, at_s=0.4)], time.monotonic())
     gone._connection.close()  # as when its process is killed
     with play(lab, [Planned("cut", "link1", 0.1, at_s=0.6)], time.monotonic()):
-        oracle.until(lambda: bool(told(lab, "fault-ended", since)), 5.0, "the other one's is over")
-    assert [it["target"] for it in told(lab, "fault-began", since)] == ["link1"]
+        oracle.until(lambda: bool(events(lab, "fault-ended", since)), 5.0, "the other one's is over")
+    assert [it["target"] for it in events(lab, "fault-began", since)] == ["link1"]
     assert not is_dark(lab, "west-gw", "link0")

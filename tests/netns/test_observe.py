@@ -21,16 +21,17 @@ from pathlib import Path
 import host_stalls
 import pytest
 from builders.commands import TESTBED, Child, captured, piped, run_line
-from builders.conditions import LABS, PROMETHEUS
-from builders.json_files import read_json
+from builders.conditions import LABS, NEEDS_PROMETHEUS
+from builders.json_files import read_json, read_lines
 from builders.labs import Lab, bring_up, ns
+from builders.proc import status_of, until_gone
 from oracles import oracle
 from oracles.oracle import Command
 
 import testbed
 from testbed.errors import HostError, LabError, MissingTool, UserError
 
-pytestmark = [*LABS, PROMETHEUS]
+pytestmark = [*LABS, NEEDS_PROMETHEUS]
 
 EXPORTER, PROMETHEUS = "172.31.0.1:9101", "172.31.0.1:9090"
 
@@ -182,8 +183,8 @@ def test_both_ways_of_watching_see_the_same_series(lab: Lab) -> None:
         assert {rank: it[key] for rank, it in stored.items()} == pytest.approx(theirs, **near), key
 
     for rank, it in stored.items():
-        records = (lab.run_directory.ranks / f"rank-{rank}.jsonl").read_text().splitlines()
-        steps = [each for each in map(json.loads, records) if each["kind"] == "step"]
+        records = read_lines(lab.run_directory.ranks / f"rank-{rank}.jsonl")
+        steps = [record for record in records if record["kind"] == "step"]
         assert (it["steps"], it["tokens"]) == (len(steps), sum(each["tokens"] for each in steps))
         assert it["compute_s"] == pytest.approx(sum(each["compute_s"] for each in steps), abs=0.002)
         exposed_s = it["peer_wait_s"] + it["network_s"]
@@ -315,9 +316,7 @@ def test_another_page_is_not_there(lab: Lab) -> None:
 
 def test_the_server_has_no_privileges_and_is_nowhere_else(lab: Lab, state_folder: Path) -> None:
     (pid,) = oracle.working_in(state_folder)
-    fields = dict(
-        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
-    )
+    fields = status_of(pid)
     assert set(fields["Uid"].split()) == set(fields["Gid"].split()) == {"65534"}
     assert fields["Groups"].split() == []
     assert {int(fields[f"Cap{kind}"], 16) for kind in ("Eff", "Prm", "Inh", "Amb")} == {0}
@@ -405,7 +404,7 @@ def test_killed_with_its_keeper_and_down_leaves_nothing(lab_name: str, state_fol
     bring_up(lab_name, observe=True)
     (mine,) = set(oracle.working_in(state_folder)) - set(others)
     oracle.kill(oracle.keeper_pids(lab_name, state_folder))
-    oracle.until(lambda: not Path(f"/proc/{mine}").exists(), 5.0, "it dies with the keeper")
+    until_gone(mine, bound_s=5.0)
     assert testbed.down(lab_name) is True
     assert oracle.left_behind(lab_name, state_folder) == []
     assert oracle.working_in(state_folder) == others

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
-from builders.conditions import LABS, PROMETHEUS
+from builders.conditions import LABS, NEEDS_PROMETHEUS
 from builders.json_files import read_json
 from builders.labs import Lab, bring_up
 from oracles import oracle
 
-pytestmark = [*LABS, PROMETHEUS]
+pytestmark = [*LABS, NEEDS_PROMETHEUS]
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "grafana" / "testbed.json"

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 from builders.commands import TESTBED, check_refused
-from builders.conditions import LABS
+from builders.conditions import LABS, is_reachable
 from builders.json_files import read_json
-from builders.labs import Lab, ns, shared_lab
+from builders.labs import Lab, processes_in, shared_lab
+from builders.proc import status_of, until_gone
 from oracles import oracle
 from oracles.oracle import Command
 
@@ -35,14 +36,15 @@ CALLER = (4242, 4343)
 """A user without an account, as whoever called sudo."""
 
 
-def reachable(path: str) -> bool:
-    return all(above.stat().st_mode & 0o001 for above in (*Path(path).resolve().parents, *HOSTILE.parents))
-
-
 needs_python = pytest.mark.skipif(
-    not reachable(sys.executable),
+    not is_reachable(sys.executable, HOSTILE),
     reason="this Python is in a folder that only root may enter; make test installs another",
 )
+
+
+def call_by_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in zip(("SUDO_UID", "SUDO_GID"), CALLER, strict=True):
+        monkeypatch.setenv(name, str(number))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,24 +56,6 @@ def without_sudo() -> Iterator[None]:
 
 
 trained = shared_lab(agents=True)
-
-
-def status_of(pid: int) -> dict[str, str]:
-    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return {key: value.strip() for key, _, value in lines}
-
-
-def inside(lab: Lab, node: str) -> list[int]:
-    """Return the processes in a node's network namespace."""
-    wanted, found = Path("/run/netns", ns(lab, node)).stat().st_ino, []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if (entry / "ns" / "net").stat().st_ino == wanted:
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
 
 
 def assert_unprivileged(status: dict[str, str], uid: int, gid: int) -> None:
@@ -92,8 +76,7 @@ def test_a_hostile_program_changes_nothing(
     (folder := tmp_path / "work").mkdir(mode=0o755)
     uid, gid = CALLER
     if whose == "SUDO_UID":
-        monkeypatch.setenv("SUDO_UID", str(uid))
-        monkeypatch.setenv("SUDO_GID", str(gid))
+        call_by_sudo(monkeypatch)
     elif whose == "the owner of the folder":
         os.chown(folder, *CALLER)
     else:
@@ -137,8 +120,7 @@ def test_a_hostile_program_changes_nothing(
 def test_while_a_program_runs_the_run_belongs_to_root(
     trained: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SUDO_UID", str(CALLER[0]))
-    monkeypatch.setenv("SUDO_GID", str(CALLER[1]))
+    call_by_sudo(monkeypatch)
     owners: dict[str, int] = {}
 
     def look(line: str) -> None:
@@ -165,21 +147,21 @@ def test_a_program_ends_with_the_command_that_launched_it(trained: Lab, tmp_path
         pids = [int(command.stdout.readline().split()[-1]) for _ in range(4)]
         assert all(status_of(pid)["Uid"].split()[0] == str(program_user.OWN_UID) for pid in pids)
         command.kill()
-        oracle.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), BOUND_S, "the programs have ended")
+        until_gone(*pids)
 
 
 @needs_python
 def test_ranks_have_no_privileges_and_a_restart_gives_them_none(trained: Lab) -> None:
     nodes = trained.topology.node_names
     for node in nodes:  # while they wait for a job
-        for pid in inside(trained, node):
+        for pid in processes_in(trained, node):
             assert_unprivileged(status_of(pid), program_user.OWN_UID, program_user.OWN_UID)
     job = trained.train(steps=4000, checkpoint_every=10)
     ranks = trained.run_directory.ranks
     for attempt in (1, 2):
         oracle.until(lambda n=attempt: job.attempt == n, 60.0, f"attempt {attempt} runs")  # type: ignore[misc]
         job.wait_for(job.step + 25, 120.0)
-        pids = {node: inside(trained, node) for node in nodes}
+        pids = {node: processes_in(trained, node) for node in nodes}
         for rank, node in enumerate(nodes):
             (pid,) = pids[node]
             assert_unprivileged(status_of(pid), program_user.OWN_UID, program_user.OWN_UID)
@@ -201,12 +183,12 @@ def test_ranks_have_no_privileges_and_a_restart_gives_them_none(trained: Lab) ->
 
 @needs_python
 def test_ranks_end_with_the_fork_server(trained: Lab) -> None:
-    (pid,) = inside(trained, "east-0") or trained.train(steps=1).wait() or inside(trained, "east-0")
+    (pid,) = processes_in(trained, "east-0") or trained.train(steps=1).wait() or processes_in(trained, "east-0")
     server = int(status_of(pid)["PPid"])
     assert status_of(server)["Uid"].split()[0] == "0"
-    others = [it for node in trained.topology.node_names for it in inside(trained, node)]
+    others = [it for node in trained.topology.node_names for it in processes_in(trained, node)]
     os.kill(server, signal.SIGKILL)
-    oracle.until(lambda: not any(Path(f"/proc/{it}").exists() for it in others), BOUND_S, "the ranks have ended")
+    until_gone(*others)
 
 
 @needs_python
@@ -215,7 +197,7 @@ def test_libraries_have_no_privileges(lab: Lab, tmp_path: Path) -> None:
     try:
         assert not workers.join(60.0).trouble
         for node in lab.topology.node_names:
-            (pid,) = inside(lab, node)
+            (pid,) = processes_in(lab, node)
             assert_unprivileged(status_of(pid), program_user.OWN_UID, program_user.OWN_UID)
         assert (tmp_path / "ring").stat().st_uid == 0
         assert (tmp_path / "ring" / "outputs").stat().st_uid == program_user.OWN_UID
@@ -260,7 +242,7 @@ def test_a_run_whose_ranks_could_not_write_is_refused_before_a_lab_is_built(
 ) -> None:
     began = time.monotonic()
     done = command(f"run metro-40km --name {lab_name} --runs {secret}/runs")
-    check_refused(done, 2, str(secret if reachable(sys.executable) else ""))
+    check_refused(done, 2, str(secret if is_reachable(sys.executable, HOSTILE) else ""))
     assert "namespaces:" not in done.stderr, time.monotonic() - began
 
 
@@ -269,8 +251,7 @@ def test_state_that_programs_could_move_away_is_refused(
 ) -> None:
     (home := tmp_path / "home").mkdir()
     os.chown(home, *CALLER)
-    monkeypatch.setenv("SUDO_UID", str(CALLER[0]))
-    monkeypatch.setenv("SUDO_GID", str(CALLER[1]))
+    call_by_sudo(monkeypatch)
     (home / "state").mkdir()
     monkeypatch.setenv("TESTBED_STATE", str(home / "state"))
     with pytest.raises(UserError, match=f"can rename {home}/state"):

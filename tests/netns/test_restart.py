@@ -16,6 +16,7 @@ from agents_lab import Parent, Ranks, fork_server, nodes_up, records, steps
 from builders.conditions import LABS, TORCH
 from builders.json_files import read_json, recorded_events
 from builders.labs import Lab, end_rank, processes_in, shared_lab
+from builders.proc import status_of
 from oracles import oracle
 
 from testbed.errors import LabError
@@ -188,9 +189,7 @@ def test_a_spoilt_checkpoint_is_not_begun_from(lab: Lab, undisturbed: str) -> No
 def test_agents_whose_parent_died_are_deployed_by_another(lab: Lab, undisturbed: str) -> None:
     job = begun(lab, 15)
     (rank,) = processes_in(lab, "east-0")
-    status = Path(f"/proc/{rank}/status").read_text()
-    (parent,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
-    os.kill(parent, signal.SIGKILL)
+    os.kill(int(status_of(rank)["PPid"]), signal.SIGKILL)
     job.wait(90)
     assert [it["attempt"] for it in attempts(lab)] == [1, 2]
     assert parameters(lab, job) == undisturbed
