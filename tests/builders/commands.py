@@ -22,6 +22,11 @@ def words_of(line: str, *more: object) -> list[str]:
     return [*shlex.split(line), *map(str, more)]
 
 
+def argv_of(line: str, *more: object) -> list[str]:
+    """Return the words of ``testbed`` and a command of it."""
+    return [*TESTBED, *words_of(line, *more)]
+
+
 def run_line(line: str, *more: object, **options: Any) -> str:
     """Run a program, which must succeed; return its output."""
     return oracle.run(*words_of(line, *more), **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,16 @@ def processes_in(lab: Lab, node: str) -> list[int]:
     return oracle.inside_pids(ns(lab, node))
 
 
+def watch(lab: Lab, link: str) -> oracle.CarrierWatch:
+    """Watch the carriers at both ends of a link."""
+    return oracle.CarrierWatch({gateway: (ns(lab, gateway), link) for gateway in GATEWAYS})
+
+
+def carrier_losses(lab: Lab, gateway: str, link: str = "north") -> int:
+    """Return how often the kernel has counted the carrier as lost."""
+    return int(run_in(lab, gateway, f"cat /sys/class/net/{link}/carrier_down_count"))
+
+
 def end_rank(lab: Lab, node: str, number: int = signal.SIGKILL) -> int:
     """Send a signal to the only process of a node, as somebody else might; return its pid."""
     (victim,) = processes_in(lab, node)
@@ -83,6 +93,14 @@ def programs_in(lab: Lab, word: str) -> list[int]:
     """Return the processes in the lab's nodes whose arguments have ``word``."""
     inside = {pid for node in lab.topology.node_names for pid in processes_in(lab, node)}
     return [pid for pid, argv, _ in oracle.processes() if pid in inside and word in " ".join(argv)]
+
+
+def launched(lab: Lab, argv: Sequence[str], **options: Any) -> list[str]:
+    """Run a program on all nodes, which must succeed; return the lines that it printed."""
+    lines: list[str] = []
+    status = lab.launch(argv, echo=lines.append, **options).exit_status()
+    assert status == 0, lines
+    return lines
 
 
 def run_in(lab: Lab, node: str, line: str, *more: object) -> str:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import TESTBED, captured, run_line
+from builders.commands import argv_of, captured, run_line
 from builders.conditions import ALONE
 from builders.json_files import read_json, read_lines
-from builders.labs import bring_up
+from builders.labs import bring_up, launched
 from contract.capture_contract import CaptureContract
 from contract.lab_contract import FILE, Inside, LabContract
 from contract.rank_faults_contract import RankFaultsContract, Space
@@ -60,10 +60,7 @@ def test_each_node_gateway_plant_and_management_is_a_container(lab: Lab) -> None
         assert host["NetworkMode"] == "none"
         assert host["RestartPolicy"]["Name"] in ("no", "")
     labels = inspected(f"clab-{lab.name}-east-0")["Config"]["Labels"]
-    assert labels["testbed.lab"] == lab.name
-    assert labels["testbed.role"] == "node"
-    assert labels["testbed.site"] == "east"
-    assert labels["testbed.rank"] == "0"
+    assert [labels[f"testbed.{key}"] for key in ("lab", "role", "site", "rank")] == [lab.name, "node", "east", "0"]
 
 
 def test_nothing_of_it_is_on_the_hosts_own_network(lab: Lab) -> None:
@@ -75,8 +72,7 @@ def test_nothing_of_it_is_on_the_hosts_own_network(lab: Lab) -> None:
 def test_ranks_have_no_privileges(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o777)
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    lab.launch(["python", "-c", "import os; print(os.getuid())"], directory=tmp_path, echo=said.append).exit_status()
+    said = launched(lab, ["python", "-c", "import os; print(os.getuid())"], directory=tmp_path)
     assert said and all(line.split()[2] != "0" for line in said)
     for container in (f"clab-{lab.name}-east-0", f"clab-{lab.name}-west-0"):
         rows = [line.split(None, 2)[1:] for line in docker("top", container, "-o", "pid,uid,args").splitlines()[1:]]
@@ -117,8 +113,7 @@ def test_a_program_runs_as_the_owner_of_its_working_folder_and_writes_there(
 ) -> None:
     os.chown(working_folder, 4711, 4712)
     working_folder.chmod(0o700)
-    said: list[str] = []
-    assert lab.launch(WRITES, directory=tmp_path, echo=said.append).exit_status() == 0
+    said = launched(lab, WRITES, directory=tmp_path)
     assert sorted(said) == ["[rank 0] 4711", "[rank 1] 4711"]
     owners = {(it.name, it.stat().st_uid, it.stat().st_gid) for it in working_folder.iterdir()}
     assert owners == {("written-0", 4711, 4712), ("written-1", 4711, 4712)}
@@ -170,21 +165,17 @@ print(subprocess.check_output(["stat", "-f", "-c", "%T", places[0], places[1], "
 def test_each_node_has_scratch_of_its_own_on_the_hosts_disk(lab: Lab, working_folder: Path, tmp_path: Path) -> None:
     os.chown(working_folder, 4711, 4712)
     for kept in (False, True):
-        said: list[str] = []
         notes: list[str] = []
         argv = ["python", "-c", SAME]
-        job = lab.launch(argv, directory=tmp_path, echo=said.append, note=notes.append, keep_scratch=kept)
-        assert job.exit_status(60.0) == 0, said
+        said = launched(lab, argv, directory=tmp_path, note=notes.append, keep_scratch=kept)
         assert notes == [], "/tmp is the container's own, and all can be written"
         assert {"[rank 0] " + " ".join(["east-0"] * 4), "[rank 1] " + " ".join(["west-0"] * 4)} <= set(said)
         for kinds in (it.partition("] ")[2].strip("[]'").split("', '") for it in said if "[" in it.partition("] ")[2]):
             assert kinds[0] == kinds[1] != kinds[2] == "overlayfs", "not in the container's layer"
         scratch = read_json(lab.run_directory.path / "run.json")["workload"]["scratch"]
-        assert {node: Path(it, "same").read_text() for node, it in scratch["folders"].items()} == {
-            "east-0": "east-0",
-            "west-0": "west-0",
-        }
+        assert set(scratch["folders"]) == {"east-0", "west-0"}
         for node, folder in scratch["folders"].items():
+            assert Path(folder, "same").read_text() == node
             assert Path(folder).stat().st_mode & 0o777 == 0o700
             assert (Path(folder) == lab.run_directory.path / "scratch" / node) == kept
         for path in working_folder.iterdir():
@@ -214,8 +205,7 @@ def test_a_working_folder_that_programs_cannot_write_is_refused_before_the_start
     )
     assert not runs.exists()
     assert list(working_folder.iterdir()) == []
-    said: list[str] = []
-    assert lab.launch(["pwd"], directory=runs, echo=said.append, read_only=True).exit_status() == 0
+    said = launched(lab, ["pwd"], directory=runs, read_only=True)
     assert sorted(said) == [f"[rank {rank}] {working_folder}" for rank in (0, 1)]
     os.chown(working_folder, 1000, 1000)
     assert lab.launch(WRITES, directory=runs).exit_status() == 0, "what the message says helps"
@@ -258,7 +248,7 @@ def test_what_exec_runs_ends_with_exec(lab: Lab, number: signal.Signals) -> None
         return any("sleep 4711" in line and "watchdog" not in line for line in docker("top", container).splitlines())
 
     container = f"clab-{lab.name}-west-gw"
-    words = [*TESTBED, "exec", "-l", lab.name, "west-gw", "--", "sleep", "4711"]
+    words = argv_of(f"exec -l {lab.name} west-gw -- sleep 4711")
     with subprocess.Popen(words, stdin=subprocess.DEVNULL) as visit:
         oracle.until(there, 30.0, "the program runs")
         visit.send_signal(number)

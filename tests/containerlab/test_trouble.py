@@ -80,6 +80,14 @@ def emulator_pids(lab: str) -> list[int]:
 
 
 @pytest.fixture
+def name() -> Iterator[str]:
+    """Provide an unused name for a lab, of which nothing may be left afterwards."""
+    made = oracle.unused_name()
+    yield made
+    assert_gone(made)
+
+
+@pytest.fixture
 def somebody_elses(containers: str, tmp_path: Path) -> Iterator[str]:
     """A containerlab lab that is not ours."""
     name = f"other{os.getpid()}"
@@ -134,21 +142,18 @@ def test_names_that_somebody_elses_container_or_namespace_has_are_refused(topolo
 
 
 @pytest.mark.parametrize("everything", [pytest.param(False, marks=pytest.mark.thorough), True])
-def test_down_after_sigkill(topology: Topology, everything: bool) -> None:
-    name = oracle.unused_name()
+def test_down_after_sigkill(topology: Topology, name: str, everything: bool) -> None:
     up(topology, name)
     victims = keeper_pids(name)
     assert victims
     oracle.kill([*victims, *(emulator_pids(name) if everything else [])])
     assert down(name)
-    assert_gone(name)
 
 
 @pytest.mark.thorough
 def test_a_lab_without_a_keeper_is_its_dockers_whatever_the_environment_says(
-    topology: Topology, tmp_path: Path
+    topology: Topology, name: str, tmp_path: Path
 ) -> None:
-    name = oracle.unused_name()
     lab = up(topology, name)
     oracle.kill(keeper_pids(name))
     with pytest.MonkeyPatch.context() as patch:
@@ -156,18 +161,15 @@ def test_a_lab_without_a_keeper_is_its_dockers_whatever_the_environment_says(
         assert lab.exec("east-0", ["true"]) == 0
         assert not any("docker" in why for why in lab.status().why)
         assert down(name)
-    assert_gone(name)
 
 
-def test_down_after_a_reboot(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_after_a_reboot(topology: Topology, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what a lab is made of docker alone keeps something: the containers, stopped."""
-    name = oracle.unused_name()
     up(topology, name)
     oracle.kill([*keeper_pids(name), *emulator_pids(name)])
     docker("kill", *docker(f"ps --quiet --filter label=containerlab={name}").split())
     monkeypatch.setattr(process, "boot_id", lambda: "that of the next boot")
     assert down(name)
-    assert_gone(name)
 
 
 def test_no_image_is_said_with_the_command_that_makes_it(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +227,7 @@ def test_containerlab_is_missing_or_too_old(containers: str, tmp_path: Path, scr
 
 @pytest.mark.parametrize("breaks", ["echo what a pity >&2; exit 7", "ip route add 10.77.0.0/16 via 10.66.0.1"])
 def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
-    topology: Topology, monkeypatch: pytest.MonkeyPatch, breaks: str
+    topology: Topology, name: str, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
     rendered = lab_containers._render
 
@@ -234,12 +236,10 @@ def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
         return before + mark + after.replace("sh -ec '\n", f"sh -ec '\n                {breaks}\n", 1)
 
     monkeypatch.setattr(lab_containers, "_render", broken)
-    name = oracle.unused_name()
     began = time.monotonic()
     with pytest.raises(HostError, match=r"^network setup of west-0 failed: (what a pity$|Error: |RTNET)"):
         up(topology, name)
     assert host_stalls.elapsed_s(began) < 60
-    assert_gone(name)
 
 
 @pytest.mark.thorough
@@ -268,9 +268,8 @@ def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: Topology
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_docker_that_ends_while_a_lab_is_up(topology: Topology, dockerd: Any, number: int) -> None:
+def test_a_docker_that_ends_while_a_lab_is_up(topology: Topology, name: str, dockerd: Any, number: int) -> None:
     """SIGTERM takes the containers along, SIGKILL leaves them running until the next daemon finds them."""
-    name = oracle.unused_name()
     lab = up(topology, name, allow_uncertified=True)
     assert keeper_pids(name)
     try:
@@ -290,13 +289,13 @@ def test_a_docker_that_ends_while_a_lab_is_up(topology: Topology, dockerd: Any, 
         dockerd.start()
         gone = down(name)
     assert gone
-    assert_gone(name)
 
 
 @pytest.mark.thorough
-def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(topology: Topology, dockerd: Any) -> None:
+def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(
+    topology: Topology, name: str, dockerd: Any
+) -> None:
     """Its containers live on: what needs no docker still works."""
-    name = oracle.unused_name()
     gone = "docker is not running; start it: service docker start, or where that fails: tools/install-containerlab"
 
     def said(*words: str) -> tuple[int, str, str]:
@@ -331,14 +330,12 @@ def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(topology:
         dockerd.end()  # a check before that may have failed
         dockerd.start()
         down(name)
-    assert_gone(name)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.thorough) for it in range(1, 12))])
 def test_an_up_that_is_killed_at_some_moment_leaves_what_down_removes(
-    topology: Topology, tmp_path: Path, seed: int
+    topology: Topology, name: str, tmp_path: Path, seed: int
 ) -> None:
-    name = oracle.unused_name()
     words = ["up", str(tmp_path / "two.yaml"), "--name", name, "--driver", "containerlab", "--allow-uncertified"]
     child = subprocess.Popen(TESTBED + words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -351,4 +348,3 @@ def test_an_up_that_is_killed_at_some_moment_leaves_what_down_removes(
     down(name)
     # A containerlab that lost its keeper ends with what it was about to make.
     oracle.until(lambda: down(name) or not residue(name), 20, f"{name} goes")
-    assert_gone(name)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import TESTBED, captured
+from builders.commands import argv_of, captured
 from builders.conditions import ALONE
 from builders.labs import Lab, bring_up
 from oracles import oracle
@@ -166,7 +166,7 @@ def test_after_sigkill_rank_programs_end_inside(lab: Lab, tmp_path: Path) -> Non
 
 def killed_while_it_runs(name: str, lab: Lab, folder: Path, running: Callable[[], bool]) -> None:
     """SIGKILL to a validation once its programs run."""
-    argv = [*TESTBED, "validate", name, "--only", "correctness"]
+    argv = argv_of(f"validate {name} --only correctness")
     argv += ["-l", lab.name, "--allow-uncertified", "--runs", str(folder)]
     with (folder / "said").open("wb") as said:
         child = subprocess.Popen(argv, stdout=said, stderr=said)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import TESTBED, captured
+from builders.commands import argv_of, captured
 from builders.conditions import ALONE
 from builders.json_files import read_json
 
@@ -35,7 +35,7 @@ def name(environment: dict[str, str]) -> Iterator[str]:
     """Provide a unique lab name; remove the lab however the test ends."""
     mine = f"ex{os.getpid()}"
     yield mine
-    subprocess.run([*TESTBED, "down", "--all"], env=environment, timeout=60, check=True)
+    subprocess.run(argv_of("down --all"), env=environment, timeout=60, check=True)
 
 
 def run(argv: list[str], environment: dict[str, str], timeout_s: float = 150) -> str:
@@ -65,10 +65,10 @@ def test_cut_and_heal(name: str, environment: dict[str, str], tmp_path: Path) ->
 
 @pytest.mark.thorough
 def test_an_unmodified_torch_program_runs_across_the_fiber(name: str, environment: dict[str, str]) -> None:
-    run([*TESTBED, "up", "metro-40km", "--no-agents", "--allow-uncertified", "--name", name], environment)
+    run(argv_of(f"up metro-40km --no-agents --allow-uncertified --name {name}"), environment)
     script = str(EXAMPLES / "torch_allreduce.py")
     argv = [sys.executable, script, "--floats", "1", "100000", "--repeats", "5"]
-    said = run([*TESTBED, "launch", "-l", name, "--allow-uncertified", "--", *argv], environment)
+    said = run(argv_of(f"launch -l {name} --allow-uncertified --", *argv), environment)
 
     for rank, node in enumerate(("east-0", "east-1", "west-0", "west-1")):
         assert f"[rank {rank}] rank {rank} of 4 on {node}" in said
@@ -78,5 +78,5 @@ def test_an_unmodified_torch_program_runs_across_the_fiber(name: str, environmen
     # 400 kB take at least 4 ms at 800 Mb/s, and at least half must cross the fiber (the other side's sum).
     assert median_ms[100_000] >= 2.0
 
-    run([*TESTBED, "down", name], environment)
+    run(argv_of(f"down {name}"), environment)
     assert namespaces(name) == []

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from builders.commands import TESTBED, captured
+from builders.commands import argv_of, captured
 from builders.conditions import ALONE
 from builders.json_files import read_json, recorded_events
 from oracles import oracle
@@ -22,7 +22,7 @@ class Ran:
         file = folder / "x.yaml"
         file.write_text(text)
         self.name, self.junit = oracle.unused_name(), folder / "verdict.xml"
-        argv = [*TESTBED, "run", str(file), "--name", self.name, "--allow-uncertified"]
+        argv = argv_of(f"run {file} --name", self.name, "--allow-uncertified")
         argv += ["--runs", str(folder / "runs"), "--junit", str(self.junit)]
         done = captured(argv, timeout=240.0)
         self.status, self.said = done.returncode, done.stderr + done.stdout

@@ -6,19 +6,23 @@ killed. A bring-up that survives the death of its helpers must report failure an
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import piped
-from builders.conditions import LABS
 from oracles import oracle
 
 import testbed
 
-pytestmark = [*LABS, pytest.mark.e2e]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces: needs root"),
+]
 
 ORCHESTRATOR = """
 import sys, time
@@ -48,11 +52,12 @@ class Orchestrator:
 
     def __init__(self, name: str, agents: bool) -> None:
         argv = [sys.executable, "-c", "import testbed.errors\n" + ORCHESTRATOR, name, "agents" if agents else "none"]
-        self.process = piped(argv)
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.said = ""
 
     def until(self, phase: str) -> None:
         """Wait for a phase; the time limit of the whole test ends a hang."""
+        assert self.process.stdout is not None
         while self.said != phase:
             line = self.process.stdout.readline()
             assert line, f"orchestrator ended after '{self.said}': {self.process.communicate()[1]}"

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from builders.commands import run_line
 from builders.json_files import read_lines
 from oracles import oracle
 
@@ -20,10 +21,7 @@ AGENTS = Path(__file__).resolve().parents[2] / "agents"
 Message = dict[str, Any]
 
 
-def run(*argv: str | Path, check: bool = True) -> str:
-    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=30)
-    assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
-    return done.stdout
+run = run_line
 
 
 class Nodes:
@@ -44,17 +42,17 @@ class Nodes:
 
     def build(self) -> None:
         switch = f"{self.prefix}s"
-        run("ip", "netns", "add", switch)
-        run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
-        run("ip", "-n", switch, "link", "set", "br0", "up")
+        run(f"ip netns add {switch}")
+        run(f"ip -n {switch} link add br0 type bridge")
+        run(f"ip -n {switch} link set br0 up")
         for node in range(self.count):
             name, port = self.name(node), f"port{node}"
-            run("ip", "netns", "add", name)
-            run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", "fabric0", "netns", name)
-            run("ip", "-n", switch, "link", "set", port, "master", "br0", "up")
-            run("ip", "-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "fabric0")
+            run(f"ip netns add {name}")
+            run(f"ip -n {switch} link add {port} type veth peer name fabric0 netns {name}")
+            run(f"ip -n {switch} link set {port} master br0 up")
+            run(f"ip -n {name} addr add {self.address(node)}/24 dev fabric0")
             for interface in ("lo", "fabric0"):
-                run("ip", "-n", name, "link", "set", interface, "up")
+                run(f"ip -n {name} link set {interface} up")
             holder = subprocess.Popen(
                 ["unshare", "--mount", "--uts", "--ipc", "sh", "-c", f"hostname node-{node} && echo up && exec cat"],
                 stdin=subprocess.PIPE,
@@ -68,7 +66,7 @@ class Nodes:
         for holder in self._holders:
             holder.communicate()
         for name in (*(self.name(node) for node in range(self.count)), f"{self.prefix}s"):
-            run("ip", "netns", "del", name, check=False)
+            run(f"ip netns del {name}", check=False)
 
     def namespaces(self, node: int) -> dict[str, str]:
         holder = self._holders[node].pid
@@ -78,7 +76,7 @@ class Nodes:
         }
 
     def inside(self, node: int, *argv: str, check: bool = True) -> str:
-        return run("ip", "netns", "exec", self.name(node), *argv, check=check)
+        return run("ip netns exec", self.name(node), *argv, check=check)
 
 
 class Parent:

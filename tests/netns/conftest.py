@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import ssh_hosts
 from builders.commands import TESTBED, captured, words_of
-from builders.labs import GATEWAYS, Lab, is_dark, shared_lab
+from builders.labs import GATEWAYS, Lab, bring_up, is_dark, shared_lab
 from client_of_hosts import Far, lab_up, nothing_left
 from oracles import oracle
 from oracles.oracle import Command
@@ -24,6 +25,21 @@ def healthy(lab: Lab) -> Iterator[Lab]:
     lab.heal()
     for link in ("north", "south"):
         oracle.until(lambda link=link: carrier_up(lab, link), 5.0, f"{link} has its carrier")  # type: ignore[misc]
+
+
+@pytest.fixture
+def doomed(lab_name: str) -> Iterator[Lab]:
+    """Provide a lab that the test may break."""
+    with bring_up(lab_name) as up:
+        yield up
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Provide the working directory, which programs can enter and write."""
+    tmp_path.chmod(0o777)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def carrier_up(lab: Lab, link: str) -> bool:

@@ -102,7 +102,7 @@ class Stream:
         # No ARP while packets are counted.
         for here, there, address in ((lab.a, lab.b, "10.77.0.2"), (lab.b, lab.a, "10.77.0.1")):
             hardware = lab.links_of(there)["fib0"]["address"]
-            run("ip", "-n", here, "neigh", "replace", address, "lladdr", hardware, "dev", "fib0", "nud", "permanent")
+            run(f"ip -n {here} neigh replace", address, "lladdr", hardware, "dev", "fib0", "nud", "permanent")
 
     def send(self, size: int = 100) -> None:
         self.sender.sendto(struct.pack("!I", self.sent).ljust(size, b"x"), self.target)
@@ -223,9 +223,9 @@ def test_packets_that_find_the_queue_empty_are_counted(stream: Stream) -> None:
 def test_arp(lab: Lab, start: Starter) -> None:
     start(lab, Impairment(delay_s=1e-3), Impairment(delay_s=1e-3))
     for namespace in (lab.a, lab.b):
-        run("ip", "-n", namespace, "neigh", "flush", "dev", "fib0", "nud", "all")
+        run(f"ip -n {namespace} neigh flush dev fib0 nud all")
     assert len(lab.rtts_s(3)) == 3
-    assert lab.links_of(lab.b)["fib0"]["address"] in run("ip", "-n", lab.a, "neigh", "show", "10.77.0.2")
+    assert lab.links_of(lab.b)["fib0"]["address"] in run(f"ip -n {lab.a} neigh show 10.77.0.2")
 
 
 @pytest.mark.alone
@@ -234,15 +234,15 @@ def test_ipv6(lab: Lab, start: Starter) -> None:
     hosts = (lab.a, lab.b)
     try:
         for side, namespace in enumerate(hosts, 1):
-            run("ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv6.conf.fib0.disable_ipv6=0")
-            run("ip", "-n", namespace, "addr", "add", f"fd77::{side}/64", "dev", "fib0", "nodad")
+            run(f"ip netns exec {namespace} sysctl -qw net.ipv6.conf.fib0.disable_ipv6=0")
+            run(f"ip -n {namespace} addr add fd77::{side}/64 dev fib0 nodad")
         round_trips = lab.rtts_s(5, 0.01, "fd77::2", "-6")
         assert len(round_trips) == 5 and round_trips[0] > 2e-3
-        assert lab.links_of(lab.b)["fib0"]["address"] in run("ip", "-n", lab.a, "neigh", "show", "fd77::2")
+        assert lab.links_of(lab.b)["fib0"]["address"] in run(f"ip -n {lab.a} neigh show fd77::2")
         assert lab.iperf(1, target="fd77::2")["sum_received"]["bits_per_second"] > 0.5e9  # super-packets were sliced
     finally:
         for namespace in hosts:
-            run("ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv6.conf.fib0.disable_ipv6=1")
+            run(f"ip netns exec {namespace} sysctl -qw net.ipv6.conf.fib0.disable_ipv6=1")
 
 
 @pytest.mark.parametrize("rate_bps", [0, 1e9], ids=["whole", "sliced"])

@@ -290,7 +290,7 @@ def hint_removed(packet: bytes) -> bytes:
 def lab() -> Iterator[Lab]:
     with lab_up("mal") as lab:
         for namespace, name in ((lab.a, "fib0"), (lab.b, "fib0"), *((lab.plant, end) for end in lab.ends())):
-            run("ip", "-n", namespace, "link", "set", name, "mtu", str(MTU))
+            run(f"ip -n {namespace} link set {name} mtu", str(MTU))
         yield lab
 
 

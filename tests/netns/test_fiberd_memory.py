@@ -102,7 +102,7 @@ def status(pid: int, key: str) -> int:
 def flood(lab: Lab, packets: int, size: int = 1000) -> None:
     """Datagrams from a to b, without ARP."""
     hardware = lab.links_of(lab.b)["fib0"]["address"]
-    run("ip", "-n", lab.a, "neigh", "replace", "10.77.0.2", "lladdr", hardware, "dev", "fib0", "nud", "permanent")
+    run(f"ip -n {lab.a} neigh replace 10.77.0.2 lladdr", hardware, "dev", "fib0", "nud", "permanent")
     with lab.socket(lab.a, socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for _ in range(packets):
             sender.sendto(b"x" * size, ("10.77.0.2", 9))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import host_stalls
 import pytest
-from builders.commands import TESTBED, piped
+from builders.commands import argv_of, piped
 from builders.json_files import read_json
 from oracles import oracle
 
@@ -45,7 +45,7 @@ def test_each_cut_is_measured_in_one_lab(state_folder: Path) -> None:
 @pytest.mark.thorough
 def test_an_interruption_keeps_what_was_measured(state_folder: Path) -> None:
     name = oracle.unused_name()
-    argv = [*TESTBED, "audit", "metro-40km", "--measure", "--name", name, "--hold", "1s"]
+    argv = argv_of(f"audit metro-40km --measure --name {name} --hold 1s")
     argv += ["--set", "sites.east.nodes=1", "--set", "sites.west.nodes=1", "--allow-uncertified"]
     process = piped(argv, env={**os.environ, "COLUMNS": "150"})
     for line in process.stderr:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import TESTBED, captured, run_line
+from builders.commands import argv_of, captured, run_line
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, ask, ns, run_in
@@ -48,7 +48,7 @@ class TestNamespaces(CaptureContract):
 @contextlib.contextmanager
 def capturing(lab: Lab, *words: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run `testbed capture` in the background; yield it once it captures."""
-    argv = [*TESTBED, "capture", "-l", lab.name, *words]
+    argv = argv_of(f"capture -l {lab.name}", *words)
     child = subprocess.Popen(argv, stderr=subprocess.PIPE, **more)
     try:
         said = []
@@ -97,7 +97,7 @@ def test_ctrl_c_ends_it_with_a_whole_file_of_the_callers(lab: Lab, tmp_path: Pat
     assert (file.stat().st_uid, file.stat().st_gid) == (60701, 60702)
     stranger = tmp_path / "of-root.pcap"
     stranger.write_text("mine")
-    argv = [*TESTBED, "capture", "-l", lab.name, "north", "-w", str(stranger)]
+    argv = argv_of(f"capture -l {lab.name} north -w", str(stranger))
     refused = captured(argv, env=environment, timeout=60)
     assert (refused.returncode, stranger.read_text()) == (2, "mine")
     assert "belongs to root (uid 0); name another file" in refused.stderr

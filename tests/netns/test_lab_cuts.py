@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import host_stalls
 import pytest
 from builders.commands import check
 from builders.conditions import LABS
-from builders.labs import Lab, address_of, bring_up, is_dark, ns, run_in
+from builders.labs import GATEWAYS, Lab, address_of, carrier_losses, is_dark, ns, watch
 from oracles import oracle
 from oracles.oracle import Command
 
@@ -19,12 +18,6 @@ import testbed
 from testbed import errors
 
 pytestmark = LABS
-
-GATEWAYS = ("east-gw", "west-gw")
-
-
-def watch(lab: Lab, link: str) -> oracle.CarrierWatch:
-    return oracle.CarrierWatch({gateway: (ns(lab, gateway), link) for gateway in GATEWAYS})
 
 
 def stream(lab: Lab) -> oracle.Stream:
@@ -123,25 +116,14 @@ def test_overlapping_cuts_of_one_fiber_end_with_the_last(healthy: Lab) -> None:
 
 def test_no_short_cut_is_swallowed(healthy: Lab) -> None:
     """The kernel's own count of lost carriers tells."""
-
-    def downs() -> int:
-        counter = "/sys/class/net/north/carrier_down_count"
-        return int(run_in(healthy, "west-gw", "cat", counter))
-
-    before = downs()
+    before = carrier_losses(healthy, "west-gw")
     for _ in range(20):
         healthy.cut("north").heal()
-    assert downs() - before == 20
+    assert carrier_losses(healthy, "west-gw") - before == 20
     assert len([it for it in healthy.faults() if it.ended is None]) == 0
 
 
 # ---- an emulator that dies
-
-
-@pytest.fixture
-def doomed(lab_name: str) -> Iterator[Lab]:
-    with bring_up(lab_name) as lab:
-        yield lab
 
 
 @pytest.mark.alone

@@ -9,7 +9,6 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import host_stalls
 import pytest
 from builders.commands import check_refused
 from builders.conditions import LABS
-from builders.labs import Lab, address_of, bring_up, is_dark, ns, run_in
+from builders.labs import GATEWAYS, Lab, address_of, carrier_losses, is_dark, ns, run_in, watch
 from oracles import oracle
 from oracles.oracle import Command
 
@@ -25,7 +24,6 @@ from testbed.errors import UserError
 
 pytestmark = LABS
 
-GATEWAYS = ("east-gw", "west-gw")
 FAR_S = 0.6
 """One way, of a fiber that is long enough to be cut while a ping is under way."""
 
@@ -35,16 +33,19 @@ def ping(lab: Lab, here: str, there: str, link: str, count: int = 3, wait_s: flo
     return oracle.ping(ns(lab, here), address_of(lab, there, link), count=count, wait_s=wait_s)
 
 
+def losses(lab: Lab) -> dict[str, int]:
+    """Return how often both ends of north have lost the carrier."""
+    return {gateway: carrier_losses(lab, gateway) for gateway in GATEWAYS}
+
+
+def losses_since(lab: Lab, before: dict[str, int]) -> dict[str, int]:
+    return {gateway: count - before[gateway] for gateway, count in losses(lab).items()}
+
+
 def in_force(lab: Lab, link: str) -> list[dict[str, Any]]:
     """What `status --json` tells of both directions of a link."""
     (found,) = [it for it in dataclasses.asdict(lab.status())["links"] if it["name"] == link]
     return list(found["in_force"])
-
-
-def downs(lab: Lab, gateway: str, link: str = "north") -> int:
-    """How often the kernel has counted the carrier as lost."""
-    counter = f"/sys/class/net/{link}/carrier_down_count"
-    return int(run_in(lab, gateway, "cat", counter))
 
 
 def counted(lab: Lab, gateway: str, way: str, link: str = "north") -> int:
@@ -59,15 +60,11 @@ def echoes(lab: Lab, gateway: str) -> int:
     return int(values[names.index("InEchos")])
 
 
-def watch(lab: Lab, link: str) -> oracle.CarrierWatch:
-    return oracle.CarrierWatch({gateway: (ns(lab, gateway), link) for gateway in GATEWAYS})
-
-
 # ---- cuts of one direction
 
 
 def test_a_cut_of_one_direction_takes_the_carrier_of_its_receiver_alone(healthy: Lab) -> None:
-    before = {gateway: downs(healthy, gateway) for gateway in GATEWAYS}
+    before = losses(healthy)
     with healthy.cut("north:west"):
         oracle.until(lambda: is_dark(healthy, "west-gw", "north"), 2.0, "west lost the carrier")
         assert not is_dark(healthy, "east-gw", "north")
@@ -79,7 +76,10 @@ def test_a_cut_of_one_direction_takes_the_carrier_of_its_receiver_alone(healthy:
         assert counted(healthy, "east-gw", "tx") > sent, "east goes on sending into the dark"
         assert ping(healthy, "east-gw", "west-gw", "south"), "the other fiber is as it was"
     oracle.until(lambda: ping(healthy, "east-gw", "west-gw", "north", 1), 5.0, "it passes again")
-    assert {gateway: downs(healthy, gateway) - before[gateway] for gateway in GATEWAYS} == {"east-gw": 0, "west-gw": 1}
+    assert losses_since(healthy, before) == {
+        "east-gw": 0,
+        "west-gw": 1,
+    }
 
 
 def test_a_signalled_cut_of_one_direction_takes_both_carriers(healthy: Lab) -> None:
@@ -89,7 +89,7 @@ def test_a_signalled_cut_of_one_direction_takes_both_carriers(healthy: Lab) -> N
 
 @pytest.mark.parametrize("target", ["north:west", "north"])
 def test_a_silent_cut_takes_no_carrier_and_passes_nothing(healthy: Lab, target: str) -> None:
-    before = {gateway: downs(healthy, gateway) for gateway in GATEWAYS}
+    before = losses(healthy)
     assert ping(healthy, "east-gw", "west-gw", "north")
     dropped = healthy.status().links[0].drops
     with healthy.cut(target, carrier="silent"):
@@ -100,7 +100,7 @@ def test_a_silent_cut_takes_no_carrier_and_passes_nothing(healthy: Lab, target: 
         one_way = target == "north:west"
         assert (counted(healthy, "east-gw", "rx") > arrived["east-gw"]) is one_way, "toward east it is as it was"
     assert healthy.status().links[0].drops > dropped
-    assert {gateway: downs(healthy, gateway) for gateway in GATEWAYS} == before
+    assert losses(healthy) == before
     assert len(ping(healthy, "east-gw", "west-gw", "north")) == 3
 
 
@@ -139,12 +139,12 @@ def test_what_is_in_flight(healthy: Lab, target: str, carrier: str, arrives: boo
 
 @pytest.mark.alone
 def test_a_flap_is_dark_as_often_and_as_long_as_was_asked_and_ends_by_itself(healthy: Lab) -> None:
-    before = {gateway: downs(healthy, gateway) for gateway in GATEWAYS}
+    before = losses(healthy)
     with watch(healthy, "north") as seen:
         seen.wait(True, 2.0)
         fault = healthy.inject("flap", "north", down="100ms", up="150ms", times=5, wait=True)
         lit = seen.wait(True, 2.0)
-    assert {gateway: downs(healthy, gateway) - before[gateway] for gateway in GATEWAYS} == dict.fromkeys(GATEWAYS, 5)
+    assert losses_since(healthy, before) == dict.fromkeys(GATEWAYS, 5)
     for gateway in GATEWAYS:
         changes = [(t, up) for t, label, up in seen.changes if label == gateway][1:]
         dark = [after - t for (t, up), (after, _) in itertools.pairwise(changes) if not up]
@@ -180,11 +180,11 @@ def test_a_cut_outlasts_a_flap_of_the_same_fiber(healthy: Lab) -> None:
     flap = healthy.inject("flap", "north", down="30ms", up="30ms")
     with healthy.cut("north"):
         oracle.until(lambda: is_dark(healthy, "east-gw", "north"), 2.0, "it is dark")
-        before = downs(healthy, "east-gw")
+        before = carrier_losses(healthy, "east-gw")
         time.sleep(0.2)  # several turns of the flap, which must change nothing
-        assert downs(healthy, "east-gw") == before
+        assert carrier_losses(healthy, "east-gw") == before
         assert is_dark(healthy, "east-gw", "north")
-    oracle.until(lambda: downs(healthy, "east-gw") > before + 1, 2.0, "it goes on flapping")
+    oracle.until(lambda: carrier_losses(healthy, "east-gw") > before + 1, 2.0, "it goes on flapping")
     flap.heal()
 
 
@@ -252,7 +252,7 @@ def test_what_one_netem_cannot_hold_is_refused_on_fiberd_too(healthy: Lab) -> No
 
 @pytest.mark.alone
 def test_the_gap_before_a_step_of_latency_is_dark_and_silent(healthy: Lab) -> None:
-    before = downs(healthy, "west-gw", "south")
+    before = carrier_losses(healthy, "west-gw", "south")
     far = address_of(healthy, "west-gw", "south")
     fault = healthy.inject("latency-step", "south", extra="1ms", gap="400ms")
     found = oracle.udp_super_packets(
@@ -262,7 +262,7 @@ def test_the_gap_before_a_step_of_latency_is_dark_and_silent(healthy: Lab) -> No
     assert found[-1] == 159
     assert found[0] * 0.005 == pytest.approx(0.4, abs=0.1)
     assert len(found) == 160 - found[0], "it is dark once, then it is lit"
-    assert downs(healthy, "west-gw", "south") == before
+    assert carrier_losses(healthy, "west-gw", "south") == before
     fault.refresh()
     assert fault.phase == "delay + 1 ms"
 
@@ -313,12 +313,6 @@ def test_mistakes_are_refused_before_anything_is_touched(healthy: Lab, command: 
 
 
 # ---- a keeper that dies in the middle
-
-
-@pytest.fixture
-def doomed(lab_name: str) -> Iterator[Lab]:
-    with bring_up(lab_name) as lab:
-        yield lab
 
 
 @pytest.mark.parametrize("moment", ["dark", "lit"])

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from builders.commands import run_line
 from builders.conditions import LABS
-from builders.labs import Lab, address_of, ask, ns
+from builders.labs import Lab, address_of, counters, ns
 from oracles import oracle
-
-from testbed.keeper import protocol
 
 pytestmark = LABS
 
@@ -20,12 +18,6 @@ RTT_S = {"north": 2 * 40 * 5e-6, "south": 2 * 47 * 5e-6}
 
 ETHERNET_IP_TCP = 14 + 20 + 32
 """Headers of a TCP segment with timestamps, without preamble, FCS and gap."""
-
-Counters = dict[str, dict[str, float]]
-
-
-def counters(lab: Lab) -> Counters:
-    return {it["direction"]: it for it in ask(lab, protocol.Stats())["directions"]}
 
 
 def binomial_bounds(trials: int, p: float) -> tuple[float, float]:
@@ -165,15 +157,11 @@ def test_delay_can_be_impaired_and_comes_back(healthy: Lab) -> None:
 # ---- nothing goes around
 
 
-def management_address(lab: Lab, node: str) -> str:
-    return address_of(lab, node, "mgmt0")
-
-
 @pytest.mark.parametrize("there", ["west-0", "east-1", "west-gw", "east-gw"])
 def test_nobody_is_reached_over_the_management_network(lab: Lab, there: str) -> None:
     (bridge,) = [it for it in oracle.ip(ns(lab, "mgmt"), "addr", "show", "dev", "mgmt") if it["ifname"] == "mgmt"]
     (own,) = [it["local"] for it in bridge["addr_info"] if it["family"] == "inet"]
-    here, target = ns(lab, "east-0"), management_address(lab, there)
+    here, target = ns(lab, "east-0"), address_of(lab, there, "mgmt0")
     assert oracle.ping(here, own), "the management network itself is there"
     assert oracle.ping(here, target, wait_s=0.2) == []
 
@@ -188,13 +176,13 @@ def test_nobody_is_reached_over_the_management_network(lab: Lab, there: str) -> 
     macs = {node: oracle.ip(ns(lab, node), "link", "show", "dev", "mgmt0")[0]["address"] for node in ("east-0", there)}
     pairs = (("east-0", there), (there, "east-0"))
     for node, other in pairs:
-        neighbour = (management_address(lab, other), "lladdr", macs[other], "dev", "mgmt0")
+        neighbour = (address_of(lab, other, "mgmt0"), "lladdr", macs[other], "dev", "mgmt0")
         run_line(f"ip -n {ns(lab, node)} neigh replace", *neighbour)
     try:
         assert oracle.ping(here, target, wait_s=0.2) == []
     finally:
         for node, other in pairs:
-            run_line(f"ip -n {ns(lab, node)} neigh del", management_address(lab, other), "dev", "mgmt0")
+            run_line(f"ip -n {ns(lab, node)} neigh del", address_of(lab, other, "mgmt0"), "dev", "mgmt0")
 
 
 def test_ipv6_link_local_does_not_pass_the_management_network(lab: Lab) -> None:

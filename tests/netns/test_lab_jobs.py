@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import TESTBED, check, check_refused
+from builders.commands import argv_of, check, check_refused
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, address_of, ask, bring_up, programs_in
@@ -29,7 +29,7 @@ from testbed.errors import Interrupted, LabBusy, UnknownName
 from testbed.host import lab_folder
 from testbed.keeper import client, protocol
 
-pytestmark = LABS
+pytestmark = [*LABS, pytest.mark.usefixtures("folder")]
 
 ENDED_S = 15.0
 """Bound of an end, on two busy cores."""
@@ -56,14 +56,6 @@ def jobs(lab: Lab, command: Command) -> Jobs:
         return found
 
     return listed
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Programs run in a folder that their user can enter."""
-    tmp_path.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def states(lab: Lab) -> set[str]:
@@ -114,7 +106,7 @@ def test_a_detached_job_is_listed_followed_and_stopped(lab: Lab, command: Comman
 
     # Ctrl-C of `attach` detaches; the job goes on.
     attached = subprocess.Popen(
-        [*TESTBED, "attach", "-l", lab.name, job],
+        argv_of(f"attach -l {lab.name} {job}"),
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -149,11 +141,11 @@ def test_a_detached_program_ends_as_it_would_in_the_foreground(
     script = 'echo "here $MINE $PWD"; while [ ! -e go ]; do sleep 0.1; done; echo last; exit 3'
     job = launched(command, lab, "sh", "-c", script)
     following = subprocess.Popen(
-        [*TESTBED, "logs", "-l", lab.name, "--job", job, "-f"],
+        argv_of(f"logs -l {lab.name} --job {job} -f"),
         stdout=subprocess.PIPE,
         text=True,
     )
-    attached = subprocess.Popen([*TESTBED, "attach", "-l", lab.name, job], stdout=subprocess.PIPE, text=True)
+    attached = subprocess.Popen(argv_of(f"attach -l {lab.name} {job}"), stdout=subprocess.PIPE, text=True)
     assert "here yes" in attached.stdout.readline()
     (folder / "go").touch()
     assert attached.wait(30) == 3, "the status of the job, which is that of its worst rank"
@@ -181,7 +173,7 @@ LEAVERS = "sleep 7131 & setsid sleep 7131 & env -i sleep 7131 & sleep 7131"
 
 @pytest.mark.parametrize("who", ["the user's Python", "a detached job's process"])
 def test_a_holder_that_is_killed_leaves_no_program(lab: Lab, command: Command, jobs: Jobs, who: str) -> None:
-    bystander = subprocess.Popen([*TESTBED, "exec", "-l", lab.name, "east-0", "--", "sleep", "7132"])
+    bystander = subprocess.Popen(argv_of(f"exec -l {lab.name} east-0 -- sleep 7132"))
     try:
         if who == "a detached job's process":
             job = launched(command, lab, "sh", "-c", LEAVERS)

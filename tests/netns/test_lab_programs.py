@@ -10,12 +10,11 @@ import host_stalls
 import pytest
 from builders.conditions import LABS
 from builders.json_files import read_json
-from builders.labs import Lab, address_of, ask, bring_up, ns, processes_in
+from builders.labs import NODES, Lab, address_of, bring_up, counters, launched, ns, processes_in
 from oracles import oracle
 from oracles.oracle import Command
 
 from testbed.errors import CannotStart, LabError, StorageError, UnknownName
-from testbed.keeper import protocol
 
 pytestmark = LABS
 
@@ -28,10 +27,6 @@ assert ones.eq(dist.get_world_size()).all()
 print("sum", int(ones[0]), "on rank", dist.get_rank(), flush=True)
 dist.destroy_process_group()
 """
-
-
-def crossed(lab: Lab) -> dict[str, int]:
-    return {it["direction"]: it["bytes"] for it in ask(lab, protocol.Stats())["directions"]}
 
 
 # ---- exec
@@ -69,22 +64,16 @@ def test_an_unknown_node_offers_the_nearest(lab: Lab) -> None:
 
 
 def test_launch_gives_each_rank_its_place_and_keeps_its_words(lab: Lab, tmp_path: Path) -> None:
-    said: list[str] = []
     torchrun = "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT"
     words = f"echo {torchrun} $GLOO_SOCKET_IFNAME $TESTBED_SITE $(hostname) $MINE"
-    status = lab.launch(
-        ["sh", "-c", words], environment={"MINE": "yes"}, directory=tmp_path, echo=said.append
-    ).exit_status()
-    assert status == 0
+    said = launched(lab, ["sh", "-c", words], environment={"MINE": "yes"}, directory=tmp_path)
     master = address_of(lab, "east-0")
-    for rank, (site, node) in enumerate(
-        (("east", "east-0"), ("east", "east-1"), ("west", "west-0"), ("west", "west-1"))
-    ):
+    for rank, node in enumerate(NODES):
         (log,) = tmp_path.glob(f"*/ranks/rank-{rank}.log")
         assert f"[rank {rank}] {log.read_text().rstrip()}" in said
         found = log.read_text().split()
         assert found[:4] == [str(rank), "4", "0", master]
-        assert found[5:] == ["fabric0", site, node, "yes"]
+        assert found[5:] == ["fabric0", node[:4], node, "yes"]
 
 
 TORCHRUN = [
@@ -120,14 +109,10 @@ def test_several_ranks_of_a_node_have_torchruns_whole_environment(lab: Lab, tmp_
         )
     assert set(TORCHRUN) <= set(seen[0][0])
     for rank, it in enumerate(seen[0]):
-        assert (it["RANK"], it["ROLE_RANK"], it["LOCAL_RANK"], it["GROUP_RANK"]) == (
-            str(rank),
-            str(rank),
-            str(rank % 2),
-            str(rank // 2),
-        )
+        ranks = [int(it[key]) for key in ("RANK", "ROLE_RANK", "LOCAL_RANK", "GROUP_RANK")]
+        assert ranks == [rank, rank, rank % 2, rank // 2]
         assert (it["WORLD_SIZE"], it["LOCAL_WORLD_SIZE"], it["GROUP_WORLD_SIZE"]) == ("8", "2", "4")
-        assert it["TESTBED_NODE"] == ("east-0", "east-1", "west-0", "west-1")[rank // 2]
+        assert it["TESTBED_NODE"] == NODES[rank // 2]
     ports = [{it["MASTER_PORT"] for it in ranks} for ranks in seen]
     assert len(ports[0]) == len(ports[1]) == 1 and ports[0].isdisjoint(ports[1])
 
@@ -139,7 +124,7 @@ def test_one_rank_that_fails_ends_the_others_and_gives_its_status(lab: Lab, tmp_
     script = 'if [ "$RANK" = 2 ]; then exit 7; fi; exec sleep 300'
     assert lab.launch(["sh", "-c", script], directory=tmp_path).exit_status() == 7
     assert host_stalls.elapsed_s(began) < 20
-    for node in ("east-0", "east-1", "west-0", "west-1"):
+    for node in NODES:
         assert processes_in(lab, node) == []
 
 
@@ -160,7 +145,7 @@ def test_a_reader_that_has_gone_ends_the_program(lab: Lab, tmp_path: Path) -> No
 
     with pytest.raises(StorageError, match="has gone"):
         lab.launch(["yes"], directory=tmp_path, echo=head).exit_status()
-    for node in ("east-0", "east-1", "west-0", "west-1"):
+    for node in NODES:
         assert processes_in(lab, node) == []
     (run,) = tmp_path.glob("*/run.json")
     found = read_json(run)
@@ -179,15 +164,10 @@ def test_run_json_tells_the_command_and_how_each_rank_ended(
     ends = found["workload"].pop("ends")
     assert {it["rank"]: it["code"] for it in ends} == {0: 0, 1: 1, 2: 2, 3: 3}
     members = [(it["rank"], it["node"], it["site"], it["local_rank"]) for it in found["workload"].pop("members")]
-    assert members == [
-        (0, "east-0", "east", 0),
-        (1, "east-1", "east", 0),
-        (2, "west-0", "west", 0),
-        (3, "west-1", "west", 0),
-    ]
+    assert members == [(rank, node, node[:4], 0) for rank, node in enumerate(NODES)]
     assert found["workload"].pop("same_files") == {}
     scratch = found["workload"].pop("scratch")
-    assert sorted(scratch["folders"]) == ["east-0", "east-1", "west-0", "west-1"]
+    assert sorted(scratch["folders"]) == [*NODES]
     assert (scratch["own_tmp"], scratch["kept"]) == (False, False)
     assert scratch["tmp_shared_because"] == f"the folder of runs lies in it ({run.parent})"
     assert found["workload"] == {"command": "sh -c 'exit $RANK'", "ranks_per_node": 1, "statuses": [0, 1, 2, 3]}
@@ -200,17 +180,15 @@ def test_an_unmodified_torch_program_runs_across_the_fiber(lab: Lab, tmp_path: P
     pytest.importorskip("torch")
     script, floats = tmp_path / "all_reduce.py", 1_000_000
     script.write_text(ALL_REDUCE)
-    said: list[str] = []
-    before = crossed(lab)
-    status = lab.launch([sys.executable, str(script), str(floats)], directory=tmp_path, echo=said.append).exit_status()
-    after = crossed(lab)
-    assert status == 0, said
+    before = counters(lab)
+    said = launched(lab, [sys.executable, str(script), str(floats)], directory=tmp_path)
+    after = counters(lab)
     assert [line for line in said if "hostname" in line] == [], "torch looks up who connects"
     for rank in range(4):
         assert f"[rank {rank}] sum 4 on rank {rank}" in said
     for direction in ("north:west", "north:east"):
         # Whatever the algorithm: what one side has summed up must get to the other, 4 bytes a float.
-        assert after[direction] - before[direction] > 4 * floats
+        assert after[direction]["bytes"] - before[direction]["bytes"] > 4 * floats
 
 
 def test_who_follows_a_lab_ends_with_it(state_folder: Path) -> None:

@@ -8,17 +8,17 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.commands import captured
 from builders.conditions import LABS
 from builders.json_files import read_json
-from builders.labs import Lab, address_of, ask, run_in
+from builders.labs import NODES, Lab, address_of, counters, run_in
 from oracles import oracle
 
 from testbed.errors import MissingTool, UserError
 from testbed.host import lab_folder
-from testbed.keeper import protocol
 
 pytestmark = LABS
 
@@ -71,18 +71,22 @@ int main(int argc, char **argv) {
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working directory, which everybody can read."""
-    tmp_path.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def crossed(lab: Lab) -> int:
     """Return the bytes that have crossed any fiber."""
-    found = ask(lab, protocol.Stats())["directions"]
-    return sum(it["bytes"] for it in found)
+    return sum(direction["bytes"] for direction in counters(lab).values())
+
+
+def is_running(mark: str) -> bool:
+    return any(mark in " ".join(words) for _, words, _ in oracle.processes())
+
+
+@pytest.fixture
+def fake_hydra(folder: Path) -> dict[str, Any]:
+    """Provide the options of a launch by a launcher that starts ranks as hydra does."""
+    mpiexec = folder / "mpiexec"
+    mpiexec.write_text(FAKE_HYDRA)
+    mpiexec.chmod(0o755)
+    return {"start": "mpi", "mpiexec": str(mpiexec)}
 
 
 def launched(lab: Lab, folder: Path, argv: list[str], **how: object) -> tuple[int, list[str]]:
@@ -143,7 +147,7 @@ def test_what_it_started_ends_with_it(lab: Lab, folder: Path) -> None:
     mark = f"1{folder.stat().st_ino}"  # a unique sleep time
     script = f'"$TESTBED_RSH" west-1 "sleep {mark}" & until "$TESTBED_RSH" west-1 "pgrep -f [s]leep.{mark}" >/dev/null;'
     assert first(lab, folder, f"{script} do sleep 0.1; done; echo runs; kill $!") == ["runs"]
-    oracle.until(lambda: not any(mark in " ".join(words) for _, words, _ in oracle.processes()), 20, "it ends")
+    oracle.until(lambda: not is_running(mark), 20, "it ends")
 
 
 # ---- ssh
@@ -204,8 +208,7 @@ def test_one_program_per_node_with_what_torchrun_needs(lab: Lab, folder: Path) -
     status, said = launched(lab, folder, ["sh", "-c", script], start="per-node", ranks_per_node=2)
     assert status == 0
     master = address_of(lab, "east-0")
-    nodes = ("east-0", "east-1", "west-0", "west-1")
-    assert sorted(said) == [f"[{node}] 4 {n} 2 {master} 4 {n} none" for n, node in enumerate(nodes)]
+    assert sorted(said) == [f"[{node}] 4 {n} 2 {master} 4 {n} none" for n, node in enumerate(NODES)]
 
 
 def test_a_rank_of_a_fault_is_the_program_of_its_node(lab: Lab, folder: Path) -> None:
@@ -243,7 +246,7 @@ def test_torchrun_itself_over_two_nodes_a_site(lab: Lab, folder: Path) -> None:
     argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "ranks.py"]
     status, said = launched(lab, folder, argv, start="per-node")
     assert status == 0, said
-    for node in ("east-0", "east-1", "west-0", "west-1"):
+    for node in NODES:
         assert " ".join(said).count(f"sum 8 on {node}") == 2
     assert not [it for it in said if "hostname" in it], "torch looks up who connects"
 
@@ -251,17 +254,15 @@ def test_torchrun_itself_over_two_nodes_a_site(lab: Lab, folder: Path) -> None:
 # ---- MPI
 
 
-def test_an_mpiexec_starts_each_rank_in_its_place_and_tells_how_each_ended(lab: Lab, folder: Path) -> None:
+def test_an_mpiexec_starts_each_rank_in_its_place_and_tells_how_each_ended(
+    lab: Lab, folder: Path, fake_hydra: dict[str, Any]
+) -> None:
     """With a launcher that starts ranks as hydra does; real ones are below, where they are installed."""
-    mpiexec = folder / "mpiexec"
-    mpiexec.write_text(FAKE_HYDRA)
-    mpiexec.chmod(0o755)
     script = 'echo $RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $UCX_TLS $UCX_NET_DEVICES; [ "$RANK" != 5 ] || exit 3'
-    status, said = launched(lab, folder, ["sh", "-c", script], start="mpi", mpiexec=str(mpiexec), ranks_per_node=2)
+    status, said = launched(lab, folder, ["sh", "-c", script], ranks_per_node=2, **fake_hydra)
     assert status == 3, said
-    nodes = ("east-0", "east-1", "west-0", "west-1")
     for rank in range(8):
-        line = f"{rank} {rank % 2} 8 {nodes[rank // 2]} tcp,self fabric0"
+        line = f"{rank} {rank % 2} 8 {NODES[rank // 2]} tcp,self fabric0"
         assert f"[rank {rank}] {line}" in said
         (log,) = folder.glob(f"runs/*/ranks/rank-{rank}.log")
         assert log.read_text() == f"{line}\n"
@@ -274,17 +275,14 @@ def test_an_mpiexec_starts_each_rank_in_its_place_and_tells_how_each_ended(lab: 
     assert (scratch / "rsh" / "reach").exists() and not list(scratch.glob("mpi-*")), "FIFOs are gone"
 
 
-def test_a_stopped_mpi_job_leaves_nothing_behind(lab: Lab, folder: Path) -> None:
-    mpiexec = folder / "mpiexec"
-    mpiexec.write_text(FAKE_HYDRA)
-    mpiexec.chmod(0o755)
+def test_a_stopped_mpi_job_leaves_nothing_behind(lab: Lab, folder: Path, fake_hydra: dict[str, Any]) -> None:
     mark = f"2{folder.stat().st_ino}"
     said: list[str] = []
     argv = ["sh", "-c", f"echo begins; exec sleep {mark}"]
-    job = lab.launch(argv, directory=folder / "runs", echo=said.append, start="mpi", mpiexec=str(mpiexec))
+    job = lab.launch(argv, directory=folder / "runs", echo=said.append, **fake_hydra)
     oracle.until(lambda: said.count("[rank 3] begins") == 1 and len(said) == 4, BOUND_S, "all ranks begin")
     job.stop()
-    oracle.until(lambda: not any(mark in " ".join(words) for _, words, _ in oracle.processes()), 20, "ranks end")
+    oracle.until(lambda: not is_running(mark), 20, "ranks end")
 
 
 def test_what_is_no_mpiexec_is_refused(lab: Lab, folder: Path) -> None:
@@ -308,6 +306,6 @@ def test_a_real_mpi_sends_its_bytes_through_the_fibers(lab: Lab, folder: Path, c
     before = crossed(lab)
     status, said = launched(lab, folder, ["./send", "3"], start="mpi")  # which MPI it is, the program tells
     assert status == 3, said
-    for rank, node in enumerate(("east-0", "east-1", "west-0", "west-1")):
+    for rank, node in enumerate(NODES):
         assert f"[rank {rank}] {rank} of 4, RANK {rank} on {node}" in said
     assert crossed(lab) - before > 2 * MEGABYTE

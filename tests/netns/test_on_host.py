@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import pytest
-from builders.commands import captured, check, check_refused, run_line, words_of
+from builders.commands import argv_of, captured, check, check_refused, run_line, words_of
 from builders.conditions import HOSTS
 from builders.json_files import read_json
 from client_of_hosts import HEEDS_CTRL_C, ROOT, TESTBED, Far, environment, on
@@ -43,7 +43,7 @@ def test_a_lab_there_is_used_as_one_here(far: Far, tmp_path: Path) -> None:
     done = far("exec -l near east-0 -- sh -c", script, given="1\n2\n")
     assert (done.returncode, done.stdout, done.stderr) == (4, "1\n2\neast-0\n", "here\n")
     hint = next(it for it in up.stderr.splitlines() if " down --on " in it)
-    assert shlex.split(hint) == [*TESTBED, "down", "--on", "h1", "near"]
+    assert shlex.split(hint) == argv_of("down --on h1 near")
     check(on(far.hosts, *shlex.split(hint)[len(TESTBED) :]))
 
 
@@ -76,7 +76,7 @@ def test_ctrl_c_of_a_terminal_that_is_not_stdin_arrives_once(far: Far) -> None:
         "while signal.sigtimedwait({2}, 1 if got else 20): got += 1\n"
         "print('got', got, 'in all', flush=True)"
     )
-    words = [*TESTBED, "exec", "--on", "h1", "-l", "far", "east-0", "--", sys.executable, "-c", program]
+    words = argv_of("exec --on h1 -l far east-0 --", sys.executable, "-c", program)
     master, slave = pty.openpty()
     with open(os.devnull) as nothing:  # noqa: PTH123
         client = subprocess.Popen(
@@ -186,7 +186,15 @@ def test_what_start_up_files_print_there_is_no_answer(far: Far) -> None:
         startup.unlink()
 
 
-@pytest.mark.parametrize("line", ["status --on ''", "--on '' status", "status --on a..b", "status --on -oX"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("status --on ''", id="no name behind the verb"),
+        pytest.param("--on '' status", id="no name before the verb"),
+        pytest.param("status --on a..b", id="an empty label"),
+        pytest.param("status --on -oX", id="an option of ssh"),
+    ],
+)
 def test_no_host_is_not_this_one(far: Far, line: str) -> None:
     done = on(far.hosts, line)
     assert (done.returncode in (2, 3), "expected a" in done.stderr, done.stderr.count("\n")) == (True, True, 1)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import TESTBED, check_refused
+from builders.commands import argv_of, check_refused
 from builders.conditions import LABS, is_reachable
 from builders.json_files import read_json
-from builders.labs import Lab, processes_in, shared_lab
+from builders.labs import Lab, launched, processes_in, shared_lab
 from builders.proc import status_of, until_gone
 from oracles import oracle
 from oracles.oracle import Command
@@ -87,9 +87,8 @@ def test_a_hostile_program_changes_nothing(
     state = lab_folder.folder(trained.name)
     keeper = client.ask(state, protocol.Hello())["pid"]
     hostname = Path("/etc/hostname").read_bytes(), os.stat("/etc/hostname").st_uid  # noqa: PTH116
-    said: list[str] = []
     argv = [sys.executable, str(HOSTILE), str(state.path), str(keeper), str(os.getpid()), str(set_uid)]
-    assert trained.launch(argv, directory=tmp_path / "runs", echo=said.append).exit_status() == 0, said
+    said = launched(trained, argv, directory=tmp_path / "runs")
     answers = [json.loads(line.partition("] ")[2]) for line in said]
     assert len(answers) == 4
     for answer in answers:
@@ -135,13 +134,12 @@ def test_while_a_program_runs_the_run_belongs_to_root(
 
 
 def test_as_root_a_program_is_root(trained: Lab, tmp_path: Path) -> None:
-    said: list[str] = []
-    assert trained.launch(["id", "-u"], directory=tmp_path, echo=said.append, as_root=True).exit_status() == 0
+    said = launched(trained, ["id", "-u"], directory=tmp_path, as_root=True)
     assert sorted(said) == [f"[rank {rank}] 0" for rank in range(4)]
 
 
 def test_a_program_ends_with_the_command_that_launched_it(trained: Lab, tmp_path: Path) -> None:
-    words = [*TESTBED, "launch", "-l", trained.name, "--allow-uncertified"]
+    words = argv_of(f"launch -l {trained.name} --allow-uncertified")
     words += ["--runs", str(tmp_path), "--", "sh", "-c", 'echo "pid $$"; exec sleep 1000']
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
         pids = [int(command.stdout.readline().split()[-1]) for _ in range(4)]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from builders.commands import TESTBED, Child, piped
+from builders.commands import Child, argv_of, piped
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, processes_in, programs_in
@@ -41,19 +41,13 @@ while True:
 @contextmanager
 def launched(lab: Lab, folder: Path, *words: str) -> Iterator[Child]:
     """Run `testbed launch` in ``folder``, with Ctrl-C as in a terminal."""
-    argv = [*TESTBED, "launch", "-l", lab.name, "--allow-uncertified", "--runs", str(folder / "runs"), "--", *words]
+    argv = argv_of(f"launch -l {lab.name} --allow-uncertified --runs {folder}/runs --", *words)
     child = piped(argv, cwd=folder, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     try:
         yield child
     finally:
         child.kill()
         child.communicate()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    tmp_path.chmod(0o777)
-    return tmp_path
 
 
 def record(folder: Path) -> dict[str, object]:
@@ -125,7 +119,6 @@ def test_a_command_that_cannot_start_is_told_once(lab: Lab, folder: Path, monkey
         _, err = child.communicate(timeout=60)
     assert (child.returncode, err.count("command not found: 'pyhton'")) == (127, 1), err
     assert "[rank" not in err and not (folder / "runs").exists(), "nothing was started"
-    monkeypatch.chdir(folder)
     for words, status, says in (
         (["./train.py"], 126, "has no permission for it"),
         (["train.py"], 127, "a file of that name is in the current folder: python train.py"),
@@ -144,10 +137,7 @@ def test_a_command_that_cannot_start_is_told_once(lab: Lab, folder: Path, monkey
     assert lab.launch(["mine"], environment=path, directory=folder / "runs").exit_status() == 0, "by its own PATH"
 
 
-def test_what_ignores_sigterm_ends_with_the_job_though_its_rank_has_ended_before(
-    lab: Lab, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
+def test_what_ignores_sigterm_ends_with_the_job_though_its_rank_has_ended_before(lab: Lab, folder: Path) -> None:
     lab.allow_uncertified = True
     script = '(trap "" TERM; echo ready; exec sleep 4242) & wait'
     ready: list[str] = []
@@ -157,10 +147,7 @@ def test_what_ignores_sigterm_ends_with_the_job_though_its_rank_has_ended_before
     assert programs_in(lab, "4242") == []
 
 
-def test_a_program_outlives_the_thread_that_launched_it(
-    lab: Lab, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
+def test_a_program_outlives_the_thread_that_launched_it(lab: Lab, folder: Path) -> None:
     lab.allow_uncertified = True
     jobs: list[testbed.ProgramJob] = []
     thread = threading.Thread(

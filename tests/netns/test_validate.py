@@ -12,7 +12,7 @@ from pathlib import Path
 
 import host_stalls
 import pytest
-from builders.commands import TESTBED, check
+from builders.commands import argv_of, check
 from builders.conditions import ALONE
 from builders.json_files import read_json
 from builders.labs import Lab
@@ -168,7 +168,7 @@ def crossed(lab: str) -> int:
 
 @pytest.fixture
 def validating(lab_name: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [*TESTBED, "validate", "ring", "--only", "correctness"]
+    argv = argv_of("validate ring --only correctness")
     argv += ["--driver", "netns", "--allow-uncertified", "--name", lab_name, "--runs", str(tmp_path)]
     child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
