@@ -7,6 +7,7 @@ import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,11 @@ NEEDS_PROMETHEUS = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
     reason="prometheus is not installed (apt-get install prometheus)",
 )
+
+
+def thorough(*values: Any, id: str | None = None) -> Any:
+    """Return a case of a table that only thorough tests try."""
+    return pytest.param(*values, marks=pytest.mark.thorough, id=id)
 
 
 def is_reachable(*paths: str | Path) -> bool:

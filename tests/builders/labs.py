@@ -28,6 +28,27 @@ def bring_up(name: str = "", topology: str | Topology = "metro-40km", **options:
     return testbed.up(topology, name=name or oracle.unused_name(), **{**defaults, **options})
 
 
+class OwnLab(str):
+    """The name of a lab that a test makes, which also reports what there is of the lab."""
+
+    state: Path
+
+    def __new__(cls, name: str, state: Path) -> OwnLab:
+        made = super().__new__(cls, name)
+        made.state = state
+        return made
+
+    @property
+    def folder(self) -> Path:
+        return self.state / "labs" / self
+
+    def left(self) -> list[str]:
+        return oracle.left_behind(self, self.state)
+
+    def keepers(self) -> list[int]:
+        return oracle.keeper_pids(self, self.state)
+
+
 @contextlib.contextmanager
 def lab_without_leftovers(state: Path, name: str = "", *what: str | Topology, **options: Any) -> Iterator[Lab]:
     """Have a lab up; check for leftovers at its end."""

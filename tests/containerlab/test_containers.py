@@ -64,7 +64,7 @@ def test_each_node_gateway_plant_and_management_is_a_container(lab: Lab) -> None
 
 
 def test_nothing_of_it_is_on_the_hosts_own_network(lab: Lab) -> None:
-    links = json.loads(captured(["ip", "-j", "link"], check=True).stdout)
+    links = json.loads(run_line("ip -j link"))
     for link in links:
         assert not link["ifname"].startswith(("north", "south", "east", "west", "plant"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 
-from builders.commands import captured, run_line
+from builders.commands import run_line
 from builders.conditions import THOROUGH
 from builders.labs import bring_up
 from oracles import oracle
@@ -48,5 +48,5 @@ def test_ports_and_core_keep_their_rates(containers: str) -> None:
             assert rate.measured_bps is not None, rate
             assert 0.8 * rate.target_bps < rate.measured_bps < 1.05 * rate.target_bps
         assert "tbf" in _tc(name, "east-gw") and "tbf" not in _tc(name, "west-gw")
-    left = captured(["docker", "ps", "--all", "--quiet"], check=True).stdout
+    left = run_line("docker ps --all --quiet")
     assert left == ""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from builders import bare_machine
-from builders.commands import captured
+from builders.commands import captured, run_line
 
 import testbed
 from testbed.host.drivers import images
@@ -35,6 +35,6 @@ def test_docker_has_the_image_of_this_version(containers: str) -> None:
 
 
 def inspected(image: str) -> dict[str, Any]:
-    output = captured(["docker", "image", "inspect", image], check=True).stdout
+    output = run_line("docker image inspect", image)
     (description,) = json.loads(output)
     return dict(description)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import captured
+from builders.commands import run_line
 from builders.conditions import ALONE, NEEDS_PROMETHEUS
 from builders.labs import bring_up
 from contract.lab_contract import FILE
@@ -33,9 +33,7 @@ def test_ranks_gateways_and_fibers_are_seen_and_nothing_is_left_of_it(
     lab = bring_up(lab_name, testbed.load(str(path)), agents=True, driver="containerlab", observe=True)
     try:
         (server,) = oracle.working_in(folder)
-        mgmt = captured(
-            ["docker", "inspect", "--format", "{{.State.Pid}}", f"clab-{lab_name}-mgmt"], check=True
-        ).stdout.strip()
+        mgmt = run_line("docker inspect --format", "{{.State.Pid}}", f"clab-{lab_name}-mgmt").strip()
         assert Path(f"/proc/{server}/ns/net").readlink() == Path(f"/proc/{mgmt}/ns/net").readlink()
         with lab.observe(0) as forwarder:
             oracle.until(lambda: len(asked(forwarder.url, "up == 1")) == 3, 20.0, "two ranks and the keeper are up")

@@ -17,7 +17,7 @@ from typing import Any
 import host_stalls
 import pytest
 from builders.commands import TESTBED, Done, captured, check, run_line
-from builders.conditions import ALONE
+from builders.conditions import ALONE, thorough
 from builders.labs import Topology
 from containerlab.test_containers import docker
 from contract.lab_contract import FILE
@@ -141,7 +141,7 @@ def test_names_that_somebody_elses_container_or_namespace_has_are_refused(topolo
     assert not lab_folder.folder(name).path.exists()
 
 
-@pytest.mark.parametrize("everything", [pytest.param(False, marks=pytest.mark.thorough), True])
+@pytest.mark.parametrize("everything", [thorough(False), True])
 def test_down_after_sigkill(topology: Topology, name: str, everything: bool) -> None:
     up(topology, name)
     victims = keeper_pids(name)
@@ -243,7 +243,7 @@ def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("node", ["west-0", pytest.param("west-gw", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("node", ["west-0", thorough("west-gw")])
 def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: Topology, node: str) -> None:
     """A gateway's ranks would wait 30 s for one another."""
     name = oracle.unused_name()
@@ -332,7 +332,7 @@ def test_of_a_lab_whose_docker_is_gone_each_verb_says_so_in_a_sentence(
         down(name)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.thorough) for it in range(1, 12))])
+@pytest.mark.parametrize("seed", [0, *map(thorough, range(1, 12))])
 def test_an_up_that_is_killed_at_some_moment_leaves_what_down_removes(
     topology: Topology, name: str, tmp_path: Path, seed: int
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import argv_of, captured
+from builders.commands import argv_of, captured, run_line
 from builders.conditions import ALONE
 from builders.json_files import read_json
 
@@ -45,7 +45,7 @@ def run(argv: list[str], environment: dict[str, str], timeout_s: float = 150) ->
 
 
 def namespaces(lab: str) -> list[str]:
-    listed = captured(["ip", "netns", "list"], check=True, timeout=10).stdout
+    listed = run_line("ip netns list")
     return [line.split()[0] for line in listed.splitlines() if line.startswith(f"tb.{lab}.")]
 
 

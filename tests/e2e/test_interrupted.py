@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from builders.conditions import ALONE
+from builders.conditions import ALONE, thorough
 from builders.json_files import read_json
 from builders.labs import bring_up
 from oracles import oracle
@@ -81,7 +81,7 @@ class Typed:
         return {name: sign for sign, name in re.findall(r" ([✓✗■]) (\w+) +\d+\.\d\d s", self.text)}
 
 
-@pytest.mark.parametrize("presses", [pytest.param(1, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize("presses", [thorough(1), 3])
 def test_a_run_is_undone_and_what_succeeded_is_not_marked_as_failed(
     state_folder: Path, lab_name: str, tmp_path: Path, presses: int
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import ssh_hosts
 from builders.commands import TESTBED, captured, words_of
-from builders.labs import GATEWAYS, Lab, bring_up, is_dark, shared_lab
+from builders.labs import GATEWAYS, Lab, OwnLab, bring_up, is_dark, shared_lab
 from client_of_hosts import Far, lab_up, nothing_left
 from oracles import oracle
 from oracles.oracle import Command
@@ -25,6 +25,12 @@ def healthy(lab: Lab) -> Iterator[Lab]:
     lab.heal()
     for link in ("north", "south"):
         oracle.until(lambda link=link: carrier_up(lab, link), 5.0, f"{link} has its carrier")  # type: ignore[misc]
+
+
+@pytest.fixture
+def own(lab_name: str, state_folder: Path) -> OwnLab:
+    """Provide an unused name; at the end of the test nothing of the lab may be left."""
+    return OwnLab(lab_name, state_folder)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 import host_stalls
 import pytest
 from agents_lab import AGENTS, Message, Nodes, Parent, Ranks, fork_server, nodes_up
-from builders.conditions import LABS, TORCH
+from builders.conditions import LABS, TORCH, thorough
 from oracles.oracle import until
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -341,7 +341,7 @@ def test_a_rank_that_cannot_start_is_said(parent: Parent) -> None:
     assert (died["rank"], died["code"]) == (77, 1)
 
 
-@pytest.mark.parametrize("how", ["end of stdin", pytest.param("SIGKILL", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("how", ["end of stdin", thorough("SIGKILL")])
 def test_no_rank_outlives_the_parent(nodes: Nodes, tmp_path: Path, how: str) -> None:
     with fork_server(tmp_path / "parent.log") as own:
         ranks = Ranks(own, nodes, tmp_path, SITES, **FIELDS)

@@ -11,7 +11,7 @@ import pytest
 from builders.commands import TESTBED, captured
 from builders.conditions import THOROUGH, TORCH
 from builders.json_files import read_json
-from builders.labs import bring_up
+from builders.labs import OwnLab, bring_up
 
 from testbed.core.training.hierarchical import Hierarchical
 from testbed.core.training.strategy_operation import Operation
@@ -31,9 +31,7 @@ class Twin(Hierarchical):
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.2])
-def test_a_package_that_lies_about_bytes_fails_the_run(
-    lab_name: str, state_folder: Path, tmp_path: Path, factor: float
-) -> None:
+def test_a_package_that_lies_about_bytes_fails_the_run(own: OwnLab, tmp_path: Path, factor: float) -> None:
     package = tmp_path / "package"
     about = package / "byte_liar-1.dist-info"
     about.mkdir(parents=True)
@@ -45,7 +43,7 @@ def test_a_package_that_lies_about_bytes_fails_the_run(
     file = tmp_path / "lie.yaml"
     file.write_text("topology: metro-40km\nworkload: {strategy: byte-liar, steps: 40, compute: 100ms}\n")
     environment = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{package}"}
-    words = ["run", str(file), "--name", lab_name, "--runs", str(tmp_path / "runs"), "--allow-uncertified"]
+    words = ["run", str(file), "--name", own, "--runs", str(tmp_path / "runs"), "--allow-uncertified"]
     argv = [*TESTBED, *words]
     done = captured(argv, env=environment, timeout=120)
     assert done.returncode == 1, done.stderr

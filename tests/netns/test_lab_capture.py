@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from builders.commands import argv_of, captured, run_line
-from builders.conditions import LABS
+from builders.conditions import LABS, thorough
 from builders.json_files import read_json
 from builders.labs import Lab, ask, ns, run_in
 from contract.capture_contract import CaptureContract
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_it_with_a_whole_file_of_the_callers(lab: Lab, tmp_path: Pat
     assert "belongs to root (uid 0); name another file" in refused.stderr
 
 
-@pytest.mark.parametrize("reader", ["tcpdump", pytest.param("tshark", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("reader", ["tcpdump", thorough("tshark")])
 def test_other_programs_read_it_along(lab: Lab, tmp_path: Path, reader: str) -> None:
     if shutil.which(reader) is None:
         pytest.skip(f"{reader} is not installed")

@@ -21,7 +21,7 @@ import pytest
 from builders.commands import check, check_refused, run_line
 from builders.conditions import ALONE
 from builders.json_files import read_json
-from builders.labs import Lab, address_of, bring_up, ns
+from builders.labs import Lab, OwnLab, address_of, bring_up, ns
 from oracles import oracle
 from oracles.oracle import Command
 
@@ -292,12 +292,12 @@ IMPOSSIBLE = ("run", "intra-metro-5km", "--set", "scale=1", "--steps", "3")
 @pytest.mark.skipif(bool(fork_server.missing()), reason="a run trains, and there are no training agents here")
 @pytest.mark.thorough
 def test_a_run_is_refused_unless_the_user_insists_and_then_every_page_says_so(
-    command: Command, lab_name: str, tmp_path: Path, state_folder: Path
+    command: Command, own: OwnLab, tmp_path: Path
 ) -> None:
-    words = (*IMPOSSIBLE, "--name", lab_name, "--runs", str(tmp_path))
+    words = (*IMPOSSIBLE, "--name", own, "--runs", str(tmp_path))
     check_refused(command(*words), 1, "outside tolerance: north:")
     assert list(tmp_path.iterdir()) == []
-    assert oracle.left_behind(lab_name, state_folder) == []
+    assert own.left() == []
 
     insisted = command(*words, "--allow-uncertified", timeout_s=120.0)
     assert insisted.returncode == 1, "what ran on uncertified fibers is no pass"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders.commands import check_refused, run_line
 from builders.conditions import LABS
-from builders.labs import Lab, Topology, address_of, bring_up, is_dark, ns
+from builders.labs import Lab, OwnLab, Topology, address_of, bring_up, is_dark, ns
 from oracles import oracle
 from oracles.oracle import Command
 
@@ -48,17 +48,17 @@ def broken(topology: Topology, **fields: object) -> Topology:
     return dataclasses.replace(topology, links=(dataclasses.replace(first, **fields), *others))  # type: ignore[arg-type]
 
 
-def test_two_labs_are_up_at_once_and_go_one_by_one(lab: Lab, lab_name: str, state_folder: Path) -> None:
-    with bring_up(lab_name, "intra-metro-5km"):
-        assert {it.name for it in testbed.labs()} == {lab.name, lab_name}
+def test_two_labs_are_up_at_once_and_go_one_by_one(lab: Lab, own: OwnLab) -> None:
+    with bring_up(own, "intra-metro-5km"):
+        assert {it.name for it in testbed.labs()} == {lab.name, own}
         with pytest.raises(UserError, match="several labs are up"):
             testbed.attach()
-        mine = oracle.addresses(oracle.netns(lab_name, "west-0"), "fabric0")["inet"]
-        assert len(oracle.ping(oracle.netns(lab_name, "east-0"), mine, count=3)) == 3, "the same addresses, apart"
+        mine = oracle.addresses(oracle.netns(own, "west-0"), "fabric0")["inet"]
+        assert len(oracle.ping(oracle.netns(own, "east-0"), mine, count=3)) == 3, "the same addresses, apart"
         with lab.cut("north"):
-            assert not oracle.no_carrier(oracle.netns(lab_name, "east-gw"), "north")
+            assert not oracle.no_carrier(oracle.netns(own, "east-gw"), "north")
             assert is_dark(lab, "east-gw", "north")
-    assert oracle.left_behind(lab_name, state_folder) == []
+    assert own.left() == []
     assert len(oracle.namespaces(lab.name)) == 8
     assert testbed.attach().name == lab.name
 
@@ -72,19 +72,17 @@ def test_a_name_that_is_up_is_taken_and_stays_up(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("node", ["plant", "mgmt", "west-gw", "east-1"])
-def test_a_namespace_of_somebody_else_is_named_and_left_alone(
-    lab_name: str, foreign: list[str], state_folder: Path, node: str
-) -> None:
-    name = oracle.netns(lab_name, node)
+def test_a_namespace_of_somebody_else_is_named_and_left_alone(own: OwnLab, foreign: list[str], node: str) -> None:
+    name = oracle.netns(own, node)
     run_line(f"ip netns add {name}")
     foreign.append(name)
     identity = identity_of(name)
     with pytest.raises(NameTaken, match=f"{name} exists.*live lab.*choose another --name"):
-        testbed.up("metro-40km", name=lab_name, agents=False)
+        testbed.up("metro-40km", name=own, agents=False)
     assert identity_of(name) == identity
-    assert oracle.namespaces(lab_name) == {node}
-    assert not (state_folder / "labs" / lab_name).exists()
-    assert testbed.down(lab_name) is False
+    assert oracle.namespaces(own) == {node}
+    assert not own.folder.exists()
+    assert testbed.down(own) is False
     assert identity_of(name) == identity
 
 
@@ -108,26 +106,22 @@ def test_one_that_appears_while_the_lab_is_built_is_left_alone_too(lab_name: str
         ({"delay_s": 1e6}, "north:west: delay"),  # the emulator, when all namespaces stand
     ],
 )
-def test_a_bring_up_that_fails_undoes_itself(
-    lab_name: str, state_folder: Path, fields: dict[str, object], words: str
-) -> None:
+def test_a_bring_up_that_fails_undoes_itself(own: OwnLab, fields: dict[str, object], words: str) -> None:
     with pytest.raises(TestbedError, match=words):
-        testbed.up(broken(testbed.load("metro-40km"), **fields), name=lab_name, agents=False)
-    oracle.until(lambda: not oracle.left_behind(lab_name, state_folder), 5.0, "nothing is left")
+        testbed.up(broken(testbed.load("metro-40km"), **fields), name=own, agents=False)
+    oracle.until(lambda: not own.left(), 5.0, "nothing is left")
 
 
 @pytest.mark.alone
-def test_a_rate_that_the_host_cannot_carry_is_refused_and_undone_unless_the_user_insists(
-    lab_name: str, state_folder: Path
-) -> None:
+def test_a_rate_that_the_host_cannot_carry_is_refused_and_undone_unless_the_user_insists(own: OwnLab) -> None:
     """Ten terabits per second are more than any computer forwards: packets are late, or too slow."""
     topology = broken(testbed.load("intra-metro-5km"), rate_bps=1e13, queue_bytes=100_000_000)
     with pytest.raises((FidelityError, NoisyHost)) as refused:
-        testbed.up(topology, name=lab_name, agents=False)
+        testbed.up(topology, name=own, agents=False)
     verdicts = ("outside tolerance", "not measurable on this host now")
     assert str(refused.value).startswith(tuple(f"the lab is {verdict}: north:" for verdict in verdicts))
-    assert oracle.left_behind(lab_name, state_folder) == []
-    with bring_up(lab_name, topology) as lab:
+    assert own.left() == []
+    with bring_up(own, topology) as lab:
         assert lab.certificate is not None
         assert not lab.certificate.certified
         assert lab.status().links[0].verdict == ("bad" if lab.certificate.links[0].why else "not measured")
@@ -190,13 +184,13 @@ def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pyte
         run_line("umount --lazy", str(disk))
 
 
-def test_down_ends_what_users_left_running_inside(lab_name: str, state_folder: Path) -> None:
-    lab = bring_up(lab_name)
-    name = oracle.netns(lab_name, "east-0")
+def test_down_ends_what_users_left_running_inside(own: OwnLab) -> None:
+    lab = bring_up(own)
+    name = oracle.netns(own, "east-0")
     lab.exec("east-0", ["sh", "-c", "trap '' TERM HUP; setsid sleep 1000 >/dev/null 2>&1 & exit 0"])
     oracle.until(lambda: oracle.inside_pids(name), 5.0, "it runs")
     lab.down()
-    assert oracle.left_behind(lab_name, state_folder) == []
+    assert own.left() == []
 
 
 def test_a_lab_that_is_down_says_so(lab_name: str) -> None:
@@ -207,24 +201,24 @@ def test_a_lab_that_is_down_says_so(lab_name: str) -> None:
         lab.cut("north")
 
 
-def test_a_lab_whose_journal_is_lost_goes_by_its_mark(lab_name: str, state_folder: Path, command: Command) -> None:
+def test_a_lab_whose_journal_is_lost_goes_by_its_mark(own: OwnLab, command: Command) -> None:
     """Also where somebody removed the names of its namespaces before: their other handles are mounts in its folder."""
-    bring_up(lab_name)
-    journal = state_folder / "labs" / lab_name / "journal.jsonl"
+    bring_up(own)
+    journal = own.folder / "journal.jsonl"
     try:
-        oracle.kill(oracle.keeper_pids(lab_name, state_folder))
-        oracle.until(lambda: not oracle.emulator_pids(lab_name), 10.0, "the emulator went with its keeper")
+        oracle.kill(own.keepers())
+        oracle.until(lambda: not oracle.emulator_pids(own), 10.0, "the emulator went with its keeper")
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[1:]))
-        said = " ".join(command(f"status -l {lab_name}").stdout.split())
+        said = " ".join(command(f"status -l {own}").stdout.split())
         assert "not the first line of a journal" in said and "restarted" not in said
         os.truncate(journal, 0)
-        check_refused(command(f"heal -l {lab_name}"), 3, f"cannot heal lab {lab_name}: ")
+        check_refused(command(f"heal -l {own}"), 3, f"cannot heal lab {own}: ")
         for node in ("east-0", "plant"):
-            run_line("ip netns del", oracle.netns(lab_name, node))
+            run_line("ip netns del", oracle.netns(own, node))
     finally:
-        done = command(f"down {lab_name}")
+        done = command(f"down {own}")
     assert done.returncode == 0, done.stderr
-    assert oracle.left_behind(lab_name, state_folder) == []
+    assert own.left() == []
 
 
 def test_a_run_that_cannot_be_written_keeps_no_lab(lab_name: str, tmp_path: Path) -> None:

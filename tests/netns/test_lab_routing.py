@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import host_stalls
 import pytest
-from builders.conditions import ALONE
+from builders.conditions import ALONE, thorough
 from builders.labs import Lab, address_of, bring_up, ns
 from oracles import oracle
 
@@ -123,7 +123,7 @@ class Datagrams:
                 self.arrivals.append(time.monotonic())
 
 
-@pytest.mark.parametrize("family", ["inet", pytest.param("inet6", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("family", ["inet", thorough("inet6")])
 def test_datagrams_pause_for_less_than_a_tenth_of_a_second(lab: Lab, family: str) -> None:
     """The longest silence around the cut and around the heal, by the median of three; nothing goes in circles."""
     here, there, link = ends(lab)

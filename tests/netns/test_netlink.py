@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import captured
+from builders.commands import captured, run_line
 from builders.conditions import LABS
+from oracles.oracle import ip
 
 from testbed.errors import HostError
 from testbed.host.linux import namespace, rtnetlink
@@ -26,13 +27,13 @@ LAST_RESORT = 4294967295
 @pytest.fixture
 def name() -> Iterator[str]:
     mine = f"nl{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", mine], check=True, timeout=10)
+    run_line("ip netns add", mine)
     for cable in ("k0", "k1"):
         words = ["ip", "-n", mine, "link", "add", cable, "type", "veth", "peer", "name", f"{cable}-far"]
         subprocess.run(words, check=True, timeout=10)
-        subprocess.run(["ip", "-n", mine, "link", "set", f"{cable}-far", "up"], check=True, timeout=10)
+        run_line("ip -n", mine, "link", "set", f"{cable}-far", "up")
     yield mine
-    subprocess.run(["ip", "netns", "del", mine], check=True, timeout=10)
+    run_line("ip netns del", mine)
 
 
 @pytest.fixture
@@ -44,11 +45,6 @@ def space(name: str) -> Iterator[Namespace]:
             opened.add_address(cable, f"10.9.{number}.1/24")
             opened.add_address(cable, f"fd09:0:0:{number}::1/64")
         yield opened
-
-
-def ip(name: str, *words: str) -> list[dict[str, Any]]:
-    done = captured(["ip", "-n", name, "-j", *words], check=True, timeout=10)
-    return json.loads(done.stdout or "[]")
 
 
 def routes(name: str, family: str, destination: str) -> list[dict[str, Any]]:
@@ -116,7 +112,7 @@ def test_carriers_change_together_and_are_seen(name: str, space: Namespace) -> N
 
 def test_a_veth_into_another_namespace_has_what_was_asked_for(name: str, space: Namespace) -> None:
     other = f"{name}-b"
-    subprocess.run(["ip", "netns", "add", other], check=True, timeout=10)
+    run_line(f"ip netns add {other}")
     try:
         space.add_veth("near", 77, "far", Path("/run/netns", other), 1400, "02:00:00:00:00:11")
         space.assert_distinct_indices("near")
@@ -130,7 +126,7 @@ def test_a_veth_into_another_namespace_has_what_was_asked_for(name: str, space: 
         space.delete_link("near")
         assert [link["ifname"] for link in ip(other, "link")] == ["lo"]
     finally:
-        subprocess.run(["ip", "netns", "del", other], check=True, timeout=10)
+        run_line(f"ip netns del {other}")
 
 
 def test_a_bridge_isolates_its_ports_and_knows_an_address(name: str, space: Namespace) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import captured
+from builders.commands import captured, run_line
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, bring_up
@@ -45,11 +44,11 @@ cat "$TMPDIR/beside-$TESTED" || true
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
     folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=755", "small", str(folder)], check=True)
+    run_line(f"mount -t tmpfs -o size=3m,mode=755 small {folder}")
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        run_line(f"umount --lazy {folder}")
 
 
 @pytest.fixture(scope="module")

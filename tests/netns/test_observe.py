@@ -23,7 +23,7 @@ import pytest
 from builders.commands import TESTBED, Child, captured, piped, run_line
 from builders.conditions import LABS, NEEDS_PROMETHEUS
 from builders.json_files import read_json, read_lines
-from builders.labs import Lab, bring_up, ns
+from builders.labs import Lab, OwnLab, bring_up, ns
 from builders.proc import status_of, until_gone
 from oracles import oracle
 from oracles.oracle import Command
@@ -377,13 +377,13 @@ def test_a_port_that_is_taken_is_said_so(lab: Lab) -> None:
             lab.observe(port)
 
 
-def test_a_lab_that_is_not_observed_has_nothing_of_it(lab_name: str, state_folder: Path) -> None:
-    with bring_up(lab_name) as plain:
-        with pytest.raises(UserError, match=f"lab {lab_name} runs no Prometheus; .*testbed up --observe"):
+def test_a_lab_that_is_not_observed_has_nothing_of_it(own: OwnLab) -> None:
+    with bring_up(own) as plain:
+        with pytest.raises(UserError, match=f"lab {own} runs no Prometheus; .*testbed up --observe"):
             plain.observe(0)
         assert plain.prometheus == plain.status().prometheus == ""
-        assert run_line("ip netns exec", oracle.netns(lab_name, "mgmt"), "ss", "-ltnH") == ""
-        folder = state_folder / "labs" / lab_name
+        assert run_line("ip netns exec", oracle.netns(own, "mgmt"), "ss", "-ltnH") == ""
+        folder = own.folder
         assert not (folder / "prometheus").exists() and not (folder / "prometheus.log").exists()
 
 
@@ -399,47 +399,42 @@ def test_two_observed_labs_are_apart(lab: Lab, lab_name: str) -> None:
 
 
 @pytest.mark.thorough
-def test_killed_with_its_keeper_and_down_leaves_nothing(lab_name: str, state_folder: Path, lab: Lab) -> None:
-    others = oracle.working_in(state_folder)
-    bring_up(lab_name, observe=True)
-    (mine,) = set(oracle.working_in(state_folder)) - set(others)
-    oracle.kill(oracle.keeper_pids(lab_name, state_folder))
+def test_killed_with_its_keeper_and_down_leaves_nothing(own: OwnLab, lab: Lab) -> None:
+    others = oracle.working_in(own.state)
+    bring_up(own, observe=True)
+    (mine,) = set(oracle.working_in(own.state)) - set(others)
+    oracle.kill(own.keepers())
     until_gone(mine, bound_s=5.0)
-    assert testbed.down(lab_name) is True
-    assert oracle.left_behind(lab_name, state_folder) == []
-    assert oracle.working_in(state_folder) == others
+    assert testbed.down(own) is True
+    assert own.left() == []
+    assert oracle.working_in(own.state) == others
 
 
 @pytest.mark.thorough
-def test_that_it_ended_is_told_and_stops_nothing_else(
-    lab_name: str, state_folder: Path, lab: Lab, command: Command
-) -> None:
-    others = oracle.working_in(state_folder)
-    with bring_up(lab_name, observe=True) as mine:
-        with observing(lab_name, "--port", "0") as (child, _):
-            oracle.kill(list(set(oracle.working_in(state_folder)) - set(others)))
+def test_that_it_ended_is_told_and_stops_nothing_else(own: OwnLab, lab: Lab, command: Command) -> None:
+    others = oracle.working_in(own.state)
+    with bring_up(own, observe=True) as mine:
+        with observing(own, "--port", "0") as (child, _):
+            oracle.kill(list(set(oracle.working_in(own.state)) - set(others)))
             _, err = child.communicate(timeout=10)
-            assert child.returncode == LabError.exit_code and f"Prometheus of lab {lab_name} has ended" in err
+            assert child.returncode == LabError.exit_code and f"Prometheus of lab {own} has ended" in err
         (why,) = mine.status().why
         assert why == "Prometheus was killed by SIGKILL: nothing scrapes the lab any more"
         assert mine.status().state == "degraded"
         with pytest.raises(LabError, match="was killed by SIGKILL"):
             mine.observe(0)
         assert (
-            "prometheus was killed by SIGKILL; the lab continues without monitoring"
-            in command(f"logs -l {lab_name}").stdout
+            "prometheus was killed by SIGKILL; the lab continues without monitoring" in command(f"logs -l {own}").stdout
         )
         with mine.cut("north"):
-            assert oracle.no_carrier(oracle.netns(lab_name, "east-gw"), "north")
+            assert oracle.no_carrier(oracle.netns(own, "east-gw"), "north")
 
 
-def test_without_the_program_nothing_is_built(
-    lab_name: str, state_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_program_nothing_is_built(own: OwnLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingTool, match=r"prometheus is missing: .*install it with: apt-get install prometheus"):
-        bring_up(lab_name, observe=True)
-    assert not (state_folder / "labs" / lab_name).exists()
+        bring_up(own, observe=True)
+    assert not own.folder.exists()
 
 
 @pytest.fixture
@@ -451,15 +446,15 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_one_that_does_not_come_up_is_quoted_and_the_lab_undone(
-    lab_name: str, state_folder: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    own: OwnLab, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = open_folder / "prometheus"
     fake.write_text("#!/bin/sh\necho 'err=\"no room for the head block\"' >&2\nexit 3\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{open_folder}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises((LabError, HostError), match=r"prometheus ended with status 3: .*no room for the head block"):
-        bring_up(lab_name, observe=True)
-    assert oracle.left_behind(lab_name, state_folder) == []
+        bring_up(own, observe=True)
+    assert own.left() == []
 
 
 STUBBORN = """#!/bin/sh
@@ -469,15 +464,15 @@ exec setpriv --pdeathsig clear -- perl -e 'sleep 600' -- "$@"
 
 
 def test_one_that_outlives_a_keeper_killed_while_it_starts_is_found_by_its_folder(
-    lab_name: str, state_folder: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    own: OwnLab, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal does not know its pid yet."""
     fake = open_folder / "prometheus"
     fake.write_text(STUBBORN)
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{open_folder}{os.pathsep}{os.environ['PATH']}")
-    folder = state_folder / "labs" / lab_name / "prometheus"
-    words = f"up metro-40km --name {lab_name} --no-agents --observe --keep".split()
+    folder = own.folder / "prometheus"
+    words = f"up metro-40km --name {own} --no-agents --observe --keep".split()
     argv = [*TESTBED, *words]
     with piped(argv) as child:
 
@@ -486,9 +481,9 @@ def test_one_that_outlives_a_keeper_killed_while_it_starts_is_found_by_its_folde
 
         oracle.until(stubborn, 30.0, "the server has been started")
         (pid,) = stubborn()
-        oracle.kill(oracle.keeper_pids(lab_name, state_folder))
+        oracle.kill(own.keepers())
         _, err = child.communicate(timeout=30)
         assert child.returncode == LabError.exit_code and "Traceback" not in err
     assert Path(f"/proc/{pid}").exists(), "the kernel has not ended it"
-    assert testbed.down(lab_name) is True
+    assert testbed.down(own) is True
     assert oracle.working_in(folder) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.conditions import ALONE
+from builders.conditions import ALONE, thorough
 from builders.labs import Lab, address_of, bring_up, ns, shared_lab
 from oracles import oracle
 from oracles.oracle import Command
@@ -47,7 +47,7 @@ def test_a_lab_as_it_was_built_has_no_path_around_any_pair_of_its_sites(lab: Lab
 @pytest.mark.parametrize(
     ("sites", "family", "said"),
     [
-        pytest.param("cd", "inet6", "over IPv6", id="last two sites, IPv6 only", marks=pytest.mark.thorough),
+        thorough("cd", "inet6", "over IPv6", id="last two sites, IPv6 only"),
         pytest.param("cd", "inet", "over IPv4", id="last two sites, IPv4 only"),
         pytest.param("bd", "inet6", "over IPv6", id="sites that no fiber joins"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from builders.commands import run_line
 from builders.conditions import LABS
 from builders.json_files import read_json, recorded_events
-from builders.labs import Lab, end_rank, ns, shared_lab
+from builders.labs import Lab, OwnLab, end_rank, ns, shared_lab
 from oracles import oracle
 from oracles.oracle import Command
 
@@ -148,11 +148,9 @@ def test_the_end_of_a_run_is_written_on_a_full_disk(disk: Path) -> None:
 
 
 @pytest.mark.alone
-def test_a_full_disk_is_status_3_then_and_later(
-    state_folder: Path, command: Command, disk: Path, lab_name: str
-) -> None:
+def test_a_full_disk_is_status_3_then_and_later(own: OwnLab, command: Command, disk: Path) -> None:
     pytest.importorskip("torch", reason="the training agents need torch")
-    words = ("run", "metro-40km", "--name", lab_name, "--runs", str(disk), "--steps", "4000", "--allow-uncertified")
+    words = ("run", "metro-40km", "--name", own, "--runs", str(disk), "--steps", "4000", "--allow-uncertified")
     done: list[int] = []
     thread = Thread(target=lambda: done.append(command(*words, timeout_s=150.0).returncode))
     thread.start()
@@ -161,7 +159,7 @@ def test_a_full_disk_is_status_3_then_and_later(
     fill(disk)
     thread.join(150)
     assert done == [3]
-    (run,) = disk.glob(f"{lab_name}-*")
+    (run,) = disk.glob(f"{own}-*")
     info = read_json(run / "run.json")
     assert (info["status"], bool(info["unknown_because"])) == ("failed", True)
     (disk / "ballast").unlink()

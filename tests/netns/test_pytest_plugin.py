@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders.commands import captured
-from builders.conditions import ALONE
+from builders.conditions import ALONE, thorough
 from oracles import oracle
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -228,7 +228,7 @@ SLOW = """
     [
         (signal.SIGTERM, 0),
         *(
-            pytest.param(*case, marks=pytest.mark.thorough)
+            thorough(*case)
             for case in ((signal.SIGINT, 0), (signal.SIGKILL, 0), (signal.SIGINT, 2), (signal.SIGTERM, 2))
         ),
     ],
