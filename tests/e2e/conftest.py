@@ -12,10 +12,6 @@ CHROMIUM = next(
 )
 
 
-def width_of(page) -> int:
-    return page.evaluate("document.documentElement.scrollWidth")
-
-
 @pytest.fixture(scope="module")
 def browser():
     if CHROMIUM is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from builders import run_factory, run_kinds
-from e2e.conftest import width_of
+from builders.pages import width_of
 
 from testbed.host.files.store import RunDirectory, write_report
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from builders import validation_factory as factory
-from e2e.conftest import width_of
+from builders.pages import width_of
 
 from testbed.host.files.store import RunDirectory
 from testbed.host.files.validations import write_validation
