@@ -20,7 +20,7 @@ import pytest
 from builders.commands import argv_of, captured, run_line
 from builders.conditions import LABS, thorough
 from builders.json_files import read_json
-from builders.labs import Lab, ask, ns, run_in
+from builders.labs import Lab, counters, events, ns, run_in
 from contract.capture_contract import CaptureContract
 from contract.lab_contract import Inside
 from oracles import oracle
@@ -76,11 +76,6 @@ def ping(lab: Lab, count: int) -> None:
 
 def stream(lab: Lab, seconds: float = 1.0) -> None:
     oracle.iperf3(ns(lab, "east-0"), ns(lab, "west-0"), "10.2.1.1", seconds=seconds)
-
-
-def events(lab: Lab, kind: str) -> list[dict[str, Any]]:
-    page = ask(lab, protocol.Events(since=0))
-    return [it for it in page["events"] if it["event"] == kind]
 
 
 def test_ctrl_c_ends_it_with_a_whole_file_of_the_callers(lab: Lab, tmp_path: Path) -> None:
@@ -231,8 +226,7 @@ def test_a_fiber_is_shown_with_who_made_each_value(healthy: Lab, command: Comman
     assert west["delay_s"] == west["impairment"]["delay_s"] - west["taken_off_s"] > 0
 
     def counted() -> protocol.DirectionCounters:
-        directions = ask(healthy, protocol.Stats())["directions"]
-        return next(it for it in directions if it["direction"] == "north:west")
+        return counters(healthy)["north:west"]
 
     before = counted()
     (now,) = healthy.fiber("north:west")

@@ -34,7 +34,7 @@ pytestmark = [*LABS, pytest.mark.usefixtures("folder")]
 ENDED_S = 15.0
 """Bound of an end, on two busy cores."""
 
-Jobs = Callable[[], list[dict[str, Any]]]
+Jobs = Callable[[], dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +49,13 @@ def lab(state_folder: Path) -> Iterator[Lab]:
 
 @pytest.fixture
 def jobs(lab: Lab, command: Command) -> Jobs:
-    def listed() -> list[dict[str, Any]]:
-        done = command(f"jobs -l {lab.name} --json")
-        assert done.returncode == 0, done.stderr
-        found: list[dict[str, Any]] = json.loads(done.stdout)
+    def by_id() -> dict[str, dict[str, Any]]:
+        listed = json.loads(check(command(f"jobs -l {lab.name} --json")))
+        found = {job["id"]: job for job in listed}
+        assert len(found) == len(listed)
         return found
 
-    return listed
+    return by_id
 
 
 def states(lab: Lab) -> set[str]:
@@ -77,7 +77,7 @@ def test_a_detached_job_is_listed_followed_and_stopped(lab: Lab, command: Comman
 
     theirs = lab.job(job)  # of another process, and yet a job like any other
     theirs.wait_for(3, timeout=60)
-    (now,) = [it for it in jobs() if it["id"] == job]
+    now = jobs()[job]
     assert (now["kind"], now["what"], now["state"], now["run"]) == ("train", "ddp, 900 steps", "running", str(run))
     assert now["step"] >= 3 and now["steps"] == 900 and now["train_loss"] > 0 and now["tokens_per_s"] > 0
     assert now["pid"] != os.getpid() and Path(f"/proc/{now['pid']}").exists()
@@ -122,7 +122,7 @@ def test_a_detached_job_is_listed_followed_and_stopped(lab: Lab, command: Comman
     assert stopped.stdout.startswith(f"{job}: stopped at step ")
     assert states(lab).isdisjoint({"training"})
     until_gone(now["pid"], bound_s=ENDED_S)
-    (ended,) = [it for it in jobs() if it["id"] == job]
+    ended = jobs()[job]
     assert (ended["state"], ended["exit_status"]) == ("stopped", 130)
     info = read_json(run / "run.json")
     assert (info["status"], info["reason"]) == ("interrupted", "stopped by `stop`")
@@ -152,7 +152,7 @@ def test_a_detached_program_ends_as_it_would_in_the_foreground(
     out = following.communicate(timeout=30)[0].splitlines()
     assert sorted(it for it in out if it.endswith("last")) == [f"[rank {rank}] last" for rank in range(4)]
     assert f"[rank 0] here yes {folder}" in out
-    (ended,) = [it for it in jobs() if it["id"] == job]
+    ended = jobs()[job]
     assert (ended["state"], ended["exit_status"]) == ("failed", 3)
     assert read_json(Path(ended["run"]) / "run.json")["status"] == "failed"
     assert (Path(ended["run"]) / "index.html").exists()
@@ -177,7 +177,7 @@ def test_a_holder_that_is_killed_leaves_no_program(lab: Lab, command: Command, j
     try:
         if who == "a detached job's process":
             job = launched(command, lab, "sh", "-c", LEAVERS)
-            holder = next(it["pid"] for it in jobs() if it["id"] == job)
+            holder = jobs()[job]["pid"]
         else:
             python = f"""
 import os, sys, time, testbed
@@ -200,7 +200,7 @@ time.sleep(600)
         # The slot is free by then, or a moment later: the next job waits for that.
         assert lab.launch(["true"]).exit_status() == 0
         print(f"free after {time.monotonic() - began:.2f} s")
-        (ended,) = [it for it in jobs() if it["id"] == job]
+        ended = jobs()[job]
         assert ended["state"] == "lost" and f"pid {holder}" in ended["why"]
         info = read_json(Path(ended["run"]) / "run.json")
         assert info["status"] == "interrupted" and info["ended_t"] > info["started_t"]
@@ -217,7 +217,7 @@ def test_a_holder_that_is_killed_leaves_no_rank_training(lab: Lab, command: Comm
     begun = command(f"train -l {lab.name} --detach --steps 900 --allow-uncertified")
     job = begun.stdout.strip()
     lab.job(job).wait_for(2, timeout=60)
-    (record,) = [it for it in jobs() if it["id"] == job]
+    record = jobs()[job]
     fault = lab.inject("rank-pause", "2")
     os.kill(record["pid"], signal.SIGKILL)
     oracle.until(lambda: "training" not in states(lab), 30.0, "no rank trains")
@@ -225,7 +225,7 @@ def test_a_holder_that_is_killed_leaves_no_rank_training(lab: Lab, command: Comm
     after = lab.train(steps=3)
     assert int(after.id[1:]) > int(job[1:]), "no id is given twice"
     after.wait(timeout=120)
-    (ended,) = [it for it in jobs() if it["id"] == job]
+    ended = jobs()[job]
     assert ended["state"] == "lost" and ended["step"] >= 2
     events = ask(lab, protocol.Events())["events"]
     assert {"job": job, "state": "lost"}.items() <= [it for it in events if it.get("job") == job][-1].items()
