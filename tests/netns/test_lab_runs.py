@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from builders.conditions import LABS
+from builders.conditions import LABS, PYTHON
 from builders.json_files import read_json
 from builders.labs import Lab, bring_up
 from oracles import oracle
@@ -84,10 +83,7 @@ def test_root_itself_has_a_folder_that_programs_can_reach(
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.skipif(
-    not all(it.stat().st_mode & 0o001 for it in Path(sys.executable).resolve().parents),
-    reason="this Python is in a folder that only root may enter; make test installs another",
-)
+@PYTHON
 @pytest.mark.alone
 def test_a_validation_is_kept_there_too(lab: Lab, here: Path, home: Path) -> None:
     notes: list[str] = []

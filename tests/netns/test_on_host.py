@@ -211,16 +211,25 @@ def test_what_runs_there_ends_with_the_client(far: Far, number: signal.Signals) 
     assert json.loads(far("status -l far --json").stdout)["name"] == "far", "it stays"
 
 
+def ended_while_built(far: Far, line: str, number: signal.Signals, after_s: float, undone_s: float) -> None:
+    """End the client of a lab ``near`` while it is being built there; the lab must be undone."""
+
+    def is_there() -> bool:
+        return any(it.name.startswith("tb.near.") for it in far.host.path("/run/netns").iterdir())
+
+    client = far.begin(line)
+    oracle.until(is_there, 30.0, "it is being built")
+    time.sleep(after_s)
+    client.send_signal(number)
+    client.communicate(timeout=30)
+    assert client.returncode in (-number, 130)
+    oracle.until(lambda: not is_there(), undone_s, "it is undone")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_up_undoes_itself(far: Far, number: signal.Signals) -> None:
-    client = far.begin("up metro-40km --name fast --no-agents --allow-uncertified")
-    netns = far.host.path("/run/netns")
-    oracle.until(lambda: any(it.name.startswith("tb.fast.") for it in netns.iterdir()), 30.0, "it is being built")
-    time.sleep(random.Random(number).random() * 0.5)
-    client.send_signal(number)
-    client.communicate(timeout=20)
-    assert client.returncode in (-number, 130)
-    oracle.until(lambda: not any(it.name.startswith("tb.fast.") for it in netns.iterdir()), 10.0, "it is undone")
+    after_s = random.Random(number).random() * 0.5
+    ended_while_built(far, "up metro-40km --name near --no-agents --allow-uncertified", number, after_s, 10.0)
 
 
 def test_a_terminal_is_one_there(far: Far) -> None:
@@ -412,13 +421,7 @@ def test_a_detached_validation_and_a_detached_training_come_here(far: Far, tmp_p
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.alone
 def test_a_detached_run_whose_client_goes_before_its_beginning_is_undone(far: Far, number: signal.Signals) -> None:
-    client = far.begin("run metro-single --detach --name near --allow-uncertified")
-    netns = far.host.path("/run/netns")
-    oracle.until(lambda: any(it.name.startswith("tb.near.") for it in netns.iterdir()), 30.0, "it is being built")
-    client.send_signal(number)
-    client.communicate(timeout=30)
-    assert client.returncode in (-number, 130)
-    oracle.until(lambda: not any(it.name.startswith("tb.near.") for it in netns.iterdir()), 15.0, "it is undone")
+    ended_while_built(far, "run metro-single --detach --name near --allow-uncertified", number, 0.0, 15.0)
 
 
 def asked(far: Far, url: str) -> str:

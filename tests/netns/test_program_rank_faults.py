@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders.conditions import LABS
 from builders.json_files import read_json
-from builders.labs import Lab, ask, bring_up, processes_in
+from builders.labs import Lab, ask, bring_up, folder, processes_in
 from oracles import oracle
 
 import testbed
@@ -156,7 +156,7 @@ def test_a_program_that_a_dead_keeper_had_stopped_goes_on(state_folder: Path, tm
         lab.inject("rank-pause", "2")
         lab.inject("straggler", "6", slower="3x")
         oracle.kill(oracle.keeper_pids(name, state_folder))
-        ended: Callable[[], bool] = lambda: not client.answers(lab._folder)  # noqa: E731
+        ended: Callable[[], bool] = lambda: not client.answers(folder(lab))  # noqa: E731
         oracle.until(ended, 10.0, "the keeper is gone")
         lab.heal()
         go_on(lab, [2, 6])
