@@ -25,7 +25,7 @@ from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Topology
 from testbed.host import lab_folder
 from testbed.host.measure.probing import Probe
-from testbed.lab.fiber_measurement import _paths
+from testbed.lab.fiber_measurement import probe_paths
 from testbed.lab.rate_measurement import RateSample, measure_rates
 from testbed.lab.starvation import TRIES
 
@@ -52,7 +52,7 @@ def busy_cores() -> Iterator[None]:
 @pytest.fixture
 def probes(lab: Lab) -> Iterator[dict[str, Probe]]:
     with ExitStack() as opened:
-        paths = _paths(lab_folder.folder(lab.name), lab.topology, Addressing(lab.topology))
+        paths = probe_paths(lab_folder.folder(lab.name), lab.topology, Addressing(lab.topology))
         yield {path.name: opened.enter_context(closing(Probe(path))) for path in paths}
 
 
