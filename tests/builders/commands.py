@@ -17,19 +17,19 @@ Child = subprocess.Popen[str]
 TESTBED = [sys.executable, "-m", "testbed.cli.app"]
 
 
-def words_of(line: str, *more: object) -> list[str]:
-    """Return the words of a command as it is typed, and ``more`` as they are."""
-    return [*shlex.split(line), *map(str, more)]
+def words_of(line: str, *arguments: object) -> list[str]:
+    """Return the words of a command as it is typed, and ``arguments`` as they are."""
+    return [*shlex.split(line), *map(str, arguments)]
 
 
-def argv_of(line: str, *more: object) -> list[str]:
+def argv_of(line: str, *arguments: object) -> list[str]:
     """Return the words of ``testbed`` and a command of it."""
-    return [*TESTBED, *words_of(line, *more)]
+    return [*TESTBED, *words_of(line, *arguments)]
 
 
-def run_line(line: str, *more: object, **options: Any) -> str:
+def run_line(line: str, *arguments: object, **options: Any) -> str:
     """Run a program, which must succeed; return its output."""
-    return oracle.run(*words_of(line, *more), **options)
+    return oracle.run(*words_of(line, *arguments), **options)
 
 
 def captured(argv: Sequence[str | Path], **options: Any) -> Done:
@@ -51,4 +51,5 @@ def check(done: Done) -> str:
 
 def check_refused(done: Done, status: int, *sentences: str) -> None:
     """A command must have failed with a status, and have each of ``sentences`` in its stderr."""
-    assert (done.returncode, [it for it in sentences if it not in done.stderr]) == (status, []), done.stderr
+    assert done.returncode == status, done.stderr
+    assert [sentence for sentence in sentences if sentence not in done.stderr] == [], done.stderr

@@ -124,9 +124,9 @@ def launched(lab: Lab, argv: Sequence[str], **options: Any) -> list[str]:
     return lines
 
 
-def run_in(lab: Lab, node: str, line: str, *more: object) -> str:
+def run_in(lab: Lab, node: str, line: str, *arguments: object) -> str:
     """Run a program in a node's network namespace; return its output."""
-    return run_line(f"ip netns exec {ns(lab, node)} {line}", *more, timeout_s=60)
+    return run_line(f"ip netns exec {ns(lab, node)} {line}", *arguments, timeout_s=60)
 
 
 def folder(lab: Lab) -> lab_folder.LabFolder:

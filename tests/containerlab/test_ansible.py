@@ -56,10 +56,10 @@ class Host:
     name: str
     inventory: Path
 
-    def play(self, line: str, *more: object) -> tuple[int, str, dict[str, int]]:
+    def play(self, line: str, *arguments: object) -> tuple[int, str, dict[str, int]]:
         """Exit status, everything that was said, and the numbers of the recap."""
         done = captured(
-            [tool("ansible-playbook"), "--inventory", self.inventory, *words_of(line, *more)],
+            [tool("ansible-playbook"), "--inventory", self.inventory, *words_of(line, *arguments)],
             cwd=ANSIBLE,
             env=environment(self.inventory.parent),
             timeout=BOUND_S,
@@ -69,8 +69,8 @@ class Host:
         assert recap is not None, said
         return done.returncode, said, {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", recap[1])}
 
-    def run(self, line: str, *more: object) -> Done:
-        return captured(words_of(f"docker exec {self.name} {line}", *more), timeout=BOUND_S)
+    def run(self, line: str, *arguments: object) -> Done:
+        return captured(words_of(f"docker exec {self.name} {line}", *arguments), timeout=BOUND_S)
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ STEPS, SMALL = 34, {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 5}
 """A job that takes a few seconds."""
 
 
-def docker(line: str, *more: object) -> str:
-    return run_line(f"docker {line}", *more, timeout_s=60)
+def docker(line: str, *arguments: object) -> str:
+    return run_line(f"docker {line}", *arguments, timeout_s=60)
 
 
 def inspected(container: str) -> dict[str, Any]:

@@ -42,9 +42,9 @@ def file(containers: str, name: str, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-def containerlab(line: str, *more: object, cwd: Path, check: bool = True) -> str:
+def containerlab(line: str, *arguments: object, cwd: Path, check: bool = True) -> str:
     done = subprocess.run(
-        words_of(f"containerlab {line}", *more), cwd=cwd, env={**os.environ, "CLAB_VERSION_CHECK": "disable"},
+        words_of(f"containerlab {line}", *arguments), cwd=cwd, env={**os.environ, "CLAB_VERSION_CHECK": "disable"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT if check else subprocess.DEVNULL, text=True, timeout=180,
     )  # fmt: skip
     assert not check or done.returncode == 0, done.stdout

@@ -46,17 +46,17 @@ workload:
 """
 
 
-def here(folder: Path, line: str, *more: object) -> Done:
+def here(folder: Path, line: str, *arguments: object) -> Done:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_")}
     environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'agents'}"
     return captured(
-        [sys.executable, "-m", "testbed", *words_of(line, *more)], cwd=folder, env=environment, timeout=RUN_BOUND_S
+        [sys.executable, "-m", "testbed", *words_of(line, *arguments)], cwd=folder, env=environment, timeout=RUN_BOUND_S
     )
 
 
-def docker(line: str, *more: object, bound_s: float = RUN_BOUND_S) -> Done:
-    done = captured(words_of(f"docker {line}", *more), timeout=bound_s)
-    print(line, *more, done.returncode, done.stdout, done.stderr, sep="\n")
+def docker(line: str, *arguments: object, bound_s: float = RUN_BOUND_S) -> Done:
+    done = captured(words_of(f"docker {line}", *arguments), timeout=bound_s)
+    print(line, *arguments, done.returncode, done.stdout, done.stderr, sep="\n")
     return done
 
 

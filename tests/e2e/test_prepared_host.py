@@ -41,10 +41,10 @@ exec /usr/sbin/sshd -D -e -p "$PORT" -o ListenAddress=127.0.0.1 -o UsePAM=no
 class Client:
     folder: Path
 
-    def run(self, line: str, *more: object) -> Done:
-        return self.of(ROOT, line, *more)
+    def run(self, line: str, *arguments: object) -> Done:
+        return self.of(ROOT, line, *arguments)
 
-    def of(self, checkout: Path, line: str, *more: object, bound_s: float = RUN_BOUND_S) -> Done:
+    def of(self, checkout: Path, line: str, *arguments: object, bound_s: float = RUN_BOUND_S) -> Done:
         """Run the testbed of a checkout, as a user does whose ssh knows the host by the name lab1."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_")}
         environment |= {
@@ -55,10 +55,9 @@ class Client:
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",
         }
-        done = captured(
-            [sys.executable, "-m", "testbed", *words_of(line, *more)], cwd=self.folder, env=environment, timeout=bound_s
-        )
-        print(line, *more, done.returncode, done.stdout, done.stderr, sep="\n")
+        argv = [sys.executable, "-m", "testbed", *words_of(line, *arguments)]
+        done = captured(argv, cwd=self.folder, env=environment, timeout=bound_s)
+        print(line, *arguments, done.returncode, done.stdout, done.stderr, sep="\n")
         return done
 
     def prepare(self, checkout: Path, commit: str) -> dict[str, int]:

@@ -54,11 +54,11 @@ class Far:
         (self.host,) = hosts.hosts
         self.before = state(self.host)
 
-    def __call__(self, line: str, *more: object, **options: Any) -> Done:
-        return on(self.hosts, *at_h1(line, *more), **options)
+    def __call__(self, line: str, *arguments: object, **options: Any) -> Done:
+        return on(self.hosts, *at_h1(line, *arguments), **options)
 
-    def begin(self, line: str, *more: object, cwd: Path | None = None) -> Child:
-        return begun(self.hosts, *at_h1(line, *more), cwd=cwd)
+    def begin(self, line: str, *arguments: object, cwd: Path | None = None) -> Child:
+        return begun(self.hosts, *at_h1(line, *arguments), cwd=cwd)
 
     def until_as_before(self, bound_s: float) -> None:
         """Wait until nothing is left there of the commands since this began."""
@@ -93,8 +93,8 @@ class Far:
         oracle.until(lambda: not self.runs(program), bound_s, f"nothing is left of {program}")
 
 
-def at_h1(line: str, *more: object) -> list[str]:
-    verb, *rest = words_of(line, *more)
+def at_h1(line: str, *arguments: object) -> list[str]:
+    verb, *rest = words_of(line, *arguments)
     return [verb, *rest, "--on", "h1"] if verb == "ls" else [verb, "--on", "h1", *rest]
 
 
@@ -132,9 +132,9 @@ def on(
     return captured(argv, env=environment(hosts, config, **more), cwd=cwd, input=given, timeout=timeout_s)
 
 
-def begun(hosts: Hosts, line: str, *more: object, cwd: Path | None = None) -> Child:
+def begun(hosts: Hosts, line: str, *arguments: object, cwd: Path | None = None) -> Child:
     return piped(
-        [sys.executable, "-c", HEEDS_CTRL_C, *hosts.client(*TESTBED, *words_of(line, *more))],
+        [sys.executable, "-c", HEEDS_CTRL_C, *hosts.client(*TESTBED, *words_of(line, *arguments))],
         env=environment(hosts),
         cwd=cwd,
         stdin=subprocess.DEVNULL,

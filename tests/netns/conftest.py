@@ -69,4 +69,4 @@ def far(hosts: Hosts) -> Iterator[Far]:
 @pytest.fixture
 def command() -> Command:
     """``command("cut north -l", name)`` runs ``testbed cut north -l name``; the status is not checked."""
-    return lambda line, *more, timeout_s=60.0: captured([*TESTBED, *words_of(line, *more)], timeout=timeout_s)
+    return lambda line, *arguments, timeout_s=60.0: captured([*TESTBED, *words_of(line, *arguments)], timeout=timeout_s)

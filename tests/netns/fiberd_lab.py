@@ -23,8 +23,8 @@ T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
 
 
-def run(line: str | Path, *more: str | Path, check: bool = True, timeout_s: float = 60) -> str:
-    argv = words_of(str(line), *more)
+def run(line: str | Path, *arguments: str | Path, check: bool = True, timeout_s: float = 60) -> str:
+    argv = words_of(str(line), *arguments)
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s)
     assert not check or done.returncode == 0, f"{argv}: {done.stdout}"
     return done.stdout

@@ -81,8 +81,8 @@ def test_a_program_of_run_that_ignores_signals_is_gone_and_the_lab_undone(far: F
     assert all_s < GONE_S + 5.0  # the report is written, and the lab taken down
 
 
-def begun_there(far: Far, program: str, *more: str) -> Child:
-    client = far.begin("exec -l far east-0 --", *more, *([] if more else program.split()))
+def begun_there(far: Far, program: str, *arguments: str) -> Child:
+    client = far.begin("exec -l far east-0 --", *arguments, *([] if arguments else program.split()))
     far.until_runs(program)
     return client
 

@@ -36,10 +36,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def call(line: str, *more: object, site: Path | None) -> Done:
+def call(line: str, *arguments: object, site: Path | None) -> Done:
     path = os.environ["PYTHONPATH"] + (f"{os.pathsep}{site}" if site else "")
     environment = {**os.environ, "PYTHONPATH": path}
-    return captured([*TESTBED, *words_of(line, *more)], env=environment, timeout=120)
+    return captured([*TESTBED, *words_of(line, *arguments)], env=environment, timeout=120)
 
 
 def test_it_trains_and_every_check_holds(lab_name: str, installed: Path, tmp_path: Path) -> None:
