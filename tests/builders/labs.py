@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,21 @@ def lab_without_leftovers(state: Path, name: str = "", *what: str | Topology, **
     assert oracle.left_behind(lab.name, state) == []
 
 
-def shared_lab(topology: str | Callable[[], Topology] = "metro-40km", **options: Any) -> Any:
-    """Return a fixture: a lab for all tests of a module, of a topology's name, its text, or what a function returns."""
+def shared_lab(topology: str | Callable[[], Topology] | Mapping[str, str] = "metro-40km", **options: Any) -> Any:
+    """Return a fixture: a lab for all tests of a module.
 
-    @pytest.fixture(scope="module")
-    def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    ``topology``: its name, its text, what returns it, or several of them by id, each for all tests.
+    """
+    several = topology if isinstance(topology, Mapping) else None
+
+    @pytest.fixture(scope="module", params=several)
+    def lab(
+        request: pytest.FixtureRequest, state_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Lab]:
         if options.get("agents"):
             pytest.importorskip("torch", reason="the training agents need torch")
-        what = topology if isinstance(topology, str) else topology()
+        what = topology if several is None else several[request.param]
+        what = what if isinstance(what, str) else what()
         if isinstance(what, str) and "\n" in what:
             file = tmp_path_factory.mktemp("topology") / "lab.yaml"
             file.write_text(what)

@@ -7,12 +7,11 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 
 import host_stalls
 import pytest
 from builders.conditions import ALONE, thorough
-from builders.labs import Lab, address_of, bring_up, ns
+from builders.labs import Lab, address_of, ns, shared_lab
 from oracles import oracle
 
 pytestmark = ALONE
@@ -30,15 +29,7 @@ WATCHED_S = 0.4
 GAP_S = 0.1
 
 
-@pytest.fixture(scope="module", params=["metro-triangle", "ring"])
-def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    topology = str(request.param)
-    if topology == "ring":
-        file = tmp_path_factory.mktemp("ring") / "ring.yaml"
-        file.write_text(RING)
-        topology = str(file)
-    with bring_up(topology=topology) as found:
-        yield found
+lab = shared_lab({"metro-triangle": "metro-triangle", "ring": RING})
 
 
 def ends(lab: Lab) -> tuple[str, str, str]:

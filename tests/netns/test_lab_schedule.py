@@ -12,12 +12,11 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 
 import host_stalls
 import pytest
 from builders.conditions import ALONE
-from builders.labs import Lab, ask, bring_up, events, is_dark, ns, run_in
+from builders.labs import Lab, ask, events, is_dark, ns, run_in, shared_lab
 from oracles import oracle
 
 from testbed.core.experiment.fault_schedule import Planned
@@ -28,18 +27,12 @@ from testbed.lab.run.fault_player import FaultPlayer
 pytestmark = ALONE
 
 LINKS = [f"link{number}" for number in range(8)]
+EIGHT = "scale: 1000\nsites: {east: {nodes: 1}, west: {nodes: 1}}\nlinks:\n" + "".join(
+    f"  {link}: {{between: [east, west], km: 40}}\n" for link in LINKS
+)
 
 
-@pytest.fixture(scope="module")
-def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two sites and eight fibers."""
-    file = tmp_path_factory.mktemp("schedule") / "eight.yaml"
-    links = "".join(f"  {link}: {{between: [east, west], km: 40}}\n" for link in LINKS)
-    file.write_text(f"scale: 1000\nsites: {{east: {{nodes: 1}}, west: {{nodes: 1}}}}\nlinks:\n{links}")
-    name = oracle.unused_name()
-    with bring_up(name, str(file)) as found:
-        yield found
-    assert oracle.left_behind(name, state_folder) == []
+lab = shared_lab(EIGHT)
 
 
 @pytest.fixture(autouse=True)
