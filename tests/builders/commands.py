@@ -13,6 +13,7 @@ from oracles import oracle
 
 Done = subprocess.CompletedProcess[str]
 Child = subprocess.Popen[str]
+Command = oracle.Command
 
 TESTBED = [sys.executable, "-m", "testbed.cli.app"]
 

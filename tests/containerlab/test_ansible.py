@@ -18,13 +18,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders import bare_machine
+from builders import ROOT, bare_machine
 from builders.commands import Done, captured, words_of
 from builders.json_files import read_json
 
 from testbed.host.drivers import docker_client, images
 
-ROOT = Path(__file__).resolve().parents[2]
 ANSIBLE = ROOT / "ansible"
 BOUND_S = 900
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")

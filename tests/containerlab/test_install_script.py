@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders import ROOT
 from builders.commands import Done
 from oracles import oracle
 
 from testbed.host.drivers import containerlab
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tools" / "install-containerlab.sh"
 BOUND_S = 150
 POLICY = "/usr/sbin/policy-rc.d"

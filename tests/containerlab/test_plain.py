@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from builders import ROOT
 from builders.commands import words_of
 from builders.conditions import ALONE
 from builders.json_files import read_json
@@ -24,7 +25,6 @@ from testbed.lab import containers as lab_containers
 
 pytestmark = ALONE
 
-ROOT = Path(__file__).resolve().parents[2]
 NODES = ["east-0", "east-gw", "mgmt", "plant", "west-0", "west-gw"]
 
 

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import ROOT
 from builders.commands import captured
 from builders.conditions import ALONE
-
-ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = ALONE
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import ROOT
 from builders.conditions import THOROUGH
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "netem_vm"))
@@ -17,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "netem_vm"))
 import vm
 
 pytestmark = THOROUGH
-ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ROOT / "build" / "docker"
 """Where the daemon of conftest.py keeps its images."""
 BOUND_S = 420.0

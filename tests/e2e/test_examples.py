@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders import ROOT
 from builders.commands import argv_of, captured, run_line
 from builders.conditions import ALONE
 from builders.json_files import read_json
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
 pytestmark = [*ALONE, pytest.mark.e2e]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from builders import ROOT
 from builders.conditions import ALONE, thorough
 from builders.json_files import read_json
 from builders.labs import bring_up
@@ -23,7 +24,6 @@ import testbed
 
 pytestmark = [*ALONE, pytest.mark.e2e]
 
-ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 100.0
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

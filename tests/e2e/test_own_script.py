@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import ROOT
 from builders.commands import TESTBED, captured
 from builders.conditions import LABS
 from builders.json_files import read_json
@@ -16,7 +17,6 @@ from oracles import oracle
 import testbed
 from testbed.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_script"
 
 pytestmark = [*LABS, pytest.mark.e2e]

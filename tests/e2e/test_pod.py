@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 import yaml
-from builders import bare_machine, pods
+from builders import ROOT, bare_machine, pods
 from builders.commands import Done, captured, check, words_of
 from builders.docker_daemon import Dockerd
 
@@ -32,7 +32,6 @@ from testbed.host.installation import TORCH_CPU_INDEX
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks, pytest.mark.alone]
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILD_BOUND_S, RUN_BOUND_S = 1500, 240
 CERTIFICATES = "/usr/local/share/index.crt"
 EXPERIMENT = """\

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from builders import bare_machine
+from builders import ROOT, bare_machine
 from builders.commands import Done, captured, check, check_refused, words_of
 
 from testbed.version import __version__
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks, pytest.mark.alone]
 
-ROOT = Path(__file__).resolve().parents[2]
 PREPARE_BOUND_S, RUN_BOUND_S, START_BOUND_S = 900, 300, 60.0
 SERVE = (
     bare_machine.SSH_HOST

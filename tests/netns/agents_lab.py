@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from builders import ROOT
 from builders.commands import run_line
 from builders.json_files import read_lines
 from oracles import oracle
 
-AGENTS = Path(__file__).resolve().parents[2] / "agents"
+AGENTS = ROOT / "agents"
 Message = dict[str, Any]
 
 

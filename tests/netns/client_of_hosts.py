@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from builders import ROOT
 from builders.commands import Child, Done, captured, check, piped, words_of
 from oracles import oracle
 from ssh_hosts import Host, Hosts
 
-ROOT = Path(__file__).resolve().parents[2]
 TESTBED = [sys.executable, "-m", "testbed"]
 HEEDS_CTRL_C = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"

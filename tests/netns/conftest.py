@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
-from builders.commands import TESTBED, captured, words_of
+from builders.commands import TESTBED, Command, captured, words_of
 from builders.labs import GATEWAYS, Lab, OwnLab, bring_up, is_dark, shared_lab
 from client_of_hosts import Far, lab_up, nothing_left
 from oracles import oracle
-from oracles.oracle import Command
 from ssh_hosts import Hosts
 
 lab = shared_lab()

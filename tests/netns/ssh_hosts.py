@@ -17,9 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from builders import ROOT
 from builders.commands import run_line
-
-ROOT = Path(__file__).resolve().parents[2]
 
 _INIT = """set -e
 mount --make-rprivate /

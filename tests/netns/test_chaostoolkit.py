@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import ROOT
 from builders.commands import captured
 from builders.conditions import LABS
 from builders.json_files import read_json
@@ -19,7 +20,7 @@ import testbed
 chaoslib = pytest.importorskip("chaoslib", reason="chaostoolkit is not installed: pip install '.[chaostoolkit]'")
 pytestmark = LABS
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "chaostoolkit" / "cut-one-of-two.json"
+EXAMPLE = ROOT / "examples" / "chaostoolkit" / "cut-one-of-two.json"
 
 
 lab = shared_lab(agents=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import host_stalls
 import pytest
+from builders import ROOT
 from builders.conditions import IPERF3, LABS
 from builders.proc import status_of
 from fiberd_lab import Lab, alive, cpu_s, lab_up, run, until
@@ -33,7 +34,6 @@ from testbed.host.emulators.fiberd import Fiberd
 
 pytestmark = [*LABS, IPERF3]
 
-ROOT = Path(__file__).resolve().parents[2]
 SEED = 7
 NOTHING = Impairment()
 SOL_UDP, UDP_SEGMENT = 17, 103

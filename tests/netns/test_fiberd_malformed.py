@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from builders import ROOT
 from builders.conditions import LABS
 from fiberd_lab import Lab, lab_up, run, until
 from scapy.layers.inet import IP, TCP, UDP
@@ -33,7 +34,6 @@ from testbed.host.emulators.fiberd import Fiberd
 
 pytestmark = LABS
 
-ROOT = Path(__file__).resolve().parents[2]
 SEED = 4
 NOTHING = Impairment()
 EACH: Final = 150

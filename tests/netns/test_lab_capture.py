@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import argv_of, captured, run_line
+from builders.commands import Command, argv_of, captured, run_line
 from builders.conditions import LABS, thorough
 from builders.json_files import read_json
 from builders.labs import Lab, counters, events, ns, run_in
 from contract.capture_contract import CaptureContract
 from contract.lab_contract import Inside
 from oracles import oracle
-from oracles.oracle import Command
 from scapy.layers.inet import ICMP
 from scapy.utils import rdpcap
 

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import check, check_refused, run_line
+from builders.commands import Command, check, check_refused, run_line
 from builders.conditions import ALONE
 from builders.json_files import read_json
 from builders.labs import Lab, OwnLab, address_of, bring_up, ns
 from oracles import oracle
-from oracles.oracle import Command
 
 import testbed
 from testbed.host import fork_server, lab_folder

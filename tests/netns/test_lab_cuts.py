@@ -8,11 +8,10 @@ from pathlib import Path
 
 import host_stalls
 import pytest
-from builders.commands import check
+from builders.commands import Command, check
 from builders.conditions import LABS
 from builders.labs import GATEWAYS, Lab, address_of, carrier_losses, is_dark, ns, watch
 from oracles import oracle
-from oracles.oracle import Command
 
 import testbed
 from testbed import errors

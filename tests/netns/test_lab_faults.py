@@ -14,11 +14,10 @@ from typing import Any
 
 import host_stalls
 import pytest
-from builders.commands import check_refused
+from builders.commands import Command, check_refused
 from builders.conditions import LABS
 from builders.labs import GATEWAYS, Lab, address_of, carrier_losses, is_dark, ns, run_in, watch
 from oracles import oracle
-from oracles.oracle import Command
 
 from testbed.errors import UserError
 

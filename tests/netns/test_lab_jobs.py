@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import argv_of, check, check_refused
+from builders.commands import Command, argv_of, check, check_refused
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, address_of, ask, bring_up, programs_in
 from builders.proc import until_gone
 from oracles import oracle
-from oracles.oracle import Command
 
 import testbed
 from testbed.errors import Interrupted, LabBusy, UnknownName

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import check_refused, run_line
+from builders.commands import Command, check_refused, run_line
 from builders.conditions import LABS
 from builders.labs import Lab, OwnLab, Topology, address_of, bring_up, is_dark, ns
 from oracles import oracle
-from oracles.oracle import Command
 
 import testbed
 from testbed.errors import (

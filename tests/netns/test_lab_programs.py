@@ -8,11 +8,11 @@ from pathlib import Path
 
 import host_stalls
 import pytest
+from builders.commands import Command
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import NODES, Lab, address_of, bring_up, counters, launched, ns, processes_in
 from oracles import oracle
-from oracles.oracle import Command
 
 from testbed.errors import CannotStart, LabError, StorageError, UnknownName
 

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import check
+from builders.commands import Command, check
 from builders.conditions import LABS
 from builders.json_files import read_lines
 from builders.labs import Lab, bring_up, is_dark, ns, processes_in, shared_lab
 from builders.proc import is_gone, state_of, until_gone
 from oracles import oracle
-from oracles.oracle import Command
 
 from testbed.errors import HostError, JobFailed, LabError, UserError
 

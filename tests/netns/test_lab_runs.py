@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from builders.commands import Command
 from builders.conditions import LABS, PYTHON
 from builders.json_files import read_json
 from builders.labs import Lab, bring_up
 from oracles import oracle
-from oracles.oracle import Command
 
 import testbed
 from testbed.host import lab_folder

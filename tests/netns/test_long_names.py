@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import check, run_line
+from builders.commands import Command, check, run_line
 from builders.conditions import LABS
 from builders.labs import bring_up, ns, run_in
 from contract.lab_contract import Inside
 from contract.long_names_contract import FILE, LINKS, SITES, LongNamesContract, long_name
 from oracles import oracle
-from oracles.oracle import Command
 
 import testbed
 from testbed.lab.lab import Lab

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import captured, run_line
+from builders.commands import Command, captured, run_line
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, bring_up
 from oracles import oracle
-from oracles.oracle import Command
 
 from testbed.errors import StorageError
 from testbed.host import runner

@@ -20,13 +20,12 @@ from pathlib import Path
 
 import host_stalls
 import pytest
-from builders.commands import TESTBED, Child, captured, piped, run_line
+from builders.commands import TESTBED, Child, Command, captured, piped, run_line
 from builders.conditions import LABS, NEEDS_PROMETHEUS
 from builders.json_files import read_json, read_lines
 from builders.labs import Lab, OwnLab, bring_up, ns
 from builders.proc import status_of, until_gone
 from oracles import oracle
-from oracles.oracle import Command
 
 import testbed
 from testbed.errors import HostError, LabError, MissingTool, UserError

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from builders import ROOT
 from builders.conditions import LABS, NEEDS_PROMETHEUS
 from builders.json_files import read_json
 from builders.labs import Lab, bring_up
@@ -21,7 +22,6 @@ from oracles import oracle
 
 pytestmark = [*LABS, NEEDS_PROMETHEUS]
 
-ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "grafana" / "testbed.json"
 RULES = ROOT / "testbed" / "core" / "prometheus" / "assets" / "rules.yml"
 SERVER = "http://172.31.0.1:9090/api/v1"

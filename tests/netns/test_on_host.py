@@ -20,10 +20,11 @@ import time
 from pathlib import Path
 
 import pytest
+from builders import ROOT
 from builders.commands import argv_of, captured, check, check_refused, run_line, words_of
 from builders.conditions import HOSTS
 from builders.json_files import read_json
-from client_of_hosts import HEEDS_CTRL_C, ROOT, TESTBED, Far, environment, on
+from client_of_hosts import HEEDS_CTRL_C, TESTBED, Far, environment, on
 from oracles import oracle
 
 pytestmark = HOSTS

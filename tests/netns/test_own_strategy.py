@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import ROOT
 from builders.commands import TESTBED, Done, captured, check, words_of
 from builders.conditions import THOROUGH, TORCH
 from builders.json_files import read_json
@@ -17,7 +18,7 @@ from oracles import oracle
 
 pytestmark = [*THOROUGH, TORCH]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_strategy"
+EXAMPLE = ROOT / "examples" / "own_strategy"
 EXPERIMENT = """
 topology: metro-40km
 workload: {strategy: plain-average, every: 5, steps: 40, checkpoint: 20, compute: 100ms}

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import Command
 from builders.conditions import ALONE
 from builders.labs import Lab, shared_lab
-from oracles.oracle import Command
 from planted_fibers import WRONG, second_path, site_network, wrong_fiber
 
 from benchmarks import thief

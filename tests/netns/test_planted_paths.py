@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import Command
 from builders.conditions import ALONE, thorough
 from builders.labs import Lab, address_of, bring_up, ns, shared_lab
 from oracles import oracle
-from oracles.oracle import Command
 from planted_fibers import second_path, site_network
 
 pytestmark = ALONE

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders.commands import argv_of, check_refused
+from builders.commands import Command, argv_of, check_refused
 from builders.conditions import LABS, is_reachable
 from builders.json_files import read_json
 from builders.labs import Lab, launched, processes_in, shared_lab
 from builders.proc import status_of, until_gone
 from oracles import oracle
-from oracles.oracle import Command
 
 import testbed
 from testbed.errors import UserError

@@ -9,12 +9,11 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from builders.commands import run_line
+from builders.commands import Command, run_line
 from builders.conditions import LABS
 from builders.json_files import read_json, recorded_events
 from builders.labs import Lab, OwnLab, end_rank, ns, shared_lab
 from oracles import oracle
-from oracles.oracle import Command
 
 from testbed.errors import JobFailed, LabError, StorageError
 from testbed.host.files.store import RunDirectory

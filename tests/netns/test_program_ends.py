@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from builders.commands import Child, argv_of, piped
+from builders.commands import Child, Command, argv_of, piped
 from builders.conditions import LABS
 from builders.json_files import read_json
 from builders.labs import Lab, processes_in, programs_in
 from oracles import oracle
-from oracles.oracle import Command
 
 import testbed
 from testbed.errors import CannotStart

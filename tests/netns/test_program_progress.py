@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.commands import check
+from builders.commands import Command, check
 from builders.conditions import ALONE
 from builders.json_files import read_json, read_lines
 from builders.labs import Lab
-from oracles.oracle import Command
 
 from testbed.errors import FileMistakes
 from testbed.lab.jobs import progress_output

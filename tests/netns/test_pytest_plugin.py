@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import ROOT
 from builders.commands import captured
 from builders.conditions import ALONE, thorough
 from oracles import oracle
 
-ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ("-p", "testbed.pytest_plugin")
 
 pytest_plugins = ["pytester"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import host_stalls
 import pytest
-from builders.commands import argv_of, check
+from builders.commands import Command, argv_of, check
 from builders.conditions import ALONE, thorough
 from builders.json_files import read_json
 from builders.labs import Lab, OwnLab
@@ -29,7 +29,6 @@ from contract.validate_contract import (
     trial,
 )
 from oracles import oracle
-from oracles.oracle import Command
 
 import testbed
 from testbed.core.validation import cases, fault_matrix
