@@ -41,7 +41,7 @@ from testbed.lab.packet_log import PacketLog, split_by_host
 from testbed.lab.rate_measurement import RateSample, longest_s, measure_rates
 from testbed.lab.starvation import tries
 
-__all__ = ["FAST", "RESOLVING_S", "SETTLE_S", "THOROUGH", "Effort", "Measuring", "Tell", "longest_s"]
+__all__ = ["FAST", "RESOLVING_S", "SETTLE_S", "THOROUGH", "Effort", "Measuring", "Tell", "longest_s", "probe_paths"]
 
 INTERVAL_S = 0.002
 """Interval of small packets of a direction; longer where many links share the sender."""
@@ -149,7 +149,7 @@ class Measuring:
         to node of calibrated directions, ``inside`` is a path inside a site.
         """
         with ExitStack() as opened:
-            paths = list(_paths(self._lab, self._topology, self._net))
+            paths = list(probe_paths(self._lab, self._topology, self._net))
             probes = {path.name: opened.enter_context(closing(Probe(path))) for path in (*paths, *bare)}
             small = {**probes, **across}
             whole = {link.name for link in self._topology.links if across.keys() >= set(link.directions)}
@@ -410,7 +410,7 @@ def _noise(paths: Sequence[_SmallPackets], log: HostLog) -> HostNoise:
     )
 
 
-def _paths(lab: LabFolder, topology: Topology, net: Addressing) -> Iterator[ProbePath]:
+def probe_paths(lab: LabFolder, topology: Topology, net: Addressing) -> Iterator[ProbePath]:
     """Yield both directions of every link, from gateway to gateway."""
     for link in topology.links:
         for name, source, target in zip(link.directions, link.between, reversed(link.between), strict=True):

@@ -11,16 +11,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from builders import bare_machine
+from builders import ROOT, bare_machine
 from builders.docker_daemon import Dockerd
 
 from testbed.host import installation
 from testbed.host.drivers import containerlab, docker_client, images
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "docker"
 BUILD_BOUND_S = 1800
 

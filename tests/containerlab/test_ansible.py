@@ -18,11 +18,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders import bare_machine
+from builders import ROOT, bare_machine
+from builders.commands import Done, captured, words_of
+from builders.json_files import read_json
 
 from testbed.host.drivers import docker_client, images
 
-ROOT = Path(__file__).resolve().parents[2]
 ANSIBLE = ROOT / "ansible"
 BOUND_S = 900
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -54,19 +55,21 @@ class Host:
     name: str
     inventory: Path
 
-    def play(self, *words: str) -> tuple[int, str, dict[str, int]]:
+    def play(self, line: str, *arguments: object) -> tuple[int, str, dict[str, int]]:
         """Exit status, everything that was said, and the numbers of the recap."""
-        done = subprocess.run(
-            [tool("ansible-playbook"), "--inventory", str(self.inventory), *words],
-            cwd=ANSIBLE, env=environment(self.inventory.parent), capture_output=True, text=True, timeout=BOUND_S,
-        )  # fmt: skip
+        done = captured(
+            [tool("ansible-playbook"), "--inventory", self.inventory, *words_of(line, *arguments)],
+            cwd=ANSIBLE,
+            env=environment(self.inventory.parent),
+            timeout=BOUND_S,
+        )
         said = done.stdout + done.stderr
         recap = re.search(rf"^{self.name} +: (.*)$", said, re.MULTILINE)
         assert recap is not None, said
         return done.returncode, said, {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", recap[1])}
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["docker", "exec", self.name, *words], capture_output=True, text=True, timeout=BOUND_S)
+    def run(self, line: str, *arguments: object) -> Done:
+        return captured(words_of(f"docker exec {self.name} {line}", *arguments), timeout=BOUND_S)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +92,7 @@ def host(containers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         lists = made.run("apt-get", "-q", "-o", "APT::Update::Error-Mode=any", "update")
         if lists.returncode != 0:
             pytest.skip("apt reaches no mirror from a container: " + lists.stderr.strip())
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        commit = captured(["git", "rev-parse", "HEAD"], cwd=ROOT)
         if commit.returncode != 0:
             pytest.skip("no git checkout to install from: " + commit.stderr.strip())
         settings: dict[str, object] = {
@@ -112,11 +115,11 @@ def host(containers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.mark.e2e
 @pytest.mark.netns
 def test_check_mode_changes_nothing(host: Host) -> None:
-    status, said, recap = host.play("prepare.yml", "--check")
+    status, said, recap = host.play("prepare.yml --check")
     assert status == 0, said
     assert recap["changed"] > 0
     for path in ("/opt/testbed", "/usr/local/bin/containerlab", "/etc/sysctl.d/90-scale-across-testbed.conf"):
-        assert host.run("test", "-e", path).returncode == 1, path
+        assert host.run("test -e", path).returncode == 1, path
 
 
 @pytest.mark.e2e
@@ -132,30 +135,30 @@ def test_a_bare_host_is_prepared_and_a_lab_run_on_it(host: Host, tmp_path: Path)
     for why in ("kernel modules: this host is a container", "docker is not started: this host is a container"):
         assert why in " ".join(said.split()), said
     for tool_name in ("dockerd", "containerlab", "/opt/testbed/venv/bin/testbed"):
-        assert host.run("sh", "-c", f"command -v {tool_name}").returncode == 0, tool_name
+        assert host.run("sh -c", f"command -v {tool_name}").returncode == 0, tool_name
 
     status, said, recap = host.play("prepare.yml")
     assert status == 0, said
     assert recap["changed"] == 0, said
 
     # An install that broke off leaves no note, and is done again.
-    host.run("rm", "/opt/testbed/venv/.installed-from")
-    status, said, recap = host.play("prepare.yml", "--tags", "testbed")
+    host.run("rm /opt/testbed/venv/.installed-from")
+    status, said, recap = host.play("prepare.yml --tags testbed")
     assert (status, recap["changed"] > 0) == (0, True), said
 
     words = ["--driver", "netns", "--steps", "20", "--allow-uncertified", "--name", f"ans{os.getpid()}"]
     settings = {"testbed_results": str(tmp_path), "testbed_run_arguments": words}
-    status, said, _ = host.play("run.yml", "--extra-vars", json.dumps({**settings, "testbed_topology": "metro-40km"}))
+    status, said, _ = host.play("run.yml --extra-vars", json.dumps({**settings, "testbed_topology": "metro-40km"}))
     reports = list((tmp_path / host.name).glob("*/report.json"))
     assert len(reports) == 1, said
-    assert json.loads(reports[0].read_text())
-    assert host.run("sh", "-c", "ls -d /tmp/testbed-run-*").stdout == ""
+    assert read_json(reports[0])
+    assert host.run("sh -c 'ls -d /tmp/testbed-run-*'").stdout == ""
     assert not (tmp_path / host.name / "runs.tar.gz").exists()
 
     # A file of the controller's goes along; what is wrong in it is said, and fails the play.
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("name: 3\n")
-    status, said, recap = host.play("run.yml", "--extra-vars", json.dumps({**settings, "testbed_topology": str(wrong)}))
+    status, said, recap = host.play("run.yml --extra-vars", json.dumps({**settings, "testbed_topology": str(wrong)}))
     assert (status, recap["failed"]) == (2, 1), said
     assert "wrong.yaml:1" in said
-    assert host.run("sh", "-c", "ls -d /tmp/testbed-run-*").stdout == ""
+    assert host.run("sh -c 'ls -d /tmp/testbed-run-*'").stdout == ""

@@ -7,30 +7,32 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import argv_of, captured, run_line
+from builders.conditions import ALONE
+from builders.json_files import read_json, read_lines
+from builders.labs import bring_up, launched
 from contract.capture_contract import CaptureContract
 from contract.lab_contract import FILE, Inside, LabContract
 from contract.rank_faults_contract import RankFaultsContract, Space
 from oracles import oracle
 
-import testbed
 from testbed.errors import LabError, ProgramBarred
 from testbed.lab.lab import Lab
 
-pytestmark = [pytest.mark.alone, pytest.mark.netns]
+pytestmark = ALONE
 
 STEPS, SMALL = 34, {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 5}
 """A job that takes a few seconds."""
 
 
-def docker(*words: str) -> str:
-    return subprocess.run(["docker", *words], check=True, capture_output=True, text=True, timeout=60).stdout
+def docker(line: str, *arguments: object) -> str:
+    return run_line(f"docker {line}", *arguments, timeout_s=60)
 
 
 def inspected(container: str) -> dict[str, Any]:
@@ -42,13 +44,13 @@ def lab(containers: str, tmp_path_factory: pytest.TempPathFactory, state_folder:
     """Two sites of one node each, two fibers, agents ready."""
     path = tmp_path_factory.mktemp("t") / "two.yaml"
     path.write_text(FILE)
-    with testbed.up(str(path), name=oracle.unused_name(), driver="containerlab", allow_uncertified=True) as made:
+    with bring_up(topology=str(path), agents=True, driver="containerlab") as made:
         yield made
-    assert docker("ps", "--all", "--quiet") == ""
+    assert docker("ps --all --quiet") == ""
 
 
 def test_each_node_gateway_plant_and_management_is_a_container(lab: Lab) -> None:
-    names = set(docker("ps", "--format", "{{.Names}}").split())
+    names = set(docker("ps --format {{.Names}}").split())
     nodes = ("east-0", "west-0", "east-gw", "west-gw", "plant", "mgmt")
     assert names == {f"clab-{lab.name}-{node}" for node in nodes}
     for name in names:
@@ -58,14 +60,11 @@ def test_each_node_gateway_plant_and_management_is_a_container(lab: Lab) -> None
         assert host["NetworkMode"] == "none"
         assert host["RestartPolicy"]["Name"] in ("no", "")
     labels = inspected(f"clab-{lab.name}-east-0")["Config"]["Labels"]
-    assert labels["testbed.lab"] == lab.name
-    assert labels["testbed.role"] == "node"
-    assert labels["testbed.site"] == "east"
-    assert labels["testbed.rank"] == "0"
+    assert [labels[f"testbed.{key}"] for key in ("lab", "role", "site", "rank")] == [lab.name, "node", "east", "0"]
 
 
 def test_nothing_of_it_is_on_the_hosts_own_network(lab: Lab) -> None:
-    links = json.loads(subprocess.run(["ip", "-j", "link"], check=True, capture_output=True, text=True).stdout)
+    links = json.loads(run_line("ip -j link"))
     for link in links:
         assert not link["ifname"].startswith(("north", "south", "east", "west", "plant"))
 
@@ -73,8 +72,7 @@ def test_nothing_of_it_is_on_the_hosts_own_network(lab: Lab) -> None:
 def test_ranks_have_no_privileges(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o777)
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    lab.launch(["python", "-c", "import os; print(os.getuid())"], directory=tmp_path, echo=said.append).exit_status()
+    said = launched(lab, ["python", "-c", "import os; print(os.getuid())"], directory=tmp_path)
     assert said and all(line.split()[2] != "0" for line in said)
     for container in (f"clab-{lab.name}-east-0", f"clab-{lab.name}-west-0"):
         rows = [line.split(None, 2)[1:] for line in docker("top", container, "-o", "pid,uid,args").splitlines()[1:]]
@@ -86,14 +84,14 @@ def test_a_nodes_shared_memory_is_that_of_a_node_that_is_a_namespace(lab: Lab) -
     """Half of the memory, as of every tmpfs of the host; docker's own 64 MiB are too few for PyTorch's data loaders."""
     size = "df --block-size=1K --output=size"
     fresh = ["unshare", "--mount", "sh", "-ec", f"mount -t tmpfs fresh /mnt && {size} /mnt"]
-    usual = subprocess.run(fresh, check=True, capture_output=True, text=True).stdout.split()[-1]
+    usual = captured(fresh, check=True).stdout.split()[-1]
     node = f"clab-{lab.name}-east-0"
-    assert docker("exec", node, *size.split(), "/dev/shm").split()[-1] == usual
-    docker("exec", "--user=1000", node, "dd", "if=/dev/zero", "of=/dev/shm/x", "bs=1M", "count=80")
-    docker("exec", node, "rm", "/dev/shm/x")
+    assert docker(f"exec {node}", *size.split(), "/dev/shm").split()[-1] == usual
+    docker(f"exec --user=1000 {node} dd if=/dev/zero of=/dev/shm/x bs=1M count=80")
+    docker(f"exec {node} rm /dev/shm/x")
     (memory,) = (it for it in Path("/proc/meminfo").read_text().splitlines() if it.startswith("MemTotal:"))
     assert int(usual) == pytest.approx(int(memory.split()[1]) / 2, rel=0.01)
-    assert docker("exec", f"clab-{lab.name}-east-gw", *size.split(), "/dev/shm").split()[-1] == str(64 * 1024)
+    assert docker(f"exec clab-{lab.name}-east-gw", *size.split(), "/dev/shm").split()[-1] == str(64 * 1024)
 
 
 WRITES = ["python", "-c", "import os; open('written-' + os.environ['RANK'], 'w').close(); print(os.getuid())"]
@@ -115,8 +113,7 @@ def test_a_program_runs_as_the_owner_of_its_working_folder_and_writes_there(
 ) -> None:
     os.chown(working_folder, 4711, 4712)
     working_folder.chmod(0o700)
-    said: list[str] = []
-    assert lab.launch(WRITES, directory=tmp_path, echo=said.append).exit_status() == 0
+    said = launched(lab, WRITES, directory=tmp_path)
     assert sorted(said) == ["[rank 0] 4711", "[rank 1] 4711"]
     owners = {(it.name, it.stat().st_uid, it.stat().st_gid) for it in working_folder.iterdir()}
     assert owners == {("written-0", 4711, 4712), ("written-1", 4711, 4712)}
@@ -138,7 +135,7 @@ def test_a_program_reports_its_steps_from_inside(lab: Lab, working_folder: Path,
     def times(runs: str, argv: list[str], **how: Any) -> list[float]:
         assert lab.launch(argv, directory=tmp_path / runs, **how).exit_status() == 0
         (records,) = (tmp_path / runs).glob("*/ranks/rank-1.jsonl")
-        found = [json.loads(line) for line in records.read_text().splitlines()]
+        found = read_lines(records)
         assert [it.get("step") for it in found] == [None, 1, 2, 3]
         return [it["t"] for it in found[1:]]
 
@@ -168,22 +165,17 @@ print(subprocess.check_output(["stat", "-f", "-c", "%T", places[0], places[1], "
 def test_each_node_has_scratch_of_its_own_on_the_hosts_disk(lab: Lab, working_folder: Path, tmp_path: Path) -> None:
     os.chown(working_folder, 4711, 4712)
     for kept in (False, True):
-        said: list[str] = []
         notes: list[str] = []
         argv = ["python", "-c", SAME]
-        job = lab.launch(argv, directory=tmp_path, echo=said.append, note=notes.append, keep_scratch=kept)
-        assert job.exit_status(60.0) == 0, said
+        said = launched(lab, argv, directory=tmp_path, note=notes.append, keep_scratch=kept)
         assert notes == [], "/tmp is the container's own, and all can be written"
         assert {"[rank 0] " + " ".join(["east-0"] * 4), "[rank 1] " + " ".join(["west-0"] * 4)} <= set(said)
         for kinds in (it.partition("] ")[2].strip("[]'").split("', '") for it in said if "[" in it.partition("] ")[2]):
             assert kinds[0] == kinds[1] != kinds[2] == "overlayfs", "not in the container's layer"
-        assert lab.run_directory is not None
-        scratch = json.loads((lab.run_directory.path / "run.json").read_text())["workload"]["scratch"]
-        assert {node: Path(it, "same").read_text() for node, it in scratch["folders"].items()} == {
-            "east-0": "east-0",
-            "west-0": "west-0",
-        }
+        scratch = read_json(lab.run_directory.path / "run.json")["workload"]["scratch"]
+        assert set(scratch["folders"]) == {"east-0", "west-0"}
         for node, folder in scratch["folders"].items():
+            assert Path(folder, "same").read_text() == node
             assert Path(folder).stat().st_mode & 0o777 == 0o700
             assert (Path(folder) == lab.run_directory.path / "scratch" / node) == kept
         for path in working_folder.iterdir():
@@ -194,12 +186,7 @@ def test_ranks_have_scratch_too(lab: Lab) -> None:
     (top,) = Path("/var/tmp").glob(f"testbed-{lab.name}-*")
     for node in ("east-0", "west-0"):
         inside = docker(
-            "exec",
-            "--user=1000",
-            f"clab-{lab.name}-{node}",
-            "sh",
-            "-c",
-            f"ls -d {top}/*-1000; echo x > {top}/{node}-1000/x",
+            f"exec --user=1000 clab-{lab.name}-{node} sh -c", f"ls -d {top}/*-1000; echo x > {top}/{node}-1000/x"
         )
         assert inside.split() == [f"{top}/{node}-1000"], "its own, and no other's"
         assert (top / f"{node}-1000" / "x").read_text() == "x\n"
@@ -218,8 +205,7 @@ def test_a_working_folder_that_programs_cannot_write_is_refused_before_the_start
     )
     assert not runs.exists()
     assert list(working_folder.iterdir()) == []
-    said: list[str] = []
-    assert lab.launch(["pwd"], directory=runs, echo=said.append, read_only=True).exit_status() == 0
+    said = launched(lab, ["pwd"], directory=runs, read_only=True)
     assert sorted(said) == [f"[rank {rank}] {working_folder}" for rank in (0, 1)]
     os.chown(working_folder, 1000, 1000)
     assert lab.launch(WRITES, directory=runs).exit_status() == 0, "what the message says helps"
@@ -262,7 +248,7 @@ def test_what_exec_runs_ends_with_exec(lab: Lab, number: signal.Signals) -> None
         return any("sleep 4711" in line and "watchdog" not in line for line in docker("top", container).splitlines())
 
     container = f"clab-{lab.name}-west-gw"
-    words = [sys.executable, "-m", "testbed.cli.app", "exec", "-l", lab.name, "west-gw", "--", "sleep", "4711"]
+    words = argv_of(f"exec -l {lab.name} west-gw -- sleep 4711")
     with subprocess.Popen(words, stdin=subprocess.DEVNULL) as visit:
         oracle.until(there, 30.0, "the program runs")
         visit.send_signal(number)
@@ -286,8 +272,7 @@ def test_a_paused_container_is_seen_and_holds_nobody(lab: Lab) -> None:
 
 
 def records(lab: Lab, rank: int) -> list[dict[str, Any]]:
-    assert lab.run_directory is not None
-    return [json.loads(it) for it in (lab.run_directory.ranks / f"rank-{rank}.jsonl").read_text().splitlines()]
+    return read_lines(lab.run_directory.ranks / f"rank-{rank}.jsonl")
 
 
 @pytest.mark.thorough
@@ -337,7 +322,7 @@ def test_a_job_comes_through_all_that_ends_an_attempt(lab: Lab) -> None:
 
 @pytest.fixture
 def inside(lab: Lab) -> Inside:
-    return lambda node, *argv: docker("exec", f"clab-{lab.name}-{node}", *argv)
+    return lambda node, *argv: docker(f"exec clab-{lab.name}-{node}", *argv)
 
 
 class TestContainers(LabContract, CaptureContract):

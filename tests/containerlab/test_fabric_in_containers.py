@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 
-import pytest
+from builders.commands import run_line
+from builders.conditions import THOROUGH
+from builders.labs import bring_up
 from oracles import oracle
 
-import testbed
 from testbed.core.topology import resolve
 
-pytestmark = [pytest.mark.netns, pytest.mark.thorough, pytest.mark.alone]
+pytestmark = THOROUGH
 
 LAB = b"""
 scale: 1000
@@ -28,7 +29,7 @@ def _tc(lab: str, node: str) -> list[str]:
     pid = json.loads(
         subprocess.run(["docker", "inspect", f"clab-{lab}-{node}"], check=True, capture_output=True).stdout
     )
-    shown = oracle.run("nsenter", "-t", str(pid[0]["State"]["Pid"]), "-n", "tc", "-j", "qdisc")
+    shown = run_line("nsenter -t", str(pid[0]["State"]["Pid"]), "-n", "tc", "-j", "qdisc")
     return [it["kind"] for it in json.loads(shown)]
 
 
@@ -36,7 +37,7 @@ def test_ports_and_core_keep_their_rates(containers: str) -> None:
     name = oracle.unused_name()
     topology = resolve.load_text(LAB, "fabrics.yaml")
     # Uncertified is allowed: a fiber may be late on a busy machine. The rates of the fabric are judged below.
-    with testbed.up(topology, name=name, agents=False, driver="containerlab", allow_uncertified=True) as lab:
+    with bring_up(name, topology, driver="containerlab") as lab:
         assert lab.certificate is not None
         (east,) = lab.certificate.fabrics
         found = {it.path: it for it in east.rates}
@@ -47,5 +48,5 @@ def test_ports_and_core_keep_their_rates(containers: str) -> None:
             assert rate.measured_bps is not None, rate
             assert 0.8 * rate.target_bps < rate.measured_bps < 1.05 * rate.target_bps
         assert "tbf" in _tc(name, "east-gw") and "tbf" not in _tc(name, "west-gw")
-    left = subprocess.run(["docker", "ps", "--all", "--quiet"], check=True, capture_output=True, text=True).stdout
+    left = run_line("docker ps --all --quiet")
     assert left == ""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 from builders import bare_machine
+from builders.commands import captured, run_line
 
 import testbed
 from testbed.host.drivers import images
@@ -24,7 +24,7 @@ def test_docker_has_the_image_of_this_version(containers: str) -> None:
     assert containers.endswith(f":{testbed.__version__}")
     assert image["Os"] == "linux"
     words = ["docker", "run", "--rm", "--network", "none", containers, "python", "-c", PACKAGES]
-    cuda, packages = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    cuda, packages = captured(words, check=True).stdout.split()
     base_and_packages = inspected(images.BASE)["Size"] + int(packages)
     assert image["Size"] < base_and_packages + 50_000_000, "the image has other content"
     # Ranks do not use CUDA's libraries: the image has them only if no index or folder has a CPU build.
@@ -35,6 +35,6 @@ def test_docker_has_the_image_of_this_version(containers: str) -> None:
 
 
 def inspected(image: str) -> dict[str, Any]:
-    output = subprocess.run(["docker", "image", "inspect", image], capture_output=True, text=True, check=True).stdout
+    output = run_line("docker image inspect", image)
     (description,) = json.loads(output)
     return dict(description)

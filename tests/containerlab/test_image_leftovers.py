@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import captured
 from containerlab.test_containers import docker
 
 from testbed.errors import HostError
@@ -59,15 +60,18 @@ def build(containers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def nameless() -> set[str]:
-    return set(docker("images", "--quiet", "--no-trunc", "--filter", "dangling=true").split())
+    return set(docker("images --quiet --no-trunc --filter dangling=true").split())
 
 
 def somebodys(text: str) -> str:
     """Id of an image that somebody else builds, without a name."""
-    done = subprocess.run(
-        ["docker", "build", "--quiet", "-"], input=text, check=True, capture_output=True, text=True, timeout=60,
+    done = captured(
+        ["docker", "build", "--quiet", "-"],
+        input=text,
+        check=True,
+        timeout=60,
         env={**os.environ, "DOCKER_BUILDKIT": "0"},
-    )  # fmt: skip
+    )
     return done.stdout.strip()
 
 
@@ -83,7 +87,7 @@ def test_no_build_leaves_a_nameless_image(build: Builder) -> None:
     with pytest.raises(HostError, match="what a pity"):
         build(broken=True)
     assert nameless() == before
-    assert docker("image", "inspect", build.tag), "the last good one stays"
+    assert docker("image inspect", build.tag), "the last good one stays"
 
 
 @pytest.mark.thorough
@@ -116,12 +120,12 @@ def test_what_a_killed_build_left_goes_with_the_next_one_and_that_of_a_living_on
 def test_an_image_that_containers_use_goes_once_they_are_gone(build: Builder) -> None:
     before = nameless()
     build()
-    container = docker("run", "--detach", "--network", "none", build.tag, "sleep", "999").strip()
+    container = docker("run --detach --network none", build.tag, "sleep", "999").strip()
     try:
         build()
         (used,) = nameless() - before
         assert any(f"{used.removeprefix('sha256:')[:12]}, an earlier image, stays" in line for line in build.said)
     finally:
-        docker("rm", "--force", container)
+        docker("rm --force", container)
     build()
     assert nameless() == before

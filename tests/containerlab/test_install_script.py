@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders import ROOT
+from builders.commands import Done
 from oracles import oracle
 
 from testbed.host.drivers import containerlab
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tools" / "install-containerlab.sh"
 BOUND_S = 150
 POLICY = "/usr/sbin/policy-rc.d"
@@ -59,7 +60,7 @@ class Machine:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def ask(self, script: str) -> subprocess.CompletedProcess[str]:
+    def ask(self, script: str) -> Done:
         weak = ["prlimit", "--nofile=8192:8192", "setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"]
         argv = ["nsenter", f"--target={self._holder.pid}", "--mount", "--net", "--", *weak, "--", "bash", "-c", script]
         left_out = ("DOCKER_HOST", "DOCKER_CONTEXT", "START_DOCKER", "TESTBED_STATE", "TESTBED_RUNS")

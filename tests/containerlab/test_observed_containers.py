@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import run_line
+from builders.conditions import ALONE, NEEDS_PROMETHEUS
+from builders.labs import bring_up
 from contract.lab_contract import FILE
 from oracles import oracle
 
 import testbed
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None, reason="prometheus is not installed (apt-get install prometheus)"
-    ),
-    pytest.mark.alone,
-]
+pytestmark = [*ALONE, NEEDS_PROMETHEUS]
 
 
 def asked(url: str, expression: str) -> list[dict[str, Any]]:
@@ -35,15 +30,10 @@ def test_ranks_gateways_and_fibers_are_seen_and_nothing_is_left_of_it(
 ) -> None:
     path, folder = tmp_path / "two.yaml", state_folder / "labs" / lab_name / "prometheus"
     path.write_text(FILE)
-    lab = testbed.up(
-        testbed.load(str(path)), name=lab_name, driver="containerlab", observe=True, allow_uncertified=True
-    )
+    lab = bring_up(lab_name, testbed.load(str(path)), agents=True, driver="containerlab", observe=True)
     try:
         (server,) = oracle.working_in(folder)
-        mgmt = subprocess.run(
-            ["docker", "inspect", "--format", "{{.State.Pid}}", f"clab-{lab_name}-mgmt"],
-            check=True, capture_output=True, text=True,
-        ).stdout.strip()  # fmt: skip
+        mgmt = run_line("docker inspect --format", "{{.State.Pid}}", f"clab-{lab_name}-mgmt").strip()
         assert Path(f"/proc/{server}/ns/net").readlink() == Path(f"/proc/{mgmt}/ns/net").readlink()
         with lab.observe(0) as forwarder:
             oracle.until(lambda: len(asked(forwarder.url, "up == 1")) == 3, 20.0, "two ranks and the keeper are up")

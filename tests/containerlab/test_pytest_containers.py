@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from builders import ROOT
+from builders.commands import captured
+from builders.conditions import ALONE
 
-ROOT = Path(__file__).resolve().parents[2]
-
-pytestmark = [pytest.mark.alone, pytest.mark.netns]
+pytestmark = ALONE
 
 AROUND = """
 import pytest
@@ -38,7 +38,7 @@ def test_the_example_suite_of_the_docs(
     shutil.copytree(ROOT / "examples" / "pytest_suite", suite)
     (suite / "test_around.py").write_text(AROUND)
     argv = [sys.executable, "-m", "pytest", "-p", "testbed.pytest_plugin", "-q", "--testbed-require"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=180, cwd=suite)
+    done = captured(argv, timeout=180, cwd=suite)
     assert "5 passed" in done.stdout, done.stdout + done.stderr
     assert "1 failed" in done.stdout
     assert (

@@ -6,17 +6,19 @@ Those of MPI need an image with MPI, which is too large to build in every test r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import argv_of, captured, words_of
+from builders.conditions import ALONE
+from builders.labs import NODES, Lab, bring_up, lab_without_leftovers
 from oracles import oracle
 
-import testbed
 from testbed.core.validation import cases, fault_matrix
 from testbed.core.validation.library import PYTHON, Library
 from testbed.core.validation.result import CaseResult, Cell
@@ -30,21 +32,19 @@ from testbed.lab.validation.traffic_meter import Wire
 from testbed.lab.validation.validation import validate
 from testbed.lab.validation.worker_set import WorkerSet
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 PROGRAM = "testbed_agents.adapters.ring"
 
 
 @pytest.fixture(scope="module")
-def lab(containers: str, state_folder: Path) -> Iterator[testbed.Lab]:
-    name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, driver="containerlab", agents=False, allow_uncertified=True) as found:
-        yield found
-    assert oracle.left_behind(name, state_folder) == []
+def lab(containers: str, state_folder: Path) -> Iterator[Lab]:
+    with lab_without_leftovers(state_folder, driver="containerlab") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def with_mpi(containers: str, state_folder: Path) -> Iterator[testbed.Lab]:
+def with_mpi(containers: str, state_folder: Path) -> Iterator[Lab]:
     """A lab of the image that has MPI."""
     chosen = f"{containers}-validate"
     if why := images.missing(chosen, ["validate"]):
@@ -52,59 +52,70 @@ def with_mpi(containers: str, state_folder: Path) -> Iterator[testbed.Lab]:
     name = oracle.unused_name()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images, "reference", lambda: chosen)
-        made = testbed.up("metro-40km", name=name, driver="containerlab", agents=False, allow_uncertified=True)
+        made = bring_up(name, driver="containerlab")
     with made as found:
         yield found
     assert oracle.left_behind(name, state_folder) == []
 
 
+def top(lab: str, *nodes: str) -> list[str]:
+    """Return the processes of containers, as docker sees them."""
+    listed = [captured(words_of(f"docker top clab-{lab}-{node} -eo pid,args")).stdout for node in nodes]
+    return [line for text in listed for line in text.splitlines()[1:]]
+
+
 def inside(lab: str) -> list[str]:
     """All that runs in the containers of nodes and of the management network beside what keeps them up."""
-    nodes = [f"{site}-{number}" for site in ("east", "west") for number in (0, 1)]
-    said = [
-        subprocess.run(["docker", "top", f"clab-{lab}-{node}", "-eo", "pid,args"], capture_output=True, text=True)
-        for node in (*nodes, "mgmt")
-    ]
-    return [line for it in said for line in it.stdout.splitlines()[1:] if "sleep infinity" not in line]
+    return [line for line in top(lab, *NODES, "mgmt") if "sleep infinity" not in line]
 
 
 def programs(lab: str) -> list[str]:
-    """Rank programs in a lab's containers, as docker sees them."""
-    names = [f"clab-{lab}-{site}-{number}" for site in ("east", "west") for number in (0, 1)]
-    said = [
-        subprocess.run(["docker", "top", name, "-eo", "pid,args"], capture_output=True, text=True) for name in names
-    ]
-    return [line for it in said for line in it.stdout.splitlines() if PROGRAM in line and "watchdog" not in line]
+    """Rank programs in a lab's containers."""
+    return [line for line in top(lab, *NODES) if PROGRAM in line and "watchdog" not in line]
 
 
-def test_the_ring_is_right_and_is_told_of_a_killed_rank(lab: testbed.Lab, tmp_path: Path) -> None:
-    workers = WorkerSet(lab_folder.folder(lab.name), lab.topology, collective_libraries.find("ring"), tmp_path / "ring")
-    session = Session(workers, timeout_s=5.0)
-    found: list[CaseResult] = []
-    cells: list[Cell] = []
+@contextlib.contextmanager
+def session_of(lab: Lab, library: str, folder: Path) -> Iterator[tuple[WorkerSet, Session]]:
+    workers = WorkerSet(lab_folder.folder(lab.name), lab.topology, collective_libraries.find(library), folder)
     try:
-        whole = cases.correctness("quick", [rank.site for rank in workers.ranks])
-        correctness.run_cases(session, whole[::20], found.append)
-        assert {it.state for it in found} == {"right"}
-        assert list(workers.outputs.iterdir()) == []
-        (killed,) = (
-            it for it in fault_matrix.trials("quick", lab.topology, session.offers) if it.fault.name == "rank-killed"
-        )
-        killed = dataclasses.replace(killed, operation=dataclasses.replace(killed.operation, count=1_000_001))
-        folder = lab_folder.folder(lab.name)
-        with Wire(folder, lab.topology) as wire, FiberFaults(folder, lab.topology) as fibers:
-            fault_cells.run_trials(session, wire, fibers, [killed], cells.append)
-        assert [it.outcome for it in cells] == ["error within its bound"], cells
-        assert cells[0].rebuilt is True
-        assert len(programs(lab.name)) == 4
+        yield workers, Session(workers, timeout_s=5.0)
     finally:
         workers.leave()
+
+
+def answered(session: Session, workers: WorkerSet, every: int) -> set[str]:
+    """Return the states of every so many of the quick cases."""
+    results: list[CaseResult] = []
+    whole = cases.correctness("quick", [rank.site for rank in workers.ranks])
+    correctness.run_cases(session, whole[::every], results.append)
+    return {result.state for result in results}
+
+
+def killed_rank(lab: Lab, session: Session, **changed: int) -> Cell:
+    """Kill a rank during an operation, ``changed``, and return what came of it."""
+    (trial,) = (
+        it for it in fault_matrix.trials("quick", lab.topology, session.offers) if it.fault.name == "rank-killed"
+    )
+    trial = dataclasses.replace(trial, operation=dataclasses.replace(trial.operation, **changed))
+    cells: list[Cell] = []
+    folder = lab_folder.folder(lab.name)
+    with Wire(folder, lab.topology) as wire, FiberFaults(folder, lab.topology) as fibers:
+        fault_cells.run_trials(session, wire, fibers, [trial], cells.append)
+    (cell,) = cells
+    return cell
+
+
+def test_the_ring_is_right_and_is_told_of_a_killed_rank(lab: Lab, tmp_path: Path) -> None:
+    with session_of(lab, "ring", tmp_path / "ring") as (workers, session):
+        assert answered(session, workers, 20) == {"right"}
+        assert list(workers.outputs.iterdir()) == []
+        cell = killed_rank(lab, session, count=1_000_001)
+        assert (cell.outcome, cell.rebuilt) == ("error within its bound", True), cell
+        assert len(programs(lab.name)) == 4
     oracle.until(lambda: programs(lab.name) == [], 15.0, "rank programs end")
 
 
-def test_what_the_image_lacks_is_a_skip_that_says_so(
-    lab: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_image_lacks_is_a_skip_that_says_so(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {
         "lacking": Library("lacking", "needs what is nowhere", (PYTHON,), modules=("json", "no_such_module")),
         "no-mpi": dataclasses.replace(collective_libraries.find("mpich"), name="no-mpi", programs=("mpiexec.nowhere",)),
@@ -122,29 +133,14 @@ def test_what_the_image_lacks_is_a_skip_that_says_so(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mpich", "openmpi"])
-def test_an_mpi_is_right_and_takes_all_ranks_with_a_killed_one(
-    with_mpi: testbed.Lab, tmp_path: Path, name: str
-) -> None:
+def test_an_mpi_is_right_and_takes_all_ranks_with_a_killed_one(with_mpi: Lab, tmp_path: Path, name: str) -> None:
     """Its mpiexec in the management network's container, which has no way of its own into the nodes'."""
-    folder, topology = lab_folder.folder(with_mpi.name), with_mpi.topology
-    workers = WorkerSet(folder, topology, collective_libraries.find(name), tmp_path / name)
-    session = Session(workers, timeout_s=5.0)
-    found: list[CaseResult] = []
-    cells: list[Cell] = []
-    try:
-        whole = cases.correctness("quick", [rank.site for rank in workers.ranks])
-        correctness.run_cases(session, whole[::10], found.append)
-        assert {it.state for it in found} == {"right", "unsupported"}, found
+    with session_of(with_mpi, name, tmp_path / name) as (workers, session):
+        assert answered(session, workers, 10) == {"right", "unsupported"}
         ask_from_a_node(with_mpi.name, tmp_path / name)
-        (killed,) = (
-            it for it in fault_matrix.trials("quick", topology, session.offers) if it.fault.name == "rank-killed"
-        )
-        with Wire(folder, topology) as wire, FiberFaults(folder, topology) as fibers:
-            fault_cells.run_trials(session, wire, fibers, [killed], cells.append)
-        assert [it.outcome for it in cells] == ["crash"], cells
-        assert any("testbed_agents.adapters.mpi" in it for it in inside(with_mpi.name))
-    finally:
-        workers.leave()
+        cell = killed_rank(with_mpi, session)
+        assert cell.outcome == "crash", cell
+        assert any("testbed_agents.adapters.mpi" in line for line in inside(with_mpi.name))
     oracle.until(lambda: inside(with_mpi.name) == [], 15.0, "ranks, daemons and mpiexec end")
 
 
@@ -159,7 +155,7 @@ def ask_from_a_node(lab: str, folder: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mpich", "openmpi"])
-def test_after_sigkill_an_mpi_ends_inside(with_mpi: testbed.Lab, tmp_path: Path, name: str) -> None:
+def test_after_sigkill_an_mpi_ends_inside(with_mpi: Lab, tmp_path: Path, name: str) -> None:
     killed_while_it_runs(
         name, with_mpi, tmp_path, lambda: sum("libraries.mpi" in it for it in inside(with_mpi.name)) >= 4
     )
@@ -167,14 +163,14 @@ def test_after_sigkill_an_mpi_ends_inside(with_mpi: testbed.Lab, tmp_path: Path,
 
 
 @pytest.mark.thorough
-def test_after_sigkill_rank_programs_end_inside(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_after_sigkill_rank_programs_end_inside(lab: Lab, tmp_path: Path) -> None:
     killed_while_it_runs("ring", lab, tmp_path, lambda: len(programs(lab.name)) == 4)
     oracle.until(lambda: programs(lab.name) == [], 20.0, "rank programs end with the process that started them")
 
 
-def killed_while_it_runs(name: str, lab: testbed.Lab, folder: Path, running: Callable[[], bool]) -> None:
+def killed_while_it_runs(name: str, lab: Lab, folder: Path, running: Callable[[], bool]) -> None:
     """SIGKILL to a validation once its programs run."""
-    argv = [sys.executable, "-m", "testbed.cli.app", "validate", name, "--only", "correctness"]
+    argv = argv_of(f"validate {name} --only correctness")
     argv += ["-l", lab.name, "--allow-uncertified", "--runs", str(folder)]
     with (folder / "said").open("wb") as said:
         child = subprocess.Popen(argv, stdout=said, stderr=said)

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import ROOT
+from builders.conditions import THOROUGH
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "netem_vm"))
 
 import vm
 
-pytestmark = [pytest.mark.netns, pytest.mark.thorough, pytest.mark.alone]
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = THOROUGH
 LAYERS = ROOT / "build" / "docker"
 """Where the daemon of conftest.py keeps its images."""
 BOUND_S = 420.0

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
 from builders import run_factory
+from builders.pages import width_of
 
 from testbed.host.files.store import RunDirectory, write_report
 from testbed.lab import api
@@ -42,7 +39,7 @@ def test_two_runs_stand_beside_each_other_and_below_each_other_on_a_phone(compar
         else:
             assert a["x"] == b["x"] and a["y"] + a["height"] <= b["y"]
     assert page.said == [] and page.asked == [(compared / "index.html").as_uri()]
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert width_of(page) <= width
     row = page.get_by_label("Key figures").locator("tr", has_text="goodput").locator("td")
     places = [row.nth(number).bounding_box() for number in (0, 1)]
     assert (places[0]["y"] == places[1]["y"]) == (width > 760)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -11,17 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders import ROOT
+from builders.commands import argv_of, captured, run_line
+from builders.conditions import ALONE
+from builders.json_files import read_json
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-TESTBED = (sys.executable, "-m", "testbed.cli.app")
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces: needs root"),
-    pytest.mark.alone,
-]
+pytestmark = [*ALONE, pytest.mark.e2e]
 
 
 @pytest.fixture
@@ -39,17 +35,17 @@ def name(environment: dict[str, str]) -> Iterator[str]:
     """Provide a unique lab name; remove the lab however the test ends."""
     mine = f"ex{os.getpid()}"
     yield mine
-    subprocess.run([*TESTBED, "down", "--all"], env=environment, timeout=60, check=True)
+    subprocess.run(argv_of("down --all"), env=environment, timeout=60, check=True)
 
 
 def run(argv: list[str], environment: dict[str, str], timeout_s: float = 150) -> str:
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=timeout_s)
+    done = captured(argv, env=environment, timeout=timeout_s)
     assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def namespaces(lab: str) -> list[str]:
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True, timeout=10).stdout
+    listed = run_line("ip netns list")
     return [line.split()[0] for line in listed.splitlines() if line.startswith(f"tb.{lab}.")]
 
 
@@ -60,7 +56,7 @@ def test_cut_and_heal(name: str, environment: dict[str, str], tmp_path: Path) ->
 
     assert re.search(r"north was down for \d+\.\d\d s", said)
     assert re.search(r"goodput [01]\.\d{3}, longest gap between commits \d+ ms", said)
-    report = json.loads((out / "report.json").read_text())
+    report = read_json(out / "report.json")
     assert report["training"]["steps_committed"] == 40
     assert [fault["target"] for fault in report["faults"]] == ["north"]
     assert (out / "index.html").stat().st_size > 100_000
@@ -69,10 +65,10 @@ def test_cut_and_heal(name: str, environment: dict[str, str], tmp_path: Path) ->
 
 @pytest.mark.thorough
 def test_an_unmodified_torch_program_runs_across_the_fiber(name: str, environment: dict[str, str]) -> None:
-    run([*TESTBED, "up", "metro-40km", "--no-agents", "--allow-uncertified", "--name", name], environment)
+    run(argv_of(f"up metro-40km --no-agents --allow-uncertified --name {name}"), environment)
     script = str(EXAMPLES / "torch_allreduce.py")
     argv = [sys.executable, script, "--floats", "1", "100000", "--repeats", "5"]
-    said = run([*TESTBED, "launch", "-l", name, "--allow-uncertified", "--", *argv], environment)
+    said = run(argv_of(f"launch -l {name} --allow-uncertified --", *argv), environment)
 
     for rank, node in enumerate(("east-0", "east-1", "west-0", "west-1")):
         assert f"[rank {rank}] rank {rank} of 4 on {node}" in said
@@ -82,5 +78,5 @@ def test_an_unmodified_torch_program_runs_across_the_fiber(name: str, environmen
     # 400 kB take at least 4 ms at 800 Mb/s, and at least half must cross the fiber (the other side's sum).
     assert median_ms[100_000] >= 2.0
 
-    run([*TESTBED, "down", name], environment)
+    run(argv_of(f"down {name}"), environment)
     assert namespaces(name) == []

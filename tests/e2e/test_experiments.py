@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from builders.commands import argv_of, captured
+from builders.conditions import ALONE
+from builders.json_files import read_json, recorded_events
 from oracles import oracle
 
-pytestmark = [pytest.mark.netns, pytest.mark.e2e, pytest.mark.alone]
+pytestmark = [*ALONE, pytest.mark.e2e]
 
 
 class Ran:
@@ -22,21 +22,20 @@ class Ran:
         file = folder / "x.yaml"
         file.write_text(text)
         self.name, self.junit = oracle.unused_name(), folder / "verdict.xml"
-        argv = [sys.executable, "-m", "testbed.cli.app", "run", str(file), "--name", self.name, "--allow-uncertified"]
+        argv = argv_of(f"run {file} --name", self.name, "--allow-uncertified")
         argv += ["--runs", str(folder / "runs"), "--junit", str(self.junit)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=240.0)
+        done = captured(argv, timeout=240.0)
         self.status, self.said = done.returncode, done.stderr + done.stdout
         assert oracle.left_behind(self.name, state_folder) == []
         (self.directory,) = (folder / "runs").glob("*/") if (folder / "runs").is_dir() else [Path()]
 
     def json(self, name: str) -> dict:
-        found = json.loads((self.directory / name).read_text())
+        found = read_json(self.directory / name)
         assert isinstance(found, dict)
         return found
 
     def events(self, kind: str) -> list[dict]:
-        lines = (self.directory / "events.jsonl").read_text().splitlines()
-        return [it for it in map(json.loads, lines) if it["event"] == kind]
+        return recorded_events(self.directory, kind)
 
     def cases(self) -> dict[str, str]:
         found = {}

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from builders import bare_machine
+from builders import ROOT, bare_machine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks, pytest.mark.alone]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "hosts.md"
+PAGE = ROOT / "docs" / "hosts.md"
 HOST_PACKAGES = ("python3", "sudo", "openssh-server", "ca-certificates")
 CLIENT_PACKAGES = ("git", "make", "python3-venv", "openssh-client", "ca-certificates")
 ADDRESS = f"127.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}.1"

@@ -14,18 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from builders import ROOT
+from builders.conditions import ALONE, thorough
+from builders.json_files import read_json
+from builders.labs import bring_up
 from oracles import oracle
 
 import testbed
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces: needs root"),
-    pytest.mark.alone,
-]
+pytestmark = [*ALONE, pytest.mark.e2e]
 
-ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 100.0
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -83,7 +81,7 @@ class Typed:
         return {name: sign for sign, name in re.findall(r" ([✓✗■]) (\w+) +\d+\.\d\d s", self.text)}
 
 
-@pytest.mark.parametrize("presses", [pytest.param(1, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize("presses", [thorough(1), 3])
 def test_a_run_is_undone_and_what_succeeded_is_not_marked_as_failed(
     state_folder: Path, lab_name: str, tmp_path: Path, presses: int
 ) -> None:
@@ -103,9 +101,9 @@ def test_a_run_is_undone_and_what_succeeded_is_not_marked_as_failed(
     assert "✗" not in typed.text
     (run,) = (tmp_path / "runs").iterdir()
     assert f"run directory: {run}" in typed.text.replace("\n", "")
-    found = json.loads((run / "run.json").read_text())
+    found = read_json(run / "run.json")
     assert (found["status"], found["reason"]) == ("interrupted", "interrupted by the user")
-    assert json.loads((run / "report.json").read_text())["run"]["status"] == "interrupted"
+    assert read_json(run / "report.json")["run"]["status"] == "interrupted"
     oracle.until(lambda: not oracle.left_behind(lab_name, state_folder), 10.0, "nothing is left of the lab")
 
 
@@ -135,7 +133,7 @@ def test_what_nohup_runs_goes_on_after_its_terminal_is_closed(
     if verb == "run":
         (tmp_path / "x.yaml").write_text(f"topology: metro-single\nworkload: {{command: {json.dumps(program)}}}\n")
     else:
-        testbed.up("metro-single", name=lab_name, agents=False, allow_uncertified=True)
+        bring_up(lab_name, "metro-single")
     options = ("--allow-uncertified", "--runs", str(tmp_path / "runs"))
     typed = Typed(verb, *options, *words, by=["nohup"], folder=tmp_path)
 
@@ -154,5 +152,5 @@ def test_what_nohup_runs_goes_on_after_its_terminal_is_closed(
     shown = (tmp_path / "nohup.out").read_text()
     assert status in (0, 1, 3) and "testbed: " not in shown, shown  # the verdict on its fibers is not the subject
     (run,) = (tmp_path / "runs").iterdir()
-    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    assert read_json(run / "run.json")["status"] == "finished"
     assert ["on" in (run / "ranks" / f"rank-{rank}.log").read_text().split() for rank in range(4)] == [True] * 4

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import ROOT
+from builders.commands import TESTBED, captured
+from builders.conditions import LABS
+from builders.json_files import read_json
 from oracles import oracle
 
 import testbed
 from testbed.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_script"
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces: needs root"),
-]
+pytestmark = [*LABS, pytest.mark.e2e]
 
 ONE_EACH = "{sites.east.nodes: 1, sites.west.nodes: 1}"
 
@@ -40,11 +36,11 @@ if os.environ["RANK"] == "1":
 def run_cli(what: Path, folder: Path, state_folder: Path, cwd: Path) -> tuple[int, str, dict]:
     """Return the exit status, what was said, and run.json; ``cwd``: where it is called from."""
     name = oracle.unused_name()
-    argv = [sys.executable, "-m", "testbed.cli.app", "run", str(what), "--name", name, "--allow-uncertified"]
-    done = subprocess.run([*argv, "--runs", str(folder)], capture_output=True, text=True, timeout=240.0, cwd=cwd)
+    argv = [*TESTBED, "run", str(what), "--name", name, "--allow-uncertified"]
+    done = captured([*argv, "--runs", str(folder)], timeout=240.0, cwd=cwd)
     assert oracle.left_behind(name, state_folder) == []
     found = sorted(folder.glob("*/run.json"))
-    return done.returncode, done.stderr + done.stdout, json.loads(found[-1].read_text()) if found else {}
+    return done.returncode, done.stderr + done.stdout, read_json(found[-1]) if found else {}
 
 
 @pytest.fixture
@@ -72,7 +68,7 @@ def test_the_example_comes_through_a_cut(folder: Path, state_folder: Path) -> No
     text = re.sub(r"--steps, \d+", "--steps, 120", text.replace("../../.venv/bin/python", sys.executable))
     (folder / "cut.yaml").write_text(re.sub(r"^  steps: \d+", "  steps: 120", text, flags=re.M))
     status, said, run = run_cli(folder / "cut.yaml", folder / "runs", state_folder, ROOT)
-    report = json.loads(next((folder / "runs").glob("*/report.json")).read_text())
+    report = read_json(next((folder / "runs").glob("*/report.json")))
     assert status == 0, said
     assert report["verdict"] == "pass"
     assert run["workload"]["statuses"] == [0, 0, 0, 0]

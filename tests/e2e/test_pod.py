@@ -24,14 +24,14 @@ from typing import Any
 
 import pytest
 import yaml
-from builders import bare_machine, pods
+from builders import ROOT, bare_machine, pods
+from builders.commands import Done, captured, check, words_of
 from builders.docker_daemon import Dockerd
 
 from testbed.host.installation import TORCH_CPU_INDEX
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks, pytest.mark.alone]
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILD_BOUND_S, RUN_BOUND_S = 1500, 240
 CERTIFICATES = "/usr/local/share/index.crt"
 EXPERIMENT = """\
@@ -45,25 +45,23 @@ workload:
 """
 
 
-def here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def here(folder: Path, line: str, *arguments: object) -> Done:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_")}
     environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'agents'}"
-    return subprocess.run(
-        [sys.executable, "-m", "testbed", *words],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_BOUND_S,
-    )  # fmt: skip
+    return captured(
+        [sys.executable, "-m", "testbed", *words_of(line, *arguments)], cwd=folder, env=environment, timeout=RUN_BOUND_S
+    )
 
 
-def docker(*words: str, bound_s: float = RUN_BOUND_S) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=bound_s)
-    print(*words, done.returncode, done.stdout, done.stderr, sep="\n")
+def docker(line: str, *arguments: object, bound_s: float = RUN_BOUND_S) -> Done:
+    done = captured(words_of(f"docker {line}", *arguments), timeout=bound_s)
+    print(line, *arguments, done.returncode, done.stdout, done.stderr, sep="\n")
     return done
 
 
-def rendered(folder: Path, what: str, *options: str) -> tuple[str, list[dict[str, Any]]]:
+def rendered(folder: Path, what: str, options: str = "") -> tuple[str, list[dict[str, Any]]]:
     """Return the text of a Job's file, and its objects."""
-    made = here(folder, "render", what, "--kubernetes", "--name", "run", "--output", "job.yaml", "--", *options)
-    assert made.returncode == 0, made.stderr
+    check(here(folder, f"render {what} --kubernetes --name run --output job.yaml -- {options}"))
     text = (folder / "job.yaml").read_text()
     return text, list(yaml.safe_load_all(text))
 
@@ -122,8 +120,7 @@ def _import(root: Path, name: str, archive: Path) -> None:
         if os.environ.get("PIP_CERT"):
             tar.add(Path(os.environ["PIP_CERT"]).resolve(), arcname=f".{CERTIFICATES}")
             changes += ["--change", f"ENV PIP_CERT={CERTIFICATES}"]
-    done = docker("import", *changes, str(archive), name)
-    assert done.returncode == 0, done.stderr
+    check(docker("import", *changes, str(archive), name))
 
 
 @contextlib.contextmanager
@@ -170,23 +167,20 @@ def test_a_program_runs_in_the_pod_and_its_report_comes_out(image: str, tmp_path
     fetched = tmp_path / "fetched" / "runs" / run.name
     assert {it.name for it in fetched.iterdir()} == {it.name for it in run.iterdir()}
     assert here(tmp_path, "report", str(fetched)).returncode == ran.returncode
-    assert docker("rm", "pod").returncode == 0
+    assert docker("rm pod").returncode == 0
 
 
 def test_a_pod_that_is_deleted_undoes_its_lab_and_may_be_repeated(image: str, tmp_path: Path) -> None:
-    _, (job,) = rendered(tmp_path, "metro-single", "--allow-uncertified", "--steps", "5000")
+    _, (job,) = rendered(tmp_path, "metro-single", "--allow-uncertified --steps 5000")
     (tmp_path / "claim").mkdir()
-    started = docker("run", "--detach", *pods.argv(job, "deleted", tmp_path / "claim"))
-    assert started.returncode == 0
+    check(docker("run --detach", *pods.argv(job, "deleted", tmp_path / "claim")))
     until = time.monotonic() + RUN_BOUND_S
-    while "agents: 4 ranks" not in (
-        logs := subprocess.run(["docker", "logs", "deleted"], capture_output=True, text=True).stderr
-    ):
+    while "agents: 4 ranks" not in (logs := captured(["docker", "logs", "deleted"]).stderr):
         assert time.monotonic() < until, logs
         time.sleep(0.2)
-    docker("stop", "deleted")
-    status = int(docker("inspect", "--format", "{{.State.ExitCode}}", "deleted").stdout)
+    docker("stop deleted")
+    status = int(docker("inspect --format", "{{.State.ExitCode}}", "deleted").stdout)
     policy = job["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"]
     assert status not in (0, 137, *policy), "neither done, nor killed after the grace period, nor final"
-    assert "everything was undone" in docker("logs", "deleted").stderr
-    assert docker("rm", "deleted").returncode == 0
+    assert "everything was undone" in docker("logs deleted").stderr
+    assert docker("rm deleted").returncode == 0

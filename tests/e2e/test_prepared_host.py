@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from builders import bare_machine
+from builders import ROOT, bare_machine
+from builders.commands import Done, captured, check, check_refused, words_of
 
 from testbed.version import __version__
 
 pytestmark = [pytest.mark.e2e, pytest.mark.netns, *bare_machine.marks, pytest.mark.alone]
 
-ROOT = Path(__file__).resolve().parents[2]
 PREPARE_BOUND_S, RUN_BOUND_S, START_BOUND_S = 900, 300, 60.0
 SERVE = (
     bare_machine.SSH_HOST
@@ -40,10 +40,10 @@ exec /usr/sbin/sshd -D -e -p "$PORT" -o ListenAddress=127.0.0.1 -o UsePAM=no
 class Client:
     folder: Path
 
-    def run(self, *words: str, bound_s: float = RUN_BOUND_S) -> subprocess.CompletedProcess[str]:
-        return self.of(ROOT, *words, bound_s=bound_s)
+    def run(self, line: str, *arguments: object) -> Done:
+        return self.of(ROOT, line, *arguments)
 
-    def of(self, checkout: Path, *words: str, bound_s: float = RUN_BOUND_S) -> subprocess.CompletedProcess[str]:
+    def of(self, checkout: Path, line: str, *arguments: object, bound_s: float = RUN_BOUND_S) -> Done:
         """Run the testbed of a checkout, as a user does whose ssh knows the host by the name lab1."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TESTBED_")}
         environment |= {
@@ -54,11 +54,9 @@ class Client:
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",
         }
-        done = subprocess.run(
-            [sys.executable, "-m", "testbed", *words],
-            cwd=self.folder, env=environment, capture_output=True, text=True, timeout=bound_s,
-        )  # fmt: skip
-        print(*words, done.returncode, done.stdout, done.stderr, sep="\n")
+        argv = [sys.executable, "-m", "testbed", *words_of(line, *arguments)]
+        done = captured(argv, cwd=self.folder, env=environment, timeout=bound_s)
+        print(line, *arguments, done.returncode, done.stdout, done.stderr, sep="\n")
         return done
 
     def prepare(self, checkout: Path, commit: str) -> dict[str, int]:
@@ -107,24 +105,22 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def head(checkout: Path) -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, check=True, capture_output=True, text=True)
+    done = captured(["git", "rev-parse", "HEAD"], cwd=checkout, check=True)
     return done.stdout.strip()
 
 
 def test_a_bare_host_is_prepared_used_and_brought_to_another_version(client: Client, tmp_path: Path) -> None:
-    before = client.run("status", "--on", "lab1")
-    assert before.returncode == 2
-    assert "the testbed is not installed there" in before.stderr and "host prepare lab1" in before.stderr
+    before = client.run("status --on lab1")
+    check_refused(before, 2, "the testbed is not installed there", "host prepare lab1")
 
     commit = head(ROOT)  # a commit made meanwhile would make the second run change
     assert client.prepare(ROOT, commit)["changed"] > 0
     assert client.prepare(ROOT, commit)["changed"] == 0
-    assert client.run("doctor", "--on", "lab1").returncode == 0
-    up = client.run("up", "metro-single", "--no-agents", "--allow-uncertified", "--on", "lab1")
-    assert up.returncode == 0, up.stderr
-    assert json.loads(client.run("status", "--json", "--on", "lab1").stdout)["name"] == "metro-single"
-    assert client.run("down", "metro-single", "--on", "lab1").returncode == 0
-    ran = client.run("run", "metro-40km", "--steps", "20", "--allow-uncertified", "--on", "lab1")
+    assert client.run("doctor --on lab1").returncode == 0
+    check(client.run("up metro-single --no-agents --allow-uncertified --on lab1"))
+    assert json.loads(client.run("status --json --on lab1").stdout)["name"] == "metro-single"
+    assert client.run("down metro-single --on lab1").returncode == 0
+    ran = client.run("run metro-40km --steps 20 --allow-uncertified --on lab1")
     assert ran.returncode in (0, 1, 3), "1: measured, and bad, as on a busy machine"
     (page,) = (client.folder / "runs").glob("metro-40km-*/index.html")
     assert client.run("report", page.parent.name).returncode == ran.returncode
@@ -137,8 +133,7 @@ def test_a_bare_host_is_prepared_used_and_brought_to_another_version(client: Cli
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "newer"]):
         subprocess.run([*git, *words], cwd=newer, check=True, capture_output=True)
     refused = client.of(newer, "status", "--on", "lab1")
-    assert refused.returncode == 2
-    assert f"lab1 has testbed {__version__}, but 0.9.9 is here" in refused.stderr
+    check_refused(refused, 2, f"lab1 has testbed {__version__}, but 0.9.9 is here")
     assert "host prepare lab1" in refused.stderr and refused.stderr.count("\n") == 1
     assert client.prepare(newer, head(newer))["changed"] > 0
     assert client.of(newer, "ls", "labs", "--on", "lab1").returncode == 0

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
 from builders import run_factory
+from builders.pages import width_of
 
 from testbed.host.files.store import RunDirectory, write_report
 
@@ -36,7 +33,7 @@ def test_every_plot_is_drawn_without_an_error_or_a_request(tmp_path, visit, widt
         assert marks.count() > 0, f"{plot} is empty"
     assert page.said == []
     assert page.asked == [(path / "index.html").as_uri()]
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert width_of(page) <= width
     assert "It trained, and came through the cut of north." in page.inner_text("h1")
     assert page.locator("svg.topology:visible .mark").count() == 1
 
@@ -71,7 +68,7 @@ def test_the_certificate_says_every_quantity_on_demand(tmp_path, visit):
     assert every.is_visible()
     for quantity in ("delay, median", "jitter", "loss", "reordering", "duplication", "rate", "RTT, median"):
         assert every.get_by_text(quantity, exact=True).first.is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert width_of(page) <= 390
     assert page.said == []
 
 

@@ -8,15 +8,11 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
 from builders import run_factory, run_kinds
+from builders.pages import width_of
 
 from testbed.host.files.store import RunDirectory, write_report
 
@@ -77,7 +73,7 @@ def axes_of(page, width: int) -> None:
         assert plot["height"] >= 60, f"{plot['id']} has no room left to draw"
         for name in "xy":
             judge(plot["id"], name, plot[name], over_time=plot["overTime"])
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert width_of(page) <= width
     # One time is at one place, on all of them.
     over_time = [plot for plot in plots if plot["overTime"]]
     assert len({tuple(plot["x"]["range"]) for plot in over_time}) == 1
@@ -203,7 +199,7 @@ def test_labels_of_the_map_are_readable_and_not_crossed_out(tmp_path, visit, sit
         assert (seen["bare"], seen["under"], seen["clear"], seen["outside"]) == ([], 0, 0, [])
         assert seen["smallest"] >= 11.5, "pixels"
         assert seen["wide"] <= width
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert width_of(page) <= width
 
 
 # ---- narrow pages, no script, paper
@@ -248,7 +244,7 @@ def test_paper_is_light_and_cuts_nothing_off(tmp_path, visit, kind, scheme):
     assert background == "#ffffff"
     texts = page.evaluate("[...document.querySelectorAll('.plot')].map((it) => it._fullLayout.font.color)")
     assert set(texts) == {"#5a6472"}, "that of the light theme"
-    assert page.evaluate("document.documentElement.scrollWidth") <= 688
+    assert width_of(page) <= 688
     cut_off = page.evaluate(
         """() => [...document.querySelectorAll("table, .main-svg, svg.topology, .tile")].filter((each) =>
           each.checkVisibility() && (each.getBoundingClientRect().right > 689 || each.parentElement.scrollWidth >

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
 from builders import validation_factory as factory
+from builders.pages import width_of
 
 from testbed.host.files.store import RunDirectory
 from testbed.host.files.validations import write_validation
@@ -30,7 +27,7 @@ def test_it_is_drawn_without_an_error_or_a_request(page_folder, visit, width, sc
     page.wait_for_selector("#time-of-all-reduce[data-drawn] .main-svg", timeout=20_000)
     assert page.said == []
     assert page.asked == [(page_folder / "index.html").as_uri()]
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert width_of(page) <= width
     assert "lame-ring gives wrong results without an error" in page.inner_text("h1")
 
 

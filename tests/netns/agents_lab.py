@@ -8,20 +8,21 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from builders import ROOT
+from builders.commands import run_line
+from builders.json_files import read_lines
 from oracles import oracle
 
-AGENTS = Path(__file__).resolve().parents[2] / "agents"
+AGENTS = ROOT / "agents"
 Message = dict[str, Any]
 
 
-def run(*argv: str | Path, check: bool = True) -> str:
-    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=30)
-    assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
-    return done.stdout
+run = run_line
 
 
 class Nodes:
@@ -42,17 +43,17 @@ class Nodes:
 
     def build(self) -> None:
         switch = f"{self.prefix}s"
-        run("ip", "netns", "add", switch)
-        run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
-        run("ip", "-n", switch, "link", "set", "br0", "up")
+        run(f"ip netns add {switch}")
+        run(f"ip -n {switch} link add br0 type bridge")
+        run(f"ip -n {switch} link set br0 up")
         for node in range(self.count):
             name, port = self.name(node), f"port{node}"
-            run("ip", "netns", "add", name)
-            run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", "fabric0", "netns", name)
-            run("ip", "-n", switch, "link", "set", port, "master", "br0", "up")
-            run("ip", "-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "fabric0")
+            run(f"ip netns add {name}")
+            run(f"ip -n {switch} link add {port} type veth peer name fabric0 netns {name}")
+            run(f"ip -n {switch} link set {port} master br0 up")
+            run(f"ip -n {name} addr add {self.address(node)}/24 dev fabric0")
             for interface in ("lo", "fabric0"):
-                run("ip", "-n", name, "link", "set", interface, "up")
+                run(f"ip -n {name} link set {interface} up")
             holder = subprocess.Popen(
                 ["unshare", "--mount", "--uts", "--ipc", "sh", "-c", f"hostname node-{node} && echo up && exec cat"],
                 stdin=subprocess.PIPE,
@@ -66,7 +67,7 @@ class Nodes:
         for holder in self._holders:
             holder.communicate()
         for name in (*(self.name(node) for node in range(self.count)), f"{self.prefix}s"):
-            run("ip", "netns", "del", name, check=False)
+            run(f"ip netns del {name}", check=False)
 
     def namespaces(self, node: int) -> dict[str, str]:
         holder = self._holders[node].pid
@@ -76,7 +77,7 @@ class Nodes:
         }
 
     def inside(self, node: int, *argv: str, check: bool = True) -> str:
-        return run("ip", "netns", "exec", self.name(node), *argv, check=check)
+        return run("ip netns exec", self.name(node), *argv, check=check)
 
 
 class Parent:
@@ -124,7 +125,7 @@ class Parent:
         return found
 
     def next(self, event: str, count: int = 1, timeout_s: float = 30.0) -> list[Message]:
-        return self.wait_for(count, timeout_s, lambda it: it["event"] == event)
+        return self.wait_for(count, timeout_s, lambda report: report["event"] == event)
 
     def close(self) -> int:
         """Close stdin; return the exit status."""
@@ -133,9 +134,91 @@ class Parent:
         return self.process.wait(timeout=15)
 
 
+@contextmanager
+def nodes_up(prefix: str, count: int) -> Iterator[Nodes]:
+    nodes = Nodes(f"{prefix}{os.getpid()}", count)
+    try:
+        nodes.build()
+        yield nodes
+    finally:
+        nodes.remove()
+
+
+@contextmanager
+def fork_server(log: Path) -> Iterator[Parent]:
+    """Run a fork server that has loaded torch."""
+    parent = Parent(log)
+    try:
+        (warm,) = parent.next("warm", timeout_s=60)
+        assert warm["torch"]
+        yield parent
+    finally:
+        parent.process.kill()
+        parent.process.wait()
+
+
+class Ranks:
+    """Ranks that a fork server starts in nodes, one for each of ``sites``, and the records of their jobs in ``folder``.
+
+    ``defaults``: fields of each message that begins a job.
+    """
+
+    def __init__(self, parent: Parent, nodes: Nodes, folder: Path, sites: Sequence[str], **defaults: Any) -> None:
+        self.parent, self.nodes, self.folder, self.sites, self.defaults = parent, nodes, folder, sites, defaults
+
+    def deploy(self, count: int | None = None, port: int = 9100) -> list[Message]:
+        """Start a fresh process for each of the first ``count`` ranks; return their reports when they are ready."""
+        sites = self.sites[:count]
+        for rank, site in enumerate(sites):
+            place = {"node": f"node-{rank}", "site": site, "namespaces": self.nodes.namespaces(rank)}
+            self.parent.say({"do": "rank", "rank": rank, "metrics": [self.nodes.address(rank), port], **place})
+        return sorted(self.parent.next("ready", len(sites)), key=lambda event: int(event["rank"]))
+
+    def train(self, **changed: Any) -> None:
+        self.parent.say(
+            {
+                "do": "train",
+                "job": self.folder.name,
+                "world_size": len(self.sites),
+                "master": [self.nodes.address(0), 29500],
+                "interface": "fabric0",
+                "directory": str(self.folder),
+                "seed": 0,
+                "model": {"layers": 2, "heads": 2, "width": 64},
+                **self.defaults,
+                **changed,
+            }
+        )
+
+    def begin(self, **changed: Any) -> list[Message]:
+        """Begin a job of fresh processes; return their reports when they were ready."""
+        ready = self.deploy(changed.get("world_size"))
+        self.train(**changed)
+        return ready
+
+    def finish(self, count: int | None = None) -> None:
+        """Wait until the ranks have succeeded."""
+        ends = self.parent.next("finished", count or len(self.sites), timeout_s=60)
+        assert [end["status"] for end in ends] == ["ok"] * len(ends), ends
+
+    def stop(self) -> None:
+        self.parent.say({"do": "stop", "job": self.folder.name})
+
+    def records(self, rank: int) -> list[Message]:
+        return records(self.folder, rank)
+
+    def steps(self, rank: int) -> list[Message]:
+        return steps(self.folder, rank)
+
+    def until_steps(self, count: int, rank: int = 0, bound_s: float = 20) -> None:
+        """Wait until a rank has recorded so many steps."""
+        path = self.folder / f"rank-{rank}.jsonl"
+        oracle.until(lambda: path.exists() and len(self.steps(rank)) >= count, bound_s, f"{count} steps")
+
+
 def records(directory: Path, rank: int) -> list[Message]:
-    return [json.loads(line) for line in (directory / f"rank-{rank}.jsonl").read_text().splitlines()]
+    return read_lines(directory / f"rank-{rank}.jsonl")
 
 
 def steps(directory: Path, rank: int) -> list[Message]:
-    return [it for it in records(directory, rank) if it["kind"] == "step"]
+    return [record for record in records(directory, rank) if record["kind"] == "step"]

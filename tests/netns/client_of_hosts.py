@@ -9,19 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import pytest
-import ssh_hosts
+from builders import ROOT
+from builders.commands import Child, Done, captured, check, piped, words_of
 from oracles import oracle
+from ssh_hosts import Host, Hosts
 
-marks = (
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs sshd: apt install openssh-server"),
-)
-"""Of every test with such hosts."""
-
-ROOT = Path(__file__).resolve().parents[2]
 TESTBED = [sys.executable, "-m", "testbed"]
 HEEDS_CTRL_C = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -30,7 +24,7 @@ HEEDS_CTRL_C = (
 """Of a child of a shell's background job SIGINT would be ignored."""
 
 
-def state(host: ssh_hosts.Host) -> tuple[list[str], list[str], list[str]]:
+def state(host: Host) -> tuple[list[str], list[str], list[str]]:
     """Processes, namespaces, and folders of commands; not what belongs to the lab that stays up."""
     processes = sorted(line for line in host.pids().values() if "/labs/far" not in line and "tb.far." not in line)
     namespaces = sorted(it.name for it in host.path("/run/netns").iterdir())
@@ -39,27 +33,77 @@ def state(host: ssh_hosts.Host) -> tuple[list[str], list[str], list[str]]:
     return processes, namespaces, sorted([*folders, *(it.name for it in (labs.iterdir() if labs.exists() else ()))])
 
 
-def bring_up(hosts: ssh_hosts.Hosts, where: str) -> None:
+def bring_up(hosts: Hosts, where: str) -> None:
     """Bring up the lab ``far`` there."""
-    done = on(hosts, "up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", where)
-    assert done.returncode == 0, done.stderr
+    check(on(hosts, "up metro-single --name far --no-agents --allow-uncertified --on", where))
 
 
 @contextlib.contextmanager
-def lab_up(hosts: ssh_hosts.Hosts, where: str) -> Iterator[None]:
+def lab_up(hosts: Hosts, where: str) -> Iterator[None]:
     """Have the lab ``far`` up there."""
     bring_up(hosts, where)
     yield
-    assert on(hosts, "down", "far", "--on", where).returncode == 0
+    check(on(hosts, "down far --on", where))
+
+
+class Far:
+    """The only host, h1, as its client commands it: ``far("status -l far")`` runs ``testbed status --on h1 -l far``."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        (self.host,) = hosts.hosts
+        self.before = state(self.host)
+
+    def __call__(self, line: str, *arguments: object, **options: Any) -> Done:
+        return on(self.hosts, *at_h1(line, *arguments), **options)
+
+    def begin(self, line: str, *arguments: object, cwd: Path | None = None) -> Child:
+        return begun(self.hosts, *at_h1(line, *arguments), cwd=cwd)
+
+    def until_as_before(self, bound_s: float) -> None:
+        """Wait until nothing is left there of the commands since this began."""
+        now: list[object] = []
+
+        def is_as_before() -> bool:
+            now[:] = [state(self.host)]
+            return now == [self.before]
+
+        try:
+            oracle.until(is_as_before, bound_s, "")
+        except AssertionError:
+            raise AssertionError(f"after {bound_s:g} s expected {self.before}, got {now}") from None
+
+    def run(self, name: str) -> Path:
+        """Return a run directory there, as seen here."""
+        return self.host.path("/var/lib/testbed/runs") / name
+
+    def listed(self, name: str) -> dict[str, Any]:
+        """Return a run as ``ls runs`` reports it."""
+        (run,) = (run for run in json.loads(check(self("ls runs --json"))) if run["name"] == name)
+        return run
+
+    def runs(self, program: str) -> bool:
+        """Return whether a program of this command line runs there."""
+        return program in self.host.pids().values()
+
+    def until_runs(self, program: str, bound_s: float = 90.0) -> None:
+        oracle.until(lambda: self.runs(program), bound_s, f"{program} runs there")
+
+    def until_ends(self, program: str, bound_s: float = 5.0) -> None:
+        oracle.until(lambda: not self.runs(program), bound_s, f"nothing is left of {program}")
+
+
+def at_h1(line: str, *arguments: object) -> list[str]:
+    verb, *rest = words_of(line, *arguments)
+    return [verb, *rest, "--on", "h1"] if verb == "ls" else [verb, "--on", "h1", *rest]
 
 
 @contextlib.contextmanager
-def nothing_left(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
+def nothing_left(hosts: Hosts) -> Iterator[Far]:
     """Provide the only host; nothing of a command may be left there afterwards."""
-    (host,) = hosts.hosts
-    before = state(host)
-    yield host
-    oracle.until(lambda: state(host) == before, 10.0, f"nothing is left of {before}: {state(host)}")
+    far = Far(hosts)
+    yield far
+    far.until_as_before(10.0)
 
 
 def write_experiment(folder: Path, *command: str) -> str:
@@ -69,38 +113,29 @@ def write_experiment(folder: Path, *command: str) -> str:
     return "x.yaml"
 
 
-def environment(hosts: ssh_hosts.Hosts, config: Path | None = None, **more: str) -> dict[str, str]:
+def environment(hosts: Hosts, config: Path | None = None, **more: str) -> dict[str, str]:
     paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'agents'}", "TESTBED_SSH_CONFIG": str(config or hosts.config)}
     return {**os.environ, **paths, **more}
 
 
 def on(
-    hosts: ssh_hosts.Hosts,
-    *words: str,
+    hosts: Hosts,
+    line: str,
+    *arguments: object,
     config: Path | None = None,
     cwd: Path | None = None,
     given: str = "",
     timeout_s: float = 120.0,
     **more: str,
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        hosts.client(*TESTBED, *words),
-        env=environment(hosts, config, **more),
-        cwd=cwd,
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+) -> Done:
+    argv = hosts.client(*TESTBED, *words_of(line, *arguments))
+    return captured(argv, env=environment(hosts, config, **more), cwd=cwd, input=given, timeout=timeout_s)
 
 
-def begun(hosts: ssh_hosts.Hosts, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", HEEDS_CTRL_C, *hosts.client(*TESTBED, *words)],
+def begun(hosts: Hosts, line: str, *arguments: object, cwd: Path | None = None) -> Child:
+    return piped(
+        [sys.executable, "-c", HEEDS_CTRL_C, *hosts.client(*TESTBED, *words_of(line, *arguments))],
         env=environment(hosts),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
     )

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ssh_hosts
-from client_of_hosts import lab_up, nothing_left
+from builders.commands import TESTBED, Command, captured, words_of
+from builders.labs import GATEWAYS, Lab, OwnLab, bring_up, is_dark, shared_lab
+from client_of_hosts import Far, lab_up, nothing_left
 from oracles import oracle
+from ssh_hosts import Hosts
 
-import testbed
-
-
-@pytest.fixture(scope="module")
-def lab(state_folder: Path) -> Iterator[testbed.Lab]:
-    """Provide metro-40km without agents for all tests of a module; at the end check for leftovers."""
-    name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, agents=False, allow_uncertified=True) as up:
-        yield up
-    assert oracle.left_behind(name, state_folder) == []
+lab = shared_lab()
+"""metro-40km without agents; modules that need another lab have a fixture of this name."""
 
 
 @pytest.fixture
-def healthy(lab: testbed.Lab) -> Iterator[testbed.Lab]:
+def healthy(lab: Lab) -> Iterator[Lab]:
     """Provide ``lab``; heal all faults after the test."""
     yield lab
     lab.heal()
@@ -33,30 +26,46 @@ def healthy(lab: testbed.Lab) -> Iterator[testbed.Lab]:
         oracle.until(lambda link=link: carrier_up(lab, link), 5.0, f"{link} has its carrier")  # type: ignore[misc]
 
 
-def carrier_up(lab: testbed.Lab, link: str) -> bool:
-    return not any(oracle.no_carrier(oracle.netns(lab.name, gateway), link) for gateway in ("east-gw", "west-gw"))
+@pytest.fixture
+def own(lab_name: str, state_folder: Path) -> OwnLab:
+    """Provide an unused name; at the end of the test nothing of the lab may be left."""
+    return OwnLab(lab_name, state_folder)
+
+
+@pytest.fixture
+def doomed(lab_name: str) -> Iterator[Lab]:
+    """Provide a lab that the test may break."""
+    with bring_up(lab_name) as up:
+        yield up
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Provide the working directory, which programs can enter and write."""
+    tmp_path.chmod(0o777)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def carrier_up(lab: Lab, link: str) -> bool:
+    return not any(is_dark(lab, gateway, link) for gateway in GATEWAYS)
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[ssh_hosts.Hosts]:
+def hosts() -> Iterator[Hosts]:
     """Provide one host, h1, with the lab ``far``; modules that need others have a fixture of this name."""
     with ssh_hosts.hosts("h1") as made, lab_up(made, "h1"):
         yield made
 
 
 @pytest.fixture
-def there(hosts: ssh_hosts.Hosts) -> Iterator[ssh_hosts.Host]:
+def far(hosts: Hosts) -> Iterator[Far]:
     """Provide the only host of ``hosts``; nothing of a command may be left there afterwards."""
     with nothing_left(hosts) as host:
         yield host
 
 
 @pytest.fixture
-def command() -> oracle.Command:
-    """``command("cut", "north", "-l", name)`` runs ``testbed cut north -l name``; the status is not checked."""
-
-    def run(*words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "testbed.cli.app", *words]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
-
-    return run
+def command() -> Command:
+    """``command("cut north -l", name)`` runs ``testbed cut north -l name``; the status is not checked."""
+    return lambda line, *arguments, timeout_s=60.0: captured([*TESTBED, *words_of(line, *arguments)], timeout=timeout_s)

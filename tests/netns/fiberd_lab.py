@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from builders.commands import words_of
 from oracles import oracle
 
 T = TypeVar("T")
@@ -22,10 +23,9 @@ T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
 
 
-def run(*argv: str | Path, check: bool = True, timeout_s: float = 60) -> str:
-    done = subprocess.run(
-        [str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
-    )
+def run(line: str | Path, *arguments: str | Path, check: bool = True, timeout_s: float = 60) -> str:
+    argv = words_of(str(line), *arguments)
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s)
     assert not check or done.returncode == 0, f"{argv}: {done.stdout}"
     return done.stdout
 
@@ -68,19 +68,18 @@ class Lab:
 
     def build(self) -> None:
         for namespace in (self.a, self.b, self.plant):
-            run("ip", "netns", "add", namespace)
-            run("ip", "-n", namespace, "link", "set", "lo", "up")
+            run(f"ip netns add {namespace}")
+            run(f"ip -n {namespace} link set lo up")
             # IPv6 sends unsolicited packets, which would disturb packet counts.
-            run("ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1")
+            run(f"ip netns exec {namespace} sysctl -qw net.ipv6.conf.default.disable_ipv6=1")
         for link in range(self.links):
             for side, (namespace, end) in enumerate(zip((self.a, self.b), self.ends(link), strict=True), 1):
                 # Equal ifindex on both ends would delay carrier events, so the plant counts from 1000.
-                index = str(1000 + 2 * link + side)
-                run("ip", "link", "add", f"fib{link}", "netns", namespace, "type", "veth",
-                    "peer", "name", end, "netns", self.plant, "index", index)  # fmt: skip
-                run("ip", "-n", self.plant, "link", "set", end, "arp", "off", "up")
-                run("ip", "-n", namespace, "link", "set", f"fib{link}", "up")
-                run("ip", "-n", namespace, "addr", "add", f"10.77.{link}.{side}/24", "dev", f"fib{link}")
+                peer = f"peer name {end} netns {self.plant} index {1000 + 2 * link + side}"
+                run(f"ip link add fib{link} netns {namespace} type veth {peer}")
+                run(f"ip -n {self.plant} link set {end} arp off up")
+                run(f"ip -n {namespace} link set fib{link} up")
+                run(f"ip -n {namespace} addr add 10.77.{link}.{side}/24 dev fib{link}")
 
     def destroy(self) -> None:
         for process in self.started:
@@ -88,10 +87,10 @@ class Lab:
                 process.kill()
             process.communicate()
         for namespace in (self.a, self.b, self.plant):
-            run("ip", "netns", "del", namespace, check=False)
+            run(f"ip netns del {namespace}", check=False)
 
     def inside(self, namespace: str, *argv: str | Path, timeout_s: float = 60) -> str:
-        return run("ip", "netns", "exec", namespace, *argv, timeout_s=timeout_s)
+        return run(f"ip netns exec {namespace}", *argv, timeout_s=timeout_s)
 
     def background(self, namespace: str, *argv: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -119,7 +118,11 @@ class Lab:
         return made[0]
 
     def links_of(self, namespace: str) -> dict[str, dict[str, Any]]:
-        return {link["ifname"]: link for link in json.loads(run("ip", "-n", namespace, "-j", "-s", "link"))}
+        return {link["ifname"]: link for link in json.loads(run(f"ip -n {namespace} -j -s link"))}
+
+    def set_end(self, end: str, *change: str) -> None:
+        """Change an end of a link in the plant: up, down, its MTU."""
+        run(f"ip -n {self.plant} link set {end}", *change)
 
     def is_up(self, end: str) -> bool:
         return "UP" in self.links_of(self.plant)[end]["flags"]
@@ -143,9 +146,7 @@ class Lab:
         """Run iperf3 from a to b; return the ``end`` section of its JSON."""
         server = self.background(self.b, "iperf3", "-s", "-1", "--forceflush")
         assert server.stdout
-        until(
-            lambda: "LISTEN" in run("ip", "netns", "exec", self.b, "ss", "-Hltn", "sport = :5201"), 5, "iperf3 listens"
-        )
+        until(lambda: "LISTEN" in run(f"ip netns exec {self.b} ss -Hltn 'sport = :5201'"), 5, "iperf3 listens")
         text = self.inside(self.a, "iperf3", "-J", "-c", target, "-t", str(seconds), *options)
         server.communicate(timeout=20)
         end: dict[str, Any] = json.loads(text)["end"]
@@ -156,14 +157,29 @@ class Lab:
         """Join the ends by a kernel redirect without delay: the baseline of RTTs."""
         ends = self.ends(0)
         for end, other in (ends, ends[::-1]):
-            run("tc", "-n", self.plant, "qdisc", "add", "dev", end, "clsact")
-            run("tc", "-n", self.plant, "filter", "add", "dev", end, "ingress", "protocol", "all", "u32",
-                "match", "u32", "0", "0", "action", "mirred", "egress", "redirect", "dev", other)  # fmt: skip
+            run(f"tc -n {self.plant} qdisc add dev {end} clsact")
+            action = f"action mirred egress redirect dev {other}"
+            run(f"tc -n {self.plant} filter add dev {end} ingress protocol all u32 match u32 0 0 {action}")
         try:
             yield
         finally:
             for end in ends:
-                run("tc", "-n", self.plant, "qdisc", "del", "dev", end, "clsact")
+                run(f"tc -n {self.plant} qdisc del dev {end} clsact")
+
+
+@contextmanager
+def lab_up(prefix: str, links: int = 1) -> Iterator[Lab]:
+    lab = Lab(f"{prefix}{os.getpid()}", links)
+    try:
+        lab.build()
+        yield lab
+    finally:
+        lab.destroy()
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def alive(pid: int) -> bool:

@@ -17,9 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from oracles import oracle
-
-ROOT = Path(__file__).resolve().parents[2]
+from builders import ROOT
+from builders.commands import run_line
 
 _INIT = """set -e
 mount --make-rprivate /
@@ -96,7 +95,7 @@ class Host:
 
     def inside(self, *words: str) -> str:
         """Run a program among the files and in the network of that host; return its stdout."""
-        return oracle.run("nsenter", f"--target={self.first()}", "--mount", "--pid", "--net", *words, timeout_s=60)
+        return run_line(f"nsenter --target={self.first()} --mount --pid --net", *words, timeout_s=60)
 
     def first(self) -> int:
         return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
@@ -109,30 +108,30 @@ class Hosts:
         self.folder, self.prefix = folder, prefix
         self.hosts: list[Host] = []
         self.config, self.known_hosts = folder / "config", folder / "known_hosts"
-        oracle.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "client")
+        run_line("ssh-keygen -q -t ed25519 -N", "", "-f", folder / "client")
         for each in (f"{prefix}net", f"{prefix}cli"):
-            oracle.run("ip", "netns", "add", each)
-        oracle.run("ip", "-n", f"{prefix}net", "link", "add", "br0", "type", "bridge", "forward_delay", "0")
-        oracle.run("ip", "-n", f"{prefix}net", "link", "set", "br0", "up")
+            run_line(f"ip netns add {each}")
+        run_line(f"ip -n {prefix}net link add br0 type bridge forward_delay 0")
+        run_line(f"ip -n {prefix}net link set br0 up")
         self._cable("client", f"{prefix}cli", "192.0.2.1")
         self.known_hosts.touch()
 
     def _cable(self, port: str, namespace: str, address: str) -> None:
         bridge = f"{self.prefix}net"
-        oracle.run("ip", "-n", bridge, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-        oracle.run("ip", "-n", bridge, "link", "set", port, "master", "br0", "up")
+        run_line(f"ip -n {bridge} link add {port} type veth peer name eth0 netns {namespace}")
+        run_line(f"ip -n {bridge} link set {port} master br0 up")
         for interface in ("lo", "eth0"):
-            oracle.run("ip", "-n", namespace, "link", "set", interface, "up")
-        oracle.run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+            run_line(f"ip -n {namespace} link set {interface} up")
+        run_line(f"ip -n {namespace} addr add {address}/24 dev eth0")
 
     def add(self, name: str, options: str = "") -> Host:
         address = f"192.0.2.{11 + len(self.hosts)}"
         namespace = f"{self.prefix}{name}"
-        oracle.run("ip", "netns", "add", namespace)
+        run_line(f"ip netns add {namespace}")
         self._cable(name, namespace, address)
         (self.folder / name).mkdir()
         key = self.folder / f"{name}.key"
-        oracle.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key)
+        run_line("ssh-keygen -q -t ed25519 -N", "", "-f", key)
         script = self.folder / f"init-{name}.sh"
         script.write_text(
             _INIT.format(
@@ -171,27 +170,26 @@ class Hosts:
         return ["nsenter", f"--net=/run/netns/{self.prefix}cli", *words]
 
     def cable(self, host: Host, up: bool) -> None:
-        oracle.run("ip", "-n", f"{self.prefix}net", "link", "set", host.name, "up" if up else "down")
+        run_line(f"ip -n {self.prefix}net link set {host.name}", "up" if up else "down")
 
     def open_cable(self) -> tuple[str, str, str]:
         """Lead the client's cable through a namespace of its own, where an emulator may join its two ends; return the
         namespace and them."""
         bridge, client, between = (f"{self.prefix}{it}" for it in ("net", "cli", "mid"))
-        oracle.run("ip", "netns", "add", between)
-        oracle.run("ip", "-n", bridge, "link", "del", "client")
+        run_line(f"ip netns add {between}")
+        run_line(f"ip -n {bridge} link del client")
         for name, namespace, end, index in (("eth0", client, "near", "1001"), ("client", bridge, "far", "1002")):
             # Equal ifindex on both ends would delay carrier events.
-            oracle.run("ip", "link", "add", name, "netns", namespace, "type", "veth",
-                       "peer", "name", end, "netns", between, "index", index)  # fmt: skip
-            oracle.run("ip", "-n", between, "link", "set", end, "arp", "off", "up")
-            oracle.run("ip", "-n", namespace, "link", "set", name, "up")
-        oracle.run("ip", "-n", bridge, "link", "set", "client", "master", "br0")
-        oracle.run("ip", "-n", client, "addr", "add", "192.0.2.1/24", "dev", "eth0")
+            run_line(f"ip link add {name} netns {namespace} type veth peer name {end} netns {between} index {index}")
+            run_line(f"ip -n {between} link set {end} arp off up")
+            run_line(f"ip -n {namespace} link set {name} up")
+        run_line(f"ip -n {bridge} link set client master br0")
+        run_line(f"ip -n {client} addr add 192.0.2.1/24 dev eth0")
         return between, "near", "far"
 
     def join_cable(self) -> None:
         """Have the client's cable lead straight to the others again."""
-        oracle.run("ip", "netns", "del", f"{self.prefix}mid")
+        run_line(f"ip netns del {self.prefix}mid")
         self._cable("client", f"{self.prefix}cli", "192.0.2.1")
 
     def remove(self) -> None:
@@ -201,7 +199,7 @@ class Hosts:
             host.process.kill()
             host.process.wait()
         for name in ("net", "cli", "mid", *(host.name for host in self.hosts)):
-            oracle.run("ip", "netns", "del", f"{self.prefix}{name}", check=False)
+            run_line(f"ip netns del {self.prefix}{name}", check=False)
 
 
 @contextlib.contextmanager

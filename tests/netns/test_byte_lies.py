@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from oracles import oracle
+from builders.commands import TESTBED, captured
+from builders.conditions import THOROUGH, TORCH
+from builders.json_files import read_json
+from builders.labs import OwnLab, bring_up
 
-import testbed
 from testbed.core.training.hierarchical import Hierarchical
 from testbed.core.training.strategy_operation import Operation
 
-pytest.importorskip("torch", reason="the training agents need torch")
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.thorough,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.alone,
-]
+pytestmark = [*THOROUGH, TORCH]
 
 PACKAGE = """
 import dataclasses
@@ -38,9 +31,7 @@ class Twin(Hierarchical):
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.2])
-def test_a_package_that_lies_about_bytes_fails_the_run(
-    lab_name: str, state_folder: Path, tmp_path: Path, factor: float
-) -> None:
+def test_a_package_that_lies_about_bytes_fails_the_run(own: OwnLab, tmp_path: Path, factor: float) -> None:
     package = tmp_path / "package"
     about = package / "byte_liar-1.dist-info"
     about.mkdir(parents=True)
@@ -52,12 +43,12 @@ def test_a_package_that_lies_about_bytes_fails_the_run(
     file = tmp_path / "lie.yaml"
     file.write_text("topology: metro-40km\nworkload: {strategy: byte-liar, steps: 40, compute: 100ms}\n")
     environment = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{package}"}
-    words = ["run", str(file), "--name", lab_name, "--runs", str(tmp_path / "runs"), "--allow-uncertified"]
-    argv = [sys.executable, "-m", "testbed.cli.app", *words]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+    words = ["run", str(file), "--name", own, "--runs", str(tmp_path / "runs"), "--allow-uncertified"]
+    argv = [*TESTBED, *words]
+    done = captured(argv, env=environment, timeout=120)
     assert done.returncode == 1, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    report = json.loads((run / "report.json").read_text())
+    report = read_json(run / "report.json")
     assert (report["verdict"], report["wire"]["ok"]) == ("fail", False)
     assert "Traceback" not in done.stderr
 
@@ -69,7 +60,7 @@ def test_so_does_a_strategy_of_the_house(state_folder: Path, tmp_path: Path, mon
         return [dataclasses.replace(it, byte_count=1.2 * it.byte_count) for it in right(self, step)]
 
     tmp_path.chmod(0o755)
-    with testbed.up("metro-40km", name=oracle.unused_name(), allow_uncertified=True) as lab:
+    with bring_up(agents=True) as lab:
         lab.open_run(tmp_path / "runs")
         lab.train(40, strategy="hierarchical", compute="100ms").wait(90)
         assert lab.report().wire.ok is True

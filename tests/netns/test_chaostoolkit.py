@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import ROOT
+from builders.commands import captured
+from builders.conditions import LABS
+from builders.json_files import read_json
+from builders.labs import Lab, ns, shared_lab
 from oracles import oracle
 
 import testbed
 
 chaoslib = pytest.importorskip("chaoslib", reason="chaostoolkit is not installed: pip install '.[chaostoolkit]'")
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "chaostoolkit" / "cut-one-of-two.json"
+EXAMPLE = ROOT / "examples" / "chaostoolkit" / "cut-one-of-two.json"
 
 
-@pytest.fixture(scope="module")
-def lab(state_folder: Path) -> Iterator[testbed.Lab]:
-    name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, driver="netns", allow_uncertified=True) as up:
-        yield up
-    assert oracle.left_behind(name, state_folder) == []
+lab = shared_lab(agents=True)
 
 
 def chaos(lab: str, experiment: Path, folder: Path) -> tuple[int, dict[str, Any]]:
     """(status of ``chaos run``, its journal)."""
-    done = subprocess.run(
-        [
+    done = captured([
             *(sys.executable, "-m", "chaostoolkit", "--no-version-check", "--settings", folder / "none.yaml", "run"),
             *("--rollback-strategy=always", "--var", f"testbed_lab={lab}", "--journal-path", "journal.json"),
             experiment,
-        ],
-        cwd=folder, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        ], cwd=folder, timeout=240)  # fmt: skip
     assert (folder / "journal.json").exists(), done.stdout + done.stderr
-    return done.returncode, json.loads((folder / "journal.json").read_text())
+    return done.returncode, read_json(folder / "journal.json")
 
 
-def lit(lab: testbed.Lab) -> list[str]:
-    gateway = oracle.netns(lab.name, "east-gw")
+def lit(lab: Lab) -> list[str]:
+    gateway = ns(lab, "east-gw")
     return [link for link in ("north", "south") if not oracle.no_carrier(gateway, link)]
 
 
@@ -53,7 +48,7 @@ def python(module: str, func: str, **arguments: Any) -> dict[str, Any]:
 
 @pytest.mark.thorough
 @pytest.mark.alone
-def test_the_example_passes_and_its_journal_has_the_evidence(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_the_example_passes_and_its_journal_has_the_evidence(lab: Lab, tmp_path: Path) -> None:
     status, journal = chaos(lab.name, EXAMPLE, tmp_path)
     assert (status, journal["status"], journal["deviated"]) == (0, "completed", False), journal
     said = {it["activity"]["name"]: it["output"] for it in journal["run"]}
@@ -64,14 +59,14 @@ def test_the_example_passes_and_its_journal_has_the_evidence(lab: testbed.Lab, t
     assert lit(lab) == ["north", "south"]
 
 
-def test_a_deviation_is_a_deviation_and_rollbacks_heal(lab: testbed.Lab, tmp_path: Path) -> None:
-    experiment = json.loads(EXAMPLE.read_text())
+def test_a_deviation_is_a_deviation_and_rollbacks_heal(lab: Lab, tmp_path: Path) -> None:
+    experiment = read_json(EXAMPLE)
     experiment["method"] = [
         {"type": "action", "name": "cut", "provider": python("actions", "cut", target="north")},
         {
             "type": "probe", "name": "carriers", "provider": {
                 "type": "process", "path": "ip",
-                "arguments": ["-j", "-n", oracle.netns(lab.name, "east-gw"), "link", "show", "north"],
+                "arguments": ["-j", "-n", ns(lab, "east-gw"), "link", "show", "north"],
             },
         },
     ]  # fmt: skip
@@ -84,8 +79,8 @@ def test_a_deviation_is_a_deviation_and_rollbacks_heal(lab: testbed.Lab, tmp_pat
     assert not any(it.ended is None for it in lab.faults())
 
 
-def test_a_failed_action_says_our_sentence_and_rollbacks_happen(lab: testbed.Lab, tmp_path: Path) -> None:
-    experiment = json.loads(EXAMPLE.read_text())
+def test_a_failed_action_says_our_sentence_and_rollbacks_happen(lab: Lab, tmp_path: Path) -> None:
+    experiment = read_json(EXAMPLE)
     experiment["method"] = [
         {"type": "action", "name": "pause", "provider": python("actions", "inject", fault="rank-pause", target="0")},
         {"type": "action", "name": "typo", "provider": python("actions", "cut", target="nort")},
@@ -101,10 +96,9 @@ def test_a_failed_action_says_our_sentence_and_rollbacks_happen(lab: testbed.Lab
 
 
 def test_every_activity_is_discovered_and_valid(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "chaostoolkit", "--no-version-check", "validate", str(EXAMPLE)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = captured(
+        [sys.executable, "-m", "chaostoolkit", "--no-version-check", "validate", str(EXAMPLE)], cwd=tmp_path, timeout=60
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     from chaoslib.discovery.package import get_discover_function
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.conditions import IPERF3, LABS
 from contract.emulator_contract import EmulatorContract, Start, directions, lab  # noqa: F401
 from netns.fiberd_lab import Lab
 
 from testbed.core.physics.impairment import Impairment
 from testbed.host.emulators.fiberd import Fiberd
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.skipif(not shutil.which("iperf3"), reason="iperf3 is missing"),
-]
+pytestmark = [*LABS, IPERF3]
 
 
 @pytest.fixture

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.conditions import LABS
 from oracles import oracle
 
 from testbed.errors import HostError
 from testbed.host.metrics.exposition import CONTENT_TYPE, Exposition
 
-pytestmark = pytest.mark.netns
+pytestmark = LABS
 
 OURS = Path("/proc/self/ns/net")
 

@@ -7,13 +7,12 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from oracles import oracle
+from builders.commands import captured
+from builders.labs import Lab, ns, shared_lab
 
-import testbed
 from testbed.core.plan.resources import SiteFabric
 from testbed.core.topology import resolve
 from testbed.host.drivers import fabric_limits
@@ -35,23 +34,18 @@ PAYLOAD_SHARE = 1448 / 1538
 SECONDS = 1.0
 
 
-@pytest.fixture(scope="module")
-def lab(state_folder: Path) -> Iterator[testbed.Lab]:
-    name = oracle.unused_name()
-    with testbed.up(resolve.load_text(LAB, "fabrics.yaml"), name=name, agents=False, allow_uncertified=True) as found:
-        yield found
-    assert oracle.left_behind(name, state_folder) == []
+lab = shared_lab(lambda: resolve.load_text(LAB, "fabrics.yaml"))
 
 
-def _handle(lab: testbed.Lab, node: str) -> Path:
-    return namespace.netns_path(oracle.netns(lab.name, node))
+def _handle(lab: Lab, node: str) -> Path:
+    return namespace.netns_path(ns(lab, node))
 
 
 def _address(site: int, node: int) -> str:
     return f"10.{site}.1.{node + 1}"
 
 
-def _payload_mbps(lab: testbed.Lab, flows: list[tuple[str, str, str]]) -> float:
+def _payload_mbps(lab: Lab, flows: list[tuple[str, str, str]]) -> float:
     """Return what TCP connections carry together, in Mb/s of payload: (source, destination, its address) each."""
     counts = [0] * len(flows)
     begin = time.monotonic() + 0.3  # the first moments are those of bursts and slow start
@@ -85,7 +79,7 @@ def _payload_mbps(lab: testbed.Lab, flows: list[tuple[str, str, str]]) -> float:
     return 8 * sum(counts) / SECONDS / 1e6
 
 
-def test_the_certificate_measured_every_port_and_the_core(lab: testbed.Lab) -> None:
+def test_the_certificate_measured_every_port_and_the_core(lab: Lab) -> None:
     assert lab.certificate is not None and lab.certificate.certified
     found = {it.site: {rate.path: rate for rate in it.rates} for it in lab.certificate.fabrics}
     assert set(found) == {"east", "west"}
@@ -94,7 +88,7 @@ def test_the_certificate_measured_every_port_and_the_core(lab: testbed.Lab) -> N
     assert any("Fabric of east: 200 Mb/s for 200 Gb/s a node" in line for line in lab.status().fabrics)
 
 
-def test_ports_carry_their_rate_and_the_core_its_share(lab: testbed.Lab) -> None:
+def test_ports_carry_their_rate_and_the_core_its_share(lab: Lab) -> None:
     """TCP is a program of its own: at most the rate, and most of it. The machine is shared, so only shares are told."""
     pair = _payload_mbps(lab, [("west-0", "west-1", _address(2, 1))])
     assert 0.8 * 100 * PAYLOAD_SHARE < pair < 1.05 * 100
@@ -108,20 +102,20 @@ def test_ports_carry_their_rate_and_the_core_its_share(lab: testbed.Lab) -> None
     assert unlimited > 2 * 200, "a site without the key has no limit"
 
 
-def test_two_sites_reach_each_other_through_an_oversubscribed_core(lab: testbed.Lab) -> None:
+def test_two_sites_reach_each_other_through_an_oversubscribed_core(lab: Lab) -> None:
     across = _payload_mbps(lab, [("east-0", "west-0", _address(2, 0)), ("east-1", "west-1", _address(2, 1))])
     assert 100 < across < 1.05 * 200, "west takes 100 Mb/s at each of two nodes"
 
 
-def test_a_port_that_was_down_is_reached_again(lab: testbed.Lab) -> None:
+def test_a_port_that_was_down_is_reached_again(lab: Lab) -> None:
     """The core's leaf knows its nodes by fixed entries, which a port without carrier must not lose."""
-    gateway = ["ip", "-n", oracle.netns(lab.name, "east-gw"), "link", "set", "east-1"]
+    gateway = ["ip", "-n", ns(lab, "east-gw"), "link", "set", "east-1"]
     for state in ("down", "up"):
         subprocess.run([*gateway, state], check=True)
     assert _payload_mbps(lab, [("east-0", "east-1", _address(1, 1))]) > 100
 
 
-def test_removing_the_limits_leaves_a_fabric_as_it_was(lab: testbed.Lab) -> None:
+def test_removing_the_limits_leaves_a_fabric_as_it_was(lab: Lab) -> None:
     """Last: it changes the lab of this module."""
     ports = tuple((f"east-{node}", f"east-{node}") for node in range(3))
     step = SiteFabric("east-gw", "fabric", ports, "fabric0", 200e6, 300e6)
@@ -137,9 +131,7 @@ def test_removing_the_limits_leaves_a_fabric_as_it_was(lab: testbed.Lab) -> None
             fabric_limits.remove(step, opened)
             shown = _tc(lab, "east-gw", "qdisc") + _tc(lab, "east-0", "qdisc")
             assert "tbf" not in shown and "clsact" not in shown
-        masters = subprocess.run(
-            ["ip", "netns", "exec", f"tb.{lab.name}.east-gw", "bridge", "link"], capture_output=True, text=True
-        ).stdout
+        masters = captured(["ip", "netns", "exec", f"tb.{lab.name}.east-gw", "bridge", "link"]).stdout
         assert masters.count("master fabric ") == 3 and "fabric_leaf" not in masters
         assert _payload_mbps(lab, [("east-0", "east-1", _address(1, 1))]) > 2 * 200
         fabric_limits.add(step, opened)
@@ -149,6 +141,6 @@ def test_removing_the_limits_leaves_a_fabric_as_it_was(lab: testbed.Lab) -> None
             space.close()
 
 
-def _tc(lab: testbed.Lab, node: str, what: str) -> str:
+def _tc(lab: Lab, node: str, what: str) -> str:
     argv = ["ip", "netns", "exec", f"tb.{lab.name}.{node}", "tc", what, "show"]
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return captured(argv, check=True).stdout

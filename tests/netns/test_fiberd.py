@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-import shutil
 import signal
 import socket
 import statistics
@@ -18,7 +18,10 @@ from pathlib import Path
 
 import host_stalls
 import pytest
-from fiberd_lab import Lab, alive, run, until
+from builders import ROOT
+from builders.conditions import IPERF3, LABS
+from builders.proc import status_of
+from fiberd_lab import Lab, alive, cpu_s, lab_up, run, until
 from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Raw
@@ -29,35 +32,27 @@ from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.emulator import DirectionStats
 from testbed.host.emulators.fiberd import Fiberd
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.skipif(not shutil.which("iperf3"), reason="iperf3 is missing"),
-]
+pytestmark = [*LABS, IPERF3]
 
-ROOT = Path(__file__).resolve().parents[2]
 SEED = 7
 NOTHING = Impairment()
 SOL_UDP, UDP_SEGMENT = 17, 103
 SOL_PACKET, PACKET_AUXDATA, PACKET_VNET_HDR, TP_STATUS_VLAN_VALID, ETH_P_ALL = 263, 8, 15, 1 << 4, 3
 SO_RCVBUFFORCE = 33
+RAW, DATAGRAM = (socket.AF_PACKET, socket.SOCK_RAW), (socket.AF_INET, socket.SOCK_DGRAM)
 PROPORTION_Z = statistics.NormalDist().inv_cdf(1 - 0.5e-6)  # a two-sided interval that fails once in a million
 
 
 @pytest.fixture(scope="module")
 def shared_lab() -> Iterator[Lab]:
-    lab = Lab(f"fdt{os.getpid()}")
-    try:
-        lab.build()
+    with lab_up("fdt") as lab:
         yield lab
-    finally:
-        lab.destroy()
 
 
 @pytest.fixture
 def lab(shared_lab: Lab) -> Lab:
     for end in shared_lab.ends():
-        run("ip", "-n", shared_lab.plant, "link", "set", end, "mtu", "1500", "up")
+        shared_lab.set_end(end, "mtu", "1500", "up")
     return shared_lab
 
 
@@ -92,17 +87,13 @@ def quiet(emulator: Fiberd) -> DirectionStats:
     return forth(emulator)
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 class Stream:
-    """Numbered datagrams from a to b, and what arrived, in order."""
+    """Numbered datagrams from a to b through an emulator, and what arrived, in order."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.sender = lab.socket(lab.a, socket.AF_INET, socket.SOCK_DGRAM)
-        self.receiver = lab.socket(lab.b, socket.AF_INET, socket.SOCK_DGRAM)
+    def __init__(self, lab: Lab, emulator: Fiberd) -> None:
+        self.emulator = emulator
+        self.sender = lab.socket(lab.a, *DATAGRAM)
+        self.receiver = lab.socket(lab.b, *DATAGRAM)
         self.receiver.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 256 << 20)
         self.receiver.bind(("10.77.0.2", 0))
         self.target = self.receiver.getsockname()
@@ -111,7 +102,7 @@ class Stream:
         # No ARP while packets are counted.
         for here, there, address in ((lab.a, lab.b, "10.77.0.2"), (lab.b, lab.a, "10.77.0.1")):
             hardware = lab.links_of(there)["fib0"]["address"]
-            run("ip", "-n", here, "neigh", "replace", address, "lladdr", hardware, "dev", "fib0", "nud", "permanent")
+            run(f"ip -n {here} neigh replace", address, "lladdr", hardware, "dev", "fib0", "nud", "permanent")
 
     def send(self, size: int = 100) -> None:
         self.sender.sendto(struct.pack("!I", self.sent).ljust(size, b"x"), self.target)
@@ -132,22 +123,27 @@ class Stream:
             except TimeoutError:
                 return self.arrived
 
-    def close(self) -> None:
-        self.sender.close()
-        self.receiver.close()
+    def stats(self) -> DirectionStats:
+        """Return the statistics from a to b, once nothing is under way any more."""
+        return quiet(self.emulator)
+
+    def set(self, *impairment: float, **more: float) -> None:
+        """Impair the direction from a to b."""
+        self.emulator.set({"l0:b": Impairment(*impairment, **more)})
+
+
+@contextlib.contextmanager
+def streaming(lab: Lab, emulator: Fiberd) -> Iterator[Stream]:
+    stream = Stream(lab, emulator)
+    with stream.sender, stream.receiver:
+        yield stream
 
 
 @pytest.fixture
-def stream(lab: Lab) -> Iterator[Callable[[], Stream]]:
-    opened: list[Stream] = []
-
-    def open_stream() -> Stream:
-        opened.append(Stream(lab))
-        return opened[-1]
-
-    yield open_stream
-    for each in opened:
-        each.close()
+def stream(lab: Lab, start: Starter) -> Iterator[Stream]:
+    """Provide a stream through an emulator that impairs nothing yet."""
+    with streaming(lab, start(lab)) as opened:
+        yield opened
 
 
 # ---- delay -----------------------------------------------------------------------------------------------------------
@@ -166,17 +162,16 @@ def test_round_trip_is_twice_the_delay(lab: Lab, start: Starter, delay_s: float)
 
 
 @pytest.mark.alone
-def test_each_direction_has_its_own_delay(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
-    start(lab, Impairment(delay_s=0.04), Impairment(delay_s=0.001))
-    one = stream()
+def test_each_direction_has_its_own_delay(stream: Stream) -> None:
+    stream.emulator.set({"l0:b": Impairment(delay_s=0.04), "l0:a": Impairment(delay_s=0.001)})
+    for end in (stream.sender, stream.receiver):
+        end.settimeout(2)
     began = time.monotonic()
-    one.send()
-    one.receiver.settimeout(2)
-    _, address = one.receiver.recvfrom(100)
+    stream.send()
+    _, address = stream.receiver.recvfrom(100)
     there = time.monotonic()
-    one.receiver.sendto(b"back", address)
-    one.sender.settimeout(2)
-    one.sender.recv(100)
+    stream.receiver.sendto(b"back", address)
+    stream.sender.recv(100)
     back = time.monotonic()
     assert there - began >= 0.040 and host_stalls.elapsed_s(began, there) < 0.060
     assert back - there >= 0.001 and host_stalls.elapsed_s(there, back) < 0.020
@@ -200,7 +195,6 @@ def test_the_stall_watch_waits_for_no_reader() -> None:
     """A sleeper that waits in `write` for room in the pipe would log that as a stall."""
     argv = [str(client.find_binary()), "--stalls", "--parent", str(os.getpid())]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
-        assert watch.stdout is not None and watch.stdin is not None
         assert watch.stdout.readline().startswith("period_ns=")
         flags = dict(line.split() for line in Path(f"/proc/{watch.pid}/fdinfo/1").read_text().splitlines())["flags:"]
         watch.stdin.close()
@@ -208,23 +202,19 @@ def test_the_stall_watch_waits_for_no_reader() -> None:
 
 
 @pytest.mark.alone
-def test_packets_that_find_the_queue_empty_are_counted(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
-    packets = stream()
-    emulator = start(lab, Impairment(delay_s=1e-3, rate_bps=10e6))
+def test_packets_that_find_the_queue_empty_are_counted(stream: Stream) -> None:
+    stream.set(delay_s=1e-3, rate_bps=10e6)
     for trains in (1, 2, 3):
-        before = quiet(emulator).emptied
-        assert before is not None
+        before = stream.stats().emptied
         for _ in range(trains):
             for _ in range(3):
-                packets.send_super(20, 1000)  # each lasts 17 ms on the wire
-            quiet(emulator)
-        after = quiet(emulator).emptied
-        assert after is not None
-        assert after - before == trains
-    emulator.set({"l0:b": Impairment(delay_s=1e-3)})  # without a rate there is no queue
-    before = quiet(emulator).emptied
-    packets.send()
-    assert quiet(emulator).emptied == before
+                stream.send_super(20, 1000)  # each lasts 17 ms on the wire
+            stream.stats()
+        assert stream.stats().emptied - before == trains
+    stream.set(delay_s=1e-3)  # without a rate there is no queue
+    before = stream.stats().emptied
+    stream.send()
+    assert stream.stats().emptied == before
 
 
 # ---- what crosses ----------------------------------------------------------------------------------------------------
@@ -233,9 +223,9 @@ def test_packets_that_find_the_queue_empty_are_counted(lab: Lab, start: Starter,
 def test_arp(lab: Lab, start: Starter) -> None:
     start(lab, Impairment(delay_s=1e-3), Impairment(delay_s=1e-3))
     for namespace in (lab.a, lab.b):
-        run("ip", "-n", namespace, "neigh", "flush", "dev", "fib0", "nud", "all")
+        run(f"ip -n {namespace} neigh flush dev fib0 nud all")
     assert len(lab.rtts_s(3)) == 3
-    assert lab.links_of(lab.b)["fib0"]["address"] in run("ip", "-n", lab.a, "neigh", "show", "10.77.0.2")
+    assert lab.links_of(lab.b)["fib0"]["address"] in run(f"ip -n {lab.a} neigh show 10.77.0.2")
 
 
 @pytest.mark.alone
@@ -244,15 +234,15 @@ def test_ipv6(lab: Lab, start: Starter) -> None:
     hosts = (lab.a, lab.b)
     try:
         for side, namespace in enumerate(hosts, 1):
-            run("ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv6.conf.fib0.disable_ipv6=0")
-            run("ip", "-n", namespace, "addr", "add", f"fd77::{side}/64", "dev", "fib0", "nodad")
+            run(f"ip netns exec {namespace} sysctl -qw net.ipv6.conf.fib0.disable_ipv6=0")
+            run(f"ip -n {namespace} addr add fd77::{side}/64 dev fib0 nodad")
         round_trips = lab.rtts_s(5, 0.01, "fd77::2", "-6")
         assert len(round_trips) == 5 and round_trips[0] > 2e-3
-        assert lab.links_of(lab.b)["fib0"]["address"] in run("ip", "-n", lab.a, "neigh", "show", "fd77::2")
+        assert lab.links_of(lab.b)["fib0"]["address"] in run(f"ip -n {lab.a} neigh show fd77::2")
         assert lab.iperf(1, target="fd77::2")["sum_received"]["bits_per_second"] > 0.5e9  # super-packets were sliced
     finally:
         for namespace in hosts:
-            run("ip", "netns", "exec", namespace, "sysctl", "-qw", "net.ipv6.conf.fib0.disable_ipv6=1")
+            run(f"ip netns exec {namespace} sysctl -qw net.ipv6.conf.fib0.disable_ipv6=1")
 
 
 @pytest.mark.parametrize("rate_bps", [0, 1e9], ids=["whole", "sliced"])
@@ -262,8 +252,8 @@ def test_vlan_tags_cross(lab: Lab, start: Starter, rate_bps: float) -> None:
     mss, data = 1400, random.Random(1).randbytes(30 * 1400 + 9)
     headers = Ether(dst="ff:ff:ff:ff:ff:ff", src="02:00:00:00:00:01") / Dot1Q(vlan=77, prio=3)
     headers /= IP(src="10.1.1.1", dst="10.1.1.2") / TCP(sport=1, dport=2, seq=1000, flags="A")
-    sender = lab.socket(lab.a, socket.AF_PACKET, socket.SOCK_RAW, 0)
-    receiver = lab.socket(lab.b, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    sender = lab.socket(lab.a, *RAW, 0)
+    receiver = lab.socket(lab.b, *RAW, socket.htons(ETH_P_ALL))
     with sender, receiver:
         sender.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
         sender.bind(("fib0", 0))
@@ -288,8 +278,8 @@ def test_vlan_tags_cross(lab: Lab, start: Starter, rate_bps: float) -> None:
 
 def test_any_ethertype_crosses_unchanged(lab: Lab, start: Starter) -> None:
     start(lab)
-    sender = lab.socket(lab.a, socket.AF_PACKET, socket.SOCK_RAW, 0)
-    receiver = lab.socket(lab.b, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88B5))
+    sender = lab.socket(lab.a, *RAW, 0)
+    receiver = lab.socket(lab.b, *RAW, socket.htons(0x88B5))
     with sender, receiver:
         sender.bind(("fib0", 0))
         receiver.bind(("fib0", 0x88B5))
@@ -333,32 +323,26 @@ def test_counters_agree_with_iperf3(lab: Lab, start: Starter) -> None:
 
 
 @pytest.mark.alone
-def test_queue_drops_the_tail(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
-    emulator = start(lab)
-    one = stream()
+def test_queue_drops_the_tail(stream: Stream) -> None:
     limit, size = 30_000, 1000
-    emulator.set({"l0:b": Impairment(delay_s=1e-3, rate_bps=10e6, queue_bytes=limit)})
+    stream.set(delay_s=1e-3, rate_bps=10e6, queue_bytes=limit)
     for _ in range(200):
-        one.send(size)
-    arrived = one.collect()
+        stream.send(size)
+    arrived = stream.collect()
     wire = size + 8 + 20 + 14 + 24
     assert limit // wire <= len(arrived) <= limit // wire + 20  # what was sent while the burst came in had room too
     assert arrived[:20] == list(range(20))
     assert arrived == sorted(arrived)
-    stats = quiet(emulator)
+    stats = stream.stats()
     assert stats.drops["queue"] == 200 - len(arrived)
     assert stats.queue_bytes == 0
 
 
-def test_queue_takes_the_part_of_a_super_packet_that_fits(
-    lab: Lab, start: Starter, stream: Callable[[], Stream]
-) -> None:
-    emulator = start(lab)
-    one = stream()
-    emulator.set({"l0:b": Impairment(rate_bps=3e9, queue_bytes=10 * (1000 + 66))})  # not sliced at this rate
-    one.send_super(40, 1000)
-    assert one.collect() == list(range(10))
-    assert quiet(emulator).drops["queue"] == 30
+def test_queue_takes_the_part_of_a_super_packet_that_fits(stream: Stream) -> None:
+    stream.set(rate_bps=3e9, queue_bytes=10 * (1000 + 66))  # not sliced at this rate
+    stream.send_super(40, 1000)
+    assert stream.collect() == list(range(10))
+    assert stream.stats().drops["queue"] == 30
 
 
 # ---- loss ------------------------------------------------------------------------------------------------------------
@@ -369,26 +353,25 @@ def assert_proportion(lost: int, total: int, p: float) -> None:
     assert abs(lost - total * p) <= spread + 1, (lost, total)
 
 
-def test_loss_is_per_segment_and_repeats(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
+def test_loss_is_per_segment_and_repeats(lab: Lab, start: Starter) -> None:
     lost_in_run: list[set[int]] = []
     for _ in range(2):
-        emulator = start(lab)
-        one = stream()
-        before = forth(emulator)
-        emulator.set({"l0:b": Impairment(delay_s=1e-3, loss=0.01)})
-        for _ in range(400):
-            one.send_super(50, 1200)
-        arrived = one.collect()
-        stats = quiet(emulator)
+        with streaming(lab, start(lab)) as stream:
+            before = forth(stream.emulator)
+            stream.set(delay_s=1e-3, loss=0.01)
+            for _ in range(400):
+                stream.send_super(50, 1200)
+            arrived = stream.collect()
+            stats = stream.stats()
         assert arrived == sorted(set(arrived))
-        assert stats.drops["loss"] == one.sent - len(arrived)
+        assert stats.drops["loss"] == stream.sent - len(arrived)
         assert stats.segments - before.segments == len(arrived)
         assert stats.packets < stats.segments / 5  # super-packets were cut where a segment was lost, not taken apart
-        assert_proportion(stats.drops["loss"], one.sent, 0.01)
-        lost_in_run.append(set(range(one.sent)) - set(arrived))
-        emulator.stop()
+        assert_proportion(stats.drops["loss"], stream.sent, 0.01)
+        lost_in_run.append(set(range(stream.sent)) - set(arrived))
+        stream.emulator.stop()
         for end in lab.ends():
-            run("ip", "-n", lab.plant, "link", "set", end, "up")
+            lab.set_end(end, "up")
     assert lost_in_run[0] == lost_in_run[1]
 
 
@@ -402,29 +385,26 @@ def test_loss_with_tso(lab: Lab, start: Starter) -> None:
     assert end["sum_sent"]["retransmits"] >= 0.9 * stats.drops["loss"] - 10
 
 
-def test_all_or_nothing_lost(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
-    emulator = start(lab)
-    one = stream()
-    emulator.set({"l0:b": Impairment(loss=1.0)})
+def test_all_or_nothing_lost(stream: Stream) -> None:
+    stream.set(loss=1.0)
     for _ in range(20):
-        one.send_super(10, 500)
-    assert one.collect(0.1) == []
-    emulator.set({"l0:b": Impairment(loss=0.0)})
-    one.send()
-    assert one.collect(0.1) == [200]
+        stream.send_super(10, 500)
+    assert stream.collect(0.1) == []
+    stream.set(loss=0.0)
+    stream.send()
+    assert stream.collect(0.1) == [200]
 
 
 # ---- change at run time ----------------------------------------------------------------------------------------------
 
 
-def test_change_of_delay_loses_and_reorders_nothing(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
-    emulator = start(lab, Impairment(delay_s=200e-6))
-    one = stream()
+def test_change_of_delay_loses_and_reorders_nothing(stream: Stream) -> None:
+    stream.set(delay_s=200e-6)
     done = threading.Event()
 
     def send() -> None:
         while not done.is_set():
-            one.send()
+            stream.send()
             time.sleep(0.0003)
 
     sender = threading.Thread(target=send)
@@ -432,27 +412,25 @@ def test_change_of_delay_loses_and_reorders_nothing(lab: Lab, start: Starter, st
     try:
         for delay_s in (5e-3, 200e-6, 5e-3, 0.0, 5e-3, 200e-6):
             time.sleep(0.15)
-            emulator.set({"l0:b": Impairment(delay_s=delay_s)})
+            stream.set(delay_s=delay_s)
     finally:
         done.set()
         sender.join()
-    assert one.sent > 500
-    assert one.collect() == list(range(one.sent))
+    assert stream.sent > 500
+    assert stream.collect() == list(range(stream.sent))
 
 
 @pytest.mark.alone
-def test_change_of_rate_speeds_up_what_waits(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
-    emulator = start(lab)
-    one = stream()
-    emulator.set({"l0:b": Impairment(rate_bps=1e6)})
+def test_change_of_rate_speeds_up_what_waits(stream: Stream) -> None:
+    stream.set(rate_bps=1e6)
     began = time.monotonic()
     for _ in range(300):
-        one.send(1000)  # 2.5 s at this rate
-    assert forth(emulator).queue_bytes > 200_000
-    emulator.set({"l0:b": Impairment(rate_bps=100e6)})
-    until(lambda: forth(emulator).in_flight_packets == 0, 1, "the queue has drained at the new rate")
+        stream.send(1000)  # 2.5 s at this rate
+    assert forth(stream.emulator).queue_bytes > 200_000
+    stream.set(rate_bps=100e6)
+    until(lambda: forth(stream.emulator).in_flight_packets == 0, 1, "the queue has drained at the new rate")
     assert host_stalls.elapsed_s(began) < 1.5
-    assert one.collect(0.1) == list(range(300))
+    assert stream.collect(0.1) == list(range(300))
 
 
 def test_bad_values_change_nothing(lab: Lab, start: Starter) -> None:
@@ -469,53 +447,47 @@ def test_bad_values_change_nothing(lab: Lab, start: Starter) -> None:
 
 
 @pytest.mark.alone
-def test_memory_cap(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
-    emulator = start(lab)
-    one = stream()
-    emulator.set({"l0:b": Impairment(delay_s=0.2)})
-    emulator._ask(["set l0:b memory_bytes=100000"])
+def test_memory_cap(stream: Stream) -> None:
+    stream.set(delay_s=0.2)
+    stream.emulator._ask(["set l0:b memory_bytes=100000"])
     for _ in range(200):
-        one.send()
-    arrived = one.collect()
-    stats = quiet(emulator)
+        stream.send()
+    arrived = stream.collect()
+    stats = stream.stats()
     assert 20 < len(arrived) < 100
     assert stats.drops["memory"] == 200 - len(arrived)
 
 
-def test_a_frame_that_the_egress_refuses(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
-    emulator = start(lab)
-    one = stream()
-    run("ip", "-n", lab.plant, "link", "set", lab.ends()[1], "mtu", "1000")
-    one.send(1400)
-    one.send(500)
-    assert one.collect(0.2) == [1]
-    assert quiet(emulator).drops["transmit"] == 1
+def test_a_frame_that_the_egress_refuses(lab: Lab, stream: Stream) -> None:
+    lab.set_end(lab.ends()[1], "mtu", "1000")
+    stream.send(1400)
+    stream.send(500)
+    assert stream.collect(0.2) == [1]
+    assert stream.stats().drops["transmit"] == 1
 
 
 @pytest.mark.alone
-def test_an_end_that_goes_down_loses_what_is_in_flight(lab: Lab, start: Starter, stream: Callable[[], Stream]) -> None:
-    emulator = start(lab)
-    one = stream()
-    emulator.set({"l0:b": Impairment(delay_s=0.15)})
+def test_an_end_that_goes_down_loses_what_is_in_flight(lab: Lab, stream: Stream) -> None:
+    stream.set(delay_s=0.15)
     for _ in range(10):
-        one.send()
-    until(lambda: forth(emulator).in_flight_packets == 10, 2, "all are in flight")
+        stream.send()
+    until(lambda: forth(stream.emulator).in_flight_packets == 10, 2, "all are in flight")
     far = lab.ends()[1]
-    run("ip", "-n", lab.plant, "link", "set", far, "down")
-    until(lambda: forth(emulator).drops["down"] == 10, 2, "they are lost")
-    before_s = cpu_s(emulator.pid)
+    lab.set_end(far, "down")
+    until(lambda: forth(stream.emulator).drops["down"] == 10, 2, "they are lost")
+    before_s = cpu_s(stream.emulator.pid)
     time.sleep(0.5)
-    assert cpu_s(emulator.pid) - before_s < 0.1  # it does not spin on a dead socket
-    one.send()
-    until(lambda: forth(emulator).drops["down"] == 11, 2, "what comes now is lost, too")
-    run("ip", "-n", lab.plant, "link", "set", far, "up")
+    assert cpu_s(stream.emulator.pid) - before_s < 0.1  # it does not spin on a dead socket
+    stream.send()
+    until(lambda: forth(stream.emulator).drops["down"] == 11, 2, "what comes now is lost, too")
+    lab.set_end(far, "up")
     until(lambda: lab.links_of(lab.b)["fib0"]["operstate"] == "UP", 2, "carrier is back")
-    one.send()
-    assert one.collect(0.4) == [11]
+    stream.send()
+    assert stream.collect(0.4) == [11]
 
 
 def test_garbage_frames_under_sanitizers(
-    lab: Lab, start: Starter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: Callable[[], Stream]
+    lab: Lab, start: Starter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sources = sorted((ROOT / "testbed" / "fiberd").glob("*.c"))
     binary = tmp_path / "fiberd-sanitized"
@@ -524,27 +496,19 @@ def test_garbage_frames_under_sanitizers(
         pytest.skip("no compiler with sanitizers")
     monkeypatch.setattr(client, "find_binary", lambda: binary)
     emulator = start(lab, Impairment(1e-3, 2e9, 0, 0.01), Impairment(1e-3))
-    one = stream()
     rng = random.Random(3)
-    sender = lab.socket(lab.a, socket.AF_PACKET, socket.SOCK_RAW, 0)
-    starts = [
-        b"\x08\x00\x45",
-        b"\x86\xdd\x60",
-        b"\x81\x00\0\7\x08\0\x45",
-        b"\x88\xa8\0\1\x81\0\0\2\x86\xdd",
-        b"\x08\x06",
-        b"",
-    ]
+    sender = lab.socket(lab.a, *RAW, 0)
+    starts = [bytes.fromhex(it) for it in ("080045", "86dd60", "81000007080045", "88a800018100000286dd", "0806", "")]
     with sender:
         sender.bind(("fib0", 0))
         for _ in range(3000):
             head = b"\xff" * 6 + b"\x02\0\0\0\0\1" + rng.choice(starts)
             sender.send((head + rng.randbytes(rng.randrange(1400)))[: rng.randrange(14, 1400)].ljust(14, b"\0"))
-    for _ in range(100):
-        one.send_super(rng.randrange(2, 50), 1000)
+    with streaming(lab, emulator) as stream:
+        for _ in range(100):
+            stream.send_super(rng.randrange(2, 50), 1000)
     lab.iperf(1)
-    stats = quiet(emulator)
-    assert stats.packets > 2500
+    assert quiet(emulator).packets > 2500
     emulator.stop()
     assert emulator.wait(0) == 0, (tmp_path / "fiberd.log").read_text()
 
@@ -604,7 +568,6 @@ time.sleep(60)
         text=True,
         env=environment,
     )
-    assert parent.stdout
     pid = int(parent.stdout.readline())
     assert alive(pid) and not ends_are_down(lab)
     parent.kill()
@@ -634,8 +597,7 @@ def test_missing_namespace_is_named(tmp_path: Path) -> None:
 
 
 def test_keeps_no_privileges_but_one(lab: Lab, start: Starter) -> None:
-    status = Path(f"/proc/{start(lab).pid}/status").read_text()
-    values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    values = status_of(start(lab).pid)
     assert int(values["CapEff"], 16) == int(values["CapPrm"], 16) == 1 << 12  # CAP_NET_ADMIN
     assert values["NoNewPrivs"] == "1"
 
@@ -648,22 +610,17 @@ def test_without_real_time_priority(lab: Lab, start: Starter) -> None:
 
 @pytest.mark.alone
 def test_many_links_are_cheap(start: Starter) -> None:
-    lab = Lab(f"fdm{os.getpid()}", links=32)
-    try:
-        lab.build()
+    with lab_up("fdm", links=32) as lab:
         emulator = start(lab, Impairment(delay_s=200e-6), Impairment(delay_s=200e-6))
         for link in (0, 31):
             assert len(lab.rtts_s(2, 0.01, f"10.77.{link}.2")) == 2
         assert len(emulator.stats()) == 64
-        resident = next(s for s in Path(f"/proc/{emulator.pid}/status").read_text().splitlines() if "VmRSS" in s)
-        assert int(resident.split()[1]) < 10_000
+        assert int(status_of(emulator.pid)["VmRSS"].split()[0]) < 10_000
         before_s = cpu_s(emulator.pid)
         time.sleep(0.5)
         assert cpu_s(emulator.pid) - before_s <= 0.05
         emulator.stop()
         assert not any(link["flags"].count("UP") for link in lab.links_of(lab.plant).values() if link["ifname"] != "lo")
-    finally:
-        lab.destroy()
 
 
 def test_threads_share_a_client(lab: Lab, start: Starter) -> None:

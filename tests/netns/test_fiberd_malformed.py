@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from fiberd_lab import Lab, run, until
+from builders import ROOT
+from builders.conditions import LABS
+from fiberd_lab import Lab, lab_up, run, until
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop, IPv6ExtHdrRouting, Jumbo
 from scapy.layers.l2 import Ether
@@ -30,12 +32,8 @@ from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.emulator import DirectionStats
 from testbed.host.emulators.fiberd import Fiberd
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = LABS
 
-ROOT = Path(__file__).resolve().parents[2]
 SEED = 4
 NOTHING = Impairment()
 EACH: Final = 150
@@ -50,6 +48,10 @@ SOURCE = bytes.fromhex("02fa11ed0001")  # tells these frames from what the hosts
 TARGET = bytes.fromhex("02fa11ed0002")  # nobody's: no host answers
 SENTINEL = PLAIN + TARGET + SOURCE + b"\x88\xb6" + b"the end of a batch".ljust(46, b".")
 ETHER = Ether(src=SOURCE, dst=TARGET)
+
+V4 = {"src": "192.0.2.1", "dst": "192.0.2.2"}
+V6 = {"src": "2001:db8::1", "dst": "2001:db8::2"}
+PORTS = {"sport": 1, "dport": 2}
 
 Maker = Callable[[random.Random], bytes]
 """A packet: virtio header and frame."""
@@ -67,8 +69,8 @@ def ethernet(ethertype: int, data: bytes) -> bytes:
 
 
 def inner(chance: random.Random) -> Packet:
-    l3 = chance.choice([IP(src="192.0.2.1", dst="192.0.2.2"), IPv6(src="2001:db8::1", dst="2001:db8::2")])
-    l4 = chance.choice([TCP(sport=1, dport=2, seq=chance.getrandbits(32), flags="A"), UDP(sport=1, dport=2)])
+    l3 = chance.choice([IP(**V4), IPv6(**V6)])
+    l4 = chance.choice([TCP(**PORTS, seq=chance.getrandbits(32), flags="A"), UDP(**PORTS)])
     return l3 / l4 / body(chance)
 
 
@@ -112,15 +114,15 @@ def ip_header(chance: random.Random) -> bytes:
 
 def fragment(chance: random.Random) -> bytes:
     if chance.random() < 0.5:
-        head = IP(src="192.0.2.1", dst="192.0.2.2", flags=chance.randrange(8), frag=chance.randrange(8192))
+        head = IP(**V4, flags=chance.randrange(8), frag=chance.randrange(8192))
         return PLAIN + bytes(ETHER / head / UDP() / body(chance))
     part = IPv6ExtHdrFragment(offset=chance.randrange(8192), m=chance.randrange(2), id=chance.getrandbits(32))
-    return PLAIN + bytes(ETHER / IPv6(src="2001:db8::1", dst="2001:db8::2") / part / UDP() / body(chance))
+    return PLAIN + bytes(ETHER / IPv6(**V6) / part / UDP() / body(chance))
 
 
 def extension_headers(chance: random.Random) -> bytes:
     kinds = [IPv6ExtHdrHopByHop, IPv6ExtHdrDestOpt, IPv6ExtHdrRouting, IPv6ExtHdrFragment]
-    chain: Packet = IPv6(src="2001:db8::1", dst="2001:db8::2")
+    chain: Packet = IPv6(**V6)
     for _ in range(chance.randrange(1, 9)):
         chain /= chance.choice(kinds)()
     data = PLAIN + bytes(ETHER / chain / TCP() / body(chance))
@@ -129,7 +131,7 @@ def extension_headers(chance: random.Random) -> bytes:
 
 def jumbogram(chance: random.Random) -> bytes:
     option = IPv6ExtHdrHopByHop(options=[Jumbo(jumboplen=chance.choice([0, 100, 65536, 2**32 - 1]))])
-    head = IPv6(src="2001:db8::1", dst="2001:db8::2", plen=chance.choice([0, 8]))
+    head = IPv6(**V6, plen=chance.choice([0, 8]))
     return PLAIN + bytes(ETHER / head / option / UDP(len=0) / body(chance))
 
 
@@ -144,14 +146,14 @@ def vlan_stack(chance: random.Random) -> bytes:
 
 
 def l4_header(chance: random.Random) -> bytes:
-    return damaged(PLAIN + bytes(ETHER / IP(src="192.0.2.1", dst="192.0.2.2") / TCP() / body(chance)), chance, 44, 64)
+    return damaged(PLAIN + bytes(ETHER / IP(**V4) / TCP() / body(chance)), chance, 44, 64)
 
 
 def super_packet(chance: random.Random) -> bytes:
     """A consistent one."""
     v4, udp = chance.random() < 0.5, chance.random() < 0.3
-    l3 = IP(src="192.0.2.1", dst="192.0.2.2") if v4 else IPv6(src="2001:db8::1", dst="2001:db8::2")
-    l4 = UDP(sport=1, dport=2) if udp else TCP(sport=1, dport=2, flags="PA")
+    l3 = IP(**V4) if v4 else IPv6(**V6)
+    l4 = UDP(**PORTS) if udp else TCP(**PORTS, flags="PA")
     size = chance.choice([100, 536, 1400])
     # At most 64 datagrams in one (UDP_MAX_SEGMENTS of older kernels).
     data = chance.randbytes(chance.randrange(size + 1, min(40 * size, 60000)))
@@ -248,20 +250,10 @@ class Wire:
         self.receiver.bind(("fib0", ETH_P_ALL))
         self.receiver.settimeout(10)
 
-    def close(self) -> None:
-        self.sender.close()
-        self.receiver.close()
-
     def send(self, packets: list[bytes]) -> tuple[int, list[bytes]]:
         """How many the kernel agreed to send, and what arrived of them (virtio header without its hint, frame)."""
-        sent = 0
         with one_cpu():
-            for packet in packets:
-                try:
-                    self.sender.send(packet)
-                    sent += 1
-                except OSError:
-                    continue  # EINVAL, EMSGSIZE: the sender's kernel has looked through it
+            sent = self.send_blindly(packets)
             self.sender.send(SENTINEL)
         arrived: list[bytes] = []
         while (packet := self._receive()) != hint_removed(SENTINEL):
@@ -273,7 +265,7 @@ class Wire:
         """How many the kernel agreed to send; what arrives is not looked at."""
         sent = 0
         for packet in packets:
-            with suppress(OSError):
+            with suppress(OSError):  # EINVAL, EMSGSIZE: the sender's kernel has looked through it
                 self.sender.send(packet)
                 sent += 1
         return sent
@@ -296,21 +288,17 @@ def hint_removed(packet: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    lab = Lab(f"mal{os.getpid()}")
-    try:
-        lab.build()
+    with lab_up("mal") as lab:
         for namespace, name in ((lab.a, "fib0"), (lab.b, "fib0"), *((lab.plant, end) for end in lab.ends())):
-            run("ip", "-n", namespace, "link", "set", name, "mtu", str(MTU))
+            run(f"ip -n {namespace} link set {name} mtu", str(MTU))
         yield lab
-    finally:
-        lab.destroy()
 
 
 @pytest.fixture(scope="module")
 def wire(lab: Lab) -> Iterator[Wire]:
     wire = Wire(lab)
-    yield wire
-    wire.close()
+    with wire.sender, wire.receiver:
+        yield wire
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +343,7 @@ def emulator(
     running.stop()
     assert log.read_text() == ""  # no word of a sanitizer
     for end in lab.ends():
-        run("ip", "-n", lab.plant, "link", "set", end, "up")
+        lab.set_end(end, "up")
 
 
 def is_plain(packet: bytes) -> bool:

@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fiberd_lab import Lab, run, until
+from builders.conditions import LABS
+from builders.proc import state_of, status_of
+from fiberd_lab import Lab, cpu_s, lab_up, run, until
 
 from testbed.core.physics.impairment import Direction, Impairment
 from testbed.errors import LabError
 from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.fiberd import Fiberd
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = LABS
 
 SOURCES = Path(client.__file__).resolve().parents[2] / "fiberd"
 
@@ -54,18 +53,17 @@ void *realloc(void *old, size_t bytes) {
 """
 
 
+Starter = Callable[..., Fiberd]
+
+
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    made = Lab(f"fm{os.getpid()}-")
-    try:
-        made.build()
+    with lab_up("fm") as made:
         yield made
-    finally:
-        made.destroy()
 
 
 @pytest.fixture
-def start(tmp_path: Path, lab: Lab) -> Iterator[Callable[..., Fiberd]]:
+def start(tmp_path: Path, lab: Lab) -> Iterator[Starter]:
     running: list[Fiberd] = []
 
     def start(impairment: Impairment, priority: int = client.DEFAULT_PRIORITY) -> Fiberd:
@@ -98,23 +96,13 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def status(pid: int, key: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(f"{key}:")))
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def sleeps(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return int(status_of(pid)[key].split()[0])
 
 
 def flood(lab: Lab, packets: int, size: int = 1000) -> None:
     """Datagrams from a to b, without ARP."""
     hardware = lab.links_of(lab.b)["fib0"]["address"]
-    run("ip", "-n", lab.a, "neigh", "replace", "10.77.0.2", "lladdr", hardware, "dev", "fib0", "nud", "permanent")
+    run(f"ip -n {lab.a} neigh replace 10.77.0.2 lladdr", hardware, "dev", "fib0", "nud", "permanent")
     with lab.socket(lab.a, socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for _ in range(packets):
             sender.sendto(b"x" * size, ("10.77.0.2", 9))
@@ -122,7 +110,7 @@ def flood(lab: Lab, packets: int, size: int = 1000) -> None:
 
 @pytest.mark.parametrize("before", [True, False], ids=["from the first packet on", "later"])
 def test_without_memory_packets_are_dropped_and_the_core_is_left_to_others(
-    lab: Lab, start: Callable[..., Fiberd], before: bool
+    lab: Lab, start: Starter, before: bool
 ) -> None:
     """At normal priority here: one that spins under SCHED_FIFO would take the test's core too."""
     emulator = start(Impairment(delay_s=30.0), priority=0)
@@ -140,7 +128,7 @@ def test_without_memory_packets_are_dropped_and_the_core_is_left_to_others(
         "each packet is in flight or counted as lost",
     )
     assert found.drops["memory"] + found.drops["receive"] > 100, "else there was memory"
-    until(lambda: sleeps(pid), 5, "it waits for the next packet")
+    until(lambda: state_of(pid) == "S", 5, "it waits for the next packet")
     # Enough again: it goes on.
     resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, hard))
     emulator.set({"l0:b": Impairment(), "l0:a": Impairment()})
@@ -149,9 +137,7 @@ def test_without_memory_packets_are_dropped_and_the_core_is_left_to_others(
 
 
 @pytest.mark.alone
-def test_while_the_kernel_has_no_buffers_it_sleeps_between_its_tries(
-    lab: Lab, start: Callable[..., Fiberd], refusing: Path
-) -> None:
+def test_while_the_kernel_has_no_buffers_it_sleeps_between_its_tries(lab: Lab, start: Starter, refusing: Path) -> None:
     emulator = start(Impairment(delay_s=0.02))
     if "SCHED_FIFO" not in emulator.info.scheduling:
         pytest.skip("needs SCHED_FIFO, without which it never spins")
@@ -172,7 +158,7 @@ def test_while_the_kernel_has_no_buffers_it_sleeps_between_its_tries(
 
 
 def test_an_answer_that_there_is_no_memory_for_is_an_error_and_not_half_of_one(
-    lab: Lab, start: Callable[..., Fiberd], refusing: Path
+    lab: Lab, start: Starter, refusing: Path
 ) -> None:
     emulator = start(Impairment(delay_s=0.001))
     (refusing / "no-memory").touch()

@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from builders.conditions import LABS
 from contract.emulator_contract import directions, lab  # noqa: F401
 from contract.fold_contract import PLANS, RealPorts, World
 from hypothesis import HealthCheck, Phase, given, settings
@@ -19,7 +20,7 @@ from oracles.fold_oracle import TOPOLOGY
 from testbed.core.topology.resolve import load_text
 from testbed.host.emulators.fiberd import Fiberd
 
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root")]
+pytestmark = LABS
 
 
 @pytest.fixture

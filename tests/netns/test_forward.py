@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import run_line
+from builders.conditions import LABS
 from oracles import oracle
 
 from testbed.errors import NotAllowed, UserError
 from testbed.host.metrics.port_forward import AT_ONCE, Forwarder, into_namespace
 
-pytestmark = pytest.mark.netns
+pytestmark = LABS
 
 PATIENCE_S = 10.0
 
@@ -30,12 +32,12 @@ def all_of(connection: socket.socket) -> bytes:
 def place() -> Iterator[str]:
     """Name of a network namespace with a loopback."""
     name = f"{oracle.unused_name()}-forward"
-    oracle.run("ip", "netns", "add", name)
+    run_line(f"ip netns add {name}")
     try:
-        oracle.run("ip", "-n", name, "link", "set", "lo", "up")
+        run_line(f"ip -n {name} link set lo up")
         yield name
     finally:
-        oracle.run("ip", "netns", "del", name)
+        run_line(f"ip netns del {name}")
 
 
 @pytest.fixture

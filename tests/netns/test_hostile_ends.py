@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import hostile_ends
 import pytest
+from builders.conditions import THOROUGH, TORCH
 
-pytest.importorskip("torch", reason="the training agents need torch")
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.thorough,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.alone,
-]
+pytestmark = [*THOROUGH, TORCH]
 
 _undisturbed: dict[str, dict[str, Any]] = {}
 """By strategy, the cell with whose parameters those of a restarted job are compared."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import host_stalls
 import pytest
+from builders.commands import argv_of, piped
+from builders.json_files import read_json
 from oracles import oracle
 
 from testbed.host import fork_server
@@ -46,23 +45,9 @@ def test_each_cut_is_measured_in_one_lab(state_folder: Path) -> None:
 @pytest.mark.thorough
 def test_an_interruption_keeps_what_was_measured(state_folder: Path) -> None:
     name = oracle.unused_name()
-    argv = [
-        sys.executable,
-        "-m",
-        "testbed.cli.app",
-        "audit",
-        "metro-40km",
-        "--measure",
-        "--name",
-        name,
-        "--hold",
-        "1s",
-    ]
+    argv = argv_of(f"audit metro-40km --measure --name {name} --hold 1s")
     argv += ["--set", "sites.east.nodes=1", "--set", "sites.west.nodes=1", "--allow-uncertified"]
-    process = subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "150"}
-    )
-    assert process.stderr is not None
+    process = piped(argv, env={**os.environ, "COLUMNS": "150"})
     for line in process.stderr:
         if "cut: south" in line:
             process.send_signal(signal.SIGINT)
@@ -73,5 +58,5 @@ def test_an_interruption_keeps_what_was_measured(state_folder: Path) -> None:
     assert "north" in said.rpartition("Measured")[2], "the first cut was over"
     assert "not cut: south" in said
     (run,) = (state_folder.parent / "runs").glob(f"{name}-*/run.json")
-    assert json.loads(run.read_text())["status"] == "interrupted"
+    assert read_json(run)["status"] == "interrupted"
     assert oracle.left_behind(name, state_folder) == []

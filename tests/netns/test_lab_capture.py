@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import Command, argv_of, captured, run_line
+from builders.conditions import LABS, thorough
+from builders.json_files import read_json
+from builders.labs import Lab, counters, events, ns, run_in
 from contract.capture_contract import CaptureContract
 from contract.lab_contract import Inside
 from oracles import oracle
 from scapy.layers.inet import ICMP
 from scapy.utils import rdpcap
 
-import testbed
 from testbed.errors import LabError, UserError
-from testbed.host import lab_folder
-from testbed.keeper import client, protocol
+from testbed.keeper import protocol
 
-pytestmark = pytest.mark.netns
+pytestmark = LABS
 
 MTU_FRAME = 1500 + 14
 
 
 @pytest.fixture
-def inside(lab: testbed.Lab) -> Inside:
-    return lambda node, *argv: oracle.run("ip", "netns", "exec", oracle.netns(lab.name, node), *argv)
+def inside(lab: Lab) -> Inside:
+    return functools.partial(run_in, lab)
 
 
 class TestNamespaces(CaptureContract):
@@ -43,12 +45,11 @@ class TestNamespaces(CaptureContract):
 
 
 @contextlib.contextmanager
-def capturing(lab: testbed.Lab, *words: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+def capturing(lab: Lab, *words: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run `testbed capture` in the background; yield it once it captures."""
-    argv = [sys.executable, "-m", "testbed.cli.app", "capture", "-l", lab.name, *words]
+    argv = argv_of(f"capture -l {lab.name}", *words)
     child = subprocess.Popen(argv, stderr=subprocess.PIPE, **more)
     try:
-        assert child.stderr is not None
         said = []
         for line in child.stderr:
             said.append(line)
@@ -68,20 +69,15 @@ def ended(child: subprocess.Popen[bytes], number: int | None = None) -> tuple[in
     return child.returncode, said.decode()
 
 
-def ping(lab: testbed.Lab, count: int) -> None:
-    assert len(oracle.ping(oracle.netns(lab.name, "east-0"), "10.2.1.1", count=count)) == count
+def ping(lab: Lab, count: int) -> None:
+    assert len(oracle.ping(ns(lab, "east-0"), "10.2.1.1", count=count)) == count
 
 
-def stream(lab: testbed.Lab, seconds: float = 1.0) -> None:
-    oracle.iperf3(oracle.netns(lab.name, "east-0"), oracle.netns(lab.name, "west-0"), "10.2.1.1", seconds=seconds)
+def stream(lab: Lab, seconds: float = 1.0) -> None:
+    oracle.iperf3(ns(lab, "east-0"), ns(lab, "west-0"), "10.2.1.1", seconds=seconds)
 
 
-def events(lab: testbed.Lab, kind: str) -> list[dict[str, Any]]:
-    page = client.ask(lab_folder.folder(lab.name), protocol.Events(since=0))
-    return [it for it in page["events"] if it["event"] == kind]
-
-
-def test_ctrl_c_ends_it_with_a_whole_file_of_the_callers(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_with_a_whole_file_of_the_callers(lab: Lab, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     file = tmp_path / "x.pcap"
     environment = {**os.environ, "SUDO_UID": "60701", "SUDO_GID": "60702"}
@@ -95,20 +91,19 @@ def test_ctrl_c_ends_it_with_a_whole_file_of_the_callers(lab: testbed.Lab, tmp_p
     assert (file.stat().st_uid, file.stat().st_gid) == (60701, 60702)
     stranger = tmp_path / "of-root.pcap"
     stranger.write_text("mine")
-    argv = [sys.executable, "-m", "testbed.cli.app", "capture", "-l", lab.name, "north", "-w", str(stranger)]
-    refused = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    argv = argv_of(f"capture -l {lab.name} north -w", str(stranger))
+    refused = captured(argv, env=environment, timeout=60)
     assert (refused.returncode, stranger.read_text()) == (2, "mine")
     assert "belongs to root (uid 0); name another file" in refused.stderr
 
 
-@pytest.mark.parametrize("reader", ["tcpdump", pytest.param("tshark", marks=pytest.mark.thorough)])
-def test_other_programs_read_it_along(lab: testbed.Lab, tmp_path: Path, reader: str) -> None:
+@pytest.mark.parametrize("reader", ["tcpdump", thorough("tshark")])
+def test_other_programs_read_it_along(lab: Lab, tmp_path: Path, reader: str) -> None:
     if shutil.which(reader) is None:
         pytest.skip(f"{reader} is not installed")
     with (tmp_path / "out").open("wb") as out:
         reading = subprocess.Popen([reader, "-nnr", "-"], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE)
         with capturing(lab, "north:west", "-w", "-", "--for", "2s", stdout=reading.stdin) as child:
-            assert reading.stdin is not None
             reading.stdin.close()
             reading.stdin = None
             ping(lab, 5)
@@ -118,21 +113,18 @@ def test_other_programs_read_it_along(lab: testbed.Lab, tmp_path: Path, reader: 
     assert len(re.findall("echo request|\\(ping\\) request", (tmp_path / "out").read_text())) == 5
 
 
-def test_the_program_that_reads_along_may_end(lab: testbed.Lab) -> None:
+def test_the_program_that_reads_along_may_end(lab: Lab) -> None:
     with capturing(lab, "north:west", "-w", "-", stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
         child.stdout.close()
         child.stdout = None
-        oracle.until(
-            lambda: oracle.ping(oracle.netns(lab.name, "east-0"), "10.2.1.1") and child.poll(), 10.0, "it ends"
-        )
+        oracle.until(lambda: oracle.ping(ns(lab, "east-0"), "10.2.1.1") and child.poll(), 10.0, "it ends")
         assert child.returncode == 141  # as a program that SIGPIPE ended, in a shell
 
 
-def test_a_full_disk_keeps_what_was_written(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_what_was_written(lab: Lab, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    oracle.run("mount", "-t", "tmpfs", "-o", "size=2m", "none", small)
+    run_line("mount -t tmpfs -o size=2m none", small)
     try:
         with capturing(lab, "north:west", "-w", str(small / "x.pcap")) as child:
             stream(lab)
@@ -145,7 +137,7 @@ def test_a_full_disk_keeps_what_was_written(lab: testbed.Lab, tmp_path: Path) ->
         oracle.run("umount", small)
 
 
-def test_size_snaplen_and_super_packets(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_size_snaplen_and_super_packets(lab: Lab, tmp_path: Path) -> None:
     whole, heads, large = (tmp_path / name for name in ("whole", "heads", "large"))
     with (
         lab.capture("north:west", whole, most_bytes=300_000) as limited,
@@ -166,22 +158,21 @@ def test_size_snaplen_and_super_packets(lab: testbed.Lab, tmp_path: Path) -> Non
     assert sent.found[0].largest_bytes == max(map(len, packets))
 
 
-def test_a_run_is_marked_as_captured(lab: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_marked_as_captured(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by a capture that began before it, and by one that outlasts it."""
     tmp_path.chmod(0o777)
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs"
     with lab.capture("north:west", tmp_path / "before.pcap") as began_earlier:
         running = lab.launch(["sleep", "3"], directory=runs)
-        assert lab.run_directory is not None
         record = lab.run_directory.path / "run.json"
         ping(lab, 3)
         began_earlier.stop()
         with lab.capture("south", tmp_path / "later.pcap", before=True):
-            oracle.until(lambda: len(json.loads(record.read_text())["captures"]) == 2, 5.0, "the run says so at once")
+            oracle.until(lambda: len(read_json(record)["captures"]) == 2, 5.0, "the run says so at once")
             assert [it for it in lab.status().captures if "south:west, south:east are captured, before the fiber" in it]
             running.exit_status()
-    first, second = json.loads(record.read_text())["captures"]
+    first, second = read_json(record)["captures"]
     assert (first["directions"], first["before"], first["packets"], first["dropped"]) == (["north:west"], False, 3, 0)
     assert (second["directions"], second["ended_t"]) == (["south:west", "south:east"], None)
     report = lab.report()
@@ -193,7 +184,7 @@ def test_a_run_is_marked_as_captured(lab: testbed.Lab, tmp_path: Path, monkeypat
     assert lab.status().captures == ()
 
 
-def test_a_capture_that_is_killed_has_ended(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_a_capture_that_is_killed_has_ended(lab: Lab, tmp_path: Path) -> None:
     with capturing(lab, "north", "-w", str(tmp_path / "x.pcap")) as child:
         assert len(lab.status().captures) == 1
         child.kill()
@@ -202,9 +193,7 @@ def test_a_capture_that_is_killed_has_ended(lab: testbed.Lab, tmp_path: Path) ->
     assert events(lab, "capture-ended")[-1]["capture"] == events(lab, "capture-began")[-1]["capture"]
 
 
-def test_mistakes_are_told(
-    lab: testbed.Lab, command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_mistakes_are_told(lab: Lab, command: Command, tmp_path: Path) -> None:
     for words, status, says in (
         (("capture", "north:mars", "-w", "x"), 2, "unknown end of link north 'mars' (available: east, west)"),
         (("capture", "north", "-w", "/nowhere/x.pcap"), 3, "cannot write /nowhere/x.pcap: No such file or directory"),
@@ -221,25 +210,22 @@ def test_mistakes_are_told(
         lab.capture("north", tmp_path)
 
 
-def test_a_fiber_is_shown_with_who_made_each_value(
-    healthy: testbed.Lab, command: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_a_fiber_is_shown_with_who_made_each_value(healthy: Lab, command: Command) -> None:
     with healthy.inject("impair", "north:west", rate="80M") as slow, healthy.cut("north:east") as cut:
-        said = command("status", "--fiber", "north", "-l", healthy.name)
+        said = command(f"status --fiber north -l {healthy.name}")
         assert said.returncode == 0
         lines = [" ".join(line.split()) for line in said.stdout.splitlines()]
         assert "north:west: east-gw → west-gw, interface north, plant north-a and north-b" in lines
         assert f"rate 80 Mb/s for 80 Gb/s {slow.id} -" in lines
         assert f"dark, by {cut.id}: no packet passes" in lines
         assert "read back from fiberd: it applies exactly the values below" in lines
-        data = json.loads(command("status", "--fiber", "north:west", "--json", "-l", healthy.name).stdout)
+        data = json.loads(command(f"status --fiber north:west --json -l {healthy.name}").stdout)
     (west,) = data
     assert (west["direction"], west["impairment"]["rate_bps"], west["differences"]) == ("north:west", 80e6, [])
     assert west["delay_s"] == west["impairment"]["delay_s"] - west["taken_off_s"] > 0
 
     def counted() -> protocol.DirectionCounters:
-        directions = client.ask(lab_folder.folder(healthy.name), protocol.Stats())["directions"]
-        return next(it for it in directions if it["direction"] == "north:west")
+        return counters(healthy)["north:west"]
 
     before = counted()
     (now,) = healthy.fiber("north:west")
@@ -250,7 +236,7 @@ def test_a_fiber_is_shown_with_who_made_each_value(
     assert before["drops"] == now.drops == after["drops"]
 
 
-def test_a_capture_ends_with_its_lab(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_a_capture_ends_with_its_lab(lab: Lab, tmp_path: Path) -> None:
     """Last in this file: it takes the lab down."""
     capture = lab.capture("north:west", tmp_path / "x.pcap")
     ping(lab, 2)

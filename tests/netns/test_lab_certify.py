@@ -18,12 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import Command, check, check_refused, run_line
+from builders.conditions import ALONE
+from builders.json_files import read_json
+from builders.labs import Lab, OwnLab, address_of, bring_up, ns
 from oracles import oracle
 
 import testbed
 from testbed.host import fork_server, lab_folder
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 DELAY_S = {"north": 40 * 5e-6, "south": 47 * 5e-6}
 DIRECTIONS = ("north:west", "north:east", "south:west", "south:east")
@@ -45,13 +49,13 @@ def awake() -> Iterator[None]:
             it.wait(10)
 
 
-def certify(command: oracle.Command, lab: testbed.Lab, *words: str) -> tuple[int, dict[str, Any]]:
-    said = command("certify", "-l", lab.name, "--json", *words)
+def certify(command: Command, lab: Lab, *words: str) -> tuple[int, dict[str, Any]]:
+    said = command(f"certify -l {lab.name} --json", *words)
     assert said.returncode in (0, 1), said.stderr
     return said.returncode, json.loads(said.stdout)
 
 
-def good(command: oracle.Command, lab: testbed.Lab) -> dict[str, Any]:
+def good(command: Command, lab: Lab) -> dict[str, Any]:
     """A machine that others use loses a packet now and then: it may be looked at thrice, as a user would."""
     for _ in range(3):
         status, found = certify(command, lab)
@@ -73,7 +77,7 @@ def accused(found: dict[str, Any]) -> set[str]:
     return {why.partition(": ")[0] for why in found["why"]}
 
 
-def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: testbed.Lab, command: oracle.Command) -> None:
+def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: Lab, command: Command) -> None:
     certificate = good(command, lab)
     assert certificate["verdict"] in ("certified", "certified, noisy host")
     assert (certificate["certified"], certificate["noisy"]) == (True, "noisy" in certificate["verdict"])
@@ -96,7 +100,7 @@ def test_a_lab_as_it_was_built_is_certified_in_every_quantity(lab: testbed.Lab, 
         assert link["rtt"]["probes"] in (100, 200, 300), "100 each try"
         assert link["rtt"]["unanswered"] == 0
     assert 0 <= certificate["headroom"]["free"] <= 1
-    assert json.loads(lab_folder.folder(lab.name).certificate.read_text())["certified"] is True
+    assert read_json(lab_folder.folder(lab.name).certificate)["certified"] is True
 
 
 def least_rtts(here: str, west: str, mate: str, expected_s: float) -> tuple[float, float]:
@@ -112,11 +116,11 @@ def least_rtts(here: str, west: str, mate: str, expected_s: float) -> tuple[floa
 
 
 @pytest.mark.timing("round trips within 30 us")
-def test_the_node_to_node_row_is_that_of_ping(lab: testbed.Lab, command: oracle.Command) -> None:
+def test_the_node_to_node_row_is_that_of_ping(lab: Lab, command: Command) -> None:
     """Two nodes see the fiber's delay: the least RTT across, less the least inside a site, is twice the delay."""
     found = good(command, lab)
-    here = oracle.netns(lab.name, "east-0")
-    west, mate = (oracle.addresses(oracle.netns(lab.name, it), "fabric0")["inet"] for it in ("west-0", "east-1"))
+    here = ns(lab, "east-0")
+    west, mate = (address_of(lab, it) for it in ("west-0", "east-1"))
     across, inside = least_rtts(here, west, mate, 2 * DELAY_S["north"])
     assert across >= 2 * DELAY_S["north"]
     assert abs(across - inside - 2 * DELAY_S["north"]) < 30e-6
@@ -133,11 +137,9 @@ def test_the_node_to_node_row_is_that_of_ping(lab: testbed.Lab, command: oracle.
 
 @pytest.mark.thorough
 @pytest.mark.timing("round trips within 60 us")
-def test_what_is_taken_off_comes_off_a_faults_delay_too_and_heals_exactly(
-    healthy: testbed.Lab, command: oracle.Command
-) -> None:
-    here = oracle.netns(healthy.name, "east-0")
-    west, mate = (oracle.addresses(oracle.netns(healthy.name, it), "fabric0")["inet"] for it in ("west-0", "east-1"))
+def test_what_is_taken_off_comes_off_a_faults_delay_too_and_heals_exactly(healthy: Lab, command: Command) -> None:
+    here = ns(healthy, "east-0")
+    west, mate = (address_of(healthy, it) for it in ("west-0", "east-1"))
 
     def fiber_s(expected_s: float) -> float:
         across, inside = least_rtts(here, west, mate, expected_s)
@@ -160,7 +162,7 @@ def test_what_is_taken_off_comes_off_a_faults_delay_too_and_heals_exactly(
     ids=["longer", "shorter", "loss"],
 )
 def test_one_wrong_direction_is_named_and_the_exit_status_is_1(
-    healthy: testbed.Lab, command: oracle.Command, impairment: dict[str, str], what: str, words: str
+    healthy: Lab, command: Command, impairment: dict[str, str], what: str, words: str
 ) -> None:
     with healthy.inject("impair", "south:east", **impairment):
         status, found = certify(command, healthy)
@@ -173,9 +175,7 @@ def test_one_wrong_direction_is_named_and_the_exit_status_is_1(
     assert checks(found, "south:west")["delay, median"]["verdict"] == "ok"
 
 
-def test_swapped_directions_are_seen_where_a_round_trip_sees_nothing(
-    healthy: testbed.Lab, command: oracle.Command
-) -> None:
+def test_swapped_directions_are_seen_where_a_round_trip_sees_nothing(healthy: Lab, command: Command) -> None:
     with (
         healthy.inject("impair", "north:west", delay="100us"),
         healthy.inject("impair", "north:east", delay="300us"),
@@ -188,21 +188,21 @@ def test_swapped_directions_are_seen_where_a_round_trip_sees_nothing(
     assert {each["verdict"] for each in north["rtt"]["checks"]} == {"ok"}
 
 
-def test_a_fault_too_slight_to_be_measured_stands_all_the_same(healthy: testbed.Lab, command: oracle.Command) -> None:
+def test_a_fault_too_slight_to_be_measured_stands_all_the_same(healthy: Lab, command: Command) -> None:
     with healthy.inject("jitter", "north", amount="1us") as fault:
         status, found = certify(command, healthy)
     assert status == 1
     assert f"north: fault {fault.id} (jitter north) is active" in found["why"]
 
 
-def test_a_fault_that_touches_no_fiber_is_a_note(healthy: testbed.Lab, command: oracle.Command) -> None:
+def test_a_fault_that_touches_no_fiber_is_a_note(healthy: Lab, command: Command) -> None:
     with healthy.inject("management-partition", "west") as fault:
         found = good(command, healthy)
     assert f"fault {fault.id} (management-partition west) was active, which affects no fiber" in found["notes"]
 
 
 @pytest.mark.thorough
-def test_a_dark_fiber_is_not_measured_over_another_one(healthy: testbed.Lab, command: oracle.Command) -> None:
+def test_a_dark_fiber_is_not_measured_over_another_one(healthy: Lab, command: Command) -> None:
     with healthy.cut("north"):
         status, found = certify(command, healthy)
     assert status == 1
@@ -211,15 +211,15 @@ def test_a_dark_fiber_is_not_measured_over_another_one(healthy: testbed.Lab, com
     assert directions(found)["south:west"]["verdict"] == "ok"
 
 
-def test_nodes_that_do_not_reach_each_other_are_not_certified(lab: testbed.Lab, command: oracle.Command) -> None:
+def test_nodes_that_do_not_reach_each_other_are_not_certified(lab: Lab, command: Command) -> None:
     """Fibers are measured between gateways: that nothing goes around them can be told only of packets that arrive."""
     # The gateway's end of the node's cable: with its own end down, the node would lose its IPv6 address and its routes.
-    gateway = oracle.netns(lab.name, "west-gw")
-    oracle.run("ip", "-n", gateway, "link", "set", "west-0", "down")
+    gateway = ns(lab, "west-gw")
+    run_line("ip -n", gateway, "link", "set", "west-0", "down")
     try:
         status, found = certify(command, lab)
     finally:
-        oracle.run("ip", "-n", gateway, "link", "set", "west-0", "up")
+        run_line("ip -n", gateway, "link", "set", "west-0", "up")
     assert status == 1
     assert [why for why in found["why"] if "west-0" in why] == [
         "no packet from east-0 reaches west-0: cannot rule out a bypass path"
@@ -227,8 +227,8 @@ def test_nodes_that_do_not_reach_each_other_are_not_certified(lab: testbed.Lab, 
     assert found["around"]["ok"] is False
 
 
-def test_the_table_fits_and_says_what_is_judged(lab: testbed.Lab, command: oracle.Command) -> None:
-    said = command("certify", "-l", lab.name)
+def test_the_table_fits_and_says_what_is_judged(lab: Lab, command: Command) -> None:
+    said = command(f"certify -l {lab.name}")
     assert "north → west" in said.stdout
     assert "north, nodes" in said.stdout
     assert max(len(line) for line in (said.stdout + said.stderr).splitlines() if "note:" not in line) <= 80
@@ -238,10 +238,10 @@ def test_the_table_fits_and_says_what_is_judged(lab: testbed.Lab, command: oracl
 
 @pytest.mark.thorough
 def test_thorough_says_how_long_it_takes_and_counts_enough_for_a_loss_of_a_thousandth(
-    healthy: testbed.Lab, command: oracle.Command
+    healthy: Lab, command: Command
 ) -> None:
     with healthy.inject("impair", "south:east", loss="0.1%"):
-        said = command("certify", "-l", healthy.name, "--thorough", "--json")
+        said = command(f"certify -l {healthy.name} --thorough --json")
     assert said.returncode == 1
     found = json.loads(said.stdout)
     assert found["thorough"] is True
@@ -255,34 +255,28 @@ def test_thorough_says_how_long_it_takes_and_counts_enough_for_a_loss_of_a_thous
 
 
 @pytest.fixture(scope="module")
-def uncertified(state_folder: Path) -> Iterator[testbed.Lab]:
+def uncertified(state_folder: Path) -> Iterator[Lab]:
     """A lab of which a rate is asked that no computer forwards."""
     topology = testbed.load("intra-metro-5km")
     links = tuple(dataclasses.replace(it, rate_bps=1e13, queue_bytes=100_000_000) for it in topology.links)
     name = oracle.unused_name()
-    with testbed.up(
-        dataclasses.replace(topology, links=links), name=name, agents=False, allow_uncertified=True
-    ) as found:
+    with bring_up(name, dataclasses.replace(topology, links=links)) as found:
         yield found
 
 
 @pytest.mark.thorough
 def test_every_page_of_a_program_launched_on_an_uncertified_lab_says_so(
-    uncertified: testbed.Lab, command: oracle.Command, tmp_path: Path
+    uncertified: Lab, command: Command, tmp_path: Path
 ) -> None:
     words = ("launch", "-l", uncertified.name, "--runs", str(tmp_path))
-    refused = command(*words, "--", "true")
-    assert refused.returncode == 125
-    assert "the lab is outside tolerance: north:" in refused.stderr
-    assert "--allow-uncertified" in refused.stderr
+    check_refused(command(*words, "--", "true"), 125, "the lab is outside tolerance: north:", "--allow-uncertified")
     assert list(tmp_path.iterdir()) == []
-    said = command(*words, "--allow-uncertified", "--", "true")
-    assert said.returncode == 0, said.stderr
+    check(command(*words, "--allow-uncertified", "--", "true"))
     (run,) = tmp_path.iterdir()
-    assert command("report", str(run)).returncode == 1, "measured, and outside tolerance"
+    assert command(f"report {run}").returncode == 1, "measured, and outside tolerance"
     assert "Uncertified" in (run / "index.html").read_text()
     assert "Uncertified" in (run / "report.md").read_text()
-    document = json.loads((run / "report.json").read_text())
+    document = read_json(run / "report.json")
     assert document["run"]["uncertified"] is True
     assert document["certificate"]["verdict"] == "outside tolerance"
     reasons = "".join(document["certificate"]["why"])
@@ -297,20 +291,18 @@ IMPOSSIBLE = ("run", "intra-metro-5km", "--set", "scale=1", "--steps", "3")
 @pytest.mark.skipif(bool(fork_server.missing()), reason="a run trains, and there are no training agents here")
 @pytest.mark.thorough
 def test_a_run_is_refused_unless_the_user_insists_and_then_every_page_says_so(
-    command: oracle.Command, lab_name: str, tmp_path: Path, state_folder: Path
+    command: Command, own: OwnLab, tmp_path: Path
 ) -> None:
-    words = (*IMPOSSIBLE, "--name", lab_name, "--runs", str(tmp_path))
-    refused = command(*words)
-    assert refused.returncode == 1
-    assert "outside tolerance: north:" in refused.stderr
+    words = (*IMPOSSIBLE, "--name", own, "--runs", str(tmp_path))
+    check_refused(command(*words), 1, "outside tolerance: north:")
     assert list(tmp_path.iterdir()) == []
-    assert oracle.left_behind(lab_name, state_folder) == []
+    assert own.left() == []
 
     insisted = command(*words, "--allow-uncertified", timeout_s=120.0)
     assert insisted.returncode == 1, "what ran on uncertified fibers is no pass"
     (run,) = tmp_path.iterdir()
     page, text = (run / "index.html").read_text(), (run / "report.md").read_text()
-    document = json.loads((run / "report.json").read_text())
+    document = read_json(run / "report.json")
     assert "Uncertified" in page
     assert "Uncertified" in text
     assert document["run"]["uncertified"] is True

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
+import functools
 
 import pytest
+from builders.conditions import ALONE
+from builders.labs import ns, run_in, shared_lab
 from contract.lab_contract import FILE, Inside, LabContract
 from contract.rank_faults_contract import RankFaultsContract, Space
-from oracles import oracle
 
-import testbed
 from testbed.lab.lab import Lab
 
-pytestmark = [pytest.mark.alone, pytest.mark.netns]
+pytestmark = ALONE
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Iterator[Lab]:
-    path = tmp_path_factory.mktemp("t") / "two.yaml"
-    path.write_text(FILE)
-    with testbed.up(str(path), name=oracle.unused_name(), driver="netns", allow_uncertified=True) as made:
-        yield made
+lab = shared_lab(FILE, driver="netns", agents=True)
 
 
 @pytest.fixture
 def inside(lab: Lab) -> Inside:
-    def run(node: str, *argv: str) -> str:
-        words = ["ip", "netns", "exec", f"tb.{lab.name}.{node}", *argv]
-        return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
-
-    return run
+    return functools.partial(run_in, lab)
 
 
 class TestNamespaces(LabContract):
@@ -40,7 +29,7 @@ class TestNamespaces(LabContract):
 
 @pytest.fixture(scope="module")
 def space(lab: Lab) -> Space:
-    return lambda node: oracle.netns(lab.name, node)
+    return lambda node: ns(lab, node)
 
 
 class TestRankFaultsInNamespaces(RankFaultsContract):

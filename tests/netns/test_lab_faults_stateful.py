@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 import pytest
+from builders.conditions import LABS
+from builders.labs import Lab, shared_lab
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from oracles import oracle
 
 import testbed
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 LINKS = {"north": ("east", "west"), "south": ("east", "west")}
 SITES = ("east", "west")
@@ -43,7 +44,7 @@ def ports(links: list[str]) -> set[tuple[str, str]]:
 
 
 class Machine(RuleBasedStateMachine):
-    lab: testbed.Lab
+    lab: Lab
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,15 +124,11 @@ class Machine(RuleBasedStateMachine):
         self.lab.heal()
 
 
-@pytest.fixture(scope="module")
-def lab(state_folder: object) -> Iterator[testbed.Lab]:
-    name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, driver="netns", agents=False, allow_uncertified=True) as up:
-        yield up
+lab = shared_lab()
 
 
 @pytest.mark.thorough
-def test_any_sequence_of_faults_and_heals_ends_as_the_model_says(lab: testbed.Lab) -> None:
+def test_any_sequence_of_faults_and_heals_ends_as_the_model_says(lab: Lab) -> None:
     machine = type("OnLab", (Machine,), {"lab": lab})
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,

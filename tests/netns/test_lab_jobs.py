@@ -16,6 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import Command, argv_of, check, check_refused
+from builders.conditions import LABS
+from builders.json_files import read_json
+from builders.labs import Lab, address_of, ask, bring_up, programs_in
+from builders.proc import until_gone
 from oracles import oracle
 
 import testbed
@@ -23,71 +28,47 @@ from testbed.errors import Interrupted, LabBusy, UnknownName
 from testbed.host import lab_folder
 from testbed.keeper import client, protocol
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [*LABS, pytest.mark.usefixtures("folder")]
 
 ENDED_S = 15.0
 """Bound of an end, on two busy cores."""
 
-Jobs = Callable[[], list[dict[str, Any]]]
+Jobs = Callable[[], dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def lab(state_folder: Path) -> Iterator[testbed.Lab]:
+def lab(state_folder: Path) -> Iterator[Lab]:
     """Provide a lab with agents for all tests of the module."""
     name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, allow_uncertified=True) as found:
+    with bring_up(name, agents=True) as found:
         found.allow_uncertified = True
         yield found
     assert oracle.left_behind(name, state_folder) == []
 
 
 @pytest.fixture
-def jobs(lab: testbed.Lab, command: oracle.Command) -> Jobs:
-    def listed() -> list[dict[str, Any]]:
-        done = command("jobs", "-l", lab.name, "--json")
-        assert done.returncode == 0, done.stderr
-        found: list[dict[str, Any]] = json.loads(done.stdout)
+def jobs(lab: Lab, command: Command) -> Jobs:
+    def by_id() -> dict[str, dict[str, Any]]:
+        listed = json.loads(check(command(f"jobs -l {lab.name} --json")))
+        found = {job["id"]: job for job in listed}
+        assert len(found) == len(listed)
         return found
 
-    return listed
+    return by_id
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Programs run in a folder that their user can enter."""
-    tmp_path.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def states(lab: Lab) -> set[str]:
+    return {it["state"] for it in ask(lab, protocol.Ranks())}
 
 
-def programs(lab: testbed.Lab, word: str) -> list[int]:
-    """The processes in the lab's nodes whose arguments have ``word``."""
-    inodes = {Path("/run/netns", oracle.netns(lab.name, node)).stat().st_ino for node in lab.topology.node_names}
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            inside = entry.name.isdigit() and (entry / "ns/net").stat().st_ino in inodes
-            if inside and word.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def states(lab: testbed.Lab) -> set[str]:
-    return {it["state"] for it in client.ask(lab_folder.folder(lab.name), protocol.Ranks())}
-
-
-def launched(command: oracle.Command, lab: testbed.Lab, *words: str) -> str:
-    done = command("launch", "-l", lab.name, "--detach", "--allow-uncertified", "--", *words)
+def launched(command: Command, lab: Lab, *words: str) -> str:
+    done = command(f"launch -l {lab.name} --detach --allow-uncertified --", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_a_detached_job_is_listed_followed_and_stopped(
-    lab: testbed.Lab, command: oracle.Command, jobs: Jobs, folder: Path
-) -> None:
-    begun = command("train", "-l", lab.name, "--detach", "--steps", "900", "--allow-uncertified", "--json")
+def test_a_detached_job_is_listed_followed_and_stopped(lab: Lab, command: Command, jobs: Jobs, folder: Path) -> None:
+    begun = command(f"train -l {lab.name} --detach --steps 900 --allow-uncertified --json")
     assert begun.returncode == 0, begun.stderr
     answer = json.loads(begun.stdout)
     job, run = answer["job"], Path(answer["run"])
@@ -95,24 +76,24 @@ def test_a_detached_job_is_listed_followed_and_stopped(
 
     theirs = lab.job(job)  # of another process, and yet a job like any other
     theirs.wait_for(3, timeout=60)
-    (now,) = [it for it in jobs() if it["id"] == job]
+    now = jobs()[job]
     assert (now["kind"], now["what"], now["state"], now["run"]) == ("train", "ddp, 900 steps", "running", str(run))
     assert now["step"] >= 3 and now["steps"] == 900 and now["train_loss"] > 0 and now["tokens_per_s"] > 0
     assert now["pid"] != os.getpid() and Path(f"/proc/{now['pid']}").exists()
 
-    assert json.loads((run / "run.json").read_text())["workload"]["steps"] == 900
-    shown = json.loads(command("status", "-l", lab.name, "--json").stdout)
+    assert read_json(run / "run.json")["workload"]["steps"] == 900
+    shown = json.loads(command(f"status -l {lab.name} --json").stdout)
     (of_status,) = shown["jobs"]
     assert of_status["id"] == job and of_status["step"] >= now["step"] and of_status["elapsed_s"] > 0
-    text = command("status", "-l", lab.name).stdout
+    text = command(f"status -l {lab.name}").stdout
     assert f"job {job}: train, ddp, 900 steps: step " in text and str(run) in text.replace("\n", "")
 
     # One job at a time, of any kind, from anywhere: exit status 2 and its id, and nothing begins.
     runs = set(run.parent.iterdir())
     for refused in (
-        command("launch", "-l", lab.name, "--allow-uncertified", "--", "true"),
-        command("launch", "-l", lab.name, "--allow-uncertified", "--detach", "--", "true"),
-        command("train", "-l", lab.name, "--allow-uncertified"),
+        command(f"launch -l {lab.name} --allow-uncertified -- true"),
+        command(f"launch -l {lab.name} --allow-uncertified --detach -- true"),
+        command(f"train -l {lab.name} --allow-uncertified"),
     ):
         assert refused.returncode == 2, refused.stderr
         assert f"It is job {job} (ddp, 900 steps)" in refused.stderr and refused.stderr.rstrip().endswith(f"stop {job}")
@@ -124,11 +105,10 @@ def test_a_detached_job_is_listed_followed_and_stopped(
 
     # Ctrl-C of `attach` detaches; the job goes on.
     attached = subprocess.Popen(
-        [sys.executable, "-m", "testbed.cli.app", "attach", "-l", lab.name, job],
+        argv_of(f"attach -l {lab.name} {job}"),
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert attached.stderr is not None
     while f"job {job}: ddp" not in attached.stderr.readline():
         assert attached.poll() is None
     attached.send_signal(signal.SIGINT)
@@ -136,59 +116,54 @@ def test_a_detached_job_is_listed_followed_and_stopped(
     assert f"detached; job {job} continues" in attached.stderr.read()
     assert not theirs.over()
 
-    stopped = command("stop", "-l", lab.name, job)
+    stopped = command(f"stop -l {lab.name} {job}")
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout.startswith(f"{job}: stopped at step ")
     assert states(lab).isdisjoint({"training"})
-    oracle.until(lambda: not Path(f"/proc/{now['pid']}").exists(), ENDED_S, "its process has ended")
-    (ended,) = [it for it in jobs() if it["id"] == job]
+    until_gone(now["pid"], bound_s=ENDED_S)
+    ended = jobs()[job]
     assert (ended["state"], ended["exit_status"]) == ("stopped", 130)
-    info = json.loads((run / "run.json").read_text())
+    info = read_json(run / "run.json")
     assert (info["status"], info["reason"]) == ("interrupted", "stopped by `stop`")
     assert (run / "index.html").exists(), "its process has written the report"
     assert theirs.over() and isinstance(theirs.failed(), Interrupted)
-    again = command("stop", "-l", lab.name, job)
+    again = command(f"stop -l {lab.name} {job}")
     assert again.returncode == 0 and f"{job} had ended: stopped" in again.stdout
-    assert command("attach", "-l", lab.name, job).returncode == 130
+    assert command(f"attach -l {lab.name} {job}").returncode == 130
 
 
 @pytest.mark.thorough
 def test_a_detached_program_ends_as_it_would_in_the_foreground(
-    lab: testbed.Lab, command: oracle.Command, jobs: Jobs, folder: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, command: Command, jobs: Jobs, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINE", "yes")
     script = 'echo "here $MINE $PWD"; while [ ! -e go ]; do sleep 0.1; done; echo last; exit 3'
     job = launched(command, lab, "sh", "-c", script)
     following = subprocess.Popen(
-        [sys.executable, "-m", "testbed.cli.app", "logs", "-l", lab.name, "--job", job, "-f"],
+        argv_of(f"logs -l {lab.name} --job {job} -f"),
         stdout=subprocess.PIPE,
         text=True,
     )
-    attached = subprocess.Popen(
-        [sys.executable, "-m", "testbed.cli.app", "attach", "-l", lab.name, job], stdout=subprocess.PIPE, text=True
-    )
-    assert attached.stdout is not None and following.stdout is not None
+    attached = subprocess.Popen(argv_of(f"attach -l {lab.name} {job}"), stdout=subprocess.PIPE, text=True)
     assert "here yes" in attached.stdout.readline()
     (folder / "go").touch()
     assert attached.wait(30) == 3, "the status of the job, which is that of its worst rank"
     out = following.communicate(timeout=30)[0].splitlines()
     assert sorted(it for it in out if it.endswith("last")) == [f"[rank {rank}] last" for rank in range(4)]
     assert f"[rank 0] here yes {folder}" in out
-    (ended,) = [it for it in jobs() if it["id"] == job]
+    ended = jobs()[job]
     assert (ended["state"], ended["exit_status"]) == ("failed", 3)
-    assert json.loads((Path(ended["run"]) / "run.json").read_text())["status"] == "failed"
+    assert read_json(Path(ended["run"]) / "run.json")["status"] == "failed"
     assert (Path(ended["run"]) / "index.html").exists()
 
-    one = command("logs", "-l", lab.name, "west-0", "--job", job)
+    one = command(f"logs -l {lab.name} west-0 --job {job}")
     assert one.stdout.splitlines() == [f"here yes {folder}", "last"]
     # An id of a job is no node's name, and a node's name no job's.
-    clash = command("logs", "-l", lab.name, job)
-    assert clash.returncode == 2 and f"--job {job}" in clash.stderr
-    unknown = command("logs", "-l", lab.name, "--job", "east-0")
-    assert unknown.returncode == 2 and "unknown job 'east-0'" in unknown.stderr
+    check_refused(command(f"logs -l {lab.name} {job}"), 2, f"--job {job}")
+    check_refused(command(f"logs -l {lab.name} --job east-0"), 2, "unknown job 'east-0'")
     with pytest.raises(UnknownName, match="unknown job 'j999'"):
         lab.job("j999")
-    assert command("stop", "-l", lab.name, "j999").returncode == 2
+    assert command(f"stop -l {lab.name} j999").returncode == 2
 
 
 LEAVERS = "sleep 7131 & setsid sleep 7131 & env -i sleep 7131 & sleep 7131"
@@ -196,16 +171,12 @@ LEAVERS = "sleep 7131 & setsid sleep 7131 & env -i sleep 7131 & sleep 7131"
 
 
 @pytest.mark.parametrize("who", ["the user's Python", "a detached job's process"])
-def test_a_holder_that_is_killed_leaves_no_program(
-    lab: testbed.Lab, command: oracle.Command, jobs: Jobs, who: str
-) -> None:
-    bystander = subprocess.Popen(
-        [sys.executable, "-m", "testbed.cli.app", "exec", "-l", lab.name, "east-0", "--", "sleep", "7132"]
-    )
+def test_a_holder_that_is_killed_leaves_no_program(lab: Lab, command: Command, jobs: Jobs, who: str) -> None:
+    bystander = subprocess.Popen(argv_of(f"exec -l {lab.name} east-0 -- sleep 7132"))
     try:
         if who == "a detached job's process":
             job = launched(command, lab, "sh", "-c", LEAVERS)
-            holder = next(it["pid"] for it in jobs() if it["id"] == job)
+            holder = jobs()[job]["pid"]
         else:
             python = f"""
 import os, sys, time, testbed
@@ -219,34 +190,33 @@ print(job.id, flush=True)
 time.sleep(600)
 """
             mine = subprocess.Popen([sys.executable, "-c", python], stdout=subprocess.PIPE, text=True)
-            assert mine.stdout is not None
             job, holder = mine.stdout.readline().strip(), mine.pid
-        oracle.until(lambda: len(programs(lab, "7131")) >= 16, 20.0, "all are there")
-        oracle.until(lambda: len(programs(lab, "7132")) == 1, 20.0, "the bystander too")
+        oracle.until(lambda: len(programs_in(lab, "7131")) >= 16, 20.0, "all are there")
+        oracle.until(lambda: len(programs_in(lab, "7132")) == 1, 20.0, "the bystander too")
         os.kill(holder, signal.SIGKILL)
         began = time.monotonic()
-        oracle.until(lambda: not programs(lab, "7131"), ENDED_S, "the job's processes have ended")
+        oracle.until(lambda: not programs_in(lab, "7131"), ENDED_S, "the job's processes have ended")
         # The slot is free by then, or a moment later: the next job waits for that.
         assert lab.launch(["true"]).exit_status() == 0
         print(f"free after {time.monotonic() - began:.2f} s")
-        (ended,) = [it for it in jobs() if it["id"] == job]
+        ended = jobs()[job]
         assert ended["state"] == "lost" and f"pid {holder}" in ended["why"]
-        info = json.loads((Path(ended["run"]) / "run.json").read_text())
+        info = read_json(Path(ended["run"]) / "run.json")
         assert info["status"] == "interrupted" and info["ended_t"] > info["started_t"]
         assert command("report", ended["run"]).returncode == 3, "readable, and its result is unknown"
-        assert len(programs(lab, "7132")) == 1, "what `exec` runs there is none of the job's"
+        assert len(programs_in(lab, "7132")) == 1, "what `exec` runs there is none of the job's"
     finally:
         bystander.kill()
         bystander.wait()
-        oracle.until(lambda: not programs(lab, "7132"), 10.0, "the bystander has ended")
+        oracle.until(lambda: not programs_in(lab, "7132"), 10.0, "the bystander has ended")
 
 
-def test_a_holder_that_is_killed_leaves_no_rank_training(lab: testbed.Lab, command: oracle.Command, jobs: Jobs) -> None:
+def test_a_holder_that_is_killed_leaves_no_rank_training(lab: Lab, command: Command, jobs: Jobs) -> None:
     """With a rank that is paused, and so cannot stop by itself."""
-    begun = command("train", "-l", lab.name, "--detach", "--steps", "900", "--allow-uncertified")
+    begun = command(f"train -l {lab.name} --detach --steps 900 --allow-uncertified")
     job = begun.stdout.strip()
     lab.job(job).wait_for(2, timeout=60)
-    (record,) = [it for it in jobs() if it["id"] == job]
+    record = jobs()[job]
     fault = lab.inject("rank-pause", "2")
     os.kill(record["pid"], signal.SIGKILL)
     oracle.until(lambda: "training" not in states(lab), 30.0, "no rank trains")
@@ -254,21 +224,21 @@ def test_a_holder_that_is_killed_leaves_no_rank_training(lab: testbed.Lab, comma
     after = lab.train(steps=3)
     assert int(after.id[1:]) > int(job[1:]), "no id is given twice"
     after.wait(timeout=120)
-    (ended,) = [it for it in jobs() if it["id"] == job]
+    ended = jobs()[job]
     assert ended["state"] == "lost" and ended["step"] >= 2
-    events = client.ask(lab_folder.folder(lab.name), protocol.Events())["events"]
+    events = ask(lab, protocol.Events())["events"]
     assert {"job": job, "state": "lost"}.items() <= [it for it in events if it.get("job") == job][-1].items()
 
 
-def test_stop_ends_a_job_of_this_process_and_the_process_goes_on(lab: testbed.Lab, command: oracle.Command) -> None:
+def test_stop_ends_a_job_of_this_process_and_the_process_goes_on(lab: Lab, command: Command) -> None:
     job = lab.launch(["sleep", "7133"])
-    assert command("stop", "-l", lab.name, job.id).returncode == 0
+    check(command(f"stop -l {lab.name}", job.id))
     assert job.over() and job.interrupted == "stopped by `stop`"
-    assert not programs(lab, "7133")
+    assert not programs_in(lab, "7133")
     assert lab.launch(["true"]).exit_status() == 0
 
 
-def test_an_older_command_that_takes_no_slot_can_be_stopped(lab: testbed.Lab, command: oracle.Command) -> None:
+def test_an_older_command_that_takes_no_slot_can_be_stopped(lab: Lab, command: Command) -> None:
     """Its message is that of a version without the slot; its job must not be one that nobody can end."""
     folder = lab_folder.folder(lab.name)
     run = lab.open_run()
@@ -276,7 +246,7 @@ def test_an_older_command_that_takes_no_slot_can_be_stopped(lab: testbed.Lab, co
     message = {
         "job": "j900",
         "world_size": len(ranks),
-        "master": [oracle.addresses(oracle.netns(lab.name, "east-0"), "fabric0")["inet"], 29871],
+        "master": [address_of(lab, "east-0"), 29871],
         "interface": "fabric0",
         "directory": str(run.ranks),
         "attempt": 1,
@@ -286,20 +256,18 @@ def test_an_older_command_that_takes_no_slot_can_be_stopped(lab: testbed.Lab, co
     }
     client.ask(folder, protocol.Train(message=message))
     assert states(lab) == {"training"}
-    refused = command("launch", "-l", lab.name, "--allow-uncertified", "--", "true")
-    assert refused.returncode == 2 and "It is job j900" in refused.stderr
-    assert command("stop", "-l", lab.name, "j900").returncode == 0
+    check_refused(command(f"launch -l {lab.name} --allow-uncertified -- true"), 2, "It is job j900")
+    check(command(f"stop -l {lab.name} j900"))
     assert "training" not in states(lab)
     done = lab.launch(["true"])
     assert done.exit_status() == 0 and done.id == "j901"
 
 
-def test_down_ends_a_job_in_order(command: oracle.Command, lab_name: str, folder: Path) -> None:
-    with testbed.up("metro-single", name=lab_name, agents=False, allow_uncertified=True):
-        done = command("launch", "-l", lab_name, "--detach", "--allow-uncertified", "--", "sleep", "7135")
-        assert done.returncode == 0, done.stderr
-        (job,) = json.loads(command("jobs", "-l", lab_name, "--json").stdout)
-        assert command("down", lab_name).returncode == 0
-        oracle.until(lambda: not Path(f"/proc/{job['pid']}").exists(), ENDED_S, "the job's process has ended")
-        info = json.loads((Path(job["run"]) / "run.json").read_text())
+def test_down_ends_a_job_in_order(command: Command, lab_name: str, folder: Path) -> None:
+    with bring_up(lab_name, "metro-single"):
+        check(command(f"launch -l {lab_name} --detach --allow-uncertified -- sleep 7135"))
+        (job,) = json.loads(command(f"jobs -l {lab_name} --json").stdout)
+        check(command(f"down {lab_name}"))
+        until_gone(job["pid"], bound_s=ENDED_S)
+        info = read_json(Path(job["run"]) / "run.json")
         assert (info["status"], info["reason"]) == ("interrupted", f"lab {lab_name} is being taken down")

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import Command, check_refused, run_line
+from builders.conditions import LABS
+from builders.labs import Lab, OwnLab, Topology, address_of, bring_up, is_dark, ns
 from oracles import oracle
 
 import testbed
@@ -22,7 +25,7 @@ from testbed.errors import (
     UserError,
 )
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 
 @pytest.fixture
@@ -31,63 +34,61 @@ def foreign() -> Iterator[list[str]]:
     made: list[str] = []
     yield made
     for name in made:
-        oracle.run("ip", "netns", "del", name)
+        run_line(f"ip netns del {name}")
 
 
 def identity_of(name: str) -> int:
     return Path("/run/netns", name).stat().st_ino
 
 
-def broken(topology: testbed.Topology, **fields: object) -> testbed.Topology:
+def broken(topology: Topology, **fields: object) -> Topology:
     """``topology`` with other values in its first link, past all validation."""
     first, *others = topology.links
     return dataclasses.replace(topology, links=(dataclasses.replace(first, **fields), *others))  # type: ignore[arg-type]
 
 
-def test_two_labs_are_up_at_once_and_go_one_by_one(lab: testbed.Lab, lab_name: str, state_folder: Path) -> None:
-    with testbed.up("intra-metro-5km", name=lab_name, agents=False, allow_uncertified=True):
-        assert {it.name for it in testbed.labs()} == {lab.name, lab_name}
+def test_two_labs_are_up_at_once_and_go_one_by_one(lab: Lab, own: OwnLab) -> None:
+    with bring_up(own, "intra-metro-5km"):
+        assert {it.name for it in testbed.labs()} == {lab.name, own}
         with pytest.raises(UserError, match="several labs are up"):
             testbed.attach()
-        mine = oracle.addresses(oracle.netns(lab_name, "west-0"), "fabric0")["inet"]
-        assert len(oracle.ping(oracle.netns(lab_name, "east-0"), mine, count=3)) == 3, "the same addresses, apart"
+        mine = oracle.addresses(oracle.netns(own, "west-0"), "fabric0")["inet"]
+        assert len(oracle.ping(oracle.netns(own, "east-0"), mine, count=3)) == 3, "the same addresses, apart"
         with lab.cut("north"):
-            assert not oracle.no_carrier(oracle.netns(lab_name, "east-gw"), "north")
-            assert oracle.no_carrier(oracle.netns(lab.name, "east-gw"), "north")
-    assert oracle.left_behind(lab_name, state_folder) == []
+            assert not oracle.no_carrier(oracle.netns(own, "east-gw"), "north")
+            assert is_dark(lab, "east-gw", "north")
+    assert own.left() == []
     assert len(oracle.namespaces(lab.name)) == 8
     assert testbed.attach().name == lab.name
 
 
-def test_a_name_that_is_up_is_taken_and_stays_up(lab: testbed.Lab) -> None:
+def test_a_name_that_is_up_is_taken_and_stays_up(lab: Lab) -> None:
     with pytest.raises(NameTaken, match=rf"lab {lab.name} is already up; .*testbed down {lab.name}"):
         testbed.up("metro-40km", name=lab.name, agents=False)
     assert lab.status().state == "up"
-    address = oracle.addresses(oracle.netns(lab.name, "west-0"), "fabric0")["inet"]
-    assert oracle.ping(oracle.netns(lab.name, "east-0"), address)
+    address = address_of(lab, "west-0")
+    assert oracle.ping(ns(lab, "east-0"), address)
 
 
 @pytest.mark.parametrize("node", ["plant", "mgmt", "west-gw", "east-1"])
-def test_a_namespace_of_somebody_else_is_named_and_left_alone(
-    lab_name: str, foreign: list[str], state_folder: Path, node: str
-) -> None:
-    name = oracle.netns(lab_name, node)
-    oracle.run("ip", "netns", "add", name)
+def test_a_namespace_of_somebody_else_is_named_and_left_alone(own: OwnLab, foreign: list[str], node: str) -> None:
+    name = oracle.netns(own, node)
+    run_line(f"ip netns add {name}")
     foreign.append(name)
     identity = identity_of(name)
     with pytest.raises(NameTaken, match=f"{name} exists.*live lab.*choose another --name"):
-        testbed.up("metro-40km", name=lab_name, agents=False)
+        testbed.up("metro-40km", name=own, agents=False)
     assert identity_of(name) == identity
-    assert oracle.namespaces(lab_name) == {node}
-    assert not (state_folder / "labs" / lab_name).exists()
-    assert testbed.down(lab_name) is False
+    assert oracle.namespaces(own) == {node}
+    assert not own.folder.exists()
+    assert testbed.down(own) is False
     assert identity_of(name) == identity
 
 
 def test_one_that_appears_while_the_lab_is_built_is_left_alone_too(lab_name: str, foreign: list[str]) -> None:
     """Behind the check that is made first: the reference path of a certification is not part of the plan."""
     name = oracle.netns(lab_name, "ref-a")
-    oracle.run("ip", "netns", "add", name)
+    run_line(f"ip netns add {name}")
     foreign.append(name)
     identity = identity_of(name)
     with pytest.raises(NameTaken, match=name):
@@ -104,26 +105,22 @@ def test_one_that_appears_while_the_lab_is_built_is_left_alone_too(lab_name: str
         ({"delay_s": 1e6}, "north:west: delay"),  # the emulator, when all namespaces stand
     ],
 )
-def test_a_bring_up_that_fails_undoes_itself(
-    lab_name: str, state_folder: Path, fields: dict[str, object], words: str
-) -> None:
+def test_a_bring_up_that_fails_undoes_itself(own: OwnLab, fields: dict[str, object], words: str) -> None:
     with pytest.raises(TestbedError, match=words):
-        testbed.up(broken(testbed.load("metro-40km"), **fields), name=lab_name, agents=False)
-    oracle.until(lambda: not oracle.left_behind(lab_name, state_folder), 5.0, "nothing is left")
+        testbed.up(broken(testbed.load("metro-40km"), **fields), name=own, agents=False)
+    oracle.until(lambda: not own.left(), 5.0, "nothing is left")
 
 
 @pytest.mark.alone
-def test_a_rate_that_the_host_cannot_carry_is_refused_and_undone_unless_the_user_insists(
-    lab_name: str, state_folder: Path
-) -> None:
+def test_a_rate_that_the_host_cannot_carry_is_refused_and_undone_unless_the_user_insists(own: OwnLab) -> None:
     """Ten terabits per second are more than any computer forwards: packets are late, or too slow."""
     topology = broken(testbed.load("intra-metro-5km"), rate_bps=1e13, queue_bytes=100_000_000)
     with pytest.raises((FidelityError, NoisyHost)) as refused:
-        testbed.up(topology, name=lab_name, agents=False)
+        testbed.up(topology, name=own, agents=False)
     verdicts = ("outside tolerance", "not measurable on this host now")
     assert str(refused.value).startswith(tuple(f"the lab is {verdict}: north:" for verdict in verdicts))
-    assert oracle.left_behind(lab_name, state_folder) == []
-    with testbed.up(topology, name=lab_name, agents=False, allow_uncertified=True) as lab:
+    assert own.left() == []
+    with bring_up(own, topology) as lab:
         assert lab.certificate is not None
         assert not lab.certificate.certified
         assert lab.status().links[0].verdict == ("bad" if lab.certificate.links[0].why else "not measured")
@@ -139,7 +136,7 @@ def test_a_failed_lab_is_kept_on_wish(lab_name: str) -> None:
     assert testbed.down(lab_name) is True
 
 
-def test_down_of_nothing_is_silent_and_successful(command: oracle.Command) -> None:
+def test_down_of_nothing_is_silent_and_successful(command: Command) -> None:
     assert testbed.down(oracle.unused_name()) is False
     for words in (("down", oracle.unused_name()), ("down", oracle.unused_name())):
         said = command(*words)
@@ -148,13 +145,13 @@ def test_down_of_nothing_is_silent_and_successful(command: oracle.Command) -> No
         testbed.down("../somewhere")
 
 
-def test_unknown_labs_offer_the_nearest(lab: testbed.Lab) -> None:
+def test_unknown_labs_offer_the_nearest(lab: Lab) -> None:
     with pytest.raises(UnknownName, match=lab.name):
         testbed.attach(lab.name + "x")
 
 
-def test_a_lab_can_be_found_again_by_another_process(lab: testbed.Lab, command: oracle.Command) -> None:
-    said = command("exec", "-l", lab.name, "west-1", "--", "hostname")
+def test_a_lab_can_be_found_again_by_another_process(lab: Lab, command: Command) -> None:
+    said = command(f"exec -l {lab.name} west-1 -- hostname")
     assert (said.returncode, said.stdout) == (0, "west-1\n")
 
 
@@ -163,14 +160,14 @@ def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pyte
     disk = tmp_path / "disk"
     disk.mkdir()
     monkeypatch.setenv("TESTBED_STATE", str(disk / "state"))
-    oracle.run("mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk))
+    run_line("mount -t tmpfs -o size=30m tmpfs", str(disk))
     try:
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(15_000_000))
         with pytest.raises(TestbedError, match="less than 20 MB free"):
             testbed.up("metro-40km", name=lab_name, agents=False)
         ballast.unlink()
-        testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
+        bring_up(lab_name)
         with ballast.open("wb", buffering=0) as stream, pytest.raises(OSError, match="No space"):
             while True:
                 stream.write(bytes(4096))
@@ -183,56 +180,52 @@ def test_no_space_for_the_state(lab_name: str, tmp_path: Path, monkeypatch: pyte
         oracle.until(lambda: not oracle.started_under(disk / "state"), 5.0, "no process is left")
     finally:
         testbed.down(lab_name)
-        oracle.run("umount", "--lazy", str(disk))
+        run_line("umount --lazy", str(disk))
 
 
-def test_down_ends_what_users_left_running_inside(lab_name: str, state_folder: Path) -> None:
-    lab = testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
-    name = oracle.netns(lab_name, "east-0")
+def test_down_ends_what_users_left_running_inside(own: OwnLab) -> None:
+    lab = bring_up(own)
+    name = oracle.netns(own, "east-0")
     lab.exec("east-0", ["sh", "-c", "trap '' TERM HUP; setsid sleep 1000 >/dev/null 2>&1 & exit 0"])
     oracle.until(lambda: oracle.inside_pids(name), 5.0, "it runs")
     lab.down()
-    assert oracle.left_behind(lab_name, state_folder) == []
+    assert own.left() == []
 
 
 def test_a_lab_that_is_down_says_so(lab_name: str) -> None:
-    lab = testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
+    lab = bring_up(lab_name)
     lab.down()
     lab.down()
     with pytest.raises(LabError):
         lab.cut("north")
 
 
-def test_a_lab_whose_journal_is_lost_goes_by_its_mark(
-    lab_name: str, state_folder: Path, command: oracle.Command
-) -> None:
+def test_a_lab_whose_journal_is_lost_goes_by_its_mark(own: OwnLab, command: Command) -> None:
     """Also where somebody removed the names of its namespaces before: their other handles are mounts in its folder."""
-    testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True)
-    journal = state_folder / "labs" / lab_name / "journal.jsonl"
+    bring_up(own)
+    journal = own.folder / "journal.jsonl"
     try:
-        oracle.kill(oracle.keeper_pids(lab_name, state_folder))
-        oracle.until(lambda: not oracle.emulator_pids(lab_name), 10.0, "the emulator went with its keeper")
+        oracle.kill(own.keepers())
+        oracle.until(lambda: not oracle.emulator_pids(own), 10.0, "the emulator went with its keeper")
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[1:]))
-        said = " ".join(command("status", "-l", lab_name).stdout.split())
+        said = " ".join(command(f"status -l {own}").stdout.split())
         assert "not the first line of a journal" in said and "restarted" not in said
         os.truncate(journal, 0)
-        healed = command("heal", "-l", lab_name)
-        assert healed.returncode == 3 and f"cannot heal lab {lab_name}: " in healed.stderr
+        check_refused(command(f"heal -l {own}"), 3, f"cannot heal lab {own}: ")
         for node in ("east-0", "plant"):
-            oracle.run("ip", "netns", "del", oracle.netns(lab_name, node))
+            run_line("ip netns del", oracle.netns(own, node))
     finally:
-        done = command("down", lab_name)
+        done = command(f"down {own}")
     assert done.returncode == 0, done.stderr
-    assert oracle.left_behind(lab_name, state_folder) == []
+    assert own.left() == []
 
 
 def test_a_run_that_cannot_be_written_keeps_no_lab(lab_name: str, tmp_path: Path) -> None:
     """Run records cannot be written any more: that is said, and the lab goes all the same."""
     with (
         pytest.raises(StorageError),
-        testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True) as lab,
+        bring_up(lab_name) as lab,
     ):
         lab.launch(["true"], directory=tmp_path).exit_status()
-        assert lab.run_directory is not None
         (lab.run_directory.path / "run.json").unlink()
     assert testbed.down(lab_name) is False

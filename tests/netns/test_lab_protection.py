@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.conditions import LABS
+from builders.labs import Lab, address_of, bring_up, is_dark, ns
 from contract.protection_contract import ProtectionContract, protected_lab
 from oracles import oracle
 
@@ -13,11 +15,11 @@ import testbed
 from testbed.keeper.journal import Journal
 from testbed.keeper.protection import PROTECTED
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Iterator[testbed.Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Iterator[Lab]:
     with protected_lab(tmp_path_factory.mktemp("t"), "fiberd") as made:
         yield made
 
@@ -40,13 +42,13 @@ def test_a_dead_keeper_is_healed_and_leaves_nothing(tmp_path: Path, state_folder
 def test_nothing_takes_the_place_of_a_link_whose_protection_is_none(state_folder: Path) -> None:
     """Its traffic waits for the heal, although another fiber is lit; with ``route`` it would go over that one."""
     topology = testbed.load("metro-40km", {"links.north.protection": "none"})
-    with testbed.up(topology, name=oracle.unused_name(), agents=False, allow_uncertified=True) as lab:
-        east, west = oracle.netns(lab.name, "east-0"), oracle.netns(lab.name, "west-0")
+    with bring_up(topology=topology) as lab:
+        east, west = ns(lab, "east-0"), ns(lab, "west-0")
         to = oracle.addresses(west, "fabric0")["inet"]
         assert oracle.ping(east, to, count=3)
         with lab.cut("north"):
-            oracle.until(lambda: oracle.no_carrier(oracle.netns(lab.name, "east-gw"), "north"), 3.0, "north is dark")
+            oracle.until(lambda: is_dark(lab, "east-gw", "north"), 3.0, "north is dark")
             assert oracle.ping(east, to, count=5, wait_s=0.3) == []
-            south = oracle.addresses(oracle.netns(lab.name, "west-gw"), "south")["inet"]
-            assert oracle.ping(oracle.netns(lab.name, "east-gw"), south, count=3), "the other fiber is lit"
+            south = address_of(lab, "west-gw", "south")
+            assert oracle.ping(ns(lab, "east-gw"), south, count=3), "the other fiber is lit"
         oracle.until(lambda: oracle.ping(east, to, wait_s=0.3), 5.0, "packets pass again")

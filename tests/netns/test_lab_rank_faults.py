@@ -14,30 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import Command, check
+from builders.conditions import LABS
+from builders.json_files import read_lines
+from builders.labs import Lab, bring_up, is_dark, ns, processes_in, shared_lab
+from builders.proc import is_gone, state_of, until_gone
 from oracles import oracle
 
-import testbed
 from testbed.errors import HostError, JobFailed, LabError, UserError
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 NODES = ("east-0", "east-1", "west-0", "west-1")
 GATEWAYS = ("east-gw", "west-gw")
 
 
-@pytest.fixture(scope="module")
-def lab(state_folder: Path) -> Iterator[testbed.Lab]:
-    name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, driver="netns", allow_uncertified=True) as up:
-        yield up
-    assert oracle.left_behind(name, state_folder) == []
+lab = shared_lab(agents=True)
 
 
-def ns(lab: testbed.Lab, node: str) -> str:
-    return oracle.netns(lab.name, node)
-
-
-def picture(lab: testbed.Lab) -> dict[str, Any]:
+def picture(lab: Lab) -> dict[str, Any]:
     """All interfaces, addresses and routes of the lab, as ``ip`` shows them; what passes by itself left out."""
     found: dict[str, Any] = {}
     for node in (*NODES, *GATEWAYS, "plant", "mgmt"):
@@ -68,7 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.fixture
-def healthy(lab: testbed.Lab) -> Iterator[testbed.Lab]:
+def healthy(lab: Lab) -> Iterator[Lab]:
     """``lab`` with idle agents; what a test has injected is healed after it, and then everything is as it was."""
     before = picture(lab)
     yield lab
@@ -76,20 +71,12 @@ def healthy(lab: testbed.Lab) -> Iterator[testbed.Lab]:
     oracle.until(lambda: picture(lab) == before, 10.0, "all is as it was")
 
 
-def agents(lab: testbed.Lab) -> dict[str, list[int]]:
+def agents(lab: Lab) -> dict[str, list[int]]:
     """Processes inside each node."""
-    return {node: oracle.inside_pids(ns(lab, node)) for node in NODES}
+    return {node: processes_in(lab, node) for node in NODES}
 
 
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists()
-
-
-def begin(lab: testbed.Lab) -> Any:
+def begin(lab: Lab) -> Any:
     """A job that has done some steps and has many before it."""
     job = lab.train(steps=100_000, restarts=0)
     job.wait_for(step=5, timeout=60)
@@ -97,7 +84,7 @@ def begin(lab: testbed.Lab) -> Any:
 
 
 @pytest.fixture
-def job(healthy: testbed.Lab) -> Iterator[Any]:
+def job(healthy: Lab) -> Iterator[Any]:
     began = begin(healthy)
     yield began
     began.stop()
@@ -105,36 +92,36 @@ def job(healthy: testbed.Lab) -> Iterator[Any]:
 
 
 @pytest.mark.thorough
-def test_a_killed_rank_is_gone_and_its_job_says_who_it_was(healthy: testbed.Lab, job: Any) -> None:
+def test_a_killed_rank_is_gone_and_its_job_says_who_it_was(healthy: Lab, job: Any) -> None:
     (victim,) = agents(healthy)["west-0"]
     healthy.inject("rank-kill", "2")
-    oracle.until(lambda: gone(victim), 5.0, "the process is gone")
+    until_gone(victim, bound_s=5.0)
     with pytest.raises(JobFailed, match=r"rank 2 on west-0 gone: .*SIGKILL"):
         job.wait_for(step=100_000, timeout=60)
     again = healthy.train(steps=3)
     again.wait(60)
 
 
-def test_a_rank_that_is_kept_away_keeps_jobs_away(healthy: testbed.Lab) -> None:
+def test_a_rank_that_is_kept_away_keeps_jobs_away(healthy: Lab) -> None:
     (victim,) = agents(healthy)["east-1"]
     healthy.inject("rank-kill", "east-1", away="1s")
-    assert gone(victim)
+    assert is_gone(victim)
     with pytest.raises(LabError, match=r"\[1\] are down"):
         healthy.train(steps=3)
     oracle.until(lambda: agents(healthy)["east-1"], 10.0, "a fresh agent, after a second")
     healthy.train(steps=3).wait(60)
 
 
-def test_a_node_without_power_is_dark_and_empty(healthy: testbed.Lab) -> None:
+def test_a_node_without_power_is_dark_and_empty(healthy: Lab) -> None:
     program = subprocess.Popen(["ip", "netns", "exec", ns(healthy, "west-1"), "sleep", "600"])
     try:
-        oracle.until(lambda: program.pid in oracle.inside_pids(ns(healthy, "west-1")), 5.0, "the program runs")
+        oracle.until(lambda: program.pid in processes_in(healthy, "west-1"), 5.0, "the program runs")
         with healthy.inject("node-kill", "west-1"):
             assert agents(healthy)["west-1"] == []
             assert program.wait(5) == -9
-            assert oracle.no_carrier(ns(healthy, "west-1"), "fabric0")
-            assert oracle.no_carrier(ns(healthy, "west-1"), "mgmt0")
-            assert not oracle.no_carrier(ns(healthy, "west-0"), "fabric0")
+            assert is_dark(healthy, "west-1", "fabric0")
+            assert is_dark(healthy, "west-1", "mgmt0")
+            assert not is_dark(healthy, "west-0", "fabric0")
             assert len(agents(healthy)["west-0"]) == 1
         oracle.until(lambda: agents(healthy)["west-1"], 10.0, "a fresh agent")
     finally:
@@ -144,7 +131,7 @@ def test_a_node_without_power_is_dark_and_empty(healthy: testbed.Lab) -> None:
     healthy.train(steps=3).wait(60)
 
 
-def test_two_faults_of_one_rank_end_with_the_last_of_them(healthy: testbed.Lab) -> None:
+def test_two_faults_of_one_rank_end_with_the_last_of_them(healthy: Lab) -> None:
     (pid,) = agents(healthy)["east-0"]
     first = healthy.inject("rank-pause", "0")
     second = healthy.inject("rank-pause", "east")
@@ -169,7 +156,7 @@ def test_two_faults_of_one_rank_end_with_the_last_of_them(healthy: testbed.Lab) 
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_touched(
-    lab: testbed.Lab, fault: str, target: str, parameters: dict[str, str], says: str
+    lab: Lab, fault: str, target: str, parameters: dict[str, str], says: str
 ) -> None:
     before = picture(lab), agents(lab)
     with pytest.raises(UserError, match=says):
@@ -179,10 +166,10 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(
 
 @pytest.mark.thorough
 def test_a_killed_keeper_and_a_reboot_leave_nothing_of_its_faults(
-    state_folder: Path, tmp_path: Path, command: oracle.Command
+    state_folder: Path, tmp_path: Path, command: Command
 ) -> None:
     name = oracle.unused_name()
-    made = testbed.up("metro-40km", name=name, driver="netns", allow_uncertified=True)
+    made = bring_up(name, agents=True)
     folder, kept = state_folder / "labs" / name, tmp_path / "kept"
     try:
         (pid,) = oracle.inside_pids(oracle.netns(name, "east-0"))
@@ -193,38 +180,37 @@ def test_a_killed_keeper_and_a_reboot_leave_nothing_of_its_faults(
             made.inject("straggler", "1", cpu="20%")
             assert cpu_groups(name)
         oracle.kill(oracle.keeper_pids(name, state_folder))
-        oracle.until(lambda: gone(pid), 10.0, "its fork server took it along")
+        until_gone(pid, bound_s=10.0)
         kept.mkdir()
         for file in folder.glob("*.json*"):
             shutil.copy(file, kept)
     finally:
-        done = command("down", name)
+        done = command(f"down {name}")
     assert done.returncode == 0, done.stderr
     assert oracle.left_behind(name, state_folder) == []
     assert cpu_groups(name) == []
     after_a_reboot(command, folder, kept, name)
 
 
-def after_a_reboot(command: oracle.Command, folder: Path, kept: Path, name: str) -> None:
+def after_a_reboot(command: Command, folder: Path, kept: Path, name: str) -> None:
     """What is then left of a lab is its folder: ``kept``, of another boot. A process that is not ours has its pids."""
     bystander = subprocess.Popen(["sleep", "600"])
     try:
         began = int(Path(f"/proc/{bystander.pid}/stat").read_text().rpartition(")")[2].split()[19])
         kept.rename(folder)
-        lines = [json.loads(it) for it in (folder / "journal.jsonl").read_text().splitlines()]
+        lines = read_lines(folder / "journal.jsonl")
         lines[0] |= {"boot": "an earlier one", "keeper": [bystander.pid, began]}
         for line in lines:
             facts = line.get("done", {})
             facts.update({"pid": bystander.pid, "began": began} if "pid" in facts else {})
             facts.update({"parents": [[bystander.pid, began]]} if "parents" in facts else {})
         (folder / "journal.jsonl").write_text("".join(json.dumps(it) + "\n" for it in lines))
-        healed = command("heal", "-l", name)
+        healed = command(f"heal -l {name}")
         assert healed.returncode == 0, healed.stderr
         assert "rank-pause 0" in healed.stdout and "node-kill west-1" in healed.stdout
-        again = command("heal", "-l", name)
+        again = command(f"heal -l {name}")
         assert again.returncode == 0 and "rank-pause" not in again.stdout
-        done = command("down", name)
-        assert done.returncode == 0, done.stderr
+        check(command(f"down {name}"))
         assert not folder.exists()
         assert bystander.poll() is None, "a process that has the number of one of ours is not ours"
     finally:
@@ -236,12 +222,12 @@ def cpu_groups(lab: str) -> list[Path]:
     return sorted(Path("/sys/fs/cgroup").glob(f"**/testbed.{lab}.*"))
 
 
-def test_nothing_is_launched_where_a_job_trains(healthy: testbed.Lab, job: Any, tmp_path: Path) -> None:
+def test_nothing_is_launched_where_a_job_trains(healthy: Lab, job: Any, tmp_path: Path) -> None:
     with pytest.raises(LabError, match="is running a training job; its traffic would be counted as yours"):
         healthy.launch(["true"], directory=tmp_path).exit_status()
 
 
-def test_nothing_is_launched_where_there_is_no_power(healthy: testbed.Lab, tmp_path: Path) -> None:
+def test_nothing_is_launched_where_there_is_no_power(healthy: Lab, tmp_path: Path) -> None:
     """A namespace would run it all the same. A site that is only warned still has its power."""
     healthy.allow_uncertified = True
     healthy.inject("evacuation", "east", warning="100s")
@@ -255,9 +241,7 @@ def test_nothing_is_launched_where_there_is_no_power(healthy: testbed.Lab, tmp_p
 
 def test_faults_of_ranks_need_ranks() -> None:
     """Else they would begin, do nothing, and whatever was expected of them would be found to hold."""
-    with testbed.up(
-        "metro-40km", name=oracle.unused_name(), driver="netns", agents=False, allow_uncertified=True
-    ) as bare:
+    with bring_up() as bare:
         for kind in ("rank-kill", "rank-pause", "straggler"):
             with pytest.raises(UserError, match=f"^{kind}: this lab has no training agents"):
                 bare.inject(kind, "0")

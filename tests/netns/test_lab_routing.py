@@ -7,15 +7,14 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 
 import host_stalls
 import pytest
+from builders.conditions import ALONE, thorough
+from builders.labs import Lab, address_of, ns, shared_lab
 from oracles import oracle
 
-import testbed
-
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 RING = """
 scale: 1000
@@ -30,28 +29,16 @@ WATCHED_S = 0.4
 GAP_S = 0.1
 
 
-@pytest.fixture(scope="module", params=["metro-triangle", "ring"])
-def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Lab]:
-    topology = str(request.param)
-    if topology == "ring":
-        file = tmp_path_factory.mktemp("ring") / "ring.yaml"
-        file.write_text(RING)
-        topology = str(file)
-    with testbed.up(topology, name=oracle.unused_name(), agents=False, allow_uncertified=True) as found:
-        yield found
+lab = shared_lab({"metro-triangle": "metro-triangle", "ring": RING})
 
 
-def ends(lab: testbed.Lab) -> tuple[str, str, str]:
+def ends(lab: Lab) -> tuple[str, str, str]:
     """Two nodes, and a link on the shortest way between them; in the ring not one of the first gateway's own."""
     ring = len(lab.topology.links) == 4
     return ("a-0", "c-0", "bc") if ring else ("east-0", "west-0", "east-west")
 
 
-def ns(lab: testbed.Lab, node: str) -> str:
-    return oracle.netns(lab.name, node)
-
-
-def hop_limits(lab: testbed.Lab) -> int:
+def hop_limits(lab: Lab) -> int:
     """Packets that gateways threw away because they had been on the way too long, v4 and v6, by the kernels' count."""
     count = 0
     for site in lab.topology.sites:
@@ -66,9 +53,9 @@ def hop_limits(lab: testbed.Lab) -> int:
 
 
 @pytest.mark.parametrize("family", ["inet", "inet6"])
-def test_the_least_round_trip_is_that_of_the_shortest_fiber(lab: testbed.Lab, family: str) -> None:
+def test_the_least_round_trip_is_that_of_the_shortest_fiber(lab: Lab, family: str) -> None:
     here, there, link = ends(lab)
-    address = oracle.addresses(ns(lab, there), "fabric0")[family]
+    address = address_of(lab, there, family=family)
     healthy = min(oracle.ping(ns(lab, here), address, count=20))
     ring = link == "bc"
     with lab.cut(link):
@@ -127,13 +114,13 @@ class Datagrams:
                 self.arrivals.append(time.monotonic())
 
 
-@pytest.mark.parametrize("family", ["inet", pytest.param("inet6", marks=pytest.mark.thorough)])
-def test_datagrams_pause_for_less_than_a_tenth_of_a_second(lab: testbed.Lab, family: str) -> None:
+@pytest.mark.parametrize("family", ["inet", thorough("inet6")])
+def test_datagrams_pause_for_less_than_a_tenth_of_a_second(lab: Lab, family: str) -> None:
     """The longest silence around the cut and around the heal, by the median of three; nothing goes in circles."""
     here, there, link = ends(lab)
     before = hop_limits(lab)
     gaps: dict[str, list[float]] = {"cut": [], "heal": []}
-    with Datagrams(ns(lab, here), ns(lab, there), oracle.addresses(ns(lab, there), "fabric0")[family]) as flow:
+    with Datagrams(ns(lab, here), ns(lab, there), address_of(lab, there, family=family)) as flow:
         for _ in range(3):
             t = time.monotonic()
             fault = lab.cut(link)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from builders.commands import Command
+from builders.conditions import LABS, PYTHON
+from builders.json_files import read_json
+from builders.labs import Lab, bring_up
 from oracles import oracle
 
 import testbed
@@ -20,7 +22,7 @@ from testbed.host.files import runs_folder
 from testbed.host.linux import program_user
 from testbed.lab import api
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 CALLER = (4242, 4343)
 WRITE = ["sh", "-c", 'echo "written by $(id -u)" | tee "$TESTBED_FOLDER/out"']
@@ -55,7 +57,7 @@ def owners(folder: Path) -> set[tuple[int, int]]:
     return {(it.stat().st_uid, it.stat().st_gid) for it in (folder, *folder.rglob("*"))}
 
 
-def test_behind_sudo_programs_write_below_the_callers_closed_home(lab: testbed.Lab, here: Path, home: Path) -> None:
+def test_behind_sudo_programs_write_below_the_callers_closed_home(lab: Lab, here: Path, home: Path) -> None:
     told: list[str] = []
     assert lab.launch(WRITE, tell=told.append).exit_status() == 0
     (run,) = (home / ".local" / "share" / "testbed" / "runs").iterdir()
@@ -71,7 +73,7 @@ def test_behind_sudo_programs_write_below_the_callers_closed_home(lab: testbed.L
 
 
 def test_root_itself_has_a_folder_that_programs_can_reach(
-    lab: testbed.Lab, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here its path is another one, which the test may fill; the real one's folders are as open."""
     monkeypatch.setattr(runs_folder, "OF_ROOT", tmp_path / "var" / "runs")
@@ -81,12 +83,9 @@ def test_root_itself_has_a_folder_that_programs_can_reach(
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.skipif(
-    not all(it.stat().st_mode & 0o001 for it in Path(sys.executable).resolve().parents),
-    reason="this Python is in a folder that only root may enter; make test installs another",
-)
+@PYTHON
 @pytest.mark.alone
-def test_a_validation_is_kept_there_too(lab: testbed.Lab, here: Path, home: Path) -> None:
+def test_a_validation_is_kept_there_too(lab: Lab, here: Path, home: Path) -> None:
     notes: list[str] = []
     ignored = dict.fromkeys(("phase", "ended", "doing", "event"), lambda *words: None)
     found = api.validate(
@@ -115,20 +114,20 @@ def said(name: str, *words: str) -> list[str]:
 
 
 def test_a_fresh_lab_does_not_show_the_run_of_an_earlier_lab_of_its_name(
-    named: str, tmp_path: Path, command: oracle.Command
+    named: str, tmp_path: Path, command: Command
 ) -> None:
-    with testbed.up("metro-40km", name=named, agents=False, allow_uncertified=True) as lab:
+    with bring_up(named) as lab:
         assert lab.launch(["echo", "the first lab's"]).exit_status() == 0
         assert said(named, "east-0") == said(named, "0") == ["the first lab's"]
-    with testbed.up("metro-40km", name=named, agents=False, allow_uncertified=True) as lab:
+    with bring_up(named) as lab:
         assert said(named, "east-0") == []
-        done = command("logs", "-l", named, "east-0")
+        done = command(f"logs -l {named} east-0")
         assert (done.returncode, done.stdout) == (0, "")
         assert f"no output of east-0 yet: no program has written any since lab {named} came up" in done.stderr
         followed = testbed.attach(named).logs("east-0", follow=True)
         # Another process's run, in a folder that only it was given.
         own = ("--runs", str(tmp_path / "own"), "--allow-uncertified")
-        done = command("launch", "-l", named, *own, "--", "echo", "the second lab's")
+        done = command(f"launch -l {named}", *own, "--", "echo", "the second lab's")
         assert done.returncode == 0, done.stderr
         (run,) = (tmp_path / "own").iterdir()
         assert f"run directory: {run}\n" in done.stderr
@@ -149,10 +148,10 @@ def test_a_run_that_ctrl_c_ended_in_a_program_is_not_recorded_as_finished(named:
         pass
 
     run = None
-    with pytest.raises(Pressed), testbed.up("metro-40km", name=named, agents=False, allow_uncertified=True) as lab:
+    with pytest.raises(Pressed), bring_up(named) as lab:
         run = lab.open_run(tmp_path)
         lab._used = True
         raise Pressed
     assert run is not None
-    found = json.loads((run.path / "run.json").read_text())
+    found = read_json(run.path / "run.json")
     assert (found["status"], found["reason"]) == ("interrupted", "interrupted by the user")

@@ -12,58 +12,48 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 
 import host_stalls
 import pytest
+from builders.conditions import ALONE
+from builders.labs import Lab, ask, events, is_dark, ns, run_in, shared_lab
 from oracles import oracle
 
-import testbed
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.host import lab_folder
-from testbed.keeper import client, protocol
+from testbed.keeper import protocol
 from testbed.lab.run.fault_player import FaultPlayer
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 LINKS = [f"link{number}" for number in range(8)]
+EIGHT = "scale: 1000\nsites: {east: {nodes: 1}, west: {nodes: 1}}\nlinks:\n" + "".join(
+    f"  {link}: {{between: [east, west], km: 40}}\n" for link in LINKS
+)
 
 
-@pytest.fixture(scope="module")
-def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Lab]:
-    """Two sites and eight fibers."""
-    file = tmp_path_factory.mktemp("schedule") / "eight.yaml"
-    links = "".join(f"  {link}: {{between: [east, west], km: 40}}\n" for link in LINKS)
-    file.write_text(f"scale: 1000\nsites: {{east: {{nodes: 1}}, west: {{nodes: 1}}}}\nlinks:\n{links}")
-    name = oracle.unused_name()
-    with testbed.up(str(file), name=name, agents=False, allow_uncertified=True) as found:
-        yield found
-    assert oracle.left_behind(name, state_folder) == []
+lab = shared_lab(EIGHT)
 
 
 @pytest.fixture(autouse=True)
-def healed(lab: testbed.Lab) -> Iterator[None]:
+def healed(lab: Lab) -> Iterator[None]:
     yield
     lab.heal()
 
 
-def play(lab: testbed.Lab, planned: list[Planned], began_t: float) -> FaultPlayer:
+def play(lab: Lab, planned: list[Planned], began_t: float) -> FaultPlayer:
     """Hand everything over, as a run does when its job has begun."""
     player = FaultPlayer(lab_folder.folder(lab.name), tuple(planned))
     player.hand_over(time.monotonic(), began_t, 0, {})
     return player
 
 
-def told(lab: testbed.Lab, kind: str, since: int) -> list[dict]:
-    return [
-        it
-        for it in client.ask(lab_folder.folder(lab.name), protocol.Events(since=since))["events"]
-        if it["event"] == kind
-    ]
+def until_events(lab: Lab, kind: str, count: int, since: int, bound_s: float) -> None:
+    oracle.until(lambda: len(events(lab, kind, since)) == count, bound_s, f"{count} events {kind}")
 
 
-def now(lab: testbed.Lab) -> int:
-    return int(client.ask(lab_folder.folder(lab.name), protocol.Events(since=0))["next"])
+def now(lab: Lab) -> int:
+    return int(ask(lab, protocol.Events(since=0))["next"])
 
 
 @contextlib.contextmanager
@@ -93,7 +83,6 @@ def monitored(namespace: str) -> Iterator[list[tuple[float, str, bool]]]:
             yield seen
         finally:
             process.terminate()
-            assert process.stdout is not None
             for line in process.stdout:
                 found = re.match(r"\[(\S+)\] \d+: (\w+)@?\S*: <([^>]*)>", line)
                 if found:
@@ -101,12 +90,12 @@ def monitored(namespace: str) -> Iterator[list[tuple[float, str, bool]]]:
                     seen.append((datetime.fromisoformat(found[1]).timestamp(), found[2], "NO-CARRIER" not in flags))
 
 
-def test_twenty_cuts_within_5_ms_of_their_time(lab: testbed.Lab) -> None:
+def test_twenty_cuts_within_5_ms_of_their_time(lab: Lab) -> None:
     since = now(lab)
     planned = [Planned("cut", LINKS[number % 8], 0.05, at_s=0.3 + 0.1 * number) for number in range(20)]
     with every_core_busy(4.0), play(lab, planned, time.monotonic()):
-        oracle.until(lambda: len(told(lab, "fault-ended", since)) == 20, 15.0, "all are over")
-    began = told(lab, "fault-began", since)
+        until_events(lab, "fault-ended", 20, since, 15.0)
+    began = events(lab, "fault-began", since)
     late = [it["ack_t"] - it["planned_t"] for it in began]
     print(f"planned to acknowledged: median {statistics.median(late) * 1e3:.2f} ms, worst {max(late) * 1e3:.2f} ms")
     assert min(late) >= 0
@@ -114,16 +103,16 @@ def test_twenty_cuts_within_5_ms_of_their_time(lab: testbed.Lab) -> None:
     assert [it["target"] for it in began] == [it.target for it in planned]
 
 
-def test_eight_links_go_dark_as_one(lab: testbed.Lab) -> None:
+def test_eight_links_go_dark_as_one(lab: Lab) -> None:
     """Spread of the kernel's events of the eight at one gateway, five times over."""
     spreads = []
     for _ in range(5):
         planned = [Planned("cut", link, 0.3, at_s=0.2) for link in LINKS]
         since = now(lab)
-        with monitored(oracle.netns(lab.name, "west-gw")) as seen, play(lab, planned, time.monotonic()):
-            oracle.until(lambda s=since: len(told(lab, "fault-ended", s)) == 8, 10.0, "all are over")  # type: ignore[misc]
-            oracle.until(lambda s=since: len(told(lab, "carrier", s)) == 32, 5.0, "all events came")  # type: ignore[misc]
-        assert len({it["ack_t"] for it in told(lab, "fault-began", since)}) == 1
+        with monitored(ns(lab, "west-gw")) as seen, play(lab, planned, time.monotonic()):
+            until_events(lab, "fault-ended", 8, since, 10.0)
+            until_events(lab, "carrier", 32, since, 5.0)
+        assert len({it["ack_t"] for it in events(lab, "fault-began", since)}) == 1
         dark = {name: t for t, name, lit in reversed(seen) if not lit and name in LINKS}
         assert sorted(dark) == LINKS
         wall_s = time.time() - time.monotonic()
@@ -132,26 +121,26 @@ def test_eight_links_go_dark_as_one(lab: testbed.Lab) -> None:
     assert statistics.median(spreads) < 0.001
 
 
-def test_each_carrier_was_seen_to_change_once_each_way(lab: testbed.Lab) -> None:
+def test_each_carrier_was_seen_to_change_once_each_way(lab: Lab) -> None:
     since = now(lab)
     planned = [Planned("cut", link, 0.2, at_s=0.1) for link in LINKS]
     with play(lab, planned, time.monotonic()):
-        oracle.until(lambda: len(told(lab, "carrier", since)) >= 32, 10.0, "two gateways, two changes each")
-    changes = [(it["site"], it["link"], it["up"]) for it in told(lab, "carrier", since)]
+        oracle.until(lambda: len(events(lab, "carrier", since)) >= 32, 10.0, "two gateways, two changes each")
+    changes = [(it["site"], it["link"], it["up"]) for it in events(lab, "carrier", since)]
     assert sorted(changes) == sorted((site, link, up) for site in ("east", "west") for link in LINKS for up in (0, 1))
 
 
-def kernel_counts(lab: testbed.Lab) -> dict[tuple[str, str], int]:
+def kernel_counts(lab: Lab) -> dict[tuple[str, str], int]:
     """How often each carrier has changed, by site and link, as each gateway's kernel counts it."""
     files = [f"/sys/class/net/{link}/carrier_changes" for link in LINKS]
     found = {}
     for site in ("east", "west"):
-        said = oracle.run("ip", "netns", "exec", oracle.netns(lab.name, f"{site}-gw"), "cat", *files)
+        said = run_in(lab, f"{site}-gw", "cat", *files)
         found |= {(site, link): int(count) for link, count in zip(LINKS, said.split(), strict=True)}
     return found
 
 
-def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.Lab) -> None:
+def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: Lab) -> None:
     """Cuts and flaps at random, the shortest of 20 ms, several of them over each other. Changes that a stall keeps the
     kernel from reporting are counted."""
     chance = random.Random(6)
@@ -163,15 +152,15 @@ def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.La
     planned += [Planned("flap", link, None, at_s=chance.uniform(0.2, 2.0), parameters=fast) for link in LINKS[:3]]
     since, before = now(lab), kernel_counts(lab)
     with every_core_busy(4.0), play(lab, planned, time.monotonic()):
-        oracle.until(lambda: len(told(lab, "fault-ended", since)) == len(planned), 20.0, "all are over")
+        until_events(lab, "fault-ended", len(planned), since, 20.0)
     counted = {key: count - before[key] for key, count in kernel_counts(lab).items()}
     assert sum(counted.values()) > 250
 
     def heard(site: str, link: str) -> list[dict]:
-        return [it for it in told(lab, "carrier", since) if (it["site"], it["link"]) == (site, link)]
+        return [it for it in events(lab, "carrier", since) if (it["site"], it["link"]) == (site, link)]
 
     def missed() -> list[dict]:
-        return told(lab, "carrier-missed", since)
+        return events(lab, "carrier-missed", since)
 
     def accounted() -> dict[tuple[str, str], int]:
         missed_of = {
@@ -191,16 +180,16 @@ def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: testbed.La
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_command_event_and_acknowledgement_are_on_one_clock(lab: testbed.Lab) -> None:
+def test_command_event_and_acknowledgement_are_on_one_clock(lab: Lab) -> None:
     """In their order, and when `ip monitor` says that it was."""
-    since, place = now(lab), oracle.netns(lab.name, "west-gw")
+    since, place = now(lab), ns(lab, "west-gw")
     planned = [Planned("cut", "link3", 0.05, at_s=0.2 + 0.15 * number) for number in range(10)]
     with monitored(place) as seen, play(lab, planned, time.monotonic()):
-        oracle.until(lambda: len(told(lab, "fault-ended", since)) == 10, 10.0, "all are over")
-        oracle.until(lambda: len(told(lab, "carrier", since)) == 40, 5.0, "both gateways, ten times, there and back")
+        until_events(lab, "fault-ended", 10, since, 10.0)
+        until_events(lab, "carrier", 40, since, 5.0)
         offset = time.time() - time.monotonic()
-    dark = [it["t"] for it in told(lab, "carrier", since) if it["site"] == "west" and not it["up"]]
-    began = told(lab, "fault-began", since)
+    dark = [it["t"] for it in events(lab, "carrier", since) if it["site"] == "west" and not it["up"]]
+    began = events(lab, "fault-began", since)
     for cut, heard_t in zip(began, dark, strict=True):
         assert cut["planned_t"] <= cut["command_t"] <= cut["ack_t"]
         assert cut["command_t"] <= heard_t
@@ -212,11 +201,11 @@ def test_command_event_and_acknowledgement_are_on_one_clock(lab: testbed.Lab) ->
     assert statistics.median(off) < 0.005
 
 
-def test_nothing_comes_after_whoever_planned_it_is_gone(lab: testbed.Lab) -> None:
+def test_nothing_comes_after_whoever_planned_it_is_gone(lab: Lab) -> None:
     since = now(lab)
     gone = play(lab, [Planned("cut", "link0", 0.1, at_s=0.4)], time.monotonic())
     gone._connection.close()  # as when its process is killed
     with play(lab, [Planned("cut", "link1", 0.1, at_s=0.6)], time.monotonic()):
-        oracle.until(lambda: bool(told(lab, "fault-ended", since)), 5.0, "the other one's is over")
-    assert [it["target"] for it in told(lab, "fault-began", since)] == ["link1"]
-    assert not oracle.no_carrier(oracle.netns(lab.name, "west-gw"), "link0")
+        oracle.until(lambda: bool(events(lab, "fault-ended", since)), 5.0, "the other one's is over")
+    assert [it["target"] for it in events(lab, "fault-began", since)] == ["link1"]
+    assert not is_dark(lab, "west-gw", "link0")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +12,14 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
+from builders.commands import piped, run_line
+from builders.conditions import HOSTS_THOROUGH
 from builders.run_factory import make_run
-from client_of_hosts import TESTBED, environment, marks, state
+from client_of_hosts import TESTBED, environment, state
 from oracles import oracle
+from ssh_hosts import Host, Hosts
 
-pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
+pytestmark = HOSTS_THOROUGH
 
 MEBIBYTE = 1 << 20
 LARGE_BYTES, SMALL_FILES = 960 * MEBIBYTE, 3000
@@ -26,12 +28,12 @@ MOST_GROWTH_BYTES = 16 * MEBIBYTE
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[ssh_hosts.Hosts]:
+def hosts() -> Iterator[Hosts]:
     with ssh_hosts.hosts("h1") as made:
         yield made
 
 
-def make_there(host: ssh_hosts.Host, name: str, large_bytes: int, small_files: int) -> Path:
+def make_there(host: Host, name: str, large_bytes: int, small_files: int) -> Path:
     """Make a run directory there, with one large file and many small ones of random bytes; return it as seen here."""
     run = make_run(host.path("/var/lib/testbed/runs") / name)
     with (run / "capture é.pcap").open("wb") as file:
@@ -69,17 +71,11 @@ class Peaks(threading.Thread):
         return self.bytes
 
 
-def fetched(hosts: ssh_hosts.Hosts, name: str, runs: Path) -> tuple[float, dict[str, int], str]:
+def fetched(hosts: Hosts, name: str, runs: Path) -> tuple[float, dict[str, int], str]:
     """Fetch a run; return the seconds that it took, the peaks of client and leash, and what the client said."""
     (host,) = hosts.hosts
     began_t = time.monotonic()
-    client = subprocess.Popen(
-        hosts.client(*TESTBED, "fetch", name, "--on", "h1", "--runs", str(runs)),
-        env=environment(hosts),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    client = piped(hosts.client(*TESTBED, "fetch", name, "--on", "h1", "--runs", str(runs)), env=environment(hosts))
     leash: list[int] = []
 
     def find() -> dict[str, int]:
@@ -94,7 +90,7 @@ def fetched(hosts: ssh_hosts.Hosts, name: str, runs: Path) -> tuple[float, dict[
     return took_s, peaks.end(), told
 
 
-def by_tar(hosts: ssh_hosts.Hosts, name: str, target: Path) -> float:
+def by_tar(hosts: Hosts, name: str, target: Path) -> float:
     """Bring the same by ssh and tar; return the seconds that it took."""
     target.mkdir(parents=True)
     began_t = time.monotonic()
@@ -103,7 +99,7 @@ def by_tar(hosts: ssh_hosts.Hosts, name: str, target: Path) -> float:
     return time.monotonic() - began_t
 
 
-def test_a_gigabyte_arrives_whole_in_bounded_memory(hosts: ssh_hosts.Hosts, tmp_path: Path) -> None:
+def test_a_gigabyte_arrives_whole_in_bounded_memory(hosts: Hosts, tmp_path: Path) -> None:
     (host,) = hosts.hosts
     before = state(host)
     make_there(host, "small", 8 * MEBIBYTE, 10)
@@ -116,10 +112,10 @@ def test_a_gigabyte_arrives_whole_in_bounded_memory(hosts: ssh_hosts.Hosts, tmp_
         ratios.append(own_s / tar_s)
         print(f"fetch {own_s:.1f} s, ssh and tar {tar_s:.1f} s; peak of the small run {at_least}, of the large {peak}")
         arrived = tmp_path / "own" / str(turn) / "large"
-        oracle.run("diff", "-r", large, arrived, timeout_s=BOUND_S)
+        run_line("diff -r", large, arrived, timeout_s=BOUND_S)
         assert "arrived" in told, "progress"
         for name in ("client", "leash"):
             assert peak[name] - at_least[name] < MOST_GROWTH_BYTES, (name, peak, at_least)
-        oracle.run("rm", "-rf", tmp_path / "tar", tmp_path / "own")
+        run_line("rm -rf", tmp_path / "tar", tmp_path / "own")
     print(f"ratio {sorted(ratios)[1]:.2f}")
     oracle.until(lambda: state(host) == before, 10.0, "nothing is left there")

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders.commands import piped, run_line
+from builders.conditions import ALONE
 from oracles import oracle
 
-pytestmark = [pytest.mark.alone, pytest.mark.netns]
+pytestmark = ALONE
 
 CPUS = sorted(os.sched_getaffinity(0))[:2]
 
@@ -38,11 +40,7 @@ def test_in_a_mount_namespace_of_any_propagation_made_on_any_cpu(propagation: st
     name = oracle.unused_name()
     outer = ["taskset", "--cpu-list", str(cpu), "unshare", "--mount", f"--propagation={propagation}"]
     inner = ["taskset", "--cpu-list", ",".join(map(str, CPUS)), sys.executable, "-c", MAKE, name, str(tmp_path / "h")]
-    child = subprocess.Popen(
-        [*outer, *inner, *map(str, CPUS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+    child = piped([*outer, *inner, *map(str, CPUS)], stdin=subprocess.PIPE)  # fmt: skip
     try:
         for at in CPUS:
             assert child.stdout.readline() == f"made on {at}\n", child.stderr.read()
@@ -67,7 +65,7 @@ def test_in_a_mount_namespace_of_any_propagation_made_on_any_cpu(propagation: st
         child.wait()
         left = sorted(it.name for it in Path("/run/netns").glob(f"{name}*"))
         for it in left:
-            oracle.run("ip", "netns", "del", it)
+            run_line("ip netns del", it)
     assert left == []
 
 

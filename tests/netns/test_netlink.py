@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import captured, run_line
+from builders.conditions import LABS
+from oracles.oracle import ip
 
 from testbed.errors import HostError
 from testbed.host.linux import namespace, rtnetlink
 from testbed.host.linux.netlink import Namespace
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = LABS
 
 LAST_RESORT = 4294967295
 
@@ -27,13 +27,13 @@ LAST_RESORT = 4294967295
 @pytest.fixture
 def name() -> Iterator[str]:
     mine = f"nl{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", mine], check=True, timeout=10)
+    run_line("ip netns add", mine)
     for cable in ("k0", "k1"):
         words = ["ip", "-n", mine, "link", "add", cable, "type", "veth", "peer", "name", f"{cable}-far"]
         subprocess.run(words, check=True, timeout=10)
-        subprocess.run(["ip", "-n", mine, "link", "set", f"{cable}-far", "up"], check=True, timeout=10)
+        run_line("ip -n", mine, "link", "set", f"{cable}-far", "up")
     yield mine
-    subprocess.run(["ip", "netns", "del", mine], check=True, timeout=10)
+    run_line("ip netns del", mine)
 
 
 @pytest.fixture
@@ -45,11 +45,6 @@ def space(name: str) -> Iterator[Namespace]:
             opened.add_address(cable, f"10.9.{number}.1/24")
             opened.add_address(cable, f"fd09:0:0:{number}::1/64")
         yield opened
-
-
-def ip(name: str, *words: str) -> list[dict[str, Any]]:
-    done = subprocess.run(["ip", "-n", name, "-j", *words], capture_output=True, text=True, check=True, timeout=10)
-    return json.loads(done.stdout or "[]")
 
 
 def routes(name: str, family: str, destination: str) -> list[dict[str, Any]]:
@@ -117,7 +112,7 @@ def test_carriers_change_together_and_are_seen(name: str, space: Namespace) -> N
 
 def test_a_veth_into_another_namespace_has_what_was_asked_for(name: str, space: Namespace) -> None:
     other = f"{name}-b"
-    subprocess.run(["ip", "netns", "add", other], check=True, timeout=10)
+    run_line(f"ip netns add {other}")
     try:
         space.add_veth("near", 77, "far", Path("/run/netns", other), 1400, "02:00:00:00:00:11")
         space.assert_distinct_indices("near")
@@ -131,7 +126,7 @@ def test_a_veth_into_another_namespace_has_what_was_asked_for(name: str, space: 
         space.delete_link("near")
         assert [link["ifname"] for link in ip(other, "link")] == ["lo"]
     finally:
-        subprocess.run(["ip", "netns", "del", other], check=True, timeout=10)
+        run_line(f"ip netns del {other}")
 
 
 def test_a_bridge_isolates_its_ports_and_knows_an_address(name: str, space: Namespace) -> None:
@@ -149,14 +144,14 @@ def test_a_bridge_isolates_its_ports_and_knows_an_address(name: str, space: Name
     assert (link["master"], port_data["learning"], port_data["hairpin"]) == ("other", False, True)
     space.add_forwarding("02:00:00:00:00:22", "k1")
     argv = ["bridge", "-n", name, "-j", "fdb", "show", "br", "other"]
-    listed = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout)
+    listed = json.loads(captured(argv, check=True, timeout=10).stdout)
     assert [(row["ifname"], row["state"]) for row in listed if row["mac"] == "02:00:00:00:00:22"] == [("k1", "static")]
 
 
 def test_a_redirect_takes_everything_received_to_the_other_interface(name: str, space: Namespace) -> None:
     def filters() -> str:
         argv = ["tc", "-n", name, "filter", "show", "dev", "k0", "ingress"]
-        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=10).stdout
+        return captured(argv, check=True, timeout=10).stdout
 
     space.redirect_ingress("k0", "k1")
     assert "match 00000000/00000000 at 0" in filters()

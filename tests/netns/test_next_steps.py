@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -10,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import Done, captured
+from builders.conditions import LABS
 from oracles import oracle
 
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(os.geteuid() != 0, reason="creates network namespaces")]
+pytestmark = LABS
 
 PLACEHOLDER = "your_training.py"
 
@@ -25,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def typed(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(["sh", "-c", line], cwd=folder, capture_output=True, text=True, timeout=100)
+def typed(line: str, folder: Path) -> Done:
+    done = captured(["sh", "-c", line], cwd=folder, timeout=100)
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -74,7 +75,6 @@ def test_the_next_steps_of_up_can_be_typed(lab_name: str, other: str, folder: Pa
 def watched(line: str, folder: Path) -> None:
     """Type a command that goes on, and end it at its first line."""
     shell = subprocess.Popen(["sh", "-c", f"exec {line}"], cwd=folder, stdout=subprocess.PIPE, text=True)
-    assert shell.stdout is not None
     try:
         assert shell.stdout.readline()
     finally:

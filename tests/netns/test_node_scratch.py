@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import Command, captured, run_line
+from builders.conditions import LABS
+from builders.json_files import read_json
+from builders.labs import Lab, bring_up
 from oracles import oracle
 
-import testbed
 from testbed.errors import StorageError
 from testbed.host import runner
 from testbed.host.linux import program_user
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 NODES = ("east-0", "east-1", "west-0", "west-1")
 
@@ -42,11 +43,11 @@ cat "$TMPDIR/beside-$TESTED" || true
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
     folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=755", "small", str(folder)], check=True)
+    run_line(f"mount -t tmpfs -o size=3m,mode=755 small {folder}")
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        run_line(f"umount --lazy {folder}")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def outside() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def lab(state_folder: Path, outside: Path) -> Iterator[testbed.Lab]:
+def lab(state_folder: Path, outside: Path) -> Iterator[Lab]:
     """Provide metro-40km whose state and runs are not in /tmp, and without variables that name it."""
     name = oracle.unused_name()
     with pytest.MonkeyPatch.context() as patch:
@@ -74,7 +75,7 @@ def lab(state_folder: Path, outside: Path) -> Iterator[testbed.Lab]:
             patch.delenv(key, raising=False)
         patch.setenv("TESTBED_STATE", str(outside / "state"))
         patch.setenv("TESTBED_RUNS", str(outside / "runs"))
-        with testbed.up("metro-40km", name=name, agents=False, allow_uncertified=True) as up:
+        with bring_up(name) as up:
             yield up
         assert oracle.left_behind(name, outside / "state") == []
 
@@ -90,7 +91,7 @@ def tested(monkeypatch: pytest.MonkeyPatch, outside: Path) -> Iterator[str]:
         path.unlink()
 
 
-def said(lab: testbed.Lab, *argv: str, ranks: int = 1, **options: Any) -> tuple[dict[str, list[str]], list[str]]:
+def said(lab: Lab, *argv: str, ranks: int = 1, **options: Any) -> tuple[dict[str, list[str]], list[str]]:
     """Launch ``argv``; return the lines of each node's ranks, and notes on /tmp."""
     lines: list[str] = []
     notes: list[str] = []
@@ -103,14 +104,11 @@ def said(lab: testbed.Lab, *argv: str, ranks: int = 1, **options: Any) -> tuple[
     return of_node, [it for it in notes if it.startswith("note: /tmp")]
 
 
-def recorded(lab: testbed.Lab) -> dict[str, Any]:
-    assert lab.run_directory is not None
-    return json.loads((lab.run_directory.path / "run.json").read_text())["workload"]["scratch"]
+def recorded(lab: Lab) -> dict[str, Any]:
+    return read_json(lab.run_directory.path / "run.json")["workload"]["scratch"]
 
 
-def test_each_node_has_its_own_scratch_and_tmp_and_its_ranks_share_them(
-    lab: testbed.Lab, tested: str, outside: Path
-) -> None:
+def test_each_node_has_its_own_scratch_and_tmp_and_its_ranks_share_them(lab: Lab, tested: str, outside: Path) -> None:
     found, notes = said(lab, str(outside / "same"), ranks=2)
     assert found == {node: [node] * 8 for node in NODES}
     assert notes == []
@@ -121,26 +119,25 @@ def test_each_node_has_its_own_scratch_and_tmp_and_its_ranks_share_them(
         assert Path(folder, f"same-{tested}").read_text() == f"{node}\n"
         state = Path(folder).stat()
         assert (state.st_uid, state.st_mode & 0o777) == (program_user.OWN_UID, 0o700)
-    kind = subprocess.run(["stat", "-f", "-c", "%T", scratch["folders"]["east-0"]], capture_output=True, text=True)
+    kind = captured(["stat", "-f", "-c", "%T", scratch["folders"]["east-0"]])
     assert kind.stdout.strip() != "tmpfs"
     # What one program leaves in scratch the next one finds, as long as the lab is up.
     assert said(lab, "sh", "-c", 'cat "$TESTBED_SCRATCH/same-$TESTED"')[0] == {node: [node] for node in NODES}
 
 
-def test_as_root_nodes_have_their_own_too(lab: testbed.Lab, tested: str, outside: Path) -> None:
+def test_as_root_nodes_have_their_own_too(lab: Lab, tested: str, outside: Path) -> None:
     found, _ = said(lab, str(outside / "same"), as_root=True)
     assert found == {node: [node] * 4 for node in NODES}
     assert {Path(it).stat().st_uid for it in recorded(lab)["folders"].values()} == {0}
 
 
 def test_kept_scratch_is_in_the_run_directory_and_is_the_callers(
-    lab: testbed.Lab, tested: str, monkeypatch: pytest.MonkeyPatch, outside: Path
+    lab: Lab, tested: str, monkeypatch: pytest.MonkeyPatch, outside: Path
 ) -> None:
     monkeypatch.setenv("SUDO_UID", "4242")
     monkeypatch.setenv("SUDO_GID", "4343")
     found, _ = said(lab, str(outside / "same"), keep_scratch=True)
     assert found == {node: [node] * 4 for node in NODES}
-    assert lab.run_directory is not None
     for node in NODES:
         kept = lab.run_directory.path / "scratch" / node
         assert (kept / f"same-{tested}").read_text() == f"{node}\n"
@@ -150,7 +147,7 @@ def test_kept_scratch_is_in_the_run_directory_and_is_the_callers(
 
 @pytest.mark.parametrize("what", ["cwd", "program", "argument", "variable", "runs"])
 def test_tmp_is_shared_where_something_of_the_program_lies_in_it(
-    lab: testbed.Lab, tested: str, tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    lab: Lab, tested: str, tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     program, argv, options = outside / "same", list[str](), dict[str, Any]()
     if what == "cwd":
@@ -175,9 +172,7 @@ def test_tmp_is_shared_where_something_of_the_program_lies_in_it(
     assert scratch["own_tmp"] is False and scratch["tmp_shared_because"].startswith(why)
 
 
-def test_folders_that_a_program_cannot_write_are_named_before_it_begins(
-    lab: testbed.Lab, tested: str, outside: Path
-) -> None:
+def test_folders_that_a_program_cannot_write_are_named_before_it_begins(lab: Lab, tested: str, outside: Path) -> None:
     def notes(**options: Any) -> list[str]:
         found: list[str] = []
         assert lab.launch(["true"], note=found.append, **options).exit_status(60.0) == 0
@@ -196,9 +191,7 @@ def test_folders_that_a_program_cannot_write_are_named_before_it_begins(
         outside.chmod(0o755)
 
 
-def test_files_that_several_nodes_write_are_named(
-    lab: testbed.Lab, tested: str, outside: Path, command: oracle.Command
-) -> None:
+def test_files_that_several_nodes_write_are_named(lab: Lab, tested: str, outside: Path, command: Command) -> None:
     (folder := outside / "shared").mkdir(mode=0o777)
     folder.chmod(0o777)
     os.chdir(folder)  # `tested` goes back
@@ -207,7 +200,7 @@ def test_files_that_several_nodes_write_are_named(
     # One is written by the rank's own process and one by a process of it; the others are each node's own.
     script = "echo x > log; python3 -c \"open('out/table', 'a').close()\"; echo x > \"of-$RANK\""
     script += '; echo x > "$TESTBED_SCRATCH/log"; cat log > /dev/null; [ $RANK = 0 ] && echo x > first; true'
-    told = command("launch", "-l", lab.name, "--allow-uncertified", "--", "sh", "-c", script)
+    told = command(f"launch -l {lab.name} --allow-uncertified -- sh -c", script)
     assert told.returncode == 0, told.stderr
     nodes = ", ".join(NODES)
     assert f"note: several nodes wrote the same file: log ({nodes})" in " ".join(told.stderr.split())
@@ -215,15 +208,14 @@ def test_files_that_several_nodes_write_are_named(
     job.wait(60.0)
     assert job.same_files["log"] == list(NODES)
     assert set(job.same_files) <= {"log", "out/table"}
-    assert lab.run_directory is not None
-    found = json.loads((lab.run_directory.path / "run.json").read_text())["workload"]["same_files"]
+    found = read_json(lab.run_directory.path / "run.json")["workload"]["same_files"]
     assert found == job.same_files
     job = lab.launch(["sh", "-c", 'echo x > "of-$RANK"; cat log'])
     job.wait(60.0)
     assert job.same_files == {}
 
 
-def test_a_full_disk_is_said(lab: testbed.Lab, tested: str, outside: Path) -> None:
+def test_a_full_disk_is_said(lab: Lab, tested: str, outside: Path) -> None:
     fills = ["sh", "-c", 'head -c 9000000 /dev/zero > "$TESTBED_SCRATCH/x"']
     job = lab.launch(fills, directory=outside / "small", keep_scratch=True)
     assert job.exit_status(60.0) != 0
@@ -244,9 +236,9 @@ def test_no_link_takes_the_place_of_a_node_s_own_tmp(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp" / "own").touch()
     place = runner.Place(Path("/proc/self/ns/net"), own_tmp=tmp_path / "tmp")
-    done = subprocess.run(place.enter(["ls", "/tmp"]), capture_output=True, text=True, cwd="/")
+    done = captured(place.enter(["ls", "/tmp"]), cwd="/")
     assert (done.returncode, done.stdout) == (0, "own\n"), done.stderr
     (tmp_path / "tmp").rename(tmp_path / "away")
     (tmp_path / "tmp").symlink_to("secret/open")
-    done = subprocess.run(place.enter(["ls", "/tmp"]), capture_output=True, text=True, cwd="/")
+    done = captured(place.enter(["ls", "/tmp"]), cwd="/")
     assert (done.returncode, done.stdout) == (126, "")

@@ -9,11 +9,8 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -23,18 +20,17 @@ from pathlib import Path
 
 import host_stalls
 import pytest
+from builders.commands import TESTBED, Child, Command, captured, piped, run_line
+from builders.conditions import LABS, NEEDS_PROMETHEUS
+from builders.json_files import read_json, read_lines
+from builders.labs import Lab, OwnLab, bring_up, ns
+from builders.proc import status_of, until_gone
 from oracles import oracle
 
 import testbed
 from testbed.errors import HostError, LabError, MissingTool, UserError
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None or shutil.which("promtool") is None,
-        reason="prometheus is not installed (apt-get install prometheus)",
-    ),
-]
+pytestmark = [*LABS, NEEDS_PROMETHEUS]
 
 EXPORTER, PROMETHEUS = "172.31.0.1:9101", "172.31.0.1:9090"
 
@@ -76,10 +72,10 @@ Labels = frozenset[tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
-def lab(state_folder: Path) -> Iterator[testbed.Lab]:
+def lab(state_folder: Path) -> Iterator[Lab]:
     """metro-40km with agents, observed, up for all tests of this module."""
     name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, observe=True, allow_uncertified=True) as up:
+    with bring_up(name, agents=True, observe=True) as up:
         # Prometheus looks for targets every five seconds.
         oracle.until(lambda: len(asked(name, "up == 1")) == 5, 20.0, "every target is up")
         yield up
@@ -122,19 +118,19 @@ def exported(lab: str, name: str, **labels: str) -> float:
 # ---- what is scraped
 
 
-def test_promtool_finds_no_mistake_in_the_configuration(lab: testbed.Lab, state_folder: Path) -> None:
-    said = oracle.run("promtool", "check", "config", state_folder / "labs" / lab.name / "prometheus" / "prometheus.yml")
+def test_promtool_finds_no_mistake_in_the_configuration(lab: Lab, state_folder: Path) -> None:
+    said = run_line("promtool check config", state_folder / "labs" / lab.name / "prometheus" / "prometheus.yml")
     assert "SUCCESS" in said and "rules found" in said
 
 
 @pytest.mark.parametrize(("target", "remarks"), [(EXPORTER, [BITS]), ("172.31.0.2:9100", [])])
-def test_promtool_finds_no_mistake_in_the_metrics(lab: testbed.Lab, target: str, remarks: list[str]) -> None:
+def test_promtool_finds_no_mistake_in_the_metrics(lab: Lab, target: str, remarks: list[str]) -> None:
     text = fetch(lab.name, f"{target}/metrics")
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30)
+    done = captured(["promtool", "check", "metrics"], input=text, timeout=30)
     assert (done.stdout + done.stderr).splitlines() == remarks
 
 
-def test_every_target_says_whose_it_is(lab: testbed.Lab) -> None:
+def test_every_target_says_whose_it_is(lab: Lab) -> None:
     found = [dict(labels) for labels, value in asked(lab.name, "up").items() if value == 1]
     assert {it.pop("lab") for it in found} == {lab.name}
     ranks = [(it["site"], it["node"], it["rank"]) for it in found if it["job"] == "agents"]
@@ -147,7 +143,7 @@ def test_every_target_says_whose_it_is(lab: testbed.Lab) -> None:
     assert [it["instance"] for it in found if it["job"] == "lab"] == [EXPORTER]
 
 
-def test_every_series_of_the_keeper_is_there(lab: testbed.Lab) -> None:
+def test_every_series_of_the_keeper_is_there(lab: Lab) -> None:
     answer = json.loads(fetch(lab.name, f"{PROMETHEUS}/api/v1/label/__name__/values?match[]={{job=%22lab%22}}"))
     assert set(WHILE_HEALTHY) <= set(answer["data"])
 
@@ -163,7 +159,7 @@ STORED = {
 }
 
 
-def test_both_ways_of_watching_see_the_same_series(lab: testbed.Lab) -> None:
+def test_both_ways_of_watching_see_the_same_series(lab: Lab) -> None:
     """What the built-in scraper stored of the ranks, what Prometheus answers, and the step records, once a job is
     over."""
     job = lab.train(steps=20)
@@ -173,7 +169,6 @@ def test_both_ways_of_watching_see_the_same_series(lab: testbed.Lab) -> None:
     oracle.until(lambda: set(asked(lab.name, "testbed_steps_total").values()) == {20.0}, 10.0, "the last step is seen")
     assert all(value < 20 for value in early.values())
     lab.report()  # the built-in scraper has written its last
-    assert lab.run_directory is not None
     text = (lab.run_directory.path / "metrics.jsonl").read_text()
     lines = [(json.loads(line), len(line) + 1) for line in text.splitlines()]
     assert max(length for it, length in lines if it["kind"] == "rank") <= 200
@@ -187,19 +182,19 @@ def test_both_ways_of_watching_see_the_same_series(lab: testbed.Lab) -> None:
         assert {rank: it[key] for rank, it in stored.items()} == pytest.approx(theirs, **near), key
 
     for rank, it in stored.items():
-        records = (lab.run_directory.ranks / f"rank-{rank}.jsonl").read_text().splitlines()
-        steps = [each for each in map(json.loads, records) if each["kind"] == "step"]
+        records = read_lines(lab.run_directory.ranks / f"rank-{rank}.jsonl")
+        steps = [record for record in records if record["kind"] == "step"]
         assert (it["steps"], it["tokens"]) == (len(steps), sum(each["tokens"] for each in steps))
         assert it["compute_s"] == pytest.approx(sum(each["compute_s"] for each in steps), abs=0.002)
         exposed_s = it["peer_wait_s"] + it["network_s"]
         assert exposed_s == pytest.approx(sum(each["exposed_s"] for each in steps), abs=0.003)
-    said = json.loads((lab.run_directory.path / "report.json").read_text())["scraped"]
+    said = read_json(lab.run_directory.path / "report.json")["scraped"]
     assert [each["disagreement"] for each in said["comparisons"]] == [0.0] * 3
 
 
-def test_a_fiber_is_counted_for_the_site_that_it_leaves(lab: testbed.Lab) -> None:
+def test_a_fiber_is_counted_for_the_site_that_it_leaves(lab: Lab) -> None:
     """50 datagrams of 1400 B from east to west, and nothing back."""
-    gateways = {site: oracle.netns(lab.name, f"{site}-gw") for site in ("east", "west")}
+    gateways = {site: ns(lab, f"{site}-gw") for site in ("east", "west")}
     there = oracle.addresses(gateways["west"], "north")["inet"]
 
     def receiver() -> socket.socket:
@@ -226,9 +221,9 @@ def test_a_fiber_is_counted_for_the_site_that_it_leaves(lab: testbed.Lab) -> Non
     assert grown["west"] < 20 * 1442
 
 
-def test_gateways_are_counted_as_the_kernel_counts_them(lab: testbed.Lab) -> None:
+def test_gateways_are_counted_as_the_kernel_counts_them(lab: Lab) -> None:
     def by_ip() -> tuple[int, int]:
-        (link,) = oracle.ip(oracle.netns(lab.name, "west-gw"), "-s", "link", "show", "dev", "south")
+        (link,) = oracle.ip(ns(lab, "west-gw"), "-s", "link", "show", "dev", "south")
         return link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
 
     before = by_ip()
@@ -240,7 +235,7 @@ def test_gateways_are_counted_as_the_kernel_counts_them(lab: testbed.Lab) -> Non
     assert sent > 0
 
 
-def test_a_cut_is_seen_and_its_heal(lab: testbed.Lab) -> None:
+def test_a_cut_is_seen_and_its_heal(lab: Lab) -> None:
     def lit(link: str) -> set[float]:
         return set(asked(lab.name, f'testbed_link_up{{link="{link}"}}').values())
 
@@ -259,7 +254,7 @@ def test_a_cut_is_seen_and_its_heal(lab: testbed.Lab) -> None:
     assert [now[key] - value for key, value in cuts.items()] == [1]
 
 
-def test_one_direction_that_is_cut_is_dark_at_its_receiver(lab: testbed.Lab) -> None:
+def test_one_direction_that_is_cut_is_dark_at_its_receiver(lab: Lab) -> None:
     with lab.cut("north:west"):
         dark = {("link", "north"), ("site", "west")}
         oracle.until(
@@ -269,18 +264,18 @@ def test_one_direction_that_is_cut_is_dark_at_its_receiver(lab: testbed.Lab) -> 
     oracle.until(lambda: not asked(lab.name, "testbed_link_up == 0"), 5.0, "all are lit")
 
 
-def test_what_a_fiber_should_do_does_not_follow_faults(lab: testbed.Lab) -> None:
+def test_what_a_fiber_should_do_does_not_follow_faults(lab: Lab) -> None:
     with lab.inject("impair", "north", delay="20ms"):
         delays = asked(lab.name, 'testbed_fiber_delay_seconds{link="north"}')
     assert list(delays.values()) == [pytest.approx(200e-6, rel=0.05)] * 2
 
 
 @pytest.mark.alone
-def test_the_certificate_is_what_its_file_says(lab: testbed.Lab, state_folder: Path) -> None:
+def test_the_certificate_is_what_its_file_says(lab: Lab, state_folder: Path) -> None:
     path = state_folder / "labs" / lab.name / "certificate.json"
 
     def agree() -> bool:
-        written = json.loads(path.read_text())
+        written = read_json(path)
         assert list(asked(lab.name, "testbed_certified").values()) == [float(written["certified"])]
         taken = next(iter(asked(lab.name, "testbed_certificate_timestamp_seconds").values()))
         return bool(taken == pytest.approx(written["taken_unix_s"], abs=0.01))
@@ -288,7 +283,7 @@ def test_the_certificate_is_what_its_file_says(lab: testbed.Lab, state_folder: P
     oracle.until(agree, 5.0, "the time of the certificate")
     testbed.attach(lab.name).certify()
     oracle.until(agree, 5.0, "the time of the new one")
-    north = next(it for it in json.loads(path.read_text())["links"] if it["name"] == "north")
+    north = next(it for it in read_json(path)["links"] if it["name"] == "north")
     west = next(it for it in north["directions"] if it["direction"] == "north:west")
     leaves_east = {"link": "north", "site": "east"}
     assert exported(lab.name, "testbed_certificate_tolerance_seconds", **leaves_east) == west["tolerance_s"]
@@ -297,8 +292,8 @@ def test_the_certificate_is_what_its_file_says(lab: testbed.Lab, state_folder: P
 
 
 @pytest.mark.alone
-def test_who_asks_and_stays_silent_keeps_nobody_waiting(lab: testbed.Lab) -> None:
-    management = oracle.netns(lab.name, "mgmt")
+def test_who_asks_and_stays_silent_keeps_nobody_waiting(lab: Lab) -> None:
+    management = ns(lab, "mgmt")
     address = ("172.31.0.1", 9101)
     silent = [oracle.inside(management, lambda: socket.create_connection(address, 5)) for _ in range(5)]
     try:
@@ -310,7 +305,7 @@ def test_who_asks_and_stays_silent_keeps_nobody_waiting(lab: testbed.Lab) -> Non
             each.close()
 
 
-def test_another_page_is_not_there(lab: testbed.Lab) -> None:
+def test_another_page_is_not_there(lab: Lab) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404"):
         fetch(lab.name, f"{EXPORTER}/")
 
@@ -318,50 +313,47 @@ def test_another_page_is_not_there(lab: testbed.Lab) -> None:
 # ---- who it is
 
 
-def test_the_server_has_no_privileges_and_is_nowhere_else(lab: testbed.Lab, state_folder: Path) -> None:
+def test_the_server_has_no_privileges_and_is_nowhere_else(lab: Lab, state_folder: Path) -> None:
     (pid,) = oracle.working_in(state_folder)
-    fields = dict(
-        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
-    )
+    fields = status_of(pid)
     assert set(fields["Uid"].split()) == set(fields["Gid"].split()) == {"65534"}
     assert fields["Groups"].split() == []
     assert {int(fields[f"Cap{kind}"], 16) for kind in ("Eff", "Prm", "Inh", "Amb")} == {0}
     assert fields["NoNewPrivs"] == "1"
-    management = Path("/run/netns", oracle.netns(lab.name, "mgmt")).stat().st_ino
+    management = Path("/run/netns", ns(lab, "mgmt")).stat().st_ino
     assert Path(f"/proc/{pid}/ns/net").stat().st_ino == management
     environment = Path(f"/proc/{pid}/environ").read_bytes().decode()
     assert "TESTBED" not in environment, "what we were started with is none of its business"
 
 
-def test_the_lab_says_that_it_is_observed(lab: testbed.Lab, command: oracle.Command) -> None:
-    assert "emulator fiberd, with Prometheus" in " ".join(command("status", "-l", lab.name).stdout.split())
-    assert json.loads(command("status", "-l", lab.name, "--json").stdout)["prometheus"] == PROMETHEUS
+def test_the_lab_says_that_it_is_observed(lab: Lab, command: Command) -> None:
+    assert "emulator fiberd, with Prometheus" in " ".join(command(f"status -l {lab.name}").stdout.split())
+    assert json.loads(command(f"status -l {lab.name} --json").stdout)["prometheus"] == PROMETHEUS
 
 
 @pytest.mark.parametrize("words", [[], ["--no-agents"]])
-def test_a_dry_run_shows_the_step(command: oracle.Command, words: list[str]) -> None:
-    *_, last = command("up", "metro-40km", "--observe", "--dry-run", *words).stdout.splitlines()
+def test_a_dry_run_shows_the_step(command: Command, words: list[str]) -> None:
+    *_, last = command("up metro-40km --observe --dry-run", *words).stdout.splitlines()
     ranks = 0 if words else 4
     assert last == f"prometheus mgmt: {PROMETHEUS} scrapes {ranks} ranks and {EXPORTER}, the keeper"
-    assert "prometheus" not in command("up", "metro-40km", "--dry-run", *words).stdout
+    assert "prometheus" not in command("up metro-40km --dry-run", *words).stdout
 
 
 # ---- testbed observe
 
 
 @contextlib.contextmanager
-def observing(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def observing(*words: str) -> Iterator[tuple[Child, str]]:
     """`testbed observe` as a process, and the URL that it says first."""
-    argv = [sys.executable, "-m", "testbed.cli.app", "observe", *words]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    argv = [*TESTBED, "observe", *words]
+    with piped(argv) as child:
         try:
-            assert child.stdout is not None
             yield child, child.stdout.readline().strip()
         finally:
             child.kill()
 
 
-def test_observe_leads_a_port_of_this_host_to_it_until_ctrl_c(lab: testbed.Lab) -> None:
+def test_observe_leads_a_port_of_this_host_to_it_until_ctrl_c(lab: Lab) -> None:
     with observing(lab.name, "--port", "0") as (child, url):
         host, port = re.fullmatch(r"http://([\d.]+):(\d+)", url).groups()  # type: ignore[union-attr]
         assert host == "127.0.0.1"
@@ -377,20 +369,20 @@ def test_observe_leads_a_port_of_this_host_to_it_until_ctrl_c(lab: testbed.Lab) 
         socket.create_connection((host, int(port)), 1).close()
 
 
-def test_a_port_that_is_taken_is_said_so(lab: testbed.Lab) -> None:
+def test_a_port_that_is_taken_is_said_so(lab: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is in use; choose another with --port"):
             lab.observe(port)
 
 
-def test_a_lab_that_is_not_observed_has_nothing_of_it(lab_name: str, state_folder: Path) -> None:
-    with testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True) as plain:
-        with pytest.raises(UserError, match=f"lab {lab_name} runs no Prometheus; .*testbed up --observe"):
+def test_a_lab_that_is_not_observed_has_nothing_of_it(own: OwnLab) -> None:
+    with bring_up(own) as plain:
+        with pytest.raises(UserError, match=f"lab {own} runs no Prometheus; .*testbed up --observe"):
             plain.observe(0)
         assert plain.prometheus == plain.status().prometheus == ""
-        assert oracle.run("ip", "netns", "exec", oracle.netns(lab_name, "mgmt"), "ss", "-ltnH") == ""
-        folder = state_folder / "labs" / lab_name
+        assert run_line("ip netns exec", oracle.netns(own, "mgmt"), "ss", "-ltnH") == ""
+        folder = own.folder
         assert not (folder / "prometheus").exists() and not (folder / "prometheus.log").exists()
 
 
@@ -398,55 +390,50 @@ def test_a_lab_that_is_not_observed_has_nothing_of_it(lab_name: str, state_folde
 
 
 @pytest.mark.thorough
-def test_two_observed_labs_are_apart(lab: testbed.Lab, lab_name: str) -> None:
-    with testbed.up("intra-metro-5km", name=lab_name, agents=False, allow_uncertified=True, observe=True):
+def test_two_observed_labs_are_apart(lab: Lab, lab_name: str) -> None:
+    with bring_up(lab_name, "intra-metro-5km", observe=True):
         oracle.until(lambda: asked(lab_name, 'up{job="lab"} == 1'), 20.0, "its own exporter is scraped")
         assert {dict(labels)["lab"] for labels in asked(lab_name, "testbed_link_up")} == {lab_name}
     assert len(asked(lab.name, "up == 1")) == 5
 
 
 @pytest.mark.thorough
-def test_killed_with_its_keeper_and_down_leaves_nothing(lab_name: str, state_folder: Path, lab: testbed.Lab) -> None:
-    others = oracle.working_in(state_folder)
-    testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True, observe=True)
-    (mine,) = set(oracle.working_in(state_folder)) - set(others)
-    oracle.kill(oracle.keeper_pids(lab_name, state_folder))
-    oracle.until(lambda: not Path(f"/proc/{mine}").exists(), 5.0, "it dies with the keeper")
-    assert testbed.down(lab_name) is True
-    assert oracle.left_behind(lab_name, state_folder) == []
-    assert oracle.working_in(state_folder) == others
+def test_killed_with_its_keeper_and_down_leaves_nothing(own: OwnLab, lab: Lab) -> None:
+    others = oracle.working_in(own.state)
+    bring_up(own, observe=True)
+    (mine,) = set(oracle.working_in(own.state)) - set(others)
+    oracle.kill(own.keepers())
+    until_gone(mine, bound_s=5.0)
+    assert testbed.down(own) is True
+    assert own.left() == []
+    assert oracle.working_in(own.state) == others
 
 
 @pytest.mark.thorough
-def test_that_it_ended_is_told_and_stops_nothing_else(
-    lab_name: str, state_folder: Path, lab: testbed.Lab, command: oracle.Command
-) -> None:
-    others = oracle.working_in(state_folder)
-    with testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True, observe=True) as mine:
-        with observing(lab_name, "--port", "0") as (child, _):
-            oracle.kill(list(set(oracle.working_in(state_folder)) - set(others)))
+def test_that_it_ended_is_told_and_stops_nothing_else(own: OwnLab, lab: Lab, command: Command) -> None:
+    others = oracle.working_in(own.state)
+    with bring_up(own, observe=True) as mine:
+        with observing(own, "--port", "0") as (child, _):
+            oracle.kill(list(set(oracle.working_in(own.state)) - set(others)))
             _, err = child.communicate(timeout=10)
-            assert child.returncode == LabError.exit_code and f"Prometheus of lab {lab_name} has ended" in err
+            assert child.returncode == LabError.exit_code and f"Prometheus of lab {own} has ended" in err
         (why,) = mine.status().why
         assert why == "Prometheus was killed by SIGKILL: nothing scrapes the lab any more"
         assert mine.status().state == "degraded"
         with pytest.raises(LabError, match="was killed by SIGKILL"):
             mine.observe(0)
         assert (
-            "prometheus was killed by SIGKILL; the lab continues without monitoring"
-            in command("logs", "-l", lab_name).stdout
+            "prometheus was killed by SIGKILL; the lab continues without monitoring" in command(f"logs -l {own}").stdout
         )
         with mine.cut("north"):
-            assert oracle.no_carrier(oracle.netns(lab_name, "east-gw"), "north")
+            assert oracle.no_carrier(oracle.netns(own, "east-gw"), "north")
 
 
-def test_without_the_program_nothing_is_built(
-    lab_name: str, state_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_program_nothing_is_built(own: OwnLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingTool, match=r"prometheus is missing: .*install it with: apt-get install prometheus"):
-        testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True, observe=True)
-    assert not (state_folder / "labs" / lab_name).exists()
+        bring_up(own, observe=True)
+    assert not own.folder.exists()
 
 
 @pytest.fixture
@@ -458,15 +445,15 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_one_that_does_not_come_up_is_quoted_and_the_lab_undone(
-    lab_name: str, state_folder: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    own: OwnLab, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = open_folder / "prometheus"
     fake.write_text("#!/bin/sh\necho 'err=\"no room for the head block\"' >&2\nexit 3\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{open_folder}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises((LabError, HostError), match=r"prometheus ended with status 3: .*no room for the head block"):
-        testbed.up("metro-40km", name=lab_name, agents=False, allow_uncertified=True, observe=True)
-    assert oracle.left_behind(lab_name, state_folder) == []
+        bring_up(own, observe=True)
+    assert own.left() == []
 
 
 STUBBORN = """#!/bin/sh
@@ -476,26 +463,26 @@ exec setpriv --pdeathsig clear -- perl -e 'sleep 600' -- "$@"
 
 
 def test_one_that_outlives_a_keeper_killed_while_it_starts_is_found_by_its_folder(
-    lab_name: str, state_folder: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    own: OwnLab, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal does not know its pid yet."""
     fake = open_folder / "prometheus"
     fake.write_text(STUBBORN)
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{open_folder}{os.pathsep}{os.environ['PATH']}")
-    folder = state_folder / "labs" / lab_name / "prometheus"
-    words = f"up metro-40km --name {lab_name} --no-agents --observe --keep".split()
-    argv = [sys.executable, "-m", "testbed.cli.app", *words]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    folder = own.folder / "prometheus"
+    words = f"up metro-40km --name {own} --no-agents --observe --keep".split()
+    argv = [*TESTBED, *words]
+    with piped(argv) as child:
 
         def stubborn() -> list[int]:
             return [pid for pid in oracle.working_in(folder) if Path(f"/proc/{pid}/comm").read_text().strip() == "perl"]
 
         oracle.until(stubborn, 30.0, "the server has been started")
         (pid,) = stubborn()
-        oracle.kill(oracle.keeper_pids(lab_name, state_folder))
+        oracle.kill(own.keepers())
         _, err = child.communicate(timeout=30)
         assert child.returncode == LabError.exit_code and "Traceback" not in err
     assert Path(f"/proc/{pid}").exists(), "the kernel has not ended it"
-    assert testbed.down(lab_name) is True
+    assert testbed.down(own) is True
     assert oracle.working_in(folder) == []

@@ -6,7 +6,6 @@ Prometheus itself is queried over HTTP from inside the management namespace.
 from __future__ import annotations
 
 import json
-import shutil
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -15,18 +14,14 @@ from typing import Any
 
 import pytest
 import yaml
+from builders import ROOT
+from builders.conditions import LABS, NEEDS_PROMETHEUS
+from builders.json_files import read_json
+from builders.labs import Lab, bring_up
 from oracles import oracle
 
-import testbed
+pytestmark = [*LABS, NEEDS_PROMETHEUS]
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None, reason="prometheus is not installed (apt-get install prometheus)"
-    ),
-]
-
-ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "grafana" / "testbed.json"
 RULES = ROOT / "testbed" / "core" / "prometheus" / "assets" / "rules.yml"
 SERVER = "http://172.31.0.1:9090/api/v1"
@@ -36,12 +31,12 @@ STEPS = 100_000
 
 
 @pytest.fixture(scope="module")
-def training(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Lab]:
+def training(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """metro-40km, observed, and a job that trains in it for as long as the tests of this module last."""
     name = oracle.unused_name()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TESTBED_RUNS", str(tmp_path_factory.mktemp("runs")))
-        with testbed.up("metro-40km", name=name, observe=True, allow_uncertified=True) as lab:
+        with bring_up(name, agents=True, observe=True) as lab:
             job = lab.train(steps=STEPS)
             job.wait_for(20)
             yield lab
@@ -76,7 +71,7 @@ def firing(lab: str) -> set[tuple[str, str]]:
 
 def expressions(lab: str) -> dict[str, str]:
     """Every expression of the dashboard, and every recorded series, by where it is from."""
-    dashboard = json.loads(DASHBOARD.read_text())
+    dashboard = read_json(DASHBOARD)
     found = {
         f"{panel['title']}, query {target['refId']}": target["expr"]
         for panel in dashboard["panels"]
@@ -93,7 +88,7 @@ def expressions(lab: str) -> dict[str, str]:
 
 
 @pytest.mark.thorough
-def test_every_expression_of_dashboard_and_rules_answers_with_data(training: testbed.Lab) -> None:
+def test_every_expression_of_dashboard_and_rules_answers_with_data(training: Lab) -> None:
     """With a link cut and another that loses packets, so that faults, drops and alerts have something to say."""
     lab = training.name
     unanswered = expressions(lab)
@@ -111,7 +106,7 @@ def test_every_expression_of_dashboard_and_rules_answers_with_data(training: tes
             pytest.fail(f"no data: {unanswered}")
 
 
-def test_a_dark_link_is_an_alert_until_it_is_lit(training: testbed.Lab) -> None:
+def test_a_dark_link_is_an_alert_until_it_is_lit(training: Lab) -> None:
     lab = training.name
     with training.cut("south"):
         oracle.until(lambda: ("LinkDown", "south") in firing(lab), 20.0, "LinkDown fires")
@@ -120,14 +115,14 @@ def test_a_dark_link_is_an_alert_until_it_is_lit(training: testbed.Lab) -> None:
 
 
 @pytest.mark.thorough
-def test_a_rank_that_does_not_answer_is_down_and_training_stands_still(training: testbed.Lab) -> None:
+def test_a_rank_that_does_not_answer_is_down_and_training_stands_still(training: Lab) -> None:
     lab = training.name
     with training.inject("rank-pause", "3"):
         oracle.until(lambda: {("RankDown", ""), ("TrainingStalled", "")} <= firing(lab), 40.0, "both alerts fire")
     oracle.until(lambda: not {("RankDown", ""), ("TrainingStalled", "")} & firing(lab), 20.0, "both are over")
 
 
-def test_rules_are_healthy_and_their_words_are_whole(training: testbed.Lab) -> None:
+def test_rules_are_healthy_and_their_words_are_whole(training: Lab) -> None:
     """A mistake in a template is found only when an alert is active: Prometheus writes it in place of the text."""
     rules = [rule for group in answers(training.name, "rules")["groups"] for rule in group["rules"]]
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []

@@ -6,22 +6,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from builders import ROOT
+from builders.commands import TESTBED, Done, captured, check, words_of
+from builders.conditions import THOROUGH, TORCH
+from builders.json_files import read_json
 from oracles import oracle
 
-pytest.importorskip("torch", reason="the training agents need torch")
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.thorough,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.alone,
-]
+pytestmark = [*THOROUGH, TORCH]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_strategy"
+EXAMPLE = ROOT / "examples" / "own_strategy"
 EXPERIMENT = """
 topology: metro-40km
 workload: {strategy: plain-average, every: 5, steps: 40, checkpoint: 20, compute: 100ms}
@@ -40,20 +37,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def call(*words: str | Path, site: Path | None) -> subprocess.CompletedProcess[str]:
+def call(line: str, *arguments: object, site: Path | None) -> Done:
     path = os.environ["PYTHONPATH"] + (f"{os.pathsep}{site}" if site else "")
-    argv = [sys.executable, "-m", "testbed.cli.app", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+    return captured([*TESTBED, *words_of(line, *arguments)], env=environment, timeout=120)
 
 
 def test_it_trains_and_every_check_holds(lab_name: str, installed: Path, tmp_path: Path) -> None:
     file, runs = tmp_path / "own.yaml", tmp_path / "runs"
     file.write_text(EXPERIMENT)
-    done = call("run", file, "--name", lab_name, "--runs", runs, "--allow-uncertified", site=installed)
-    assert done.returncode == 0, done.stderr
+    check(call("run", file, "--name", lab_name, "--runs", runs, "--allow-uncertified", site=installed))
     (run,) = runs.iterdir()
-    report = json.loads((run / "report.json").read_text())
+    report = read_json(run / "report.json")
     assert report["verdict"] == "pass"
     assert report["wire"]["ok"] is True, report["wire"]
     assert [it["id"] for it in report["checkers"] if it["holds"] is not True] == []
@@ -65,8 +60,7 @@ def test_it_trains_and_every_check_holds(lab_name: str, installed: Path, tmp_pat
 
 def test_packages_that_ranks_cannot_use_are_refused_or_named(lab_name: str, installed: Path, tmp_path: Path) -> None:
     lab_words = ["train", "-l", lab_name, "--steps", "4", "--compute", "50ms", "--allow-uncertified", "--strategy"]
-    done = call("up", "metro-40km", "--name", lab_name, "--allow-uncertified", site=None)
-    assert done.returncode == 0, done.stderr
+    check(call(f"up metro-40km --name {lab_name} --allow-uncertified", site=None))
     try:
         # The lab came up without the package's folder on PYTHONPATH: this command finds it, ranks do not.
         unknown = call(*lab_words, "plain-average:every=2", site=installed)
@@ -80,7 +74,7 @@ def test_packages_that_ranks_cannot_use_are_refused_or_named(lab_name: str, inst
         assert private.returncode == 2
         assert f"who cannot read {barred}" in private.stderr.replace("\n", " "), private.stderr
     finally:
-        call("down", lab_name, site=None)
+        call(f"down {lab_name}", site=None)
 
 
 def test_a_module_that_only_ranks_cannot_import_is_named(lab_name: str, installed: Path, tmp_path: Path) -> None:

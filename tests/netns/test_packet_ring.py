@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import run_line
+from builders.conditions import LABS
 from oracles import oracle
 
 from testbed.errors import HostError
 from testbed.host.measure.packet_ring import Packet, PacketRing
 
-pytestmark = pytest.mark.netns
+pytestmark = LABS
 
 VLAN = bytes.fromhex("020000000002 020000000001 8100 0005 88b5".replace(" ", "")) + b"tagged".ljust(46, b".")
 PLAIN = bytes.fromhex("020000000002 020000000001 88b5".replace(" ", "")) + b"plain".ljust(46, b".")
@@ -25,15 +27,15 @@ def cable() -> Iterator[tuple[str, str]]:
     one, other = (f"{oracle.unused_name()}-ring-{it}" for it in "ab")
     try:
         for name in (one, other):
-            oracle.run("ip", "netns", "add", name)
-        oracle.run("ip", "-n", one, "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", other)
+            run_line(f"ip netns add {name}")
+        run_line("ip -n", one, "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", other)
         for name in (one, other):
             oracle.inside(name, lambda: Path("/proc/sys/net/ipv6/conf/wire/disable_ipv6").write_text("1"))
-            oracle.run("ip", "-n", name, "link", "set", "wire", "up")
+            run_line(f"ip -n {name} link set wire up")
         yield one, other
     finally:
         for name in (one, other):
-            oracle.run("ip", "netns", "del", name, check=False)
+            run_line(f"ip netns del {name}", check=False)
 
 
 def sender(name: str) -> socket.socket:

@@ -5,14 +5,14 @@ Made-up records of the same bugs are in tests/unit/core/checkers/test_checks_by_
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agents_lab import Nodes, Parent
+from agents_lab import Nodes, Ranks, fork_server, nodes_up
+from builders.conditions import LABS, TORCH
+from builders.json_files import read_lines
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.checkers.checks import check
@@ -20,68 +20,40 @@ from testbed.core.checkers.finding import Checker
 from testbed.core.records.check_record import read_checks
 from testbed.core.records.rank_log import read_rank
 
-pytest.importorskip("torch", reason="the training agents need torch")
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.thorough,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = [*LABS, TORCH, pytest.mark.thorough]
 
 SITES = ("east", "east", "west", "west")
-RANKS, STEPS = len(SITES), 12
+RANKS = len(SITES)
 MODEL = {"layers": 4, "heads": 2, "width": 64}
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    it = Nodes(f"tbpb{os.getpid()}", RANKS)
-    try:
-        it.build()
-        yield it
-    finally:
-        it.remove()
+    with nodes_up("tbpb", RANKS) as made:
+        yield made
 
 
 @pytest.fixture
-def parent(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Parent]:
-    """A fork server, whose ranks are broken as its parameter says."""
+def ranks(
+    nodes: Nodes, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Ranks]:
+    """Ranks that are broken as the parameter says."""
     if request.param:
         monkeypatch.setenv("TESTBED_BREAK", request.param)
-    it = Parent(tmp_path / "parent.log")
-    try:
-        it.next("warm", timeout_s=60)
-        yield it
-    finally:
-        it.process.kill()
-        it.process.wait()
+    with fork_server(tmp_path / "parent.log") as parent:
+        yield Ranks(parent, nodes, tmp_path, SITES, steps=12, timeout_s=6.0, model=MODEL, sites=list(SITES))
 
 
-def judged(
-    parent: Parent, nodes: Nodes, directory: Path, strategy: str, options: Mapping[str, Any]
-) -> dict[str, Checker]:
+def judged(ranks: Ranks, strategy: str, options: Mapping[str, Any]) -> dict[str, Checker]:
     """Train to the end, or until each rank has failed or died; return what the checkers say.
 
     gloo aborts on a message of another size than it expects.
     """
-    for rank, site in enumerate(SITES):
-        place = {"rank": rank, "node": f"node-{rank}", "site": site, "namespaces": nodes.namespaces(rank)}
-        parent.say({"do": "rank", **place, "metrics": [nodes.address(rank), 9100]})
-    parent.next("ready", RANKS)
-    parent.say(
-        {
-            "do": "train", "job": "j1", "world_size": RANKS, "master": [nodes.address(0), 29500],
-            "interface": "fabric0", "directory": str(directory), "steps": STEPS, "seed": 0, "timeout_s": 6.0,
-            "model": MODEL, "sites": list(SITES), "strategy": {"name": strategy, "options": dict(options)},
-        }
-    )  # fmt: skip
-    parent.wait_for(RANKS, 60, lambda it: it["event"] in ("finished", "died"))
-    checks, ranks = [], []
-    for rank in range(RANKS):
-        lines = [json.loads(it) for it in (directory / f"rank-{rank}.checks.jsonl").read_text().splitlines()]
-        checks.append(read_checks(rank, lines)[0])
-        lines = [json.loads(it) for it in (directory / f"rank-{rank}.jsonl").read_text().splitlines()]
-        ranks.append(read_rank(rank, lines)[0])
-    return {each.id: each for each in check(checks, twin_of(ranks, MODEL), ranks).checkers}
+    ranks.begin(strategy={"name": strategy, "options": dict(options)})
+    ranks.parent.wait_for(RANKS, 60, lambda report: report["event"] in ("finished", "died"))
+    checks = [read_checks(rank, read_lines(ranks.folder / f"rank-{rank}.checks.jsonl"))[0] for rank in range(RANKS)]
+    logs = [read_rank(rank, ranks.records(rank))[0] for rank in range(RANKS)]
+    return {checker.id: checker for checker in check(checks, twin_of(logs, MODEL), logs).checkers}
 
 
 DILOCO = ("diloco", {"every": 4})
@@ -90,7 +62,7 @@ SPARSE = ("sparse-loco", {"every": 4})
 
 
 @pytest.mark.parametrize(
-    ("parent", "strategy", "finders"),
+    ("ranks", "strategy", "finders"),
     [
         ("", DILOCO, set()),
         ("", STREAMING, set()),
@@ -109,12 +81,10 @@ SPARSE = ("sparse-loco", {"every": 4})
         ("tied-twice:step=1", STREAMING, {"exchanges"}),
         ("tied-twice:rank=1,step=1", STREAMING, {"parameters"}),
     ],
-    indirect=["parent"],
+    indirect=["ranks"],
 )
-def test_a_planted_bug_is_found(
-    parent: Parent, nodes: Nodes, tmp_path: Path, strategy: tuple[str, dict[str, Any]], finders: set[str]
-) -> None:
-    checkers = judged(parent, nodes, tmp_path, *strategy)
+def test_a_planted_bug_is_found(ranks: Ranks, strategy: tuple[str, dict[str, Any]], finders: set[str]) -> None:
+    checkers = judged(ranks, *strategy)
     wrong = {name for name, each in checkers.items() if each.holds is False}
     if finders:
         assert finders <= wrong, {name: (each.holds, each.why) for name, each in checkers.items()}

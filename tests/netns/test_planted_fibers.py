@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles import oracle
+from builders.commands import Command
+from builders.conditions import ALONE
+from builders.labs import Lab, shared_lab
 from planted_fibers import WRONG, second_path, site_network, wrong_fiber
 
-import testbed
 from benchmarks import thief
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 LEVELS = [
     pytest.param(0.0, "together", id="no thief"),
@@ -40,14 +41,7 @@ UNMEASURABLE = 3
 """Exit status: too few packets to judge; the user tries again."""
 
 
-@pytest.fixture(scope="module")
-def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Lab]:
-    file = tmp_path_factory.mktemp("lossy") / "lossy.yaml"
-    file.write_text(TOPOLOGY)
-    name = oracle.unused_name()
-    with testbed.up(str(file), name=name, agents=False, emulator="fiberd", allow_uncertified=True) as lossy:
-        yield lossy
-    assert oracle.left_behind(name, state_folder) == []
+lab = shared_lab(TOPOLOGY, emulator="fiberd")
 
 
 @contextlib.contextmanager
@@ -65,9 +59,9 @@ def noise(share: float, mode: str) -> Iterator[None]:
         warnings.warn(str(void), stacklevel=2)
 
 
-def certify(command: oracle.Command, lab: testbed.Lab) -> tuple[int, dict[str, Any]]:
+def certify(command: Command, lab: Lab) -> tuple[int, dict[str, Any]]:
     for _ in range(3):
-        done = command("certify", "-l", lab.name, "--json")
+        done = command(f"certify -l {lab.name} --json")
         certificate = json.loads(done.stdout)
         assert certificate["verdict"].startswith("certified") is (done.returncode == 0)
         if done.returncode != UNMEASURABLE:
@@ -78,7 +72,7 @@ def certify(command: oracle.Command, lab: testbed.Lab) -> tuple[int, dict[str, A
 @pytest.mark.parametrize(("share", "mode"), LEVELS)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_fiber_is_outside_tolerance(
-    lab: testbed.Lab, command: oracle.Command, state_folder: Path, wrong: str, share: float, mode: str
+    lab: Lab, command: Command, state_folder: Path, wrong: str, share: float, mode: str
 ) -> None:
     quantity, change = WRONG[wrong]
     direction = "south:east" if quantity == "loss" else "north:west"
@@ -96,7 +90,7 @@ def test_a_wrong_fiber_is_outside_tolerance(
 
 
 @pytest.mark.parametrize(("share", "mode"), LEVELS)
-def test_a_path_around_a_fiber_is_named(lab: testbed.Lab, command: oracle.Command, share: float, mode: str) -> None:
+def test_a_path_around_a_fiber_is_named(lab: Lab, command: Command, share: float, mode: str) -> None:
     route = ("west-gw", site_network(lab.name, "east", "inet6"), "fd00:bad::2")
     with second_path(lab.name, "west-gw", "east-gw", route), noise(share, mode):
         status, certificate = certify(command, lab)
@@ -106,17 +100,15 @@ def test_a_path_around_a_fiber_is_named(lab: testbed.Lab, command: oracle.Comman
     assert "east-0 reaches west-0 over" not in certificate["around"]["why"]
 
 
-def test_journal_and_status_do_not_have_a_wrong_fiber(
-    lab: testbed.Lab, command: oracle.Command, state_folder: Path
-) -> None:
+def test_journal_and_status_do_not_have_a_wrong_fiber(lab: Lab, command: Command, state_folder: Path) -> None:
     journal = state_folder / "labs" / lab.name / "journal.jsonl"
 
     def shown() -> list[object]:
-        status = json.loads(command("status", "-l", lab.name, "--json").stdout)
+        status = json.loads(command(f"status -l {lab.name} --json").stdout)
         return [(link["faults"], link["in_force"]) for link in status["links"]]
 
     def differences() -> list[str]:
-        (fiber,) = json.loads(command("status", "-l", lab.name, "--fiber", "north:west", "--json").stdout)
+        (fiber,) = json.loads(command(f"status -l {lab.name} --fiber north:west --json").stdout)
         return list(fiber["differences"])
 
     before = shown(), journal.read_bytes()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.commands import Command
+from builders.conditions import ALONE, thorough
+from builders.labs import Lab, address_of, bring_up, ns, shared_lab
 from oracles import oracle
 from planted_fibers import second_path, site_network
 
-import testbed
-
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 RING = """
 scale: 1000
@@ -27,18 +27,11 @@ links:
 """
 
 
-@pytest.fixture(scope="module")
-def lab(state_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.Lab]:
-    file = tmp_path_factory.mktemp("ring") / "ring.yaml"
-    file.write_text(RING)
-    name = oracle.unused_name()
-    with testbed.up(str(file), name=name, agents=False, allow_uncertified=True) as found:
-        yield found
-    assert oracle.left_behind(name, state_folder) == []
+lab = shared_lab(RING)
 
 
-def around(command: oracle.Command, lab: testbed.Lab) -> dict[str, Any]:
-    said = command("certify", "-l", lab.name, "--json")
+def around(command: Command, lab: Lab) -> dict[str, Any]:
+    said = command(f"certify -l {lab.name} --json")
     assert said.returncode in (0, 1), said.stderr
     found: dict[str, Any] = json.loads(said.stdout)
     assert found["around"]["ok"] is (found["around"]["why"] == "")
@@ -46,9 +39,7 @@ def around(command: oracle.Command, lab: testbed.Lab) -> dict[str, Any]:
     return found["around"]  # type: ignore[no-any-return]
 
 
-def test_a_lab_as_it_was_built_has_no_path_around_any_pair_of_its_sites(
-    lab: testbed.Lab, command: oracle.Command
-) -> None:
+def test_a_lab_as_it_was_built_has_no_path_around_any_pair_of_its_sites(lab: Lab, command: Command) -> None:
     found = around(command, lab)
     assert (found["ok"], found["pairs"], found["families"]) == (True, 6, ["IPv4", "IPv6"])
 
@@ -56,13 +47,13 @@ def test_a_lab_as_it_was_built_has_no_path_around_any_pair_of_its_sites(
 @pytest.mark.parametrize(
     ("sites", "family", "said"),
     [
-        pytest.param("cd", "inet6", "over IPv6", id="last two sites, IPv6 only", marks=pytest.mark.thorough),
+        thorough("cd", "inet6", "over IPv6", id="last two sites, IPv6 only"),
         pytest.param("cd", "inet", "over IPv4", id="last two sites, IPv4 only"),
         pytest.param("bd", "inet6", "over IPv6", id="sites that no fiber joins"),
     ],
 )
 def test_a_second_path_between_two_gateways_is_found_in_the_family_that_it_carries(
-    lab: testbed.Lab, command: oracle.Command, sites: str, family: str, said: str
+    lab: Lab, command: Command, sites: str, family: str, said: str
 ) -> None:
     one, other = sites
     hops = {"inet6": ("fd00:bad::2", "fd00:bad::1"), "inet": ("192.168.99.2", "192.168.99.1")}[family]
@@ -81,12 +72,10 @@ def test_a_second_path_between_two_gateways_is_found_in_the_family_that_it_carri
     assert around(command, lab)["ok"] is True
 
 
-def test_a_path_one_way_is_found_while_other_traffic_crosses_the_fibers(
-    lab: testbed.Lab, command: oracle.Command
-) -> None:
+def test_a_path_one_way_is_found_while_other_traffic_crosses_the_fibers(lab: Lab, command: Command) -> None:
     """Counters of packets would not tell: those of the other traffic make up for those that are missing."""
-    target = oracle.addresses(oracle.netns(lab.name, "c-1"), "fabric0")["inet6"]
-    other = ("ip", "netns", "exec", oracle.netns(lab.name, "a-1"), "ping", "-q", "-i", "0.002", target)
+    target = address_of(lab, "c-1", family="inet6")
+    other = ("ip", "netns", "exec", ns(lab, "a-1"), "ping", "-q", "-i", "0.002", target)
     traffic = subprocess.Popen(other, stdout=subprocess.DEVNULL)
     try:
         route = ("d-gw", site_network(lab.name, "c", "inet6"), "fd00:bad::1")
@@ -99,7 +88,7 @@ def test_a_path_one_way_is_found_while_other_traffic_crosses_the_fibers(
     assert "c-0 reaches d-0 over" not in found["why"]
 
 
-def test_a_cable_between_two_nodes_without_an_address_is_found(lab: testbed.Lab, command: oracle.Command) -> None:
+def test_a_cable_between_two_nodes_without_an_address_is_found(lab: Lab, command: Command) -> None:
     with second_path(lab.name, "c-1", "d-1"):
         found = around(command, lab)
     assert found["ok"] is False
@@ -107,14 +96,14 @@ def test_a_cable_between_two_nodes_without_an_address_is_found(lab: testbed.Lab,
     assert " from leak0" in found["why"]
 
 
-def test_gateways_know_their_neighbours_on_the_links_without_resolving_them(lab: testbed.Lab) -> None:
+def test_gateways_know_their_neighbours_on_the_links_without_resolving_them(lab: Lab) -> None:
     """Entries that are resolved share one small table of the whole host; permanent ones do not count."""
     for site in lab.topology.sites:
-        place = oracle.netns(lab.name, site.gateway)
+        place = ns(lab, site.gateway)
         links = [link for link in lab.topology.links if site.name in link.between]
         for link in links:
             (other,) = set(link.between) - {site.name}
-            far = oracle.netns(lab.name, f"{other}-gw")
+            far = ns(lab, f"{other}-gw")
             (mac,) = [it["address"] for it in oracle.ip(far, "link", "show", "dev", link.name)]
             for family in ("-4", "-6"):
                 known = oracle.ip(place, family, "neigh", "show", "dev", link.name, "nud", "permanent")
@@ -123,8 +112,8 @@ def test_gateways_know_their_neighbours_on_the_links_without_resolving_them(lab:
 
 
 @pytest.mark.thorough
-def test_64_sites_are_probed_within_two_seconds(state_folder: Path, command: oracle.Command) -> None:
-    with testbed.up("ring-64", name=oracle.unused_name(), agents=False, allow_uncertified=True) as wide:
+def test_64_sites_are_probed_within_two_seconds(state_folder: Path, command: Command) -> None:
+    with bring_up(topology="ring-64") as wide:
         found = [around(command, wide) for _ in range(3)]
     assert {it["pairs"] for it in found} == {64 * 63 // 2}
     assert min(it["took_s"] for it in found) <= 2.0

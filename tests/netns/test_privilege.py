@@ -13,6 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders.commands import Command, argv_of, check_refused
+from builders.conditions import LABS, is_reachable
+from builders.json_files import read_json
+from builders.labs import Lab, launched, processes_in, shared_lab
+from builders.proc import status_of, until_gone
 from oracles import oracle
 
 import testbed
@@ -22,7 +27,7 @@ from testbed.host.linux import program_user
 from testbed.keeper import client, protocol
 from testbed.lab.validation.worker_set import WorkerSet
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 HOSTILE = Path(__file__).with_name("hostile_program.py")
 BOUND_S = 20.0
@@ -30,14 +35,15 @@ CALLER = (4242, 4343)
 """A user without an account, as whoever called sudo."""
 
 
-def reachable(path: str) -> bool:
-    return all(above.stat().st_mode & 0o001 for above in (*Path(path).resolve().parents, *HOSTILE.parents))
-
-
 needs_python = pytest.mark.skipif(
-    not reachable(sys.executable),
+    not is_reachable(sys.executable, HOSTILE),
     reason="this Python is in a folder that only root may enter; make test installs another",
 )
+
+
+def call_by_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in zip(("SUDO_UID", "SUDO_GID"), CALLER, strict=True):
+        monkeypatch.setenv(name, str(number))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,31 +54,7 @@ def without_sudo() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def trained(without_sudo: None, state_folder: Path) -> Iterator[testbed.Lab]:
-    """Provide metro-40km with agents."""
-    name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, allow_uncertified=True) as lab:
-        yield lab
-    assert oracle.left_behind(name, state_folder) == []
-
-
-def status_of(pid: int) -> dict[str, str]:
-    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return {key: value.strip() for key, _, value in lines}
-
-
-def inside(lab: testbed.Lab, node: str) -> list[int]:
-    """Return the processes in a node's network namespace."""
-    wanted, found = Path("/run/netns", oracle.netns(lab.name, node)).stat().st_ino, []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if (entry / "ns" / "net").stat().st_ino == wanted:
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+trained = shared_lab(agents=True)
 
 
 def assert_unprivileged(status: dict[str, str], uid: int, gid: int) -> None:
@@ -88,13 +70,12 @@ def assert_unprivileged(status: dict[str, str], uid: int, gid: int) -> None:
 @needs_python
 @pytest.mark.parametrize("whose", ["the testbed's own", "SUDO_UID", "the owner of the folder"])
 def test_a_hostile_program_changes_nothing(
-    trained: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+    trained: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     (folder := tmp_path / "work").mkdir(mode=0o755)
     uid, gid = CALLER
     if whose == "SUDO_UID":
-        monkeypatch.setenv("SUDO_UID", str(uid))
-        monkeypatch.setenv("SUDO_GID", str(gid))
+        call_by_sudo(monkeypatch)
     elif whose == "the owner of the folder":
         os.chown(folder, *CALLER)
     else:
@@ -105,9 +86,8 @@ def test_a_hostile_program_changes_nothing(
     state = lab_folder.folder(trained.name)
     keeper = client.ask(state, protocol.Hello())["pid"]
     hostname = Path("/etc/hostname").read_bytes(), os.stat("/etc/hostname").st_uid  # noqa: PTH116
-    said: list[str] = []
     argv = [sys.executable, str(HOSTILE), str(state.path), str(keeper), str(os.getpid()), str(set_uid)]
-    assert trained.launch(argv, directory=tmp_path / "runs", echo=said.append).exit_status() == 0, said
+    said = launched(trained, argv, directory=tmp_path / "runs")
     answers = [json.loads(line.partition("] ")[2]) for line in said]
     assert len(answers) == 4
     for answer in answers:
@@ -124,7 +104,6 @@ def test_a_hostile_program_changes_nothing(
         assert answer["folder"] == str(folder)
     assert len({answer["environment"]["TMPDIR"] for answer in answers}) == 4
     # Afterwards the run belongs to whoever called sudo; links and second names lead to no file of the host's.
-    assert trained.run_directory is not None
     run = trained.run_directory.path
     owner = CALLER if whose == "SUDO_UID" else (0, 0)
     for name in ("run.json", "metrics.jsonl", "ranks/rank-0.log", "ranks/rank-0"):
@@ -132,15 +111,14 @@ def test_a_hostile_program_changes_nothing(
         assert (found.st_uid, found.st_gid) == owner, name
     assert (run / "ranks" / "rank-0" / "link").is_symlink()
     assert (Path("/etc/hostname").read_bytes(), os.stat("/etc/hostname").st_uid) == hostname  # noqa: PTH116
-    assert json.loads((run / "run.json").read_text())["program_user"]["uid"] == uid
+    assert read_json(run / "run.json")["program_user"]["uid"] == uid
 
 
 @needs_python
 def test_while_a_program_runs_the_run_belongs_to_root(
-    trained: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SUDO_UID", str(CALLER[0]))
-    monkeypatch.setenv("SUDO_GID", str(CALLER[1]))
+    call_by_sudo(monkeypatch)
     owners: dict[str, int] = {}
 
     def look(line: str) -> None:
@@ -154,36 +132,33 @@ def test_while_a_program_runs_the_run_belongs_to_root(
     assert run.stat().st_uid == CALLER[0]
 
 
-def test_as_root_a_program_is_root(trained: testbed.Lab, tmp_path: Path) -> None:
-    said: list[str] = []
-    assert trained.launch(["id", "-u"], directory=tmp_path, echo=said.append, as_root=True).exit_status() == 0
+def test_as_root_a_program_is_root(trained: Lab, tmp_path: Path) -> None:
+    said = launched(trained, ["id", "-u"], directory=tmp_path, as_root=True)
     assert sorted(said) == [f"[rank {rank}] 0" for rank in range(4)]
 
 
-def test_a_program_ends_with_the_command_that_launched_it(trained: testbed.Lab, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "testbed.cli.app", "launch", "-l", trained.name, "--allow-uncertified"]
+def test_a_program_ends_with_the_command_that_launched_it(trained: Lab, tmp_path: Path) -> None:
+    words = argv_of(f"launch -l {trained.name} --allow-uncertified")
     words += ["--runs", str(tmp_path), "--", "sh", "-c", 'echo "pid $$"; exec sleep 1000']
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
-        assert command.stdout is not None
         pids = [int(command.stdout.readline().split()[-1]) for _ in range(4)]
         assert all(status_of(pid)["Uid"].split()[0] == str(program_user.OWN_UID) for pid in pids)
         command.kill()
-        oracle.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), BOUND_S, "the programs have ended")
+        until_gone(*pids)
 
 
 @needs_python
-def test_ranks_have_no_privileges_and_a_restart_gives_them_none(trained: testbed.Lab) -> None:
+def test_ranks_have_no_privileges_and_a_restart_gives_them_none(trained: Lab) -> None:
     nodes = trained.topology.node_names
     for node in nodes:  # while they wait for a job
-        for pid in inside(trained, node):
+        for pid in processes_in(trained, node):
             assert_unprivileged(status_of(pid), program_user.OWN_UID, program_user.OWN_UID)
     job = trained.train(steps=4000, checkpoint_every=10)
-    assert trained.run_directory is not None
     ranks = trained.run_directory.ranks
     for attempt in (1, 2):
         oracle.until(lambda n=attempt: job.attempt == n, 60.0, f"attempt {attempt} runs")  # type: ignore[misc]
         job.wait_for(job.step + 25, 120.0)
-        pids = {node: inside(trained, node) for node in nodes}
+        pids = {node: processes_in(trained, node) for node in nodes}
         for rank, node in enumerate(nodes):
             (pid,) = pids[node]
             assert_unprivileged(status_of(pid), program_user.OWN_UID, program_user.OWN_UID)
@@ -204,22 +179,22 @@ def test_ranks_have_no_privileges_and_a_restart_gives_them_none(trained: testbed
 
 
 @needs_python
-def test_ranks_end_with_the_fork_server(trained: testbed.Lab) -> None:
-    (pid,) = inside(trained, "east-0") or trained.train(steps=1).wait() or inside(trained, "east-0")
+def test_ranks_end_with_the_fork_server(trained: Lab) -> None:
+    (pid,) = processes_in(trained, "east-0") or trained.train(steps=1).wait() or processes_in(trained, "east-0")
     server = int(status_of(pid)["PPid"])
     assert status_of(server)["Uid"].split()[0] == "0"
-    others = [it for node in trained.topology.node_names for it in inside(trained, node)]
+    others = [it for node in trained.topology.node_names for it in processes_in(trained, node)]
     os.kill(server, signal.SIGKILL)
-    oracle.until(lambda: not any(Path(f"/proc/{it}").exists() for it in others), BOUND_S, "the ranks have ended")
+    until_gone(*others)
 
 
 @needs_python
-def test_libraries_have_no_privileges(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_libraries_have_no_privileges(lab: Lab, tmp_path: Path) -> None:
     workers = WorkerSet(lab_folder.folder(lab.name), lab.topology, collective_libraries.find("ring"), tmp_path / "ring")
     try:
         assert not workers.join(60.0).trouble
         for node in lab.topology.node_names:
-            (pid,) = inside(lab, node)
+            (pid,) = processes_in(lab, node)
             assert_unprivileged(status_of(pid), program_user.OWN_UID, program_user.OWN_UID)
         assert (tmp_path / "ring").stat().st_uid == 0
         assert (tmp_path / "ring" / "outputs").stat().st_uid == program_user.OWN_UID
@@ -240,33 +215,31 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("argv", [["{}/train.sh"], ["sh", "{}/train.sh"]])
 def test_a_program_that_its_user_cannot_read_is_refused(
-    lab: testbed.Lab, command: oracle.Command, tmp_path: Path, secret: Path, argv: list[str]
+    lab: Lab, command: Command, tmp_path: Path, secret: Path, argv: list[str]
 ) -> None:
     words = [it.format(secret) for it in argv]
     launch = ("launch", "-l", lab.name, "--allow-uncertified")
-    done = command(*launch, "--runs", str(tmp_path / "runs"), "--", *words)
-    assert done.returncode == 2
-    assert str(secret) in done.stderr and "launch --as-root" in done.stderr
+    check_refused(command(*launch, "--runs", str(tmp_path / "runs"), "--", *words), 2, str(secret), "launch --as-root")
     assert not list((tmp_path / "runs").glob("*"))
     done = command(*launch, "--runs", str(tmp_path / "runs"), "--as-root", "--", *words)
     assert (done.returncode, done.stdout.count("trained")) == (0, 4), done.stderr
 
 
-def test_a_folder_that_programs_cannot_write_is_refused(
-    lab: testbed.Lab, command: oracle.Command, secret: Path
-) -> None:
-    done = command("launch", "-l", lab.name, "--allow-uncertified", "--runs", str(secret / "runs"), "--", "true")
-    assert done.returncode == 2
-    assert str(secret) in done.stderr and "launch --as-root" in done.stderr
+def test_a_folder_that_programs_cannot_write_is_refused(lab: Lab, command: Command, secret: Path) -> None:
+    check_refused(
+        command(f"launch -l {lab.name} --allow-uncertified --runs {secret}/runs -- true"),
+        2,
+        str(secret),
+        "launch --as-root",
+    )
 
 
 def test_a_run_whose_ranks_could_not_write_is_refused_before_a_lab_is_built(
-    command: oracle.Command, secret: Path, lab_name: str
+    command: Command, secret: Path, lab_name: str
 ) -> None:
     began = time.monotonic()
-    done = command("run", "metro-40km", "--name", lab_name, "--runs", str(secret / "runs"))
-    assert done.returncode == 2
-    assert str(secret if reachable(sys.executable) else "") in done.stderr
+    done = command(f"run metro-40km --name {lab_name} --runs {secret}/runs")
+    check_refused(done, 2, str(secret if is_reachable(sys.executable, HOSTILE) else ""))
     assert "namespaces:" not in done.stderr, time.monotonic() - began
 
 
@@ -275,8 +248,7 @@ def test_state_that_programs_could_move_away_is_refused(
 ) -> None:
     (home := tmp_path / "home").mkdir()
     os.chown(home, *CALLER)
-    monkeypatch.setenv("SUDO_UID", str(CALLER[0]))
-    monkeypatch.setenv("SUDO_GID", str(CALLER[1]))
+    call_by_sudo(monkeypatch)
     (home / "state").mkdir()
     monkeypatch.setenv("TESTBED_STATE", str(home / "state"))
     with pytest.raises(UserError, match=f"can rename {home}/state"):

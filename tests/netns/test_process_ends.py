@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
+from builders.commands import Command, run_line
+from builders.conditions import LABS
+from builders.json_files import read_json, recorded_events
+from builders.labs import Lab, OwnLab, end_rank, ns, shared_lab
 from oracles import oracle
 
-import testbed
 from testbed.errors import JobFailed, LabError, StorageError
 from testbed.host.files.store import RunDirectory
 
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-]
+pytestmark = LABS
 SMALL = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 10}
 
 
-@pytest.fixture(scope="module")
-def training(state_folder: Path) -> Iterator[testbed.Lab]:
-    pytest.importorskip("torch", reason="the training agents need torch")
-    with testbed.up("metro-40km", name=oracle.unused_name(), allow_uncertified=True) as found:
-        yield found
+training = shared_lab(agents=True)
 
 
 @pytest.fixture
@@ -35,9 +30,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """Provide a disk of 60 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    oracle.run("mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(folder))
+    run_line(f"mount -t tmpfs -o size=60m tmpfs {folder}")
     yield folder
-    oracle.run("umount", "--lazy", str(folder))
+    run_line(f"umount --lazy {folder}")
 
 
 def fill(disk: Path) -> None:
@@ -46,15 +41,11 @@ def fill(disk: Path) -> None:
             stream.write(bytes(4096))
 
 
-def shoot(lab: testbed.Lab, node: str, number: signal.Signals) -> None:
-    (victim,) = oracle.inside_pids(oracle.netns(lab.name, node))
-    os.kill(victim, number)
-
-
-def died(lab: testbed.Lab) -> list[dict[str, object]]:
-    assert lab.run_directory is not None
-    lines = (lab.run_directory.path / "events.jsonl").read_text().splitlines()
-    return [it for it in map(json.loads, lines) if it["event"] == "rank-died"]
+def in_training(lab: Lab) -> Any:
+    """Return a job that has a checkpoint."""
+    job = lab.train(40, **SMALL)
+    job.wait_for(12, timeout=60)
+    return job
 
 
 # Tests of ``lab`` come first: agents of ``training`` that were ended are replaced, which takes both cores while ``lab``
@@ -68,18 +59,16 @@ def died(lab: testbed.Lab) -> list[dict[str, object]]:
     ],
 )
 @pytest.mark.alone
-def test_a_launched_program(
-    lab: testbed.Lab, command: oracle.Command, tmp_path: Path, script: str, status: int, verdict: str
-) -> None:
+def test_a_launched_program(lab: Lab, command: Command, tmp_path: Path, script: str, status: int, verdict: str) -> None:
     assert lab.launch(["sh", "-c", script], directory=tmp_path).exit_status() == status
     (run,) = tmp_path.iterdir()
-    said = command("report", str(run))
+    said = command(f"report {run}")
     assert said.stdout.startswith(verdict)
     assert said.returncode == {"fail": 1, "unknown": 3}[verdict]
 
 
 @pytest.mark.thorough
-def test_a_launched_program_that_loses_its_power_is_explained(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_a_launched_program_that_loses_its_power_is_explained(lab: Lab, tmp_path: Path) -> None:
     statuses: list[int] = []
 
     def launch() -> None:
@@ -88,23 +77,22 @@ def test_a_launched_program_that_loses_its_power_is_explained(lab: testbed.Lab, 
     thread = Thread(target=launch)
     thread.start()
     try:
-        nodes = [oracle.netns(lab.name, node) for node in ("west-0", "west-1")]
+        nodes = [ns(lab, node) for node in ("west-0", "west-1")]
         oracle.until(lambda: all(map(oracle.inside_pids, nodes)), 20.0, "it runs on all nodes that lose power")
         lab.inject("power-loss", "west")
         thread.join(60)
     finally:
         lab.heal()
     (run,) = tmp_path.iterdir()
-    ends = json.loads((run / "run.json").read_text())["workload"]["ends"]
+    ends = read_json(run / "run.json")["workload"]["ends"]
     assert {(it["rank"], it["signal"], it["by_testbed"]) for it in ends} == {(2, 9, True), (3, 9, True)}
 
 
 @pytest.mark.alone
-def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(training: testbed.Lab) -> None:
-    job = training.train(40, **SMALL)
-    job.wait_for(12, timeout=60)
+def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(training: Lab) -> None:
+    job = in_training(training)
     with training.cut("north"):
-        shoot(training, "west-0", signal.SIGKILL)
+        end_rank(training, "west-0")
         job.wait(90)
     report = training.report()
     assert report.training.steps_committed == 40, "it recovered"
@@ -112,20 +100,18 @@ def test_a_rank_shot_by_somebody_else_during_a_cut_leaves_the_verdict_open(train
     assert "rank 2: SIGKILL, sender unknown." in report.sentences
 
 
-def test_a_rank_that_the_testbed_kills_is_explained(training: testbed.Lab) -> None:
-    job = training.train(40, **SMALL)
-    job.wait_for(12, timeout=60)
+def test_a_rank_that_the_testbed_kills_is_explained(training: Lab) -> None:
+    job = in_training(training)
     training.inject("rank-kill", "2")
     job.wait(90)
     report = training.report()
-    assert [it["by_testbed"] for it in died(training)] == [True]
+    assert [event["by_testbed"] for event in recorded_events(training.run_directory.path, "rank-died")] == [True]
     assert not any(it.id.startswith("ended") for it in report.answers)
 
 
-def test_a_rank_that_crashes_fails_the_run_though_it_recovered(training: testbed.Lab) -> None:
-    job = training.train(40, **SMALL)
-    job.wait_for(12, timeout=60)
-    shoot(training, "east-1", signal.SIGSEGV)
+def test_a_rank_that_crashes_fails_the_run_though_it_recovered(training: Lab) -> None:
+    job = in_training(training)
+    end_rank(training, "east-1", signal.SIGSEGV)
     job.wait(90)
     report = training.report()
     assert report.training.steps_committed == 40
@@ -133,12 +119,10 @@ def test_a_rank_that_crashes_fails_the_run_though_it_recovered(training: testbed
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, LabError), (signal.SIGABRT, JobFailed)])
-def test_without_restarts_the_error_tells_too(
-    training: testbed.Lab, number: signal.Signals, error: type[Exception]
-) -> None:
+def test_without_restarts_the_error_tells_too(training: Lab, number: signal.Signals, error: type[Exception]) -> None:
     job = training.train(1000, restarts=0, **SMALL)
     job.wait_for(5, timeout=60)
-    shoot(training, "west-1", number)
+    end_rank(training, "west-1", number)
     with pytest.raises(error, match=rf"rank 3 on west-1 gone: .*{number.name}"):
         job.wait(60)
 
@@ -163,11 +147,9 @@ def test_the_end_of_a_run_is_written_on_a_full_disk(disk: Path) -> None:
 
 
 @pytest.mark.alone
-def test_a_full_disk_is_status_3_then_and_later(
-    state_folder: Path, command: oracle.Command, disk: Path, lab_name: str
-) -> None:
+def test_a_full_disk_is_status_3_then_and_later(own: OwnLab, command: Command, disk: Path) -> None:
     pytest.importorskip("torch", reason="the training agents need torch")
-    words = ("run", "metro-40km", "--name", lab_name, "--runs", str(disk), "--steps", "4000", "--allow-uncertified")
+    words = ("run", "metro-40km", "--name", own, "--runs", str(disk), "--steps", "4000", "--allow-uncertified")
     done: list[int] = []
     thread = Thread(target=lambda: done.append(command(*words, timeout_s=150.0).returncode))
     thread.start()
@@ -176,8 +158,8 @@ def test_a_full_disk_is_status_3_then_and_later(
     fill(disk)
     thread.join(150)
     assert done == [3]
-    (run,) = disk.glob(f"{lab_name}-*")
-    info = json.loads((run / "run.json").read_text())
+    (run,) = disk.glob(f"{own}-*")
+    info = read_json(run / "run.json")
     assert (info["status"], bool(info["unknown_because"])) == ("failed", True)
     (disk / "ballast").unlink()
-    assert command("report", str(run)).returncode == 3
+    assert command(f"report {run}").returncode == 3

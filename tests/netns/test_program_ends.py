@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,12 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from builders.commands import Child, Command, argv_of, piped
+from builders.conditions import LABS
+from builders.json_files import read_json
+from builders.labs import Lab, processes_in, programs_in
 from oracles import oracle
 
 import testbed
 from testbed.errors import CannotStart
 
-pytestmark = pytest.mark.netns
+pytestmark = LABS
 
 HEEDLESS = r"""
 import os, signal, subprocess, sys, time
@@ -36,14 +38,10 @@ while True:
 
 
 @contextmanager
-def launched(lab: testbed.Lab, folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def launched(lab: Lab, folder: Path, *words: str) -> Iterator[Child]:
     """Run `testbed launch` in ``folder``, with Ctrl-C as in a terminal."""
-    argv = [sys.executable, "-m", "testbed.cli.app", "launch", "-l", lab.name, "--allow-uncertified", "--runs",
-            str(folder / "runs"), "--", *words]  # fmt: skip
-    child = subprocess.Popen(
-        argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    argv = argv_of(f"launch -l {lab.name} --allow-uncertified --runs {folder}/runs --", *words)
+    child = piped(argv, cwd=folder, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     try:
         yield child
     finally:
@@ -51,19 +49,13 @@ def launched(lab: testbed.Lab, folder: Path, *words: str) -> Iterator[subprocess
         child.communicate()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    tmp_path.chmod(0o777)
-    return tmp_path
-
-
 def record(folder: Path) -> dict[str, object]:
     (run,) = (folder / "runs").glob("*/run.json")
-    return json.loads(run.read_text())  # type: ignore[no-any-return]
+    return read_json(run)  # type: ignore[no-any-return]
 
 
 def test_a_failure_is_told_in_the_terminal_in_run_json_and_in_the_report(
-    lab: testbed.Lab, folder: Path, command: oracle.Command
+    lab: Lab, folder: Path, command: Command
 ) -> None:
     script = "echo out; echo err >&2; sleep 0.5; [ $RANK != 2 ] || exit 3; sleep 60"
     with launched(lab, folder, "sh", "-c", script) as child:
@@ -79,16 +71,15 @@ def test_a_failure_is_told_in_the_terminal_in_run_json_and_in_the_report(
     assert (run / "ranks" / "rank-2.log").read_text() == "out\nerr\n"
     told = re.findall(rf"^(run directory|output and measurements): {re.escape(str(run))}$", err, re.M)
     assert told == ["run directory", "output and measurements"], "at the beginning and at the end"
-    report = command("report", str(run)).stdout
+    report = command(f"report {run}").stdout
     assert re.match(rf"fail: The run failed: {said}\.", report), report
     assert "Rank 2 on west-0 ended with status 3" in (run / "report.md").read_text()
 
 
-def test_ctrl_c_is_sigint_then_sigterm_then_sigkill_to_whole_process_groups(lab: testbed.Lab, folder: Path) -> None:
+def test_ctrl_c_is_sigint_then_sigterm_then_sigkill_to_whole_process_groups(lab: Lab, folder: Path) -> None:
     (folder / "heedless.py").write_text(HEEDLESS)
     python = os.path.realpath(sys.executable)
     with launched(lab, folder, "env", "WHO=parent", python, "-S", "heedless.py") as child:
-        assert child.stdout is not None and child.stderr is not None
         ready = [child.stdout.readline() for _ in range(8)]
         both = [(rank, who) for rank in range(4) for who in ("parent", "child")]
         assert sorted(ready) == sorted(f"[rank {rank}] ready {who}\n" for rank, who in both)
@@ -105,13 +96,12 @@ def test_ctrl_c_is_sigint_then_sigterm_then_sigkill_to_whole_process_groups(lab:
     assert "SIGKILL to all ranks" in err and child.returncode == 130
     assert record(folder)["status"] == "interrupted"
     for node in lab.topology.node_names:
-        assert oracle.inside_pids(oracle.netns(lab.name, node)) == []
+        assert processes_in(lab, node) == []
 
 
-def test_a_program_that_heeds_ctrl_c_saves_what_it_has(lab: testbed.Lab, folder: Path) -> None:
+def test_a_program_that_heeds_ctrl_c_saves_what_it_has(lab: Lab, folder: Path) -> None:
     script = "trap 'sleep 0.3; echo saved > saved-$RANK; exit 0' INT; echo ready; while :; do sleep 0.05; done"
     with launched(lab, folder, "sh", "-c", script) as child:
-        assert child.stdout is not None
         assert len([child.stdout.readline() for _ in range(4)]) == 4
         child.send_signal(signal.SIGINT)
         child.communicate(timeout=30)
@@ -119,9 +109,7 @@ def test_a_program_that_heeds_ctrl_c_saves_what_it_has(lab: testbed.Lab, folder:
     assert sorted(it.name for it in folder.glob("saved-*")) == [f"saved-{rank}" for rank in range(4)]
 
 
-def test_a_command_that_cannot_start_is_told_once(
-    lab: testbed.Lab, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_cannot_start_is_told_once(lab: Lab, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "train.py").write_text("print(1)")
     bad = folder / "bad"
     bad.write_text("#!/nowhere/python\n")
@@ -130,7 +118,6 @@ def test_a_command_that_cannot_start_is_told_once(
         _, err = child.communicate(timeout=60)
     assert (child.returncode, err.count("command not found: 'pyhton'")) == (127, 1), err
     assert "[rank" not in err and not (folder / "runs").exists(), "nothing was started"
-    monkeypatch.chdir(folder)
     for words, status, says in (
         (["./train.py"], 126, "has no permission for it"),
         (["train.py"], 127, "a file of that name is in the current folder: python train.py"),
@@ -149,31 +136,17 @@ def test_a_command_that_cannot_start_is_told_once(
     assert lab.launch(["mine"], environment=path, directory=folder / "runs").exit_status() == 0, "by its own PATH"
 
 
-def test_what_ignores_sigterm_ends_with_the_job_though_its_rank_has_ended_before(
-    lab: testbed.Lab, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
+def test_what_ignores_sigterm_ends_with_the_job_though_its_rank_has_ended_before(lab: Lab, folder: Path) -> None:
     lab.allow_uncertified = True
     script = '(trap "" TERM; echo ready; exec sleep 4242) & wait'
     ready: list[str] = []
     job = lab.launch(["sh", "-c", script], directory=folder / "runs", echo=ready.append)
     oracle.until(lambda: len(ready) == 4, 30.0, "every rank has its child")
     job.stop()
-    inodes = {Path("/run/netns", oracle.netns(lab.name, it)).stat().st_ino for it in lab.topology.node_names}
-    left = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if (entry / "ns/net").stat().st_ino in inodes and b"4242" in (entry / "cmdline").read_bytes():
-                left.append(entry.name)
-        except OSError:
-            continue
-    assert not left
+    assert programs_in(lab, "4242") == []
 
 
-def test_a_program_outlives_the_thread_that_launched_it(
-    lab: testbed.Lab, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
+def test_a_program_outlives_the_thread_that_launched_it(lab: Lab, folder: Path) -> None:
     lab.allow_uncertified = True
     jobs: list[testbed.ProgramJob] = []
     thread = threading.Thread(

@@ -6,7 +6,6 @@ Every program writes the monotonic time of each of its steps into a file of its 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import resource
 import statistics
@@ -16,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles import oracle
+from builders.commands import Command, check
+from builders.conditions import ALONE
+from builders.json_files import read_json, read_lines
+from builders.labs import Lab
 
-import testbed
 from testbed.errors import FileMistakes
 from testbed.lab.jobs import progress_output
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 STEPS = 8
 PERIOD_S = 0.05
@@ -112,7 +113,7 @@ Launch = Callable[..., Path]
 
 
 @pytest.fixture
-def launch(lab: testbed.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
+def launch(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     """``launch(argv, progress=…)`` runs a program in a working directory that everyone can write; returns the run."""
     place = tmp_path / "work"
     place.mkdir()
@@ -138,7 +139,7 @@ def python(program: str) -> list[str]:
 
 def records(run: Path, rank: int) -> list[dict[str, Any]]:
     path = run / "ranks" / f"rank-{rank}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_lines(path) if path.exists() else []
 
 
 def progress(run: Path, rank: int) -> list[dict[str, Any]]:
@@ -170,7 +171,7 @@ def test_lines_that_are_not_flushed_are_stamped_when_they_are_printed(launch: La
         found = progress(run, rank)
         assert [it["tokens"] for it in found] == [None] + [4096] * (STEPS - 1)
         assert [it["train_loss"] for it in found] == [round(1 / step, 4) for step in range(1, STEPS + 1)]
-    about = json.loads((run / "run.json").read_text())["workload"]
+    about = read_json(run / "run.json")["workload"]
     assert about["progress"] == {"preset": "nanogpt", "tokens": 4096}
     assert "progress_unread" not in about
 
@@ -196,7 +197,7 @@ def test_calls_are_read_without_being_asked_for(launch: Launch) -> None:
     found = progress(run, 3)
     assert [it["tokens"] for it in found] == [None] + [4096] * (STEPS - 1)
     assert found[4]["train_loss"] == pytest.approx(1 / 5) and found[4]["grad_norm"] == 5
-    assert "progress" not in json.loads((run / "run.json").read_text())["workload"]
+    assert "progress" not in read_json(run / "run.json")["workload"]
 
 
 def test_a_table_in_the_working_directory_counts_as_the_first_ranks(launch: Launch) -> None:
@@ -240,7 +241,7 @@ def test_nothing_that_a_program_puts_in_the_place_of_a_file_is_followed(
         progress={"csv": "loss.csv"},
     )
     assert records(run, 0) == []
-    unread = json.loads((run / "run.json").read_text())["workload"]["progress_unread"]
+    unread = read_json(run / "run.json")["workload"]["progress_unread"]
     assert "no step was read" in unread and "loss.csv" in unread
 
 
@@ -250,7 +251,7 @@ def test_a_pattern_that_matches_nothing_is_said(launch: Launch) -> None:
     assert [line for line in said if line.startswith("progress: no step was read")]
 
 
-def test_a_mistake_is_found_before_anything_is_started(lab: testbed.Lab, tmp_path: Path) -> None:
+def test_a_mistake_is_found_before_anything_is_started(lab: Lab, tmp_path: Path) -> None:
     with pytest.raises(FileMistakes, match=r"exponentially long") as error:
         lab.launch(["true"], directory=tmp_path / "runs", progress={"line": "(?P<step>(a+)+)b", "evry": 3})
     assert "evry" in str(error.value), "all at once"
@@ -301,7 +302,7 @@ def test_a_pattern_that_takes_too_long_is_given_up(launch: Launch, monkeypatch: 
 
 
 def test_the_command_line_takes_it_too(
-    lab: testbed.Lab, tmp_path: Path, command: oracle.Command, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "train.py"
     program.write_text(BEGIN + LINES)
@@ -309,8 +310,7 @@ def test_the_command_line_takes_it_too(
     words = ("--progress", r"iter (?P<step>\d+): loss (?P<train_loss>[\d.]+)", "--progress", "tokens=8")
     runs = tmp_path / "runs"
     launch = ("launch", "-l", lab.name, "--allow-uncertified")
-    done = command(*launch, "--runs", str(runs), *words, "--", sys.executable, str(program))
-    assert done.returncode == 0, done.stderr
+    check(command(*launch, "--runs", str(runs), *words, "--", sys.executable, str(program)))
     (run,) = (it.parent for it in runs.glob("*/run.json"))
     assert [it["tokens"] for it in progress(run, 1)] == [None] + [8] * (STEPS - 1)
     assert os.stat(run / "ranks" / "rank-1.jsonl").st_uid == os.geteuid(), "no program can rewrite it"  # noqa: PTH116

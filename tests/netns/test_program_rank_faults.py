@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from builders.conditions import LABS
+from builders.json_files import read_json
+from builders.labs import Lab, ask, bring_up, folder, processes_in
 from oracles import oracle
 
 import testbed
@@ -16,7 +18,7 @@ from testbed.core.workload.progress_source import LinePattern
 from testbed.errors import JobFailed, LabError, UnknownName, UserError
 from testbed.keeper import client, protocol
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 TURNS = """
 import os, sys, time
@@ -35,7 +37,7 @@ with open(os.environ["TESTBED_FOLDER"] + "/turns", "wb", buffering=0) as out:
 
 
 @pytest.fixture(scope="module")
-def program(lab: testbed.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.ProgramJob]:
+def program(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[testbed.ProgramJob]:
     """A program with two ranks on each node, none of which ends."""
     lab.allow_uncertified = True
     script = script_in(tmp_path_factory.mktemp("turns"), TURNS)
@@ -51,24 +53,23 @@ def script_in(folder: Path, text: str) -> Path:
     return folder / "program.py"
 
 
-def turns(lab: testbed.Lab) -> list[int]:
-    assert lab.run_directory is not None
+def turns(lab: Lab) -> list[int]:
     files = [lab.run_directory.path / "ranks" / f"rank-{rank}" / "turns" for rank in range(8)]
     return [it.stat().st_size if it.exists() else 0 for it in files]
 
 
-def taken(lab: testbed.Lab, over_s: float) -> list[int]:
+def taken(lab: Lab, over_s: float) -> list[int]:
     before = turns(lab)
     time.sleep(over_s)
     return [after - first for first, after in zip(before, turns(lab), strict=True)]
 
 
-def go_on(lab: testbed.Lab, ranks: list[int]) -> None:
+def go_on(lab: Lab, ranks: list[int]) -> None:
     before = turns(lab)
     oracle.until(lambda: all(turns(lab)[rank] > before[rank] + 5 for rank in ranks), 10.0, f"ranks {ranks} go on")
 
 
-def test_a_paused_rank_stands_and_its_neighbour_goes_on(lab: testbed.Lab, program: testbed.ProgramJob) -> None:
+def test_a_paused_rank_stands_and_its_neighbour_goes_on(lab: Lab, program: testbed.ProgramJob) -> None:
     with lab.inject("rank-pause", "5") as fault:
         assert fault.nodes == ("west-0",)
         stood = turns(lab)[5]
@@ -77,7 +78,7 @@ def test_a_paused_rank_stands_and_its_neighbour_goes_on(lab: testbed.Lab, progra
     go_on(lab, [5])
 
 
-def test_a_whole_node_is_paused(lab: testbed.Lab, program: testbed.ProgramJob) -> None:
+def test_a_whole_node_is_paused(lab: Lab, program: testbed.ProgramJob) -> None:
     with lab.inject("rank-pause", "west-1"):
         stood = turns(lab)[6:]
         go_on(lab, [0, 5])
@@ -86,7 +87,7 @@ def test_a_whole_node_is_paused(lab: testbed.Lab, program: testbed.ProgramJob) -
 
 
 @pytest.mark.alone
-def test_a_slowed_rank_takes_longer(lab: testbed.Lab, program: testbed.ProgramJob) -> None:
+def test_a_slowed_rank_takes_longer(lab: Lab, program: testbed.ProgramJob) -> None:
     """Compared within one stretch of time with its neighbour on the same node, whatever else the machine does."""
     with lab.inject("straggler", "4", slower="4x"):
         found = taken(lab, 2.0)
@@ -100,22 +101,21 @@ def test_a_slowed_rank_takes_longer(lab: testbed.Lab, program: testbed.ProgramJo
     assert found[5] / max(1, found[4]) < 2.0, found
 
 
-def test_what_ranks_cannot_be_refused(lab: testbed.Lab, program: testbed.ProgramJob) -> None:
+def test_what_ranks_cannot_be_refused(lab: Lab, program: testbed.ProgramJob) -> None:
     with pytest.raises(UnknownName, match="rank, node or site '8'"):
         lab.inject("rank-kill", "8")
     with pytest.raises(UserError, match="whose 2 ranks would share it"):
         lab.inject("straggler", "5", cpu="30%")
 
 
-def test_a_killed_rank_is_the_testbeds_doing(lab: testbed.Lab, program: testbed.ProgramJob) -> None:
+def test_a_killed_rank_is_the_testbeds_doing(lab: Lab, program: testbed.ProgramJob) -> None:
     """Last of those that share the program: as with torchrun, the others are ended after a while."""
-    assert lab.run_directory is not None
     lab.inject("rank-kill", "3")
     with pytest.raises(JobFailed, match="rank 3 on east-1 ended with status 137"):
         program.wait(timeout=30.0)
-    ends = json.loads((lab.run_directory.path / "run.json").read_text())["workload"]["ends"]
+    ends = read_json(lab.run_directory.path / "run.json")["workload"]["ends"]
     assert [(it["rank"], it["signal"], it["by_testbed"]) for it in ends] == [(3, 9, True)]
-    assert oracle.inside_pids(oracle.netns(lab.name, "east-1")) == [], "its child neither"
+    assert processes_in(lab, "east-1") == [], "its child neither"
     with pytest.raises(UserError, match="no training agents for it to act on, and runs no program"):
         lab.inject("rank-pause", "1")
 
@@ -131,7 +131,7 @@ LIMITED = "import time\nfor step in range(1, 4): print(f'step {step}', flush=Tru
         ({"stall_s": 1.5, "timeout_s": 50.0}, "the program has reported no step for 1.5 s, since step 3"),
     ],
 )
-def test_limits(lab: testbed.Lab, tmp_path: Path, limits: dict[str, float], says: str) -> None:
+def test_limits(lab: Lab, tmp_path: Path, limits: dict[str, float], says: str) -> None:
     lab.allow_uncertified = True
     script = script_in(tmp_path, LIMITED)
     workload = testbed.ProgramWorkload(
@@ -150,20 +150,20 @@ def test_limits(lab: testbed.Lab, tmp_path: Path, limits: dict[str, float], says
 
 def test_a_program_that_a_dead_keeper_had_stopped_goes_on(state_folder: Path, tmp_path: Path) -> None:
     name = oracle.unused_name()
-    with testbed.up("metro-40km", name=name, agents=False, allow_uncertified=True) as lab:
+    with bring_up(name) as lab:
         lab.launch([sys.executable, str(script_in(tmp_path, TURNS))], ranks_per_node=2)
         oracle.until(lambda: min(turns(lab)) > 5, 30.0, "every rank takes its turns")
         lab.inject("rank-pause", "2")
         lab.inject("straggler", "6", slower="3x")
         oracle.kill(oracle.keeper_pids(name, state_folder))
-        ended: Callable[[], bool] = lambda: not client.answers(lab._folder)  # noqa: E731
+        ended: Callable[[], bool] = lambda: not client.answers(folder(lab))  # noqa: E731
         oracle.until(ended, 10.0, "the keeper is gone")
         lab.heal()
         go_on(lab, [2, 6])
     assert oracle.left_behind(name, state_folder) == []
 
 
-def test_a_lab_without_a_program_says_so(lab: testbed.Lab) -> None:
-    assert client.ask(lab._folder, protocol.RanksPerNode()) in (1, 2)
+def test_a_lab_without_a_program_says_so(lab: Lab) -> None:
+    assert ask(lab, protocol.RanksPerNode()) in (1, 2)
     with pytest.raises((UserError, LabError), match="no training agents"):
         lab.inject("rank-kill", "0")

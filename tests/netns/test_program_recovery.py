@@ -12,12 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from builders.conditions import LABS
+from builders.json_files import read_json, read_lines
+from builders.labs import Lab
 from oracles import oracle
 
-import testbed
 from testbed.host.files.store import RunDirectory, build_report
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
 CUT_S = 4.0
 WAYS = ("sent", "received")
@@ -68,10 +70,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [sys.executable, "train.py"]
 
 
-def trained_over_a_cut(lab: testbed.Lab, argv: list[str], runs: Path) -> Path:
+def trained_over_a_cut(lab: Lab, argv: list[str], runs: Path) -> Path:
     """Launch, cut both fibers once every rank has written 40 steps, and return the run."""
     job = lab.launch(argv, directory=runs, progress="nanogpt")
-    assert lab.run_directory is not None
     ranks = lab.run_directory.ranks
     own = [ranks / f"rank-{rank}" / "own" for rank in range(4)]
     began = "40 steps of every rank"
@@ -94,7 +95,7 @@ def own_gap(run: Path) -> float:
 
 
 def test_recovery_from_a_cut_is_what_the_program_and_the_fiber_say(
-    lab: testbed.Lab, program: list[str], tmp_path: Path
+    lab: Lab, program: list[str], tmp_path: Path
 ) -> None:
     run = trained_over_a_cut(lab, program, tmp_path / "runs")
     report = build_report(RunDirectory(run))
@@ -108,13 +109,13 @@ def test_recovery_from_a_cut_is_what_the_program_and_the_fiber_say(
     assert toward.longest.least_s - 0.5 < gap_s < toward.longest.most_s + 0.5, "bytes on the fiber"
     names = {it.name for it in report.traffic if it.kind == "node"}
     assert names == {f"rank {r} on {n}, {way}" for r, n in enumerate(lab.topology.node_names) for way in WAYS}
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(run / "metrics.jsonl")
     assert {line["kind"] for line in lines} - {"tcp_timeouts"} == {"fiber", "host", "node"}, "no rank is scraped"
 
     # The same run, had nobody said where its steps are.
     for records in (run / "ranks").glob("*.jsonl"):
         records.unlink()
-    about = json.loads((run / "run.json").read_text())
+    about = read_json(run / "run.json")
     del about["workload"]["progress"]
     (run / "run.json").write_text(json.dumps(about))
     report = build_report(RunDirectory(run))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from builders import ROOT
+from builders.commands import captured
+from builders.conditions import ALONE, thorough
 from oracles import oracle
 
-ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ("-p", "testbed.pytest_plugin")
 
 pytest_plugins = ["pytester"]
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces: needs root"),
-    pytest.mark.alone,
-]
+pytestmark = ALONE
 
 
 @pytest.fixture(autouse=True)
@@ -208,7 +205,7 @@ def test_a_fixture_that_fails_on_top_of_a_lab(pytester: pytest.Pytester, state_f
 
 def test_the_example_suite_of_the_docs(state_folder: Path) -> None:
     argv = [sys.executable, "-m", "pytest", *PLUGIN, "-q", "--testbed-require", str(ROOT / "examples" / "pytest_suite")]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=180, cwd=ROOT)
+    done = captured(argv, timeout=180, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
     assert labs(state_folder) == []
@@ -231,7 +228,7 @@ SLOW = """
     [
         (signal.SIGTERM, 0),
         *(
-            pytest.param(*case, marks=pytest.mark.thorough)
+            thorough(*case)
             for case in ((signal.SIGINT, 0), (signal.SIGKILL, 0), (signal.SIGINT, 2), (signal.SIGTERM, 2))
         ),
     ],

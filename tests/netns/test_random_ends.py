@@ -6,22 +6,22 @@ import json
 import random
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
-import ssh_hosts
-from client_of_hosts import begun, marks, on, state
+from builders.commands import check
+from builders.conditions import HOSTS_THOROUGH
+from client_of_hosts import Far, state
 from oracles import oracle
 
-pytestmark = [*marks, pytest.mark.thorough, pytest.mark.alone]
+pytestmark = HOSTS_THOROUGH
 
 VERBS = {
-    "up": (("up", "metro-single", "--name", "e", "--allow-uncertified"), 6.0),
-    "launch": (("launch", "-l", "far", "--allow-uncertified", "--", "sleep", "4"), 6.0),
-    "run": (("run", "metro-single", "--name", "e", "--steps", "20", "--allow-uncertified"), 15.0),
-    "validate": (("validate", "torch-gloo", "--name", "e", "--only", "speed", "--allow-uncertified"), 15.0),
+    "up": ("up metro-single --name e --allow-uncertified", 6.0),
+    "launch": ("launch -l far --allow-uncertified -- sleep 4", 6.0),
+    "run": ("run metro-single --name e --steps 20 --allow-uncertified", 15.0),
+    "validate": ("validate torch-gloo --name e --only speed --allow-uncertified", 15.0),
 }
-"""Words of a command, and within how many seconds it is ended."""
+"""A command, and within how many seconds it is ended."""
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 MOMENTS = 20
@@ -29,24 +29,13 @@ LEFT_S = 45.0
 """An undo takes down what was brought up, which ranks that train delay on a loaded machine."""
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[ssh_hosts.Hosts]:
-    with ssh_hosts.hosts("h1") as made:
-        up = ("up", "metro-single", "--name", "far", "--no-agents", "--allow-uncertified", "--on", "h1")
-        assert on(made, *up).returncode == 0
-        yield made
-        assert on(made, "down", "far", "--on", "h1").returncode == 0
-
-
 @pytest.mark.parametrize("moment", range(MOMENTS))
 @pytest.mark.parametrize("verb", VERBS)
-def test_an_end_at_a_random_moment_leaves_nothing(hosts: ssh_hosts.Hosts, verb: str, moment: int) -> None:
-    (host,) = hosts.hosts
-    words, within_s = VERBS[verb]
+def test_an_end_at_a_random_moment_leaves_nothing(far: Far, verb: str, moment: int) -> None:
+    line, within_s = VERBS[verb]
     chance = random.Random(f"{verb} {moment}")
     number, after_s = ENDS[moment % len(ENDS)], chance.uniform(0.0, within_s)
-    before = state(host)
-    client = begun(hosts, words[0], "--on", "h1", *words[1:])
+    client = far.begin(line)
     time.sleep(after_s)  # the moment itself, not a condition
     client.send_signal(number)
     ended_t = time.monotonic()
@@ -55,15 +44,15 @@ def test_an_end_at_a_random_moment_leaves_nothing(hosts: ssh_hosts.Hosts, verb: 
     assert "Traceback" not in told or told.startswith("Could not import runpy module")
 
     def settled() -> bool:
-        now = state(host)
-        return now == before or ("e" in now[2] and not any("testbed-leash" in it or "leash" in it for it in now[0]))
+        now = state(far.host)
+        return now == far.before or ("e" in now[2] and not any("testbed-leash" in it or "leash" in it for it in now[0]))
 
-    oracle.until(settled, LEFT_S, f"{verb} ended by {number.name} after {after_s:.2f} s leaves nothing: {state(host)}")
+    oracle.until(
+        settled, LEFT_S, f"{verb} ended by {number.name} after {after_s:.2f} s leaves nothing: {state(far.host)}"
+    )
     print(f"{verb} {number.name} {after_s:.2f} s: settled {time.monotonic() - ended_t:.2f} s later", flush=True)
-    if "e" in state(host)[2]:
+    if "e" in state(far.host)[2]:
         assert verb == "up", "only up leaves a lab"
-        shown = on(hosts, "status", "-l", "e", "--json", "--on", "h1")
-        assert shown.returncode == 0, shown.stderr
-        assert json.loads(shown.stdout)["state"] == "up"
-        assert on(hosts, "down", "e", "--on", "h1").returncode == 0
-    oracle.until(lambda: state(host) == before, 10.0, f"as before: {before}, {state(host)}")
+        assert json.loads(check(far("status -l e --json")))["state"] == "up"
+        check(far("down e"))
+    far.until_as_before(10.0)

@@ -8,15 +8,16 @@ from pathlib import Path
 import killed_runs
 import pytest
 import random_kills
+from builders.conditions import LABS, thorough
 from oracles import oracle
 
-pytestmark = [pytest.mark.netns]
+pytestmark = LABS
 
-RUNS = [pytest.param(it, marks=pytest.mark.thorough) for it in (20, 71)]
+RUNS = [*map(thorough, (20, 71))]
 """One of the orchestrator and one of the keeper."""
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.thorough) for it in (1, 2, 5, 7, 9))])
+@pytest.mark.parametrize("seed", [0, *map(thorough, (1, 2, 5, 7, 9))])
 def test_whatever_is_killed_is_undone(seed: int, state_folder: Path) -> None:
     random_kills.one_round(oracle.unused_name(), seed, state_folder)
 

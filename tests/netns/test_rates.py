@@ -12,11 +12,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles import oracle
+from builders.conditions import ALONE
+from builders.labs import Lab, shared_lab
 
 import testbed
 from testbed.core.certification.judge import DirectionSample, judge_direction
@@ -25,24 +25,17 @@ from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Topology
 from testbed.host import lab_folder
 from testbed.host.measure.probing import Probe
-from testbed.lab.fiber_measurement import _paths
+from testbed.lab.fiber_measurement import probe_paths
 from testbed.lab.rate_measurement import RateSample, measure_rates
 from testbed.lab.starvation import TRIES
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 TARGET = 0.8e9
 TIMES = 20
 
 
-@pytest.fixture(scope="module")
-def lab(state_folder: Path) -> Iterator[testbed.Lab]:
-    """metro-40km whose northern link has 40 us of jitter."""
-    topology = testbed.load("metro-40km", {"links.north.impair.jitter": "40us"})
-    name = oracle.unused_name()
-    with testbed.up(topology, name=name, agents=False, allow_uncertified=True) as found:
-        yield found
-    assert oracle.left_behind(name, state_folder) == []
+lab = shared_lab(lambda: testbed.load("metro-40km", {"links.north.impair.jitter": "40us"}))
 
 
 @contextmanager
@@ -57,17 +50,17 @@ def busy_cores() -> Iterator[None]:
 
 
 @pytest.fixture
-def probes(lab: testbed.Lab) -> Iterator[dict[str, Probe]]:
+def probes(lab: Lab) -> Iterator[dict[str, Probe]]:
     with ExitStack() as opened:
-        paths = _paths(lab_folder.folder(lab.name), lab.topology, Addressing(lab.topology))
+        paths = probe_paths(lab_folder.folder(lab.name), lab.topology, Addressing(lab.topology))
         yield {path.name: opened.enter_context(closing(Probe(path))) for path in paths}
 
 
-def rates(lab: testbed.Lab, topology: Topology, probes: Mapping[str, Probe]) -> dict[str, RateSample]:
+def rates(lab: Lab, topology: Topology, probes: Mapping[str, Probe]) -> dict[str, RateSample]:
     return measure_rates(lab_folder.folder(lab.name), topology, probes, list(probes), 0.5, lambda text: None)
 
 
-def judged(lab: testbed.Lab, direction: str, sample: RateSample) -> DirectionCertificate:
+def judged(lab: Lab, direction: str, sample: RateSample) -> DirectionCertificate:
     """The verdict on a direction whose delays are as they were to be."""
     target = next(link for link in lab.topology.links if direction in link.directions).impairment(direction)
     like = dataclasses.replace(target, jitter_s=0.0)
@@ -89,7 +82,7 @@ def judged(lab: testbed.Lab, direction: str, sample: RateSample) -> DirectionCer
     )
 
 
-def test_rates_are_right_with_jitter_and_with_every_core_busy(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
+def test_rates_are_right_with_jitter_and_with_every_core_busy(lab: Lab, probes: dict[str, Probe]) -> None:
     with busy_cores():
         series = [rates(lab, lab.topology, probes) for _ in range(5)]
     for name in series[0]:
@@ -99,7 +92,7 @@ def test_rates_are_right_with_jitter_and_with_every_core_busy(lab: testbed.Lab, 
         assert statistics.median(measured) == pytest.approx(TARGET, rel=within), name
 
 
-def test_a_rate_of_094_is_never_right(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
+def test_a_rate_of_094_is_never_right(lab: Lab, probes: dict[str, Probe]) -> None:
     with lab.inject("impair", "south", rate="752M"):
         samples = [rates(lab, lab.topology, probes)["south:west"] for _ in range(TIMES)]
     verdicts = [judged(lab, "south:west", sample).verdict for sample in samples]
@@ -124,7 +117,7 @@ class Slow:
         return getattr(self._sender, name)
 
 
-def test_a_rate_that_the_sender_cannot_fill_is_not_measured(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
+def test_a_rate_that_the_sender_cannot_fill_is_not_measured(lab: Lab, probes: dict[str, Probe]) -> None:
     probes["south:west"].sender = Slow(probes["south:west"].sender, 10**9)  # type: ignore[assignment]
     samples = rates(lab, lab.topology, probes)
     slow, other = samples["south:west"], samples["south:east"]
@@ -136,14 +129,14 @@ def test_a_rate_that_the_sender_cannot_fill_is_not_measured(lab: testbed.Lab, pr
         assert other.bps == pytest.approx(TARGET, rel=0.01)
 
 
-def test_gaps_of_the_sender_do_not_change_the_rate(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
+def test_gaps_of_the_sender_do_not_change_the_rate(lab: Lab, probes: dict[str, Probe]) -> None:
     probes["south:west"].sender = Slow(probes["south:west"].sender, 12)  # type: ignore[assignment]
     sample = rates(lab, lab.topology, probes)["south:west"]
     assert sample.bps == pytest.approx(TARGET, rel=0.01)
     assert judged(lab, "south:west", sample).ok
 
 
-def test_a_rate_above_its_target_reads_as_it_is(lab: testbed.Lab, probes: dict[str, Probe]) -> None:
+def test_a_rate_above_its_target_reads_as_it_is(lab: Lab, probes: dict[str, Probe]) -> None:
     with lab.inject("impair", "south", rate="752M"):
         sample = rates(lab, _with_rate(lab.topology, 0.7e9), probes)["south:west"]
     assert sample.bps == pytest.approx(752e6, rel=0.005)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import host_stalls
 import pytest
+from builders.commands import Command, argv_of, check
+from builders.conditions import ALONE, thorough
+from builders.json_files import read_json
+from builders.labs import Lab, OwnLab
 from contract.validate_contract import (
     PATIENT,
     ValidateContract,
@@ -35,11 +37,11 @@ from testbed.core.validation.traffic import BYPASS
 from testbed.lab.validation import correctness, fault_cells
 from testbed.lab.validation.library_validation import Bench
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = ALONE
 
 
 @pytest.fixture(scope="module")
-def bench(lab: testbed.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with bench_in(lab, tmp_path_factory.mktemp("validate")) as found:
         yield found
 
@@ -71,9 +73,9 @@ def test_a_killed_rank_is_told_of_twice_alike_and_the_others_go_on(bench: Bench)
     ("how", "do"),
     [
         ("wrong-sum", "all_reduce"),
-        pytest.param("lost-byte", "broadcast", marks=pytest.mark.thorough),
-        pytest.param("stale", "all_reduce", marks=pytest.mark.thorough),
-        pytest.param("swapped", "all_to_all", marks=pytest.mark.thorough),
+        thorough("lost-byte", "broadcast"),
+        thorough("stale", "all_reduce"),
+        thorough("swapped", "all_to_all"),
         ("different-bits", "all_reduce"),
     ],
 )
@@ -115,10 +117,10 @@ def test_a_way_around_the_fiber_is_caught_by_its_bytes(bench: Bench) -> None:
     ("how", "outcome"),
     [
         ("swallowed-error", "wrong result"),
-        pytest.param("no-timeout", "hang", marks=pytest.mark.thorough),
-        pytest.param("late-error", "error late", marks=pytest.mark.thorough),
-        pytest.param("crash", "crash", marks=pytest.mark.thorough),
-        pytest.param("no-rebuild", "error within its bound", marks=pytest.mark.thorough),
+        thorough("no-timeout", "hang"),
+        thorough("late-error", "error late"),
+        thorough("crash", "crash"),
+        thorough("no-rebuild", "error within its bound"),
     ],
 )
 def test_what_it_does_wrong_when_the_fiber_is_cut_is_caught(bench: Bench, how: str, outcome: str) -> None:
@@ -165,7 +167,7 @@ def crossed(lab: str) -> int:
 
 @pytest.fixture
 def validating(lab_name: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "testbed.cli.app", "validate", "ring", "--only", "correctness"]
+    argv = argv_of("validate ring --only correctness")
     argv += ["--driver", "netns", "--allow-uncertified", "--name", lab_name, "--runs", str(tmp_path)]
     child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -179,48 +181,44 @@ def validating(lab_name: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes
 
 
 def test_ctrl_c_keeps_what_was_seen_and_takes_the_lab_down(
-    validating: subprocess.Popen[bytes], tmp_path: Path, lab_name: str, state_folder: Path
+    validating: subprocess.Popen[bytes], tmp_path: Path, own: OwnLab
 ) -> None:
     validating.send_signal(signal.SIGINT)
     assert validating.wait(30.0) == 130
     assert programs() == []
-    assert oracle.left_behind(lab_name, state_folder) == []
+    assert own.left() == []
     (path,) = tmp_path.glob("validate-metro-40km-*/validate.json")
     assert [it.state for it in testbed.runs(tmp_path)] == ["interrupted"]
-    found = json.loads(path.read_text())
+    found = read_json(path)
     assert found["interrupted"] is True and found["verdict"] == "unknown"
     assert any(it["state"] == "right" for it in found["libraries"][0]["cases"])
     assert "the validation was interrupted" in found["libraries"][0]["why"]
 
 
 def test_after_sigkill_down_leaves_nothing(
-    validating: subprocess.Popen[bytes],
-    lab_name: str,
-    state_folder: Path,
-    command: oracle.Command,
-    tmp_path: Path,
+    validating: subprocess.Popen[bytes], own: OwnLab, command: Command, tmp_path: Path
 ) -> None:
     assert [(it.state, it.pid) for it in testbed.runs(tmp_path)] == [("running", validating.pid)]
     os.kill(validating.pid, signal.SIGKILL)
     validating.wait(10.0)
     assert [(it.state, it.pid) for it in testbed.runs(tmp_path)] == [("lost", None)]
     oracle.until(lambda: programs() == [], 10.0, "rank programs end with whoever started them")
-    assert command("down", lab_name).returncode == 0
-    assert oracle.left_behind(lab_name, state_folder) == []
+    check(command(f"down {own}"))
+    assert own.left() == []
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("who", ["emulator", "keeper"])
 def test_when_the_lab_dies_it_is_not_the_librarys_fault(
-    validating: subprocess.Popen[bytes], tmp_path: Path, lab_name: str, state_folder: Path, who: str
+    validating: subprocess.Popen[bytes], tmp_path: Path, own: OwnLab, who: str
 ) -> None:
-    (doomed,) = oracle.emulator_pids(lab_name) if who == "emulator" else oracle.keeper_pids(lab_name, state_folder)
+    (doomed,) = oracle.emulator_pids(own) if who == "emulator" else own.keepers()
     os.kill(doomed, signal.SIGKILL)
     assert validating.wait(90.0) == 3
     (path,) = tmp_path.glob("validate-metro-40km-*/validate.json")
-    (library,) = json.loads(path.read_text())["libraries"]
+    (library,) = read_json(path)["libraries"]
     assert library["verdict"] == "unknown"
     (why,) = library["why"]
     assert why == "the emulator died, so all fibers are dark" if who == "emulator" else "keeper" in why
     assert {it["state"] for it in library["cases"]} == {"right"}
-    assert oracle.left_behind(lab_name, state_folder) == []
+    assert own.left() == []
