@@ -8,11 +8,14 @@ import struct
 
 import pytest
 import torch
+from builders.torch_threads import one_thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from testbed_agents import codec
 
 from testbed.core.training import codec_bytes
+
+__all__ = ["one_thread"]  # of every test here
 
 DENSE = [
     codec.Float32(),

@@ -86,7 +86,8 @@ def test_json_is_as_its_schema_says_and_is_read_again():
 
 
 def test_what_is_no_finite_number_is_null_in_json_and_nan_again():
-    odd = dataclasses.replace(factory.speed(), efficiency=math.inf, bound_s=math.nan, times_s=(0.1, math.nan))
+    unknown = {"efficiency": math.inf, "bound_s": math.nan, "one_way_delays": math.nan, "times_s": (0.1, math.nan)}
+    odd = dataclasses.replace(factory.speed(), **unknown)
     document = json_of(factory.validation(factory.library(speeds=(odd,))))
     read = from_json(document).libraries[0].speeds[0]
     assert math.isnan(read.efficiency) and math.isnan(read.bound_s) and math.isnan(read.times_s[1])

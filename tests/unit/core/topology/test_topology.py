@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from builders.inputs import by_input
 from builders.tables import table
+from builders.topologies import METRO as METRO_40KM
 from builders.topologies import topology
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import testbed
 from testbed.core.topology import names, override, topology_limits
 from testbed.core.topology.model import Topology, topology_from_dict, topology_to_dict
 from testbed.core.topology.resolve import load_text
@@ -93,6 +95,10 @@ def test_the_congestion_control_over_the_fibers_may_be_chosen() -> None:
     assert "congestion" not in topology_to_dict(metro()), "as versions write it that know of no choice"
     with pytest.raises(FileMistakes, match="vegas"):
         metro("congestion=vegas")
+
+
+def test_load_by_the_library_is_that_of_the_catalog() -> None:
+    assert testbed.load("metro-40km") == METRO_40KM
 
 
 def test_one_site_needs_no_links() -> None:
