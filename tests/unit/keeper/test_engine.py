@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from builders.noop import NoHandler
-from builders.tables import cases
+from builders.tables import table
 
 from testbed.core.physics.change import Change
 from testbed.core.physics.impairment import Impairment
@@ -136,7 +136,7 @@ UP = "apply lab plant north-a+ north-b+"
 CUT = "apply f1 north-a- north-b-"
 
 
-@cases(
+@table(
     "before, move, calls, left",
     {
         "steps are made in order and consecutive settings in one call": (
@@ -292,7 +292,7 @@ def test_overlapping_cuts_end_when_the_last_of_them_ends(lit: Lab, order: Sequen
 PHASE = "replace f1: loss0.5, replace f1 loss0.01: loss0.5, "
 
 
-@cases(
+@table(
     "moves",
     {
         "the latest impairment in force wins": (

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from builders.tables import cases
+from builders.tables import table
 
 from testbed.core.plan import build
 from testbed.core.plan.properties import Carrier
@@ -154,7 +154,7 @@ def header(version: object = 3, keeper: str = "[1, 1]") -> str:
 NO_LINE, OTHER_VERSION = "not a line of a journal", "another version of the testbed"
 
 
-@cases(
+@table(
     "lines, error",
     {
         "garbage in the middle": ([header(), '{"id": 1, "own', '{"state": "up"}'], rf"journal\.jsonl:2: {NO_LINE}"),

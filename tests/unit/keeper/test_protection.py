@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders.tables import cases
+from builders.tables import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ def changes(second: SecondPath, cuts: str, until_s: float) -> str:
     return ", ".join(f"{t:g} {state}" for t, state in states)
 
 
-@cases(
+@table(
     "second, cuts, until_s, expected",
     {
         "a cut is held off, then switched, and reverted after the wait": (

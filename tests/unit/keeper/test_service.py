@@ -17,7 +17,7 @@ from typing import Any
 
 import host_stalls
 import pytest
-from builders.tables import cases
+from builders.tables import table
 from oracles import oracle
 
 from testbed.errors import LabError
@@ -116,7 +116,7 @@ def test_an_answer_and_the_notices_before_it(server: Server) -> None:
     ]
 
 
-@cases(
+@table(
     "line, error",
     {
         "a refused request": (b'{"call": "refuse"}', "not today"),
