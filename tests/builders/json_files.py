@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,14 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def read_lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def read_lines(path: Path, kind: str = "") -> list[Any]:
+    """Return the documents in a file, or the records of a kind."""
+    documents = [json.loads(line) for line in path.read_text().splitlines()]
+    return [document for document in documents if not kind or document.get("kind") == kind]
+
+
+def write_lines(path: Path, documents: Iterable[object]) -> None:
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
 
 
 def recorded_events(run: Path, kind: str) -> list[Any]:

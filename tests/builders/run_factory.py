@@ -14,9 +14,11 @@ import math
 import operator
 import random
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from builders.json_files import read_lines, write_lines
 
 STEPS = 400
 STEP_S = 0.130
@@ -111,15 +113,6 @@ def _measured(status: str, steps: int, timed: bool) -> dict[str, str]:
         return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*.jsonl")}
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file; none of a missing one."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def write_lines(path: Path, values: Sequence[object]) -> None:
-    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
-
-
 def edit(
     run: Path,
     files: str,
@@ -153,7 +146,7 @@ def edit(
         if file.suffix == ".json":
             _json(file, {**changed(json.loads(file.read_text())), **values})
             continue
-        lines = read_lines(file)
+        lines = read_lines(file) if file.exists() else []
         if where is None:
             lines = [{**line, **values} for line in changed(lines)] if values else changed(lines)
         else:

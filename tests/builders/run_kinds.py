@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from builders import run_factory
-from builders.run_factory import read_lines, write_lines
+from builders.json_files import read_lines, write_lines
 
 KINDS = ("stall", "death", "restart", "none", "one-step", "impaired")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import json_lines
+from builders import json_files
 from builders.tables import table
 from testbed_agents.board import Board
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State, verified
@@ -304,7 +304,7 @@ def test_a_late_writer_of_an_old_attempt_commits_nothing(tmp_path: Path) -> None
         saved(tmp_path, 20)
     assert host.whole(tmp_path, 0) == {Checkpoint(10, 1)}
     assert [it.name for it in (tmp_path / "checkpoints" / "rank-0").iterdir()] == ["step-000010.a1"]
-    assert json_lines.read(tmp_path / "rank-0.jsonl") == [{"kind": "step", "attempt": 1, "step": 10}]
+    assert json_files.read_lines(tmp_path / "rank-0.jsonl") == [{"kind": "step", "attempt": 1, "step": 10}]
     saved(tmp_path, 20, attempt=2)  # the new one can
     assert Checkpoint(20, 2) in host.whole(tmp_path, 0)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import json_lines
+from builders import json_files
 from oracles import oracle
 
 torch = pytest.importorskip("torch", reason="the training agents need torch")
@@ -79,7 +79,7 @@ class Rank:
         self.checks.end()
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
-        return json_lines.read(self.path, kind)
+        return json_files.read_lines(self.path, kind)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import json_lines
+from builders import json_files
 from testbed_agents.records import Records, RecordsError
 
 from testbed.lab.jobs.step_tail import StepTail
@@ -23,7 +23,7 @@ def test_records_are_lines_of_json_and_appended(tmp_path: Path) -> None:
         records.write("step", step=1, t_begin=2.0)
         records.close()
     assert (
-        json_lines.read(path)
+        json_files.read_lines(path)
         == [
             {"kind": "job", "t": 1.5},
             {"kind": "step", "step": 1, "t_begin": 2.0},
@@ -57,7 +57,7 @@ def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(path)], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     )
     assert done.returncode == -signal.SIGKILL
-    assert [record["step"] for record in json_lines.read(path)] == list(range(100))
+    assert [record["step"] for record in json_files.read_lines(path)] == list(range(100))
 
 
 def test_a_full_disk_is_said() -> None:

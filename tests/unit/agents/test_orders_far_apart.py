@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import json_lines
+from builders import json_files
 from builders.trainer_over_loopback import train
 
 pytestmark = pytest.mark.thorough
@@ -23,7 +23,7 @@ CASES = [
 
 def began(folder: Path, rank: int) -> dict[int, float]:
     """Return when a rank began each step, by its own records."""
-    return {step["step"]: step["t_begin"] for step in json_lines.read(folder / f"rank-{rank}.jsonl", "step")}
+    return {step["step"]: step["t_begin"] for step in json_files.read_lines(folder / f"rank-{rank}.jsonl", "step")}
 
 
 def last_step(folder: Path) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import testbed_agents
-from builders import json_lines
+from builders import json_files
 from testbed_agents import progress_calls
 
 from testbed.lab.jobs import reporting
@@ -34,7 +34,7 @@ def test_each_call_is_a_line_with_its_time(tmp_path: Path, monkeypatch: pytest.M
     before_t = time.monotonic()
     testbed_agents.step(7, train_loss=Tensor(), tokens=10, lr=None)
     testbed_agents.step(8, tokens_seen=20)
-    first, second = json_lines.read(path)
+    first, second = json_files.read_lines(path)
     assert before_t <= first.pop("t") <= second.pop("t") <= time.monotonic()
     assert first == {"step": 7.0, "train_loss": 2.5, "tokens": 10.0}
     assert second == {"step": 8.0, "tokens_seen": 20.0}
@@ -49,7 +49,7 @@ def test_a_forked_child_writes_whole_lines_too(tmp_path: Path, monkeypatch: pyte
         "for _ in range(4): os.wait()\n"
     )
     subprocess.run([sys.executable, "-c", program], env={**os.environ, "TESTBED_PROGRESS": str(path)}, check=True)
-    assert len(json_lines.read(path)) == 2001
+    assert len(json_files.read_lines(path)) == 2001
 
 
 @pytest.mark.parametrize("place", ["missing/calls", "pipe", "folder"])
@@ -81,7 +81,7 @@ def test_the_file_alone_needs_the_standard_library_only(tmp_path: Path) -> None:
         [sys.executable, "-I", "-S", "-c", program], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [str(module), "['__main__', 'testbed_agents']"]
-    assert json_lines.read(path)[0]["lr"] == 2.0
+    assert json_files.read_lines(path)[0]["lr"] == 2.0
 
 
 def test_the_file_alone_hides_none_of_the_agents_modules(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from builders import json_lines, loopback_ranks
+from builders import json_files, loopback_ranks
 from builders.trainer_over_loopback import check_logs
 from testbed_agents import evidence, operation_log, watched
 from testbed_agents.breakage import Broken, Fault
@@ -254,7 +254,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logs_of(folder: Path) -> list[CheckLog]:
-    return check_logs(json_lines.read(folder / f"rank-{rank}.checks.jsonl") for rank in range(4))
+    return check_logs(json_files.read_lines(folder / f"rank-{rank}.checks.jsonl") for rank in range(4))
 
 
 @pytest.mark.parametrize("name", WORKS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import json_lines
+from builders import json_files
 from builders.trainer_over_loopback import train
 
 ACCUMULATING = ("ddp", {"accumulate": 4})
@@ -22,12 +22,12 @@ def _thorough(case: Any) -> Any:
 def test_a_stopped_job_ends_with_an_exchange(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     train(tmp_path, *case, stops_at=6).check("stopped")
     file = tmp_path / "rank-0.checks.jsonl"
-    (finish,) = json_lines.read(file, "finish")
+    (finish,) = json_files.read_lines(file, "finish")
     step = finish["step"] - 1
     if "accumulate" in case[1]:
         assert finish["optimizer_steps"] == -(-step // 4), "what was added since the last exchange is used"
     if case is TIERS:
-        tiers = [outer["name"] for outer in json_lines.read(file, "outer") if outer["step"] > step]
+        tiers = [outer["name"] for outer in json_files.read_lines(file, "outer") if outer["step"] > step]
         expected = ["outer", "region"] if step % 2 else ["outer"] if step % 8 else []
         assert sorted(tiers) == expected, "each tier exchanges once after the last step"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import json_lines, loopback_ranks, trainer_over_loopback
+from builders import json_files, loopback_ranks, trainer_over_loopback
 from builders.replica_jobs import Job, bits, distance, layout, twin_of
 from builders.trainer_over_loopback import check_logs
 from oracles import replica_reference
@@ -209,14 +209,14 @@ def test_a_job_with_inner_steps_and_evaluations_is_right(tmp_path: Path) -> None
     assert "exchanges" in ended.holds
     for rank, (tokens, updates) in enumerate(((2, 20), (2, 20), (1, 10), (1, 10))):
         file = tmp_path / f"rank-{rank}.jsonl"
-        (job,), steps = json_lines.read(file, "job"), json_lines.read(file, "step")
+        (job,), steps = json_files.read_lines(file, "job"), json_files.read_lines(file, "step")
         assert [step["tokens"] for step in steps] == [tokens * job["tokens_per_step"]] * 10
         assert [step["declared_s"] for step in steps] == pytest.approx([0.04] * 10)
         assert job["compute"].get("speed", 1.0) == (0.5 if rank > 1 else 1.0)
         for step in steps:  # the parts of a step are all of it
             assert step["compute_s"] + step["exposed_s"] == pytest.approx(step["t_end"] - step["t_begin"])
-        assert len(json_lines.read(file, "evaluation")) == 4
-        checks = json_lines.read(file.with_suffix(".checks.jsonl"), "step")
+        assert len(json_files.read_lines(file, "evaluation")) == 4
+        checks = json_files.read_lines(file.with_suffix(".checks.jsonl"), "step")
         assert max(step["optimizer_steps"] for step in checks) == updates
 
 

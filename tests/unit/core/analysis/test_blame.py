@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.run_edits import append_event, edit_info
-from builders.run_factory import cut_t, make_run
+from builders.run_factory import cut_t, edit, make_run
 from builders.tables import table
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,7 +98,8 @@ def judged(run: Path) -> Report:
 
 
 def died(run: Path, **fields: Any) -> None:
-    append_event(run, "rank-died", rank=2, pid=7, t=cut_t() + 1, **fields)
+    death = {"event": "rank-died", "rank": 2, "pid": 7, "t": cut_t() + 1, **fields}
+    edit(run, "events.jsonl", lambda events: [*events, death])
 
 
 OF_THE_TESTBED, FOREIGN = ({"by_testbed": ours, "out_of_memory": False} for ours in (True, False))
@@ -130,7 +130,7 @@ def test_report_of_a_job_that_recovered(run: Path, end: dict[str, Any], verdict:
 
 
 def test_report_after_a_foreign_signal_has_no_failure_of_the_job(run: Path) -> None:
-    edit_info(run, status="failed", reason="rank 2 gone")
+    edit(run, "run.json", status="failed", reason="rank 2 gone")
     assert judged(run).verdict == "fail"
     died(run, signal=9, by_testbed=False, out_of_memory=True)
     assert judged(run).verdict == "unknown"
@@ -153,7 +153,7 @@ def test_report_of_a_launched_program(run: Path, statuses: list[int], verdict: s
         {"rank": rank, "t": 1010.0, **FOREIGN, **({"signal": status - 128} if status > 128 else {"code": status})}
         for rank, status in enumerate(statuses)
     ]
-    edit_info(run, workload={"command": "./a.out", "statuses": statuses, "ends": ends}, expectations=[])
+    edit(run, "run.json", workload={"command": "./a.out", "statuses": statuses, "ends": ends}, expectations=[])
     report = judged(run)
     assert report.verdict == verdict, report.sentences
     assert report.answers[0].answer == {"pass": "yes", "fail": "no", "unknown": "unknown"}[verdict]

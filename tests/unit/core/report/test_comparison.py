@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from builders import run_factory, run_kinds, validation_factory
+from builders.json_files import read_lines, write_lines
 from builders.page_tree import tree_of
 from builders.reports import figures, report_of
-from builders.run_factory import edit, read_lines, write_lines
+from builders.run_factory import edit
 from builders.run_kinds import slower, stall
 
 from testbed.core.report.comparison import comparison_words

@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import plotly.graph_objects as go
 import pytest
+from builders.json_files import read_lines, write_lines
 from builders.reports import (
     SCHEMA,
     answer,
@@ -37,8 +38,6 @@ from builders.run_factory import (
     STEP_S,
     edit,
     make_run,
-    read_lines,
-    write_lines,
 )
 from builders.run_kinds import launched
 from hypothesis import HealthCheck, given, settings
