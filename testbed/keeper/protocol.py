@@ -713,7 +713,7 @@ class Down(Request[None]):
 REQUESTS: Final[tuple[type[Request[Any]], ...]] = tuple(Request.__subclasses__())
 """Every request above."""
 
-_BY_VERB: Final = {it.verb: it for it in REQUESTS}
+BY_VERB: Final = {it.verb: it for it in REQUESTS}
 
 # ---- the wire
 
@@ -734,7 +734,7 @@ def decode_request(message: object) -> Request[Any]:
     if not isinstance(message, dict) or not isinstance(message.get("call"), str):
         raise LabError("expected a request as a JSON object with a verb at 'call'")
     verb = message["call"]
-    kind = _BY_VERB.get(verb)
+    kind = BY_VERB.get(verb)
     if kind is None:
         raise LabError(f"unknown verb '{verb}': the lab's keeper runs testbed {__version__}")
     fields = {it.name: it for it in dataclasses.fields(kind)}

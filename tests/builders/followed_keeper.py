@@ -31,15 +31,17 @@ class Keeper:
         self.ended = threading.Event()
         self.publisher = Publisher(self.events, self.state)
         threading.Thread(target=self.publisher.run, args=(self.ended,), daemon=True).start()
-        self.service = Service(self.lab.socket, self.answer, self.publisher.drop, protocol.decode_request)
+        self.subscribers: list[Caller] = []
+        self.service = Service(self.lab.socket, self.answer, self.drop, protocol.decode_request)
 
     def state(self) -> State:
         self.looked += 1
-        return State({number: dict(it) for number, it in self.ranks.items()}, list(self.dark), list(self.dead))
+        return State({number: dict(rank) for number, rank in self.ranks.items()}, list(self.dark), list(self.dead))
 
     def answer(self, request: Any, caller: Caller) -> Any:
         match request:
             case protocol.Subscribe():
+                self.subscribers.append(caller)
                 answer = self.publisher.subscribe(caller, request.since)
                 self.subscribed.set()
                 return answer
@@ -64,13 +66,18 @@ class Keeper:
                 }
         raise LabError(f"unknown verb '{request.verb}': the lab's keeper runs testbed 0.0.1")
 
+    def drop(self, caller: Caller) -> None:
+        self.publisher.drop(caller)
+        if caller in self.subscribers:
+            self.subscribers.remove(caller)
+
     def set(self, rank: int, state: str) -> None:
         self.ranks[rank] = {"rank": rank, "state": state}
         self.publisher.changed()
 
     def hang_up(self) -> None:
         """End all subscriptions, as the end of its process does."""
-        for caller in list(self.publisher._subscribers):
+        for caller in list(self.subscribers):
             caller.push.__self__.socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
 
     def end(self) -> None:

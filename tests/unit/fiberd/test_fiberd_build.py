@@ -9,15 +9,14 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import subprocess
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
+from builders.programs import FIBERD, ROOT, run
+from builders.tables import table
 
 
 def abort(words: str) -> None:
@@ -55,27 +54,55 @@ def tree(tmp_path: Path) -> Path:
     """A source tree of its own: the hook writes into it."""
     (tmp_path / "testbed").mkdir()
     sources = shutil.ignore_patterns("build", "fiberd")
-    shutil.copytree(ROOT / "testbed" / "fiberd", tmp_path / "testbed" / "fiberd", ignore=sources)
+    shutil.copytree(FIBERD, tmp_path / "testbed" / "fiberd", ignore=sources)
     return tmp_path
 
 
-def build(hook_module: Any, tree: Path) -> tuple[dict[str, Any], list[str]]:
-    hook = hook_module.FiberdBuildHook(tree)
-    data: dict[str, Any] = {"artifacts": [], "pure_python": True}
-    hook.initialize("standard", data)
-    return data, hook.warnings
+class Build:
+    """A build of the tree's wheel."""
+
+    def __init__(self, module: Any, tree: Path) -> None:
+        self.module, self.tree, self.fiberd = module, tree, tree / "testbed" / "fiberd"
+        self.warnings: list[str] = []
+
+    def dependencies(self) -> list[str]:
+        return self.module.FiberdBuildHook(self.tree).dependencies()  # type: ignore[no-any-return]
+
+    def run(self) -> dict[str, Any]:
+        hook = self.module.FiberdBuildHook(self.tree)
+        data: dict[str, Any] = {"artifacts": [], "pure_python": True}
+        hook.initialize("standard", data)
+        self.warnings = hook.warnings
+        return data
+
+    def fail(self) -> str:
+        """Return the error of a build that fails."""
+        with pytest.raises(SystemExit) as caught:
+            self.run()
+        return str(caught.value)
+
+    def put(self, name: str, script: str) -> Path:
+        """Put a program of this name into the tree."""
+        program = self.tree / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        return program
 
 
-def test_with_a_compiler_the_wheel_is_of_this_platform(hook_module: Any, tree: Path) -> None:
-    if not hook_module.find_compiler():
+@pytest.fixture
+def build(hook_module: Any, tree: Path) -> Build:
+    return Build(hook_module, tree)
+
+
+def test_with_a_compiler_the_wheel_is_of_this_platform(build: Build) -> None:
+    if not build.module.find_compiler():
         pytest.skip("no C compiler")
-    data, warnings = build(hook_module, tree)
-    assert warnings == []
+    data = build.run()
+    assert build.warnings == []
     assert data["pure_python"] is False
     assert data["tag"].startswith("py3-none-linux_") and "-" not in data["tag"].removeprefix("py3-none-")
     assert data["artifacts"] == ["testbed/fiberd/fiberd"]
-    binary = tree / "testbed" / "fiberd" / "fiberd"
-    assert "usage: fiberd" in subprocess.run([binary, "--help"], capture_output=True, text=True).stderr
+    assert "usage: fiberd" in run(build.fiberd / "fiberd", "--help").stderr
 
 
 @pytest.fixture
@@ -109,108 +136,89 @@ def put_ziglang(modules: Path, status: int = 0) -> Path:
     return noted
 
 
-def test_without_a_compiler_the_build_asks_for_a_pinned_one_and_uses_it(
-    hook_module: Any, tree: Path, bare: Path
-) -> None:
-    hook = hook_module.FiberdBuildHook(tree)
-    (requirement,) = hook.dependencies()
+def test_without_a_compiler_the_build_asks_for_a_pinned_one_and_uses_it(build: Build, bare: Path) -> None:
+    (requirement,) = build.dependencies()
     assert re.fullmatch(r"ziglang==\d+\.\d+\.\d+", requirement)
     noted = put_ziglang(bare)
-    data, warnings = build(hook_module, tree)
-    assert warnings == []
+    data = build.run()
+    assert build.warnings == []
     assert data["pure_python"] is False
-    assert data["tag"] == f"py3-none-linux_{hook_module.architecture()}"
+    assert data["tag"] == f"py3-none-linux_{build.module.architecture()}"
     assert data["artifacts"] == ["testbed/fiberd/fiberd"]
     cache, verb, *words = noted.read_text().splitlines()
-    assert cache == str(tree / "build" / "zig"), "not in somebody's home"
+    assert cache == str(build.tree / "build" / "zig"), "not in somebody's home"
     assert verb == "cc"
-    target = words[words.index("-target") + 1]
-    assert re.fullmatch(r"\w+-linux-musl(eabihf)?", target)
+    assert re.fullmatch(r"\w+-linux-musl(eabihf)?", words[words.index("-target") + 1])
     assert "-static" in words, "no machine without a compiler has musl's dynamic loader"
     assert "-O2" in words
     assert words[-1] == "-lm"
 
 
-def test_with_a_compiler_nothing_is_downloaded(hook_module: Any, tree: Path, bare: Path) -> None:
-    hook = hook_module.FiberdBuildHook(tree)
-    assert hook.dependencies() != []
-    put_compiler(tree, "exit 0")
-    assert hook.dependencies() == []
+def test_with_a_compiler_nothing_is_downloaded(build: Build, bare: Path) -> None:
+    assert build.dependencies() != []
+    build.put("gcc", "exit 0")
+    assert build.dependencies() == []
 
 
-def test_a_compiler_without_the_headers_of_a_c_library_is_none(hook_module: Any, tree: Path, bare: Path) -> None:
-    put_compiler(tree, "echo stdio.h: No such file or directory >&2; exit 1")
-    assert hook_module.FiberdBuildHook(tree).dependencies() == [hook_module.ZIGLANG]
+def test_a_compiler_without_the_headers_of_a_c_library_is_none(build: Build, bare: Path) -> None:
+    build.put("gcc", "echo stdio.h: No such file or directory >&2; exit 1")
+    assert build.dependencies() == [build.module.ZIGLANG]
 
 
-def put_compiler(folder: Path, script: str) -> None:
-    (folder / "gcc").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "gcc").chmod(0o755)
-
-
-def test_without_build_isolation_it_fails_before_anything_else_with_commands_that_work(
-    hook_module: Any, tree: Path, bare: Path
-) -> None:
-    stale = tree / "testbed" / "fiberd" / "fiberd"
+def test_without_build_isolation_it_fails_first_with_commands_that_work(build: Build, bare: Path) -> None:
+    stale = build.fiberd / "fiberd"
     stale.write_bytes(b"of another machine")
-    with pytest.raises(SystemExit) as caught:
-        build(hook_module, tree)
-    words = str(caught.value)
+    error = build.fail()
     assert not stale.exists()
-    assert "no C compiler" in words and "--no-build-isolation" in words
+    assert "no C compiler" in error and "--no-build-isolation" in error
     for command in (
         "apt-get install gcc libc6-dev",
-        f"{sys.executable} -m pip install {hook_module.ZIGLANG}",
+        f"{sys.executable} -m pip install {build.module.ZIGLANG}",
         "export TESTBED_WITHOUT_FIBERD=1",
     ):
-        assert f"\n  {command}" in words
+        assert f"\n  {command}" in error
 
 
-def test_a_compiler_from_the_index_that_fails_is_quoted(hook_module: Any, tree: Path, bare: Path) -> None:
+def test_a_compiler_from_the_index_that_fails_is_quoted(build: Build, bare: Path) -> None:
     put_ziglang(bare, status=1)
-    with pytest.raises(SystemExit, match="zig: no such target"):
-        build(hook_module, tree)
+    assert "zig: no such target" in build.fail()
 
 
 def test_an_architecture_that_the_index_has_no_compiler_for(
-    hook_module: Any, tree: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
+    build: Build, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pip would only say that it found no matching distribution."""
-    monkeypatch.setattr(hook_module, "architecture", lambda: "mips64")
+    """pip would only report that it found no matching distribution."""
+    monkeypatch.setattr(build.module, "architecture", lambda: "mips64")
     put_ziglang(bare)
-    assert hook_module.FiberdBuildHook(tree).dependencies() == []
-    with pytest.raises(SystemExit) as caught:
-        build(hook_module, tree)
-    assert "apt-get install gcc" in str(caught.value)
-    assert "pip install ziglang" not in str(caught.value)
+    assert build.dependencies() == []
+    error = build.fail()
+    assert "apt-get install gcc" in error
+    assert "pip install ziglang" not in error
 
 
 def test_a_wheel_without_fiberd_is_pure_and_only_on_demand(
-    hook_module: Any, tree: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
+    build: Build, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_ziglang(bare)
     monkeypatch.setenv("TESTBED_WITHOUT_FIBERD", "1")
-    assert hook_module.FiberdBuildHook(tree).dependencies() == []
-    data, warnings = build(hook_module, tree)
-    assert data == {"artifacts": [], "pure_python": True}
-    assert "TESTBED_WITHOUT_FIBERD" in warnings[0] and "netem" in warnings[0]
+    assert build.dependencies() == []
+    assert build.run() == {"artifacts": [], "pure_python": True}
+    assert "TESTBED_WITHOUT_FIBERD" in build.warnings[0] and "netem" in build.warnings[0]
 
 
-def test_a_compiler_that_fails_is_quoted(hook_module: Any, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tree / "cc"
-    broken.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CC", str(broken))
-    with pytest.raises(SystemExit, match="no such header"):
-        build(hook_module, tree)
-
-
-def test_a_compiler_that_writes_nothing_has_failed(
-    hook_module: Any, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CC", "true")
-    with pytest.raises(SystemExit, match="true failed: it ended with status 0 and wrote no file"):
-        build(hook_module, tree)
+@table(
+    "script, error",
+    {
+        "a compiler that fails is quoted": ("echo no such header >&2; exit 1", "no such header"),
+        "a compiler that writes nothing has failed": (
+            "exit 0",
+            "/cc failed: it ended with status 0 and wrote no file",
+        ),
+    },
+)
+def test_a_build_whose_compiler_fails(build: Build, monkeypatch: pytest.MonkeyPatch, script: str, error: str) -> None:
+    monkeypatch.setenv("CC", str(build.put("cc", script)))
+    assert error in build.fail()
 
 
 def test_set_up_and_hook_name_one_compiler_and_the_same_architectures(hook_module: Any) -> None:
@@ -220,24 +228,20 @@ def test_set_up_and_hook_name_one_compiler_and_the_same_architectures(hook_modul
     assert set(listed.split("|")) == set(hook_module.TARGETS)
 
 
-def test_dynamic_libc_where_there_is_no_static_one(
-    hook_module: Any, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler = hook_module.find_compiler()
+def test_dynamic_libc_where_there_is_no_static_one(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With small sources: which libc is linked does not depend on them."""
+    compiler = build.module.find_compiler()
     if not compiler:
         pytest.skip("no C compiler")
-    no_static = tree / "cc"
-    no_static.write_text(
-        f'#!/bin/sh\ncase " $* " in *" -static "*) exit 1;; esac\nexec {shutil.which(compiler[0])} "$@"\n'
-    )
-    no_static.chmod(0o755)
-    monkeypatch.setenv("CC", str(no_static))
-    data, warnings = build(hook_module, tree)
-    assert warnings == [] and data["pure_python"] is False
+    for name in build.module.SOURCES:
+        (build.fiberd / name).write_text("int main(void) { return 0; }\n" if name == "main.c" else "")
+    script = f'case " $* " in *" -static "*) exit 1;; esac\nexec {shutil.which(compiler[0])} "$@"'
+    monkeypatch.setenv("CC", str(build.put("cc", script)))
+    data = build.run()
+    assert build.warnings == [] and data["pure_python"] is False
 
 
 def test_makefile_and_hook_compile_the_same_files(hook_module: Any) -> None:
-    assert set(hook_module.SOURCES) == {path.name for path in (ROOT / "testbed" / "fiberd").glob("*.c")}
-    makefile = (ROOT / "testbed" / "fiberd" / "Makefile").read_text()
-    (sources,) = [line for line in makefile.splitlines() if line.startswith("SOURCES")]
-    assert set(sources.split(" = ")[1].split()) == set(hook_module.SOURCES)
+    assert set(hook_module.SOURCES) == {path.name for path in FIBERD.glob("*.c")}
+    (sources,) = re.findall(r"^SOURCES = (.*)$", (FIBERD / "Makefile").read_text(), re.MULTILINE)
+    assert set(sources.split()) == set(hook_module.SOURCES)

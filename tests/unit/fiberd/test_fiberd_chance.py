@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
 import statistics
-import subprocess
 from pathlib import Path
 
 import pytest
+from builders.programs import FIBERD, compile_c, run
 
-ROOT = Path(__file__).resolve().parents[3]
-FIBERD = ROOT / "testbed" / "fiberd"
 COUNT = 20_000
 Z = 4.89  # two-sided, 1e-6
 
 
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if not compiler:
-        pytest.skip("no C compiler")
-    binary = tmp_path_factory.mktemp("chance") / "harness"
-    sources = [Path(__file__).parent / "fiberd_chance_harness.c", FIBERD / "chance.c", FIBERD / "strays.c"]
-    base = [compiler, "-std=c11", "-D_GNU_SOURCE", f"-I{FIBERD}", "-g", "-o", binary, *sources]
-    if subprocess.run([*base, "-fsanitize=address,undefined", "-lm"], capture_output=True).returncode != 0:
-        subprocess.run([*base, "-lm"], check=True)
-    return binary
+    sources = [Path(__file__).with_name("fiberd_chance_harness.c"), FIBERD / "chance.c", FIBERD / "strays.c"]
+    program = tmp_path_factory.mktemp("chance") / "harness"
+    return compile_c(program, sources, "-g", sanitized=("-fsanitize=address,undefined",))
 
 
 def ask(harness: Path, *arguments: object) -> str:
-    argv = [harness, *map(str, arguments)]
-    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+    return run(harness, *arguments, check=True).stdout
 
 
 def reference(distribution: str, rng: random.Random) -> float:
@@ -48,15 +38,15 @@ def reference(distribution: str, rng: random.Random) -> float:
 
 @pytest.mark.parametrize("distribution", ["uniform", "normal", "pareto", "paretonormal"])
 def test_distributions(harness: Path, distribution: str) -> None:
-    found = sorted(float(line) for line in ask(harness, distribution, COUNT).split())
+    drawn = sorted(float(line) for line in ask(harness, distribution, COUNT).split())
     rng = random.Random(1)
     expected = sorted(reference(distribution, rng) for _ in range(COUNT))
     spread = statistics.pstdev(expected)
-    assert abs(statistics.fmean(found) - statistics.fmean(expected)) < Z * spread * math.sqrt(2 / COUNT)
-    assert statistics.pstdev(found) == pytest.approx(spread, rel=0.05)
+    assert abs(statistics.fmean(drawn) - statistics.fmean(expected)) < Z * spread * math.sqrt(2 / COUNT)
+    assert statistics.pstdev(drawn) == pytest.approx(spread, rel=0.05)
     # Sorted samples against each other: what a two-sample distance of Kolmogorov and Smirnov at 1e-6 allows.
     shift = math.ceil(2.69 * math.sqrt(2 / COUNT) * COUNT)
-    assert all(expected[i - shift] <= found[i] <= expected[i + shift] for i in range(shift, COUNT - shift))
+    assert all(expected[i - shift] <= drawn[i] <= expected[i + shift] for i in range(shift, COUNT - shift))
 
 
 @pytest.mark.parametrize(("p", "r"), [(0.01, 0.25), (0.3, 0.9), (0.05, 1.0)])

@@ -15,6 +15,7 @@ from testbed.core.physics.impairment import Direction, Impairment
 from testbed.core.plan import codec
 from testbed.core.plan.properties import Calibrated, Shape
 from testbed.core.plan.resources import Fibers
+from testbed.core.plan.step import Property
 from testbed.host.emulators import fiberd
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.handlers import EmulatorHandler
@@ -45,10 +46,22 @@ class Plant:
         self.engine = Engine(journal, {**dict.fromkeys(kinds, NoHandler()), **kinds})
         self.engine.apply(LAB, BASE)
 
-    def delay_s(self, direction: str) -> float:
-        emulator = self.handler.emulator
-        assert isinstance(emulator, NoopEmulator)
-        return emulator.impairments[direction].delay_s
+    @property
+    def impairments(self) -> dict[str, Impairment]:
+        assert isinstance(self.handler.emulator, NoopEmulator)
+        return self.handler.emulator.impairments
+
+    def delays_us(self) -> list[float]:
+        """Return the delays of WEST and EAST."""
+        return [round(self.impairments[direction].delay_s * 1e6, 6) for direction in (WEST, EAST)]
+
+    def apply(self, owner: str, *steps: Property) -> list[float]:
+        self.engine.apply(owner, steps)
+        return self.delays_us()
+
+    def undo(self, owner: str) -> list[float]:
+        self.engine.undo(owner)
+        return self.delays_us()
 
 
 @pytest.fixture
@@ -56,30 +69,23 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     return Plant(tmp_path, monkeypatch)
 
 
-def test_it_comes_off_the_links_own_delay_and_every_faults(plant: Plant) -> None:
-    plant.engine.apply("calibration", CALIBRATION)
-    assert plant.delay_s(WEST) == pytest.approx(188e-6) and plant.delay_s(EAST) == pytest.approx(191e-6)
-    plant.engine.apply("f1", (Shape(WEST, Impairment(5e-3)),))
-    assert plant.delay_s(WEST) == pytest.approx(5e-3 - 12e-6)
-    plant.engine.apply("f2", (Shape(WEST, Impairment(5e-6)),))
-    assert plant.delay_s(WEST) == 0.0, "never below 0"
-    plant.engine.undo("f2")
-    plant.engine.undo("f1")
-    assert plant.delay_s(WEST) == pytest.approx(188e-6) and plant.delay_s(EAST) == pytest.approx(191e-6)
+def test_it_comes_off_the_links_own_delay_and_each_faults(plant: Plant) -> None:
+    assert plant.apply("calibration", *CALIBRATION) == [188, 191]
+    assert plant.apply("f1", Shape(WEST, Impairment(5e-3))) == [4988, 191]
+    assert plant.apply("f2", Shape(WEST, Impairment(5e-6))) == [0, 191], "never below 0"
+    assert plant.undo("f2") == [4988, 191]
+    assert plant.undo("f1") == [188, 191]
 
 
 def test_calibration_under_way_overrides_everything_and_leaves_nothing(plant: Plant) -> None:
-    plant.engine.apply("calibration", (Calibrated(WEST, 0.0, plain_s=0.0),))
-    assert plant.delay_s(WEST) == 0.0 and plant.delay_s(EAST) == 200e-6
-    plant.engine.undo("calibration")
-    emulator = plant.handler.emulator
-    assert isinstance(emulator, NoopEmulator)
-    assert emulator.impairments == {WEST: OWN, EAST: OWN}
+    assert plant.apply("calibration", Calibrated(WEST, 0.0, plain_s=0.0)) == [0, 200]
+    plant.undo("calibration")
+    assert plant.impairments == {WEST: OWN, EAST: OWN}
     assert plant.handler.taken_off_s == {}
 
 
-def test_the_keeper_tells_what_is_taken_off(plant: Plant) -> None:
-    plant.engine.apply("calibration", CALIBRATION)
+def test_the_handler_has_what_is_taken_off(plant: Plant) -> None:
+    plant.apply("calibration", *CALIBRATION)
     assert plant.handler.taken_off_s == OFF
 
 
@@ -98,15 +104,15 @@ def test_faults_and_calibration_in_any_order_end_in_the_calibrated_own_delay(
         calibrated = False
         for number, (owner, delay_s) in enumerate(steps):
             if owner == "calibration":
-                plant.engine.undo(owner) if calibrated else plant.engine.apply(owner, CALIBRATION)
+                plant.undo(owner) if calibrated else plant.apply(owner, *CALIBRATION)
                 calibrated = not calibrated
             elif owner in active:
-                plant.engine.undo(active.pop(owner)[0])
+                plant.undo(active.pop(owner)[0])
             else:
-                active[owner] = (f"{owner}.{number}", delay_s)  # every fault has an id of its own
-                plant.engine.apply(active[owner][0], (Shape(WEST, Impairment(delay_s)),))
-            expected = ([it for _, it in active.values()] or [200e-6])[-1] - calibrated * OFF[WEST]
-            assert plant.delay_s(WEST) == pytest.approx(max(0.0, expected), abs=1e-12)
+                active[owner] = (f"{owner}.{number}", delay_s)  # each fault has an id of its own
+                plant.apply(active[owner][0], Shape(WEST, Impairment(delay_s)))
+            expected = ([delay_s for _, delay_s in active.values()] or [200e-6])[-1] - calibrated * OFF[WEST]
+            assert plant.impairments[WEST].delay_s == pytest.approx(max(0.0, expected), abs=1e-12)
 
 
 def test_it_is_journalled_as_any_step() -> None:

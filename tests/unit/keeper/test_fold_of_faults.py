@@ -22,28 +22,34 @@ class Remembering(NoopEmulator):
     """Has what it was given last."""
 
     def __init__(self) -> None:
-        super().__init__([Direction(f"l0:{it}", "l0-a", "l0-b", Impairment()) for it in "ba"])
+        super().__init__([Direction(f"l0:{end}", "l0-a", "l0-b", Impairment()) for end in "ba"])
         self.impairments: dict[str, Impairment] = {}
 
     def set(self, changes: Mapping[str, Impairment], flush: Collection[str] = ()) -> None:
-        assert not [finding for it in changes.values() for finding in it.findings()]
+        assert not [finding for impairment in changes.values() for finding in impairment.findings()]
         self.impairments |= changes
 
     def read_back(self, direction: str) -> Mapping[str, Any]:
-        it = self.impairments[direction]
+        values = self.impairments[direction]
+        chain = values.chain
         return {
-            "delay": it.delay_s,
-            "rate": it.rate_bps,
-            "queue": it.queue_bytes,
-            "largest": it.largest_bytes,
-            "loss": 0.0 if it.chain else it.loss,
-            "burst": (it.chain.p, it.chain.r, it.chain.h, it.chain.k) if it.chain else None,
-            "corrupt": it.corrupt,
-            "corrupt_survives": it.corrupt_survives,
-            "duplicate": it.duplicate,
-            "jitter": (it.jitter_s, it.jitter_distribution, it.jitter_reorders),
-            "reorder": (it.reorder, it.reorder_by_s),
+            "delay": values.delay_s,
+            "rate": values.rate_bps,
+            "queue": values.queue_bytes,
+            "largest": values.largest_bytes,
+            "loss": 0.0 if chain else values.loss,
+            "burst": (chain.p, chain.r, chain.h, chain.k) if chain else None,
+            "corrupt": values.corrupt,
+            "corrupt_survives": values.corrupt_survives,
+            "duplicate": values.duplicate,
+            "jitter": (values.jitter_s, values.jitter_distribution, values.jitter_reorders),
+            "reorder": (values.reorder, values.reorder_by_s),
         }
+
+
+def world_in(path: Path) -> World:
+    emulator = Remembering()
+    return World(Ports(), emulator, emulator.read_back, path)
 
 
 LOSS = Fault("impair", "l0", {"loss": "5%"}, [{"loss": 0.05}])
@@ -64,8 +70,7 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(tmp_path: Path
     @example([("begin", LOSS), ("begin", EXTRA)], [0, 0])
     @example([("begin", EXTRA), ("begin", LOSS)], [1, 0])
     def play(moves: Sequence[tuple[str, Any]], order: Sequence[int]) -> None:
-        emulator = Remembering()
-        world = World(Ports(), emulator, emulator.read_back, tmp_path / f"{next(numbers)}.jsonl")
+        world = world_in(tmp_path / f"{next(numbers)}.jsonl")
         world.check()
         world.play(moves)
         seen["begin"] += len(world.standing)
@@ -79,53 +84,50 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(tmp_path: Path
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    emulator = Remembering()
-    return World(Ports(), emulator, emulator.read_back, tmp_path / "journal.jsonl")
+    return world_in(tmp_path / "journal.jsonl")
 
 
-def in_force(world: World, direction: str = "l0:b") -> dict[str, tuple[str, list[str]]]:
-    (found,) = [it for it in world.in_force.all() if it["direction"] == direction]
-    return {it["key"]: (it["text"], it["by"]) for it in found["values"]}
+def in_force(world: World, direction: str = "l0:b") -> dict[str, tuple[str, str]]:
+    """Return each value of a direction, and who made it."""
+    (state,) = [state for state in world.in_force.all() if state["direction"] == direction]
+    return {value["key"]: (value["text"], " ".join(value["by"])) for value in state["values"]}
 
 
-def test_who_made_a_value_is_told(world: World) -> None:
+def test_each_value_has_who_made_it(world: World) -> None:
     world.play([("begin", LOSS), ("begin", EXTRA)])
     assert in_force(world) == {
-        "delay": ("6 ms", ["link", "f2"]),
-        "rate": ("100 Mb/s", ["link"]),
-        "queue": ("200 kB", ["link"]),
-        "loss": ("5.19%", ["link", "f1"]),
+        "delay": ("6 ms", "link f2"),
+        "rate": ("100 Mb/s", "link"),
+        "queue": ("200 kB", "link"),
+        "loss": ("5.19%", "link f1"),
     }
     world.play([("begin", Fault("impair", "l0:b", {"delay": "9ms"}, [{"delay": 9e-3}])), ("second path", True)])
-    assert in_force(world)["delay"] == ("10 ms", ["f3", "f2"])
-    assert in_force(world, "l0:a")["delay"] == ("8 ms", ["protection", "f2"])
+    assert in_force(world)["delay"] == ("10 ms", "f3 f2")
+    assert in_force(world, "l0:a")["delay"] == ("8 ms", "protection f2")
     assert OWN["loss"] == 0.002, "the loss above is 1 - (1 - 0.002) (1 - 0.05)"
 
 
-def test_what_is_masked_is_told_and_what_is_dark(world: World) -> None:
+def test_masked_values_and_dark_directions_are_listed(world: World) -> None:
     first = Fault("jitter", "l0:b", {"amount": "10us"}, [{"jitter": (1e-5, "normal", False)}])
     second = Fault("jitter", "l0", {"amount": "20us"}, [{"jitter": (2e-5, "normal", False)}])
     cut = Fault("cut", "l0:b", {}, [{}], [frozenset({"l0-b"})])
     silent = Fault("cut", "l0:b", {"carrier": "silent"}, [{"dark": True}])
-    world.play([("begin", it) for it in (first, second, cut, silent)])
+    world.play([("begin", fault) for fault in (first, second, cut, silent)])
     there, back = world.in_force.all()
     assert there["masked"] == [{"fault": "f1", "key": "jitter"}]
     assert there["dark_by"] == ["f3", "f4"]
     # West's port, which has no light, does not send either.
     assert (back["masked"], back["dark_by"]) == ([], ["f3"])
-    assert in_force(world)["jitter"] == ("20 us normal", ["f2"])
+    assert in_force(world)["jitter"] == ("20 us normal", "f2")
 
 
-def test_events_tell_what_is_in_force_after_each_of_them(world: World) -> None:
+def test_events_have_what_is_in_force_after_each_of_them(world: World) -> None:
     flap = Fault(
         "flap", "l0", {"down": "100s", "up": "100s"}, [{}, {}], [frozenset({"l0-a", "l0-b"}), frozenset()], True
     )
     world.play([("begin", LOSS), ("begin", flap), ("advance", 1), ("heal", 0), ("heal", 0)])
-    told = [
-        (it["event"], it["in_force"]["l0:a"]["dark_by"], [value["key"] for value in it["in_force"]["l0:a"]["values"]])
-        for it in world.faults._events.since(0, 0)["events"]
-    ]
-    assert told == [
+    states = [(event["event"], event["in_force"]["l0:a"]) for event in world.faults._events.since(0, 0)["events"]]
+    assert [(kind, state["dark_by"], [value["key"] for value in state["values"]]) for kind, state in states] == [
         ("fault-began", [], ["loss"]),
         ("fault-began", ["f2"], ["loss"]),
         ("fault-phase", [], ["loss"]),

@@ -41,36 +41,40 @@ class Agents:
             self.training = ""
 
 
-class Made:
-    def __init__(self) -> None:
-        self.agents, self.events = Agents(), EventLog()
-        self.slot = JobSlot("metro", self.agents, self.events, lambda: [], lambda work: work())  # type: ignore[arg-type]
-        self.asked: list[str] = []
+class Slot(JobSlot):
+    """The slot of a lab with ranks that are made up; ``asked``: why holders were asked to stop."""
 
-    def claim(self, kind: str = "train", *, detached: bool = False, holder: int | None = None) -> tuple[str, Caller]:
+    def __init__(self) -> None:
+        self.ranks, self.log, self.asked = Agents(), EventLog(), list[str]()
+        super().__init__("metro", self.ranks, self.log, lambda: [], lambda work: work())  # type: ignore[arg-type]
+
+    def hold(self, kind: str = "train", *, detached: bool = False, holder: int | None = None) -> tuple[str, Caller]:
         caller = Caller(print, lambda update: self.asked.append(update["stop"]))
         pid = holder or os.getpid()
-        answer = self.slot.claim(protocol.ClaimJob(kind, "x", pid, process.started(pid), detached), caller)
+        answer = self.claim(protocol.ClaimJob(kind, "x", pid, process.started(pid), detached), caller)
         assert answer["busy"] is None
         return answer["job"], caller
 
+    @property
     def busy(self) -> str:
-        found = self.slot.claim(protocol.ClaimJob("launch", "y", 0, 0), Caller(print))["busy"]
-        return "" if found is None else found["id"]
+        job = self.claim(protocol.ClaimJob("launch", "y", 0, 0), Caller(print))["busy"]
+        return "" if job is None else job["id"]
 
     def record(self, job: str) -> protocol.JobRecord:
-        return next(it for it in self.slot.records() if it["id"] == job)
+        return next(record for record in self.records() if record["id"] == job)
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        oracle.until(condition, 10.0, f"the state after {self.slot.records()}")
+    def state(self, job: str) -> str:
+        return self.record(job)["state"]
+
+    def wait_for(self, state: str, job: str) -> None:
+        oracle.until(lambda: self.state(job) == state, 10.0, f"{job} is {state}, after {self.records()}")
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    monkeypatch.setattr(job_slot, "STOP_GRACE_S", 0.2)
-    monkeypatch.setattr(job_slot, "DOWN_GRACE_S", 0.2)
-    monkeypatch.setattr(job_slot, "CLAIM_BOUND_S", 5.0)
-    return Made()
+def slot(monkeypatch: pytest.MonkeyPatch) -> Slot:
+    for bound, seconds in (("STOP_GRACE_S", 0.2), ("DOWN_GRACE_S", 0.2), ("CLAIM_BOUND_S", 5.0)):
+        monkeypatch.setattr(job_slot, bound, seconds)
+    return Slot()
 
 
 @pytest.fixture
@@ -88,128 +92,127 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     child.wait()
 
 
-def test_one_job_at_a_time_and_no_id_twice(made: Made) -> None:
-    first, _ = made.claim("launch")
-    assert first == "j1" and made.busy() == "j1"
-    made.slot.release(first, "failed", "rank 2 ended with status 7", 7)
-    ended = made.record("j1")
+def test_one_job_at_a_time_and_no_id_twice(slot: Slot) -> None:
+    first, _ = slot.hold("launch")
+    assert first == slot.busy == "j1"
+    slot.release(first, "failed", "rank 2 ended with status 7", 7)
+    ended = slot.record("j1")
     assert (ended["state"], ended["why"], ended["exit_status"]) == ("failed", "rank 2 ended with status 7", 7)
-    assert ended["ended_t"] is not None and made.claim()[0] == "j2"
-    made.slot.release(first, "finished", "", 0)  # late, and of no job that holds anything
-    assert made.busy() == "j2" and made.record("j1")["state"] == "failed"
+    assert ended["ended_t"] is not None and slot.hold()[0] == "j2"
+    slot.release(first, "finished", "", 0)  # late, and of no job that holds anything
+    assert (slot.busy, slot.state("j1")) == ("j2", "failed")
 
 
-def test_a_holder_whose_connection_ends_has_lost_its_job(made: Made, run: RunDirectory) -> None:
-    job, caller = made.claim()
-    made.slot.describe(job, str(run.path), [])
-    made.agents.training = job
-    made.slot.closed(Caller(print))
-    assert made.record(job)["state"] == "running", "another connection"
-    made.slot.closed(caller)
-    assert made.claim()[0] == "j2", "the next one waits until the slot is free"
-    assert made.agents.ended == [job]
-    lost = made.record(job)
-    assert lost["state"] == "lost" and lost["exit_status"] == 3 and f"pid {os.getpid()}" in lost["why"]
+def test_a_holder_whose_connection_ends_has_lost_its_job(slot: Slot, run: RunDirectory) -> None:
+    job, caller = slot.hold()
+    slot.describe(job, str(run.path), [])
+    slot.ranks.training = job
+    slot.closed(Caller(print))
+    assert slot.state(job) == "running", "another connection"
+    slot.closed(caller)
+    assert slot.hold()[0] == "j2", "the next one waits until the slot is free"
+    assert slot.ranks.ended == [job]
+    lost = slot.record(job)
+    assert (lost["state"], lost["exit_status"]) == ("lost", 3) and f"pid {os.getpid()}" in lost["why"]
     info = run.read_json("run.json")
     assert (info["status"], info["reason"]) == ("interrupted", lost["why"])
     with pytest.raises(LabError, match="job j1 was ended"):
-        made.slot.admit(job)  # a restart that its holder, which was only stopped, asks for late
+        slot.admit(job)  # a restart that its holder, which was only stopped, requests late
 
 
-def test_a_run_that_has_ended_is_not_ended_again(made: Made, run: RunDirectory) -> None:
+def test_a_run_that_has_ended_is_not_ended_again(slot: Slot, run: RunDirectory) -> None:
     run.write_json("run.json", {"name": "r", "status": "finished", "reason": ""})
-    job, caller = made.claim()
-    made.slot.describe(job, str(run.path), [])
-    made.slot.closed(caller)
-    made.until(lambda: made.record(job)["state"] == "lost")
+    job, caller = slot.hold()
+    slot.describe(job, str(run.path), [])
+    slot.closed(caller)
+    slot.wait_for("lost", job)
     assert run.read_json("run.json")["status"] == "finished"
 
 
-def test_a_holder_whose_process_ends_has_lost_its_job(made: Made, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_holder_whose_process_ends_has_lost_its_job(slot: Slot, sleeper: subprocess.Popen[bytes]) -> None:
     """Its connection lives on in a child that it forked."""
-    job, _ = made.claim(holder=sleeper.pid)
+    job, _ = slot.hold(holder=sleeper.pid)
     sleeper.kill()
-    made.until(lambda: made.record(job)["state"] == "lost")
-    assert made.busy() == ""
+    slot.wait_for("lost", job)
+    assert slot.busy == ""
 
 
-def test_stop_asks_the_holder_and_waits_for_it(made: Made) -> None:
-    job, _ = made.claim()
-    job_slot.STOP_GRACE_S = 10.0  # type: ignore[misc]
+def test_stop_asks_the_holder_and_waits_for_it(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _ = slot.hold()
+    monkeypatch.setattr(job_slot, "STOP_GRACE_S", 10.0)
 
     def holder() -> None:
-        made.until(lambda: made.asked == ["enough"])
-        assert made.record(job)["state"] == "stopping"
-        made.slot.release(job, "stopped", "enough", 130)
+        slot.wait_for("stopping", job)
+        oracle.until(lambda: slot.asked == ["enough"], 10.0, "the holder is asked")
+        slot.release(job, "stopped", "enough", 130)
 
     beside = threading.Thread(target=holder)
     beside.start()
-    record = made.slot.stop(job, "enough")
+    record = slot.stop(job, "enough")
     beside.join()
     assert (record["state"], record["why"], record["exit_status"]) == ("stopped", "enough", 130)
-    assert made.agents.ended == [], "the holder has ended it"
-    assert made.slot.stop(job, "again") == record, "one that has ended stays as it is"
+    assert slot.ranks.ended == [], "the holder has ended it"
+    assert slot.stop(job, "again") == record, "one that has ended stays as it is"
 
 
 @pytest.mark.parametrize("detached", [True, False])
 def test_stop_ends_by_force_what_its_holder_does_not(
-    made: Made, sleeper: subprocess.Popen[bytes], detached: bool
+    slot: Slot, sleeper: subprocess.Popen[bytes], detached: bool
 ) -> None:
-    job, _ = made.claim(detached=detached, holder=sleeper.pid)
-    record = made.slot.stop(job, "enough")
-    assert record["state"] == "stopped" and made.agents.ended == [job] and made.busy() == ""
-    assert made.asked == ["enough"]
+    job, _ = slot.hold(detached=detached, holder=sleeper.pid)
+    assert slot.stop(job, "enough")["state"] == "stopped"
+    assert (slot.ranks.ended, slot.busy, slot.asked) == ([job], "", ["enough"])
     assert (sleeper.poll() is not None) is detached, "a process of the user's is never ended"
 
 
-def test_an_unknown_job_is_refused_with_those_that_there_are(made: Made) -> None:
-    made.claim()
+def test_an_unknown_job_is_refused_with_those_that_there_are(slot: Slot) -> None:
+    slot.hold()
     with pytest.raises(UserError, match=r"unknown job 'j7' \(available: j1\)"):
-        made.slot.stop("j7", "")
+        slot.stop("j7", "")
 
 
-def test_ranks_that_did_not_end_keep_the_slot_until_they_have(made: Made) -> None:
-    job, _ = made.claim()
-    made.agents.training = job
-    made.slot.release(job, "failed", "rank 1 is gone", 1)
-    assert made.claim()[0] == "j2"
-    assert made.agents.ended == [job]
-    assert made.record(job)["state"] == "failed" and made.record(job)["why"] == "rank 1 is gone"
+def test_ranks_that_did_not_end_keep_the_slot_until_they_have(slot: Slot) -> None:
+    job, _ = slot.hold()
+    slot.ranks.training = job
+    slot.release(job, "failed", "rank 1 is gone", 1)
+    assert slot.hold()[0] == "j2"
+    assert slot.ranks.ended == [job]
+    assert (slot.state(job), slot.record(job)["why"]) == ("failed", "rank 1 is gone")
 
 
-def test_going_down_ends_the_job_and_lets_no_other_begin(made: Made, run: RunDirectory) -> None:
-    job, _ = made.claim()
-    made.slot.describe(job, str(run.path), [])
-    made.slot.close("lab metro is being taken down")
-    assert made.asked == ["lab metro is being taken down"]
-    assert made.record(job)["state"] == "stopped"
+def test_going_down_ends_the_job_and_lets_no_other_begin(slot: Slot, run: RunDirectory) -> None:
+    job, _ = slot.hold()
+    slot.describe(job, str(run.path), [])
+    slot.close("lab metro is being taken down")
+    assert slot.asked == ["lab metro is being taken down"]
+    assert slot.state(job) == "stopped"
     assert run.read_json("run.json")["status"] == "interrupted"
     with pytest.raises(LabError, match="lab metro is being taken down"):
-        made.claim()
+        slot.hold()
     with pytest.raises(LabError):
-        made.slot.admit("j9")
+        slot.admit("j9")
 
 
-def test_ranks_train_only_for_the_job_that_holds_the_slot(made: Made) -> None:
-    job, _ = made.claim()
-    made.slot.admit(job)
+def test_ranks_train_only_for_the_job_that_holds_the_slot(slot: Slot) -> None:
+    job, _ = slot.hold()
+    slot.admit(job)
     with pytest.raises(LabError, match="job j1 is running in lab metro"):
-        made.slot.admit("j5")
+        slot.admit("j5")
 
 
-def test_a_job_of_an_older_command_counts_and_can_be_stopped(made: Made) -> None:
+def test_a_job_of_an_older_command_counts_and_can_be_stopped(slot: Slot) -> None:
     """It takes no slot, and numbers its jobs itself."""
-    made.slot.admit("j4")
-    made.agents.training = "j4"
-    assert made.busy() == "j4" and [it["id"] for it in made.slot.records()] == ["j4"]
-    assert made.slot.stop("j4", "enough")["state"] == "stopped"
-    assert made.agents.ended == ["j4"]
-    assert made.claim()[0] == "j5"
+    slot.admit("j4")
+    slot.ranks.training = "j4"
+    assert slot.busy == "j4" and [record["id"] for record in slot.records()] == ["j4"]
+    assert slot.stop("j4", "enough")["state"] == "stopped"
+    assert slot.ranks.ended == ["j4"]
+    assert slot.hold()[0] == "j5"
 
 
-def test_events_tell_of_each_job(made: Made) -> None:
-    job, _ = made.claim("launch")
-    made.slot.stop(job, "enough")
-    told = [(it["event"], it["job"]) for it in made.events.since(0)["events"]]
-    assert told == [("job-claimed", job), ("job-stop-requested", job), ("job-released", job)]
-    json.dumps(made.slot.records())
+def test_each_job_has_its_events(slot: Slot) -> None:
+    job, _ = slot.hold("launch")
+    slot.stop(job, "enough")
+    events = [(event["event"], event["job"]) for event in slot.log.since(0)["events"]]
+    assert events == [("job-claimed", job), ("job-stop-requested", job), ("job-released", job)]
+    json.dumps(slot.records())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.programs import ROOT
 
 from testbed.core.plan.properties import Carrier
 from testbed.core.plan.resources import Namespace
@@ -22,8 +23,6 @@ from testbed.keeper.journal import Entry, Journal
 from testbed.lab.log_tail import LogTail
 
 LIT, DARK = Carrier("plant", "north-a", True), Carrier("plant", "north-a", False)
-
-ROOT = Path(__file__).resolve().parents[3]
 
 FLAP = """
 import sys, threading
@@ -75,29 +74,20 @@ print(len(counted))
 """
 
 
-def grown(tmp_path: Path, phases: int) -> int:
-    """Play a flap of that many phases, its process's stderr being the keeper's log; return what it left, in bytes."""
-    with (tmp_path / "keeper.log").open("ab") as log:
-        done = subprocess.run(
-            [sys.executable, "-c", FLAP, str(tmp_path), str(phases)],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            cwd=ROOT,
-        )
-    assert done.returncode == 0, (tmp_path / "keeper.log").read_text()[-2000:]
-    assert int(done.stdout) >= phases, "each phase sets the carrier"
-    return sum(file.stat().st_size for file in tmp_path.iterdir())
-
-
 @pytest.mark.thorough
 def test_a_hundred_thousand_phases_leave_at_most_a_megabyte(tmp_path: Path) -> None:
-    """On a fake clock: 14 hours of a fiber that flaps every second."""
-    assert grown(tmp_path, 100_000) <= 1_000_000
-    left = Journal.read(tmp_path / "journal.jsonl")
-    assert [it.step for it in left.entries.values()] == [LIT]
-    assert [it["note"] for it in left.notes] == ["fault", "fault-ended"]
-    assert "fault-ended" in (tmp_path / "keeper.log").read_text().splitlines()[-1]
+    """On a fake clock: 14 hours of a fiber that flaps each second. The process's stderr is the keeper's log."""
+    phases, log = 100_000, tmp_path / "keeper.log"
+    with log.open("ab") as stderr:
+        argv = [sys.executable, "-c", FLAP, str(tmp_path), str(phases)]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=ROOT)
+    assert done.returncode == 0, log.read_text()[-2000:]
+    assert int(done.stdout) >= phases, "each phase sets the carrier"
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 1_000_000
+    journal = Journal.read(tmp_path / "journal.jsonl")
+    assert [entry.step for entry in journal.entries.values()] == [LIT]
+    assert [note["note"] for note in journal.notes] == ["fault", "fault-ended"]
+    assert "fault-ended" in log.read_text().splitlines()[-1]
 
 
 # ---- what a compaction must not change
@@ -107,19 +97,29 @@ def create(folder: Path) -> Journal:
     return Journal.create(folder / "journal.jsonl", "lab", "boot", (1, 1))
 
 
-def content(of: Journal) -> dict[str, Any]:
+def content(journal: Journal) -> dict[str, Any]:
+    over = ended(journal)
     return {
-        "lab": (of.lab, of.boot, of.keeper, of.state),
-        "entries": [(it.id, it.owner, it.step, it.facts, of.precedence(it)) for it in of.entries.values()],
-        "forgotten": [(it.id, it.owner, it.step) for it in of.forgotten.values()],
-        "faults": of.faults_begun,
-        "active": [it["id"] for it in of.notes if it["note"] == "fault" and it["id"] not in ended(of)],
-        "others": [it for it in of.notes if it["note"] not in ("fault", "fault-ended")],
+        "lab": (journal.lab, journal.boot, journal.keeper, journal.state),
+        "entries": [
+            (entry.id, entry.owner, entry.step, entry.facts, journal.precedence(entry))
+            for entry in journal.entries.values()
+        ],
+        "forgotten": [(entry.id, entry.owner, entry.step) for entry in journal.forgotten.values()],
+        "faults": journal.faults_begun,
+        "active": [note["id"] for note in journal.notes if note["note"] == "fault" and note["id"] not in over],
+        "others": [note for note in journal.notes if note["note"] not in ("fault", "fault-ended")],
     }
 
 
-def ended(of: Journal) -> set[str]:
-    return {it["id"] for it in of.notes if it["note"] == "fault-ended"}
+def ended(journal: Journal) -> set[str]:
+    return {note["id"] for note in journal.notes if note["note"] == "fault-ended"}
+
+
+def compact(journal: Journal) -> None:
+    """Compact the journal, by a write."""
+    journal.compact_at = 0
+    journal.note("remark")
 
 
 class Author:
@@ -211,73 +211,71 @@ def test_owners_and_keys_are_found_as_by_walking_over_all_entries(
     most = 0
     for _ in range(300):
         author.step()
-        for it in (author.journal, Journal.read(author.journal.path)):
-            owners = {"lab", "certification", *(f"f{number}" for number in range(1, it.faults_begun + 1))}
-            found = {owner: it.owned(owner) for owner in owners}
-            expected = by_walking(it)
-            assert {owner: entries for owner, entries in found.items() if entries} == expected["owners"]
-            assert it.properties([DARK.key]) == expected["properties"]
-            assert set(it._by_owner) == set(expected["owners"]), "those that own nothing leave nothing"
+        for current in (author.journal, Journal.read(author.journal.path)):
+            expected = by_walking(current)
+            names = {"lab", "certification", *(f"f{number}" for number in range(1, current.faults_begun + 1))}
+            assert {name: entries for name in names if (entries := current.owned(name))} == expected["owners"]
+            assert current.properties([DARK.key]) == expected["properties"]
+            assert set(current._by_owner) == set(expected["owners"]), "those that own nothing leave nothing"
             most = max(most, len(expected["properties"][DARK.key]))
     assert most >= 3, "there was something to order"
 
 
-def test_ended_faults_are_forgotten_but_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def at_4096(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
+    """A journal that is compacted at 4096 bytes."""
     monkeypatch.setattr(journal, "COMPACT_BYTES", 4096)
-    found = create(tmp_path)
+    return create(tmp_path)
+
+
+def test_ended_faults_are_forgotten_but_counted(at_4096: Journal) -> None:
     for number in range(1000):
-        found.note("fault", id=f"f{number + 1}", target="north")
-        found.note("fault-ended", id=f"f{number + 1}", t=float(number))
-    again = Journal.read(found.path)
-    assert again.faults_begun == found.faults_begun == 1000
+        at_4096.note("fault", id=f"f{number + 1}", target="north")
+        at_4096.note("fault-ended", id=f"f{number + 1}", t=float(number))
+    again = Journal.read(at_4096.path)
+    assert again.faults_begun == at_4096.faults_begun == 1000
     assert {"f1000", "f999"} <= ended(again) and "f1" not in ended(again)
-    assert found.path.stat().st_size < 10_000
+    assert at_4096.path.stat().st_size < 10_000
 
 
-def test_a_journal_whose_steps_are_many_is_compacted_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only once it has doubled: else every line would copy the whole lab."""
-    monkeypatch.setattr(journal, "COMPACT_BYTES", 4096)
-    found = create(tmp_path)
-    found.intend("lab", [Namespace(f"n{number}") for number in range(500)])
-    inodes = {found.path.stat().st_ino}
+def test_a_journal_whose_steps_are_many_is_compacted_seldom(at_4096: Journal) -> None:
+    """Only once it has doubled: else each line would copy the whole lab."""
+    at_4096.intend("lab", [Namespace(f"n{number}") for number in range(500)])
+    inodes = {at_4096.path.stat().st_ino}
     for _ in range(100):
-        found.undone(found.intend("f1", [DARK]))
-        inodes.add(found.path.stat().st_ino)
+        at_4096.undone(at_4096.intend("f1", [DARK]))
+        inodes.add(at_4096.path.stat().st_ino)
     assert len(inodes) == 2
-    assert len(Journal.read(found.path).owned("lab")) == 500
+    assert len(Journal.read(at_4096.path).owned("lab")) == 500
 
 
-def test_a_journal_that_cannot_be_compacted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = create(tmp_path)
-    found.compact_at = 0
-    (tmp_path / "journal.jsonl.new").mkdir()  # nothing can be written there
-    found.intend("lab", [DARK])
-    assert content(Journal.read(found.path)) == content(found)
-    (tmp_path / "journal.jsonl.new").rmdir()
-    found.compact_at = 0
-    found.intend("lab", [LIT])
-    assert b'"next"' in found.path.read_bytes().splitlines()[0]
-    assert content(Journal.read(found.path)) == content(found)
+def test_a_journal_that_cannot_be_compacted_goes_on(tmp_path: Path) -> None:
+    written, beside = create(tmp_path), tmp_path / "journal.jsonl.new"
+    beside.mkdir()  # nothing can be written there
+    compact(written)
+    assert content(Journal.read(written.path)) == content(written)
+    beside.rmdir()
+    compact(written)
+    assert b'"next"' in written.path.read_bytes().splitlines()[0]
+    assert content(Journal.read(written.path)) == content(written)
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_journal_of_an_older_version_is_compacted(tmp_path: Path, version: int) -> None:
     path = tmp_path / "journal.jsonl"
-    lines: list[dict[str, Any]] = [
-        {"journal": version, "lab": "lab", "boot": "boot", "keeper": [4711, 99]},
-        {"id": 1, "owner": "lab", "intend": {"step": "Namespace", "name": "plant"}},
-        {"id": 1, "done": {"inode": 7}},
-        {"state": "up"},
-        {"note": "fault", "id": "f1", "target": "north"},
-        {"id": 2, "owner": "f1", "intend": {"step": "Carrier", "namespace": "plant", "interface": "a", "up": False}},
-        {"id": 2, "undone": True},
-    ]
-    path.write_text("".join(json.dumps(it) + "\n" for it in lines))
-    before, successor = content(Journal.read(path)), Journal.read(path)
-    successor.compact_at = 0
-    successor.note("remark")
-    after = content(Journal.read(path))
-    assert {**after, "others": []} == before
+    path.write_text(
+        f"""{{"journal": {version}, "lab": "lab", "boot": "boot", "keeper": [4711, 99]}}
+{{"id": 1, "owner": "lab", "intend": {{"step": "Namespace", "name": "plant"}}}}
+{{"id": 1, "done": {{"inode": 7}}}}
+{{"state": "up"}}
+{{"note": "fault", "id": "f1", "target": "north"}}
+{{"id": 2, "owner": "f1", "intend": {{"step": "Carrier", "namespace": "plant", "interface": "a", "up": false}}}}
+{{"id": 2, "undone": true}}
+"""
+    )
+    before = content(Journal.read(path))
+    compact(Journal.read(path))
+    assert {**content(Journal.read(path)), "others": []} == before
     assert json.loads(path.read_bytes().splitlines()[0])["journal"] == journal.VERSION
 
 
@@ -372,32 +370,38 @@ def test_a_kill_at_any_call_loses_no_line_of_the_log(tmp_path: Path) -> None:
     assert lines == ["2", "3"], "0 and 1 were moved aside, and then 2 and 3"
 
 
-def test_who_follows_a_log_reads_each_line_once_while_it_is_moved_aside(tmp_path: Path) -> None:
+def test_a_follower_of_a_log_reads_each_line_once_while_it_is_moved_aside(tmp_path: Path) -> None:
     path, aside = tmp_path / "keeper.log", tmp_path / "keeper.log.1"
-    tail, seen, rng = LogTail(path, aside), list[str](), random.Random(3)
+    tail, lines, chance = LogTail(path, aside), list[str](), random.Random(3)
+
+    def append(text: str) -> None:
+        with path.open("a") as log:
+            log.write(text)
+
+    def sometimes(share: float) -> bool:
+        return chance.random() < share
+
     for number in range(500):
-        with path.open("a") as log:
-            log.write(f"{number}")
-        if rng.random() < 0.3:
-            seen += tail.lines(torn=False)  # in the middle of a line
-        with path.open("a") as log:
-            log.write("\n")
-        if rng.random() < 0.4:
-            seen += tail.lines(torn=False)
-            if rng.random() < 0.5:
-                with path.open("a") as log:
-                    log.write(f"late {number}\n")
+        append(f"{number}")
+        if sometimes(0.3):
+            lines += tail.lines(torn=False)  # in the middle of a line
+        append("\n")
+        if sometimes(0.4):
+            lines += tail.lines(torn=False)
+            if sometimes(0.5):
+                append(f"late {number}\n")
                 path.rename(aside)
-                if rng.random() < 0.5:
-                    seen += tail.lines(torn=False)
-    seen += tail.lines()
-    assert [it for it in seen if not it.startswith("late")] == [str(number) for number in range(500)]
-    assert len(seen) == len(set(seen))
+                if sometimes(0.5):
+                    lines += tail.lines(torn=False)
+    lines += tail.lines()
+    assert [line for line in lines if not line.startswith("late")] == [str(number) for number in range(500)]
+    assert len(lines) == len(set(lines))
 
 
 def test_an_entry_writes_itself_as_it_is_read(tmp_path: Path) -> None:
-    found = create(tmp_path)
-    (entry,) = found.intend("lab", [DARK])
-    (again,) = Journal.read(found.path).entries.values()
-    assert again == entry == Entry(entry.id, "lab", DARK)
-    assert again.written() == entry.written() == Entry(entry.id, "lab", DARK).written()
+    written = create(tmp_path)
+    (entry,) = written.intend("lab", [DARK])
+    (again,) = Journal.read(written.path).entries.values()
+    fresh = Entry(entry.id, "lab", DARK)
+    assert again == entry == fresh
+    assert again.written() == entry.written() == fresh.written()

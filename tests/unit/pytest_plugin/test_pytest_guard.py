@@ -23,55 +23,50 @@ class Child:
         return self.ended
 
     @property
-    def told(self) -> list[tuple[str, str, str | None]]:
-        said = map(json.loads, self.stdin.getvalue().splitlines())
-        return [(it["do"], it["name"], it["state"]) for it in said]
+    def messages(self) -> list[str]:
+        """The messages, such as ``remember a /state``."""
+        messages = map(json.loads, self.stdin.getvalue().splitlines())
+        return [f"{message['do']} {message['name']} {message['state']}" for message in messages]
 
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
-    made: list[Child] = []
-
-    def start(*words: object, **options: object) -> Child:
-        made.append(Child())
-        return made[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    return made
+    begun: list[Child] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: begun.append(Child()) or begun[-1])  # type: ignore[func-returns-value]
+    return begun
 
 
-def test_one_guard_hears_of_every_lab(children: list[Child], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def remembering(children: list[Child], monkeypatch: pytest.MonkeyPatch) -> guard.Guard:
+    """A guard of the labs a and b."""
     ours = guard.Guard()
     monkeypatch.setenv("TESTBED_STATE", "/state")
     ours.remember("a")
     monkeypatch.delenv("TESTBED_STATE")
     ours.remember("b")
-    ours.forget("a")
+    return ours
+
+
+def test_one_guard_is_sent_every_lab(children: list[Child], remembering: guard.Guard) -> None:
+    remembering.forget("a")
     (child,) = children
-    assert child.told == [("remember", "a", "/state"), ("remember", "b", None), ("forget", "a", None)]
+    assert child.messages == ["remember a /state", "remember b None", "forget a None"]
 
 
-def test_the_next_guard_hears_of_what_the_last_one_knew(children: list[Child], monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = guard.Guard()
-    monkeypatch.setenv("TESTBED_STATE", "/state")
-    ours.remember("a")
-    monkeypatch.delenv("TESTBED_STATE")
-    ours.remember("b")
-    ours.forget("b")
+def test_the_next_guard_is_sent_what_the_last_one_had(children: list[Child], remembering: guard.Guard) -> None:
+    remembering.forget("b")
     children[0].ended = -9
-    ours.remember("c")
-    assert children[1].told == [("remember", "a", "/state"), ("remember", "c", None)]
+    remembering.remember("c")
+    assert children[1].messages == ["remember a /state", "remember c None"]
 
 
-def test_a_guard_that_is_gone_breaks_no_test(children: list[Child]) -> None:
+def test_a_guard_that_is_gone_breaks_no_test(children: list[Child], remembering: guard.Guard) -> None:
     class Gone(io.BytesIO):
         def write(self, data: object) -> int:
             raise BrokenPipeError
 
-    ours = guard.Guard()
-    ours.remember("a")
     children[0].stdin = Gone()
-    ours.remember("b")
+    remembering.remember("d")
     children[0].ended = -9
-    ours.remember("c")
-    assert [name for _, name, _ in children[1].told] == ["a", "b", "c"]
+    remembering.remember("c")
+    assert [message.split()[1] for message in children[1].messages] == ["a", "b", "d", "c"]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from builders.programs import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = ("-p", "testbed.pytest_plugin")
 
 pytest_plugins = ["pytester"]
@@ -34,7 +32,7 @@ def test_it_imports_nothing_but_pytest() -> None:
         "print(*sorted(new - set(sys.stdlib_module_names))); "
         "print(*sorted(name for name in sys.modules if name.startswith('testbed')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     foreign, ours = done.stdout.splitlines()
     assert foreign == "testbed"
@@ -71,37 +69,30 @@ def test_the_marker_and_the_options_are_documented(pytester: pytest.Pytester) ->
     run(pytester, "--fixtures").stdout.fnmatch_lines(["ranks*", "*Run a function once per rank in lab*"])
 
 
-@pytest.mark.parametrize(
-    ("ini", "words"),
-    [("testbed_lab_scope = class", "expected testbed_lab_scope to be one of function, module, session, got 'class'")],
-)
-def test_a_wrong_setting_is_a_usage_error(pytester: pytest.Pytester, ini: str, words: str) -> None:
-    pytester.makeini(f"[pytest]\n{ini}\n")
+def test_a_wrong_setting_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\ntestbed_lab_scope = class\n")
     result = run(pytester)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*{words}*"])
+    error = "expected testbed_lab_scope to be one of function, module, session, got 'class'"
+    result.stderr.fnmatch_lines([f"*{error}*"])
 
 
-@pytest.mark.parametrize(
-    ("mark", "words"),
-    [
-        ("'metro-41km'", "unknown topology 'metro-41km'; did you mean metro-40km*"),
-        ("nodes=3", "marker testbed: unknown keyword 'nodes'; usage: testbed(*"),
-        ("scope='class'", "marker testbed: expected scope to be one of function, module, session, got 'class'*"),
-        ("set={'links.north.kn': 3}", "*kn*"),
-    ],
-)
-def test_a_wish_that_is_none_is_an_error_in_one_line(pytester: pytest.Pytester, mark: str, words: str) -> None:
-    pytester.makepyfile(f"""
-        import pytest
+WRONG = {
+    "'metro-41km'": "unknown topology 'metro-41km'; did you mean metro-40km*",
+    "nodes=3": "marker testbed: unknown keyword 'nodes'; usage: testbed(*",
+    "scope='class'": "marker testbed: expected scope to be one of function, module, session, got 'class'*",
+    "set={'links.north.kn': 3}": "*kn*",
+}
 
-        @pytest.mark.testbed({mark})
-        def test_it(lab):
-            pass
-    """)
+
+def test_a_wrong_marker_is_an_error_in_one_line(pytester: pytest.Pytester) -> None:
+    """In one run: each imports the testbed anew."""
+    tests = (f"@pytest.mark.testbed({mark})\ndef test_{number}(lab):\n    pass" for number, mark in enumerate(WRONG))
+    pytester.makepyfile("\n\n".join(["import pytest", *tests]))
     result = run(pytester)
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([words])
+    result.assert_outcomes(errors=len(WRONG))
+    for number, error in enumerate(WRONG.values()):
+        result.stdout.fnmatch_lines([f"*ERROR at setup of test_{number}*", error], consecutive=False)
     result.stdout.no_fnmatch_line("*Traceback*")
     result.stdout.no_fnmatch_line("*labs.py*")
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from builders.programs import ROOT, run
 
-ROOT = Path(__file__).resolve().parents[3]
 ANSIBLE = ROOT / "ansible"
 BOUND_S = 300
 
@@ -23,10 +22,8 @@ def test_lint(tmp_path: Path) -> None:
     if tool is None:
         pytest.skip("ansible-lint is not installed; install it with: pip install -e '.[test]'")
     environment = {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", "ANSIBLE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [tool, "--offline", "--nocolor", "--profile", "production"],
-        cwd=ANSIBLE, env=environment, capture_output=True, text=True, timeout=BOUND_S,
-    )  # fmt: skip
+    words = ("--offline", "--nocolor", "--profile", "production")
+    done = run(tool, *words, cwd=ANSIBLE, env=environment, timeout=BOUND_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

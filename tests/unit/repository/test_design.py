@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from builders.programs import ROOT
+
 ROW = re.compile(r"^\| (?P<number>\d+) \| (?P<behaviour>.+?) \| `(?P<file>[^`]+)` \|$", re.MULTILINE)
 
 

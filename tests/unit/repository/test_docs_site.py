@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import typer
+from builders.programs import ROOT, python
 
 from testbed.cli.app import app
 
-ROOT = Path(__file__).parents[3]
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PARTS = ["Start", "How to", "Reference", "How it works"]
 BUILD_S = 300.0
@@ -24,29 +24,50 @@ BUILD_S = 300.0
 pytest.importorskip("furo", reason="the extra `docs` is not installed")
 
 
-def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Build pages as `make docs` does, by the same flags."""
-    (flags,) = re.findall(r"^BUILD_DOCS = .* -m sphinx (.*) -d ", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {"-W", "-n"} <= set(flags.split())
-    argv = [sys.executable, "-m", "sphinx", *flags.split(), "-d", str(out / "doctrees"), str(source), str(out / "html")]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=BUILD_S)
+COMMANDS: Any = typer.main.get_command(app)
+BUILDS = """
+import contextlib, io, json, sys
+from sphinx.cmd.build import build_main
+results = []
+for argv in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        status = build_main(argv)
+    results.append((status, errors.getvalue()))
+print(json.dumps(results))
+"""
+
+
+class Built(NamedTuple):
+    status: int
+    errors: str
+
+
+def build(*folders: Path) -> list[Built]:
+    """Build the pages in ``docs`` of each folder into ``html``, as `make docs` does: by the same flags."""
+    (text,) = re.findall(r"^BUILD_DOCS = .* -m sphinx (.*) -d ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    flags = text.split()
+    assert {"-W", "-n"} <= set(flags)
+    argvs = [[*flags, "-d", *(str(folder / name) for name in ("doctrees", "docs", "html"))] for folder in folders]
+    done = python("-c", BUILDS, json.dumps(argvs), timeout=BUILD_S)
+    assert done.returncode == 0, done.stderr
+    return [Built(*result) for result in json.loads(done.stdout.splitlines()[-1])]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as built, with the README as one page more, so that the links of the README are checked too."""
     copy = tmp_path_factory.mktemp("site")
-    for each in ROOT.iterdir():
-        if each.is_file():
-            shutil.copy(each, copy)
-        elif not each.name.startswith((".", "build", "docs", "runs")):
-            (copy / each.name).symlink_to(each)
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, copy)
+        elif not path.name.startswith((".", "build", "docs", "runs")):
+            (copy / path.name).symlink_to(path)
     shutil.copytree(ROOT / "docs", copy / "docs")
     readme = (ROOT / "README.md").read_text().replace("](docs/", "](").replace("](CHANGELOG.md", "](changelog.md")
     (copy / "docs" / "readme.md").write_text("---\norphan: true\n---\n" + readme)
-    done = build(copy / "docs", copy / "out")
-    assert done.returncode == 0, done.stderr
-    return copy / "out" / "html"
+    (built,) = build(copy)
+    assert built.status == 0, built.errors
+    return copy / "html"
 
 
 def test_navigation_has_four_parts_and_each_page_once() -> None:
@@ -64,99 +85,101 @@ def test_each_page_is_named_on_the_first_one() -> None:
     assert set(re.findall(r"\]\((\w+\.md)\)", text)) == pages
 
 
-class _Page(HTMLParser):
-    """Text of a page's headings, and what its tags load."""
+class Page(HTMLParser):
+    """Text of a page, and what its tags load."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, file: Path) -> None:
         super().__init__()
         self.loaded: list[str] = []
         self.text = ""
-        self.feed(html)
+        self.feed(file.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        loads = {"link": "href", "script": "src", "img": "src", "source": "src", "iframe": "src", "object": "data"}
-        if tag in loads and found.get(loads[tag]):
-            self.loaded.append(str(found[loads[tag]]))
+        loads = {"link": "href", "object": "data", **dict.fromkeys(("script", "img", "source", "iframe"), "src")}
+        if address := dict(attrs).get(loads.get(tag, "")):
+            self.loaded.append(address)
 
     def handle_data(self, data: str) -> None:
         self.text += data
 
 
+def options(command: Any) -> list[Any]:
+    return [parameter for parameter in command.params if parameter.param_type_name == "option"]
+
+
 def test_the_reference_has_every_verb_with_its_options(site: Path) -> None:
-    page = _Page((site / "cli.html").read_text())
-    group = typer.main.get_command(app)
-    assert group.commands  # type: ignore[attr-defined]
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
-        assert f"\ntestbed {name}" in page.text, name
-        section = page.text.split(f"testbed {name} [OPTIONS]", 1)[1].split("[OPTIONS]", 1)[0]
-        for option in (each for each in command.params if each.param_type_name == "option"):
-            assert option.name in ("quiet", "verbose", "on") or option.opts[0] in section, (name, option.opts)
-    up = page.text.split("testbed up [OPTIONS]", 1)[1].split("[OPTIONS]", 1)[0]
+    text = Page(site / "cli.html").text
+    sections = {
+        name: text.split(f"testbed {name} [OPTIONS]", 1)[1].split("[OPTIONS]", 1)[0] for name in COMMANDS.commands
+    }
+    assert sections
+    for name, command in COMMANDS.commands.items():
+        assert f"\ntestbed {name}" in text, name
+        for option in options(command):
+            assert option.name in ("quiet", "verbose", "on") or option.opts[0] in sections[name], (name, option.opts)
     for shown in ("--driver NAME", "auto", "testbed up metro-40km --set links.north.km=80"):
-        assert shown in up
-    assert "TESTBED_LAB" in page.text
+        assert shown in sections["up"]
+    assert "TESTBED_LAB" in text
 
 
 def test_defaults_in_help_texts_are_in_the_default_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     cli_reference = importlib.import_module("cli_reference")
-    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
-    options = [each for command in commands for each in command.params if each.param_type_name == "option"]
-    found = {each.opts[0]: each for each in options if "(default:" in (each.help or "")}
-    assert {"--topology", "--runs", "--data", "--name", "--image"} <= set(found)
-    for name, option in found.items():
+    listed = [option for command in COMMANDS.commands.values() for option in options(command)]
+    defaults = {option.opts[0]: option for option in listed if "(default:" in (option.help or "")}
+    assert {"--topology", "--runs", "--data", "--name", "--image"} <= set(defaults)
+    for name, option in defaults.items():
         meaning, default = re.fullmatch(r"(.*) \(default: (.*)\)\.", option.help).groups()  # type: ignore[union-attr]
         _, shown, explained = cli_reference.row(option).strip("| ").split(" | ")
         assert (shown, explained.partition(" Environment: ")[0]) == (default, meaning + "."), name
 
 
 def test_the_python_reference_has_docstrings(site: Path) -> None:
-    page = _Page((site / "python.html").read_text())
+    text = Page(site / "python.html").text
     for name in ("load", "up", "attach", "validate", "wait_for", "FidelityError", "links_lit", "session_lab"):
-        assert name in page.text, name
+        assert name in text, name
 
 
 def test_pages_load_nothing_remote(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 25
     for page in pages:
-        remote = [each for each in _Page(page.read_text()).loaded if re.match(r"(?:\w+:)?//", each)]
-        assert remote == [], page
+        assert [address for address in Page(page).loaded if re.match(r"(?:\w+:)?//", address)] == [], page
     for sheet in (*site.rglob("*.css"), *pages):
         assert not re.search(r"(?:@import\s+|url\()\s*[\"']?(?:https?:)?//", sheet.read_text()), sheet
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """Two pages with the configuration of the real ones."""
-    docs = tmp_path / "docs"
-    for folder in ("_ext", "_static"):
-        shutil.copytree(ROOT / "docs" / folder, docs / folder)
-    shutil.copy(ROOT / "docs" / "conf.py", docs)
-    (docs / "index.md").write_text("# First\n\n```{toctree}\nother\n```\n")
-    (docs / "other.md").write_text("# Other\n\n## A heading, of *two* words\n")
-    return docs
+BROKEN = ("other.md#wrong-anchor", "missing.md", "#wrong-own-anchor")
+SMALL = {
+    "heading": "[there](other.md#a-heading-of-two-words)",
+    "anchor": "[there](other.md#wrong-anchor)",
+    "broken": "\n\n".join([*(f"[there]({link})" for link in BROKEN), "![there](missing.png)"]),
+}
 
 
-def add(docs: Path, *lines: str) -> subprocess.CompletedProcess[str]:
-    with (docs / "index.md").open("a") as file:
-        file.write("\n" + "\n\n".join(lines) + "\n")
-    return build(docs, docs.parent / "out")
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Built]:
+    """Sites of two pages with the configuration of the real ones, by the link on their first page."""
+    folders = [tmp_path_factory.mktemp(name) for name in SMALL]
+    for folder, link in zip(folders, SMALL.values(), strict=True):
+        docs = folder / "docs"
+        for part in ("_ext", "_static"):
+            shutil.copytree(ROOT / "docs" / part, docs / part)
+        shutil.copy(ROOT / "docs" / "conf.py", docs)
+        (docs / "index.md").write_text(f"# First\n\n```{{toctree}}\nother\n```\n\n{link}\n")
+        (docs / "other.md").write_text("# Other\n\n## A heading, of *two* words\n")
+    return dict(zip(SMALL, build(*folders), strict=True))
 
 
-def test_a_link_to_a_heading_is_fine(small: Path) -> None:
-    done = add(small, "[there](other.md#a-heading-of-two-words)")
-    assert done.returncode == 0, done.stderr
+def test_a_link_to_a_heading_is_fine(small: dict[str, Built]) -> None:
+    assert small["heading"].status == 0, small["heading"].errors
 
 
-def test_broken_links_fail_the_build_and_are_all_named(small: Path) -> None:
-    broken = ("other.md#wrong-anchor", "missing.md", "#wrong-own-anchor")
-    done = add(small, *(f"[there]({link})" for link in broken), "![there](missing.png)")
-    assert done.returncode != 0
-    for named in ("wrong-anchor", "missing.md", "wrong-own-anchor", "missing.png"):
-        assert named in done.stderr
+def test_broken_links_fail_the_build_and_are_all_named(small: dict[str, Built]) -> None:
+    assert small["broken"].status != 0
+    for name in ("wrong-anchor", "missing.md", "wrong-own-anchor", "missing.png"):
+        assert name in small["broken"].errors
 
 
-def test_one_broken_anchor_is_enough(small: Path) -> None:
-    assert add(small, "[there](other.md#wrong-anchor)").returncode != 0
+def test_one_broken_anchor_is_enough(small: dict[str, Built]) -> None:
+    assert small["anchor"].status != 0

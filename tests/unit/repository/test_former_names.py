@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
+from builders.programs import ROOT, python
+from builders.tables import table
 
 ADAPTER = """
 from testbed_agents.libraries.helper import Adapter, main
@@ -23,21 +18,15 @@ print(PYTHON is library.PYTHON, Library is library.Library)
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "warning"),
-    [
-        (ADAPTER, "testbed_agents.libraries is now testbed_agents.adapters"),
-        (LIBRARY, "testbed.core.conformance is now testbed.core.validation"),
-    ],
+@table(
+    "code, warning",
+    {
+        "adapters": (ADAPTER, "testbed_agents.libraries is now testbed_agents.adapters"),
+        "validation": (LIBRARY, "testbed.core.conformance is now testbed.core.validation"),
+    },
 )
 def test_a_program_that_imports_the_former_name_works_and_is_warned(code: str, warning: str) -> None:
-    argv = [
-        sys.executable,
-        "-W",
-        "always",
-        "-c",
-        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'agents')!r}]\n{code}",
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    paths = [str(ROOT), str(ROOT / "agents")]
+    done = python("-W", "always", "-c", f"import sys; sys.path[:0] = {paths}\n{code}")
     assert done.stdout == "True True\n", done.stderr
     assert warning in done.stderr

@@ -13,18 +13,20 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import typer
+from builders.programs import ROOT
 
 from testbed.cli import app
 from testbed.core.remote.client_words import ClientWords
 
-ROOT = Path(__file__).resolve().parents[3]
 SOURCES = sorted((ROOT / "testbed").rglob("*.py"))
-GROUP = typer.main.get_command(app.app)
-VERBS = tuple(GROUP.commands)  # type: ignore[attr-defined]
+GROUP: Any = typer.main.get_command(app.app)
+VERBS = tuple(GROUP.commands)
 
 COMMAND = re.compile(rf"\btestbed ({'|'.join(VERBS)})\b|\bsudo \S|\bpip3? install\b|\bapt-get\b|scale-across-testbed\[")
 
@@ -47,41 +49,51 @@ PROSE = {
 """Names of verbs in titles, comments of files, and sentences: nothing that anybody is told to type here."""
 
 
-def documentation(tree: ast.Module) -> set[int]:
-    """Return the ids of docstrings."""
-    return {
+class Text(NamedTuple):
+    """A string in a source file; ``message``: it is neither a docstring nor an example of a verb, which is phrased."""
+
+    line: int
+    value: str
+    message: bool
+
+
+@cache
+def texts(file: Path) -> list[Text]:
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    exempt = {
         id(statement.value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         for statement in node.body
         if isinstance(statement, ast.Expr)
     }
-
-
-def examples(tree: ast.Module) -> set[int]:
-    """Return the ids of examples: arguments of ``verb.verb`` and ``verb.examples_of``, which phrase them."""
-    return {
+    exempt |= {
         id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("verb.verb", "verb.examples_of")
+        for node in nodes
+        if is_call(node, "verb", "examples_of") and ast.unparse(node.func.value) == "verb"
         for argument in node.args
         for inner in ast.walk(argument)
     }
+    return [
+        Text(node.lineno, node.value, id(node) not in exempt)
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+def is_call(node: Any, *methods: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods
 
 
 def test_no_message_spells_a_command_itself() -> None:
     spelt = []
     for file in SOURCES:
         name = file.relative_to(ROOT).as_posix()
-        if name in PHRASED:
-            continue
-        tree = ast.parse(file.read_text())
-        exempt = documentation(tree) | examples(tree)
         spelt += [
-            f"{name}:{node.lineno}: {node.value}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in exempt
-            if COMMAND.search(node.value) and not any(it in node.value for it in PROSE.get(name, ()))
+            f"{name}:{text.line}: {text.value}"
+            for text in (() if name in PHRASED else texts(file))
+            if text.message and COMMAND.search(text.value)
+            if not any(prose in text.value for prose in PROSE.get(name, ()))
         ]
     assert spelt == [], "phrase it by testbed.host.linux.invocation, or by testbed.host.installation"
 
@@ -99,27 +111,26 @@ def parsed(line: str) -> dict[str, object]:
     """Return what the command line's own parser reads in a line. Raises click.UsageError, or KeyError for an unknown
     verb."""
     _, name, *words = shlex.split(line, comments=True)
-    return dict(GROUP.commands[name].make_context(name, words).params)  # type: ignore[attr-defined]
+    return dict(GROUP.commands[name].make_context(name, words).params)
 
 
 def phrased() -> Iterator[tuple[str, list[str]]]:
     """Yield each command that the source phrases: where, and its words. What is known only at run time is ``x``, and
     words that may be absent are."""
     for file in SOURCES:
-        text = file.read_text()
-        for node in ast.walk(ast.parse(text)) if ".command(" in text else ():
-            if not (
-                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "command"
-            ):
-                continue
-            words = [
-                it.value if isinstance(it, ast.Constant) else "x" for it in node.args if not isinstance(it, ast.Starred)
-            ]
-            if ast.unparse(node.func.value) in ("how", "invocation") and isinstance(node.args[0], ast.Constant):
-                yield f"{file.relative_to(ROOT)}:{node.lineno}", [str(it) for it in words]
+        source = file.read_text()
+        for node in ast.walk(ast.parse(source)) if ".command(" in source else ():
+            if is_call(node, "command") and ast.unparse(node.func.value) in ("how", "invocation"):
+                arguments = [word for word in node.args if not isinstance(word, ast.Starred)]
+                words = [str(word.value) if isinstance(word, ast.Constant) else "x" for word in arguments]
+                if isinstance(node.args[0], ast.Constant):
+                    yield f"{file.relative_to(ROOT)}:{node.lineno}", words
 
 
-@pytest.mark.parametrize(("place", "words"), [pytest.param(*it, id=f"{it[0]} {it[1][0]}") for it in phrased()])
+COMMANDS = list(phrased())
+
+
+@pytest.mark.parametrize(("place", "words"), COMMANDS, ids=[f"{place} {words[0]}" for place, words in COMMANDS])
 def test_a_command_in_a_message_is_accepted_by_the_parser(place: str, words: list[str]) -> None:
     here = parsed(shlex.join(["testbed", *words]))
     client = ClientWords(("testbed",), "a host", ("--on", "a host"), ("ssh", "a host"))
@@ -129,9 +140,18 @@ def test_a_command_in_a_message_is_accepted_by_the_parser(place: str, words: lis
 
 def test_the_source_phrases_commands_of_most_verbs() -> None:
     """The collection above finds something."""
-    found = list(phrased())
-    assert len(found) >= 30
-    assert {words[0] for _, words in found} >= {"up", "down", "run", "heal", "certify", "ls", "logs", "image", "launch"}
+    assert len(COMMANDS) >= 30
+    assert {words[0] for _, words in COMMANDS} >= {
+        "up",
+        "down",
+        "run",
+        "heal",
+        "certify",
+        "ls",
+        "logs",
+        "image",
+        "launch",
+    }
     with pytest.raises(Exception, match="Missing parameter: topology"):
         parsed("testbed up --observe")
 
@@ -153,9 +173,9 @@ def typed_in(page: Path) -> Iterator[str]:
     ]
     lines += re.findall(r"`((?:sudo )?\.venv/bin/testbed [^`]*)`", text)
     for line in lines:
-        found = re.match(rf"(?:[$#] |- run: )?(?:sudo )?(?:\S*/)?testbed ((?:{'|'.join(VERBS)})\b.*)", line.strip())
-        if found and not re.search(r"[…|]|\$\{|\\$", found[1]):
-            yield f"testbed {found[1]}"
+        typed = re.match(rf"(?:[$#] |- run: )?(?:sudo )?(?:\S*/)?testbed ((?:{'|'.join(VERBS)})\b.*)", line.strip())
+        if typed and not re.search(r"[…|]|\$\{|\\$", typed[1]):
+            yield f"testbed {typed[1]}"
 
 
 DOCUMENTED = [pytest.param(page, line, id=f"{page.name}: {line}") for page in pages() for line in typed_in(page)]
@@ -172,19 +192,15 @@ def test_the_documentation_has_commands() -> None:
 
 def test_faults_in_the_guide_are_in_the_words_that_are_printed() -> None:
     """What a user sees, in backticks, occurs in the source; a part that differs between users is ``…`` there."""
-    said = "\0".join(
-        node.value
-        for file in (*SOURCES, *sorted((ROOT / "agents").rglob("*.py")), ROOT / "hatch_build.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+    files = (*SOURCES, *(ROOT / "agents").rglob("*.py"), ROOT / "hatch_build.py")
+    printed = "\0".join(text.value for file in files for text in texts(file))
     table = (ROOT / "docs" / "guide.md").read_text().partition("## Troubleshooting")[2]
     seen = [row.split("|")[1] for row in table.splitlines() if row.startswith("| ") and "you see" not in row]
     assert len(seen) >= 8
     for row in seen:
         for text in re.findall(r"`([^`]+)`", row):
             for part in re.split(r"…|, |\b\d+\b|(?= is missing)", text):
-                assert part.strip(" ,;") in said, (text, part)
+                assert part.strip(" ,;") in printed, (text, part)
 
 
 def test_examples_name_what_they_need() -> None:
@@ -192,6 +208,6 @@ def test_examples_name_what_they_need() -> None:
     text = (ROOT / "examples" / "README.md").read_text()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (requirement,) = extras["pytest"]
-    assert not any(it.startswith("pytest") for it in extras["agents"]), "what make demo installs"
+    assert not any(name.startswith("pytest") for name in extras["agents"]), "what make demo installs"
     install = text.find(f".venv/bin/python -m pip install '{requirement}'")
     assert 0 < install < text.find("-m pytest examples/pytest_suite")

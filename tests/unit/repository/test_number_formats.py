@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from builders.programs import ROOT
+
 _EXPONENT = re.compile(r"100(\.0)?( \* [^}{]*)?:\.?\w*g\}|\{[^}{]*:\.?\w*g\} ?%")
 """``{100 * x:.2g}``, ``{x * 100:.3g}``, ``{x:.2g} %``."""
 
@@ -18,12 +18,12 @@ def test_the_pattern_finds_what_it_is_for() -> None:
 
 
 def test_no_percentage_has_an_exponent() -> None:
-    sources = [it for part in ("testbed", "agents", "tools", "benchmarks") for it in (ROOT / part).rglob("*.py")]
+    sources = [file for part in ("testbed", "agents", "tools", "benchmarks") for file in (ROOT / part).rglob("*.py")]
     assert len(sources) > 200
-    found = [
+    exponents = [
         f"{source.relative_to(ROOT)}:{number}: {line.strip()}"
         for source in sources
         for number, line in enumerate(source.read_text(encoding="utf-8").splitlines(), 1)
         if _EXPONENT.search(line)
     ]
-    assert found == []
+    assert exponents == []

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from builders.programs import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LINES = [it for it in (ROOT / ".dockerignore").read_text().splitlines() if it and not it.startswith("#")]
 LET_IN = {it[1:] for it in LINES if it.startswith("!")}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import signal
-from pathlib import Path
 
 import pytest
+from builders.programs import ROOT
 
-FILE = Path(__file__).parents[3] / "tools" / "run_tests.py"
+FILE = ROOT / "tools" / "run_tests.py"
 
 
 @pytest.mark.parametrize(

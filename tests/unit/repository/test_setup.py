@@ -6,254 +6,224 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders.programs import ROOT, run
+from builders.tables import table
 
-ROOT = Path(__file__).resolve().parents[3]
 NEEDED = ("bash", "env", "dirname", "uname", "sed", "id")
+SCRIPT = ROOT / "tools" / "setup.sh"
+NO_VENV = 'case "$*" in *ensurepip*) exit 1 ;; esac'
+OLD_PYTHON = 'case "$*" in *version_info*) exit 1 ;; -V) echo Python 3.9.2 ;; esac'
+UNPRIVILEGED = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="drops capabilities or becomes another user")
+
+
+class Machine:
+    """A folder with the only programs that there are: what the script itself calls, and a python3 that succeeds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in NEEDED:
+            (folder / name).symlink_to(str(shutil.which(name)))
+        for name in ("python3", "ip", "cc"):
+            self.put(name)
+
+    def put(self, name: str, script: str = "exit 0", folder: Path | None = None) -> None:
+        program = (folder or self.folder) / name
+        program.unlink(missing_ok=True)
+        program.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+        program.chmod(0o755)
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).unlink()
+
+    def set_up(
+        self, target: str, script: Path = SCRIPT, before: Sequence[object] = (), options: Any = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": str(self.folder), "HOME": str(self.folder), **variables}
+        return run(*before, script, target, env=environment, timeout=20, **(options or {}))
+
+    def lines(self, target: str, word: str, **variables: str) -> list[str]:
+        """Return the lines with a word; the script has to fail, with a last line about what to do."""
+        done = self.set_up(target, **variables)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert done.stderr.splitlines()[-1].startswith(f"make {target}: FAILED: ")
+        return [line for line in (done.stdout + done.stderr).splitlines() if word in line]
+
+    def missing(self, target: str, **variables: str) -> list[str]:
+        return self.lines(target, "MISSING", **variables)
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Path:
-    """A folder with the only programs that there are: what the script itself calls, and a python3 that says yes."""
-    for name in NEEDED:
-        (tmp_path / name).symlink_to(str(shutil.which(name)))
-    put(tmp_path, "python3", "exit 0")
-    put(tmp_path, "ip", "exit 0")
-    put(tmp_path, "cc", "exit 0")
-    return tmp_path
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
 
 
-def put(machine: Path, name: str, script: str) -> None:
-    (machine / name).write_text(f"#!{shutil.which('bash')}\n{script}\n")
-    (machine / name).chmod(0o755)
+@table(
+    "target, removed, python, missing",
+    {
+        "no python": ("test", "python3", "", [("python3", "apt-get install python3")]),
+        "no iproute2 and no python are named at once": ("test", "python3 ip", "", [(), ()]),
+        "a client of other hosts needs ssh and git alone": (
+            "client",
+            "ip cc",
+            "",
+            [("apt-get install openssh-client",), ("apt-get install git",)],
+        ),
+        "a python that is too old": ("test", "", OLD_PYTHON, [("3.11", "3.9.2")]),
+        "a python without venv": ("test", "", NO_VENV, [("apt-get install python3-venv",)]),
+    },
+)
+def test_what_a_machine_lacks_is_named_with_its_command(
+    machine: Machine, target: str, removed: str, python: str, missing: list[tuple[str, ...]]
+) -> None:
+    machine.remove(*removed.split())
+    if python:
+        machine.put("python3", python)
+    for line, words in zip(machine.missing(target), missing, strict=True):
+        assert all(word in line for word in words)
 
 
-def lacking(machine: Path, target: str, **variables: str) -> list[str]:
-    """Its lines that say what is missing; it has to fail, with a line that says what to do."""
-    return [line for line in said(machine, target, **variables) if "MISSING" in line]
+def test_elsewhere_than_on_linux(machine: Machine) -> None:
+    machine.put("uname", "echo Darwin")
+    assert machine.missing("demo") == []
 
 
-def said(machine: Path, target: str, **variables: str) -> list[str]:
-    done = subprocess.run(
-        [str(ROOT / "tools" / "setup.sh"), target],
-        env={"PATH": str(machine), "HOME": str(machine), **variables},
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"make {target}: FAILED: ")
-    return [*done.stdout.splitlines(), *done.stderr.splitlines()]
-
-
-def test_no_python(machine: Path) -> None:
-    (machine / "python3").unlink()
-    (line,) = lacking(machine, "test")
-    assert "python3" in line
-    assert "apt-get install python3" in line
-
-
-def test_a_client_of_other_hosts_needs_ssh_and_git_alone(machine: Path) -> None:
-    (machine / "ip").unlink()
-    (machine / "cc").unlink()
-    without_ssh, without_git = lacking(machine, "client")
-    assert "apt-get install openssh-client" in without_ssh
-    assert "apt-get install git" in without_git
-
-
-def test_a_python_that_is_too_old(machine: Path) -> None:
-    put(machine, "python3", 'case "$*" in *version_info*) exit 1 ;; -V) echo Python 3.9.2 ;; esac')
-    (line,) = lacking(machine, "test")
-    assert "3.11" in line
-    assert "3.9.2" in line
-
-
-def test_a_python_without_venv(machine: Path) -> None:
-    put(machine, "python3", 'case "$*" in *ensurepip*) exit 1 ;; esac')
-    (line,) = lacking(machine, "test")
-    assert "apt-get install python3-venv" in line
-
-
-def test_no_iproute2_and_no_python_are_told_at_once(machine: Path) -> None:
-    (machine / "ip").unlink()
-    (machine / "python3").unlink()
-    assert len(lacking(machine, "test")) == 2
-
-
-def test_elsewhere_than_on_linux(machine: Path) -> None:
-    (machine / "uname").unlink()
-    put(machine, "uname", "echo Darwin")
-    assert lacking(machine, "demo") == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="drops capabilities")
-def test_a_demo_without_root(machine: Path) -> None:
-    argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-    done = subprocess.run(
-        [*argv, str(ROOT / "tools" / "setup.sh"), "demo"],
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
+@as_root
+def test_a_demo_without_root() -> None:
+    done = run(*UNPRIVILEGED, SCRIPT, "demo", timeout=20)
     assert done.returncode == 1
     assert "root lacks them here: if this is a container, start it with --privileged" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@as_root
 @pytest.mark.parametrize(("programs", "line"), [(("sudo",), "sudo make demo"), ((), "su -c 'make demo'")])
-def test_a_demo_of_another_user(machine: Path, programs: tuple[str, ...], line: str) -> None:
+def test_a_demo_of_another_user(machine: Machine, programs: tuple[str, ...], line: str) -> None:
     """The command is one of this machine: sudo is not installed everywhere."""
     for name in programs:
-        put(machine, name, "exit 0")
-    setpriv = str(shutil.which("setpriv"))
-    done = subprocess.run(
-        [setpriv, "--reuid=65534", "--clear-groups", "--inh-caps=-all", str(ROOT / "tools" / "setup.sh"), "demo"],
-        env={"PATH": str(machine), "HOME": "/"},
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
+        machine.put(name)
+    setpriv = (shutil.which("setpriv"), "--reuid=65534", "--clear-groups", "--inh-caps=-all")
+    done = machine.set_up("demo", before=setpriv, HOME="/")
     assert done.returncode == 1
     assert f"run: {line}\n" in done.stderr, done.stderr
 
 
-def test_who_called_sudo_is_told_of_sudo(machine: Path) -> None:
-    (machine / "ip").unlink()
-    environment = {"PATH": str(machine), "HOME": "/", "SUDO_UID": "1000"}
-    for more, words in ((environment, "sudo apt-get install iproute2"), ({}, ": apt-get install iproute2")):
-        done = subprocess.run(
-            [str(ROOT / "tools" / "setup.sh"), "demo"],
-            env={"PATH": str(machine), "HOME": "/", **more},
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
-        if os.geteuid() == 0:
-            assert words in done.stderr, done.stderr
+@as_root
+@pytest.mark.parametrize(
+    ("variables", "command"), [({"SUDO_UID": "1000"}, "sudo apt-get install"), ({}, ": apt-get install")]
+)
+def test_commands_have_sudo_where_the_caller_used_it(machine: Machine, variables: dict[str, str], command: str) -> None:
+    machine.remove("ip")
+    assert f"{command} iproute2" in machine.set_up("demo", **variables).stderr
 
 
 # ---- the compiler
 
 
 @pytest.fixture
-def without_compiler(machine: Path) -> Path:
+def without_compiler(machine: Machine) -> Machine:
     """And without venv, or the script would go on and set up this checkout."""
-    (machine / "cc").unlink()
-    put(machine, "uname", '[ "$1" = -s ] && echo Linux || echo "${MACHINE:-x86_64}"')
+    machine.remove("cc")
+    machine.put("python3", NO_VENV)
+    machine.put("uname", '[ "$1" = -s ] && echo Linux || echo "${MACHINE:-x86_64}"')
     return machine
 
 
-def test_without_a_compiler_it_says_what_is_downloaded_and_asks_for_none(without_compiler: Path) -> None:
-    assert lacking_but_venv(without_compiler) == []
-    (line,) = [it for it in compiler_lines(without_compiler) if "MISSING" not in it]
-    assert "94 MB" in line and "a minute" in line and "ziglang==" in line
+def missing_but_venv(machine: Machine, **variables: str) -> list[str]:
+    return [line for line in machine.missing("check", **variables) if "venv" not in line]
 
 
-def test_with_one_nothing_is_said_of_it(machine: Path) -> None:
-    assert compiler_lines(machine) == []
+def test_without_a_compiler_its_download_is_announced_and_none_is_missing(without_compiler: Machine) -> None:
+    assert missing_but_venv(without_compiler) == []
+    (line,) = without_compiler.lines("check", "C compiler")
+    assert "94 MB" in line and "a minute" in line and "ziglang==" in line and "MISSING" not in line
 
 
-def test_one_without_the_headers_of_a_c_library_is_none(without_compiler: Path) -> None:
-    put(without_compiler, "gcc", "echo stdio.h: No such file >&2; exit 1")
-    assert len(compiler_lines(without_compiler)) == 1
+def test_a_compiler_that_works_is_not_mentioned(machine: Machine) -> None:
+    machine.put("python3", NO_VENV)
+    assert machine.lines("check", "C compiler") == []
+
+
+def test_a_compiler_without_the_headers_of_a_c_library_is_none(without_compiler: Machine) -> None:
+    without_compiler.put("gcc", "echo stdio.h: No such file >&2; exit 1")
+    assert len(without_compiler.lines("check", "C compiler")) == 1
+
+
+@table(
+    "variables, command",
+    {
+        "no build isolation": ({"PIP_NO_BUILD_ISOLATION": "0"}, "env -u PIP_NO_BUILD_ISOLATION make check"),
+        "no build isolation, in pip's configuration": (
+            {"PIP_CONFIG_FILE": "pip.conf"},
+            "PIP_CONFIG_FILE=/dev/null make check",
+        ),
+        "no index": ({"PIP_NO_INDEX": "1"}, "pip download --no-deps ziglang=="),
+        "another architecture": ({"MACHINE": "mips64"}, "apt-get install gcc libc6-dev"),
+    },
+)
+def test_where_pip_can_get_no_compiler_for_the_build_it_is_missing(
+    without_compiler: Machine, variables: dict[str, str], command: str
+) -> None:
+    configuration = without_compiler.folder / "pip.conf"
+    configuration.write_text("[install]\nno-build-isolation = false\n")
+    if "PIP_CONFIG_FILE" in variables:
+        variables = {"PIP_CONFIG_FILE": str(configuration)}
+    (line,) = missing_but_venv(without_compiler, **variables)
+    for words in ("a C compiler", "apt-get install gcc libc6-dev", command):
+        assert words in line
 
 
 @pytest.mark.parametrize(
-    ("variables", "command"),
+    "variables",
     [
-        ({"PIP_NO_BUILD_ISOLATION": "0"}, "env -u PIP_NO_BUILD_ISOLATION make check"),
-        ({"PIP_CONFIG_FILE": "pip.conf"}, "PIP_CONFIG_FILE=/dev/null make check"),
-        ({"PIP_NO_INDEX": "1"}, "pip download --no-deps ziglang=="),
-        ({"MACHINE": "mips64"}, "apt-get install gcc libc6-dev"),
+        pytest.param({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "."}, id="a folder of wheels is enough without an index"),
+        pytest.param({"TESTBED_WITHOUT_FIBERD": "1", "PIP_NO_BUILD_ISOLATION": "0"}, id="no fiberd needs no compiler"),
     ],
-    ids=["no build isolation", "the same in pip's configuration", "no index", "another architecture"],
 )
-def test_where_pip_can_get_none_for_the_build_it_says_so_before_anything_else(
-    without_compiler: Path, variables: dict[str, str], command: str
-) -> None:
-    if "PIP_CONFIG_FILE" in variables:
-        variables = {"PIP_CONFIG_FILE": str(without_compiler / "pip.conf")}
-        (without_compiler / "pip.conf").write_text("[install]\nno-build-isolation = false\n")
-    (line,) = lacking_but_venv(without_compiler, **variables)
-    assert "a C compiler" in line
-    assert "apt-get install gcc libc6-dev" in line
-    assert command in line
-
-
-def test_wheels_in_a_folder_are_enough_without_an_index(without_compiler: Path) -> None:
-    (without_compiler / "ziglang-0.15.2-py3-none-any.whl").touch()
-    variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(without_compiler)}
-    assert lacking_but_venv(without_compiler, **variables) == []
-
-
-def test_without_fiberd_no_compiler_is_asked_for(without_compiler: Path) -> None:
-    variables = {"TESTBED_WITHOUT_FIBERD": "1", "PIP_NO_BUILD_ISOLATION": "0"}
-    assert lacking_but_venv(without_compiler, **variables) == []
-
-
-def lacking_but_venv(machine: Path, **variables: str) -> list[str]:
-    return [line for line in without_venv(machine, **variables) if "MISSING" in line and "venv" not in line]
-
-
-def compiler_lines(machine: Path) -> list[str]:
-    return [line for line in without_venv(machine) if "C compiler" in line]
-
-
-def without_venv(machine: Path, **variables: str) -> list[str]:
-    put(machine, "python3", 'case "$*" in *ensurepip*) exit 1 ;; esac')
-    return said(machine, "check", **variables)
+def test_no_compiler_is_missing(without_compiler: Machine, variables: dict[str, str]) -> None:
+    if "PIP_FIND_LINKS" in variables:
+        (without_compiler.folder / "ziglang-0.15.2-py3-none-any.whl").touch()
+        variables = variables | {"PIP_FIND_LINKS": str(without_compiler.folder)}
+    assert missing_but_venv(without_compiler, **variables) == []
 
 
 @pytest.mark.parametrize("built", [True, False])
-def test_a_compiler_is_not_spoken_of_where_nothing_is_built(machine: Path, tmp_path: Path, built: bool) -> None:
-    tree = tmp_path / "tree"
-    for file in (
-        "tools/setup.sh",
-        "pyproject.toml",
-        "hatch_build.py",
-        "testbed/fiberd/main.c",
-        "testbed/fiberd/libc.h",
-    ):
+def test_a_compiler_is_not_mentioned_where_nothing_is_built(machine: Machine, tmp_path: Path, built: bool) -> None:
+    tree = tmp_path.resolve() / "tree"
+    sources = "pyproject.toml hatch_build.py testbed/fiberd/main.c testbed/fiberd/libc.h"
+    for file in ("tools/setup.sh", *sources.split()):
         (tree / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tree / file)
     (tree / ".venv" / "bin").mkdir(parents=True)
-    answers = f'case "$*" in *base_prefix*) echo base ;; *"(sys.prefix)"*) echo {tree.resolve()}/.venv ;; esac'
-    for folder, name in ((machine, "python3"), (tree / ".venv" / "bin", "python"), (tree / "testbed/fiberd", "fiberd")):
-        put(folder, name, answers)
+    answers = f'case "$*" in *base_prefix*) echo base ;; *"(sys.prefix)"*) echo {tree}/.venv ;; esac'
+    machine.put("python3", answers)
+    machine.put("python", answers, tree / ".venv" / "bin")
+    machine.put("fiberd", answers, tree / "testbed" / "fiberd")
     for name in ("cat", "cut", "sha256sum"):
-        (machine / name).symlink_to(str(shutil.which(name)))
-    (machine / "cc").unlink()
-    parts = [f"{tree.resolve()}\nbase\n".encode()]
+        (machine.folder / name).symlink_to(str(shutil.which(name)))
+    machine.remove("cc")
+    parts = [f"{tree}\nbase\n".encode()]
     for pattern in ("pyproject.toml", "hatch_build.py", "testbed/fiberd/*.[ch]"):
-        parts += [it.read_bytes() for it in sorted(tree.glob(pattern))]
+        parts += [file.read_bytes() for file in sorted(tree.glob(pattern))]
     stamp = hashlib.sha256(b"".join([*parts, b"fetched\n"])).hexdigest() if built else "of other sources"
     (tree / ".venv" / ".set-up").write_text(f"{stamp}\ndocs\n")
-    done = subprocess.run(
-        [str(tree / "tools" / "setup.sh"), "docs"],
-        env={"PATH": str(machine), "HOME": "/", "PIP_NO_INDEX": "1"},
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
+    done = machine.set_up("docs", tree / "tools" / "setup.sh", HOME="/", PIP_NO_INDEX="1")
     if built:
         assert (done.returncode, done.stdout, done.stderr) == (0, "make docs: .venv is ready\n", "")
     else:
         assert done.returncode == 1 and "MISSING: a C compiler" in done.stderr
 
 
-def test_a_folder_that_this_user_cannot_write(machine: Path, tmp_path: Path) -> None:
-    (tmp_path / "a project" / "tools").mkdir(parents=True)
-    script = shutil.copy(ROOT / "tools" / "setup.sh", tmp_path / "a project" / "tools")
+def test_a_folder_that_this_user_cannot_write(machine: Machine, tmp_path: Path) -> None:
+    tools = tmp_path / "a project" / "tools"
+    tools.mkdir(parents=True)
     (tmp_path / "a project" / ".venv").mkdir(mode=0o555)
-    done = subprocess.run(
-        [script, "docs"],
-        env={"PATH": str(machine), "HOME": str(machine)},
-        user=4242 if os.geteuid() == 0 else None,
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
+    user = {"user": 4242} if os.geteuid() == 0 else {}
+    done = machine.set_up("docs", Path(shutil.copy(SCRIPT, tools)), options=user)
     assert done.returncode == 1
     assert "make docs: FAILED: uid " in done.stderr and "a project/.venv; make this user its owner" in done.stderr

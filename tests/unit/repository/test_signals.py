@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from builders.programs import ROOT
 
 OWN_CHILDREN = {
     "testbed/host/doctor/trial.py": {"kill"},  # forks it and reaps it afterwards
@@ -22,15 +23,14 @@ OWN_CHILDREN = {
 
 
 def calls(path: Path) -> set[str]:
-    """Which of os.kill and os.killpg a file uses."""
-    found = (it for it in ast.walk(ast.parse(path.read_text())) if isinstance(it, ast.Attribute))
-    return {
-        it.attr
-        for it in found
-        if it.attr in ("kill", "killpg") and isinstance(it.value, ast.Name) and it.value.id == "os"
-    }
+    """Return which of os.kill and os.killpg a file uses."""
+    source = path.read_text()
+    if not re.search(r"\bos\s*\.\s*kill", source):
+        return set()
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in nodes if ast.unparse(node) in ("os.kill", "os.killpg")}
 
 
 def test_signals_by_number_go_to_own_children_only() -> None:
     paths = [*(ROOT / "testbed").rglob("*.py"), *(ROOT / "agents").rglob("*.py")]
-    assert {str(it.relative_to(ROOT)): found for it in paths if (found := calls(it))} == OWN_CHILDREN
+    assert {str(path.relative_to(ROOT)): names for path in paths if (names := calls(path))} == OWN_CHILDREN

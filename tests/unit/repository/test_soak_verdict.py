@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,56 +13,42 @@ ROLES = {"keeper": 1, "fiberd": 1, "orchestrator": 1, "fork server": 1, "rank": 
 
 
 def series(**per_h: float) -> list[dict[str, Any]]:
-    """An hour of samples; the named roles grow by so many MiB."""
+    """Return an hour of samples; the named roles grow by so many MiB."""
 
     def process(role: str, t: float) -> dict[str, Any]:
         rss = int((50 + per_h.get(role, 0.0) * t / HOUR_S) * MIB)
         return {"pid": 1, "fds": 10, "threads": 1, "rss": rss, "pss": rss}
 
-    return [
-        {
-            "t": float(t),
-            "phase": "faults",
-            "roles": {role: [process(role, t)] * count for role, count in ROLES.items()},
-            "zombies": 0,
-            "journal_bytes": 0,
-            "load": 1.0,
-        }
-        for t in range(0, int(HOUR_S), 30)
-    ]
+    def roles(t: float) -> dict[str, Any]:
+        return {role: [process(role, t)] * count for role, count in ROLES.items()}
+
+    fixed = {"phase": "faults", "zombies": 0, "journal_bytes": 0, "load": 1.0}
+    return [{"t": t, "roles": roles(t), **fixed} for t in map(float, range(0, int(HOUR_S), 30))]
 
 
-def found(samples: list[dict[str, Any]], **other: Any) -> dict[str, Any]:
-    lateness = {"count": 1, "median": 0.0, "p99": 0.0, "most": 0.0, "within_5_ms": 1.0}
-    return {
-        "seconds": HOUR_S,
-        "seed": 1,
-        "machine": "made up",
-        "when": "never",
-        "samples": samples,
-        "growth": growth(samples),
-        "faults": {
-            "began": 1, "by_type": {"cut": 1}, "unended": 0, "failed": [], "missed": 0, "carriers": 2, "switches": 0,
-            "late_s": {"all": lateness},
-        },
-        "report": {
-            "checkers": [{"id": it, "holds": True} for it in ("sums", "parameters", "updates")],
-            "steps_committed": 1, "steps_lost": 0, "attempts": 1, "causes": {},
-        },
-        "not_as_before": [],
-        "left": [],
-        "stuck": 0,
-        "journal_bytes": 1,
-        "run_bytes": 1,
-        "report_rss": 1,
-    } | other  # fmt: skip
+FINDINGS = """{
+    "seconds": 3600.0, "seed": 1, "machine": "made up", "when": "never", "not_as_before": [], "left": [], "stuck": 0,
+    "journal_bytes": 1, "run_bytes": 1, "report_rss": 1,
+    "faults": {
+        "began": 1, "by_type": {"cut": 1}, "unended": 0, "failed": [], "missed": 0, "carriers": 2, "switches": 0,
+        "late_s": {"all": {"count": 1, "median": 0.0, "p99": 0.0, "most": 0.0, "within_5_ms": 1.0}}
+    },
+    "report": {
+        "steps_committed": 1, "steps_lost": 0, "attempts": 1, "causes": {},
+        "checkers": [
+            {"id": "sums", "holds": true}, {"id": "parameters", "holds": true}, {"id": "updates", "holds": true}
+        ]
+    }
+}"""
 
 
-def bad(seconds: float = HOUR_S, **other: Any) -> list[str]:
-    content = found(other.pop("samples", series()), **other)
-    verdicts = judged(seconds, content)
-    assert summary(content, verdicts)
-    return [it.what for it in verdicts if not it.good]
+def bad(seconds: float = HOUR_S, samples: list[dict[str, Any]] | None = None, **other: Any) -> list[str]:
+    """Return what is bad in an hour of these findings."""
+    samples = samples or series()
+    findings = {**json.loads(FINDINGS), "samples": samples, "growth": growth(samples), **other}
+    verdicts = judged(seconds, findings)
+    assert summary(findings, verdicts)
+    return [verdict.what for verdict in verdicts if not verdict.good]
 
 
 def test_an_hour_in_which_nothing_happens_is_good() -> None:
@@ -79,16 +66,16 @@ def test_a_leak_is_not_told_from_a_minute() -> None:
 
 def test_descriptors_that_stay_open_are_a_leak() -> None:
     samples = series()
-    for number, it in enumerate(samples):
-        it["roles"]["keeper"][0]["fds"] += number // 10
+    for number, sample in enumerate(samples):
+        sample["roles"]["keeper"][0]["fds"] += number // 10
     assert bad(samples=samples) == ["descriptors of keeper"]
 
 
 def test_processes_too_many() -> None:
     samples = series()
     samples[50]["roles"]["rank"] = samples[50]["roles"]["rank"] * 2
-    for it in samples[60:63]:
-        it["zombies"] = 1
+    for sample in samples[60:63]:
+        sample["zombies"] = 1
     assert bad(samples=samples) == ["processes: rank", "persistent zombies"]
 
 
@@ -106,7 +93,7 @@ def test_what_is_left_or_stands_still(other: dict[str, Any], what: str) -> None:
 
 @pytest.mark.parametrize("holds", [False, None])
 def test_a_wrong_sum_or_an_unknown_one(holds: bool | None) -> None:
-    report = found(series())["report"]
+    report = json.loads(FINDINGS)["report"]
     report["checkers"][0]["holds"] = holds
     assert bad(report=report) == ["checker sums"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,11 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from builders.programs import ROOT, python, run
 from oracles import oracle
 
 from benchmarks import thief
-
-ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.alone
 
@@ -112,27 +112,25 @@ def test_what_outlasts_the_bursts_is_void() -> None:
 
 
 def test_the_command_line_needs_a_bound() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.thief", "--", "true"], cwd=ROOT, capture_output=True, text=True
-    )
+    done = python("-m", "benchmarks.thief", "--", "true")
     assert done.returncode == 2
     assert "--seconds" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("line", "error"),
     [
-        (("thief", "--share", "0", "--seconds", "5", "--", "/no/program"), "cannot run /no/program: No such file"),
-        (("thief", "--share", "0", "--seconds", "5", "--", "/tmp"), "cannot run /tmp: Permission denied"),
-        (("noise", "--levels", "fast"), "unknown level 'fast' (available: 0, 5, 15, 25)"),
-        (("noise", "--levels", ""), "unknown level '' (available: 0, 5, 15, 25)"),
+        ("thief --share 0 --seconds 5 -- /no/program", "cannot run /no/program: No such file"),
+        ("thief --share 0 --seconds 5 -- /tmp", "cannot run /tmp: Permission denied"),
+        ("noise --levels fast", "unknown level 'fast' (available: 0, 5, 15, 25)"),
+        ("noise --levels ''", "unknown level '' (available: 0, 5, 15, 25)"),
     ],
 )
-def test_bad_arguments_have_a_message(words: tuple[str, ...], error: str) -> None:
-    argv = [sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
+def test_bad_arguments_have_a_message(line: str, error: str) -> None:
+    program, *words = shlex.split(line)
+    done = python("-m", f"benchmarks.{program}", *words)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"{words[0]}.py: error: {error}")
+    assert done.stderr.splitlines()[-1].startswith(f"{program}.py: error: {error}")
 
 
 @steals
@@ -151,10 +149,8 @@ def test_spinners_end_with_their_parent() -> None:
 
 @steals
 def test_without_the_capability_a_measurement_is_void() -> None:
-    argv = ["setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice"]
-    done = subprocess.run(
-        [*argv, sys.executable, "-m", "benchmarks.thief", "--seconds", "1"], cwd=ROOT, capture_output=True, text=True
-    )
+    drop = ("setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice")
+    done = run(*drop, sys.executable, "-m", "benchmarks.thief", "--seconds", "1")
     assert done.returncode == thief.VOID_STATUS
     assert "CAP_SYS_NICE" in done.stderr
 
@@ -173,7 +169,7 @@ def test_a_throttled_thief_is_void() -> None:
     try:
         (group / "cpu.rt_runtime_us").write_text("50000")
         enter = f"echo $$ > {group}/tasks; exec {sys.executable} -m benchmarks.thief --share 0.25 --seconds 2"
-        done = subprocess.run(["sh", "-c", enter], cwd=ROOT, capture_output=True, text=True)
+        done = run("sh", "-c", enter)
     finally:
         oracle.until(lambda: not (group / "tasks").read_text(), 5.0, "the group is empty")
         group.rmdir()
