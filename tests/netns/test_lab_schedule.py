@@ -173,9 +173,9 @@ def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: Lab) -> No
     assert unexplained == [], "none is missed on a host that does not stall"
     missing = {(event["site"], event["link"]) for event in missed()}
     for it in counted:
-        events = heard(*it)
-        numbers = [event["changes"] for event in events]
-        assert [event["up"] for event in events] == [number % 2 == 0 for number in numbers]
+        changes = heard(*it)
+        numbers = [event["changes"] for event in changes]
+        assert [event["up"] for event in changes] == [number % 2 == 0 for number in numbers]
         if it not in missing:
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 

@@ -23,7 +23,6 @@ from testbed.host import lab_folder
 pytestmark = LABS
 
 BOUND_S = 60.0
-FAR = "west-1"
 MEGABYTE = 1 << 20
 UID = 60_700
 
