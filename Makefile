@@ -77,6 +77,7 @@ check:
 	@tools/verdict.sh "check (ruff)" "" $(VENV)/bin/ruff check .
 	@tools/verdict.sh "check (format; fix it with: $(VENV)/bin/ruff format .)" "" $(VENV)/bin/ruff format --check .
 	@tools/verdict.sh "check (mypy)" "" $(VENV)/bin/mypy
+	@tools/verdict.sh "check (mypy of the tests)" "" $(VENV)/bin/mypy --config-file tests/mypy.ini
 	@tools/verdict.sh "check (import-linter)" "" $(VENV)/bin/lint-imports --no-cache --no-logo
 	@tools/verdict.sh "check (docs)" "" $(BUILD_DOCS)
 	@echo "make check: ruff, mypy --strict, import-linter and the documentation build passed"
