@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,8 @@ packets = st.lists(
 
 def read(content: bytes) -> list[tuple[int, bytes, int]]:
     """Return time in ns, bytes and length of each packet."""
-    with PcapNgReader(io.BytesIO(content)) as reader:
+    stream: Any = io.BytesIO(content)
+    with PcapNgReader(stream) as reader:
         return [(round(it.time * 10**9), bytes(it), it.wirelen) for it in reader]
 
 

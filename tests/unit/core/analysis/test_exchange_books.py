@@ -6,7 +6,7 @@ code with the analysis: it adds each stretch of time to a class while it makes t
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -46,8 +46,8 @@ class Job:
 
 @dataclass
 class Books:
-    seconds: Counter[str] = field(default_factory=Counter)
-    peer_wait_s: Counter[int] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    peer_wait_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     logs: list[RankLog] = field(default_factory=list)
     detected: dict[int, float] = field(default_factory=dict)
     windows: list[FaultWindow] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders.jobs import durations, faults, rank, ranks, step, steps
@@ -160,7 +161,7 @@ def restarted(seconds: str, again: str, begin: float, resumed: int, ends=(), wor
     """A second attempt continues after step ``resumed`` at time ``begin``."""
     done = (*steps(seconds), *steps(again, resumed + 1, begin, attempt=2))
     logs = [rank(index, done, world=world, planned=40) for index in range(world)]
-    second = {"t": begin - 0.1, "attempt": 2, "resumed_from": resumed}
+    second: Any = {"t": begin - 0.1, "attempt": 2, "resumed_from": resumed}
     return [replace(log, jobs=(*log.jobs, replace(log.jobs[0], **second)), ends=ends) for log in logs]
 
 
@@ -288,7 +289,7 @@ def jobs(draw: st.DrawFn) -> tuple[list[float], str, float, list[FaultWindow], f
     seconds = [0.1] * draw(st.integers(5, 20)) + draw(slow)
     status = draw(st.sampled_from(["ok", "failed", "stopped"]))
     ended_t = sum(seconds) + draw(st.sampled_from([0.01, 0.3, 2.0, 9.0]))
-    windows = []
+    windows: list[FaultWindow] = []
     for t in sorted(draw(st.lists(st.floats(0.0, sum(seconds) + 12.0, allow_nan=False), max_size=5))):
         length_s = draw(st.none() | st.sampled_from([0.05, 0.5, 3.0, 20.0]))
         name = f"f{len(windows)}"

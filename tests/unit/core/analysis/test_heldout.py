@@ -10,8 +10,11 @@ from testbed.core.records.rank_log import EvaluationRecord, JobRecord, RankLog
 
 
 def log(rank: int, site: str, *evaluations: EvaluationRecord, resumed: tuple[int, int] | None = None) -> RankLog:
-    begins = [(100.0, ()), *([(150.0, resumed)] if resumed else [])]
-    jobs = (JobRecord(t, rank, 4, f"{site}-{rank}", site, "ddp", None, None, 30, *place) for t, place in begins)
+    begins = [(100.0, 1, 0), *([(150.0, *resumed)] if resumed else [])]
+    jobs = (
+        JobRecord(t, rank, 4, f"{site}-{rank}", site, "ddp", None, None, 30, attempt, step)
+        for t, attempt, step in begins
+    )
     return RankLog(rank, jobs=tuple(jobs), evaluations=evaluations)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from builders import wire_records
 from builders.tables import table
@@ -18,7 +20,8 @@ DROPS = {"receive": 0, "memory": 0, "transmit": 0, "queue": 0}
 
 
 def sample(t: float, counts: tuple[float, ...], drops: dict[str, int] | None = None):
-    packets, times = int(sum(counts)), {"lateness_bounds_s": BOUNDS, "lateness_counts": counts}
+    packets = int(sum(counts))
+    times: Any = {"lateness_bounds_s": BOUNDS, "lateness_counts": counts}
     return wire_records.sample(t, packets * 1000, segments=packets, drops={**DROPS, **(drops or {})}, **times)
 
 

@@ -71,7 +71,7 @@ def job_of(
 @st.composite
 def prints_of_ranks(draw) -> list[Prints]:
     """Some ranks, each with rising steps at rising times; they may print different steps, or one step alone."""
-    found = []
+    found: list[Prints] = []
     for _ in range(draw(st.integers(1, 4))):
         gaps = draw(st.lists(st.tuples(st.floats(0.001, 3.0), st.integers(1, 7)), max_size=12))
         begin = draw(st.floats(0.0, 5.0))

@@ -7,7 +7,7 @@ with the analysis, which has the records alone.
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -56,7 +56,7 @@ class Books:
     logs: list[RankLog]
     windows: list[FaultWindow] = field(default_factory=list)
     detected: dict[int, float] = field(default_factory=dict)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     wall_s: float = 0.0
 
     @property

@@ -29,7 +29,8 @@ def logs(sites: Sequence[str] = SITES, algorithm: str = "gloo ring", **counts: C
     found = job_logs(steps, GRADIENT, sites, algorithm=algorithm)
     for name, by_rank in counts.items():
         for rank, (peer, values) in by_rank.items():
-            rows = (replace(row, **{name: {peer: value}}) for row, value in zip(steps, values, strict=True))
+            fields: list[dict[str, Any]] = [{name: {peer: value}} for value in values]
+            rows = (replace(row, **changes) for row, changes in zip(steps, fields, strict=True))
             found[rank] = replace(found[rank], steps=tuple(rows))
     return found
 

@@ -33,8 +33,8 @@ def logs(every: int = 10, steps: int = STEPS, ended: bool = True) -> list[RankLo
         for i in range(1, steps + 1)
     ]
     end = EndRecord(STEPS + 1.5, "ok", "", STEPS) if ended else None
-    diloco = {"strategy": "diloco", "options": {"every": every, "replica": "site"}}
-    return job_logs(rows, BYTES, end=end, scheme="", algorithm="gloo ring", **diloco)
+    options = {"every": every, "replica": "site"}
+    return job_logs(rows, BYTES, end=end, scheme="", algorithm="gloo ring", strategy="diloco", options=options)
 
 
 def exchanges(every: int = 10, byte_count: float = BYTES) -> list[Burst]:
@@ -205,14 +205,11 @@ def test_check_does_not_miss_pushes_that_were_not_made_while_others_were_held_ba
     """What bypasses the fiber is found all the same: it was recorded."""
     twin = Decoupled({"every": 10}, LAYOUT)
     made = [step for step in range(10, STEPS + 1, 10) if step not in (40, 50, 60)]
-    records: list[dict[str, Any]] = [
-        {"fragment": 0, "step": step, **fields}
-        for step in made
-        for fields in (
-            *({"what": "pushed", "site": site} for site in set(SITES)),
-            *({"what": "served", "slice": part, "taken": {}} for part in (0, 1)),
-        )
+    exchange: list[dict[str, Any]] = [
+        *({"what": "pushed", "site": site} for site in set(SITES)),
+        *({"what": "served", "slice": part, "taken": {}} for part in (0, 1)),
     ]
+    records = [{"fragment": 0, "step": step, **fields} for step in made for fields in exchange]
     bursts = [burst for burst in exchanges() if burst[0] < 39 or burst[0] > 69]
     assert crossed(bursts, twin=twin).ok is False
     assert crossed(bursts, twin=twin, records=records).ok is True

@@ -9,6 +9,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders.impairments import impaired
@@ -52,7 +53,7 @@ def measured(
     probes: int = PROBES,
     seed: int = 1,
     shift_s: float = 0.0,
-    **changes: object,
+    **changes: Any,
 ) -> DirectionSample:
     """What probing sees of a fiber that does ``words``, packet by packet."""
     does = doing(words)
@@ -89,12 +90,12 @@ def verdict(asked: str, sample: DirectionSample):
     return judge_direction("north:west", doing(asked), sample)
 
 
-def healthy(**changes: object):
+def healthy(**changes: Any):
     """Return the verdict on a healthy sample with other values."""
     return verdict("", replace(HEALTHY_SAMPLE, **changes))
 
 
-def as_asked(words: str, **options: object):
+def as_asked(words: str, **options: Any):
     return verdict(words, measured(words, **options))
 
 
@@ -176,7 +177,7 @@ def test_swapped_directions_of_an_asymmetric_link():
     assert "200 us too short" in verdict("delay=400us", measured()).why[0]
 
 
-def round_trip(words_back: str, *sample: object, **fields: object):
+def round_trip(words_back: str, *sample: Any, **fields: Any):
     """Return the verdict on echoes over a healthy fiber, and over ``words_back`` on their way back."""
     return judge_round_trip(HEALTHY, doing(words_back), RoundTripSample(*sample, **fields))
 
@@ -398,9 +399,8 @@ def test_dense_probes_of_jitter_that_keeps_the_order(kept):
 # ---- the certificate as a whole
 
 
-def certificate(*links: LinkCertificate, **changes: object) -> Certificate:
-    fields = {"around_ok": True, "around_why": "", "cpu_busy": 0.1, "host": {"kernel": "6"}}
-    return Certificate("lab", "metro", 1.0, "fiberd", tuple(links), **{**fields, **changes})
+def certificate(*links: LinkCertificate, **changes: Any) -> Certificate:
+    return replace(Certificate("lab", "metro", 1.0, "fiberd", links, True, "", 0.1, {"kernel": "6"}), **changes)
 
 
 def read_back(written: Certificate) -> Certificate:
@@ -424,7 +424,7 @@ def test_a_certificate_is_read_back_as_it_was_written(does, outcome):
 
 
 def test_a_certificate_of_before_checks_is_still_read():
-    old = certificate(link()).to_dict()
+    old: Any = certificate(link()).to_dict()
     for key in ("notes", "took_s", "thorough", "headroom"):
         del old[key]
     for entry in old["links"]:
@@ -452,7 +452,8 @@ def test_a_machine_without_headroom_is_a_note_and_no_failure():
     busy = certificate(link(), cpu_busy=0.98)
     assert busy.certified
     assert busy.notes[0].startswith("the machine was 98% busy")
-    assert busy.to_dict()["headroom"]["trusted"] is False
+    headroom: Any = busy.to_dict()["headroom"]
+    assert headroom["trusted"] is False
     assert certificate(link()).notes == ()
     assert "other guests took 30%" in Headroom(0.5, 0.3).note
 
@@ -471,11 +472,11 @@ def test_a_fault_that_stands_on_a_fiber_is_outside_tolerance_and_another_one_a_n
 # ---- between nodes
 
 
-def between_nodes(extra_s: float = 0.0, **changes: object) -> DirectionSample:
+def between_nodes(extra_s: float = 0.0, **changes: Any) -> DirectionSample:
     """Packets from node to node over a calibrated fiber: half of an RTT inside a site comes on top of its delay."""
     rng = random.Random(3)
     delays_s = [HEALTHY.delay_s + 6e-6 + extra_s + rng.choice((0.0, 1e-6, 2e-6)) for _ in range(PROBES)]
-    return replace(HEALTHY_SAMPLE, **{"delays_s": delays_s, "between": "nodes", "taken_off_s": 12e-6, **changes})
+    return replace(replace(HEALTHY_SAMPLE, delays_s=delays_s, between="nodes", taken_off_s=12e-6), **changes)
 
 
 WAITS_S = [5e-6, 40e-6, 41e-6, 42e-6, 90e-6]

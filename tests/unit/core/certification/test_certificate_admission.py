@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders.cli_fixtures import certificate_of, noisy, unmeasured
@@ -29,7 +30,7 @@ EXPECTED: list[tuple[Certificate | None, int, int]] = [
 ]
 
 
-def status(certificate: Certificate | None, **options: bool) -> int:
+def status(certificate: Certificate | None, **options: Any) -> int:
     try:
         admission.refuse(certificate, **options)
     except TestbedError as error:

@@ -16,9 +16,9 @@ NORTH = Leg("north:west", 200e-6)
 SENT = (10.0, 10.0 + 30e-6)
 
 
-def unrecorded(*stall: float) -> HostLog:
+def unrecorded(begin_t: float, length_s: float) -> HostLog:
     """Return a log without a record of packets, with a stall that begins at a time and has a length."""
-    return HostLog(stalls=HostLog.of([(0, *stall)], None, 1.0, 2).stalls)
+    return HostLog(stalls=HostLog.of([(0, begin_t, length_s)], None, 1.0, 2).stalls)
 
 
 def log(*stall: float, due_t: float = 10.00022, sent_t: float = 10.00023) -> HostLog:

@@ -39,7 +39,7 @@ def test_outer_steps_of_the_same_gradient_twice_are_an_exchange_applied_twice() 
 
 
 def test_outer_steps_at_the_end_may_be_followed_by_a_last_exchange() -> None:
-    crcs = {"before_crc32": "b", "after_crc32": "c"}
+    crcs: Any = {"before_crc32": "b", "after_crc32": "c"}
     last = replace(STEP, before=STEP.after, gradient=(0.25, 0.25), after=(0.25, 2.0), restarted=False, **crcs)
     assert _texts(STEP, last) == []
     text = "outer.1: rank 0: the outer state is not the one that step 20 left"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.experiments import load, replayed
@@ -50,7 +51,7 @@ def test_triggers_targets_and_shares() -> None:
         "  - {after: step 99.9%, inject: flap, target: north, with: {down: 100ms, times: 5, carrier: silent}}\n"
     )
     parameters = {"down": "100ms", "times": "5", "carrier": "silent"}
-    lasts_s = pytest.approx(4 * (0.1 + 0.8) + 0.1)
+    lasts_s: Any = pytest.approx(4 * (0.1 + 0.8) + 0.1)
     assert fault_schedule.plan(experiment, METRO, steps=200) == (
         Planned("cut", "south", 10.0, after_step=120, lasts_s=10.0),
         Planned("cut", "north:west", None, at_s=20.0),

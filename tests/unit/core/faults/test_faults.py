@@ -19,7 +19,7 @@ from testbed.core.faults.fault_registry import registry
 from testbed.core.faults.fault_target import target_links
 from testbed.core.physics.margin import frame_loss
 from testbed.core.plan.properties import Carrier
-from testbed.core.plan.step import Property
+from testbed.core.plan.step import Plan
 from testbed.core.topology.resolve import load_text
 from testbed.errors import UnknownName, UserError
 
@@ -27,7 +27,7 @@ RIVER_BRIDGE = {"alba-brava:alba", "alba-brava:brava", "costa-alba:costa", "cost
 """The directions of all links in this duct of the ring."""
 
 
-def darkened(steps: tuple[Property, ...]) -> set[str]:
+def darkened(steps: Plan) -> set[str]:
     assert all(isinstance(step, Carrier) and step.namespace == "plant" and not step.up for step in steps)
     return {step.interface for step in steps if isinstance(step, Carrier)}
 

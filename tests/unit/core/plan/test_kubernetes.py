@@ -22,7 +22,7 @@ NAMES = TEXT.map(lambda it: it.replace("/", "_")).filter(lambda it: it.strip("."
 
 
 def request(**changed: Any) -> Request:
-    usual = {
+    usual: dict[str, Any] = {
         "name": "run-1", "words": ("run", "metro-40km"), "files": (), "image": "image:tag", "claim": "runs", "ranks": 4,
         "version": "1.2.3",
     }  # fmt: skip

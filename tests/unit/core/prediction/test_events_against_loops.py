@@ -25,7 +25,7 @@ def hops(name: str, it: Inputs) -> tuple[float, float]:
     return (1 if it.sites == 2 else 2 * (it.sites - 1)), 2 * (it.sites - 1) / it.sites
 
 
-def sends(name: str, it: Inputs, step: int) -> list[tuple[float, float, float]]:
+def sends(name: str, it: Inputs, step: int) -> list[tuple[float, float, int]]:
     """Return what step ``step`` sends, in order: share of the payload, share of the backward pass done, gate layer."""
     layers, buckets = it.layers, it.buckets or it.layers
     by_bucket = [(1 / buckets, (k + 1) / buckets, buckets - 1 - k if buckets == layers else 0) for k in range(buckets)]
@@ -35,7 +35,7 @@ def sends(name: str, it: Inputs, step: int) -> list[tuple[float, float, float]]:
         if step % it.every != it.every - 1:
             return []
         return by_bucket if it.overlap_last_backward else [(1 / (it.buckets or 1), 1.0, 0)] * (it.buckets or 1)
-    found: list[tuple[float, float, float]] = []
+    found: list[tuple[float, float, int]] = []
     for fragment in range(it.fragments):
         if round(it.every * fragment / it.fragments) % it.every != step % it.every:
             continue
@@ -57,7 +57,7 @@ def by_loops(name: str, it: Inputs) -> tuple[float, float]:
     clock = [0.0] * len(speeds)
     lane = last = bits = 0.0
     arrived: list[float] = []  # of each operation, in the order of the lane
-    wait: dict[tuple[int, float], float] = defaultdict(float)  # (step, layer): when its forward pass may begin
+    wait: dict[tuple[int, int], float] = defaultdict(float)  # (step, layer): when its forward pass may begin
     for step in range(steps):
         backward = []  # per site: when its backward pass begins, and how long it takes
         for site, speed in enumerate(speeds):

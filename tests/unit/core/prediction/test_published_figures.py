@@ -28,7 +28,7 @@ TABLE_4 = PUBLISHED["streaming_diloco_table_4"]
 GRID_GBPS = [round(10 ** (-1 + 4 * i / 49), 2) for i in range(50)]
 PAYLOAD_FACTOR = 0.84
 """Fitted: the one constant that all 75 cells need, and that the paper does not explain."""
-ROWS = {
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "data-parallel": ("ddp", {"wire_factor": 1.0, "every": 1}),
     "diloco": ("diloco", {}),
     "streaming": ("streaming-diloco", {}),
@@ -52,19 +52,23 @@ BEGIN, END = "<!-- table 4: begin -->\n", "<!-- table 4: end -->\n"
 
 
 @functools.cache
+def utilization(model: str, row: str, gbps: float) -> float:
+    strategy, inputs = table_4_inputs(model, row)
+    return predict_events(strategy, inputs.but(rate_bps=gbps * 1e9)).utilization
+
+
+def least_gbps(model: str, row: str, target: float) -> float | None:
+    return least_of(GRID_GBPS, lambda gbps: utilization(model, row, gbps) >= target)
+
+
+@functools.cache
 def table_4() -> list[tuple[str, str, float, float, float]]:
     """Return model, row, utilization, the published and the predicted least rate of each cell, in Gbit/s."""
     cells = []
     for model, rows in TABLE_4["rows"].items():
         for row, published in rows.items():
-            strategy, inputs = table_4_inputs(model, row)
-
-            @functools.cache
-            def utilization(gbps: float, strategy: str = strategy, inputs: Inputs = inputs) -> float:
-                return predict_events(strategy, inputs.but(rate_bps=gbps * 1e9)).utilization
-
             for target, cell in zip(TABLE_4["utilization"], published, strict=True):
-                least = least_of(GRID_GBPS, lambda gbps, u=target, of=utilization: of(gbps) >= u)
+                least = least_gbps(model, row, target)
                 assert least is not None, (model, row, target)
                 cells.append((model, row, target, cell, least))
     return cells

@@ -108,7 +108,7 @@ def test_a_server_is_found_by_the_folder_that_it_works_in(tmp_path: Path) -> Non
     try:
         # execve(2) closes the pipe that Popen waits for before the kernel knows the new program's arguments.
         for it in begun:
-            oracle.until(lambda it=it: Path(f"/proc/{it.pid}/cmdline").read_bytes(), 5.0, "arguments in /proc")
+            oracle.until(Path(f"/proc/{it.pid}/cmdline").read_bytes, 5.0, "arguments in /proc")
         prometheus_server.end_left_in(mine)
         oracle.until(lambda: begun[0].poll() is not None, 5.0, "the server in this folder has ended")
         assert [it.poll() for it in begun[1:]] == [None, None]

@@ -28,7 +28,8 @@ def test_unknown_keys_are_ignored_and_bad_lines_counted():
 
 
 def test_what_is_no_number_is_unknown():
-    for value in (None, "1", True, float("nan"), float("inf"), 10**400, []):
+    values: tuple[object, ...] = (None, "1", True, float("nan"), float("inf"), 10**400, [])
+    for value in values:
         assert number({"x": value}, "x") is None
     assert integer({"x": 3.0}, "x") == 3
 

@@ -127,7 +127,7 @@ def test_settings_are_those_of_ssh(tmp_path: Path) -> None:
 def test_ssh_takes_a_jump_host_by_words(tmp_path: Path, jump: str, user: str, host: str, port: str) -> None:
     config = tmp_path / "config"
     config.write_text("Host *\n User me\n")
-    words = ["ssh", "-F", config, "-G", *jump_words(jump)]
+    words = ["ssh", "-F", str(config), "-G", *jump_words(jump)]
     found = parse(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     assert (found.user, found.host, str(found.port)) == (user, host, port)
 

@@ -304,12 +304,12 @@ def test_runs_of_old_versions_are_compared(tmp_path: Path) -> None:
 def test_plots_stand_beside_each_other_with_the_same_axes(two: Runs) -> None:
     slower(two[1], 1.5)
     found = beside(*two)
-    drawn = pairs(found.a, found.b)
+    drawn: Any = pairs(found.a, found.b)
     assert [(a.id, b.id) for a, b in drawn if a and b] == [
         ("a-step-time", "b-step-time"),
         ("a-throughput", "b-throughput"),
     ]
-    own = [{figure.id: figure for figure in figures(side.report)} for side in (found.a, found.b)]
+    own: list[dict[str, Any]] = [{figure.id: figure for figure in figures(side.report)} for side in (found.a, found.b)]
     for a, b in drawn:
         for axis in ("xaxis", "yaxis"):
             low, high = a.spec["layout"][axis]["range"]

@@ -334,7 +334,8 @@ def test_figures_are_plotly_figures_with_units_on_their_axes(run):
         assert checked.layout.xaxis.title.text
         assert checked.layout.yaxis.title.text
         assert drawn.summary
-    shaded = [shape for shape in made[0].spec["layout"]["shapes"] if shape["type"] == "rect"]
+    layout: Any = made[0].spec["layout"]
+    shaded = [shape for shape in layout["shapes"] if shape["type"] == "rect"]
     assert shaded[0]["x1"] - shaded[0]["x0"] == pytest.approx(CUT_FOR_S)
 
 
@@ -366,7 +367,7 @@ def test_each_of_many_faults_has_a_line(run):
 @pytest.mark.parametrize(("count", "every_s"), [(1, 4.0), (11, 4.0), (60, 0.5)])
 def test_no_name_of_a_fault_lies_over_another(run, count, every_s):
     report = report_of(with_faults(run, count, every_s))
-    layout = figure(report, "throughput").spec["layout"]
+    layout: Any = figure(report, "throughput").spec["layout"]
     labels = sorted((label["x"], label["text"]) for label in layout["annotations"])
     width = report.fibers[0].t_s[-1]
     # A character is about a hundredth of a plot's width, on a wide screen.

@@ -82,14 +82,15 @@ def test_no_form_of_the_report_passes_on_an_open_gap(dead: Path) -> None:
     assert {report.faults[0].gap_open, report.faults[1].gap_open} == {True}
     assert report.faults[0].longest_gap_s == pytest.approx(seen_s)
 
+    expected: Any = {
+        "expected-1": ("no", "recovery <= 15s. Measured: >= 41.2 s, training did not come back."),
+        "expected-2": ("no", "did not reach its last step"),
+    }
     check(
         report,
         "fail",
         recovered="no",
-        **{
-            "expected-1": ("no", "recovery <= 15s. Measured: >= 41.2 s, training did not come back."),
-            "expected-2": ("no", "did not reach its last step"),
-        },
+        **expected,
         document={"training": {"recovery_open": True}},
     )
     assert EXIT_CODES[report.verdict] == 1

@@ -27,7 +27,7 @@ LOST: dict[str, Any] = {
 UNSEEN = {"when": "after", "text": "links_up == 2", "holds": None, "why": "no sample in phase 'after'"}
 
 
-def report_with(run: Path, **values: object) -> Report:
+def report_with(run: Path, **values: Any) -> Report:
     return report_of(edit(run, "run.json", **values))
 
 

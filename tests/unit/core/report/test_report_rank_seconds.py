@@ -131,7 +131,7 @@ def test_the_command_says_what_goodput_is_made_of(run: Path) -> None:
 # ---- the sentences beside it
 
 
-GAP = {
+GAP: dict[str, Any] = {
     **{"began_s": 20.0, "ended_s": 30.0, "longest_gap_s": 0.538},
     **{"back_s": 0.279, "back_after_end_s": 0.0, "recovered": True},
 }

@@ -26,7 +26,7 @@ from testbed.core.report.validation.validation_matrix import OUTCOMES, STATES, E
 from testbed.core.report.validation.validation_page import html
 from testbed.core.report.validation.validation_tables import error_rows, grid, wire_rows
 from testbed.core.validation.baseline import compare
-from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Speed, Validation
+from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Outcome, Speed, Validation
 from testbed.core.validation.result_json import from_json, json_schema, to_json
 from testbed.errors import StorageError, UserError
 from testbed.host.files.store import RunDirectory, list_runs, read_summary
@@ -86,7 +86,7 @@ def test_json_is_as_its_schema_says_and_is_read_again():
 
 
 def test_what_is_no_finite_number_is_null_in_json_and_nan_again():
-    unknown = {"efficiency": math.inf, "bound_s": math.nan, "one_way_delays": math.nan, "times_s": (0.1, math.nan)}
+    unknown: Any = {"efficiency": math.inf, "bound_s": math.nan, "one_way_delays": math.nan, "times_s": (0.1, math.nan)}
     odd = dataclasses.replace(factory.speed(), **unknown)
     document = json_of(factory.validation(factory.library(speeds=(odd,))))
     read = from_json(document).libraries[0].speeds[0]
@@ -319,7 +319,7 @@ def change_of(old: LibraryResult, new: LibraryResult, **fields: object) -> list[
     return [(change.kind, change.what) for change in comparison.changes]
 
 
-def with_outcome(outcome: str, **fields: object) -> LibraryResult:
+def with_outcome(outcome: Outcome, **fields: Any) -> LibraryResult:
     return factory.library(cells=(dataclasses.replace(factory.CELLS[0], outcome=outcome, **fields),))
 
 

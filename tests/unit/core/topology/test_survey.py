@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import pytest
 from builders.inputs import by_input
@@ -158,6 +159,8 @@ def test_least_round_trips_go_over_the_shortest_fiber() -> None:
 
 # ---- rings
 
+approx: Any = pytest.approx
+
 
 @table(
     "links, rings",
@@ -165,7 +168,7 @@ def test_least_round_trips_go_over_the_shortest_fiber() -> None:
         # a - b - c without c - a: the last hop is 2 links long; no direction of a fiber has more than one hop.
         "a chain carries the ring back over the same fibers": (
             ["ab: {between: [a, b], km: 40}", "bc: {between: [b, c], km: 60}"],
-            Rings(3, 3, pytest.approx(500e-6), pytest.approx(10e-12), (40e3, 60e3, 60e3, 40e3)),
+            Rings(3, 3, approx(500e-6), approx(10e-12), (40e3, 60e3, 60e3, 40e3)),
         ),
         # The ring a, b, hub over two spokes: a to b over both, b to hub, hub to a; each direction carries one hop.
         "the slowest fiber on the way sets the pace": (
@@ -173,13 +176,13 @@ def test_least_round_trips_go_over_the_shortest_fiber() -> None:
                 "spoke-a: {between: [hub, a], km: 10, optics: 400ZR}",
                 "spoke-b: {between: [hub, b], km: 10, optics: 800ZR}",
             ],
-            Rings(3, 3, pytest.approx(100e-6), pytest.approx(20e-12), (10e3,) * 4),
+            Rings(3, 3, approx(100e-6), approx(20e-12), (10e3,) * 4),
         ),
         # A line a - c - b - d and the ring a, b, c, d: from c to b go a to b and c to d, back b to c and d to a.
         # The longest hop is d to a, over all 30 km.
         "hops that share a direction share its rate": (
             [f"line-{ends}: {{between: [{ends[0]}, {ends[1]}], km: 10}}" for ends in ("ac", "cb", "bd")],
-            Rings(4, 4, pytest.approx(150e-6), pytest.approx(2 * 10e-12), (10e3,) * 8),
+            Rings(4, 4, approx(150e-6), approx(2 * 10e-12), (10e3,) * 8),
         ),
     },
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 from builders import validation_factory as factory
@@ -41,7 +42,7 @@ def ends(text: str) -> list[RankEnd]:
     return found
 
 
-def evidence(text: str, judgement: Judgement | None = RIGHT, **fields: float) -> Evidence:
+def evidence(text: str, judgement: Judgement | None = RIGHT, **fields: Any) -> Evidence:
     return replace(Evidence(ends(text), judgement, 0.31), **fields)
 
 
@@ -157,12 +158,24 @@ def cases(*states: CaseState) -> list[CaseResult]:
     return [factory.case(state=state, detail="its detail") for state in states]
 
 
-def speed(median_s: float, high_s: float | None = None, bound_s: float = 0.010, **fields: object) -> Speed:
-    times = {"median_s": median_s, "low_s": median_s, "high_s": high_s or median_s, "times_s": (median_s,) * 6}
+def speed(median_s: float, high_s: float | None = None, bound_s: float = 0.010, **fields: Any) -> Speed:
+    times: Any = {"median_s": median_s, "low_s": median_s, "high_s": high_s or median_s, "times_s": (median_s,) * 6}
     return replace(factory.speed(), **times, bound_s=bound_s, pattern="", **fields)
 
 
 CALM = speed(0.012)
+STRUCK: list[tuple[str, Outcome, str, Verdict, str]] = [
+    ("cut-long", "hang", "", "does not hold", "cut-long: hang"),
+    ("cut-long", "error late", "", "does not hold", "error late"),
+    ("cut-short", "error within its bound", "", "does not hold", "accepted: right"),
+    ("rank-killed", "crash", "", "does not hold", "crash"),
+    ("failover", "wrong result", "rank 1 …", "does not hold", "and no error"),
+    ("cut-long", "fault not exercised", "", "unknown", "not exercised"),
+    ("cut-long", "not run", "", "unknown", "not run"),
+    ("cut-long", "unsupported", "", "holds", ""),
+    ("somebody's own", "error within its bound", "", "holds", ""),
+    ("somebody's own", "hang", "", "does not hold", "hang"),
+]
 
 
 @table(
@@ -183,18 +196,7 @@ CALM = speed(0.012)
         "a bypass": (cases("right"), [replace(CALM, pattern="bypass")], [], "does not hold", "bypassed the fibers"),
         **{
             f"{fault}, {ended}": (cases("right"), [], [Cell(fault, ended, detail)], expected, sentence)
-            for fault, ended, detail, expected, sentence in (
-                ("cut-long", "hang", "", "does not hold", "cut-long: hang"),
-                ("cut-long", "error late", "", "does not hold", "error late"),
-                ("cut-short", "error within its bound", "", "does not hold", "accepted: right"),
-                ("rank-killed", "crash", "", "does not hold", "crash"),
-                ("failover", "wrong result", "rank 1 …", "does not hold", "and no error"),
-                ("cut-long", "fault not exercised", "", "unknown", "not exercised"),
-                ("cut-long", "not run", "", "unknown", "not run"),
-                ("cut-long", "unsupported", "", "holds", ""),
-                ("somebody's own", "error within its bound", "", "holds", ""),
-                ("somebody's own", "hang", "", "does not hold", "hang"),
-            )
+            for fault, ended, detail, expected, sentence in STRUCK
         },
         "nothing": ([], [], [], "unknown", "nothing that it offers was tried"),
         "only an unsupported case": (cases("unsupported"), [], [], "unknown", "nothing that it offers was tried"),
@@ -216,7 +218,7 @@ def test_of_library_with_troubles_and_what_was_not_tried() -> None:
 
 @given(
     st.lists(st.sampled_from(["right", "wrong", "error", "hang", "crash", "unsupported", "not run"]), max_size=6),
-    st.lists(st.tuples(st.sampled_from(list(FAULTS)), st.sampled_from(list(Outcome.__args__))), max_size=5),  # type: ignore[attr-defined]
+    st.lists(st.tuples(st.sampled_from(list(FAULTS)), st.sampled_from(get_args(Outcome))), max_size=5),
 )
 def test_of_library_does_not_hold_for_one_reason(states: list[CaseState], cells: list[tuple[str, Outcome]]) -> None:
     struck = [Cell(*fault) for fault in cells]
@@ -265,7 +267,7 @@ def verdict_of(verdicts: Sequence[Verdict], **fields: bool) -> Verdict:
 
 
 def test_of_validation() -> None:
-    for verdicts in itertools.product(("holds", "does not hold", "unknown", "skipped"), repeat=2):
+    for verdicts in itertools.product(get_args(Verdict), repeat=2):
         tried = set(verdicts) - {"skipped"}
         expected = "does not hold" if "does not hold" in tried else "holds" if tried == {"holds"} else "unknown"
         assert verdict_of(verdicts) == expected

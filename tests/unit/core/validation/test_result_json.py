@@ -69,7 +69,9 @@ def test_from_json_rejects_two_libraries_of_one_name() -> None:
         from_json(_changed(("libraries", GOOD["libraries"][:1] * 2)))
 
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([]) | st.just({})
+LEAVES: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([]) | st.just({})
+)
 
 
 @settings(max_examples=60)

@@ -134,8 +134,8 @@ def test_lacking_inside_a_container_is_what_its_own_python_lacks() -> None:
     asked = library(modules=modules, programs=programs)
     here = collective_libraries.lacking_inside(asked, lambda argv: [sys.executable, *argv[1:]])
     assert here == ("no_such.module", "no-such-mpiexec")
-    for program in ("false", "/nowhere/python"):
-        assert collective_libraries.lacking_inside(asked, lambda argv, it=program: [it]) == modules + programs
+    for enter in (lambda argv: ["false"], lambda argv: ["/nowhere/python"]):
+        assert collective_libraries.lacking_inside(asked, enter) == modules + programs
     assert collective_libraries.lacking_inside(library(), lambda argv: ["false"]) == ()
 
 

@@ -34,7 +34,8 @@ def test_the_time_of_a_line_is_that_of_its_last_byte(pieces: list[list[bytes]]) 
     for t, piece in enumerate(pieces):
         seen += output.feed(float(t), b"".join(piece))
     seen += output.end()
-    expected, open_at = [], None
+    expected: list[float] = []
+    open_at = None
     for t, piece in enumerate(pieces):
         for byte in b"".join(piece):
             if byte in b"\r\n":
