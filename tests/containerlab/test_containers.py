@@ -27,7 +27,8 @@ from testbed.lab.lab import Lab
 
 pytestmark = ALONE
 
-STEPS, SMALL = 34, {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 5}
+STEPS = 34
+SMALL: dict[str, Any] = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 5}
 """A job that takes a few seconds."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ pytestmark = [*ALONE, NEEDS_PROMETHEUS]
 
 
 def asked(url: str, expression: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{url}/api/v1/query?query={urllib.request.quote(expression)}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/api/v1/query?query={urllib.parse.quote(expression)}", timeout=10) as answer:
         return list(json.load(answer)["data"]["result"])
 
 

@@ -47,10 +47,8 @@ def topology(containers: str, tmp_path: Path) -> Topology:
     return testbed.load(str(tmp_path / "two.yaml"))
 
 
-def up(topology: Topology, name: str, **more: object) -> Lab:
-    return testbed.up(
-        topology, name=name, driver="containerlab", **{"agents": False, "allow_uncertified": True, **more}
-    )
+def up(topology: Topology, name: str, agents: bool = False) -> Lab:
+    return testbed.up(topology, name=name, driver="containerlab", agents=agents, allow_uncertified=True)
 
 
 def residue(lab: str) -> list[str]:
@@ -247,7 +245,7 @@ def test_a_node_whose_network_cannot_be_set_up_is_named_with_its_last_words(
 def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: Topology, node: str) -> None:
     """A gateway's ranks would wait 30 s for one another."""
     name = oracle.unused_name()
-    with up(topology, name, agents=True, allow_uncertified=True) as lab:
+    with up(topology, name, agents=True) as lab:
         job = lab.train(steps=5000)
         job.wait_for(step=3, timeout=60)
         docker(f"kill clab-{name}-{node}")
@@ -270,7 +268,7 @@ def test_a_container_that_dies_in_a_run_fails_the_job_cleanly(topology: Topology
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_docker_that_ends_while_a_lab_is_up(topology: Topology, name: str, dockerd: Any, number: int) -> None:
     """SIGTERM takes the containers along, SIGKILL leaves them running until the next daemon finds them."""
-    lab = up(topology, name, allow_uncertified=True)
+    lab = up(topology, name)
     assert keeper_pids(name)
     try:
         dockerd.end(number)

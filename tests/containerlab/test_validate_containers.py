@@ -12,6 +12,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.commands import argv_of, captured, words_of
@@ -91,7 +92,7 @@ def answered(session: Session, workers: WorkerSet, every: int) -> set[str]:
     return {result.state for result in results}
 
 
-def killed_rank(lab: Lab, session: Session, **changed: int) -> Cell:
+def killed_rank(lab: Lab, session: Session, **changed: Any) -> Cell:
     """Kill a rank during an operation, ``changed``, and return what came of it."""
     (trial,) = (
         it for it in fault_matrix.trials("quick", lab.topology, session.offers) if it.fault.name == "rank-killed"

@@ -23,9 +23,10 @@ from oracles.fold_oracle import DIRECTIONS, OWN, SECOND_DELAY_S, TOPOLOGY, Fault
 from testbed.core.faults.fault_registry import compile_fault
 from testbed.core.plan.addressing import PLANT
 from testbed.core.plan.properties import Carrier, Changed, Shape
-from testbed.core.plan.step import Property
+from testbed.core.plan.step import Property, Step
 from testbed.core.topology.resolve import load_text
 from testbed.errors import UserError
+from testbed.host.drivers.driver import Handler
 from testbed.host.emulators.emulator import Emulator
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.event_log import EventLog
@@ -85,7 +86,7 @@ class World:
         self.topology = load_text(TOPOLOGY, "l0.yaml")
         handler = EmulatorHandler(cast(Any, None), path, lambda status: None)
         handler.emulator = emulator
-        self.handlers = {Shape: handler, Changed: handler, Carrier: ports}
+        self.handlers: dict[type[Step], Handler] = {Shape: handler, Changed: handler, Carrier: ports}
         self.journal = Journal.create(path, "lab", "boot", (1, 1))
         self.engine = Engine(self.journal, self.handlers)
         link = self.topology.link("l0")

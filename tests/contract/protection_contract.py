@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,9 +193,8 @@ class ProtectionContract:
     def test_what_both_paths_share_is_not_protected(self, lab: testbed.Lab) -> None:
         with lab.cut("bridge"):
             for gateway in GATEWAYS:
-                oracle.until(
-                    lambda at=gateway: oracle.no_carrier(oracle.netns(lab.name, at), "one"), 3.0, "one has no carrier"
-                )  # type: ignore[misc]
+                no_carrier = partial(oracle.no_carrier, oracle.netns(lab.name, gateway), "one")
+                oracle.until(no_carrier, 3.0, "one has no carrier")
             assert self.says(lab, "one") == "dark"
         oracle.until(
             lambda: not oracle.no_carrier(oracle.netns(lab.name, "east-gw"), "one"), 3.0, "one has its carrier"

@@ -21,7 +21,7 @@ from testbed.errors import HostError, JobFailed
 from testbed.lab.lab import Lab
 
 NODES, GATEWAYS = ("east-0", "west-0"), ("east-gw", "west-gw")
-SMALL = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 10}
+SMALL: dict[str, Any] = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 10}
 """A model with steps of about 10 ms."""
 
 Space = Callable[[str], str]

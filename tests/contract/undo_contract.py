@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from oracles import exact_state, oracle
@@ -41,7 +42,9 @@ def lab_of_all_faults(folder: Path, emulator: str) -> Iterator[testbed.Lab]:
         yield lab
 
 
-DARK = [
+Injection = tuple[str, str, dict[str, Any]]
+
+DARK: list[Injection] = [
     ("cut", "one", {}),
     ("cut", "one:west", {}),
     ("cut", "one:west", {"carrier": "both"}),
@@ -55,7 +58,7 @@ DARK = [
     ("management-partition", "east", {}),
 ]
 """Faults that take carriers down."""
-SHAPED = [
+SHAPED: list[Injection] = [
     ("cut", "one", {"carrier": "silent"}),
     ("cut", "two", {}),  # switches to the second path
     ("cut", "two", {"path": "protection"}),  # which is unused
@@ -133,7 +136,7 @@ class EachUndoContract(UndoContract):
 
     @pytest.mark.parametrize(("fault", "target", "parameters"), DARK + SHAPED)
     def test_all_is_as_before(
-        self, lab: testbed.Lab, before: Picture, fault: str, target: str, parameters: dict[str, str]
+        self, lab: testbed.Lab, before: Picture, fault: str, target: str, parameters: dict[str, Any]
     ) -> None:
         with lab.inject(fault, target, **parameters) as begun:
             settled(begun)

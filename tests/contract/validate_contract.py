@@ -30,7 +30,7 @@ from testbed.lab.validation.worker_set import WorkerSet
 TIMEOUT_S = 2.0
 COUNT = 1_000_001
 """Elements of the all_reduce under a fault: 8 MB."""
-PATIENT = {"timeout_s": 6.0, "error_by_s": 9.0, "outer_s": 15.0}
+PATIENT: dict[str, Any] = {"timeout_s": 6.0, "error_by_s": 9.0, "outer_s": 15.0}
 """Bounds of a trial that even a slow machine does not exceed."""
 
 PROGRAMS = {"testbed_agents.adapters.ring", "testbed_agents.adapters.broken"}

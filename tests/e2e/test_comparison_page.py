@@ -19,7 +19,7 @@ PLOTS = ("step-time", "throughput")
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("compared")
-    runs = [run_factory.make_run(root / name, **given) for name, given in (("one", {}), ("two", {"steps": 300}))]
+    runs = run_factory.make_run(root / "one"), run_factory.make_run(root / "two", steps=300)
     api.side_by_side(*runs, root / "page")
     return root / "page"
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import host_stalls
 import pytest
@@ -127,9 +128,9 @@ class Stream:
         """Return the statistics from a to b, once nothing is under way any more."""
         return quiet(self.emulator)
 
-    def set(self, *impairment: float, **more: float) -> None:
+    def set(self, **impairment: Any) -> None:
         """Impair the direction from a to b."""
-        self.emulator.set({"l0:b": Impairment(*impairment, **more)})
+        self.emulator.set({"l0:b": Impairment(**impairment)})
 
 
 @contextlib.contextmanager

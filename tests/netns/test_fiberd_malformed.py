@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from builders import ROOT
@@ -49,9 +49,9 @@ TARGET = bytes.fromhex("02fa11ed0002")  # nobody's: no host answers
 SENTINEL = PLAIN + TARGET + SOURCE + b"\x88\xb6" + b"the end of a batch".ljust(46, b".")
 ETHER = Ether(src=SOURCE, dst=TARGET)
 
-V4 = {"src": "192.0.2.1", "dst": "192.0.2.2"}
-V6 = {"src": "2001:db8::1", "dst": "2001:db8::2"}
-PORTS = {"sport": 1, "dport": 2}
+V4: dict[str, Any] = {"src": "192.0.2.1", "dst": "192.0.2.2"}
+V6: dict[str, Any] = {"src": "2001:db8::1", "dst": "2001:db8::2"}
+PORTS: dict[str, Any] = {"sport": 1, "dport": 2}
 
 Maker = Callable[[random.Random], bytes]
 """A packet: virtio header and frame."""

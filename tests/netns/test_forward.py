@@ -68,7 +68,12 @@ def handle(place: str) -> Path:
 
 def said(port: int, words: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
-        sender = threading.Thread(target=lambda: (client.sendall(words), client.shutdown(socket.SHUT_WR)))
+
+        def send() -> None:
+            client.sendall(words)
+            client.shutdown(socket.SHUT_WR)
+
+        sender = threading.Thread(target=send)
         sender.start()
         heard = all_of(client)
         sender.join(PATIENCE_S)

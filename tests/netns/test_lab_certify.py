@@ -162,7 +162,7 @@ def test_what_is_taken_off_comes_off_a_faults_delay_too_and_heals_exactly(health
     ids=["longer", "shorter", "loss"],
 )
 def test_one_wrong_direction_is_named_and_the_exit_status_is_1(
-    healthy: Lab, command: Command, impairment: dict[str, str], what: str, words: str
+    healthy: Lab, command: Command, impairment: dict[str, Any], what: str, words: str
 ) -> None:
     with healthy.inject("impair", "south:east", **impairment):
         status, found = certify(command, healthy)

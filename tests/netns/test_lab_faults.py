@@ -195,7 +195,7 @@ def test_a_cut_outlasts_a_flap_of_the_same_fiber(healthy: Lab) -> None:
     [("south:west", {"extra": "1ms"}, 1e-3), ("south", {"km": "247"}, 2e-3), ("south", {"delay": "1.235ms"}, 2e-3)],
 )
 @pytest.mark.alone
-def test_a_step_of_latency_is_seen_by_ping(healthy: Lab, target: str, written: dict[str, str], more_s: float) -> None:
+def test_a_step_of_latency_is_seen_by_ping(healthy: Lab, target: str, written: dict[str, Any], more_s: float) -> None:
     here, far = ns(healthy, "east-gw"), address_of(healthy, "west-gw", "south")
     before = oracle.undelayed_pings(here, far, count=60)
     with healthy.inject("latency-step", target, **written):

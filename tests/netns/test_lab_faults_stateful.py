@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -50,7 +51,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.standing: list[Effect] = []
 
-    def begin(self, fault: str, target: str, dark: set[tuple[str, str]], mute: set[str], **parameters: str) -> None:
+    def begin(self, fault: str, target: str, dark: set[tuple[str, str]], mute: set[str], **parameters: Any) -> None:
         self.standing.append(Effect(self.lab.inject(fault, target, **parameters), dark, mute))
 
     @rule(link=st.sampled_from(sorted(LINKS)))

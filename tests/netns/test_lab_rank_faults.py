@@ -156,7 +156,7 @@ def test_two_faults_of_one_rank_end_with_the_last_of_them(healthy: Lab) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_touched(
-    lab: Lab, fault: str, target: str, parameters: dict[str, str], says: str
+    lab: Lab, fault: str, target: str, parameters: dict[str, Any], says: str
 ) -> None:
     before = picture(lab), agents(lab)
     with pytest.raises(UserError, match=says):

@@ -109,8 +109,8 @@ def named(state_folder: Path) -> Iterator[str]:
     assert oracle.left_behind(name, state_folder) == []
 
 
-def said(name: str, *words: str) -> list[str]:
-    return list(testbed.attach(name).logs(*words))
+def said(name: str, what: str) -> list[str]:
+    return list(testbed.attach(name).logs(what))
 
 
 def test_a_fresh_lab_does_not_show_the_run_of_an_earlier_lab_of_its_name(

@@ -133,11 +133,11 @@ def test_each_carrier_was_seen_to_change_once_each_way(lab: Lab) -> None:
 def kernel_counts(lab: Lab) -> dict[tuple[str, str], int]:
     """How often each carrier has changed, by site and link, as each gateway's kernel counts it."""
     files = [f"/sys/class/net/{link}/carrier_changes" for link in LINKS]
-    found = {}
-    for site in ("east", "west"):
-        said = run_in(lab, f"{site}-gw", "cat", *files)
-        found |= {(site, link): int(count) for link, count in zip(LINKS, said.split(), strict=True)}
-    return found
+    return {
+        (site, link): int(count)
+        for site in ("east", "west")
+        for link, count in zip(LINKS, run_in(lab, f"{site}-gw", "cat", *files).split(), strict=True)
+    }
 
 
 def test_the_counts_of_the_kernel_prove_that_no_event_was_missed(lab: Lab) -> None:

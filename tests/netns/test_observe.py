@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import host_stalls
 import pytest
@@ -178,7 +179,7 @@ def test_both_ways_of_watching_see_the_same_series(lab: Lab) -> None:
     # Each scrape itself takes time of the CPU, and memory: these two go on.
     for key, series in STORED.items():
         theirs = {int(dict(labels)["rank"]): value for labels, value in asked(lab.name, series).items()}
-        near = {"cpu_s": {"abs": 5.0}, "memory_bytes": {"rel": 0.2}}.get(key, {"abs": 0.002})
+        near: dict[str, Any] = {"cpu_s": {"abs": 5.0}, "memory_bytes": {"rel": 0.2}}.get(key, {"abs": 0.002})
         assert {rank: it[key] for rank, it in stored.items()} == pytest.approx(theirs, **near), key
 
     for rank, it in stored.items():

@@ -31,8 +31,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     source, target = folder / "source", folder / "site"
     shutil.copytree(EXAMPLE, source)
-    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target, source]
-    oracle.run(sys.executable, "-m", "pip", *words)
+    install = "-m pip install --quiet --no-deps --no-build-isolation --no-index --target"
+    oracle.run(sys.executable, *words_of(install, target, source))
     target.chmod(0o755)
     return target
 

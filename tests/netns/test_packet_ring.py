@@ -57,7 +57,12 @@ def rings(cable: tuple[str, str], snaplen: int = 262_144) -> tuple[PacketRing, P
 
 def all_of(ring: PacketRing, count: int) -> list[Packet]:
     found: list[Packet] = []
-    oracle.until(lambda: found.extend(ring.read()) or len(found) >= count, 5.0, f"{count} packets")
+
+    def complete() -> bool:
+        found.extend(ring.read())
+        return len(found) >= count
+
+    oracle.until(complete, 5.0, f"{count} packets")
     return found
 
 

@@ -55,7 +55,7 @@ def test_a_lab_as_it_was_built_has_no_path_around_any_pair_of_its_sites(lab: Lab
 def test_a_second_path_between_two_gateways_is_found_in_the_family_that_it_carries(
     lab: Lab, command: Command, sites: str, family: str, said: str
 ) -> None:
-    one, other = sites
+    one, other = tuple(sites)
     hops = {"inet6": ("fd00:bad::2", "fd00:bad::1"), "inet": ("192.168.99.2", "192.168.99.1")}[family]
     routes = (
         (f"{one}-gw", site_network(lab.name, other, family), hops[0]),

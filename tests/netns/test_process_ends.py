@@ -19,7 +19,7 @@ from testbed.errors import JobFailed, LabError, StorageError
 from testbed.host.files.store import RunDirectory
 
 pytestmark = LABS
-SMALL = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 10}
+SMALL: dict[str, Any] = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": 10}
 
 
 training = shared_lab(agents=True)

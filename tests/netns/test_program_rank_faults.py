@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.conditions import LABS
@@ -131,7 +132,7 @@ LIMITED = "import time\nfor step in range(1, 4): print(f'step {step}', flush=Tru
         ({"stall_s": 1.5, "timeout_s": 50.0}, "the program has reported no step for 1.5 s, since step 3"),
     ],
 )
-def test_limits(lab: Lab, tmp_path: Path, limits: dict[str, float], says: str) -> None:
+def test_limits(lab: Lab, tmp_path: Path, limits: dict[str, Any], says: str) -> None:
     lab.allow_uncertified = True
     script = script_in(tmp_path, LIMITED)
     workload = testbed.ProgramWorkload(

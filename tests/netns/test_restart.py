@@ -25,7 +25,7 @@ pytestmark = [*LABS, TORCH]
 
 STEPS = 45
 EVERY = 10
-SMALL = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": EVERY}
+SMALL: dict[str, Any] = {"layers": 2, "heads": 2, "width": 32, "checkpoint_every": EVERY}
 
 
 lab = shared_lab(agents=True)

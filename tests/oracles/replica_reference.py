@@ -23,7 +23,7 @@ class Replica:
     def __init__(self, ranks: Sequence[int], rate: float) -> None:
         self.ranks, self.rate = ranks, rate
         self.model = replica_jobs.tiny()
-        self.parameters = dict(self.model.named_parameters())
+        self.parameters: dict[str, Tensor] = dict(self.model.named_parameters())
         self.velocity = {name: torch.zeros_like(it) for name, it in self.parameters.items()}
 
     def step(self, step: int, inner: int = 0) -> None:
