@@ -30,33 +30,32 @@ class Fuzz:
     """The replay programs, by the commands of their Makefile; each source is compiled once for all of them."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.objects = folder, dict[Path, Path]()
+        self.folder = folder
         self.sources: dict[str, list[Path]] = {}
         for line in make("-n", "replay", f"BUILD={folder}").stdout.splitlines():
             if "replay.c" in line:
                 words = shlex.split(line)
                 target = Path(words[words.index("-o") + 1]).name.removeprefix("replay-")
-                self.sources[target] = [FUZZ / word for word in words if word.endswith(".c")]
+                self.sources[target] = [(FUZZ / word).resolve() for word in words if word.endswith(".c")]
                 self.command = words[: words.index("-o")]
         every = {source for sources in self.sources.values() for source in sources}
         with ThreadPoolExecutor(2) as pool:
             self.objects = dict(zip(every, pool.map(self.compile, every), strict=True))
 
     def compile(self, source: Path) -> Path:
-        made = self.folder / f"{source.stem}.o"
-        self.build(source, "-c", "-o", made)
-        return made
+        return self.build(self.folder / f"{'_'.join(source.parts[1:])}.o", "-c", source)
 
-    def link(self, target: str, instead: dict[str, Path] | None = None) -> Path:
-        """Link a program; ``instead``: objects by the name of their source, in place of its own."""
-        program = self.folder / f"replay-{target}"
-        objects = [(instead or {}).get(source.name, self.objects[source]) for source in self.sources[target]]
-        self.build(*objects, "-o", program, "-lm")
-        return program
+    def link(self, target: str, instead: Path | None = None) -> Path:
+        """Link a program; ``instead``: a source that is compiled in place of the one with its name."""
+        objects = self.objects | ({FIBERD / instead.name: self.compile(instead)} if instead else {})
+        return self.build(
+            self.folder / f"replay-{target}", *(objects[source] for source in self.sources[target]), "-lm"
+        )
 
-    def build(self, *words: object) -> None:
-        done = run(*self.command, *words, cwd=FUZZ, timeout=BUILD_S)
+    def build(self, made: Path, *words: object) -> Path:
+        done = run(*self.command, "-o", made, *words, cwd=FUZZ, timeout=BUILD_S)
         assert done.returncode == 0, done.stderr
+        return made
 
 
 def make(*words: object) -> subprocess.CompletedProcess[str]:
@@ -249,6 +248,4 @@ def test_a_mistake_is_found(
     text = (FIBERD / file).read_text()
     assert text.count(right) == 1, f"{file} has changed: update this mistake: {right}"
     (tmp_path / file).write_text(text.replace(right, wrong))
-    fuzz.build(tmp_path / file, "-c", "-o", tmp_path / "mistaken.o")
-    program = fuzz.link(target, {file: tmp_path / "mistaken.o"})
-    assert run(program, corpus / target, seeds / target, timeout=120).returncode != 0
+    assert run(fuzz.link(target, tmp_path / file), corpus / target, seeds / target, timeout=120).returncode != 0

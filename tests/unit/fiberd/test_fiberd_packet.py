@@ -112,13 +112,15 @@ V4 = IP(src="10.1.2.3", dst="10.9.8.7", id=65530, tos=2)  # the identification w
 V6 = IPv6(src="fd00::1", dst="fd00::2", fl=77)
 TCP_FLAGS = "FPAC"  # FIN, PSH, ACK, CWR
 
+SEGMENT, DATAGRAM = TCP(sport=1, dport=2, flags=TCP_FLAGS), UDP(sport=1, dport=2)
+
 CASES = {
     "tcp4": (ETHER / V4 / TCP(sport=1, dport=2, seq=0xFFFFF000, flags=TCP_FLAGS, options=OPTIONS), 1448),
     "tcp6": (ETHER / V6 / TCP(sport=1, dport=2, seq=5, flags=TCP_FLAGS), 1440),
-    "udp4": (ETHER / V4 / UDP(sport=1, dport=2), 1200),
-    "udp6": (ETHER / V6 / UDP(sport=1, dport=2), 999),
-    "vlan": (ETHER / Dot1Q(vlan=7) / V4 / TCP(sport=1, dport=2, flags=TCP_FLAGS), 1460),
-    "qinq": (ETHER / Dot1Q(vlan=7, type=0x8100) / Dot1Q(vlan=8) / V6 / TCP(sport=1, dport=2, flags=TCP_FLAGS), 1436),
+    "udp4": (ETHER / V4 / DATAGRAM, 1200),
+    "udp6": (ETHER / V6 / DATAGRAM, 999),
+    "vlan": (ETHER / Dot1Q(vlan=7) / V4 / SEGMENT, 1460),
+    "qinq": (ETHER / Dot1Q(vlan=7, type=0x8100) / Dot1Q(vlan=8) / V6 / SEGMENT, 1436),
     "ip-options": (ETHER / IP(src="10.0.0.1", dst="10.0.0.2", options=b"\x94\x04\0\0") / TCP(flags="A"), 500),
 }
 

@@ -216,6 +216,10 @@ def test_calls_of_the_handler_and_the_steps_left(lab: Lab, before: str, move: st
     assert names(lab.journal) == left
 
 
+def test_each_step_has_a_text_of_its_own() -> None:
+    assert len({str(step) for step in STEPS.values()}) == len(STEPS)
+
+
 # ---- apply and undo
 
 

@@ -157,22 +157,25 @@ def test_carriers_ranks_and_faults(lab: Lab) -> None:
     )
 
 
-def certificate(taken_s: float, west_median: float | None = 210e-6) -> str:
-    measured = west_median and {"min": 2e-4, "median": west_median, "p90": 3e-4, "p99": 4e-4, "n": 700}
-    bare = {"min": 4e-6, "median": 7e-6, "p90": 8e-6, "p99": 9e-6, "n": 700}
-    west = {
-        "direction": "north:west", "target_s": 2e-4, "measured_s": measured, "bare_s": bare, "tolerance_s": 5e-5,
-        "probes": 700, "lost": 0, "verdict": "ok", "why": [],
-    }  # fmt: skip
-    bad = {**west, "direction": "north:east", "verdict": "bad", "why": ["its delay is off"]}
-    links = [{"name": "north", "km": 40.0, "directions": [west, bad]}]
-    return json.dumps({"taken_unix_s": taken_s, "links": links, "around": {"ok": True}, "cpu_busy": 0.5})
+CERTIFICATE = """{
+    "taken_unix_s": 100.0, "around": {"ok": true}, "cpu_busy": 0.5,
+    "links": [{"name": "north", "km": 40.0, "directions": [
+        {"target_s": 2e-4, "tolerance_s": 5e-5, "probes": 700, "lost": 0,
+            "bare_s": {"min": 4e-6, "median": 7e-6, "p90": 8e-6, "p99": 9e-6, "n": 700},
+            "measured_s": {"min": 2e-4, "median": 210e-6, "p90": 3e-4, "p99": 4e-4, "n": 700},
+            "direction": "north:west", "verdict": "ok", "why": []},
+        {"target_s": 2e-4, "tolerance_s": 5e-5, "probes": 700, "lost": 0,
+            "bare_s": {"min": 4e-6, "median": 7e-6, "p90": 8e-6, "p99": 9e-6, "n": 700},
+            "measured_s": {"min": 2e-4, "median": 210e-6, "p90": 3e-4, "p99": 4e-4, "n": 700},
+            "direction": "north:east", "verdict": "bad", "why": ["its delay is off"]}
+    ]}]
+}"""
 
 
 def test_a_certificate_is_read_again_when_it_was_replaced(lab: Lab) -> None:
     path, beside = lab.certificate, lab.folder / "beside"
     lab.check({"certified": None})  # not measured yet
-    path.write_text(certificate(100.0))
+    path.write_text(CERTIFICATE)
     lab.check(
         {
             "certified": 0,
@@ -182,7 +185,9 @@ def test_a_certificate_is_read_again_when_it_was_replaced(lab: Lab) -> None:
             "certificate_tolerance_seconds link=north site=east": 5e-5,
         }
     )
-    beside.write_text(certificate(200.0, west_median=None))
+    document = json.loads(CERTIFICATE) | {"taken_unix_s": 200.0}
+    document["links"][0]["directions"][0]["measured_s"] = None
+    beside.write_text(json.dumps(document))
     # So fast that a file system's clock shows no later time.
     os.utime(beside, ns=(path.stat().st_mtime_ns, path.stat().st_mtime_ns))
     beside.replace(path)
@@ -191,7 +196,7 @@ def test_a_certificate_is_read_again_when_it_was_replaced(lab: Lab) -> None:
 
 
 def test_a_noisy_host_and_a_direction_that_was_not_measurable(lab: Lab) -> None:
-    document = json.loads(certificate(100.0))
+    document = json.loads(CERTIFICATE)
     unmeasured = {"what": "rate", "target": 8e8, "measured": None, "verdict": "unmeasured", "why": "rate: too few"}
     document["links"][0]["directions"][1] |= {"verdict": "not measured", "why": [], "checks": [unmeasured]}
     document["noise"] = {"packets": 100, "delayed": 12}
@@ -215,7 +220,7 @@ def test_a_file_that_is_no_certificate_certifies_nothing(lab: Lab, content: str)
 
 def test_nothing_is_exported_that_is_not_in_the_table(lab: Lab) -> None:
     lab.emulator = Emulator(DirectionStats("north:west", corrupted=0, duplicated=0, held_back=0))
-    lab.certificate.write_text(certificate(100.0))
+    lab.certificate.write_text(CERTIFICATE)
     table = {series.name.removesuffix("_total"): series for series in exported_series.ALL}
     for family in lab.families():
         series = table[family.name]

@@ -47,11 +47,6 @@ class Remembering(NoopEmulator):
         }
 
 
-def world_in(path: Path) -> World:
-    emulator = Remembering()
-    return World(Ports(), emulator, emulator.read_back, path)
-
-
 LOSS = Fault("impair", "l0", {"loss": "5%"}, [{"loss": 0.05}])
 EXTRA = Fault("latency-step", "l0", {"extra": "1ms"}, [{"extra": 1e-3}])
 
@@ -70,7 +65,8 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(tmp_path: Path
     @example([("begin", LOSS), ("begin", EXTRA)], [0, 0])
     @example([("begin", EXTRA), ("begin", LOSS)], [1, 0])
     def play(moves: Sequence[tuple[str, Any]], order: Sequence[int]) -> None:
-        world = world_in(tmp_path / f"{next(numbers)}.jsonl")
+        emulator = Remembering()
+        world = World(Ports(), emulator, emulator.read_back, tmp_path / f"{next(numbers)}.jsonl")
         world.check()
         world.play(moves)
         seen["begin"] += len(world.standing)
@@ -84,7 +80,8 @@ def test_any_faults_in_any_order_leave_the_fold_of_those_in_force(tmp_path: Path
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return world_in(tmp_path / "journal.jsonl")
+    emulator = Remembering()
+    return World(Ports(), emulator, emulator.read_back, tmp_path / "journal.jsonl")
 
 
 def in_force(world: World, direction: str = "l0:b") -> dict[str, tuple[str, str]]:

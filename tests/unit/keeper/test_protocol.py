@@ -208,15 +208,10 @@ def test_only_a_lab_that_is_being_built_is_opened(state: str) -> None:
     assert sent == []
 
 
-JOB = {
-    "job": "j1",
-    "world_size": 4,
-    "master": ["172.30.0.2", 29500],
-    "interface": "fabric0",
-    "directory": "/runs/x/ranks",
-    "steps": 10,
-    "data": None,
-}
+JOB = json.loads("""{
+    "job": "j1", "world_size": 4, "master": ["172.30.0.2", 29500], "interface": "fabric0",
+    "directory": "/runs/x/ranks", "steps": 10, "data": null
+}""")
 
 
 def test_a_job_that_ranks_can_read_is_passed_on() -> None:

@@ -121,8 +121,8 @@ def test_a_quiet_lab_costs_a_heartbeat_and_without_a_follower_nothing(keeper: Ke
         oracle.until(lambda: first.complete_until > t, WAIT_S, "each beat confirms")
     oracle.until(lambda: not keeper.subscribers, WAIT_S, "both are gone")
     before = keeper.looked
-    time.sleep(1.5 * protocol.HEARTBEAT_S)
-    assert keeper.looked <= before + 1, "nobody follows any longer"
+    time.sleep(3.5 * protocol.HEARTBEAT_S)
+    assert keeper.looked <= before + 1, "nobody follows any longer, and one look may have been under way"
 
 
 def test_an_update_holds_only_what_changed(keeper: Keeper) -> None:
