@@ -15,7 +15,7 @@ Done = subprocess.CompletedProcess[str]
 Child = subprocess.Popen[str]
 Command = oracle.Command
 
-TESTBED = [sys.executable, "-m", "testbed.cli.app"]
+TESTBED = [sys.executable, "-m", "testbed"]
 
 
 def words_of(line: str, *arguments: object) -> list[str]:

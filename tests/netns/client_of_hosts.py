@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from builders import ROOT
-from builders.commands import Child, Done, captured, check, piped, words_of
+from builders.commands import TESTBED, Child, Done, captured, check, piped, words_of
 from oracles import oracle
 from ssh_hosts import Host, Hosts
 
-TESTBED = [sys.executable, "-m", "testbed"]
 HEEDS_CTRL_C = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "os.execvp(sys.argv[1], sys.argv[1:])"

@@ -15,7 +15,7 @@ import ssh_hosts
 from builders.commands import piped, run_line
 from builders.conditions import HOSTS_THOROUGH
 from builders.run_factory import make_run
-from client_of_hosts import TESTBED, environment, state
+from client_of_hosts import environment, state
 from oracles import oracle
 from ssh_hosts import Host, Hosts
 

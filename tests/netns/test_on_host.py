@@ -21,10 +21,10 @@ from pathlib import Path
 
 import pytest
 from builders import ROOT
-from builders.commands import argv_of, captured, check, check_refused, run_line, words_of
+from builders.commands import TESTBED, argv_of, captured, check, check_refused, run_line, words_of
 from builders.conditions import HOSTS
 from builders.json_files import read_json
-from client_of_hosts import HEEDS_CTRL_C, TESTBED, Far, environment, on
+from client_of_hosts import HEEDS_CTRL_C, Far, environment, on
 from oracles import oracle
 
 pytestmark = HOSTS

@@ -17,7 +17,7 @@ from builders.commands import captured, run_line
 from builders.conditions import HOSTS_THOROUGH
 from builders.json_files import read_json
 from builders.run_factory import make_run
-from client_of_hosts import TESTBED, Far, environment, lab_up, state, write_experiment
+from client_of_hosts import Far, environment, lab_up, state, write_experiment
 from oracles import oracle
 from ssh_hosts import Hosts
 
