@@ -60,7 +60,7 @@ def _say(python: Path, code: str) -> str:
 
 def _required(name: str, extras: frozenset[str]) -> set[str]:
     """Return the names that a distribution requires, with these extras of it."""
-    found = set()
+    found = set[str]()
     for line in importlib.metadata.requires(name) or ():
         requirement, _, marker = line.partition(";")
         extra = re.search(r"extra == [\"']([\w.-]+)[\"']", marker)

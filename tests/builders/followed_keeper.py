@@ -36,15 +36,15 @@ class Keeper:
 
     def state(self) -> State:
         self.looked += 1
-        return State({number: dict(rank) for number, rank in self.ranks.items()}, list(self.dark), list(self.dead))
+        return State({number: rank.copy() for number, rank in self.ranks.items()}, list(self.dark), list(self.dead))
 
     def answer(self, request: Any, caller: Caller) -> Any:
         match request:
             case protocol.Subscribe():
                 self.subscribers.append(caller)
-                answer = self.publisher.subscribe(caller, request.since)
+                self.publisher.subscribe(caller, request.since)
                 self.subscribed.set()
-                return answer
+                return None
             case protocol.Events():
                 return self.events.since(request.since)
             case protocol.Ranks():

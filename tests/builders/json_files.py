@@ -18,7 +18,7 @@ def read_lines(path: Path, kind: str = "") -> list[Any]:
     return [document for document in documents if not kind or document.get("kind") == kind]
 
 
-def write_lines(path: Path, documents: Iterable[object]) -> None:
+def write_lines(path: Path, documents: Iterable[Any]) -> None:
     path.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
 
 

@@ -70,7 +70,7 @@ def shared_lab(topology: str | Callable[[], Topology] | Mapping[str, str] = "met
     ) -> Iterator[Lab]:
         if options.get("agents"):
             pytest.importorskip("torch", reason="the training agents need torch")
-        what = topology if several is None else several[request.param]
+        what: Any = topology if several is None else several[request.param]
         what = what if isinstance(what, str) else what()
         if isinstance(what, str) and "\n" in what:
             file = tmp_path_factory.mktemp("topology") / "lab.yaml"

@@ -57,8 +57,9 @@ def make_program(
         "began_t": [BEGAN_T] * WORLD,
         "ended_t": [ended_t] * WORLD,
     }
-    changed = {"workload": workload, "expectations": [], "started_t": BEGAN_T - 1, "ended_t": ended_t + 1}
-    run_factory.edit(path, "run.json", **changed, experiment={})
+    run_factory.edit(
+        path, "run.json", workload=workload, expectations=[], started_t=BEGAN_T - 1, ended_t=ended_t + 1, experiment={}
+    )
     for rank in range(WORLD):
         lines: list[dict] = [
             {

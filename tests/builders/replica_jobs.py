@@ -177,9 +177,9 @@ class Job:
                 values.copy_(kept)
                 self.optimizer.state[values] = {name: value.clone() for name, value in moments.items()}
             assert self.state.keys() == saved["strategy"].keys()
-            for name, values in self.state.items():
-                assert values.shape == saved["strategy"][name].shape
-                values.copy_(saved["strategy"][name])
+            for name, tensor in self.state.items():
+                assert tensor.shape == saved["strategy"][name].shape
+                tensor.copy_(saved["strategy"][name])
         self.loaded, self.done, self.draws = saved, saved["step"], saved["draws"]
         self.strategy.loaded()
         return self

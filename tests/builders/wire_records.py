@@ -41,7 +41,7 @@ def track(
         done = int(sum(shares))
         byte_count = segments * (SEGMENT + 66) + 66 * acks * done
         lost = drops[min(done, len(drops) - 1)] if drops else 0
-        counts = {"packets": segments, "segments": segments + acks * done, "drops": {"queue": lost}}
+        counts: dict[str, Any] = {"packets": segments, "segments": segments + acks * done, "drops": {"queue": lost}}
         samples.append(sample(t, byte_count, direction, **counts))
     return samples
 

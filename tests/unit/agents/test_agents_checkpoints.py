@@ -177,8 +177,8 @@ def test_ranks_that_die_writing_in_attempt_after_attempt_do_not_lead_to_the_firs
             rank.save(step)
     newest, _ = start(tmp_path, began_at)
     assert newest == Checkpoint(40, 6)
-    for rank in (0, 1):
-        assert host.whole(tmp_path, rank) == {Checkpoint(30, 6), Checkpoint(40, 6)}, "nothing old is left"
+    for number in (0, 1):
+        assert host.whole(tmp_path, number) == {Checkpoint(30, 6), Checkpoint(40, 6)}, "nothing old is left"
 
 
 def test_a_rank_that_is_far_ahead_keeps_what_the_other_has(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_what_all_had_is_never_lost(tmp_path: Path, seed: int) -> None:
         if rng.random() < 0.8:
             ahead.save(step + 10)
             behind.die_writing(step + 10)
-        for rank in (0, 1):
-            assert len(host.whole(tmp_path, rank)) <= 2 + len(began_at)
+        for number in (0, 1):
+            assert len(host.whole(tmp_path, number)) <= 2 + len(began_at)
 
 
 def test_a_rank_of_an_old_attempt_removes_none_of_a_later_one(tmp_path: Path) -> None:
@@ -277,9 +277,9 @@ def test_checkpoints_are_hashed_as_streams(tmp_path: Path, side: str) -> None:
 
     with at_most(4 << 20):
         assert is_whole()
-        with (folder / "data").open("r+b") as file:
-            file.seek(50 << 20)
-            file.write(b"?")
+        with (folder / "data").open("r+b") as stream:
+            stream.seek(50 << 20)
+            stream.write(b"?")
         assert not is_whole()
 
 

@@ -50,10 +50,10 @@ class Rank:
             counts_exchanges=every > 0,
         )
 
-    def fingerprints(self) -> dict[str, list[torch.Tensor]]:
+    def fingerprints(self) -> dict[str, Any]:
         return {"parameters": list(self.model.parameters()), "outer": [torch.ones(10) * self.outer_version]}
 
-    def enter(self, tensor: torch.Tensor, kind: str = "all_reduce", group: str = "world") -> Operation:
+    def enter(self, tensor: Any, kind: str = "all_reduce", group: str = "world") -> Operation:
         operation = Operation(group, (0, 1), kind, 4 * tensor.numel(), [tensor], [tensor], self.sequence, "sum")
         operation.began_t = time.monotonic()
         self.sequence += 1

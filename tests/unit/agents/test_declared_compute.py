@@ -190,7 +190,7 @@ def test_the_model_runs_at_full_speed_outside_a_step() -> None:
 
 
 def test_the_sleeping_model_is_a_convex_problem_with_targets_of_its_rank() -> None:
-    def built(rank: int) -> tuple[Asleep, Compute]:
+    def built(rank: int) -> tuple[Any, Compute]:
         torch.manual_seed(3)
         compute = made(rank=rank, seconds=1e-3, elements=1001, layers=3)
         model = compute.model()
@@ -256,7 +256,8 @@ def _shares(rank: int) -> tuple[list[int], list[float]]:
     gradients.reduce = noted
     for step in range(1, 4):
         context.begin(step)
-        sizes.clear(), ready.clear()
+        sizes.clear()
+        ready.clear()
         began = time.monotonic()
         compute.begin(step)
         strategy.run(TOKENS, TOKENS)

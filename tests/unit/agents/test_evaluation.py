@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from testbed_agents.data import Corpus, CorpusError, Windows
@@ -45,7 +47,7 @@ def test_shares_of_a_sites_ranks_add_up_to_the_loss_of_all_windows() -> None:
     inputs = torch.cat([it._inputs for it in evaluations])
     targets = torch.cat([it._targets for it in evaluations])
     expected = cross_entropy(model(inputs), targets).item()
-    found = [it.run(Kept(outer), 40) for it in evaluations]
+    found: list[dict[str, Any]] = [it.run(Kept(outer), 40) for it in evaluations]
     assert sum(it["windows"] for it in found) == WINDOWS
     mean = sum(it["heldout_loss"] * it["windows"] for it in found) / WINDOWS
     assert mean == pytest.approx(expected, rel=1e-5)

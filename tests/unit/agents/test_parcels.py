@@ -22,7 +22,7 @@ PARCEL = _Frame(parcels._PARCEL, 1, b'{"n": 1}')
 BOUND_S = 30.0
 
 
-def eventually(found: Callable[[], bool]) -> None:
+def eventually(found: Callable[..., bool]) -> None:
     oracle.until(found, BOUND_S, "what is awaited")
 
 

@@ -25,10 +25,8 @@ class Desk:
         self.syncer = Syncer(SITES, True, sizes, of_bits(bits), quorum, grace_s)
         self.sizes, self.codec = sizes, of_bits(bits)
         self.sent: list[tuple[Note, torch.Tensor | None]] = []
-        for site in SITES:
-            self.syncer.deliver[site] = lambda note, tensor, site=site: (
-                self.sent.append((note, tensor)) if site == "a" else None
-            )
+        self.syncer.deliver |= dict.fromkeys(SITES, lambda note, tensor: None)
+        self.syncer.deliver["a"] = lambda note, tensor: self.sent.append((note, tensor))
         self.pushed = dict.fromkeys(SITES, 0)
 
     def push(self, site: str, value: float, tokens: int = 1, fragment: int = 0) -> None:

@@ -103,7 +103,7 @@ def test_exchanges_that_are_timed_change_no_bit(tmp_path: Path) -> None:
 
     def rank_of_job(rank: int) -> list[tuple[bool, list[int]]]:
         context = Context(Groups(rank, SITES), steps=LAYOUT.steps)
-        found = []
+        found = list[tuple[bool, list[int]]]()
         for (name, options), of in zip(OUTER, planned, strict=True):
             torch.manual_seed(1)
             model = GPT(Shape(layers=2, width=32, context=16))

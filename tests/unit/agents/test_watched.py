@@ -53,7 +53,7 @@ class Nothing(Strategy):
     def prepare(self, model: Any, context: Context) -> list[Any]:
         return []
 
-    def fingerprints(self) -> dict[str, list[torch.Tensor]]:
+    def fingerprints(self) -> dict[str, Any]:
         return {"parameters": [self.value]}
 
 
@@ -128,7 +128,8 @@ class Ranks:
         gets = [(self.rank + source + step) % 3 for source in range(4)]
         out = torch.empty(sum(gets), 8)
         dist.all_to_all_single(out, self.tensor(sum(puts) * 8).view(-1, 8), gets, puts)
-        functional.all_to_all_single(self.tensor(), None, None, dist.group.WORLD).wait()
+        parts: Any = functional.all_to_all_single(self.tensor(), None, None, dist.group.WORLD)
+        parts.wait()
 
     def messages(self, step: int) -> None:
         right, left = (self.rank + 1) % 4, (self.rank - 1) % 4
@@ -237,8 +238,10 @@ class Told:
     def __init__(self) -> None:
         self.ended: list[str] = []
 
-    def entered(self, operation: watched.Operation) -> None:
+    def entered(self, *_: Any, **__: Any) -> None:
         pass
+
+    added = entered
 
     def left(self, operation: watched.Operation) -> None:
         time.sleep(0.05)

@@ -52,7 +52,7 @@ def run(line: str, without: str = "", **variables: object) -> subprocess.Complet
 
 def start(code: str, **options: Any) -> subprocess.Popen[str]:
     """Start Python code, and wait for its first line."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     child = subprocess.Popen([sys.executable, "-c", code], env=environment(), **pipes, **options)
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"

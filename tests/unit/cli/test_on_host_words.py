@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -222,7 +223,7 @@ def test_client_words_name_a_host_that_was_typed(
     monkeypatch: pytest.MonkeyPatch, line: str, host: str, on: tuple[str, ...], typed: str | None
 ) -> None:
     """A typed --on, before the verb or after it, wins over $TESTBED_ON, which hints need not name."""
-    clients = []
+    clients: Any = []
     words = shlex.split(line)
     monkeypatch.setenv("TESTBED_ON", "of-env")
     monkeypatch.setattr(invocation, "current", lambda: Invocation(typed=tuple(words)))

@@ -108,17 +108,17 @@ def test_without_fiberd_there_is_no_run(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(fiberd, "find_binary", Mock(side_effect=MissingTool("fiberd", fix)))
     results = examined()
     assert (results["fiberd"].state, results["fiberd"].fix) == ("missing", fix)
-    assert not can_run(results.values())
+    assert not can_run([*results.values()])
 
 
 def test_torch_is_asked_for_without_importing_it(checks: dict[str, Check], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs.metadata, "version", Mock(side_effect=programs.metadata.PackageNotFoundError("torch")))
     torch = programs.torch()
-    results = {**checks, "torch": torch}.values()
+    results = [*{**checks, "torch": torch}.values()]
     assert torch.state == "missing"
     assert "fibers come up" in torch.detail
     assert "pip install" in torch.fix
-    assert can_run(results) == can_run(checks.values()), "fibers need no torch"
+    assert can_run(results) == can_run([*checks.values()]), "fibers need no torch"
     assert not doctor.can_train(results)
 
 
@@ -129,7 +129,7 @@ def test_without_nsenter_or_setpriv_it_cannot_run(monkeypatch: pytest.MonkeyPatc
     check = results["nsenter, setpriv"]
     assert (check.state, check.fix) == ("missing", "apt-get install util-linux")
     assert "setpriv not found" in check.detail
-    assert not can_run(results.values())
+    assert not can_run([*results.values()])
 
 
 def test_limits_are_those_of_the_host(checks: dict[str, Check]) -> None:

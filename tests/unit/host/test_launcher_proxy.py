@@ -202,7 +202,7 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path, monkeypatch: py
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as silent:
         listener.bind("reach.socket")
         listener.listen()
-        arguments = (listener, ["sh", "-c", script, str(tmp_path / "end")], {}, Path("/proc/self/ns/net"))
+        arguments = (listener, ["sh", "-c", script, str(tmp_path / "end")], dict[str, str](), Path("/proc/self/ns/net"))
         serving = threading.Thread(target=launcher_proxy.serve, args=arguments)
         serving.start()
         try:

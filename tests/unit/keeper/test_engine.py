@@ -236,7 +236,7 @@ def test_facts_of_making_a_step_are_passed_to_its_undo(lab: Lab) -> None:
 
 def test_kinds_are_announced_once_in_a_row(lab: Lab) -> None:
     kinds: list[str] = []
-    plan = [STEPS[name] for name in ("plant", "east", "north-a+", "west", "fibers")]
+    plan = tuple(STEPS[name] for name in ("plant", "east", "north-a+", "west", "fibers"))
     lab.engine.apply("lab", plan, kinds.append)
     assert kinds == ["Namespace", "Fibers"]
 

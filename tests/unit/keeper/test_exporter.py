@@ -46,7 +46,7 @@ class Lab:
 
     folder: Path
     emulator: NoopEmulator | None = None
-    ranks: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[Any] = field(default_factory=list)
     carriers: dict[tuple[str, str], CarrierState] = field(default_factory=dict)
     faults: tuple[list[tuple[str, str]], Mapping[str, int]] = ((), {})  # type: ignore[assignment]
 

@@ -16,7 +16,7 @@ from testbed.keeper.engine import LAB
 __all__ = ["bench"]  # a fixture
 
 
-def planned(link: str, planned_t: float, for_s: float | None = None) -> tuple[dict[str, Any], Compiled]:
+def planned(link: str, planned_t: float, for_s: float | None = None) -> tuple[Any, Compiled]:
     return {**FAULT, "type": "cut", "target": link, "links": [link], "for_s": for_s, "planned_t": planned_t}, cut(link)
 
 

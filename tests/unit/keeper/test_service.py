@@ -53,6 +53,9 @@ class Server:
         self.decoded.append(thread_and_policy())
         return message
 
+    def until_decoded(self, count: int) -> None:
+        oracle.until(lambda: len(self.decoded) == count, WAIT_S, f"{count} are decoded")
+
     def answer(self, message: Any, caller: Caller) -> object:
         self.answered.append(thread_and_policy())
         verb = message.pop("call")
@@ -169,7 +172,7 @@ def test_requests_are_decoded_before_anything_has_real_time_priority(server: Ser
 
 def test_no_thread_is_begun_per_call(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.ask(GO)
-    begun: list[object] = []
+    begun: Any = []
     start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda thread: (begun.append(thread), start(thread))[1])
     for _ in range(100):  # a connection each, one after the other
@@ -221,7 +224,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_without_further_threads_requests_wait_for_those_there_are(server: Server, full: threading.Event) -> None:
     full.set()
     with server.connected(WAIT, count=5) as waiting:
-        oracle.until(lambda: len(server.decoded) == 5, WAIT_S, "all are decoded")
+        server.until_decoded(5)
         server.hold.set()
         for connection in waiting:
             assert read(connection) == [{"ok": {"verb": "wait"}}]
@@ -234,7 +237,7 @@ def test_threads_that_were_refused_are_begun_later(server: Server, full: threadi
     with contextlib.ExitStack() as stack:
         for number in range(1, 6):
             stack.enter_context(server.connected(WAIT))
-            oracle.until(lambda count=number: len(server.decoded) == count, WAIT_S, "it is decoded")
+            server.until_decoded(number)
         full.clear()
         assert server.ask(GO) == [WENT], "beside five that wait"
         oracle.until(lambda: len(server.answered) == 6, WAIT_S, "and those that had waited for a thread have one")
@@ -323,7 +326,7 @@ def test_one_that_reads_nothing_holds_up_no_other(server: Server) -> None:
 
 def test_one_that_is_gone_in_the_middle_of_its_request(idle: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer goes nowhere; what belongs to it is released after the request, not during it."""
-    order: list[str] = []
+    order: Any = []
     monkeypatch.setattr(idle.closed, "set", lambda: order.append("closed"))
     idle.begin(lambda message, caller: (idle.hold.wait(WAIT_S), order.append("answered")))
     with idle.connected(b'{"call": "build"}'):

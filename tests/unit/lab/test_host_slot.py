@@ -46,7 +46,7 @@ def test_slot_is_free_however_its_holder_ends(holder: subprocess.Popen[str]) -> 
 
 def test_waiting_for_the_slot_names_the_holder_and_ends_with_it(holder: subprocess.Popen[str]) -> None:
     progress = Phases()
-    threading.Thread(target=lambda: progress.waits.wait(20) and holder.kill(), daemon=True).start()
+    threading.Thread(target=lambda: holder.kill() if progress.waits.wait(20) else None, daemon=True).start()
     with host_slot.held("run x", "second", progress, wait=True):
         pass
     assert [phase.partition(", since")[0] for phase in progress.seen] == [

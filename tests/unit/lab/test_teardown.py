@@ -48,8 +48,7 @@ def test_down_after_a_reboot_undoes_containers_only(tmp_path: Path, undone: Undo
     journal = journal_of(lab, "an earlier one" if rebooted else "")
     containers, namespace = Containers(("east-0",), "name: metro\n"), Namespace("somewhere")
     made = journal.intend("lab", (containers, namespace))
-    for entry, facts in zip(made, ({"pids": {"east-0": 4711}}, {"net": 99}), strict=True):
-        entry.facts = facts
+    made[0].facts, made[1].facts = {"pids": {"east-0": 4711}}, {"net": 99}
     journal.done(made)
     journal.close()
     assert teardown.down(lab)
@@ -100,7 +99,7 @@ LOST = {
 """What a journal may be of which nothing can be told."""
 
 
-@pytest.fixture(params=LOST.values(), ids=LOST)
+@pytest.fixture(params=LOST.values(), ids=list(LOST))
 def lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> LabFolder:
     """A lab without a keeper, whose journal lists nothing."""
     lab = lab_folder(tmp_path)

@@ -12,7 +12,7 @@ import ast
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ class Text(NamedTuple):
 
 @cache
 def texts(file: Path) -> list[Text]:
-    nodes = list(ast.walk(ast.parse(file.read_text())))
+    nodes: list[Any] = list(ast.walk(ast.parse(file.read_text())))
     exempt = {
         id(statement.value)
         for node in nodes
@@ -119,7 +119,8 @@ def phrased() -> Iterator[tuple[str, list[str]]]:
     words that may be absent are."""
     for file in SOURCES:
         source = file.read_text()
-        for node in ast.walk(ast.parse(source)) if ".command(" in source else ():
+        nodes: Iterable[Any] = ast.walk(ast.parse(source)) if ".command(" in source else ()
+        for node in nodes:
             if is_call(node, "command") and ast.unparse(node.func.value) in ("how", "invocation"):
                 arguments = [word for word in node.args if not isinstance(word, ast.Starred)]
                 words = [str(word.value) if isinstance(word, ast.Constant) else "x" for word in arguments]

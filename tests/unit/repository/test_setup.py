@@ -48,7 +48,7 @@ class Machine:
         environment = {"PATH": str(self.folder), "HOME": str(self.folder), **variables}
         return run(*before, script, target, env=environment, timeout=20, **(options or {}))
 
-    def lines(self, target: str, word: str, **variables: str) -> list[str]:
+    def lines(self, target: str, word: str, **variables: Any) -> list[str]:
         """Return the lines with a word; the script has to fail, with a last line about what to do."""
         done = self.set_up(target, **variables)
         assert done.returncode == 1, done.stdout + done.stderr
@@ -117,7 +117,7 @@ def test_a_demo_of_another_user(machine: Machine, programs: tuple[str, ...], lin
 @pytest.mark.parametrize(
     ("variables", "command"), [({"SUDO_UID": "1000"}, "sudo apt-get install"), ({}, ": apt-get install")]
 )
-def test_commands_have_sudo_where_the_caller_used_it(machine: Machine, variables: dict[str, str], command: str) -> None:
+def test_commands_have_sudo_where_the_caller_used_it(machine: Machine, variables: dict[str, Any], command: str) -> None:
     machine.remove("ip")
     assert f"{command} iproute2" in machine.set_up("demo", **variables).stderr
 

@@ -16,7 +16,6 @@ from builders.trainer_over_loopback import check_logs
 from testbed_agents import evidence
 from testbed_agents.groups import Groups
 from testbed_agents.operation_log import crc32
-from testbed_agents.parcels import Channel
 
 from testbed.core.checkers.checks import check
 from testbed.core.records.rank_log import EndRecord, RankLog
@@ -103,14 +102,14 @@ class Job(replica_jobs.Job):
             until = time.monotonic() + 20
             while channel.dark_s and time.monotonic() < until:
                 time.sleep(0.001)
-            channel._greet = refuse  # type: ignore[method-assign]
+            channel._greet = refuse
             with channel._changed:
                 channel._drop()
             with channel._serving:
                 pass  # nothing is still being received
 
     @property
-    def across(self) -> list[Channel]:
+    def across(self) -> list[Any]:
         """The channels to other sites."""
         return [channel for channel in (self.strategy._uplink, *self.strategy._channels.values()) if channel]
 
@@ -136,7 +135,7 @@ def lost_job(groups: Groups) -> str:
 
 
 def everything(rank: int) -> dict[str, Any]:
-    groups = {sites: Groups(rank, sites) for sites in (EVEN, UNEVEN)}
+    groups: dict[tuple[str, ...], Groups] = {sites: Groups(rank, sites) for sites in (EVEN, UNEVEN)}
     seen: dict[str, Any] = {name: Job(groups[case.sites], case).run().seen() for name, case in CASES.items()}
     seen |= {f"restored {name}": restored_job(groups[case.sites], case) for name, case in RESTORED.items()}
     return seen | {"lost": lost_job(groups[EVEN])}

@@ -272,16 +272,18 @@ class _Mixture(torch.nn.Module):
     def __init__(self, experts: int, top_k: int, capacity: float, seed: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.gpt = GPT(SHAPE)
+        self.gpt: Any = GPT(SHAPE)
         self.top_k, self.count = top_k, experts
         self.slots = -int(-capacity * BATCH * SHAPE.context * top_k // experts)
         generator = torch.Generator().manual_seed(seed)
-        self.experts, self.routers = torch.nn.ModuleList(), torch.nn.ParameterList()
-        for block in self.gpt.blocks:
+        self.experts: Any = torch.nn.ModuleList()
+        self.routers = torch.nn.ParameterList()
+        blocks: Iterable[Any] = self.gpt.blocks
+        for block in blocks:
             pair = torch.nn.Sequential(block.inward, torch.nn.GELU(), block.outward)
             self.experts.append(torch.nn.ModuleList(copy.deepcopy(pair) for _ in range(experts)))
             self.routers.append(0.02 * torch.randn(experts, SHAPE.width, generator=generator))
-        for block in self.gpt.blocks:
+        for block in blocks:
             del block.inward, block.outward
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -304,7 +306,7 @@ class _Mixture(torch.nn.Module):
 
 @pytest.mark.parametrize("name", ["moe", "moe in sites"])
 def test_a_mixture_over_ranks_is_one_in_one_process(ranks: Ranks, name: str) -> None:
-    options = {"experts": "all", "top_k": 1, "capacity": 1.0, "router_seed": 0} | JOBS[name][1]
+    options: dict[str, Any] = {"experts": "all", "top_k": 1, "capacity": 1.0, "router_seed": 0} | JOBS[name][1]
     experts = 4 if options.pop("experts") == "all" else 2
     model = _Mixture(experts, options["top_k"], options["capacity"], options["router_seed"])
     _reference(model)

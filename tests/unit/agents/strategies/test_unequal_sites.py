@@ -134,7 +134,7 @@ def test_fragments_by_tokens_are_those_of_a_reference(trained: Any) -> None:
     job: dict[str, Any] = {"every": 4, "rate": RATE, "tokens": (2, 1, 1)}
     overlap: dict[str, Any] = {"overlap": 1, "alpha": 0.5}
     _, outer = replica_reference.streaming(REPLICAS, STEPS, count=4, **job, **overlap | {"overlap": 2})
-    coded = {"count": 2, "quantize": replica_reference.e3m0}
+    coded: dict[str, Any] = {"count": 2, "quantize": replica_reference.e3m0}
     _, outer_of_codes = replica_reference.streaming(REPLICAS, STEPS, **job, **overlap, **coded)
     theta, _ = replica_reference.sparse(REPLICAS, STEPS, keep=512, **job)
     for name, expected, bound in (

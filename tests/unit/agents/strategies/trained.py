@@ -50,9 +50,8 @@ class GptJob(Job):
 
     def __init__(self, groups: Groups, case: Case, offset: int = 0) -> None:
         self.case, self.draw_windows = case, windows(groups.rank, case.seed)
-        seed = case.seed + offset
-        context = {"speeds": case.speeds, "loss": cross_entropy}
-        super().__init__(groups, case.strategy, case.options, case.steps, seed=seed, **context)
+        context: dict[str, Any] = {"seed": case.seed + offset, "speeds": case.speeds, "loss": cross_entropy}
+        super().__init__(groups, case.strategy, case.options, case.steps, **context)
 
     def make_model(self) -> GPT:
         return make_model(self.seed)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import bare_python
@@ -197,16 +198,16 @@ def test_another_program_of_this_python_tells_the_script_beside_it(venv: Path) -
 
 # ---- for the client of --on
 
-BY_SUDO = {"SUDO_UID": "1000", "SUDO_COMMAND": "testbed-leash"}
+BY_SUDO: dict[str, Any] = {"SUDO_UID": "1000", "SUDO_COMMAND": "testbed-leash"}
 
 
-def for_client(venv: Path, typed: tuple[str, ...] | None = None, **variables: str) -> Invocation:
+def for_client(venv: Path, typed: tuple[str, ...] | None = None, **variables: Any) -> Invocation:
     client = ClientWords((TYPED,), "h 1", ("--on", "h 1"), ("ssh", "h 1"), typed, {"there/a": "../a"})
     return called(venv, venv / "testbed", words=["up", "x.yaml"], client=client, **variables)
 
 
 @table("variables", {"of root": {}, "by sudo": BY_SUDO})
-def test_a_command_for_the_client_is_called_as_there_with_the_host(venv: Path, variables: dict[str, str]) -> None:
+def test_a_command_for_the_client_is_called_as_there_with_the_host(venv: Path, variables: dict[str, Any]) -> None:
     """Whatever the rights of this process are: the leash has them."""
     folder = "/var/tmp/testbed-on-x"
     how = for_client(venv, TESTBED_COMMAND_FOLDER=folder, **variables)

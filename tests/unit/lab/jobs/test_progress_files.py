@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,12 @@ def test_the_last_reading_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for module in (progress_files, event_folder):
         monkeypatch.setattr(module, "LAST_BOUND_S", 0.05, raising=False)
     began_t = time.monotonic()
-    source: FileSource = {
+    sources: dict[str, Callable[[], FileSource]] = {
         "csv": lambda: TableFile(tmp_path, "runs/tfevents", CsvFile("runs/tfevents"), began_t),
         "calls": lambda: CallFile(tmp_path, "runs/tfevents", began_t),
         "events": lambda: EventSource(tmp_path, "runs", EventFiles("runs"), began_t),
-    }[kind]()
+    }
+    source = sources[kind]()
     (tmp_path / "runs").mkdir()
     with (tmp_path / "runs" / "tfevents").open("wb") as stream:
         stream.truncate(1 << 40)  # a hole of a terabyte, which would take hours

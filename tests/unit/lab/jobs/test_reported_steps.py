@@ -25,7 +25,7 @@ class Reported:
     last: Mapping[str, Any] = {}
 
 
-def limits(reported: Reported | None = None, **limit_s: float) -> Limits:
+def limits(reported: Reported | None = None, **limit_s: Any) -> Limits:
     return Limits(ProgramWorkload(("true",), **limit_s), reported or Reported())
 
 

@@ -7,6 +7,7 @@ import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders.tables import table
@@ -99,12 +100,12 @@ def test_a_virtual_environment_with_something_in_tmp_is_named(outside: Path, tmp
 )
 def test_variable_in_tmp_is_named_without_its_value(outside: Path, tmp_path: Path, name: str, value: str) -> None:
     (outside / "data").symlink_to(tmp_path)
-    variables = {name: value.format(outside=outside)}
+    variables: dict[str, Any] = {name: value.format(outside=outside)}
     assert why(**variables) == f"the variable {name.removeprefix('given_')} names a path in it"
 
 
 def test_sockets_of_the_terminals_session_do_not_count() -> None:
-    session = {
+    session: dict[str, Any] = {
         "TMUX": "/tmp/tmux-0/default,1,0",
         "SSH_AUTH_SOCK": "/tmp/ssh-x/agent.1",
         "TMPDIR": "/tmp",

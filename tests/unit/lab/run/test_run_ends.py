@@ -236,7 +236,7 @@ def test_run_whose_expectations_the_disk_did_not_take_is_unknown(
 def test_run_is_strict_by_the_file_or_the_option(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool
 ) -> None:
-    strict_of_up: list[object] = []
+    strict_of_up: Any = []
     monkeypatch.setattr(run_module.deploy, "up", lambda *words, **more: strict_of_up.append(more["strict"]) or lab)
     lines = [CUT, "strict: true"] if by_file else [CUT]
     with pytest.raises(UserError, match="exclude each other"):
