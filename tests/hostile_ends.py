@@ -134,7 +134,7 @@ class Bed:
         return self.folder / "disk"
 
     def testbed(self, *words: str, bound_s: float = BOUND_S) -> subprocess.CompletedProcess[str]:
-        argv = [self.python, "-m", "testbed.cli.app", *words]
+        argv = [self.python, "-m", "testbed", *words]
         return subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=bound_s)
 
     def up(self) -> None:
@@ -196,7 +196,7 @@ def cell(of: Bed, way: str, end: str, undisturbed: Mapping[str, Any] | None = No
         words += ["--compute", "real:100ms", "--runs", str(runs), "--allow-uncertified", *asked.options]
     said = of.folder / "said"
     with said.open("w") as stream:
-        argv = [of.python, "-m", "testbed.cli.app", *words]
+        argv = [of.python, "-m", "testbed", *words]
         child = subprocess.Popen(argv, env=of.environment, stdout=stream, stderr=subprocess.STDOUT)
     try:
         reached = _reached(child, runs, before)

@@ -68,7 +68,7 @@ def _run(name: str, seed: int, state: Path, folder: Path, victim: str, early: bo
         "TMPDIR": str(temporary),
         "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "agents"))),
     }
-    argv = [sys.executable, "-m", "testbed.cli.app", "run", str(file), "--name", name, "--allow-uncertified"]
+    argv = [sys.executable, "-m", "testbed", "run", str(file), "--name", name, "--allow-uncertified"]
     child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         if not early:

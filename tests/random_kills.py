@@ -71,7 +71,7 @@ class Left(AssertionError):
 
 
 def testbed(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "testbed.cli.app", *words]
+    argv = [sys.executable, "-m", "testbed", *words]
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
 
 

@@ -197,7 +197,7 @@ def main() -> int:
         watch.stop()
         orchestrator.process.kill()
         orchestrator.process.wait()
-        down = [sys.executable, "-m", "testbed.cli.app", "down", name]
+        down = [sys.executable, "-m", "testbed", "down", name]
         subprocess.run(down, env=environment, capture_output=True, timeout=60, check=False)
         (asked.out / "soak.json").write_text(json.dumps({**found, "samples": watch.samples, "said": orchestrator.said}))
     groups = [f"control group {path}" for path in Path("/sys/fs/cgroup").rglob(f"*{name}*")]

@@ -81,7 +81,7 @@ def _build() -> None:
 def _testbed(*words: str) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'agents'}"}
     done = subprocess.run(
-        [sys.executable, "-m", "testbed.cli.app", *words],
+        [sys.executable, "-m", "testbed", *words],
         env=environment, capture_output=True, text=True, timeout=BUILD_BOUND_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

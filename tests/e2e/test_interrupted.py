@@ -36,7 +36,7 @@ class Typed:
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
-            argv = [*by, sys.executable, "-m", "testbed.cli.app", *words]
+            argv = [*by, sys.executable, "-m", "testbed", *words]
             os.execvpe(argv[0], argv, {**os.environ, "TERM": "xterm", "COLUMNS": "150"})
 
     def until(self, words: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
-from builders.commands import piped, run_line
+from builders.commands import TESTBED, piped, run_line
 from builders.conditions import HOSTS_THOROUGH
 from builders.run_factory import make_run
 from client_of_hosts import environment, state

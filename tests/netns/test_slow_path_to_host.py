@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
-from builders.commands import captured, run_line
+from builders.commands import TESTBED, captured, run_line
 from builders.conditions import HOSTS_THOROUGH
 from builders.json_files import read_json
 from builders.run_factory import make_run
