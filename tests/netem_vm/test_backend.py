@@ -27,7 +27,7 @@ def boots(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, str]
         return answers[backend]
 
     monkeypatch.delenv("TESTBED_NETEM_VM_BACKEND", raising=False)
-    monkeypatch.setattr(vm, "_boot", boot)
+    monkeypatch.setattr(vm, "boot", boot)
     vm.choose_backend.cache_clear()
     yield answers
     vm.choose_backend.cache_clear()
@@ -67,7 +67,7 @@ def test_a_missing_prerequisite_is_a_skip_and_fails_in_ci(monkeypatch: pytest.Mo
         vm.fetch("uml")
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="no kernel with netem: apt-get is missing"):
-        test_in_vm._lacks("apt-get is missing")
+        test_in_vm.lacks("apt-get is missing")
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="no kernel with netem: apt-get is missing"):
-        test_in_vm._lacks("apt-get is missing")
+        test_in_vm.lacks("apt-get is missing")

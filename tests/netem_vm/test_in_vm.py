@@ -21,7 +21,7 @@ ALLOWED_SKIPS = ("thorough", "stalled this machine")
 
 def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if any(INNER.is_relative_to(hidden) for hidden in ("/mnt", "/run", "/dev")):
-        _lacks(f"it has its own /mnt, /run and /dev, and cannot see {INNER}")
+        lacks(f"it has its own /mnt, /run and /dev, and cannot see {INNER}")
     argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--tb=short", "--color=no"]
     try:
         backend = vm.choose_backend()
@@ -29,7 +29,7 @@ def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.
         selected = ["-m", "not timing", f"--ignore={INNER / 'labs'}"] if backend == "qemu" else []
         status, output = vm.run([*argv, *selected, str(INNER)], tmp_path, timeout_s=TIMEOUT_S)
     except vm.Unavailable as error:
-        _lacks(str(error))
+        lacks(str(error))
     result = output.strip().splitlines()[-1] if output.strip() else "no output"
     skipped = [line for line in output.splitlines() if line.startswith("SKIPPED") and "thorough" not in line]
     with capsys.disabled():
@@ -41,7 +41,7 @@ def test_inner_tests_pass_on_a_kernel_with_netem(tmp_path: Path, capsys: pytest.
     assert [line for line in skipped if not any(reason in line for reason in ALLOWED_SKIPS)] == [], output
 
 
-def _lacks(reason: str) -> NoReturn:
+def lacks(reason: str) -> NoReturn:
     """Skip the test because of a missing prerequisite; in CI, fail it."""
     if os.environ.get("CI"):
         pytest.fail(f"no kernel with netem: {reason}")

@@ -193,7 +193,7 @@ def choose_backend() -> str:
     for name in PACKAGES:
         try:
             with tempfile.TemporaryDirectory() as out:
-                status, output = _boot(name, ["true"], Path(out), BOOT_TIMEOUT_S[name], "512M")
+                status, output = boot(name, ["true"], Path(out), BOOT_TIMEOUT_S[name], "512M")
         except (BootError, OSError) as error:
             failures.append(f"{name}: {error}")
             continue
@@ -214,10 +214,10 @@ def run(argv: Sequence[str], out: Path, *, timeout_s: float, memory: str = "3G")
         Unavailable: A prerequisite is missing on this machine.
         BootError: No kernel boots.
     """
-    return _boot(choose_backend(), argv, out, timeout_s, memory)
+    return boot(choose_backend(), argv, out, timeout_s, memory)
 
 
-def _boot(backend: str, argv: Sequence[str], out: Path, timeout_s: float, memory: str) -> tuple[int, str]:
+def boot(backend: str, argv: Sequence[str], out: Path, timeout_s: float, memory: str) -> tuple[int, str]:
     unpacked = fetch(backend).resolve()
     path = f"{Path('/usr/sbin')}:/sbin:{os.environ.get('PATH', '')}"
     environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "TESTBED_NETEM_VM": backend}
