@@ -73,7 +73,7 @@ connections and buffers, where no public name reaches."""
 
 
 def private_names(path: Path) -> Iterator[str]:
-    """Yield the private names that a file takes from other modules: imported, as attributes, or named to monkeypatch."""
+    """Yield the private names that a file takes from other modules: imported, as attributes, or in a monkeypatch."""
     tree = ast.parse(path.read_text())
     defined = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     own = {
