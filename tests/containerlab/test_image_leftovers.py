@@ -54,7 +54,7 @@ def build(containers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """On the base image of the testbed, or, if docker lacks it, on the image itself."""
     made = Builder(tmp_path, images._default_base() if images._default_base() != images.SLIM else containers)
     monkeypatch.setattr(images, "_dockerfile", lambda: tmp_path / "Dockerfile")
-    monkeypatch.setattr(images, "_gather", lambda folder, *rest: folder.mkdir())
+    monkeypatch.setattr(images, "download_packages", lambda folder, *rest: folder.mkdir())
     yield made
     subprocess.run(["docker", "rmi", "--force", made.tag], capture_output=True)
 

@@ -16,7 +16,7 @@ NOT_OURS = {"_exit", "_replace", "_fields", "_coalescing_manager"}
 
 LISTED = {
     "conftest.py": {"_has_lists"},
-    "containerlab/test_image_leftovers.py": {"_default_base", "_dockerfile", "_gather"},
+    "containerlab/test_image_leftovers.py": {"_default_base", "_dockerfile"},
     "containerlab/test_trouble.py": {"_render"},
     "contract/fold_contract.py": {"_act"},
     "netns/test_fiberd.py": {"_ask"},
