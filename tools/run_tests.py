@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DURATIONS = ROOT / "tests" / "durations.json"
 PARTS = {
     # A file is run by one worker: its tests share labs, and some depend on the order.
-    "beside": ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"],
+    "beside": ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"],
     "alone": ["-m", "alone"],
 }
 NO_TESTS, INTERRUPTED = 5, 2
