@@ -59,7 +59,7 @@ def _within(angle: float, freedom: int) -> float:
     # cos² and a ratio of neighboring numbers.
     term = math.cos(angle) if odd else 1.0
     total = term if freedom > 1 else 0.0
-    for number in range(2 + odd, freedom - 1, 2):
+    for number in range(2 + odd, freedom, 2):
         term *= square * (number - 1) / number
         total += term
     return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total

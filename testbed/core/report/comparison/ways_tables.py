@@ -31,7 +31,7 @@ _WITHOUT_LOSS = " No run has a held-out loss."
 
 def lead(found: WaysCompared) -> str:
     """Return what is alike in all runs, and what their held-out loss means if there is one."""
-    return LEAD + (_OF_LOSS if "heldout_loss" in found.ids else _WITHOUT_LOSS)
+    return LEAD + (_OF_LOSS if any(run.heldout.loss for run in found.runs) else _WITHOUT_LOSS)
 
 
 _OF_SUMMARY = (

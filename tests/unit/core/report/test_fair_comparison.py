@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,17 @@ def test_a_budget_before_the_first_evaluation_has_no_loss_and_a_sentence() -> No
     )
     table: Any = ways_tables.budgets_table(found)
     assert [row[2:] for row in table.rows[-2:]] == [["–", "–"], ["3.500", "–"]]
+
+
+def test_a_run_that_ended_early_sets_no_budget() -> None:
+    early = run(OTHER, 0, HeldOut((10,), (10.0,), (1e6,), (4.5,), (0,), (1000,)))
+    training = SimpleNamespace(steps_planned=20, steps_committed=13, tokens=1300)
+    report: Any = SimpleNamespace(declared=None, topology=None, training=training, noise=None)
+    early = replace(early, side=replace(early.side, report=report))
+    found = compared(run("ddp", 0), early)
+    assert found.budgets == {"tokens": 2000, "t_s": 40.0, "fiber_bytes": 20e6}
+    assert losses(found, OTHER) == [None, None, None]
+    assert any(sentence.startswith("Ended early") for sentence in found.notes)
 
 
 def test_runs_grow_into_a_comparison_and_the_budget_shrinks_with_them() -> None:
