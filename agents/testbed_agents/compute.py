@@ -220,19 +220,20 @@ class Compute:
             self._extra_s = extra_s
 
     def end(self, begin_t: float, ready_t: float, sync_t: float, stepped_t: float) -> dict[str, float]:
-        """End a step with the times of its record; return the fields that declared compute adds to it.
+        """End a step with the times of its record; return the fields that compute adds to it.
 
-        ``declared_s``: its compute as declared, noise and faults included. ``overrun_s``: how much longer it took,
-        where that is an overrun. ``cpu_s``: of the process in the step, all threads.
+        ``cpu_s``: CPU time of the process in the step, all threads. Of declared compute also ``declared_s``: as
+        declared, noise and faults included; and ``overrun_s``: how much longer it took, where that is an overrun.
         """
         self._pace.end()
         took_s = (ready_t - begin_t) + (stepped_t - sync_t)
+        fields = {"cpu_s": time.process_time() - self._cpu_t}
         if self.kind == "real":
             self._own_s = took_s - self._extra_s
-            return {}
+            return fields
         took_s -= self._pace.excused_s
         self._behind_s.append(took_s - self._planned_s)
-        fields = {"declared_s": self._declared_s, "cpu_s": time.process_time() - self._cpu_t}
+        fields["declared_s"] = self._declared_s
         late_s = took_s - self._declared_s
         if late_s > max(TOLERANCE_S, TOLERANCE_SHARE * self._declared_s):
             self.overruns += 1

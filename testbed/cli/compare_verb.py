@@ -62,9 +62,10 @@ def compare(
     """Run the same job by several ways of training, one after the other, and compare them in one report.
 
     One lab is brought up and certified for all runs; each run has a directory and a report of its own. Model, data,
-    global batch, tokens, schedule and seeds are the same. Compared are the held-out loss of the outer parameters over
-    steps, time and bytes on the fiber (never the loss inside a site), compute utilization, goodput under the same
-    faults, bytes per token against theory, and where the time of a step goes; differences are paired by seed.
+    global batch, tokens, schedule and seeds are the same. Compared are the held-out loss of the outer parameters at
+    equal tokens, time and bytes on the fiber (never the loss inside a site), compute utilization, goodput under the
+    same faults, bytes per token against theory, and where the time of a step goes. Differences are paired by seed; from
+    three seeds on they have a 95 % interval.
 
     Ctrl-C undoes everything and keeps the comparison of the runs so far. Exit status: 0 all runs passed, 1 one was
     measured and is bad, 3 one has no result.
@@ -99,18 +100,20 @@ def _show(found: WaysCompared) -> None:
     console.show(tables.verdict(found.verdict).append(f": {ways_tables.headline(found)}", style="bold default"))
     if console.quiet():
         return
-    for shown in _narrow(ways_tables.summary(found)):
-        console.show(shown)
+    for listed in (ways_tables.summary(found), ways_tables.budgets_table(found)):
+        for shown in _narrow(listed):
+            console.show(shown)
     for sentence in found.notes:
         console.show_paragraph(Text(sentence))
 
 
-def _narrow(summary: Table | None) -> Iterator[RichTable]:
-    """Yield the summary as tables of few columns."""
-    if summary is None:
+def _narrow(wide: Table | None) -> Iterator[RichTable]:
+    """Yield a table as tables of few columns."""
+    if wide is None:
         return
-    for first in range(1, len(summary.head), _MOST_COLUMNS):
-        columns = [0, *range(first, min(first + _MOST_COLUMNS, len(summary.head)))]
-        head = [summary.head[it] for it in columns]
-        rows: list[tables.Row] = [[str(row[it]) for it in columns] for row in summary.rows]
-        yield tables.table(head, rows, right=head[1:])
+    for first in range(1, len(wide.head), _MOST_COLUMNS):
+        columns = [0, *range(first, min(first + _MOST_COLUMNS, len(wide.head)))]
+        head = [wide.head[column] for column in columns]
+        rows: list[tables.Row] = [[str(row[column]) for column in columns] for row in wide.rows]
+        numbers = [wide.head[column] for column in columns if column in wide.numbers]
+        yield tables.table(head, rows, right=numbers, title="" if first > 1 else wide.label)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,8 +24,6 @@ from testbed.errors import UserError
 
 if TYPE_CHECKING:
     from testbed.core.prediction.prediction import Prediction
-
-_DEFAULTS: Final = {"parameters": 10e9, "layers": 48, "step_s": 0.8, "rate_bps": 100e9, "delay_s": 200e-6}
 
 
 @verb.verb(
@@ -258,7 +256,7 @@ def predict(
     for path in measured or ():
         said, ran = api.measured_inputs(path)
         found, utilization = {**found, **said}, utilization if ran is None else ran
-    values = {**_DEFAULTS, **found, **given}
+    values = {**found, **given}
     if measured or delay is not None or sites is not None:
         values.pop("fibers_m", None)  # the topology's fibers are others
     beside: dict[str, Any] = {

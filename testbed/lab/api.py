@@ -185,18 +185,18 @@ def predict(
         target: compute utilization, 0 to 1, to find the least payload rate for.
         given: names among ``inputs`` that are refused if the strategy does not have them.
         tcp, failures, lab, power: as in :func:`testbed.core.prediction.prediction.predict`.
-        inputs: the fields of ``core.prediction.inputs.Inputs`` in SI units.
+        inputs: the fields of ``core.prediction.inputs.Inputs`` in SI units; by default those of the command line.
 
     Raises:
         UserError: unknown strategy or topology, impossible inputs: all at once.
     """
     from testbed.core.prediction import prediction
-    from testbed.core.prediction.inputs import Inputs
+    from testbed.core.prediction.inputs import DEFAULTS, Inputs
 
     found = {} if topology is None else predicted_inputs(topology)
     return prediction.predict(
         strategy,
-        Inputs(**{**found, **inputs}),
+        Inputs(**{**DEFAULTS, **found, **inputs}),
         target=target,
         given=given,
         tcp=tcp,

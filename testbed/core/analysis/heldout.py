@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from testbed.core.analysis.commits import lineage
 from testbed.core.analysis.wire_directions import HEADERS
 from testbed.core.records.rank_log import EvaluationRecord, RankLog
 from testbed.core.records.samples import FiberSample
@@ -27,6 +28,7 @@ class HeldOut:
         t_s: seconds of training since the job began.
         fiber_bytes: TCP payload that all directions of all fibers had carried; None if they were not sampled.
         loss: nats per token. version: of the outer parameters.
+        tokens: of all ranks, in the steps that count until then.
     """
 
     step: tuple[int, ...] = ()
@@ -34,6 +36,7 @@ class HeldOut:
     fiber_bytes: tuple[float | None, ...] = ()
     loss: tuple[float, ...] = ()
     version: tuple[int | None, ...] = ()
+    tokens: tuple[int, ...] = ()
 
 
 def held_out(
@@ -55,6 +58,7 @@ def held_out(
     def crossed(t: float) -> float | None:
         return None if (found := until(t)) is None else max(0.0, found - before)
 
+    tokens = sorted((step, sum(it.tokens for it in row.values())) for step, row in lineage(logs).items())
     paused_s, points = 0.0, []
     for step, records in sorted(by_step.items()):
         took_s = max(it.took_s or 0.0 for it in records.values())
@@ -63,7 +67,9 @@ def held_out(
         if loss is not None and began_t is not None:
             versions = [it.outer_version for it in records.values() if it.outer_version is not None]
             began = t - took_s
-            points.append((step, began - began_t - paused_s, crossed(began), loss, max(versions, default=None)))
+            trained = sum(count for number, count in tokens if number <= step)
+            t_s = began - began_t - paused_s
+            points.append((step, t_s, crossed(began), loss, max(versions, default=None), trained))
         paused_s += took_s
     return HeldOut(*map(tuple, zip(*points, strict=True))) if points else HeldOut()
 

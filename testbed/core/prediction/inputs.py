@@ -24,16 +24,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-__all__ = ["MSS_BYTES", "PAYLOAD_SHARE", "Inputs", "Tier", "mistakes", "option", "payload_rate_bps"]
+__all__ = ["DEFAULTS", "MSS_BYTES", "PAYLOAD_SHARE", "Inputs", "Tier", "mistakes", "option", "payload_rate_bps"]
 
 MSS_BYTES: Final = 1448
 """TCP payload of one packet at an MTU of 1500, with timestamps."""
 PAYLOAD_SHARE: Final = MSS_BYTES / 1538
 """TCP payload per byte on the wire at an MTU of 1500: 1448 bytes of 1500 + 38 (IEEE 802.3; TCP with timestamps)."""
+
+DEFAULTS: Final[Mapping[str, float]] = {
+    "parameters": 10e9,
+    "layers": 48,
+    "step_s": 0.8,
+    "rate_bps": 100e9,
+    "delay_s": 200e-6,
+}
+"""Inputs of ``testbed predict`` and of ``testbed.predict`` where neither the caller nor a topology names them."""
 
 
 def payload_rate_bps(line_rate_bps: float) -> float:

@@ -169,7 +169,7 @@ class StepRecord:
     overrun_s: float = 0.0
     """How much longer than declared it took, where that is an overrun."""
     cpu_s: float | None = None
-    """CPU time of the rank in the step, where compute is declared."""
+    """CPU time of the rank in the step, all its threads; None in records of former versions with real compute."""
 
     def __post_init__(self) -> None:
         if math.isnan(self.t_stepped):

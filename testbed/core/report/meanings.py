@@ -68,10 +68,16 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "tokens per second": "Of all ranks, faults included, evaluations not.",
         "time of training": "From the first step to the last, evaluations not included.",
         "step, mean": "Mean time of a step of the rank that ended it last; exchanges are in it.",
+        "compute per step, median": "Forward, backward and optimizer of a rank, without what they waited for.",
         "exposed per step": "The part of that step that is no compute.",
         "bytes per token": "TCP payload that crossed all directions of all fibers, over the tokens of all ranks.",
         "by theory": "What the strategy's operations send between sites, over the same tokens.",
         "recovery": "The longest time between two steps that all ranks finished, near a fault.",
+    },
+    "Held-out loss at equal budgets (toy scale)": {
+        "equal": "What every run had used: as much as the shortest run had at its last evaluation.",
+        "held-out loss": "Nats per byte of the outer parameters, interpolated between the evaluations around the"
+        " budget; none where no evaluation came before.",
     },
     "Critical path of a step": {
         "compute": "Forward, backward, optimizer.",

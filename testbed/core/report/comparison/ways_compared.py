@@ -1,31 +1,39 @@
 """Several ways of training compared: the same job by each of them, for each seed; paired differences with their spread.
 
 Between two seeds a loss differs by more than between two ways of training. So each run is compared with the run of the
-first way that has the same seed, and the spread is that of these differences: their least and greatest.
+first way that has the same seed. From three seeds on, the mean of these differences has a 95 % interval; of fewer seeds
+it has none. Held-out losses are also compared at equal tokens, equal time and equal bytes (``equal_budgets.py``).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from testbed.core.analysis.critical_path import Parts
 from testbed.core.analysis.declared_steps import CPU_BOUND, HELD
+from testbed.core.analysis.equal_budgets import BUDGETS, equal_budget, first_evaluated, loss_within
 from testbed.core.analysis.heldout import HeldOut, held_out, payload_until
 from testbed.core.analysis.inside_noise import Range
 from testbed.core.analysis.job_twin import twin_of
+from testbed.core.analysis.paired_interval import paired_interval
 from testbed.core.fields import json_values
 from testbed.core.records.run_record import RunData
-from testbed.core.report import declared_section, noise_section
+from testbed.core.report import declared_section, formats, noise_section
 from testbed.core.report.comparison.run_side import side_of_run, stalled_share
 from testbed.core.report.comparison.side import Quantity, Side
 from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.twin import Twin
 
-__all__ = ["VERSION", "Paired", "WayRun", "WaysCompared", "to_json", "way_of_run"]
+__all__ = ["VERSION", "Paired", "WayRun", "WaysCompared", "budget_text", "loss_id", "to_json", "way_of_run"]
 
 VERSION = 1
+
+CORE_WAIT: Final = 0.1
+"""Share of compute, chosen by us. From it on, times of compute depend on what else the cores do."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ class Paired:
     """Differences of one quantity to the baseline's run of the same seed: by seed, their mean, least and greatest.
 
     ``uncertainty`` is the range of the mean within the uncertainty by stalls of the host; None without any.
+    ``interval`` is the 95 % interval of the mean; None with too few seeds.
     """
 
     way: str
@@ -66,6 +75,10 @@ class Paired:
     def within_noise(self) -> bool:
         """Whether stalls of the host may have caused the difference."""
         return self.uncertainty is not None and self.uncertainty.low <= 0 <= self.uncertainty.high
+
+    @property
+    def interval(self) -> Range | None:
+        return paired_interval(tuple(self.differences.values()))
 
     @property
     def mean(self) -> float:
@@ -82,7 +95,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class WaysCompared:
-    """The runs so far, in the order in which they were made.
+    """The runs so far, in the order in which they were made; they gain their losses at equal budgets here.
 
     Attributes:
         ways: in the order in which they were named; the first is the baseline.
@@ -97,6 +110,19 @@ class WaysCompared:
     runs: tuple[WayRun, ...]
     ended: str = ""
     failed: tuple[tuple[str, int, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        budgets = self.budgets
+        runs = tuple(replace(run, quantities={**run.quantities, **_losses_within(run, budgets)}) for run in self.runs)
+        object.__setattr__(self, "runs", runs)
+
+    @property
+    def budgets(self) -> Mapping[str, float]:
+        """The budget by column of the held-out curve, as the shortest run that did not end early has it."""
+        early = self.ended_early
+        curves = [run.heldout for run in self.runs if run not in early]
+        found = {column: equal_budget(curves, column) for column in BUDGETS}
+        return {column: budget for column, budget in found.items() if budget is not None}
 
     @property
     def baseline(self) -> str:
@@ -115,7 +141,15 @@ class WaysCompared:
         )
         late = dict.fromkeys(way for way, report in reports if report.declared and report.declared.verdict != HELD)
         bound = f"{CPU_BOUND}: steps of {', '.join(late)} took longer than declared; their exposed times are affected."
-        return (*self._incomplete(), *declared, *([bound] if late else []), *self._noisy(), *self._unlike())
+        return (
+            *self._incomplete(),
+            *declared,
+            *([bound] if late else []),
+            *self._cpu_bound(),
+            *self._noisy(),
+            *self._unlike(),
+            *self._unevaluated(),
+        )
 
     @property
     def ended_early(self) -> tuple[WayRun, ...]:
@@ -137,6 +171,39 @@ class WaysCompared:
             early.append(f"{_run(it.way, it.seed)} after step {done.steps_committed} of {done.steps_planned}")
         if early:
             yield f"Ended early: {', '.join(early)}; what is said of them is of their steps until then."
+
+    def _cpu_bound(self) -> Iterator[str]:
+        """Yield a sentence on real compute whose ranks waited for cores: it is the machine's, not the strategy's."""
+        waits = {way: wait for way in self.ways if (wait := self.mean(way, "core_wait")) is not None}
+        if max(waits.values(), default=0.0) < CORE_WAIT:
+            return
+        times = {way: time_s for way in waits if (time_s := self.mean(way, "compute_s")) is not None}
+        steps = ", ".join(
+            f"{way} {formats.duration(time_s)} (waiting: {formats.small_share(waits[way])})"
+            for way, time_s in times.items()
+        )
+        # Rounded up to 10 ms: the longest time of all that the cores carry.
+        declared_s = math.ceil(100 * max(times.values())) / 100
+        yield (
+            f"{CPU_BOUND}: compute is real, and ranks waited for a core. Compute of a step: {steps}. Times, utilization"
+            " and goodput depend on what else the cores do. Declare compute to compare strategies:"
+            f" --compute real:{declared_s * 1e3:.0f}ms."
+        )
+
+    def _unevaluated(self) -> Iterator[str]:
+        """Yield a sentence on each budget that a run spent before it evaluated anything."""
+        for column, budget in self.budgets.items():
+            firsts: dict[str, float] = {}
+            for run in self.runs:
+                first = first_evaluated(run.heldout, column)
+                if first is not None and first > budget:
+                    firsts[run.way] = max(first, firsts.get(run.way, 0.0))
+            if firsts:
+                late = ", ".join(f"{way} after {budget_text(column, first)}" for way, first in firsts.items())
+                yield (
+                    f"No loss at equal {BUDGETS[column]} ({budget_text(column, budget)}) where the first evaluation"
+                    f" came later: {late}. Nothing is extrapolated; raise --evaluations."
+                )
 
     def _noisy(self) -> Iterator[str]:
         """Yield a sentence on runs on a noisy host, where small differences do not count."""
@@ -220,6 +287,30 @@ def _run(way: str, seed: int) -> str:
     return f"{way} of seed {seed}"
 
 
+def loss_id(column: str) -> str:
+    """Return the id of the held-out loss at the equal budget of a column: ``loss_at_equal_tokens``."""
+    return f"loss_at_equal_{BUDGETS[column]}"
+
+
+def budget_text(column: str, budget: float) -> str:
+    """Return a budget with its unit, ``1 228 800 tokens``, ``72.4 s`` or ``7.1 MB``."""
+    if column == "tokens":
+        return f"{formats.count(budget)} tokens"
+    return formats.duration(budget) if column == "t_s" else formats.size(budget)
+
+
+def _losses_within(run: WayRun, budgets: Mapping[str, float]) -> dict[str, Quantity]:
+    return {
+        loss_id(column): Quantity(
+            loss_id(column),
+            f"held-out loss at equal {BUDGETS[column]}",
+            "nats",
+            loss_within(run.heldout, column, budget),
+        )
+        for column, budget in budgets.items()
+    }
+
+
 def way_of_run(way: str, seed: int, name: str, folder: str, run: RunData) -> WayRun:
     """Return what a run says of a way of training; every file of its directory may be missing."""
     side = side_of_run(name, folder, run)
@@ -261,6 +352,7 @@ def _quantities(
     yield time("trained_s", "time of training", trained_s, wall_s)
     yield time("step_s", "step, mean", step_s, step_s)
     yield time("exposed_s", "exposed per step", path.exposed_s if path else None, step_s)
+    yield from _compute(run)
     measured = _measured_bytes(run, mtu)
     tokens = training.tokens
     yield Quantity("fiber_bytes_per_token", "bytes per token", "B", measured / tokens if measured and tokens else None)
@@ -271,6 +363,25 @@ def _quantities(
         yield replace(known["recovery_s"], name="recovery")
     if "steps_lost" in known:
         yield known["steps_lost"]
+
+
+def _compute(run: RunData) -> Iterator[Quantity]:
+    """Yield compute of a step, and of real compute the share in which ranks waited for a core.
+
+    Both are medians, so that the steps of a fault do not count. Computing takes as much CPU time as it lasts, on a core
+    of its own. Threads beside it take CPU time too, so the share is at least that.
+    """
+    steps = [step for log in run.ranks for step in log.steps]
+    compute_s = statistics.median(step.compute_s for step in steps) if steps else None
+    yield Quantity("compute_s", "compute per step, median", "s", compute_s)
+    waits = [
+        max(0.0, 1 - step.cpu_s / step.compute_s)
+        for step in steps
+        if step.cpu_s is not None and step.declared_s is None and step.compute_s > 0
+    ]
+    yield Quantity(
+        "core_wait", "compute waiting for a core, at least", "share", statistics.median(waits) if waits else None
+    )
 
 
 def _measured_bytes(run: RunData, mtu: Mapping[str, int]) -> float | None:
@@ -316,6 +427,7 @@ def to_json(found: WaysCompared) -> dict[str, object]:
             "ended": found.ended,
             "failed": [{"way": way, "seed": seed, "reason": why} for way, seed, why in found.failed],
             "notes": found.notes,
+            "budgets": {BUDGETS[column]: budget for column, budget in found.budgets.items()},
             "quantities": {id: {"name": found.quantity(id).name, "unit": found.quantity(id).unit} for id in found.ids},
             "means": {way: {id: found.mean(way, id) for id in found.ids} for way in found.ways},
             "differences": [_plain(it) for it in _all_paired(found)],
@@ -353,6 +465,7 @@ def _plain(pair: Paired) -> dict[str, object]:
         "mean": pair.mean,
         "low": pair.low,
         "high": pair.high,
+        "interval": pair.interval,
         "uncertainty": pair.uncertainty,
         "within_noise": pair.within_noise,
     }

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Final
 
 from testbed.core.analysis.critical_path import PARTS
+from testbed.core.analysis.paired_interval import LEAST_DIFFERENCES
 from testbed.core.report import formats
 from testbed.core.report.comparison import comparison_words
 from testbed.core.report.comparison.side import Quantity
-from testbed.core.report.comparison.ways_compared import Paired, WaysCompared
+from testbed.core.report.comparison.ways_compared import Paired, WaysCompared, budget_text, loss_id
 from testbed.core.report.report_table import Table
 
-__all__ = ["headline", "lead", "paired_table", "path_table", "runs_table", "summary"]
+__all__ = [
+    "budgets_table", "curves_table", "headline", "interval_label", "lead", "paired_table", "path_table", "runs_table",
+    "summary",
+]  # fmt: skip
+
+TOO_FEW: Final = "too few seeds for an interval"
 
 LEAD = "All runs have the same model, data, global batch, steps and schedule."
 _OF_LOSS = (
@@ -23,7 +31,7 @@ _WITHOUT_LOSS = " No run has a held-out loss."
 
 def lead(found: WaysCompared) -> str:
     """Return what is alike in all runs, and what their held-out loss means if there is one."""
-    return LEAD + (_OF_LOSS if "heldout_loss" in found.ids else _WITHOUT_LOSS)
+    return LEAD + (_OF_LOSS if any(run.heldout.loss for run in found.runs) else _WITHOUT_LOSS)
 
 
 _OF_SUMMARY = (
@@ -33,6 +41,7 @@ _OF_SUMMARY = (
     "tokens_per_s",
     "trained_s",
     "step_s",
+    "compute_s",
     "exposed_s",
     "fiber_bytes_per_token",
     "theory_bytes_per_token",
@@ -60,7 +69,7 @@ def summary(found: WaysCompared) -> Table | None:
     for id in ids:
         head.append(found.quantity(id).name)
         if id == "heldout_loss" and len(found.ways) > 1:
-            head.append(f"less {found.baseline}, same seed")
+            head.append(_less(found))
     rows: list[Sequence[object]] = []
     for way in found.ways:
         cells = [way]
@@ -72,8 +81,49 @@ def summary(found: WaysCompared) -> Table | None:
     return Table.of(head, rows, "Ways of training", range(1, len(head)))
 
 
+def interval_label(found: WaysCompared) -> str:
+    """Return what a difference shows: mean and 95 % interval, or why it has no interval."""
+    if len(found.seeds) < LEAST_DIFFERENCES:
+        return TOO_FEW
+    return "mean (95 % interval)"
+
+
+def _less(found: WaysCompared) -> str:
+    return f"less {found.baseline}, same seed; {interval_label(found)}"
+
+
+def budgets_table(found: WaysCompared) -> Table | None:
+    """Return the held-out loss at equal tokens, time and bytes: a row for each budget and way."""
+    rows: list[Sequence[object]] = []
+    for column, budget in found.budgets.items():
+        for way in found.ways:
+            cells = [budget_text(column, budget), way]
+            cells.append(_value(found.quantity(loss_id(column)), found.mean(way, loss_id(column))))
+            if len(found.ways) > 1:
+                cells.append(difference(found, found.paired(way, loss_id(column))))
+            rows.append(cells)
+    head = ("equal", "way", "held-out loss", *([_less(found)] if len(found.ways) > 1 else []))
+    return Table.of(head, rows, "Held-out loss at equal budgets (toy scale)", range(2, len(head)))
+
+
+def curves_table(found: WaysCompared) -> Table | None:
+    """Return every evaluation: the values of the curves, for a reader without JavaScript."""
+    rows = [
+        (
+            run.way, run.seed, formats.count(step), formats.count(tokens), formats.duration(t_s),
+            formats.size(crossed), f"{loss:.4f}",
+        )
+        for run in found.runs
+        for step, tokens, t_s, crossed, loss in itertools.zip_longest(
+            run.heldout.step, run.heldout.tokens, run.heldout.t_s, run.heldout.fiber_bytes, run.heldout.loss
+        )
+    ]  # fmt: skip
+    head = ("way", "seed", "step", "tokens", "time of training", "payload on all fibers", "held-out loss")
+    return Table.of(head, rows, "Held-out loss by evaluation", range(1, len(head)))
+
+
 def paired_table(found: WaysCompared) -> Table | None:
-    """Return each way's differences to the baseline: mean, least and greatest over the seeds."""
+    """Return each way's differences to the baseline: mean over the seeds, with its interval."""
     others = found.ways[1:]
     ids = [id for id in found.ids if id != _THEORY and any(found.paired(way, id) for way in others)]
     rows = [[found.quantity(id).name, *(difference(found, found.paired(way, id)) for way in others)] for id in ids]
@@ -102,14 +152,19 @@ def runs_table(found: WaysCompared) -> Table | None:
 
 
 def difference(found: WaysCompared, of: Paired | None) -> str:
-    """Return mean and spread, ``+0.031 (+0.030 to +0.032)``; of one seed the spread is not known."""
+    """Return mean and 95 % interval, ``+0.0310 (+0.0285 to +0.0335)``; of too few seeds the mean alone.
+
+    A pair that lacks seeds which others have says so: the label of its column promises an interval.
+    """
     if of is None:
         return formats.UNKNOWN
     quantity = found.quantity(of.id)
     mean = _signed(quantity, of.mean)
-    low, high = _signed(quantity, of.low), _signed(quantity, of.high)
     noise = ", within noise" if of.within_noise else ""
-    return f"{mean}{noise}" if len(of.differences) < 2 or low == high == mean else f"{mean} ({low} to {high}){noise}"
+    if of.interval is None:
+        return mean + (f", {TOO_FEW}" if len(found.seeds) >= LEAST_DIFFERENCES else "") + noise
+    low, high = (_signed(quantity, bound) for bound in of.interval)
+    return f"{mean} ({low} to {high}){noise}"
 
 
 def _value(of: Quantity, value: float | None) -> str:

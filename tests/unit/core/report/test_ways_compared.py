@@ -54,7 +54,7 @@ def test_differences_are_of_runs_with_the_same_seed() -> None:
     assert (comparison.mean, comparison.high - comparison.low) == pytest.approx((0.031, 0.002))
     assert FOUND.paired("ddp", "heldout_loss") is None
     table: Any = ways_tables.paired_table(FOUND)
-    assert table.rows[0] == ["held-out loss", "+0.0310 (+0.0300 to +0.0320)"]
+    assert table.rows[0] == ["held-out loss", "+0.0310 (+0.0285 to +0.0335)"], "4.302653 * 0.001 / sqrt(3) on each side"
 
 
 @pytest.mark.parametrize(("by", "within"), [(0.005, False), (0.02, True)])
@@ -90,7 +90,7 @@ def test_a_run_that_failed_decides_the_verdict() -> None:
 
 def test_page_and_json_have_the_same_facts() -> None:
     page, document = ways_page.html(FOUND), json.loads(json.dumps(to_json(FOUND), allow_nan=False))
-    assert "+0.0310 (+0.0300 to +0.0320)" in page
+    assert "+0.0310 (+0.0285 to +0.0335)" in page
     assert document["means"]["ddp"]["heldout_loss"] == pytest.approx((2.430 + 2.465 + 2.423) / 3)
     assert document["differences"][0]["by_seed"] == pytest.approx({"0": 0.030, "1": 0.032, "2": 0.031})
     assert [it["seed"] for it in document["runs"]] == [0, 0, 1, 1, 2, 2]
