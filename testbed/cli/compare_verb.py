@@ -89,12 +89,12 @@ def compare(
 
         console.show_json(to_json(outcome.found))
         return outcome.exit_code
-    _show(outcome.found)
+    show_comparison(outcome.found)
     console.show(f"report: {outcome.page}")
     return outcome.exit_code
 
 
-def _show(found: WaysCompared) -> None:
+def show_comparison(found: WaysCompared) -> None:
     from testbed.core.report.comparison import ways_tables
 
     console.show(tables.verdict(found.verdict).append(f": {ways_tables.headline(found)}", style="bold default"))

@@ -136,7 +136,7 @@ def test_a_pair_that_lacks_a_seed_has_no_interval_and_shows_why() -> None:
     ("seeds", "label"), [(2, "too few seeds for an interval"), (3, "mean (95 % interval)")], ids=["two", "three"]
 )
 def test_the_terminal_labels_what_is_in_brackets(seeds: int, label: str, capsys: pytest.CaptureFixture[str]) -> None:
-    compare_verb._show(of_seeds(seeds))
+    compare_verb.show_comparison(of_seeds(seeds))
     shown = " ".join(re.sub("[─\n]", " ", capsys.readouterr().out).split())
     assert "Held-out loss at equal budgets (toy scale)" in shown
     for word in label.split():  # the head of a column wraps
