@@ -69,7 +69,8 @@ class JobEvidence:
     goodput_of_steps: float | None = None
     """Of a launched program, whose rank-seconds are not known."""
     fault_costs: tuple[FaultCost, ...] = ()
-    """Rank-seconds by the faults and restarts that cost them; overlapping ones share an entry."""
+    """Rank-seconds by the faults and restarts that cost them; overlapping ones share an entry. Empty if no step tells
+    the fault-free pace."""
     quiet: tuple[tuple[float, float], ...] = ()
     """Begin and end of each commit outside of faults and their aftermaths; the fault-free pace is that of these."""
     complete: bool = False
@@ -228,7 +229,7 @@ def evaluate(
         faults=paced.faults,
         failures=_failures(logs),
         spans=spans,
-        fault_costs=costs,
+        fault_costs=costs if paced.s_per_token is not None else (),
         quiet=tuple((commit.begin_t, commit.t) for commit in paced.quiet),
         complete=complete,
         died=died,

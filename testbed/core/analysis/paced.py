@@ -61,9 +61,7 @@ def pace(
     calm = [it for it in committed if _is_calm(it, stretches)]
     usual = Pace.of(calm)
     faults = tuple(recover(committed, ran, window, stretches, usual, span, exchanged) for window in windows)
-    disturbances = join(
-        (*_of_faults(faults, span), *_of_restarts(committed, stretches, usual, exchanged)),
-    )
+    disturbances = join([*_of_faults(faults, span), *_of_restarts(committed, stretches, usual, exchanged)])
     disturbed = Stretches((it.began_t, it.ended_t) for it in disturbances)
     # So that ordinary noise is no loss, all other steps count as they were.
     quiet = tuple(commit for commit in calm if not disturbed.touch(commit.begin_t, commit.t))
@@ -108,7 +106,9 @@ def _of_faults(faults: Sequence[FaultRecovery], span: JobSpan | None) -> list[In
             fault.window.label,
         )
         for fault in faults
-        if span and (fault.window.ended_t is None or fault.window.ended_t > span.began_t)
+        if span
+        and fault.window.began_t < span.ended_t
+        and (fault.window.ended_t is None or fault.window.ended_t > span.began_t)
     ]
 
 

@@ -144,7 +144,7 @@ def all_meet_after(twin: Twin | None, world_size: int, step: int) -> bool:
     world, everyone = Synchronised(twin, world_size), frozenset(range(world_size))
     if twin is None or world.within(step, 0) == everyone:
         return False
-    due = [frozenset(it.ranks) for it in twin.operations(step) if not it.before_update]
+    due = [it.ranks for it in twin.operations(step) if not it.before_update]
     return _connected(due) == [everyone]
 
 
