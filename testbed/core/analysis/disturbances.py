@@ -50,7 +50,7 @@ def join(interruptions: Iterable[Interruption]) -> tuple[Disturbance, ...]:
     """Return the disturbances in order. A restart beside a fault has no name of its own: the fault caused it."""
     groups: list[list[Interruption]] = []
     ended_t = 0.0
-    for interruption in sorted(interruptions, key=lambda it: (it.began_t, it.ended_t)):
+    for interruption in sorted(interruptions, key=lambda interruption: (interruption.began_t, interruption.ended_t)):
         if groups and interruption.began_t < ended_t:
             groups[-1].append(interruption)
             ended_t = max(ended_t, interruption.ended_t)
@@ -61,11 +61,11 @@ def join(interruptions: Iterable[Interruption]) -> tuple[Disturbance, ...]:
 
 
 def _joined(group: Sequence[Interruption]) -> Disturbance:
-    faults = [it.label for it in group if it.resumed_t is None]
-    labels = sorted(set(faults or [it.label for it in group]))
+    faults = [interruption.label for interruption in group if interruption.resumed_t is None]
+    labels = sorted(set(faults or [interruption.label for interruption in group]))
     return Disturbance(
         group[0].began_t,
-        max(it.ended_t for it in group),
+        max(interruption.ended_t for interruption in group),
         " + ".join(labels),
-        tuple(it.resumed_t for it in group if it.resumed_t is not None),
+        tuple(interruption.resumed_t for interruption in group if interruption.resumed_t is not None),
     )

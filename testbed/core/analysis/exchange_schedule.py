@@ -40,7 +40,7 @@ class ExchangeSchedule:
     def reach(self) -> int:
         """The most steps after which an operation lands."""
         steps = range(1, min(self.last, self.cycle) + 1)
-        return max((it.lands for step in steps for it in self.operations(step)), default=0)
+        return max((operation.lands for step in steps for operation in self.operations(step)), default=0)
 
     def operations(self, step: int) -> tuple[Operation, ...]:
         """Return the operations that begin in ``step``."""
@@ -54,10 +54,10 @@ class ExchangeSchedule:
         """Return the operations that begin in ``step``, and those that land there: steps alike have equal ones."""
         if step not in self._kinds:
             landing = (
-                it
+                operation
                 for before in range(1, self.reach + 1)
-                for it in self.operations(step - before)
-                if it.lands == before or (it.lands > before and step == self.last)
+                for operation in self.operations(step - before)
+                if operation.lands == before or (operation.lands > before and step == self.last)
             )
             self._kinds[step] = (*self.operations(step), *landing)
         return self._kinds[step]
@@ -100,7 +100,7 @@ class Exchanged:
         by_attempt: dict[int, list[StepRecord]] = {}
         for record in log.steps:
             by_attempt.setdefault(record.attempt, []).append(record)
-        attempts = [sorted(by_attempt[attempt], key=lambda it: it.t_end) for attempt in sorted(by_attempt)]
+        attempts = [sorted(by_attempt[attempt], key=lambda record: record.t_end) for attempt in sorted(by_attempt)]
         ends = [record.t_end for records in attempts for record in records]
         if self._schedule.cycle == 1 and not self._schedule.reach:
             return ends, ends
@@ -128,7 +128,7 @@ class Exchanged:
         return times[::-1]
 
     def _keys(self, rank: int, operations: Iterable[Operation]) -> list[Hashable]:
-        return [_key(it) for it in operations if rank in it.ranks]
+        return [_key(operation) for operation in operations if rank in operation.ranks]
 
 
 def _key(operation: Operation) -> Hashable:

@@ -76,14 +76,14 @@ class Job:
 def duration(compute_s: float, begin_t: float, slows: Sequence[Slow]) -> float:
     """Return how long a computation takes that begins then, at a speed that changes at the edges of ``slows``."""
     t, left = begin_t, compute_s
-    edges = sorted({edge for it in slows for edge in (it.begin_t, it.end_t)})
+    edges = sorted({edge for fault in slows for edge in (fault.begin_t, fault.end_t)})
     for edge in [*edges, float("inf")]:
         if edge <= t:
             continue
         factor = 1.0
-        for it in slows:
-            if it.begin_t <= t < it.end_t:
-                factor *= it.factor
+        for fault in slows:
+            if fault.begin_t <= t < fault.end_t:
+                factor *= fault.factor
         if t + left * factor <= edge:
             return t + left * factor - begin_t
         left -= (edge - t) / factor
@@ -133,7 +133,7 @@ def run(job: Job, *faults: Slow | Jam) -> Ran:
     while step <= job.steps:
         begins = [now[r] + (0.0 if fresh else GAP_S) for r in everyone]
         fresh = False
-        slows = [[it for it in faults if isinstance(it, Slow) and r in it.ranks] for r in everyone]
+        slows = [[fault for fault in faults if isinstance(fault, Slow) and r in fault.ranks] for r in everyone]
         ready = [begins[r] + duration(job.compute_s[r], begins[r], slows[r]) for r in everyone]
         synced = [0.0] * world
         for group in [everyone] if job.lock_step else sites:
@@ -175,12 +175,12 @@ def run(job: Job, *faults: Slow | Jam) -> Ran:
         RankLog(r, tuple(jobs[r]), tuple(records[r]), (EndRecord(end_t, "ok", "", job.steps, attempt),))
         for r in everyone
     ]
-    windows = [FaultWindow(f"f{n}", it.type, "x", (), it.begin_t, it.end_t) for n, it in enumerate(faults)]
+    windows = [FaultWindow(f"f{n}", fault.type, "x", (), fault.begin_t, fault.end_t) for n, fault in enumerate(faults)]
     return Ran(logs, end_t - 100.0, windows, detected)
 
 
 def jam(faults: Sequence[Slow | Jam], t: float) -> float:
-    return sum(it.extra_s for it in faults if isinstance(it, Jam) and it.begin_t <= t < it.end_t)
+    return sum(fault.extra_s for fault in faults if isinstance(fault, Jam) and fault.begin_t <= t < fault.end_t)
 
 
 def every(count: int, offset: int = 0) -> Callable[[int], bool]:
@@ -220,7 +220,7 @@ def check(job: Job, *faults: Slow | Jam) -> JobEvidence:
     assert before.rank_seconds.slowed_by_faults_s == 0
     cost = disturbed.rank_seconds - quiet.rank_seconds
     assert after.rank_seconds.slowed_by_faults_s == pytest.approx(cost, abs=1e-6)
-    assert sum(it.total_s for it in after.fault_costs) == pytest.approx(cost, abs=1e-6)
+    assert sum(fault.total_s for fault in after.fault_costs) == pytest.approx(cost, abs=1e-6)
     assert after.rank_seconds.good_s == pytest.approx(before.rank_seconds.good_s, abs=1e-6)
     return after
 
@@ -302,14 +302,14 @@ def test_evaluate_fault_that_delays_no_step_of_the_job_costs_nothing() -> None:
 )  # fmt: skip
 def test_evaluate_cost_of_faults_that_overlap_is_charged_once(faults, costs) -> None:
     evidence = check(UNEQUAL, *faults)
-    assert [it.label for it in evidence.fault_costs] == costs
-    assert sum(it.count for it in evidence.fault_costs) == (1 if " + " in costs[0] else 2)
+    assert [fault.label for fault in evidence.fault_costs] == costs
+    assert sum(fault.count for fault in evidence.fault_costs) == (1 if " + " in costs[0] else 2)
     assert len(run(UNEQUAL, *faults).evidence().faults) == 2
 
 
 def test_evaluate_cost_of_faults_apart_is_that_of_each_alone() -> None:
     faults = (Slow((3,), 102.03, 103.03), Slow((2,), 106.03, 107.03, 3.0, "stall"))
-    both = {it.label: it.total_s for it in check(UNEQUAL, *faults).fault_costs}
+    both = {fault.label: fault.total_s for fault in check(UNEQUAL, *faults).fault_costs}
     for fault in faults:
         (alone,) = check(UNEQUAL, fault).fault_costs
         assert both[alone.label] == pytest.approx(alone.total_s, abs=1e-6)
