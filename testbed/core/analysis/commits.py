@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testbed.core.analysis.exchange_schedule import ExchangeSchedule
 from testbed.core.records.rank_log import CheckpointRecord, EvaluationRecord, RankLog, StepRecord
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
@@ -30,8 +31,8 @@ class Commit:
     commit: at the previous commit, or at the last of the lost steps. ``ran_t`` is when the first rank began the step.
     ``checkpoint_s`` is how much of the duration the ranks spent on a checkpoint or an evaluation after the step before.
 
-    ``exchanges`` distinguishes steps with other exchanges than most have (``Twin.operations``): steps alike have equal
-    ones. ``exchange_s`` is how much longer such a step usually takes, without a fault (``paced.py``).
+    ``exchanges`` distinguishes steps with other exchanges than most have (``ExchangeSchedule.kind``): steps alike have
+    equal ones. ``exchange_s`` is how much longer such a step usually takes, without a fault (``paced.py``).
 
     Of a launched program (``program_evidence.py``) a commit may stand for ``steps``, all since the one before.
     ``timed`` is False for its first one: when the steps up to there began is not known.
@@ -88,6 +89,7 @@ def commits(logs: Sequence[RankLog], world_size: int, twin: Twin | None = None) 
     records = [list(row.values()) for step, row in lineage(logs).items() if len(row) == world_size and step <= most]
     saving = _longest_checkpoints(logs)
     ends = [it.t for it in every_run(logs, world_size)]
+    schedule = ExchangeSchedule(twin)
     found: list[Commit] = []
     for row in sorted(records, key=lambda row: max(record.t_end for record in row)):
         t = max(record.t_end for record in row)
@@ -102,7 +104,7 @@ def commits(logs: Sequence[RankLog], world_size: int, twin: Twin | None = None) 
         found.append(
             Commit(
                 row[0].step, t, t - before, tokens, _mean(losses), attempt, resumed, stood_t, ran_t, saved_s,
-                exchanges=() if twin is None else tuple(twin.operations(row[0].step)),
+                exchanges=schedule.kind(row[0].step),
             )
         )  # fmt: skip
     return tuple(found)
@@ -128,13 +130,14 @@ def every_run(logs: Sequence[RankLog], world_size: int, twin: Twin | None = None
     for log in logs:
         for record in log.steps:
             rows.setdefault((record.attempt, record.step), {})[log.rank] = record
+    schedule = ExchangeSchedule(twin)
     found: list[Commit] = []
     whole = [list(row.values()) for row in rows.values() if len(row) == world_size]
     for row in sorted(whole, key=lambda row: max(record.t_end for record in row)):
         t = max(record.t_end for record in row)
         before = found[-1].t if found else min(record.t_begin for record in row)
         step = row[0].step
-        exchanges = () if twin is None else tuple(twin.operations(step))
+        exchanges = schedule.kind(step)
         found.append(Commit(step, t, t - before, 0, None, row[0].attempt, stood_t=before, exchanges=exchanges))
     return tuple(found)
 

@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.analysis.commits import Commit, commits, every_run, steps_lost
+from testbed.core.analysis.disturbances import FaultCost
+from testbed.core.analysis.exchange_schedule import Exchanged, ExchangeSchedule
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.paced import pace
 from testbed.core.analysis.rank_seconds import RankSeconds, Span, account
@@ -66,6 +68,9 @@ class JobEvidence:
     """Of a launched program, from when to when its steps are known; its wall time is that."""
     goodput_of_steps: float | None = None
     """Of a launched program, whose rank-seconds are not known."""
+    fault_costs: tuple[FaultCost, ...] = ()
+    """Rank-seconds by the faults and restarts that cost them; overlapping ones share an entry. Empty if no step tells
+    the fault-free pace."""
     quiet: tuple[tuple[float, float], ...] = ()
     """Begin and end of each commit outside of faults and their aftermaths; the fault-free pace is that of these."""
     complete: bool = False
@@ -193,21 +198,18 @@ def evaluate(
     died = job is not None and not complete and (failed or _any_failed(logs))
     seen = ended if ended is None or seen_t is None or not died else max(ended, seen_t)
     span = None if began is None or ended is None or seen is None else JobSpan(began, ended, seen, complete, died)
-    paced = pace(committed, ran, windows, span)
+    paced = pace(committed, ran, windows, span, Exchanged(logs, ExchangeSchedule(twin)).after)
     spans: tuple[Span, ...] = ()
+    costs: tuple[FaultCost, ...] = ()
     if job and job.world_size > 0 and began is not None and ended is not None:
         wall = job.world_size * (ended - began)
         if 0 < wall < math.inf:
-            untouched = {(it.attempt, it.step) for it in paced.quiet}
-            untouched |= {
-                (it.attempt, it.step) for it in committed if it.resumed and not paced.stretches.touch(it.ran_t, it.t)
-            }
-            spans = account(
+            spans, costs = account(
                 logs,
                 job.world_size,
                 began,
                 ended,
-                {(it.attempt, it.step) for it in committed} - untouched,
+                paced.disturbances,
                 complete=complete,
                 observed_end=ended_t is not None,
                 detected=detected or {},
@@ -227,6 +229,7 @@ def evaluate(
         faults=paced.faults,
         failures=_failures(logs),
         spans=spans,
+        fault_costs=costs if paced.s_per_token is not None else (),
         quiet=tuple((commit.begin_t, commit.t) for commit in paced.quiet),
         complete=complete,
         died=died,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.core.analysis.commits import Commit
-from testbed.core.analysis.recovery import FaultRecovery, JobSpan, Pace, recover
+from testbed.core.analysis.disturbances import Disturbance, Interruption, join
+from testbed.core.analysis.recovery import FaultRecovery, JobSpan, Pace, recover, restart_end_t
 from testbed.core.analysis.timeline import FaultWindow, Stretches
 from testbed.core.training.strategy_operation import Operation
 
@@ -21,7 +22,7 @@ __all__ = ["Paced", "pace"]
 
 @dataclass(frozen=True)
 class Paced:
-    """``quiet`` are the commits outside every fault and its aftermath; ``stretches`` the faults' times.
+    """``quiet`` are the commits outside every fault, restart and aftermath, which are the ``disturbances``.
 
     Where only some steps have an exchange, ``step_s`` of the pace is that of a step with the most frequent exchanges,
     or without any; what the others usually take more is no fault's doing (``Commit.exchange_s``).
@@ -30,7 +31,7 @@ class Paced:
     pace: Pace | None
     faults: tuple[FaultRecovery, ...]
     quiet: tuple[Commit, ...]
-    stretches: Stretches
+    disturbances: tuple[Disturbance, ...]
 
     @property
     def median_step_s(self) -> float | None:
@@ -44,16 +45,27 @@ class Paced:
 
 
 def pace(
-    committed: Sequence[Commit], ran: Sequence[Commit], windows: Sequence[FaultWindow], span: JobSpan | None
+    committed: Sequence[Commit],
+    ran: Sequence[Commit],
+    windows: Sequence[FaultWindow],
+    span: JobSpan | None,
+    exchanged: Callable[[float], float] = lambda t: t,
 ) -> Paced:
-    """Return the pace; ``ran`` are all runs of steps, also those that do not count in the end."""
+    """Return the pace; ``ran`` are all runs of steps, also those that do not count in the end.
+
+    ``exchanged``: when all that was affected until a time is exchanged; by default each step is an exchange.
+    """
     stretches = Stretches((it.began_t, math.inf if it.ended_t is None else it.ended_t) for it in windows)
     usually = _usual_exchanges([it for it in committed if _is_calm(it, stretches)])
     committed, ran = _without(usually, committed), _without(usually, ran)
     calm = [it for it in committed if _is_calm(it, stretches)]
     usual = Pace.of(calm)
-    faults = tuple(recover(committed, ran, window, stretches, usual, span) for window in windows)
-    return Paced(usual, faults, tuple(_quiet(calm, faults)), stretches)
+    faults = tuple(recover(committed, ran, window, stretches, usual, span, exchanged) for window in windows)
+    disturbances = join([*_of_faults(faults, span), *_of_restarts(committed, stretches, usual, exchanged)])
+    disturbed = Stretches((it.began_t, it.ended_t) for it in disturbances)
+    # So that ordinary noise is no loss, all other steps count as they were.
+    quiet = tuple(commit for commit in calm if not disturbed.touch(commit.begin_t, commit.t))
+    return Paced(usual, faults, quiet, disturbances)
 
 
 def _is_calm(commit: Commit, faults: Stretches) -> bool:
@@ -85,12 +97,28 @@ def _without(usually: Mapping[_Exchanges, float], commits: Sequence[Commit]) -> 
     ]
 
 
-def _quiet(calm: Sequence[Commit], faults: Sequence[FaultRecovery]) -> list[Commit]:
-    """Return the steps outside every fault and its aftermath, so that ordinary noise is no loss."""
-    # From the end of a fault until the job was back to its pace, or until another fault took over.
-    aftermaths = Stretches(
-        (fault.window.ended_t, fault.aftermath_end_t)
+def _of_faults(faults: Sequence[FaultRecovery], span: JobSpan | None) -> list[Interruption]:
+    """Return the faults that overlap the job."""
+    return [
+        Interruption(
+            fault.window.began_t,
+            math.inf if fault.aftermath_end_t is None else fault.aftermath_end_t,
+            fault.window.label,
+        )
         for fault in faults
-        if fault.window.ended_t is not None and fault.aftermath_end_t is not None
-    )
-    return [commit for commit in calm if not aftermaths.touch(commit.begin_t, commit.t)]
+        if span
+        and fault.window.began_t < span.ended_t
+        and (fault.window.ended_t is None or fault.window.ended_t > span.began_t)
+    ]
+
+
+def _of_restarts(
+    committed: Sequence[Commit], faults: Stretches, pace: Pace | None, exchanged: Callable[[float], float]
+) -> list[Interruption]:
+    found = []
+    for commit in committed:
+        if commit.resumed:
+            end_t = None if pace is None else restart_end_t(committed, commit, faults, pace, exchanged)
+            resumed_t = max(commit.stood_t, commit.ran_t)
+            found.append(Interruption(commit.stood_t, math.inf if end_t is None else end_t, "restart", resumed_t))
+    return found

@@ -17,7 +17,7 @@ from testbed.core.records.rank_log import RankLog, StepRecord
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
-__all__ = ["Run", "StepWait", "Synchronised", "peer_waits", "runs"]
+__all__ = ["Run", "StepWait", "Synchronised", "all_meet_after", "peer_waits", "runs"]
 
 Run = tuple[int, int, int]
 """(attempt, step, number): the n-th run of a step on one rank matches the n-th on the others."""
@@ -137,6 +137,15 @@ def peer_waits(
         ]
         for rank, rows in listed.items()
     }
+
+
+def all_meet_after(twin: Twin | None, world_size: int, step: int) -> bool:
+    """Whether all ranks wait for all others after their inner optimizer in ``step``, and not before."""
+    world, everyone = Synchronised(twin, world_size), frozenset(range(world_size))
+    if twin is None or world.within(step, 0) == everyone:
+        return False
+    due = [it.ranks for it in twin.operations(step) if not it.before_update]
+    return _connected(due) == [everyone]
 
 
 class _Moments:

@@ -12,22 +12,28 @@ World size x wall time is the sum of the classes (:class:`RankSeconds`), over th
 - *begin and end*: before the first step, after the last one, and the moments between two steps;
 - *not told apart*: the records do not tell.
 
-The *fault-free pace* of a rank is the mean of its committed steps outside every fault and aftermath. Steps outside the
-faults are counted as they were, so ordinary noise is no loss. Steps of one attempt during faults are compared with the
-pace together, so noise among them cancels out. Where only some steps have an exchange, each is compared with those that
-have the same one.
+The *fault-free pace* of a rank is the mean of its committed steps outside every disturbance: a fault or a restart with
+its aftermath, or several that overlap (``disturbances.py``). Steps outside are counted as they were, so ordinary noise
+is no loss. Steps of one attempt in the same disturbance are compared with the pace together, so noise among them
+cancels out. Where only some steps have an exchange, each is compared with those that have the same one.
+
+A rank that waits for nobody until the job ends, as under a strategy without lock step, pays for a fault at a peer only
+there. So the wait in the last step counts for the faults as far as it would be another without what they had slowed.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, TypeAlias
 
 from testbed.core.analysis.commits import checkpoint_time, lineage
-from testbed.core.analysis.peer_waits import peer_waits
+from testbed.core.analysis.disturbances import Disturbance, FaultCost
+from testbed.core.analysis.exchange_schedule import ExchangeSchedule
+from testbed.core.analysis.peer_waits import all_meet_after, peer_waits
 from testbed.core.records.rank_log import CheckpointRecord, EvaluationRecord, RankLog, StepRecord
 from testbed.core.training.twin import Twin
 
@@ -39,11 +45,12 @@ Sums = dict[str, float]
 _COMPUTE, _EXPOSED, _BETWEEN = "productive_s", "exposed_communication_s", "begin_and_end_s"
 """The parts of a committed step, of each of which a pace is known; each by its class."""
 _PARTS = (_COMPUTE, _EXPOSED, _BETWEEN)
-_CHECKPOINT, _EVALUATION, _LOST, _RESTART, _ENDS, _UNTOLD = (
+_CHECKPOINT, _EVALUATION, _LOST, _RESTART, _SLOWED, _ENDS, _UNTOLD = (
     "checkpoint_s",
     "evaluation_s",
     "lost_work_s",
     "detection_and_restart_s",
+    "slowed_by_faults_s",
     "begin_and_end_s",
     "not_told_apart_s",
 )
@@ -95,14 +102,15 @@ class Span:
     seconds: RankSeconds
 
 
-_Committed = tuple[int, bool, int]
+_Committed = tuple[int, int | None, int]
+_Slowdown = dict[tuple[int, int, str], tuple[str, float]]
 
 
 class _Tile(NamedTuple):
     """A stretch of one rank's time.
 
-    ``step`` is set if it is part of a committed step: the attempt, whether a fault or its aftermath affected it, and
-    the number of the step.
+    ``step`` is set if it is part of a committed step: the attempt, the disturbance that it was in, if any, and the
+    number of the step.
     """
 
     began_t: float
@@ -131,20 +139,20 @@ def account(
     world_size: int,
     began_t: float,
     ended_t: float,
-    affected: Collection[tuple[int, int]],
+    disturbances: Sequence[Disturbance],
     *,
     complete: bool,
     observed_end: bool,
     detected: Mapping[int, float],
     twin: Twin | None = None,
     committed: Collection[tuple[int, int]] | None = None,
-) -> tuple[Span, ...]:
-    """Return the spans of the job in order; together they are its wall time.
+) -> tuple[tuple[Span, ...], tuple[FaultCost, ...]]:
+    """Return the spans of the job in order, which together are its wall time, and what the disturbances cost in them.
 
-    ``affected``: (attempt, step) of the committed steps during a fault or its aftermath. ``complete``: every planned
-    step is committed. ``observed_end``: the job was observed to end. ``detected``: when an attempt's end was detected,
-    if known; else its restart is not told apart from it. ``committed``: (attempt, step) of the steps that count; by
-    default all that every rank ended in the final lineage. Without ``twin`` all ranks wait for each other in each step.
+    ``complete``: every planned step is committed. ``observed_end``: the job was observed to end. ``detected``: when an
+    attempt's end was detected, if known; else its restart is not told apart from it. ``committed``: (attempt, step)
+    of the steps that count; by default all that every rank ended in the final lineage. Without ``twin`` all ranks
+    wait for each other in each step.
     """
     logs = logs[:world_size]
     bounds = _bounds(logs, began_t, ended_t)
@@ -159,17 +167,45 @@ def account(
     ends = _Ends(logs, world_size, tuple(bounds), complete, observed_end)
     spans = _spans(bounds, detected)
     sums: list[Sums] = [defaultdict(float) for _ in spans]
-
-    def alike(step: int) -> Hashable:
-        return None if twin is None else tuple(twin.operations(step))
-
-    for log in logs:
-        tiles = _tiles(log, bounds, counted, affected, waits, ends)
-        _add(tiles, _slowdown(tiles, log, counted, affected, alike), spans, sums)
+    costs: list[Sums] = [defaultdict(float) for _ in disturbances]
+    schedule = ExchangeSchedule(twin)
+    resumed = {job.attempt: job.resumed_from for log in logs for job in log.jobs}
+    tiled = [_tiles(log, bounds, counted, _Disturbed(disturbances), waits, ends) for log in logs]
+    slowdowns = [_slowdown(tiles, resumed, schedule) for tiles in tiled]
+    if complete and disturbances and len(logs) == world_size and all_meet_after(twin, world_size, schedule.last):
+        _settle(logs, tiled, slowdowns)
+    for tiles, slowdown in zip(tiled, slowdowns, strict=True):
+        _add(tiles, slowdown, spans, sums, costs)
+        _add_lost(tiles, disturbances, costs)
     # A rank without any records: its time is known, what it did is not.
     for (_, _, begin_t, end_t), total in zip(spans, sums, strict=True):
         total[_UNTOLD] += float(world_size - len(logs)) * (end_t - begin_t)
-    return tuple(Span(*span, RankSeconds(**total)) for span, total in zip(spans, sums, strict=True))
+    found = tuple(Span(*span, RankSeconds(**total)) for span, total in zip(spans, sums, strict=True))
+    return found, _costs(disturbances, costs)
+
+
+def _costs(disturbances: Sequence[Disturbance], costs: Sequence[Sums]) -> tuple[FaultCost, ...]:
+    """Return the costs by label, in the order of the first disturbance of each."""
+    by_label: dict[str, list[Sums]] = {}
+    for disturbance, cost in zip(disturbances, costs, strict=True):
+        by_label.setdefault(disturbance.label, []).append(cost)
+    return tuple(
+        FaultCost(label, len(listed), *(sum(cost[key] for cost in listed) for key in (_SLOWED, _LOST, _RESTART)))
+        for label, listed in by_label.items()
+    )
+
+
+class _Disturbed:
+    """Which of the disturbances, ordered and without overlap, a stretch of time is in."""
+
+    def __init__(self, disturbances: Sequence[Disturbance]) -> None:
+        self._begins = [it.began_t for it in disturbances]
+        self._ends = [it.ended_t for it in disturbances]
+
+    def index(self, begin_t: float, end_t: float) -> int | None:
+        """Return the last one that overlaps it: the ranks have exchanged what an earlier one affected."""
+        last = bisect.bisect_left(self._begins, end_t) - 1
+        return last if last >= 0 and self._ends[last] > begin_t else None
 
 
 def _bounds(logs: Sequence[RankLog], began_t: float, ended_t: float) -> dict[int, tuple[float, float]]:
@@ -242,7 +278,7 @@ def _tiles(
     log: RankLog,
     bounds: Mapping[int, tuple[float, float]],
     counted: Collection[int],
-    affected: Collection[tuple[int, int]],
+    disturbed: _Disturbed,
     waits: Mapping[int, tuple[float, float]],
     ends: _Ends,
 ) -> list[_Tile]:
@@ -268,7 +304,7 @@ def _tiles(
             if id(each) not in counted:
                 line.until(each.t_end, ends.uncounted(attempt))
             else:
-                step = (attempt, (attempt, each.step) in affected, each.step)
+                step = (attempt, disturbed.index(line.at_t, each.t_end), each.step)
                 line.until(each.t_begin, _BETWEEN, step)
                 within_s, after_s = waits.get(id(each), (0.0, 0.0))
                 # When forward and backward waited is not known, only how long: shown after what they computed.
@@ -311,12 +347,19 @@ class _Parts:
     """What committed steps spent in each of their parts; the first step of an attempt has no ``between``."""
 
     spent: Sums = field(default_factory=lambda: defaultdict(float))
-    steps: int = 0
+    numbers: set[tuple[int, int]] = field(default_factory=set)
+    """(attempt, step)."""
     betweens: int = 0
 
     def add(self, tile: _Tile) -> None:
         self.spent[tile.what] += tile.ended_t - tile.began_t
         self.betweens += tile.what == _BETWEEN
+        if tile.step is not None:
+            self.numbers.add((tile.step[0], tile.step[2]))
+
+    @property
+    def steps(self) -> int:
+        return len(self.numbers)
 
     def count(self, part: str) -> int:
         return self.betweens if part == _BETWEEN else self.steps
@@ -325,67 +368,118 @@ class _Parts:
         return self.spent[part] / max(1, self.count(part))
 
 
-def _slowdown(
-    tiles: Sequence[_Tile],
-    log: RankLog,
-    counted: Collection[int],
-    affected: Collection[tuple[int, int]],
-    alike: Callable[[int], Hashable],
-) -> dict[tuple[int, str], tuple[str, float]]:
-    """Return (attempt, part) -> the class of what steps during faults took beyond the pace, and its share of the part.
+def _slowdown(tiles: Sequence[_Tile], resumed: Mapping[int, int], schedule: ExchangeSchedule) -> _Slowdown:
+    """Return (attempt, disturbance, part) -> the class of what its steps took beyond the pace, and its share.
 
-    A step is compared with those outside the faults that are ``alike``, which have the same exchanges; if there are
-    none, with all of them. Without a fault-free pace all of it is not told apart.
+    A step is compared with those outside the disturbances that have the same exchanges, regular ones if there are any;
+    without such steps, with all of them. ``resumed``: the step from which each attempt resumed. Without a fault-
+    free pace all of it is not told apart.
     """
-    quiet = defaultdict[Hashable, _Parts](_Parts)
-    during = defaultdict[int, dict[Hashable, _Parts]](lambda: defaultdict(_Parts))
+    regular, quiet = (defaultdict[Hashable, _Parts](_Parts) for _ in range(2))
+    during = defaultdict[tuple[int, int], dict[Hashable, _Parts]](lambda: defaultdict(_Parts))
     every = _Parts()
     for tile in tiles:
         if tile.step is not None:
-            attempt, slow, step = tile.step
-            for parts in [during[attempt][alike(step)]] if slow else [quiet[alike(step)], every]:
+            attempt, disturbance, step = tile.step
+            kind = schedule.kind(step)
+            if disturbance is not None:
+                during[attempt, disturbance][kind].add(tile)
+                continue
+            for parts in (quiet[kind], every):
                 parts.add(tile)
-    if not during:
-        return {}
-    for it in log.steps:
-        if id(it) in counted:
-            slow = (it.attempt, it.step) in affected
-            for parts in [during[it.attempt][alike(it.step)]] if slow else [quiet[alike(it.step)], every]:
-                parts.steps += 1
-    found: dict[tuple[int, str], tuple[str, float]] = {}
-    for attempt, kinds in during.items():
+            if schedule.is_regular(step, resumed.get(attempt, 0)):
+                regular[kind].add(tile)
+
+    def usual_s(kind: Hashable, part: str) -> float:
+        steps = next((it for it in (regular[kind], quiet[kind]) if it.count(part)), every)
+        return steps.mean(part)
+
+    found: _Slowdown = {}
+    for (attempt, disturbance), kinds in during.items():
         if not every.steps:
-            found |= {(attempt, part): (_UNTOLD, 1.0) for part in _PARTS}
+            found |= {(attempt, disturbance, part): (_UNTOLD, 1.0) for part in _PARTS}
             continue
         spent = {part: sum(parts.spent[part] for parts in kinds.values()) for part in _PARTS}
-        pace = {
-            part: sum(
-                (quiet[kind] if quiet[kind].count(part) else every).mean(part) * parts.count(part)
-                for kind, parts in kinds.items()
-            )
-            for part in _PARTS
-        }
+        pace = {part: sum(usual_s(kind, part) * parts.count(part) for kind, parts in kinds.items()) for part in _PARTS}
         over = {part: max(0.0, spent[part] - pace[part]) for part in _PARTS}
         slowed_s = max(0.0, sum(spent.values()) - sum(pace.values()))
         share = min(1.0, slowed_s / sum(over.values())) if sum(over.values()) > 0 else 0.0
         for part in _PARTS:
             if spent[part] > 0:
-                found[attempt, part] = ("slowed_by_faults_s", share * over[part] / spent[part])
+                found[attempt, disturbance, part] = (_SLOWED, share * over[part] / spent[part])
     return found
+
+
+def _settle(logs: Sequence[RankLog], tiled: Sequence[list[_Tile]], slowdowns: Sequence[_Slowdown]) -> None:
+    """Charge every rank for as much as the disturbances delayed the last step, in which all ranks wait for all.
+
+    A rank that a peer's fault did not slow before then waits longer in the last step. One that was slowed, though the
+    job did not wait for it, waits less there: so much of its slowdown cost nothing. Does nothing if the last step is
+    in a disturbance.
+    """
+    lasts = [tiles[index] if (index := _last_wait(tiles)) is not None else None for tiles in tiled]
+    if any(last is None or last.step is None or last.step[1] is not None for last in lasts):
+        return
+    arrived = [log.steps[-1].t_stepped for log in logs]
+    attempt = logs[0].steps[-1].attempt
+    slowed = [_slowed(tiles, slowdown, attempt) for tiles, slowdown in zip(tiled, slowdowns, strict=True)]
+    slowed_s = [sum(by_disturbance.values()) for by_disturbance in slowed]
+    delay_s = max(arrived) - max(t - seconds for t, seconds in zip(arrived, slowed_s, strict=True))
+    last_rank = arrived.index(max(arrived))
+    for tiles, slowdown, seconds in zip(tiled, slowdowns, slowed_s, strict=True):
+        if delay_s > seconds:
+            # All waited for the last rank: for what had slowed it.
+            for disturbance, part_s in slowed[last_rank].items():
+                _charge_last(tiles, disturbance, (delay_s - seconds) * part_s / slowed_s[last_rank])
+        elif seconds > 0:
+            for key, (what, share) in slowdown.items():
+                if key[0] == attempt and what == _SLOWED:
+                    slowdown[key] = (what, share * delay_s / seconds)
+
+
+def _slowed(tiles: Sequence[_Tile], slowdown: _Slowdown, attempt: int) -> dict[int, float]:
+    """Return what slowed a rank in an attempt, in seconds by disturbance."""
+    found: dict[int, float] = defaultdict(float)
+    for tile in tiles:
+        if tile.step and tile.step[0] == attempt and tile.step[1] is not None:
+            what, share = slowdown.get((attempt, tile.step[1], tile.what), ("", 0.0))
+            found[tile.step[1]] += share * (tile.ended_t - tile.began_t) if what == _SLOWED else 0.0
+    return found
+
+
+def _last_wait(tiles: Sequence[_Tile]) -> int | None:
+    """Return the index of a rank's last wait in a committed step; None if its last step has none."""
+    of_steps = [index for index, tile in enumerate(tiles) if tile.step]
+    return of_steps[-1] if of_steps and tiles[of_steps[-1]].what == _EXPOSED else None
+
+
+def _charge_last(tiles: list[_Tile], disturbance: int, seconds: float) -> None:
+    index = _last_wait(tiles)
+    tile = None if index is None else tiles[index]
+    if index is None or tile is None or tile.step is None:
+        return
+    until_t = min(tile.ended_t, tile.began_t + seconds)
+    charged = _Tile(tile.began_t, until_t, _SLOWED, (tile.step[0], disturbance, tile.step[2]))
+    tiles[index : index + 1] = [charged, tile._replace(began_t=until_t)]
 
 
 def _add(
     tiles: Sequence[_Tile],
-    slowdown: Mapping[tuple[int, str], tuple[str, float]],
+    slowdown: _Slowdown,
     spans: Sequence[tuple[int, bool, float, float]],
     sums: Sequence[Sums],
+    costs: Sequence[Sums],
 ) -> None:
-    """Add the tiles of one rank to the spans that they lie in."""
+    """Add the tiles of one rank to the spans that they lie in, and what is beyond the pace to its disturbance."""
     at = 0
     for tile in tiles:
         while at + 1 < len(spans) and spans[at][3] <= tile.began_t:
             at += 1
-        excess, share = slowdown.get((tile.step[0], tile.what), ("", 0.0)) if tile.step and tile.step[1] else ("", 0.0)
+        disturbance = tile.step[1] if tile.step else None
+        excess, share = "", 0.0
+        if tile.step and disturbance is not None:
+            excess, share = slowdown.get((tile.step[0], disturbance, tile.what), ("", 0.0))
+            costs[disturbance][excess or tile.what] += (tile.ended_t - tile.began_t) * (share if excess else 1.0)
         for index in range(at, len(spans)):
             _, _, begin_t, end_t = spans[index]
             if begin_t >= tile.ended_t:
@@ -396,3 +490,13 @@ def _add(
             sums[index][tile.what] += seconds * (1.0 - share)
             if excess:
                 sums[index][excess] += seconds * share
+
+
+def _add_lost(tiles: Sequence[_Tile], disturbances: Sequence[Disturbance], costs: Sequence[Sums]) -> None:
+    """Add lost work and restarts of one rank to the disturbance with the restart that followed."""
+    restarts = sorted((t, index) for index, it in enumerate(disturbances) for t in it.resumed_t)
+    for tile in tiles:
+        if tile.what in (_LOST, _RESTART):
+            following = bisect.bisect_right(restarts, tile.began_t, key=lambda it: it[0])
+            if following < len(restarts):
+                costs[restarts[following][1]][tile.what] += tile.ended_t - tile.began_t

@@ -13,6 +13,10 @@ recovery is met by an open gap, however short it was seen.
 The time back after the end of a fault is its own: it is unknown if another fault began, or an overlapping one ended,
 before training was back, as training may have waited for that.
 
+The *aftermath* of a fault lasts until training is back, whatever else happens meanwhile, and until all that the fault
+may have affected is exchanged (``exchange_schedule.py``): only then have all ranks waited for the slow one. That of a
+restart lasts as long.
+
 A launched program may print only every n-th step. A commit then stands for n steps, of which n - 1 are taken at the
 fault-free median: what is left of the time between two prints is the gap. Where that time is shorter than two prints
 usually take, the gap is *at most* all of it: one slow step among n cannot be told from n ordinary ones.
@@ -26,14 +30,14 @@ import bisect
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from testbed.core.analysis.commits import Commit
 from testbed.core.analysis.timeline import FaultWindow, Stretches
 
-__all__ = ["BACK", "FaultRecovery", "JobSpan", "Pace", "recover"]
+__all__ = ["BACK", "FaultRecovery", "JobSpan", "Pace", "recover", "restart_end_t"]
 
 BACK = 1.1
 """A job is back to its pace when a step takes at most this multiple of the fault-free median."""
@@ -47,6 +51,9 @@ _STALL_STEPS = 5
 two. One that died had stalled however soon that was noticed. Of a program, this many times its usual print."""
 
 _TWO_PRINTS = 2
+
+_ROUNDING_S = 1e-9
+"""Of the time of a commit that is the sum of two others."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class FaultRecovery:
         gap_began_t: when the longest gap began, which may be before the fault or long after its beginning; if
             ``gap_open``, when the open one did.
         gap_open: whether no step came after the fault.
-        aftermath_end_t: until when its aftermath lasted: the job was back, or another fault began or ended.
+        aftermath_end_t: when its aftermath ended; None if the fault did not end, or its aftermath outlasted the job.
         gap_at_most: whether the longest gap is an upper bound: it is shorter than two prints usually take.
         uncertainty_s: of the longest gap, by stalls of the host (``host_noise.py``).
     """
@@ -126,7 +133,12 @@ def recover(
     faults: Stretches,
     pace: Pace | None,
     job: JobSpan | None,
+    exchanged: Callable[[float], float],
 ) -> FaultRecovery:
+    """Return the recovery from the fault ``window``, one of ``faults``.
+
+    ``exchanged``: when all that was affected until a time is exchanged.
+    """
     median = None if pace is None else pace.step_s
     outside = FaultRecovery(window, None, None, None, None)
     if job is None:
@@ -153,12 +165,11 @@ def recover(
     after_s, aftermath_end_t = None, None
     if window.ended_t is not None:
         after_s = _back(committed, window, faults, window.ended_t, median)
+        aftermath_end_t = _aftermath_end(committed, window.ended_t, after_s, median, exchanged)
         # Faults that end within a step of each other end together.
         limit_t = min(faults.next_begin(window.ended_t), faults.next_end(window.ended_t + median))
-        if after_s is not None:
-            aftermath_end_t = min(window.ended_t + after_s, limit_t)
-            if window.ended_t + after_s > limit_t:
-                after_s = None
+        if after_s is not None and window.ended_t + after_s > limit_t:
+            after_s = None
         if after_s is None and back_s is not None and window.began_t + back_s > window.ended_t:
             back_s = None
     return FaultRecovery(
@@ -171,6 +182,43 @@ def recover(
         aftermath_end_t=aftermath_end_t,
         gap_at_most=longest is not None and longest.at_most,
     )
+
+
+def restart_end_t(
+    committed: Sequence[Commit], resumed: Commit, faults: Stretches, pace: Pace, exchanged: Callable[[float], float]
+) -> float | None:
+    """Return when the aftermath of a restart ended, whose first commit is ``resumed``; None if it outlasted the job."""
+    began_t = max(resumed.stood_t, resumed.ran_t)
+    window = FaultWindow("", "restart", "", (), resumed.stood_t, began_t)
+    # Of the first commit only the step itself counts.
+    first = replace(resumed, duration_s=resumed.t - began_t, resumed=False, stood_t=began_t)
+    later = [first, *committed[_first_after(committed, resumed.t) :]]
+    after_s = _back(later, window, faults, began_t, pace.step_s)
+    return _aftermath_end(later, began_t, after_s, pace.step_s, exchanged)
+
+
+def _aftermath_end(
+    committed: Sequence[Commit],
+    edge_t: float,
+    back_s: float | None,
+    median: float,
+    exchanged: Callable[[float], float],
+) -> float | None:
+    """Return the first commit at the pace once the job was ``back_s`` after ``edge_t`` and all was exchanged.
+
+    If the exchange itself took too long, the next one has to be at the pace.
+    """
+    if back_s is None:
+        return None
+    t, index = max(edge_t + back_s, exchanged(edge_t)), -1
+    while True:
+        index = max(index + 1, bisect.bisect_left(committed, t - _ROUNDING_S, key=lambda it: it.t))
+        if index >= len(committed):
+            return None
+        last = committed[index]
+        if last.whole_s + last.exchange_s <= BACK * (last.steps * median + last.exchange_s):
+            return last.t
+        t = exchanged(math.nextafter(last.t, math.inf))
 
 
 def _open_gap(last_t: float, job: JobSpan, pace: Pace | None) -> Commit | None:

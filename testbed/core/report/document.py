@@ -459,7 +459,7 @@ def _training(job: JobEvidence, strategy: str | None) -> Training:
 
 def _rank_seconds(run: RunData, job: JobEvidence, origin: float) -> TimeShares | None:
     if not text(run.info.workload, "command"):
-        return rank_seconds_section.measure(job.world_size or 0, job.spans, origin)
+        return rank_seconds_section.measure(job.world_size or 0, job.spans, origin, job.fault_costs)
     return rank_seconds_section.measure(*launched_seconds.account(run.info), origin)
 
 

@@ -81,6 +81,7 @@ def markdown(report: Report) -> str:
     blocks += section("## Declared compute", escape(declared_section.lead(declared)), shown=shown)
     shown = None if is_program(report) else rank_seconds_section.table(report.rank_seconds)
     blocks += section("## Rank-seconds", rank_seconds_section.lead(program=False), shown=shown)
+    blocks += section(rank_seconds_section.COST_LEAD, shown=rank_seconds_section.cost_table(report.rank_seconds))
     shown = critical_path_section.table(report.critical_path)
     blocks += section("## Critical path", critical_path_section.LEAD, shown=shown)
     if lead := prediction_section.lead(report.prediction, report.unpredicted):

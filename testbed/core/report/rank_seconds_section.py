@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from testbed.core.analysis.disturbances import FaultCost
 from testbed.core.analysis.rank_seconds import RankSeconds, Span
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 
-__all__ = ["CLASSES", "RankSecondsLine", "TimeShares", "lead", "measure", "sentence", "shown_classes", "table"]
+__all__ = [
+    "CLASSES",
+    "COST_LEAD",
+    "RankSecondsLine",
+    "TimeShares",
+    "cost_table",
+    "lead",
+    "measure",
+    "sentence",
+    "shown_classes",
+    "table",
+]
 
 CLASSES = {
     "productive_s": "productive",
@@ -32,6 +44,11 @@ _LEAD = (
     " finished by all ranks. Begin and end includes the time between steps."
 )
 
+
+COST_LEAD = (
+    "Cost of faults: what the job took longer than without them, summed over ranks. A fault lasts until all that it may"
+    " have affected has been exchanged and steps are back at their pace. Faults that overlap share a line."
+)
 
 _LEAD_OF_A_PROGRAM = (
     "The ranks of a launched program keep no records of what they do, so their time between their beginning and their"
@@ -61,15 +78,21 @@ class RankSecondsLine:
 
 @dataclass(frozen=True)
 class TimeShares:
-    """World size x wall time by class; ``spans`` are in order and together the wall time."""
+    """World size x wall time by class; ``spans`` are in order and together the wall time.
+
+    ``fault_costs``: which faults and restarts cost how much of it, those that overlap together.
+    """
 
     world_size: int
     wall_s: float
     total: RankSeconds
     spans: tuple[RankSecondsLine, ...]
+    fault_costs: tuple[FaultCost, ...] = ()
 
 
-def measure(world_size: int, spans: Sequence[Span], origin: float) -> TimeShares | None:
+def measure(
+    world_size: int, spans: Sequence[Span], origin: float, fault_costs: tuple[FaultCost, ...] = ()
+) -> TimeShares | None:
     """Return the classes; None if the wall time is unknown."""
     if not spans:
         return None
@@ -81,6 +104,7 @@ def measure(world_size: int, spans: Sequence[Span], origin: float) -> TimeShares
             RankSecondsLine(it.attempt, it.restart, it.began_t - origin, it.ended_t - origin, it.seconds)
             for it in spans
         ),
+        fault_costs=fault_costs,
     )
 
 
@@ -116,6 +140,25 @@ def _row(label: str, seconds: RankSeconds, classes: Iterable[str]) -> tuple[str,
     total, by_class = seconds.total_s, seconds.by_class()
     shares = (formats.small_share(by_class[key] / total if total > 0 else None) for key in classes)
     return (label, formats.duration(total), *shares)
+
+
+def cost_table(shares: TimeShares | None) -> Table | None:
+    """Return the cost of each fault, the most expensive one first; None if no fault is known."""
+    if shares is None:
+        return None
+    head = ("faults", "rank-seconds", "share of all", "slowed", "lost work", "detection and restart")
+    rows = (
+        (
+            cost.label if cost.count == 1 else f"{cost.label}, {cost.count} times",
+            formats.duration(cost.total_s),
+            formats.small_share(cost.total_s / shares.total.total_s if shares.total.total_s > 0 else None),
+            formats.duration(cost.slowed_by_faults_s),
+            formats.duration(cost.lost_work_s),
+            formats.duration(cost.detection_and_restart_s),
+        )
+        for cost in sorted(shares.fault_costs, key=lambda it: -it.total_s)
+    )
+    return Table.of(head, rows, "Cost of faults", range(1, len(head)))
 
 
 def sentence(shares: TimeShares | None) -> str:

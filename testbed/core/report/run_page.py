@@ -71,6 +71,8 @@ def html(report: Report) -> str:
         placement=report.placement,
         rank_seconds_lead=rank_seconds_section.lead(program=False),
         rank_seconds_table=None if is_program(report) else rank_seconds_section.table(report.rank_seconds),
+        cost_lead=rank_seconds_section.COST_LEAD,
+        cost_table=rank_seconds_section.cost_table(report.rank_seconds),
         path_lead=critical_path_section.LEAD,
         path_table=critical_path_section.table(report.critical_path),
         prediction_lead=prediction_section.lead(report.prediction, report.unpredicted),
