@@ -33,7 +33,7 @@ from testbed.lab.jobs.lab_slots import outcome
 from testbed.lab.jobs.program_job import ProgramJob
 from testbed.lab.lab import Lab
 
-__all__ = ["Started", "conclude", "heed_sigterm_alone", "main", "start"]
+__all__ = ["Started", "conclude", "ignore_signals_but_sigterm", "main", "start"]
 
 START_BOUND_S: Final = 120.0
 """How long a job may take to begin: fresh ranks import torch on a busy machine."""
@@ -118,7 +118,7 @@ def _answer(child: subprocess.Popen[bytes], request: bytes) -> dict[str, Any]:
 def main() -> int:
     """``python -m testbed.lab.job_runner``: the request is JSON on stdin, the answer one line of JSON on stdout."""
     request = json.loads(sys.stdin.buffer.read())
-    stop = heed_sigterm_alone()
+    stop = ignore_signals_but_sigterm()
     invocation.take_client_words()
     sent = CommandFolder.of_this_process()  # before the answer, after which the leash leaves it
     try:
@@ -143,7 +143,7 @@ def main() -> int:
     return 0
 
 
-def heed_sigterm_alone() -> threading.Event:
+def ignore_signals_but_sigterm() -> threading.Event:
     """Have this process go on after other signals; return the event that SIGTERM sets.
 
     SIGINT and SIGHUP have a handler that does nothing: a signal that is ignored would be ignored by the job's programs

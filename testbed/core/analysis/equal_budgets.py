@@ -1,6 +1,6 @@
 """Held-out loss of several runs at equal tokens, equal time and equal bytes. Pure.
 
-A *budget* is the most that all runs reached with an evaluation: the shortest run's. The loss at a budget is
+A *budget* is the most that all compared runs reached with an evaluation: the shortest run's. The loss at a budget is
 interpolated between the two evaluations around it and never extrapolated: a run without an evaluation by then has none.
 """
 

@@ -10,7 +10,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from testbed.core.analysis.commits import lineage
 from testbed.core.analysis.wire_directions import HEADERS
@@ -59,6 +59,7 @@ def held_out(
         return None if (found := until(t)) is None else max(0.0, found - before)
 
     tokens = sorted((step, sum(it.tokens for it in row.values())) for step, row in lineage(logs).items())
+    token_steps, totals = [step for step, _ in tokens], [0, *accumulate(count for _, count in tokens)]
     paused_s, points = 0.0, []
     for step, records in sorted(by_step.items()):
         took_s = max(it.took_s or 0.0 for it in records.values())
@@ -67,7 +68,7 @@ def held_out(
         if loss is not None and began_t is not None:
             versions = [it.outer_version for it in records.values() if it.outer_version is not None]
             began = t - took_s
-            trained = sum(count for number, count in tokens if number <= step)
+            trained = totals[bisect.bisect_right(token_steps, step)]
             t_s = began - began_t - paused_s
             points.append((step, t_s, crossed(began), loss, max(versions, default=None), trained))
         paused_s += took_s

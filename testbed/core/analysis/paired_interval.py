@@ -22,8 +22,11 @@ LEAST_DIFFERENCES: Final = 3
 
 
 def paired_interval(differences: Sequence[float]) -> Range | None:
-    """Return the 95 % interval of the mean of ``differences``; None of fewer than three."""
-    if len(differences) < LEAST_DIFFERENCES:
+    """Return the 95 % interval of the mean of ``differences``; None of fewer than three.
+
+    None, too, if one is infinite or not a number.
+    """
+    if len(differences) < LEAST_DIFFERENCES or not all(map(math.isfinite, differences)):
         return None
     mean = statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(len(differences))

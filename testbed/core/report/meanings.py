@@ -75,7 +75,7 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "recovery": "The longest time between two steps that all ranks finished, near a fault.",
     },
     "Held-out loss at equal budgets (toy scale)": {
-        "equal": "What every run had used: as much as the shortest run had at its last evaluation.",
+        "budget": "What the shortest of the runs that reached their last step had used at its last evaluation.",
         "held-out loss": "Nats per byte of the outer parameters, interpolated between the evaluations around the"
         " budget; none where no evaluation came before.",
     },

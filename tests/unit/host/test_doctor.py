@@ -98,7 +98,7 @@ def test_folders_are_looked_at_and_not_made(tmp_path: Path, monkeypatch: pytest.
 def test_a_disk_without_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTBED_STATE", str(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, used=10**9, free=1000))
-    folder = next(check for check in limits.folders() if check.name == "state folder")
+    folder = examined()["state folder"]
     assert folder.state == "missing"
     assert "TESTBED_STATE" in folder.fix
 

@@ -20,7 +20,7 @@ from testbed.lab.jobs.program_job import ProgramJob
 SCRIPT = """
 import json, os, signal, subprocess, sys
 from testbed.lab import job_runner
-stop = job_runner.heed_sigterm_alone()
+stop = job_runner.ignore_signals_but_sigterm()
 for number in (signal.SIGHUP, signal.SIGINT):
     os.kill(os.getpid(), number)
 child = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True)

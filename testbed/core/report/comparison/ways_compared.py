@@ -122,7 +122,7 @@ class WaysCompared:
         early = self.ended_early
         curves = [run.heldout for run in self.runs if run not in early]
         found = {column: equal_budget(curves, column) for column in BUDGETS}
-        return {column: budget for column, budget in found.items() if budget is not None}
+        return {column: budget for column, budget in found.items() if budget}
 
     @property
     def baseline(self) -> str:
@@ -182,24 +182,29 @@ class WaysCompared:
             f"{way} {formats.duration(time_s)} (waiting: {formats.small_share(waits[way])})"
             for way, time_s in times.items()
         )
-        # Rounded up to 10 ms: the longest time of all that the cores carry.
+        # Rounded up to 10 ms. Half of the steps take longer than their median, so it is the least to declare.
         declared_s = math.ceil(100 * max(times.values())) / 100
         yield (
             f"{CPU_BOUND}: compute is real, and ranks waited for a core. Compute of a step: {steps}. Times, utilization"
             " and goodput depend on what else the cores do. Declare compute to compare strategies:"
-            f" --compute real:{declared_s * 1e3:.0f}ms."
+            f" --compute real:{declared_s * 1e3:.0f}ms or more."
         )
 
     def _unevaluated(self) -> Iterator[str]:
         """Yield a sentence on each budget that a run spent before it evaluated anything."""
         for column, budget in self.budgets.items():
-            firsts: dict[str, float] = {}
+            firsts: dict[str, list[float]] = {}
             for run in self.runs:
                 first = first_evaluated(run.heldout, column)
                 if first is not None and first > budget:
-                    firsts[run.way] = max(first, firsts.get(run.way, 0.0))
+                    firsts.setdefault(run.way, []).append(first)
             if firsts:
-                late = ", ".join(f"{way} after {budget_text(column, first)}" for way, first in firsts.items())
+                late = ", ".join(
+                    way
+                    + (f" ({len(late_s)} of {len(self.seeds)} seeds)" if len(late_s) < len(self.seeds) else "")
+                    + f" after {budget_text(column, max(late_s))}"
+                    for way, late_s in firsts.items()
+                )
                 yield (
                     f"No loss at equal {BUDGETS[column]} ({budget_text(column, budget)}) where the first evaluation"
                     f" came later: {late}. Nothing is extrapolated; raise --evaluations."

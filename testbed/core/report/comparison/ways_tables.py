@@ -93,16 +93,22 @@ def _less(found: WaysCompared) -> str:
 
 
 def budgets_table(found: WaysCompared) -> Table | None:
-    """Return the held-out loss at equal tokens, time and bytes: a row for each budget and way."""
+    """Return the held-out loss at equal tokens, time and bytes: a row for each budget and way.
+
+    Means over different seeds must not be compared, so a loss that only some seeds have is marked.
+    """
     rows: list[Sequence[object]] = []
     for column, budget in found.budgets.items():
+        id = loss_id(column)
         for way in found.ways:
+            seeds = sum(run.value(id) is not None for run in found.of(way))
+            partial = f" ({seeds} of {len(found.seeds)} seeds)" if 0 < seeds < len(found.seeds) else ""
             cells = [budget_text(column, budget), way]
-            cells.append(_value(found.quantity(loss_id(column)), found.mean(way, loss_id(column))))
+            cells.append(_value(found.quantity(id), found.mean(way, id)) + partial)
             if len(found.ways) > 1:
-                cells.append(difference(found, found.paired(way, loss_id(column))))
+                cells.append(difference(found, found.paired(way, id)))
             rows.append(cells)
-    head = ("equal", "way", "held-out loss", *([_less(found)] if len(found.ways) > 1 else []))
+    head = ("budget", "way", "held-out loss", *([_less(found)] if len(found.ways) > 1 else []))
     return Table.of(head, rows, "Held-out loss at equal budgets (toy scale)", range(2, len(head)))
 
 
@@ -164,7 +170,7 @@ def difference(found: WaysCompared, of: Paired | None) -> str:
     if of.interval is None:
         return mean + (f", {TOO_FEW}" if len(found.seeds) >= LEAST_DIFFERENCES else "") + noise
     low, high = (_signed(quantity, bound) for bound in of.interval)
-    return f"{mean} ({low} to {high}){noise}"
+    return f"{mean}{noise}" if low == high == mean else f"{mean} ({low} to {high}){noise}"
 
 
 def _value(of: Quantity, value: float | None) -> str:

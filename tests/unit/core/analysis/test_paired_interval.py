@@ -66,3 +66,8 @@ def test_95_of_100_intervals_hold_the_true_mean() -> None:
         assert interval is not None
         held += interval.low <= 1.0 <= interval.high
     assert held / 4000 == pytest.approx(0.95, abs=0.014)  # 4 standard errors
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_differences_that_are_not_finite_have_no_interval(value: float) -> None:
+    assert paired_interval([0.1, 0.2, 0.3, value]) is None

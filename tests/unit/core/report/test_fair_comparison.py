@@ -77,6 +77,23 @@ def test_a_budget_before_the_first_evaluation_has_no_loss_and_a_sentence() -> No
     assert [row[2:] for row in table.rows[-2:]] == [["–", "–"], ["3.500", "–"]]
 
 
+def test_a_loss_that_only_some_seeds_have_is_marked() -> None:
+    found = of_seeds(3)
+    late = replace(found.runs[-2].heldout, fiber_bytes=(15e6, 20e6))  # ddp's first evaluation is beyond the budget
+    found = replace(found, runs=(*found.runs[:-2], replace(found.runs[-2], heldout=late), found.runs[-1]))
+    table: Any = ways_tables.budgets_table(found)
+    assert [row[2] for row in table.rows[-2:]] == ["3.850 (2 of 3 seeds)", "3.600"]
+    assert "ddp (1 of 3 seeds) after 15 MB" in " ".join(found.notes)
+
+
+def test_equal_differences_have_no_bracket() -> None:
+    found = of_seeds(3)
+    equal = {f"{OTHER}-{seed}": replace(CURVES[OTHER], loss=(4.5, 3.5)) for seed in range(3)}
+    equal |= {f"ddp-{seed}": CURVES["ddp"] for seed in range(3)}
+    found = replace(found, runs=tuple(replace(run, heldout=equal[run.side.name]) for run in found.runs))
+    assert ways_tables.difference(found, found.paired(OTHER, "loss_at_equal_tokens")) == "+0.5000"
+
+
 def test_a_run_that_ended_early_sets_no_budget() -> None:
     early = run(OTHER, 0, HeldOut((10,), (10.0,), (1e6,), (4.5,), (0,), (1000,)))
     training = SimpleNamespace(steps_planned=20, steps_committed=13, tokens=1300)
@@ -177,7 +194,7 @@ def test_real_compute_that_waits_for_cores_is_cpu_bound() -> None:
     assert bound(found) == [
         "CPU-bound here: compute is real, and ranks waited for a core. Compute of a step: ddp 346 ms (waiting: 59.5 %),"
         f" {OTHER} 146 ms (waiting: 4.1 %). Times, utilization and goodput depend on what else the cores do. Declare"
-        " compute to compare strategies: --compute real:350ms."
+        " compute to compare strategies: --compute real:350ms or more."
     ]
     assert found.mean("ddp", "compute_s") == pytest.approx(0.346)
 
