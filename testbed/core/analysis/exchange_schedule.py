@@ -16,7 +16,7 @@ from testbed.core.records.rank_log import RankLog, StepRecord
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
-__all__ = ["ExchangeSchedule", "Exchanged"]
+__all__ = ["ExchangeSchedule", "ExchangeTimes"]
 
 
 class ExchangeSchedule:
@@ -77,7 +77,7 @@ class ExchangeSchedule:
         return max(step, min(step + operation.lands, self.last))
 
 
-class Exchanged:
+class ExchangeTimes:
     """When all ranks had exchanged what a fault that ended at a given time may have affected."""
 
     def __init__(self, logs: Sequence[RankLog], schedule: ExchangeSchedule) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from testbed.core.analysis.commits import Commit, commits, every_run, steps_lost
 from testbed.core.analysis.disturbances import FaultCost
-from testbed.core.analysis.exchange_schedule import Exchanged, ExchangeSchedule
+from testbed.core.analysis.exchange_schedule import ExchangeSchedule, ExchangeTimes
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.paced import pace
 from testbed.core.analysis.rank_seconds import RankSeconds, Span, account
@@ -198,7 +198,7 @@ def evaluate(
     died = job is not None and not complete and (failed or _any_failed(logs))
     seen = ended if ended is None or seen_t is None or not died else max(ended, seen_t)
     span = None if began is None or ended is None or seen is None else JobSpan(began, ended, seen, complete, died)
-    paced = pace(committed, ran, windows, span, Exchanged(logs, ExchangeSchedule(twin)).after)
+    paced = pace(committed, ran, windows, span, ExchangeTimes(logs, ExchangeSchedule(twin)).after)
     spans: tuple[Span, ...] = ()
     costs: tuple[FaultCost, ...] = ()
     if job and job.world_size > 0 and began is not None and ended is not None:

@@ -91,6 +91,13 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "the step": "The sum of the parts.",
     },
     "Runs": {"seed": "Of the model, of each rank's windows and of packet losses."},
+    "Cost of faults": {
+        "rank-seconds": "Time that the ranks lost to the fault and its aftermath, summed over ranks.",
+        "share of all": "Of world size × wall time.",
+        "slowed": "What steps took longer than their fault-free pace.",
+        "lost work": "Steps that were repeated, or that no checkpoint or exchange kept.",
+        "detection and restart": "From the failure until training went on.",
+    },
     "Rank-seconds": {
         "rank-seconds": "Seconds of all ranks together: four ranks in ten seconds have 40.",
         "productive": "Compute of steps that count, at the pace they have without faults.",
