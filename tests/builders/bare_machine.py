@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from builders import ROOT
+
 CACHE = ROOT / "build" / "bare"
 SUITE = "bookworm"
 PACKAGES = ("python3", "python3-venv", "make", "iproute2", "ca-certificates")

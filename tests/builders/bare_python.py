@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from builders import ROOT
 
 
 def make(folder: Path, extras: Iterable[str] = ()) -> Path:

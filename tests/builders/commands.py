@@ -33,7 +33,7 @@ def run_line(line: str, *arguments: object, **options: Any) -> str:
     return oracle.run(*words_of(line, *arguments), **options)
 
 
-def captured(argv: Sequence[str | Path], **options: Any) -> Done:
+def captured(argv: Sequence[object], **options: Any) -> Done:
     """Run a program; return its status and output."""
     return subprocess.run([str(word) for word in argv], **{"capture_output": True, "text": True, **options})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,17 +10,18 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from builders import ROOT
+from builders.commands import Done, captured
+
 FIBERD = ROOT / "testbed" / "fiberd"
 
 
-def run(*argv: object, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(*argv: object, **options: Any) -> Done:
     """Run a program and capture its output, in the repository's root and for at most 60 s unless told otherwise."""
-    defaults = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 60}
-    return subprocess.run([str(word) for word in argv], **{**defaults, **options})
+    return captured(argv, **{"cwd": ROOT, "timeout": 60, **options})
 
 
-def python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+def python(*arguments: object, **options: Any) -> Done:
     return run(sys.executable, *arguments, **options)
 
 

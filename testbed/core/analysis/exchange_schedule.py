@@ -88,12 +88,8 @@ class ExchangeTimes:
     def after(self, t: float) -> float:
         """Return the time; infinity if the records end before."""
         if t not in self._after:
-            self._after[t] = max((self._of_rank(ends, times, t) for ends, times in self._ranks), default=t)
+            self._after[t] = max((_time_after(ends, times, t) for ends, times in self._ranks), default=t)
         return self._after[t]
-
-    def _of_rank(self, ends: Sequence[float], times: Sequence[float], t: float) -> float:
-        index = bisect.bisect_left(ends, t)
-        return max(t, times[index]) if index < len(ends) else t
 
     def _of(self, log: RankLog) -> tuple[list[float], list[float]]:
         """Return the ends of a rank's steps in order, and for each the time by which all is exchanged."""
@@ -116,7 +112,7 @@ class ExchangeTimes:
         last = max(ends)
         following: dict[Hashable, tuple[int, float]] = {}
         for step in range(min(schedule.last, last + schedule.cycle), last, -1):
-            following |= dict.fromkeys(self._keys(rank, schedule.operations(step)), (step, stop_t))
+            following |= dict.fromkeys(_keys(rank, schedule.operations(step)), (step, stop_t))
         times = []
         for record in reversed(records):
             for operation in schedule.operations(record.step):
@@ -127,8 +123,15 @@ class ExchangeTimes:
             times.append(max(record.t_end, max(due, default=record.t_end)))
         return times[::-1]
 
-    def _keys(self, rank: int, operations: Iterable[Operation]) -> list[Hashable]:
-        return [_key(operation) for operation in operations if rank in operation.ranks]
+
+def _time_after(ends: Sequence[float], times: Sequence[float], t: float) -> float:
+    """Return the time by which a rank had exchanged what it did until ``t``."""
+    index = bisect.bisect_left(ends, t)
+    return max(t, times[index]) if index < len(ends) else t
+
+
+def _keys(rank: int, operations: Iterable[Operation]) -> list[Hashable]:
+    return [_key(operation) for operation in operations if rank in operation.ranks]
 
 
 def _key(operation: Operation) -> Hashable:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.programs import FIBERD, ROOT, run
+from builders import ROOT
+from builders.programs import FIBERD, run
 from builders.tables import table
 
 

@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from builders.programs import FIBERD, ROOT, c_compiler, python, run
+from builders import ROOT
+from builders.programs import FIBERD, c_compiler, python, run
 from builders.tables import table
 
 FUZZ = ROOT / "tests" / "fuzz"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.programs import ROOT
+from builders import ROOT
 
 from testbed.core.plan.properties import Carrier
 from testbed.core.plan.resources import Namespace

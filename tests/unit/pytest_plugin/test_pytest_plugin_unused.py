@@ -7,7 +7,8 @@ import shutil
 import sys
 
 import pytest
-from builders.programs import ROOT, python
+from builders import ROOT
+from builders.programs import python
 
 PLUGIN = ("-p", "testbed.pytest_plugin")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders.programs import ROOT, run
+from builders import ROOT
+from builders.programs import run
 
 ANSIBLE = ROOT / "ansible"
 BOUND_S = 300

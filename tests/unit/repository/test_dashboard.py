@@ -17,7 +17,8 @@ from typing import Any
 import prometheus_client
 import pytest
 import yaml
-from builders.programs import ROOT, python, run
+from builders import ROOT
+from builders.programs import python, run
 from oracles import exported_series
 from testbed_agents.metrics import RankMetrics
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from builders.programs import ROOT
+from builders import ROOT
 
 ROW = re.compile(r"^\| (?P<number>\d+) \| (?P<behaviour>.+?) \| `(?P<file>[^`]+)` \|$", re.MULTILINE)
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
-from builders.programs import ROOT, python
+from builders import ROOT
+from builders.programs import python
 
 from testbed.cli.app import app
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from builders.programs import ROOT, python
+from builders import ROOT
+from builders.programs import python
 from builders.tables import table
 
 ADAPTER = """

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
-from builders.programs import ROOT
+from builders import ROOT
 
 from testbed.cli import app
 from testbed.core.remote.client_words import ClientWords

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import networkx
 import pytest
-from builders.programs import ROOT, python
+from builders import ROOT
+from builders.programs import python
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'agents'}"}
 

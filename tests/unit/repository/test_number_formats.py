@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from builders.programs import ROOT
+from builders import ROOT
 
 _EXPONENT = re.compile(r"100(\.0)?( \* [^}{]*)?:\.?\w*g\}|\{[^}{]*:\.?\w*g\} ?%")
 """``{100 * x:.2g}``, ``{x * 100:.3g}``, ``{x:.2g} %``."""

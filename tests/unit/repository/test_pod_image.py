@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-from builders.programs import ROOT
+from builders import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LINES = [it for it in (ROOT / ".dockerignore").read_text().splitlines() if it and not it.startswith("#")]

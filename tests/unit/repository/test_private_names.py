@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from builders.programs import ROOT
+from builders import ROOT
 
 PRODUCT = ("testbed", "testbed_agents")
 PRIVATE = re.compile(r"_[A-Za-z]\w*")

@@ -6,7 +6,7 @@ import importlib.util
 import signal
 
 import pytest
-from builders.programs import ROOT
+from builders import ROOT
 
 FILE = ROOT / "tools" / "run_tests.py"
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.programs import ROOT, run
+from builders import ROOT
+from builders.programs import run
 from builders.tables import table
 
 NEEDED = ("bash", "env", "dirname", "uname", "sed", "id")

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from builders.programs import ROOT
+from builders import ROOT
 
 OWN_CHILDREN = {
     "testbed/host/doctor/trial.py": {"kill"},  # forks it and reaps it afterwards

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from builders.programs import ROOT, python, run
+from builders import ROOT
+from builders.programs import python, run
 from oracles import oracle
 
 from benchmarks import thief

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testbed.core.analysis.paired_interval import LEAST_DIFFERENCES
 from testbed.core.report import html_page, meanings
 from testbed.core.report.comparison import comparison_words, ways_tables
 from testbed.core.report.comparison.ways_compared import WaysCompared
@@ -28,6 +29,7 @@ def html(found: WaysCompared) -> str:
         budgets=ways_tables.budgets_table(found),
         curves=ways_tables.curves_table(found),
         interval=ways_tables.interval_label(found),
+        has_interval=len(found.seeds) >= LEAST_DIFFERENCES,
         paired=ways_tables.paired_table(found) if len(found.ways) > 1 else None,
         baseline=found.baseline,
         seeds=len(found.seeds),
