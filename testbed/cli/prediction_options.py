@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from testbed.cli.prediction_tables import Axis
+from testbed.core.training.strategies_built import BUILT
 from testbed.core.units import (
     format_delay,
     format_duration,
@@ -22,11 +23,11 @@ from testbed.core.units import (
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.core.prediction.inputs import Tier
     from testbed.core.prediction.prediction import Failures, Power
     from testbed.core.topology.model import Topology
+    from testbed.core.workload.workload import AgentWorkload
 
-__all__ = ["OVER", "at_value", "axis", "failures", "power", "read", "similar_lab", "size", "slowdowns", "tier"]
+__all__ = ["OVER", "at_value", "axis", "failures", "named", "power", "read", "similar_lab", "size"]
 
 _POINTS: Final = 7
 """Values of ``--over K=A..B``, at equal ratios."""
@@ -40,7 +41,7 @@ def _read_km(text: str) -> float:
 
 
 def _show_km(delay_s: float) -> str:
-    from testbed.core.prediction.similarity import length_m
+    from testbed.core.prediction.network import length_m
 
     return f"{length_m(delay_s) / 1e3:.4g} km"
 
@@ -49,12 +50,11 @@ OVER: Final[dict[str, tuple[str, Callable[[str], float], Callable[[float], str]]
     "km": ("delay_s", _read_km, _show_km),
     "delay": ("delay_s", parse_delay_s, lambda it: format_delay(it, 3)),
     "rate": ("rate_bps", parse_rate_bps, lambda it: format_rate(it, 3)),
-    "step-time": ("step_s", parse_step_s, lambda it: format_duration(it, 3)),
-    "parameters": ("parameters", parse_count, lambda it: f"{it:.3g}"),
-    "every": ("every", float, lambda it: f"{it:.0f}"),
-    "bits": ("bits", float, lambda it: f"{it:.3g}"),
+    "compute": ("compute", parse_step_s, lambda it: format_duration(it, 3)),
+    "model": ("model", parse_count, lambda it: f"{it:.3g}"),
 }
-"""What ``--over`` can vary: the field of ``Inputs``, its parser, how a value is printed."""
+"""What ``--over`` can vary: the argument of ``testbed.predict``, its parser, how a value is printed. Any other name is
+that of an option of the strategy."""
 
 
 def read(option: str, text: str | None, parse: Callable[[str], float]) -> float | None:
@@ -65,30 +65,6 @@ def read(option: str, text: str | None, parse: Callable[[str], float]) -> float 
         return parse(text)
     except ValueError as error:
         raise UserError(f"{option}: {error}") from error
-
-
-def slowdowns(text: str | None) -> tuple[float, ...] | None:
-    """Parse ``--slow``: ``1,1.5``."""
-    return None if text is None else tuple(read("--slow", it, _factor) or 0.0 for it in text.split(","))
-
-
-def _factor(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ValueError(f"expected a number for each site, got '{text}'; write 1,1.5") from error
-
-
-def tier(text: str) -> Tier:
-    """Parse ``10:100G:1ms``."""
-    from testbed.core.prediction.inputs import Tier
-
-    parts = text.split(":")
-    try:
-        every, rate, delay = parts
-        return Tier(int(every), parse_rate_bps(rate), parse_delay_s(delay))
-    except ValueError as error:
-        raise UserError(f"--tier: expected H:RATE:DELAY, got '{text}'; write 10:100G:1ms") from error
 
 
 def size(window: str | None) -> float:
@@ -158,22 +134,47 @@ def similar_lab(step_time: str, scale: float | None, topology: Topology | None) 
 
 
 def axis(text: str) -> Axis:
-    """Parse ``km=5..9000`` into seven values at equal ratios."""
+    """Parse ``km=5..9000`` into seven values at equal ratios; of an option of a strategy whole numbers."""
     name, equals, span = text.partition("=")
     low, dots, high = span.partition("..")
-    if not equals or not dots or name not in OVER:
-        raise UserError(f"--over: expected K=A..B with K one of {', '.join(OVER)}, got '{text}'; write km=5..9000")
-    field, parse, shown = OVER[name]
+    known = {option.name for twin in BUILT.values() for option in twin.options}
+    if not equals or not dots or name not in {*OVER, *known}:
+        raise UserError(
+            f"--over: expected K=A..B with K one of {', '.join(OVER)}, or an option of the strategy such as every,"
+            f" got '{text}'; write km=5..9000"
+        )
+    field, parse, shown = OVER.get(name, (name.replace(".", "_"), float, lambda it: f"{it:.0f}"))
     ends = [read(f"--over {name}", it, parse) or 0.0 for it in (low, high)]
     if not 0 < ends[0] < ends[1] < math.inf:
         raise UserError(f"--over {name}: expected a range from a lower to a higher value above 0, got '{span}'")
     ratio = ends[1] / ends[0]
     values = [ends[0] * ratio ** (it / (_POINTS - 1)) for it in range(_POINTS)]
-    if name == "every":
+    if name not in OVER:
         values = sorted({float(round(it)) for it in values})
     return Axis(name, field, tuple(values), shown)
 
 
 def at_value(over: Axis, value: float) -> dict[str, Any]:
-    """Return the input that ``axis`` sets to ``value``."""
-    return {over.field: int(value) if over.name == "every" else value}
+    """Return the argument of ``testbed.predict`` that ``axis`` sets to ``value``."""
+    if over.name not in OVER:
+        return {over.field: int(value)}
+    return {over.field: f"{value:.12g}s" if over.name == "compute" else value}
+
+
+def named(name: str | None, overrides: Mapping[str, object] | None) -> tuple[Topology | None, AgentWorkload | None]:
+    """Return the topology, and the workload of an experiment, that a command names.
+
+    Raises:
+        UserError: it names neither, or an experiment with a program of the user's, of which nothing is known.
+    """
+    from testbed.core.workload.workload import AgentWorkload
+    from testbed.host.files import catalog
+
+    if name is None:
+        return None, None
+    if catalog.kind_of(name) == "topology":
+        return catalog.load_topology(name, overrides), None
+    experiment = catalog.load_experiment(name)
+    if not isinstance(experiment.workload, AgentWorkload):
+        raise UserError(f"{name} runs a program, of which no exchange is known; predict by --strategy and a topology")
+    return catalog.load_topology_of(experiment, overrides), experiment.workload

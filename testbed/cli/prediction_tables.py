@@ -5,23 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
 from testbed.cli import console, tables
-from testbed.core.units import format_delay, format_duration, format_percent, format_rate
+from testbed.core.units import format_delay, format_duration, format_number, format_percent, format_rate
+from testbed.core.workload.declared_compute import format_count
 
 if TYPE_CHECKING:
     from testbed.core.prediction.heat_map import HeatMap
-    from testbed.core.prediction.prediction import Prediction
+    from testbed.core.prediction.prediction import Merges, Prediction
 
 __all__ = ["Axis", "heat_map", "percent", "show", "show_table"]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What ``--over`` varies: its name, the field of ``Inputs``, the values in SI units and how they are printed."""
+    """What ``--over`` varies: its name, the argument of ``testbed.predict``, the values in SI units and how they are printed."""
 
     name: str
     field: str
@@ -38,45 +39,29 @@ def percent(share: float) -> str:
     return format_percent(share, 4)
 
 
-def _fabric(it: Prediction) -> list[tables.Row]:
-    """Return what the tier inside the sites exposes, and its rate at full scale; nothing without a limit."""
-    if not math.isfinite(it.inputs.site_rate_bps):
-        return []
-    inside, across = format_rate(it.inputs.site_rate_bps, 4), format_rate(it.inputs.rate_bps, 4)
-    exposed = format_duration(it.outcome.exposed.inside_s, 3)
-    return [
-        ["exposed: inside sites", exposed, "over their fabrics, an upper bound"],
-        ["payload rate by tier", inside, f"of a node while all of its site send; between two sites {across}"],
-    ]
-
-
-def show(it: Prediction, measured: float | None = None) -> None:
-    """Print one prediction, beside the ``measured`` compute utilization of the run that it is made from."""
-    outcome, exposed = it.outcome, it.outcome.exposed
+def show(it: Prediction) -> None:
+    """Print one prediction."""
+    outcome, exposed, job = it.outcome, it.exposed, it.job
     if it.target is not None:
         console.show(_least(it))
+    compute = f"{format_duration(outcome.compute_s, 4)} of compute"
     rows: list[tables.Row] = [
-        ["compute utilization", percent(it.utilization), f"limited by {outcome.limit}"],
-        ["step", format_duration(outcome.step_s, 4), f"{format_duration(outcome.compute_s, 4)} compute"],
-        [
-            "exposed: propagation",
-            format_duration(exposed.propagation_s, 3),
-            f"c = {it.pattern.delays:g}",
-        ],
-        ["exposed: serialization", format_duration(exposed.serialization_s, 3), f"w = {it.pattern.wire_factor:.4g}"],
-        ["exposed: software", format_duration(exposed.software_s, 3), "library, its slots, outer step"],
-        ["exposed: waiting", format_duration(exposed.waiting_s, 3), "for another site or stage"],
-        *_fabric(it),
-        ["bits per fiber", _bits(outcome.bits_per_step), "payload, each direction"],
-        ["peak rate", format_rate(outcome.peak_bps, 4), "the largest exchange within one step of compute"],
+        ["compute utilization", percent(it.utilization), f"limited by {it.limit}"],
+        ["step", format_duration(outcome.step_s, 4), compute],
+        *(
+            [f"exposed: {name}", format_duration(getattr(exposed, field), 3), meaning]
+            for name, field, meaning in _CAUSES
+        ),
+        ["bits per fiber", _bits(it.bits_per_step), "payload of the busiest direction, at full scale"],
+        ["peak rate", format_rate(it.peak_bps, 4), "the largest exchange within one step of compute"],
         ["w kappa; lambda; o/T", _groups(it), "the same three mean the same utilization, TCP aside"],
     ]
     if it.exchange is not None:
         cold = format_duration(it.exchange.cold_start_s, 3)
         alone = format_duration(it.exchange.alone_s, 3)
         rows.append(["one exchange alone", alone, f"{_bits(it.exchange.bits)}; slow start after idle adds {cold}"])
-    if outcome.merge_s is not None:
-        rows.append(["merge every", format_duration(outcome.merge_s, 3), "learners do not wait for it"])
+    if it.merges is not None:
+        rows += _merge_rows(it, it.merges)
     rows += _failure_rows(it)
     if it.energy is not None:
         sent, waited = it.energy.exchange_j, it.energy.waiting_j
@@ -85,28 +70,46 @@ def show(it: Prediction, measured: float | None = None) -> None:
             ["energy", f"{sent + waited:.4g} J", f"{sent:.4g} J to send ({paths}), {waited:.4g} J to wait, all sites"]
         )
     console.show(tables.table(("", "per step", ""), rows, right=("per step",), title=f"Predicted: {it.strategy}"))
-    if measured is not None:
-        residual = 100 * (measured - it.utilization)
-        console.show(
-            f"measured by the run: {percent(measured)}; measured - predicted: {residual:+.1f} percentage points"
-        )
     if it.similar is not None:
         console.show(_similar(it))
     for published in it.quality:
         console.show(f"published, not predicted: {published.says} ({published.source}; {published.kind})")
-    rate = (
-        "" if it.target is not None or it.exchange is None else f" at {format_rate(it.inputs.rate_bps, 4)} of payload"
-    )
-    console.say(f"{_levels(it)}{rate}; left out: fabrics inside sites (docs/prediction.md)", style="dim")
+    layout = job.twin.layout
+    model = f"{format_count(layout.elements * job.scale)} parameters in {layout.layers} layers"
+    rate = "" if it.target is not None else f", {_payload(job.rate_bps)}"
+    where = f"{job.sites} sites of {job.ranks_per_site} ranks{rate}, {format_delay(job.delay_s, 3)} one way"
+    by = "as published" if job.as_published else f"by {job.library.name} at scale {job.scale:g}"
+    console.say(f"{model}; {where}; {by} (docs/prediction.md)", style="dim")
+    if not outcome.steady:
+        console.say("its cycles do not repeat: the mean of the latter half of those simulated", style="dim")
 
 
-def _levels(it: Prediction) -> str:
-    """Return the utilization by both levels, the one that counts first."""
-    closed = f"by the closed form {percent(it.closed.utilization)}"
-    if it.events is None:
-        return f"{closed}; not by events: {it.no_events}"
-    events = f"by events {percent(it.events.utilization)}"
-    return f"{events}, {closed}" if it.outcome is it.events else f"{closed}, {events}"
+_CAUSES: Final = (
+    ("peer wait", "waiting_s", "for another site or stage"),
+    ("propagation", "propagation_s", "bits travel, in each sequential round of messages"),
+    ("serialization", "serialization_s", "the exchange's own bits are sent"),
+    ("queueing", "queueing_s", "behind other exchanges of the job"),
+    ("software", "software_s", "of the collective library"),
+    ("TCP", "tcp_s", "slow start, where it is asked for"),
+)
+
+
+def _merge_rows(it: Prediction, merges: Merges) -> list[tables.Row]:
+    """Return the rows of sites that do not wait for updates: how old these are."""
+
+    def age(seconds: float) -> str:
+        if not math.isfinite(seconds):
+            return "none arrived"
+        return f"{format_duration(seconds, 3)}, {format_number(seconds / it.outcome.step_s, 3)} steps"
+
+    rows: list[tables.Row] = [
+        ["age of updates", age(merges.age_s), f"median; 99th percentile {age(merges.age_p99_s)}"],
+        ["merge every", format_duration(merges.merge_s, 3), "learners do not wait for it"],
+    ]
+    if merges.saturated:
+        pushed = "none" if math.isinf(merges.steps_per_push) else format_number(merges.steps_per_push, 3)
+        rows.append(["saturated", f"{pushed} steps", "inner steps per push: the fibers carry less than is pushed"])
+    return rows
 
 
 def _failure_rows(it: Prediction) -> list[tables.Row]:
@@ -146,7 +149,7 @@ def _least(it: Prediction) -> Text:
 
     target = percent(it.target or 0.0)
     if it.rate_bps is None:
-        why = f"{it.outcome.limit} limits to {percent(it.utilization)}"
+        why = f"{it.limit} limits to {percent(it.utilization)}"
         return Text(f"{target} is out of reach at any rate: {why}", style=tables.BAD)
     if it.rate_bps <= LEAST_BPS:
         return Text(f"{target} is reached at any rate from {format_rate(it.rate_bps, 4)} on")
@@ -160,7 +163,7 @@ def _similar(it: Prediction) -> Text:
     lab = it.similar
     assert lab is not None
     line = (
-        f"similar lab{'' if it.exchange else ' of the farthest tier'}: {format_duration(lab.step_s, 3)} a step,"
+        f"similar lab: {format_duration(lab.step_s, 3)} a step,"
         f" {format_delay(lab.delay_s, 3)} one way"
         f" ({_km(lab.length_m)}), {_payload(lab.rate_bps)} at scale {lab.scale:g}\n"
         f"a lab with this fiber at scale {lab.scale:g} and {format_duration(lab.step_s, 3)} a step stands for"
@@ -200,8 +203,6 @@ def show_table(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], targe
     ]
     console.show(tables.table(heads, body, right=heads[1:], title=_title(rows[0][0].strategy, axes, target)))
     console.show(equivalents(rows))
-    if without := [it for row in rows for it in row if it.fell_back]:
-        console.show(f"{len(without)} predictions by closed forms alone: {without[0].no_events}")
 
 
 def equivalents(rows: Sequence[Sequence[Prediction]]) -> str:
@@ -235,11 +236,12 @@ def heat_map(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], target:
     """Return the picture of predictions over two axes."""
     from testbed.core.prediction.heat_map import HeatMap
 
-    first = rows[0][0].inputs
+    job = rows[0][0].job
+    parameters, layout = job.twin.layout.elements * job.scale, job.twin.layout
     return HeatMap(
         title=_title(rows[0][0].strategy, axes, target),
-        note=f"{first.parameters:.3g} parameters, {first.layers} layers, {format_duration(first.step_s, 3)} of compute"
-        f" a step, {first.bits:g} bits; predicted\n{equivalents(rows)}",
+        note=f"{parameters:.3g} parameters, {layout.layers} layers, {format_duration(job.step_s, 3)} of compute"
+        f" a step; predicted\n{equivalents(rows)}",
         row_axis=axes[0].name,
         column_axis=axes[1].name,
         rows=axes[0].labels,

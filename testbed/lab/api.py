@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from testbed.host.linux import invocation
 
 if TYPE_CHECKING:
     from testbed.core.plan.step import Plan
+    from testbed.core.prediction.library_costs import Library
     from testbed.core.prediction.prediction import Failures, Power, Prediction, Tcp
     from testbed.core.report.comparison.comparison import SideBySide
     from testbed.core.report.document import Report
@@ -74,7 +75,6 @@ __all__ = [
     "only_mine",
     "plan",
     "predict",
-    "predicted_inputs",
     "report",
     "run",
     "runs",
@@ -167,50 +167,88 @@ def choose(topology: Topology, name: str | None = None, driver: str = "auto", em
 
 
 def predict(
-    strategy: str,
+    strategy: str | None = None,
     topology: Topology | str | None = None,
     *,
+    compute: object = None,
+    model: object = None,
+    layers: int | None = None,
+    workload: AgentWorkload | None = None,
+    sites: int = 2,
+    ranks_per_site: int = 1,
+    rate_bps: float | None = None,
+    delay_s: float | None = None,
+    scale: float | None = None,
+    library: Library | None = None,
+    as_published: bool = False,
     target: float | None = None,
-    given: Collection[str] = (),
+    merge_within_s: float | None = None,
     tcp: Tcp | None = None,
     failures: Failures | None = None,
     lab: tuple[float, float, int] | None = None,
     power: Power | None = None,
-    **inputs: Any,
+    **options: Any,
 ) -> Prediction:
-    """Return what the numbers say of ``strategy``, without a lab; docs/prediction.md.
+    """Return what the numbers say of a job, without a lab; docs/prediction.md.
+
+    ::
+
+        testbed.predict("diloco", every=100, rate_bps=5e9, delay_s=5e-3).utilization
 
     Args:
-        topology: takes sites, ranks, rate and delay from it, at full scale, unless ``inputs`` says otherwise.
+        strategy: as of ``testbed run``: ``"diloco:every=50,outer.rate=0.7"``; default: ddp, or the workload's.
+        topology: a topology or its name; None for ``sites`` that are alike.
+        compute, model, layers: as of a workload: ``"80ms"``, ``"10B"``; default: 800 ms, 10 billion parameters, 24.
+        workload: of an experiment, which the words above change.
+        sites, ranks_per_site: without a topology.
+        rate_bps: payload rate of each fiber at full scale, in bit/s; default: the topology's, or 100 Gb/s.
+        delay_s: one-way delay between each two sites; default: the topology's, or 200 us.
+        scale: of the lab whose messages are simulated; default: the topology's, or 1000.
+        library: that carries out the operations; default: torch's gloo.
+        as_published: simulate as arXiv:2501.18512 does (``core/prediction/as_published.py``).
         target: compute utilization, 0 to 1, to find the least payload rate for.
-        given: names among ``inputs`` that are refused if the strategy does not have them.
-        tcp, failures, lab, power: as in :func:`testbed.core.prediction.prediction.predict`.
-        inputs: the fields of ``core.prediction.inputs.Inputs`` in SI units; by default those of the command line.
+        merge_within_s: with a target, the greatest age of updates where no site waits for them.
+        tcp, failures, lab, power: as in :mod:`testbed.core.prediction.prediction`.
+        options: of the strategy, with ``_`` for ``.``.
 
     Raises:
         UserError: unknown strategy or topology, impossible inputs: all at once.
     """
-    from testbed.core.prediction import prediction
-    from testbed.core.prediction.inputs import DEFAULTS, Inputs
+    from testbed.core.prediction import prediction, workload_job
+    from testbed.core.prediction.library_costs import GLOO
+    from testbed.core.workload import workload_words
+    from testbed.core.workload.workload import AgentWorkload
+    from testbed.host import strategy_packages
 
-    found = {} if topology is None else predicted_inputs(topology)
+    strategy_packages.register()
+    given = workload or AgentWorkload()
+    if compute is None and given.compute is None:
+        compute = f"{workload_job.COMPUTE_S}s"
+        model = workload_job.MODEL if model is None else model
+    named = {name.replace("outer_", "outer."): value for name, value in options.items()}
+    changed = workload_words.changed(given, strategy, compute, model, None, named, layers=layers)
+    beside = {"library": library or GLOO, "tcp": tcp or prediction.Tcp()}
+    if topology is None:
+        job = workload_job.job_alike(
+            changed,
+            sites=sites,
+            ranks_per_site=ranks_per_site,
+            rate_bps=workload_job.RATE_BPS if rate_bps is None else rate_bps,
+            delay_s=workload_job.DELAY_S if delay_s is None else delay_s,
+            scale=workload_job.SCALE if scale is None else scale,
+            **beside,
+        )
+    else:
+        found = load(topology) if isinstance(topology, str) else topology
+        job = workload_job.job_on(changed, found, rate_bps=rate_bps, delay_s=delay_s, **beside)
     return prediction.predict(
-        strategy,
-        Inputs(**{**DEFAULTS, **found, **inputs}),
+        job.but(as_published=as_published),
         target=target,
-        given=given,
-        tcp=tcp,
+        merge_within_s=merge_within_s,
         failures=failures,
         lab=lab,
         power=power,
     )
-
-
-def predicted_inputs(topology: Topology | str, set: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """Return the inputs of :func:`predict` that a topology determines, by name. Raises UserError for a single site."""
-    from testbed.core.prediction.from_topology import from_topology
-
-    return from_topology(load(topology, set) if isinstance(topology, str) else topology)
 
 
 def measured_inputs(run: Path) -> tuple[dict[str, Any], float | None]:

@@ -1,44 +1,49 @@
-"""Predict a step of a strategy from its own operations, timed alone before the job. Pure.
+"""Predict a step of a job from its own operations, timed alone before it, by the simulator. Pure.
 
-Where a rank stands still for its operations, or does them beside the backward pass, they are composed with the compute
-(``composed_step.py``). Where sites wait inside each other's passes, or not at all, the model of ``predict`` that the
-twin names composes them. Without times, the closed form of ``predict`` alone, whose c, w and payload are the twin's.
+Operations that were not timed cost what the library's algorithm and the fiber say, without software. A rank waits for
+the slowest of those with which it ends the step: by how much their compute differs was timed, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-from testbed.core.analysis.composed_step import Alone, composed, library_s, slots
+from testbed.core.analysis.measured_library import measured_library
 from testbed.core.analysis.step_costs import FiberModel
-from testbed.core.analysis.volleys import Volley, cycle_of, rounds, why_not
-from testbed.core.prediction.collective_times import Pattern
-from testbed.core.prediction.inputs import Inputs, mistakes
-from testbed.core.prediction.plans import predict_events
-from testbed.core.prediction.predicted_outcome import Exposed, Outcome
+from testbed.core.analysis.volleys import Volley, cycle_of, why_not
+from testbed.core.prediction.library_costs import GLOO, LibraryCosts
+from testbed.core.prediction.network import Network
 from testbed.core.prediction.similarity import Groups, groups
-from testbed.core.prediction.strategies import STRATEGIES
+from testbed.core.prediction.simulator import Parts, TooMany, simulate
 from testbed.core.training.gloo_bytes import site_bytes
-from testbed.core.training.layout import FLOAT32_BYTES
+from testbed.core.training.process import Schedule
+from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
 __all__ = ["StepPrediction", "predict_step"]
 
+_MOST_STEPS: Final = 400
+"""A longer job is its steady state: how it ends weighs little."""
+_ENDLESS: Final = 10**12
+
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """A mean step as predicted: ``exposed`` has the part in the site, ``site_s``, in its software.
+    """A mean step as predicted.
 
-    ``bytes_per_direction``: payload of a step in the busiest direction between two sites.
+    Attributes:
+        bytes_per_direction: payload of a step in the busiest direction between two sites.
+        delay_s, rate_bps: of the slowest fiber.
     """
 
     compute_s: float
-    exposed: Exposed
-    site_s: float
+    exposed: Parts
     bytes_per_direction: float
-    library_s: float
-    inputs: Inputs
+    groups: Groups
+    delay_s: float
+    rate_bps: float
 
     @property
     def step_s(self) -> float:
@@ -47,11 +52,6 @@ class StepPrediction:
     @property
     def utilization(self) -> float:
         return self.compute_s / self.step_s
-
-    @property
-    def groups(self) -> Groups:
-        """w kappa, lambda and o / T."""
-        return groups(self.inputs, Pattern(self.inputs.delays or 0.0, self.inputs.wire_factor or 0.0))
 
 
 def predict_step(
@@ -62,7 +62,7 @@ def predict_step(
     took_s: Sequence[float] = (),
     steps_s: Sequence[Sequence[float]] = (),
 ) -> StepPrediction | None:
-    """Return the prediction; None for a strategy that has none (:func:`why_not`), or without times and a closed form.
+    """Return the prediction; None for a strategy that has none (:func:`why_not`).
 
     Args:
         compute_s: of a step, as declared or measured.
@@ -71,75 +71,56 @@ def predict_step(
     """
     if why_not(twin):
         return None
-    cycle = cycle_of(twin)
-    steps = [site_bytes(twin.operations(step), twin.layout.sites) for step in range(1, cycle + 1)]
-    pairs = {pair for it in steps for pair in it}
-    per_direction = max((sum(it.get(pair, 0.0) for it in steps) for pair in pairs), default=0.0)
-    alone = Alone(planned, took_s, steps_s)
-    inputs = _inputs(twin, fiber, compute_s, per_direction, steps).but(operation_s=library_s(twin, fiber, alone))
-    exposed, site_s = composed(twin, fiber, compute_s, alone) if alone else (Exposed(), 0.0)
-    if not alone or not twin.composed:
-        outcome = _by_predict(twin, inputs, 8 * per_direction / cycle)
-        if outcome is None:
-            return None
-        # What waits inside the site is the same, however the rest is composed.
-        exposed = outcome.exposed + Exposed(software_s=site_s, waiting_s=exposed.waiting_s)
-    return StepPrediction(compute_s, exposed, site_s, per_direction / cycle, inputs.operation_s, inputs)
-
-
-def _by_predict(twin: Twin, inputs: Inputs, bits_per_step: float) -> Outcome | None:
-    """Return what ``predict`` says of the twin's form; None without one, or for inputs that it cannot have."""
-    form = STRATEGIES.get(twin.prediction or twin.name)
-    if form is None or form.missing(inputs) or mistakes(inputs):
+    sites, cycle = twin.layout.sites, cycle_of(twin)
+    ends = twin.layout.steps <= _MOST_STEPS and twin.composed
+    endless = type(twin)(twin.values, replace(twin.layout, steps=_ENDLESS))
+    schedule = Schedule(twin, endless=False) if ends else endless.schedule
+    processes = schedule.processes() if twin.composed else endless.processes()
+    names = twin.layout.site_names
+    network = Network.alike(names, fiber.rate_bps, fiber.delay_s)
+    costs = LibraryCosts(twin.layout, network, GLOO, dict.fromkeys(names, compute_s))
+    if planned:
+        costs = replace(costs, library=measured_library(planned, took_s, costs, Schedule(twin, endless=False)))
+    try:
+        found = simulate(
+            processes,
+            costs,
+            cycle=None if ends else endless.cycle,
+            site=names[0],
+            skip=1 if ends else 0,
+            keep=True,
+            late_as_waiting=True,
+        )
+    except TooMany:
         return None
-    if len(inputs.tiers) > 1:
-        return None  # each tier has bytes and delays of its own, and the closed form has one w and one c
-    # The form's own count of what crosses (it gathers parameters twice, say) must come to the twin's bytes.
-    counted = form.predict(inputs).bits_per_step
-    if counted > 0:
-        inputs = inputs.but(wire_factor=(inputs.wire_factor or 0.0) * bits_per_step / counted)
-    return form.predict(inputs) if twin.composed else predict_events(form.name, inputs)
+    exposed = found.parts + Parts(waiting_s=_peer_wait_s(twin, cycle, steps_s))
+    steps = [site_bytes(twin.operations(step), sites) for step in range(1, cycle + 1)]
+    pairs = {pair for it in steps for pair in it}
+    moved = max((sum(it.get(pair, 0.0) for it in steps) for pair in pairs), default=0.0) / cycle
+    return StepPrediction(
+        compute_s, exposed, moved, groups(costs, network, cycle, compute_s, found), fiber.delay_s, fiber.rate_bps
+    )
 
 
-def _buckets(twin: Twin) -> int:
-    return int(twin.values.get("buckets", 1) or 1)
+def _peer_wait_s(twin: Twin, cycle: int, steps_s: Sequence[Sequence[float]]) -> float:
+    """Return how long a rank waits, at the mean, for the slowest of those with which it ends a step."""
+    if not steps_s:
+        return 0.0
+    waits: dict[tuple[Operation, ...], float] = {}
+    total_s = 0.0
+    for step in range(1, cycle + 1):
+        awaited = tuple(it for it in twin.operations(step) if not it.lands and it.watched)
+        if awaited not in waits:
+            waits[awaited] = _wait_of_mates_s(awaited, steps_s)
+        total_s += waits[awaited]
+    return total_s / cycle
 
 
-def _slots(twin: Twin) -> int | None:
-    """Return how many exchanges between sites the library runs at once; None for any number."""
-    for step in range(1, cycle_of(twin) + 1):
-        if crossing := [it for it in rounds(twin.operations(step), twin.layout.sites) if it.crosses]:
-            return min((it for it in map(slots, crossing) if it is not None), default=None)
-    return None
-
-
-def _inputs(
-    twin: Twin,
-    fiber: FiberModel,
-    compute_s: float,
-    per_direction: float,
-    steps: Sequence[Mapping[tuple[str, str], float]],
-) -> Inputs:
-    """Return the closed form's inputs. Bits on the fiber are the twin's: the payload is the model, w what is left."""
-    values, layout = twin.values, twin.layout
-    exchanged_bits = 8 * layout.payload_bytes
-    of_steps = 1 if not values.get("every") else int(values["every"])
-    cycles = max(1, len(steps) // of_steps) if values.get("every") else len(steps) // int(values.get("accumulate", 1))
-    return Inputs(
-        step_s=compute_s,
-        parameters=float(layout.elements),
-        layers=max(layout.layers, _buckets(twin), int(values.get("fragments", 1) or 1)),
-        rate_bps=fiber.rate_bps,
-        delay_s=fiber.delay_s,
-        sites=len(layout.site_names),
-        ranks_per_site=max(len(ranks) for ranks in layout.members.values()),
-        bits=8.0 * FLOAT32_BYTES,
-        wire_factor=8 * per_direction / max(1, cycles) / exchanged_bits if exchanged_bits else 0.0,
-        delays=twin.delays,
-        buckets=_buckets(twin),
-        in_flight=_slots(twin),
-        every=of_steps,
-        fragments=int(values.get("fragments", 1) or 1),
-        overlap=int(values.get("overlap", 0) or 0),
-        accumulate=int(values.get("accumulate", 1) or 1),
-    ).but(**twin.predicted_by(fiber.rate_bps, fiber.delay_s))
+def _wait_of_mates_s(operations: Sequence[Operation], steps_s: Sequence[Sequence[float]]) -> float:
+    world = min((len(row) for row in steps_s), default=0)
+    mates = {rank: {rank} for rank in range(world)}
+    for it in operations:
+        joined = set().union(*(mates.get(rank, set()) for rank in it.ranks))
+        mates.update(dict.fromkeys(joined, joined))
+    waits = [max(row[mate] for mate in mates[rank]) - row[rank] for row in steps_s for rank in range(world)]
+    return sum(waits) / len(waits) if waits else 0.0

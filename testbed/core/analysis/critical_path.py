@@ -9,7 +9,7 @@ part                what the critical rank did
 compute             forward, backward, optimizer: all that the step's record calls compute
 peer wait           its operation had begun, but not yet on the last rank that takes part in it
 late fragments      a fragment that was to have arrived by then had not (``late_s`` of a step record)
-propagation         one-way delays of the fiber that follow one another in the exchange (``Twin.delays``)
+propagation         one-way delays of the fiber that follow one another in the exchange (``step_costs.py``)
 serialization       bytes of the exchange over the certified payload rate, in the busiest direction
 TCP recovery        what the exchange took longer than in steps without retransmission; and slow start after idling
 in-site software    operations inside the site, and what the library takes for the exchange without a fiber

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.plan import routing
-from testbed.core.prediction.inputs import payload_rate_bps
+from testbed.core.prediction.network import payload_rate_bps
 from testbed.core.records.run_record import RunData
 from testbed.core.topology.model import Topology
 from testbed.errors import UserError

@@ -22,8 +22,8 @@ from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.timeline import Stretches, fault_windows
 from testbed.core.analysis.volleys import Volley, timed_alone, volleys, why_not
 from testbed.core.certification.certificate import Certificate
-from testbed.core.prediction.predicted_outcome import Exposed
-from testbed.core.prediction.similarity import length_m
+from testbed.core.prediction.network import length_m
+from testbed.core.prediction.simulator import Parts as Predicted
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.run_record import RunData
 from testbed.core.topology.model import Topology
@@ -157,7 +157,7 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     found = expected_step(twin, run.certificate, run.ranks, measured.compute_s, run.topology)
     if found is None or measured.compute_s <= 0:
         return None
-    inputs, of = found.inputs, found.groups
+    of = found.groups
     noise = StallLog(run.stalls, run.tcp_timeouts, run.watched)
     return PredictedRun(
         compute_s=found.compute_s,
@@ -168,10 +168,10 @@ def predicted_run(run: RunData) -> PredictedRun | None:
         wire_kappa=of.wire_kappa,
         propagation=of.propagation,
         software=of.software,
-        delay_s=inputs.delay_s,
-        length_m=length_m(inputs.delay_s),
-        rate_bps=inputs.rate_bps,
-        full_rate_bps=inputs.rate_bps * (run.topology.scale if run.topology else 1.0),
+        delay_s=found.delay_s,
+        length_m=length_m(found.delay_s),
+        rate_bps=found.rate_bps,
+        full_rate_bps=found.rate_bps * (run.topology.scale if run.topology else 1.0),
         measured_compute_s=measured.compute_s,
         calibrated=any(log.calibrations for log in run.ranks),
         bytes_per_direction=found.bytes_per_direction,
@@ -180,8 +180,13 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     )
 
 
-def _parts(predicted: Exposed, measured: Parts) -> dict[str, tuple[float, float]]:
-    values = (predicted.propagation_s, predicted.serialization_s, predicted.software_s, predicted.waiting_s)
+def _parts(predicted: Predicted, measured: Parts) -> dict[str, tuple[float, float]]:
+    values = (
+        predicted.propagation_s,
+        predicted.serialization_s + predicted.queueing_s,
+        predicted.software_s + predicted.tcp_s,
+        predicted.waiting_s,
+    )
     return {
         name: (value, sum(getattr(measured, part) for part in of))
         for (name, of), value in zip(PARTS.items(), values, strict=True)

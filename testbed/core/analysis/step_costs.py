@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed.core.analysis.critical_path import StepCost, WindowCost
+from testbed.core.prediction.library_costs import GLOO, LibraryCosts
+from testbed.core.prediction.network import Network
 from testbed.core.prediction.tcp_limits import cold_start_s
+from testbed.core.training.exchange import Exchange, exchanges
 from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
@@ -39,24 +43,21 @@ class FiberModel:
         return cls(fiber["delay_s"], fiber["rate_bps"], slow)
 
 
-def step_costs(
-    twin: Twin, fiber: FiberModel, library_s: Callable[[Operation], float] = lambda it: 0.0
-) -> Callable[[int], StepCost]:
+def step_costs(twin: Twin, fiber: FiberModel) -> Callable[[int], StepCost]:
     """Return what a step costs, as a function of its number, from 1.
 
-    ``library_s``: what the library takes for an operation beside the fiber, as timed before the job; 0 if unknown.
+    Propagation is that of each sequential round of messages: of buckets in the library's slots one row after the other,
+    of messages that need no slot once.
     """
-    sites = twin.layout.sites
+    layout = twin.layout
+    network = Network.alike(layout.site_names, fiber.rate_bps, fiber.delay_s)
+    costs = LibraryCosts(layout, network, GLOO, {})
 
     @functools.cache
     def of_operations(operations: tuple[Operation, ...]) -> StepCost:
         inner = [it for it in operations if it.before_update]
         outer = [it for it in operations if not it.before_update]
-        return StepCost(
-            _cost(inner, twin, fiber, sites, library_s),
-            _cost(outer, twin, fiber, sites, library_s),
-            like=repr(operations),
-        )
+        return StepCost(_cost(inner, costs, fiber), _cost(outer, costs, fiber), like=repr(operations))
 
     def of_step(step: int) -> StepCost:
         return of_operations(tuple(twin.operations(step)))
@@ -64,13 +65,8 @@ def step_costs(
     return of_step
 
 
-def _cost(
-    operations: Sequence[Operation],
-    twin: Twin,
-    fiber: FiberModel,
-    sites: Sequence[str],
-    library_s: Callable[[Operation], float],
-) -> WindowCost:
+def _cost(operations: Sequence[Operation], costs: LibraryCosts, fiber: FiberModel) -> WindowCost:
+    sites = costs.layout.sites
     peers: defaultdict[int, set[int]] = defaultdict(set)
     awaited = [it for it in operations if not it.lands and len(it.ranks) > 1]
     for it in awaited:
@@ -83,9 +79,17 @@ def _cost(
     return WindowCost(
         peers={rank: frozenset(others) for rank, others in peers.items()},
         crosses=bool(across),
-        propagation_s=twin.delays * fiber.delay_s if across else 0.0,
+        propagation_s=sum(_rounds_s(it, costs) for it in exchanges(across, sites)),
         serialization_s=8 * moved / fiber.rate_bps,
-        software_s=max((sum(library_s(it) for it in across if rank in it.ranks) for rank in peers), default=0.0),
         cold_s=cold_start_s(fiber.rate_bps, rtt_s, 8 * largest) if across and fiber.slow_after_idle else 0.0,
         idle_s=_LEAST_RTO_S + rtt_s,
     )
+
+
+def _rounds_s(exchange: Exchange, costs: LibraryCosts) -> float:
+    """Return the delays of all parts and repetitions of an exchange that follow one another."""
+    parts = max(1, exchange.first.parts)
+    cost = costs.of(replace(exchange, parts=parts, times=1))
+    if cost.slots is None:
+        return cost.propagation_s
+    return exchange.times * math.ceil(parts / cost.slots) * cost.propagation_s

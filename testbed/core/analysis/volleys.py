@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from testbed.core.prediction.bucket_pipeline import FORWARD_SHARE
+from testbed.core.training.exchange import at_once, times
+from testbed.core.training.process import FORWARD_SHARE
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
@@ -114,10 +115,11 @@ class Round:
 
     def like(self, volley: Volley) -> bool:
         """Whether ``volley`` times operations such as these."""
+        first = self.first
         small, large = sorted((self.part_bytes, volley.byte_count))
         return (
             volley.kind != EXCHANGE
-            and (volley.kind, volley.what, volley.beside) == (self.first.kind, self.first.what, self.first.parts > 0)
+            and (volley.kind, volley.what, volley.beside) == (first.kind, first.what, first.parts > 0)
             and {ranks for _, ranks in volley.groups} == {ranks for _, ranks in self.groups}
             and large <= _ALIKE * small
         )
@@ -142,19 +144,10 @@ def why_not(twin: Twin) -> str:
 def rounds(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Round, ...]:
     """Return the operations of a step in the order in which its ranks do them.
 
-    Equal operations of different groups are done at the same time, unless a rank is in two of the groups: a rank does
-    one after the other. Connections of a strategy's own across fibers are left out.
+    Connections of a strategy's own across fibers are left out.
     """
-    found: list[list[Operation]] = []
-    for it in operations:
-        if len(it.ranks) < 2 or it.byte_count <= 0 or (not it.watched and _crosses([it], sites)):
-            continue
-        same = next((group for group in reversed(found) if _together(group, it)), None)
-        if same is None:
-            found.append([it])
-        else:
-            same.append(it)
-    return tuple(Round(tuple(group), _times(group), _crosses(group, sites)) for group in found)
+    watched = (it for it in operations if it.watched or not _crosses([it], sites))
+    return tuple(Round(group, times(group), _crosses(group, sites)) for group in at_once(watched))
 
 
 def volleys(twin: Twin, step_s: float, round_trip_s: float = 1.0) -> tuple[Volley, ...]:
@@ -260,22 +253,6 @@ def timed_alone(rows: Iterable[Mapping[int, Sequence[float]]]) -> tuple[float, .
         ends = len(counted) // 4
         found.append(statistics.fmean(counted[ends : len(counted) - ends]) if counted else 0.0)
     return tuple(found)
-
-
-def _together(group: Sequence[Operation], more: Operation) -> bool:
-    first = group[0]
-    if (first.kind, first.what, first.fragment, first.byte_count, first.lands, first.parts) != (
-        more.kind, more.what, more.fragment, more.byte_count, more.lands, more.parts,
-    ):  # fmt: skip
-        return False
-    return not any(it.group != more.group and {*it.ranks} & {*more.ranks} for it in group)
-
-
-def _times(group: Sequence[Operation]) -> int:
-    counts: dict[tuple[str, tuple[int, ...]], int] = {}
-    for it in group:
-        counts[it.group, it.ranks] = counts.get((it.group, it.ranks), 0) + 1
-    return max(counts.values())
 
 
 def _crosses(operations: Iterable[Operation], sites: Sequence[str]) -> bool:

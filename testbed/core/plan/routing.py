@@ -12,6 +12,7 @@ continue over the others, by the kernel itself.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -78,18 +79,30 @@ def path(topology: Topology, here: str, there: str) -> tuple[frozenset[str], ...
     A hop is several directions where flows are spread over links between the same two sites. None if there is no path,
     or if flows may take paths over different sites.
     """
-    plan = _at_rest(topology)
     found: list[frozenset[str]] = []
-    site = here
-    while site != there:
-        ways = plan.ways[site, there]
-        onward = ways if topology.routing == "multipath" else ways[:1]
-        nexts = {_other(link, site) for link in onward}
-        if len(nexts) != 1:
+    for onward in _hops(_at_rest(topology), topology, here, there):
+        if len({direction.rpartition(":")[2] for direction in onward}) != 1:
             return None
-        site = nexts.pop()
-        found.append(frozenset(f"{link.name}:{site}" for link in onward))
-    return tuple(found)
+        found.append(onward)
+    arrives = here == there or (found and all(it.endswith(f":{there}") for it in found[-1]))
+    return tuple(found) if arrives else None
+
+
+def paths(topology: Topology) -> dict[tuple[str, str], tuple[frozenset[str], ...]]:
+    """Return :func:`path` of each two sites; where flows may take paths over different sites, the shortest one."""
+    plan, names = _at_rest(topology), [site.name for site in topology.sites]
+    pairs = itertools.permutations(names, 2)
+    return {(here, there): tuple(_hops(plan, topology, here, there)) for here, there in pairs}
+
+
+def _hops(plan: _AtRest, topology: Topology, here: str, there: str) -> Iterator[frozenset[str]]:
+    """Yield the directions of each hop, and go on over those of the first one."""
+    site = here
+    while site != there and (ways := plan.ways[site, there]):
+        after = _other(ways[0], site)
+        onward = ways if topology.routing == "multipath" else ways[:1]
+        yield frozenset(f"{link.name}:{_other(link, site)}" for link in onward)
+        site = after
 
 
 class _AtRest:

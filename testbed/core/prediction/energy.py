@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from testbed.core.physics.facts import RADIUS_CLASSES, radius_class
-from testbed.core.prediction.collective_times import Pattern
-from testbed.core.prediction.inputs import Inputs
-from testbed.core.prediction.predicted_outcome import Outcome
-from testbed.core.prediction.similarity import length_m
+from testbed.core.prediction.job import Job
+from testbed.core.prediction.simulator import Simulated
 
 __all__ = ["FABRIC", "PATH_CLASSES", "Power", "StepEnergy", "bits_by_class", "exchange_j", "waiting_j"]
 
@@ -34,34 +32,14 @@ def waiting_j(exposed_s: float, ranks: int, idle_watts: float) -> float:
     return exposed_s * ranks * idle_watts
 
 
-def bits_by_class(inputs: Inputs, pattern: Pattern, outcome: Outcome, *, flat: bool) -> dict[str, float]:
-    """Return the bits of a step by class of path, over all sites, each direction that is sent.
-
-    A site sends the bits of its fiber over each fiber on the way to the next site. With tiers each tier has a fiber of
-    its own. In the fabrics a flat ring sends as much on each hop between ranks as on the fiber; else each site reduces
-    and gathers the payload, 2 (r - 1) times for r ranks.
-    """
+def bits_by_class(job: Job, simulated: Simulated) -> dict[str, float]:
+    """Return the bits of a step at full scale by class of path: of each fiber and direction, and inside the sites."""
     found: dict[str, float] = {}
-
-    def add(path: str, bits: float) -> None:
-        if bits:
-            found[path] = found.get(path, 0.0) + bits
-
-    if inputs.tiers and len(outcome.bits_by_fiber) == len(inputs.tiers):
-        for tier, bits in zip(inputs.tiers, outcome.bits_by_fiber, strict=True):
-            add(radius_class(length_m(tier.delay_s)).name, bits * inputs.sites)
-    else:
-        crossed = [(metres, 1) for metres in inputs.fibers_m] or [(length_m(inputs.delay_s), inputs.sites)]
-        for metres, times in crossed:
-            add(radius_class(metres).name, outcome.bits_per_step * times)
-    if pattern.wire_factor:
-        payload = sum(outcome.bits_by_fiber or (outcome.bits_per_step,)) / pattern.wire_factor
-        inside = (
-            (inputs.ranks - inputs.sites) * pattern.wire_factor
-            if flat
-            else inputs.sites * 2 * (inputs.ranks_per_site - 1)
-        )
-        add(FABRIC, payload * inside)
+    for lane, byte_count in simulated.lane_bytes.items():
+        metres = job.network.lengths_m.get(lane)
+        path = FABRIC if metres is None else radius_class(metres).name
+        if byte_count:
+            found[path] = found.get(path, 0.0) + 8 * byte_count * job.scale
     return found
 
 
@@ -107,9 +85,9 @@ class Power:
             return []
         return [it for it in bits if it not in self.by_class and it != FABRIC]
 
-    def step(self, inputs: Inputs, outcome: Outcome, bits: Mapping[str, float]) -> StepEnergy:
-        """Return the joules of a step that sends ``bits`` by class."""
-        default = self.joules_per_bit or 0.0
+    def step(self, job: Job, simulated: Simulated) -> StepEnergy:
+        """Return the joules of a step."""
+        default, bits = self.joules_per_bit or 0.0, bits_by_class(job, simulated)
         of = {it: self.by_class.get(it, 0.0 if it == FABRIC else default) for it in bits}
         joules = {it: exchange_j({it: amount}, of) for it, amount in bits.items()}
-        return StepEnergy(joules, waiting_j(outcome.exposed.total_s, inputs.ranks, self.idle_watts))
+        return StepEnergy(joules, waiting_j(simulated.parts.total_s, job.ranks, self.idle_watts))

@@ -15,9 +15,9 @@ from testbed.core.prediction.failure_costs import (
     goodput_synchronous,
 )
 from testbed.core.prediction.failure_events import simulate_failures
-from testbed.core.prediction.inputs import Inputs
-from testbed.core.prediction.predicted_outcome import Outcome
-from testbed.core.prediction.similarity import length_m
+from testbed.core.prediction.job import Job
+from testbed.core.prediction.network import length_m
+from testbed.core.prediction.simulator import Simulated
 
 __all__ = ["Failures", "UnderFailures"]
 
@@ -64,22 +64,22 @@ class Failures:
             wrong.append("--cuts must be 0 or more, --repair greater than 0, and both finite")
         return wrong
 
-    def routes_of(self, inputs: Inputs) -> DuctRoutes:
-        return self.routes or single_route(length_m(inputs.delay_s))
+    def routes_of(self, job: Job) -> DuctRoutes:
+        return self.routes or single_route(length_m(job.delay_s))
 
-    def rates_hz(self, inputs: Inputs) -> dict[str, float]:
+    def rates_hz(self, job: Job) -> dict[str, float]:
         """Return failures per second that stop the job, by cause."""
-        cuts_m = self.routes_of(inputs).separating_m() if inputs.sites > 1 else 0.0
+        cuts_m = self.routes_of(job).separating_m() if job.sites > 1 else 0.0
         return {
-            "accelerators": failure_rate_hz(ranks=inputs.ranks, mtbf_rank_s=self.mtbf_rank_s),
-            "sites": failure_rate_hz(sites=inputs.sites, mtbf_site_s=self.mtbf_site_s),
+            "accelerators": failure_rate_hz(ranks=job.ranks, mtbf_rank_s=self.mtbf_rank_s),
+            "sites": failure_rate_hz(sites=job.sites, mtbf_site_s=self.mtbf_site_s),
             "fibers": failure_rate_hz(route_m=cuts_m, cuts_per_1000_km_year=self.cuts_per_1000_km_year),
             "others": 1 / self.mtbf_s,
         }
 
-    def job_mtbf_s(self, inputs: Inputs) -> float:
+    def job_mtbf_s(self, job: Job) -> float:
         """Return M: the mean time between failures of the whole job; infinite without any."""
-        rate_hz = sum(self.rates_hz(inputs).values())
+        rate_hz = sum(self.rates_hz(job).values())
         return 1 / rate_hz if rate_hz else math.inf
 
 
@@ -93,12 +93,12 @@ class UnderFailures:
     """
 
     failures: Failures
-    inputs: Inputs
-    outcome: Outcome
+    job: Job
+    outcome: Simulated
 
     @property
     def mtbf_s(self) -> float:
-        return self.failures.job_mtbf_s(self.inputs)
+        return self.failures.job_mtbf_s(self.job)
 
     @property
     def best_interval_s(self) -> float:
@@ -134,21 +134,21 @@ class UnderFailures:
     @property
     def elastic(self) -> float:
         """All sites lose half a step at each failure of any."""
-        return self._one_site(self.inputs.sites * self.outcome.step_s / 2)
+        return self._one_site(self.job.sites * self.outcome.step_s / 2)
 
     @property
     def decoupled(self) -> float:
         """The site that failed loses half a round."""
-        return self._one_site(self.inputs.every * self.outcome.step_s / 2)
+        return self._one_site(self.job.twin.cycle * self.outcome.step_s / 2)
 
     def _one_site(self, lost_s: float) -> float:
-        sites = self.inputs.sites
+        sites = self.job.sites
         return goodput_elastic(self.outcome.utilization, sites, sites * self.mtbf_s, self.failures.restart_s, lost_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, in seconds and shares."""
-        it, routes = self.failures, self.failures.routes_of(self.inputs)
-        rates = it.rates_hz(self.inputs)
+        it, routes = self.failures, self.failures.routes_of(self.job)
+        rates = it.rates_hz(self.job)
         worst = routes.availability(it.cuts_per_1000_km_year, it.repair_s)
         return {
             "mtbf_s": self.mtbf_s,

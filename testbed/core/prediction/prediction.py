@@ -1,70 +1,44 @@
-"""One prediction: checked inputs in, utilization, exposed time, bits and the least rate out. Pure."""
+"""One prediction: a job in, utilization, exposed time by cause, bits and the least rate out. Pure."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from testbed.core.prediction.collective_times import Pattern, exchange_s
-from testbed.core.prediction.energy import FABRIC, Power, StepEnergy, bits_by_class
-from testbed.core.prediction.event_heap import TooMany
-from testbed.core.prediction.inputs import PAYLOAD_SHARE, Inputs, mistakes, option
+from testbed.core.prediction.energy import Power, StepEnergy, bits_by_class
+from testbed.core.prediction.job import Job, Tcp
 from testbed.core.prediction.job_failures import Failures, UnderFailures
-from testbed.core.prediction.plans import predict_events
-from testbed.core.prediction.predicted_outcome import Outcome
+from testbed.core.prediction.network import PAYLOAD_SHARE
 from testbed.core.prediction.published_quality import Published, published_quality
 from testbed.core.prediction.required_rate import least_rate_bps
 from testbed.core.prediction.similar_lab import SimilarLab
 from testbed.core.prediction.similarity import Groups, groups
-from testbed.core.prediction.strategies import STRATEGIES
-from testbed.core.prediction.tcp_limits import cold_start_s, usable_rate_bps
-from testbed.errors import UnknownName, UserError
+from testbed.core.prediction.simulator import Parts, Simulated, TooMany
+from testbed.core.training.exchange import Exchange
+from testbed.errors import UserError
 
-__all__ = ["Failures", "Power", "Prediction", "SimilarLab", "SingleExchange", "Tcp", "predict"]
+__all__ = ["Failures", "Job", "Merges", "Power", "Prediction", "SimilarLab", "SingleExchange", "Tcp", "predict"]
 
-
-@dataclass(frozen=True)
-class Tcp:
-    """What TCP allows the connections of one exchange: together, in bytes of window, and in loss of packets.
-
-    ``cold``: they were idle before each exchange, so each begins with slow start.
-    """
-
-    connections: int = 1
-    window_bytes: float = math.inf
-    loss: float = 0.0
-    cold: bool = False
-
-    def usable(self, inputs: Inputs) -> Inputs:
-        """Return ``inputs`` with the rate that these connections reach."""
-        rate_bps = usable_rate_bps(
-            inputs.rate_bps,
-            2 * inputs.delay_s,
-            connections=self.connections,
-            window_bytes=self.window_bytes,
-            loss=self.loss,
-        )
-        return inputs.but(rate_bps=rate_bps)
-
-    def cold_start_s(self, inputs: Inputs, bits: float) -> float:
-        """Return what slow start adds to an exchange of ``bits`` on the fiber, in seconds."""
-        if not bits or math.isinf(inputs.rate_bps):
-            return 0.0
-        return cold_start_s(inputs.rate_bps / self.connections, 2 * inputs.delay_s, bits / self.connections)
-
-    def started(self, inputs: Inputs, pattern: Pattern, bits: float) -> Inputs:
-        """Return ``inputs`` whose exchanges of ``bits`` begin with slow start: as many more one-way delays."""
-        if not (self.cold and inputs.delay_s):
-            return inputs
-        return inputs.but(delays=pattern.delays + self.cold_start_s(inputs, bits) / inputs.delay_s)
+_LITTLE = 0.01
+"""Where no larger share of a step is exposed, compute limits."""
+_CAUSES = {
+    "propagation_s": "distance",
+    "serialization_s": "rate",
+    "queueing_s": "rate",
+    "software_s": "software",
+    "waiting_s": "the slowest site",
+    "tcp_s": "TCP's slow start",
+}
 
 
 @dataclass(frozen=True)
 class SingleExchange:
-    """The largest exchange by itself: bits on the fiber, seconds without overlap, and what slow start would add."""
+    """The largest exchange by itself: bits on its busiest lane at full scale, seconds without overlap, and what slow
+    start would add."""
 
     bits: float
     alone_s: float
@@ -72,25 +46,37 @@ class SingleExchange:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What the numbers say of one strategy.
+class Merges:
+    """How old updates are where no site waits for them.
 
     Attributes:
-        outcome: by events where the closed form leaves something out, else by the closed form.
-        closed: by the closed form.
+        age_s: median, from the end of an inner step until another site has adopted it; ``age_p99_s``: 99th percentile.
+        merge_s: between two merges of a part of the model.
+        steps_per_push: inner steps in a push, at the mean; more than declared where pushes are withheld.
+        saturated: the fiber carries less than the pushes, so some are withheld.
+    """
+
+    age_s: float
+    age_p99_s: float
+    merge_s: float
+    steps_per_push: float
+    saturated: bool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the numbers say of one job.
+
+    Attributes:
+        outcome: of a mean step in the steady state.
         groups: w kappa, lambda and o / T.
-        exchange: the largest exchange by itself; None for tiers, which have fibers of their own.
         failures, similar, power: as asked for.
         target, rate_bps: a wanted compute utilization, and the least payload rate that reaches it; None if none does.
     """
 
-    strategy: str
-    inputs: Inputs
-    pattern: Pattern
-    outcome: Outcome
-    closed: Outcome
+    job: Job
+    outcome: Simulated
     groups: Groups
-    exchange: SingleExchange | None = None
     target: float | None = None
     rate_bps: float | None = None
     failures: Failures | None = None
@@ -98,31 +84,86 @@ class Prediction:
     power: Power | None = None
 
     @property
+    def strategy(self) -> str:
+        return self.job.twin.name
+
+    @property
     def utilization(self) -> float:
         return self.outcome.utilization
 
+    @property
+    def exposed(self) -> Parts:
+        return self.outcome.parts
+
+    @property
+    def limit(self) -> str:
+        """What limits: the cause of the largest part of exposed time, or "compute" where little is exposed."""
+        if self.exposed.total_s <= _LITTLE * self.outcome.step_s:
+            return "compute"
+        causes: dict[str, float] = {}
+        for name, cause in _CAUSES.items():
+            causes[cause] = causes.get(cause, 0.0) + getattr(self.exposed, name)
+        return max(causes, key=lambda it: causes[it])
+
+    @property
+    def bits_by_fiber(self) -> dict[str, float]:
+        """Bits of a mean step at full scale, by direction of a fiber."""
+        rates = self.job.network.rates_bps
+        moved = self.outcome.lane_bytes
+        return {lane: 8 * moved[lane] * self.job.scale for lane in moved if lane in rates}
+
+    @property
+    def bits_per_step(self) -> float:
+        """Of the busiest direction."""
+        return max(self.bits_by_fiber.values(), default=0.0)
+
+    @property
+    def peak_bps(self) -> float:
+        """Bits of the largest exchange within one step of compute."""
+        return 0.0 if self.exchange is None else self.exchange.bits / self.job.step_s
+
     @functools.cached_property
-    def _events(self) -> tuple[Outcome | None, str]:
-        return _events(self.strategy, self.inputs)
+    def exchange(self) -> SingleExchange | None:
+        """The largest exchange between sites; None if there is none."""
+        moved = [(self._bits(it), it) for it in self._exchanges]
+        bits, largest = max(moved, key=lambda it: it[0], default=(0.0, None))
+        if largest is None or not bits:
+            return None
+        cost, slow = self.job.costs.of(largest), self.job.but(tcp=Tcp(self.job.tcp.connections, cold=True)).costs
+        alone_s = cost.software_s + cost.propagation_s + max(cost.lanes.values(), default=0.0)
+        return SingleExchange(bits, alone_s, slow.slow_start_s(largest, math.inf))
 
     @property
-    def events(self) -> Outcome | None:
-        """By events, simulated when first asked for; None where they would be too many: ``no_events`` says why."""
-        return self._events[0] if self.outcome is self.closed else self.outcome
+    def _exchanges(self) -> list[Exchange]:
+        found = {id(it.exchange): it.exchange for it in self.outcome.transfers}
+        return [it for it in found.values() if it is not None and it.operations]
+
+    def _bits(self, exchange: Exchange) -> float:
+        moved, rates = self.job.costs.of(exchange).bytes, self.job.network.rates_bps
+        return max(
+            (8 * byte_count * self.job.scale for lane, byte_count in moved.items() if lane in rates), default=0.0
+        )
 
     @property
-    def no_events(self) -> str:
-        return self._events[1] if self.outcome is self.closed else ""
-
-    @property
-    def fell_back(self) -> bool:
-        """Whether the closed form leaves something out, and counts all the same, because events would be too many."""
-        return self.outcome is self.closed and not STRATEGIES[self.strategy].exact
+    def merges(self) -> Merges | None:
+        """How old updates are; None where sites wait for them."""
+        samples = self.outcome.samples
+        if "withheld" not in samples:
+            return None
+        ages, withheld = sorted(samples.get("age_s", ())), statistics.fmean(samples["withheld"])
+        at_s, parts = samples.get("merge_s", ()), int(self.job.twin.values.get("fragments", 1))
+        return Merges(
+            age_s=statistics.median(ages) if ages else math.inf,
+            age_p99_s=ages[min(len(ages) - 1, int(0.99 * len(ages)))] if ages else math.inf,
+            merge_s=self.outcome.steps * self.outcome.step_s * parts / len(at_s) if at_s else math.inf,
+            steps_per_push=self.job.twin.cycle / (1 - withheld) if withheld < 1 else math.inf,
+            saturated=withheld > 0,
+        )
 
     @property
     def under_failures(self) -> UnderFailures | None:
         """What failures leave; None unless asked for."""
-        return None if self.failures is None else UnderFailures(self.failures, self.inputs, self.outcome)
+        return None if self.failures is None else UnderFailures(self.failures, self.job, self.outcome)
 
     @property
     def goodput(self) -> float | None:
@@ -132,9 +173,7 @@ class Prediction:
     @property
     def energy(self) -> StepEnergy | None:
         """Joules of a step; None unless asked for."""
-        if self.power is None:
-            return None
-        return self.power.step(self.inputs, self.outcome, _energy_bits(self.strategy, self.inputs, self.outcome))
+        return None if self.power is None else self.power.step(self.job, self.outcome)
 
     @property
     def quality(self) -> tuple[Published, ...]:
@@ -143,12 +182,22 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, in SI units; what is infinite is None. ``rate_bps`` is that of ``target``."""
-        rate_bps = self.inputs.rate_bps if self.target is None else self.rate_bps
+        job, layout = self.job, self.job.twin.layout
+        rate_bps = job.rate_bps if self.target is None else self.rate_bps
         under, energy = self.under_failures, self.energy
         plain = {
             "strategy": self.strategy,
+            "options": dict(job.twin.values),
             "utilization": self.utilization,
-            **self.outcome.to_dict(),
+            "step_s": self.outcome.step_s,
+            "compute_s": self.outcome.compute_s,
+            "exposed": asdict(self.exposed),
+            "limit": self.limit,
+            "bits_per_step": self.bits_per_step,
+            "bits_by_fiber": self.bits_by_fiber,
+            "peak_bps": self.peak_bps,
+            "steady": self.outcome.steady,
+            "merges": None if self.merges is None else asdict(self.merges),
             "target": self.target,
             "rate_bps": rate_bps,
             "line_rate_bps": None if rate_bps is None else rate_bps / PAYLOAD_SHARE,
@@ -161,124 +210,89 @@ class Prediction:
             "similar_lab": None
             if self.similar is None
             else asdict(self.similar) | {"cpu_bound": self.similar.cpu_bound},
-            "closed_form": self.closed.to_dict(),
-            "events": None if self.events is None else self.events.to_dict(),
-            "no_events": self.no_events or None,
             "exchange": None if self.exchange is None else asdict(self.exchange),
             "groups": asdict(self.groups),
-            "pattern": asdict(self.pattern),
             "published_quality": [asdict(it) for it in self.quality],
-            "inputs": asdict(self.inputs),
+            "job": {
+                "sites": job.sites,
+                "ranks_per_site": job.ranks_per_site,
+                "delay_s": job.delay_s,
+                "rate_bps": job.rate_bps,
+                "steps_s": dict(job.steps_s),
+                "parameters": layout.elements * job.scale,
+                "layers": layout.layers,
+                "scale": job.scale,
+                "library": job.library.name,
+            },
         }
         finite: dict[str, Any] = _finite(plain)
         return finite
 
 
 def predict(
-    strategy: str,
-    inputs: Inputs,
+    job: Job,
     *,
     target: float | None = None,
-    given: Collection[str] = (),
-    tcp: Tcp | None = None,
+    merge_within_s: float | None = None,
     failures: Failures | None = None,
     lab: tuple[float, float, int] | None = None,
     power: Power | None = None,
 ) -> Prediction:
-    """Return the prediction of ``strategy``.
+    """Return the prediction of ``job``.
 
     Args:
-        target: compute utilization to find the least payload rate for; ``inputs.rate_bps`` does not matter then.
-        tcp: limits the rate to what its connections reach.
+        target: compute utilization to find the least payload rate for; the network's rates do not matter then.
+        merge_within_s: with a target, the greatest median age of updates where no site waits for them.
         failures: adds goodput.
         lab: step in seconds, scale and cores of a lab: adds the one that is similar.
         power: adds the energy of a step.
-        given: names of inputs that were given explicitly: those that the strategy does not have are refused.
 
     Raises:
-        UserError: an unknown strategy, impossible inputs (all at once), an input that the strategy does not have.
+        UserError: impossible inputs, all at once; or a step with too many events.
     """
-    if strategy not in STRATEGIES:
-        raise UnknownName("strategy", strategy, list(STRATEGIES))
-    wrong = [*mistakes(inputs), *STRATEGIES[strategy].missing(inputs), *_foreign(strategy, given)]
+    wrong = []
     if target is not None and not 0 < target < 1:
         wrong.append(f"--target must be greater than 0 and less than 1, got {target:g}")
-    if (own := STRATEGIES[strategy].own_fibers) and (target is not None or {"rate_bps", "delay_s"} & set(given)):
-        refused = "so it has no --target, --rate or --delay"
-        wrong.append(f"strategy {strategy} has the rate and delay of each {option(own)}, {refused}")
-    tcp = tcp or Tcp()
-    if STRATEGIES[strategy].own_fibers and tcp.cold:
-        wrong.append(f"strategy {strategy} has no --cold-start")
-    wrong += _mistakes_beside(tcp, failures, lab, power)
+    waits = job.twin.waits
+    if target is not None and not waits and merge_within_s is None:
+        wrong.append(f"sites never wait with strategy {job.twin.name}, so --target needs --merge-within, as 60s")
+    if merge_within_s is not None and (waits or target is None):
+        wrong.append("--merge-within needs --target, and a strategy whose sites never wait")
+    wrong += _mistakes_beside(job.tcp, failures, lab, power)
     if wrong:
         raise UserError("; ".join(wrong))
-
-    def usable(inputs: Inputs) -> Inputs:
-        inputs = tcp.usable(inputs)
-        return tcp.started(inputs, STRATEGIES[strategy].exchanged(inputs), _largest_bits(strategy, inputs))
-
-    rate_bps = None
-    if target is not None:
-        rate_bps = least_rate_bps(
-            lambda rate: _outcome(strategy, usable(inputs.but(rate_bps=rate))).utilization, target
-        )
-        inputs = inputs.but(rate_bps=rate_bps or math.inf)
-    inputs = usable(inputs)
-    pattern = STRATEGIES[strategy].exchanged(inputs)
-    closed = STRATEGIES[strategy].predict(inputs)
-    events = None if STRATEGIES[strategy].exact else _events(strategy, inputs)[0]
-    outcome = events or closed
-    if power is not None:
-        _check_classes(strategy, power, _energy_bits(strategy, inputs, outcome))
-    return Prediction(
-        strategy,
-        inputs,
-        pattern,
-        outcome,
-        closed,
-        groups(STRATEGIES[strategy].sent(inputs), pattern),
-        None if STRATEGIES[strategy].own_fibers else _single(strategy, inputs, pattern, tcp),
-        target,
-        rate_bps,
-        failures,
-        None if lab is None else SimilarLab.of(_farthest(strategy, inputs), *lab),
-        power,
-    )
-
-
-def _farthest(strategy: str, inputs: Inputs) -> Inputs:
-    """Return ``inputs`` with the farthest of several fibers, which is the one that a lab shows."""
-    if not STRATEGIES[strategy].own_fibers:
-        return inputs
-    return inputs.but(rate_bps=inputs.tiers[-1].rate_bps, delay_s=inputs.tiers[-1].delay_s)
-
-
-def _largest_bits(strategy: str, inputs: Inputs) -> float:
-    """Return the bits of the largest exchange on the fiber."""
-    return STRATEGIES[strategy].predict(inputs).peak_bps * inputs.step_s
-
-
-def _single(strategy: str, inputs: Inputs, pattern: Pattern, tcp: Tcp) -> SingleExchange:
-    bits = _largest_bits(strategy, inputs)
-    alone_s = exchange_s(bits, Pattern(pattern.delays, 1.0), inputs.rate_bps, inputs.delay_s, inputs.operation_s)
-    return SingleExchange(bits, alone_s, tcp.cold_start_s(inputs, bits))
-
-
-def _energy_bits(strategy: str, inputs: Inputs, outcome: Outcome) -> dict[str, float]:
-    of = STRATEGIES[strategy]
-    bits = bits_by_class(inputs, of.exchanged(inputs), outcome, flat=of.flat)
-    return {it: amount for it, amount in bits.items() if it != FABRIC or of.replicas}
-
-
-def _check_classes(strategy: str, power: Power, bits: dict[str, float]) -> None:
-    """Refuse joules that do not cover the paths, or that have none."""
-    if FABRIC in power.by_class and not STRATEGIES[strategy].replicas:
-        raise UserError(f"--joules-per-bit: bits inside the sites of {strategy} are not predicted; omit {FABRIC}=")
-    if missing := power.missing(bits):
+    try:
+        rate_bps = None
+        if target is not None:
+            reaches = _reaches(job, merge_within_s)
+            rate_bps = least_rate_bps(reaches, target)
+            job = job.but(network=job.network.with_rate((rate_bps or math.inf) / job.scale))
+        outcome = job.simulate(keep=True)
+    except TooMany as error:
+        raise UserError(f"strategy {job.twin.name} cannot be simulated: {error}") from error
+    if power is not None and (missing := power.missing(bits_by_class(job, outcome))):
         raise UserError(
             f"--joules-per-bit: expected a value for {' and '.join(missing)} fiber, which the exchange crosses;"
             f" write {missing[0]}=J, or J alone for every fiber"
         )
+    similar = None if lab is None else SimilarLab.of(job, *lab)
+    found = groups(job.costs, job.costs.network, job.twin.cycle, job.step_s, outcome)
+    return Prediction(job, outcome, found, target, rate_bps, failures, similar, power)
+
+
+def _reaches(job: Job, merge_within_s: float | None) -> Callable[[float], float]:
+    """Return the utilization by payload rate; 0 where updates are older than allowed."""
+
+    def utilization(rate_bps: float) -> float:
+        at_rate = job.but(network=job.network.with_rate(rate_bps / job.scale))
+        outcome = at_rate.simulate()
+        if merge_within_s is not None:
+            merges = Prediction(at_rate, outcome, Groups(0, 0, 0)).merges
+            if merges is None or merges.age_s > merge_within_s:
+                return 0.0
+        return outcome.utilization
+
+    return utilization
 
 
 def _finite(value: Any) -> Any:
@@ -302,31 +316,4 @@ def _mistakes_beside(
         wrong += power.mistakes()
     if lab is not None and not (0 < lab[0] < math.inf and 0 < lab[1] < math.inf and lab[2] >= 1):
         wrong.append("--lab-step-time and --lab-scale must be greater than 0 and finite, cores 1 or more")
-    return wrong
-
-
-def _outcome(strategy: str, inputs: Inputs) -> Outcome:
-    """Return the outcome by events where the closed form leaves something out, else by the closed form."""
-    if STRATEGIES[strategy].exact:
-        return STRATEGIES[strategy].predict(inputs)
-    return _events(strategy, inputs)[0] or STRATEGIES[strategy].predict(inputs)
-
-
-def _events(strategy: str, inputs: Inputs) -> tuple[Outcome | None, str]:
-    """Return the outcome by events, or None and why there is none."""
-    of = STRATEGIES[strategy]
-    try:
-        outcome = of.with_fabric(predict_events(strategy, of.over_fabric(inputs)), inputs)
-        return replace(outcome, peak_bps=of.predict(inputs).peak_bps), ""
-    except TooMany as error:
-        return None, str(error)
-
-
-def _foreign(strategy: str, given: Collection[str]) -> list[str]:
-    """Return the inputs that only other strategies have, and those that are missing."""
-    special = frozenset().union(*(it.own for it in STRATEGIES.values()))
-    wrong = []
-    for name in sorted((special & set(given)) - STRATEGIES[strategy].own):
-        of = ", ".join(it.name for it in STRATEGIES.values() if name in it.own)
-        wrong.append(f"strategy {strategy} has no {option(name)} (it belongs to {of})")
     return wrong

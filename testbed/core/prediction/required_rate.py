@@ -13,8 +13,8 @@ GREATEST_BPS: Final = 1e16
 """Rates between which the least one is looked for."""
 
 
-def least_rate_bps(utilization: Callable[[float], float], target: float) -> float | None:
-    """Return the least payload rate, within 0.01 %, at which ``utilization``, which never falls with it, is ``target``.
+def least_rate_bps(utilization: Callable[[float], float], target: float, tolerance: float = 1e-4) -> float | None:
+    """Return the least payload rate, within a share of ``tolerance``, at which ``utilization``, which never falls with it, is ``target``.
 
     None if even infinite rate does not reach the target: then it is distance, software or a slow site that limits.
     """
@@ -23,7 +23,7 @@ def least_rate_bps(utilization: Callable[[float], float], target: float) -> floa
     low, high = LEAST_BPS, GREATEST_BPS
     if utilization(low) >= target:
         return low
-    while high / low > 1.0001:
+    while high / low > 1 + tolerance:
         middle = math.sqrt(low * high)
         if utilization(middle) >= target:
             high = middle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.core.prediction.inputs import Inputs
+from testbed.core.prediction.job import Job
 from testbed.core.prediction.machine_limits import cpu_share
 from testbed.core.prediction.similarity import Equivalent, full_scale
 
@@ -35,9 +35,9 @@ class SimilarLab:
         return self.cpu_share > 1
 
     @classmethod
-    def of(cls, inputs: Inputs, step_s: float, scale: float, cores: int) -> SimilarLab:
+    def of(cls, job: Job, step_s: float, scale: float, cores: int) -> SimilarLab:
         """Return the lab whose step takes ``step_s``, with payloads divided by ``scale``, on ``cores`` cores."""
-        lab = full_scale(inputs.delay_s, inputs.rate_bps, inputs.step_s, step_s, 1 / scale)  # the way back
-        full = full_scale(inputs.delay_s, inputs.rate_bps / scale, step_s, inputs.step_s, scale)
-        share = cpu_share(inputs.ranks, step_s, cores)
-        return cls(step_s, lab.delay_s, lab.length_m, lab.rate_bps, scale, share, inputs.step_s / step_s, full)
+        lab = full_scale(job.delay_s, job.rate_bps, job.step_s, step_s, 1 / scale)  # the way back
+        full = full_scale(job.delay_s, job.rate_bps / scale, step_s, job.step_s, scale)
+        share = cpu_share(job.ranks, step_s, cores)
+        return cls(step_s, lab.delay_s, lab.length_m, lab.rate_bps, scale, share, job.step_s / step_s, full)

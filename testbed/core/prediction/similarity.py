@@ -10,20 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.core.physics.fiber import DEFAULT_FIBER, propagation_s
-from testbed.core.prediction.collective_times import Pattern
-from testbed.core.prediction.inputs import Inputs
+from testbed.core.prediction.network import Network, length_m
+from testbed.core.prediction.simulator import Costs, Simulated
 
-__all__ = ["Equivalent", "Groups", "full_scale", "groups", "length_m"]
-
-
-def length_m(delay_s: float) -> float:
-    """Return the fiber whose one-way delay is ``delay_s``, in metres: 5 us per km.
-
-    >>> length_m(200e-6)
-    40000.0
-    """
-    return delay_s / propagation_s(1.0, DEFAULT_FIBER)
+__all__ = ["Equivalent", "Groups", "full_scale", "groups"]
 
 
 @dataclass(frozen=True)
@@ -44,19 +34,25 @@ class Equivalent:
     rate_bps: float
 
 
-def groups(inputs: Inputs, pattern: Pattern) -> Groups:
-    """Return w kappa, lambda and o / T of ``inputs``; of tiers the sums of what each adds to a step."""
-    bits = pattern.wire_factor * inputs.payload_bits
-    if inputs.tiers:
-        return Groups(
-            sum(bits / (it.rate_bps * inputs.step_s) / it.every for it in inputs.tiers),
-            sum(pattern.delays * it.delay_s / inputs.step_s / it.every for it in inputs.tiers),
-            sum(inputs.operation_s / inputs.step_s / it.every for it in inputs.tiers),
-        )
+def groups(costs: Costs, network: Network, cycle: int, step_s: float, simulated: Simulated) -> Groups:
+    """Return w kappa, lambda and o / T: what the busiest lane sends in a cycle, and the longest exchange takes.
+
+    ``step_s``: compute of a step. ``simulated``: with its transfers.
+    """
+    busiest_s = max(
+        (
+            8 * moved / network.rates_bps[lane]
+            for lane, moved in simulated.lane_bytes.items()
+            if lane in network.rates_bps
+        ),
+        default=0.0,
+    )
+    used = {id(it.exchange): it.exchange for it in simulated.transfers if it.exchange and it.exchange.operations}
+    crossing = [it for it in map(costs.of, used.values()) if any(lane in network.rates_bps for lane in it.bytes)]
     return Groups(
-        bits / (inputs.rate_bps * inputs.step_s),
-        pattern.delays * inputs.delay_s / inputs.step_s,
-        inputs.operation_s / inputs.step_s,
+        busiest_s * cycle / step_s,
+        max((it.propagation_s for it in crossing), default=0.0) / step_s,
+        max((it.software_s for it in crossing), default=0.0) / step_s,
     )
 
 

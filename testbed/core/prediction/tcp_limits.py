@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from testbed.core.physics import validity
-from testbed.core.prediction.inputs import MSS_BYTES
+from testbed.core.prediction.network import MSS_BYTES
 
 __all__ = ["cold_start_s", "loss_limit_bps", "usable_rate_bps", "window_limit_bps"]
 

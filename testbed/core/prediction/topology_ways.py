@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from testbed.core.prediction.from_topology import from_topology
-from testbed.core.prediction.inputs import Inputs
+from testbed.core.prediction.job import Job
+from testbed.core.prediction.network import Network
 from testbed.core.prediction.required_rate import least_rate_bps
-from testbed.core.prediction.strategies import STRATEGIES
+from testbed.core.prediction.workload_job import job_on
 from testbed.core.topology.model import Topology
+from testbed.core.training.layout import FLOAT32_BYTES
+from testbed.core.workload.declared_compute import MODEL_LAYERS, DeclaredCompute
+from testbed.core.workload.workload import AgentWorkload
 
 __all__ = ["COMPUTE_S", "GRADIENT_BYTES", "Way", "ways"]
 
 GRADIENT_BYTES: Final = 1e9
-"""Default gradient size of a step: half a billion parameters in BF16, a quarter of a billion in FP32."""
+"""Default gradient size of a step: a quarter of a billion parameters, in 32 bits as the agents send them."""
 COMPUTE_S: Final = 1.0
 """Default compute time of a step, in seconds: our assumption."""
-LAYERS: Final = 24
-"""Of a model of a billion parameters (arXiv:2501.18512, Table 4)."""
-BITS: Final = 16.0
 
 VIABLE: Final = 0.1
 COSTLY: Final = 0.5
 """Largest exposed share of a step of a viable, or costly, way of training: our assumption."""
 
-SHOWN: Final[tuple[tuple[str, dict[str, int]], ...]] = (
+SHOWN: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("ddp", {}),
     ("hierarchical", {}),
     ("local-sgd", {"every": 16}),
@@ -58,24 +58,28 @@ def ways(topology: Topology, gradient_bytes: float = GRADIENT_BYTES, compute_s: 
         gradient_bytes: gradients of one step, as exchanged.
         compute_s: compute time of a step in seconds, greater than 0.
     """
-    if len(topology.sites) < 2:
+    if len([site for site in topology.sites if site.nodes]) < 2:
         return ()
-    found = from_topology(topology)
-    return tuple(_way(name, own, found, gradient_bytes, compute_s) for name, own in SHOWN)
+    parameters = max(gradient_bytes / FLOAT32_BYTES, MODEL_LAYERS * topology.scale)
+    compute, network = DeclaredCompute(compute_s, model=parameters), Network.of_topology(topology)
+    return tuple(
+        _way(job_on(AgentWorkload(strategy=name, options=own, compute=compute, layers=MODEL_LAYERS), topology, network))
+        for name, own in SHOWN
+    )
 
 
-def _way(name: str, own: dict[str, int], found: dict[str, Any], gradient_bytes: float, compute_s: float) -> Way:
-    # A payload of 0 bytes is allowed here, and a model of 0 parameters is not.
-    parameters = max(gradient_bytes * 8 / BITS, 1.0)
-    inputs = Inputs(step_s=compute_s, parameters=parameters, layers=LAYERS, bits=BITS, **found).but(**own)
-    strategy = STRATEGIES[name]
-    outcome = strategy.predict(inputs)
-    share = outcome.exposed.total_s / outcome.step_s
+def _way(job: Job) -> Way:
+    outcome = job.simulate()
+    share = outcome.parts.total_s / outcome.step_s
+
+    def utilization(rate_bps: float) -> float:
+        return job.but(network=job.network.with_rate(rate_bps / job.scale)).simulate().utilization
+
     return Way(
-        name,
-        inputs.every,
-        outcome.exposed.total_s,
+        job.twin.name,
+        job.twin.cycle,
+        outcome.parts.total_s,
         share,
         "viable" if share <= VIABLE else "costly" if share <= COSTLY else "not viable",
-        least_rate_bps(lambda rate: strategy.predict(inputs.but(rate_bps=rate)).utilization, 1 - VIABLE),
+        least_rate_bps(utilization, 1 - VIABLE, tolerance=2e-3),  # three digits are shown
     )

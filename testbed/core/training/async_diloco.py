@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from testbed.core.training.process import Await, Begin, Process, StepDone, Steps, in_order
 from testbed.core.training.served import HOME, Served, faults_of_versions
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, WEIGH, choice, share, whole
 from testbed.core.training.twin import Mistake, Option
@@ -71,6 +73,29 @@ class AsyncDiloco(Served):
             return most
         return max(1, round(most * self.layout.speeds.get(site, 1.0)))
 
+    @property
+    def cycle(self) -> int:
+        return int(self.values["every"])
+
+    def processes(self) -> Mapping[str, Process]:
+        return {site: self._process(site) for site in self.layout.site_names}
+
+    def _process(self, site: str) -> Process:
+        """Push after every H steps; go on while at most ``window`` pushes are unanswered, of any site."""
+        every, (push, answer, adopt) = self.every(site), self.trip(site, self.layout.elements)
+        for number in itertools.count(1):
+            before = (number - 1) * every
+            if every > 1:
+                yield Steps(before + 1, every - 1, lambda step: self.quiet_step(site, step))
+            yield from self.train_alone(site, before + every)
+            yield Begin(("push", site, number), push)
+            yield Begin(("answer", site, number), answer, after=("push", site, number))
+            answered = number - self.window
+            if answered > 0:
+                yield Await(tuple(("answer", name, answered) for name in self.layout.site_names))
+                yield from in_order(adopt, ("adopt", site, number))
+            yield StepDone()
+
     def pushes(self, site: str, step: int) -> Sequence[tuple[int | None, int]]:
         due = step % self.every(site) == 0 or step == self.layout.steps
         return ((None, self.layout.elements),) if due else ()
@@ -92,10 +117,6 @@ class AsyncDiloco(Served):
         if step >= self.layout.steps:
             return sum(-(-step // it) for it in every)
         return sum(max(0, step // it - self.window) for it in every)
-
-    def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
-        """The closed form counts the rounds of one site that may be on their way, and doubles one way's delays."""
-        return {"staleness": self.window, "delays": self.delays / 2}
 
     @property
     def longest_gap(self) -> int:

@@ -30,6 +30,9 @@ class Ddp(Twin):
         byte_count = self.layout.payload_bytes * self.values["bits"] / 32
         return (Operation("all_reduce", everyone, byte_count, "gradients", parts=int(self.values["buckets"])),)
 
+    def busy_steps(self) -> Sequence[int]:
+        return (self.cycle,)
+
     def equal(self, step: int) -> Sequence[Equal]:
         return (Equal("parameters", tuple(range(self.layout.world_size))),)
 
@@ -39,11 +42,6 @@ class Ddp(Twin):
     def updates(self, step: int, rank: int = 0) -> int:
         whole_ones, rest = divmod(step, int(self.values["accumulate"]))
         return whole_ones + (step >= self.layout.steps and rest > 0)
-
-    @property
-    def delays(self) -> float:
-        # Of gloo's flat ring as measured: each of 2 (R - 1) hops also waits for its receiver to be ready.
-        return 4.0 * (self.layout.world_size - 1)
 
     @property
     def longest_gap(self) -> int:

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from testbed.core.training.codec_bytes import dense_bytes
+from testbed.core.training.exchange import Exchange
 from testbed.core.training.fragments import Fragmented
+from testbed.core.training.process import Await, Begin, Process, Sample, StepDone, Steps, Time, in_order
 from testbed.core.training.served import HOME, Served, faults_of_versions
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, choice, whole
 from testbed.core.training.twin import Mistake, Option
 from testbed.core.units import parse_duration_s
 
 __all__ = ["Decoupled"]
+
+
+HELD = 4
+"""Pushes of a fragment that are not merged, at most; then a site withholds the next one (agents' ``decoupled``)."""
+
+_SAMPLED = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Steps of a push whose ages are taken, as shares of the time since the push before."""
+
+_Trips: TypeAlias = Mapping[tuple[str, int], tuple[Exchange, Exchange, tuple[Exchange, ...]]]
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """A merge: the pushes that it took, by site and number, and the last one of each site that is in the outer
+    parameters."""
+
+    taken: tuple[tuple[str, int], ...]
+    included: Mapping[str, int]
 
 
 class Decoupled(Fragmented, Served):
@@ -37,6 +59,7 @@ class Decoupled(Fragmented, Served):
         HOME,
     )
     agreed_bytes = 8
+    waits = False
 
     def mistakes(self) -> Sequence[Mistake]:
         found = [*super().mistakes()]
@@ -49,6 +72,80 @@ class Decoupled(Fragmented, Served):
             message = f"{fragments} fragments of a model with {layers} layers: a fragment has at least one"
             found.append(Mistake("fragments", message, f"write at most {max(1, layers)}"))
         return found
+
+    def processes(self) -> Mapping[str, Process]:
+        sites = self.layout.site_names
+        trips = {(it, of): self.trip(it, self.fragment_elements(of)) for it in sites for of in self._all}
+        merges: dict[int, list[_Merge]] = {fragment: [] for fragment in self._all}
+        spans: dict[tuple[str, int], list[tuple[float, float]]] = {key: [] for key in trips}
+        learners = {site: self._learner(site, trips, merges, spans) for site in sites}
+        syncers = {f"{self.home}/{fragment}": self._syncer(fragment, trips, merges[fragment]) for fragment in self._all}
+        return {**learners, **syncers}
+
+    def _learner(
+        self,
+        site: str,
+        trips: _Trips,
+        merges: Mapping[int, list[_Merge]],
+        spans: Mapping[tuple[str, int], list[tuple[float, float]]],
+    ) -> Process:
+        """Train, push each fragment when it is due, adopt what was merged at the end of a step; never wait.
+
+        ``spans``: by site and fragment, in which time the steps of each of its pushes ended.
+        """
+        adopted, before = dict.fromkeys(self._all, 0), 0
+        for step in self._looks():
+            if step - before > 1:
+                yield Steps(before + 1, step - before - 1, lambda number: self.quiet_step(site, number))
+            yield from self.train_alone(site, step)
+            before, now_s = step, (yield Time())
+            for fragment in self._all:
+                merged, own = merges[fragment], spans[site, fragment]
+                included = merged[adopted[fragment] - 1].included[site] if adopted[fragment] else 0
+                if step % self._every == self._offset(fragment):
+                    if len(own) - included < HELD:
+                        own.append((own[-1][1] if own else 0.0, now_s))
+                        yield Begin(("push", site, fragment, len(own)), trips[site, fragment][0])
+                    yield Sample("withheld", float(len(own) - included >= HELD))
+                while adopted[fragment] < len(merged):
+                    number = adopted[fragment] + 1
+                    if not (yield Await((("answer", site, fragment, number),), quorum=0)):
+                        break
+                    adopted[fragment] = number
+                    yield from in_order(trips[site, fragment][2], ("adopt", site, fragment, number))
+                    for other, push in merged[number - 1].taken:
+                        if other != site:
+                            since_s, until_s = spans[other, fragment][push - 1]
+                            for share in _SAMPLED:
+                                yield Sample("age_s", now_s - since_s - share * (until_s - since_s))
+            yield StepDone()
+
+    def _looks(self) -> Iterator[int]:
+        """Yield the steps after which a site looks what has arrived: those that push, and 200 of a cycle or more."""
+        every = self._every
+        offsets = {*range(max(1, every // 200), every + 1, max(1, every // 200)), *map(self._offset, self._all)}
+        looks = sorted(it or every for it in offsets)
+        for cycle in itertools.count():
+            yield from (cycle * every + it for it in looks)
+
+    def _syncer(self, fragment: int, trips: _Trips, merges: list[_Merge]) -> Process:
+        """Merge a fragment once a quorum has delivered and the grace time is over; latecomers are in the next merge."""
+        sites = self.layout.site_names
+        included, quorum = dict.fromkeys(sites, 0), int(self.values["quorum"]) or len(sites) // 2 + 1
+        while True:
+            wanted = tuple(("push", site, fragment, included[site] + 1) for site in sites)
+            yield Await(wanted, quorum, float(self.values["grace"]))
+            taken = []
+            for site in sites:
+                while (yield Await((("push", site, fragment, included[site] + 1),), quorum=0)):
+                    included[site] += 1
+                    taken.append((site, included[site]))
+            merges.append(_Merge(tuple(taken), dict(included)))
+            yield Sample("merge_s", (yield Time()))
+            for site in sites:
+                yield Begin(
+                    ("answer", site, fragment, len(merges)), replace(trips[site, fragment][1], sites=(self.home,))
+                )
 
     def pushes(self, site: str, step: int) -> Sequence[tuple[int | None, int]]:
         return [

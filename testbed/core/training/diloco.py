@@ -10,7 +10,6 @@ from testbed.core.training.site_exchange import (
     gather_in_sites,
     slice_groups,
     sum_across,
-    sum_delays,
     unknown_aggregator,
 )
 from testbed.core.training.strategy_operation import Operation
@@ -42,6 +41,9 @@ class LocalSgd(InnerSteps):
         if 1 <= step <= self.layout.steps and self.values["replica"] == "site":
             inside = self.mean_inside(step)
         return (*inside, *(self.exchange() if self.exchanges(step) else ()))
+
+    def busy_steps(self) -> Sequence[int]:
+        return (self.cycle,)
 
     def exchange(self) -> Sequence[Operation]:
         """Return the operations of one exchange, those inside the sites included."""
@@ -78,11 +80,6 @@ class LocalSgd(InnerSteps):
     def outer_updates(self, step: int) -> int:
         every = int(self.values["every"])
         return -(-step // every) if step >= self.layout.steps else step // every
-
-    @property
-    def delays(self) -> float:
-        replicas = self.layout.world_size if self.values["replica"] == "rank" else len(self.layout.site_names)
-        return sum_delays(replicas, self.aggregate_at)
 
     @property
     def longest_gap(self) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from testbed.core.training.layout import FLOAT32_BYTES, Layout
 from testbed.core.training.strategy_operation import Operation
@@ -56,19 +55,3 @@ class Fsdp(Twin):
 
     def equal(self, step: int) -> Sequence[Equal]:
         return ()  # no two ranks hold the same; sums and gathered parameters are checked instead
-
-    def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
-        """The closed form counts operations by itself, so it takes the delays of one all-reduce, not of a step."""
-        count = len(groups_of_tensors(self.layout))
-        return {"delays": 2.0 * (self._replicas - 1), "buckets": count, "layers": count}
-
-    @property
-    def _replicas(self) -> int:
-        """Members of a group whose gradients are summed across fibers."""
-        return self.layout.world_size
-
-    @property
-    def delays(self) -> float:
-        groups, hops = groups_of_tensors(self.layout), self.layout.world_size - 1
-        gathers = 2 * len(groups) - (None in groups)
-        return float(hops * (gathers + 2 * len(groups)))  # gloo's reduce_scatter takes as many as its all_reduce

@@ -10,7 +10,6 @@ from testbed.core.training.site_exchange import (
     gather_in_sites,
     slice_groups,
     sum_across,
-    sum_delays,
     unknown_aggregator,
 )
 from testbed.core.training.strategy_operation import Operation
@@ -47,7 +46,3 @@ class Hierarchical(Ddp):
         ]
         stages = (*scatter, *across, *gather_in_sites(layout, payload, "gradients", "/gather"))
         return tuple(replace(it, parts=int(self.values["buckets"])) for it in stages)
-
-    @property
-    def delays(self) -> float:
-        return sum_delays(len(self.layout.site_names), self.values["aggregate_at"])

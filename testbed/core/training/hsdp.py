@@ -53,11 +53,3 @@ class Hsdp(Fsdp):
 
     def equal(self, step: int) -> Sequence[Equal]:
         return [Equal("shard", ranks) for _, ranks in slice_groups(self.layout)]
-
-    @property
-    def _replicas(self) -> int:
-        return len(self.layout.site_names)
-
-    @property
-    def delays(self) -> float:
-        return 2.0 * (self._replicas - 1) * len(groups_of_tensors(self.layout))

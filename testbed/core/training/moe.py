@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.site_exchange import slice_groups, sum_delays, sum_over
+from testbed.core.training.site_exchange import slice_groups, sum_over
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import choice, share, whole
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
@@ -103,11 +103,6 @@ class Moe(Twin):
         if self.values["experts"] == "all":
             return (dense,)
         return (dense, *(Equal("expert", ranks) for _, ranks in slice_groups(self.layout)))
-
-    @property
-    def delays(self) -> float:
-        dense = sum_delays(len(self.layout.site_names))
-        return dense + (TRIPS * self.layout.layers if self.values["experts"] == "all" else dense)
 
 
 def _is_expert(name: str) -> bool:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from testbed.core.prediction.inputs import Tier
 from testbed.core.training.inner_steps import PACE, InnerSteps
-from testbed.core.training.site_exchange import gather_in_sites, slice_groups, sum_delays, sum_over
+from testbed.core.training.site_exchange import gather_in_sites, slice_groups, sum_over
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import OUTER_MOMENTUM, OUTER_RATE, WEIGH, names_by_group, whole
 from testbed.core.training.twin import Equal, Mistake, Option
@@ -19,7 +17,6 @@ class MultiTier(InnerSteps):
     name = "multi-tier"
     summary = "diloco nested: sites of a region exchange every H steps, regions every H' steps"
     source = "DiLoCo (arXiv:2311.08105) applied to tiers"
-    prediction = "tiers"
     options = (
         Option("every", 10, whole(1), "H: inner steps between two exchanges of the sites of a region"),
         Option("every_regions", 50, whole(1), "H': inner steps between two exchanges of regions; a multiple of H"),
@@ -73,6 +70,9 @@ class MultiTier(InnerSteps):
                     found.append(Operation("broadcast", ranks, payload / layout.slices, "parameters", name))
         return (*found, *gather_in_sites(layout, payload))
 
+    def busy_steps(self) -> Sequence[int]:
+        return range(int(self.values["every"]), self.cycle + 1, int(self.values["every"]))
+
     def equal(self, step: int) -> Sequence[Equal]:
         layout = self.layout
         tops = [Equal("outer", ranks) for _, ranks in slice_groups(layout)]
@@ -107,16 +107,6 @@ class MultiTier(InnerSteps):
     def outer_updates(self, step: int) -> int:
         every = int(self.values["every"])
         return step // every + (step >= self.layout.steps and step % every > 0)
-
-    def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
-        every = [self.values["every"]] if max(len(region) for region in self.regions) > 1 else []
-        steps = sorted({*every, self.values["every_regions"]})
-        return {"tiers": tuple(Tier(it, rate_bps, delay_s) for it in steps)}
-
-    @property
-    def delays(self) -> float:
-        sites = max(len(region) for region in self.regions)
-        return sum_delays(sites) + sum_delays(len(self.regions)) + (1.0 if sites > 1 else 0.0)
 
     @property
     def longest_gap(self) -> int:

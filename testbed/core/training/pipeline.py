@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from testbed.core.training.exchange import Exchange, exchanges
 from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
+from testbed.core.training.process import FORWARD_SHARE, Await, Begin, Compute, Process, StepDone, in_order
 from testbed.core.training.site_exchange import slice_groups
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import choice, whole
@@ -31,6 +33,7 @@ class Pipeline(Twin):
         Option("in_flight", 0, whole(0, 10_000), "micro-batches of the first stage before one comes back; 0: computed"),
     )
     replicated = False
+    alike = False
     composed = False
 
     def mistakes(self) -> Sequence[Mistake]:
@@ -90,11 +93,15 @@ class Pipeline(Twin):
                 found += [Operation("send", (it, end), TOKEN_BYTES * layout.tokens, "tokens", name) for it in others]
         for _ in range(self.values["micro_batches"]):
             found += self._there_and_back(self.activation_bytes, "gradients")
-        for stage, (name, ranks) in enumerate(layout.members.items()):
-            if len(ranks) > 1:
-                size = self._stage_bytes(stage)
-                found.append(Operation("all_reduce", ranks, size, "gradients", f"site:{name}"))
-        return found
+        return [*found, *self._means()]
+
+    def _means(self) -> list[Operation]:
+        """Return the means of the gradients of each stage, over the ranks of its site."""
+        return [
+            Operation("all_reduce", ranks, self._stage_bytes(stage), "gradients", f"site:{name}")
+            for stage, (name, ranks) in enumerate(self.layout.members.items())
+            if len(ranks) > 1
+        ]
 
     def _there_and_back(self, size: float, back_what: str) -> list[Operation]:
         found = []
@@ -105,19 +112,53 @@ class Pipeline(Twin):
             found += [Operation("send", hop, size, back_what, name) for hop in back]
         return found
 
-    def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
-        """The pipelines of all ranks of a site share the fiber."""
-        return {
-            "stages": self.values["stages"],
-            "micro_batches": self.values["micro_batches"],
-            "activation_bits": 8 * self.activation_bytes * self.layout.slices,
-            "wire_factor": 1.0,
-            "delays": 1.0,
-        }
+    def processes(self) -> Mapping[str, Process]:
+        return {site: self._process(stage, site) for stage, site in enumerate(self.layout.site_names)}
+
+    def _process(self, stage: int, site: str) -> Process:
+        """Run the micro-batches of a stage; activations go on to the next one, gradients come back."""
+        last, count = len(self.layout.site_names) - 1, int(self.values["micro_batches"])
+        in_flight = self._in_flight(stage)
+        on, back = (self._messages(stage, stage + by) for by in (1, -1))
+        mean = [it for it in exchanges(self._means(), self.layout.sites) if site in it.sites]
+        for step in itertools.count(1):
+            forward = backward = 0
+            while backward < count:
+                if forward < count and forward - backward < in_flight:
+                    if stage > 0:
+                        yield Await((("activations", step, stage - 1, forward),))
+                    yield Compute(FORWARD_SHARE / count)
+                    if stage < last:
+                        yield Begin(("activations", step, stage, forward), on)
+                    forward += 1
+                else:
+                    if stage < last:
+                        yield Await((("gradients", step, stage + 1, backward),))
+                    yield Compute((1 - FORWARD_SHARE) / count)
+                    if stage > 0:
+                        yield Begin(("gradients", step, stage, backward), back)
+                    backward += 1
+            yield from in_order(mean, (site, step))
+            yield StepDone()
+
+    def _in_flight(self, stage: int) -> int:
+        """Return how many micro-batches a stage runs forward before the first comes back.
+
+        Where the agents compute it from what they measure, they keep the stage busy, as all of them do.
+        """
+        behind, count = int(self.values["stages"]) - 1 - stage, int(self.values["micro_batches"])
+        wanted = int(self.values["in_flight"])
+        if self.values["schedule"] == "gpipe" or not wanted:
+            return count
+        share = behind / max(1, int(self.values["stages"]) - 1)
+        return min(count, 1 + math.ceil((wanted - 1) * share))
+
+    def _messages(self, stage: int, to: int) -> Exchange:
+        """Return the messages of one micro-batch of all pipelines; none beyond the ends."""
+        names = self.layout.site_names
+        pairs = [(it[stage], it[to]) for _, it in slice_groups(self.layout) if 0 <= to < len(names)]
+        size = self.activation_bytes
+        return Exchange(tuple(Operation("send", pair, size, "activations") for pair in pairs), (names[stage],))
 
     def equal(self, step: int) -> Sequence[Equal]:
         return [Equal("stage", ranks) for ranks in self.layout.members.values()]
-
-    @property
-    def delays(self) -> float:
-        return 2.0 * (len(self.layout.site_names) - 1)

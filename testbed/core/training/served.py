@@ -14,9 +14,12 @@ import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+from testbed.core.training.exchange import Exchange, exchanges
 from testbed.core.training.layout import FLOAT32_BYTES, Layout
+from testbed.core.training.process import Keyed, Process, StepDone, in_order, passes
 from testbed.core.training.site_exchange import mean_in_sites
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
@@ -44,6 +47,7 @@ class Served(Twin):
     """``agreed_bytes``: what the ranks of a site agree on after each step, by an all-reduce."""
 
     agreed_bytes: int
+    alike = False
     together = False
     _pushed: Mapping[tuple[str, int], frozenset[int | None]] | None = None
     """Fragments by site and step of its own, as recorded; None: at equal paces."""
@@ -97,6 +101,42 @@ class Served(Twin):
         found._merged = merged
         return found
 
+    def train_alone(self, site: str, step: int) -> Process:
+        """Do a step inside ``site``: the mean gradient beside the backward pass, and what its ranks agree on."""
+        inside, agreed = self._inside[site]
+        yield from passes(inside, step)
+        yield from in_order(agreed, step)
+
+    def quiet_step(self, site: str, step: int) -> Process:
+        """Do a step after which nothing is pushed."""
+        yield from self.train_alone(site, step)
+        yield StepDone()
+
+    @cached_property
+    def _inside(self) -> Mapping[str, tuple[Keyed, Sequence[Exchange]]]:
+        layout = self.layout
+        mean = exchanges(mean_in_sites(layout, layout.payload_bytes), layout.sites)
+        agreed = exchanges(in_sites(layout, "all_reduce", self.agreed_bytes, "state"), layout.sites)
+        return {
+            site: (
+                tuple((0, replace(it, parts=it.first.parts)) for it in mean if site in it.sites),
+                [it for it in agreed if site in it.sites],
+            )
+            for site in layout.site_names
+        }
+
+    def trip(self, site: str, elements: int) -> tuple[Exchange, Exchange, tuple[Exchange, ...]]:
+        """Return the push of ``elements`` from ``site`` to the server, the answer, and what follows in the site.
+
+        Of the server's own site they move nothing.
+        """
+        operations = self._exchange(site, elements)
+        sent = [it for it in operations if it.kind == "send"]
+        push = tuple(replace(it, at_most=1.0) for it in sent if self.layout.sites[it.ranks[0]] == site)
+        answer = tuple(replace(it, at_most=1.0) for it in sent if self.layout.sites[it.ranks[0]] != site)
+        inside = tuple(Exchange((it,), (site,)) for it in operations if it.kind != "send")
+        return Exchange(push, (site,)), Exchange(answer, (site,)), inside
+
     def pushes(self, site: str, step: int) -> Sequence[tuple[int | None, int]]:
         """Return the fragments that ``site`` pushes after its ``step``, and their elements."""
         raise NotImplementedError
@@ -136,11 +176,6 @@ class Served(Twin):
         slices = [tuple(ranks[index] for ranks in members.values()) for index in range(self.layout.slices)]
         everyone = tuple(range(self.layout.world_size))
         return (Equal("parameters", everyone), *(Equal("outer", ranks) for ranks in slices))
-
-    @property
-    def delays(self) -> float:
-        """There and back."""
-        return 2.0 if len(self.layout.site_names) > 1 else 0.0
 
     def _exchange(self, site: str, elements: int) -> list[Operation]:
         members, each = self.layout.members, self.slice_bytes(elements)

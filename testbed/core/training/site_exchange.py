@@ -6,6 +6,7 @@ Names of groups are those of ``testbed_agents.groups``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from testbed.core.training.layout import Layout
 from testbed.core.training.strategy_operation import Operation
@@ -19,7 +20,6 @@ __all__ = [
     "slice_groups",
     "sum_across",
     "sum_at",
-    "sum_delays",
     "sum_over",
     "unknown_aggregator",
 ]
@@ -64,8 +64,8 @@ def sum_at(
 ) -> list[Operation]:
     """Return the operations of a sum over ``ranks`` at the rank ``at``: all send to it, then it sends back the sum."""
     others = [rank for rank in ranks if rank != at]
-    pairs = [*((rank, at) for rank in others), *((at, rank) for rank in others)]
-    return [Operation("send", pair, byte_count, what, group, fragment, lands) for pair in pairs]
+    up = [Operation("send", (rank, at), byte_count, what, group, fragment, lands) for rank in others]
+    return [*up, *(replace(it, ranks=(at, it.ranks[0]), turn=1) for it in up)]
 
 
 def sum_across(
@@ -91,16 +91,6 @@ def unknown_aggregator(layout: Layout, aggregate_at: str) -> list[Mistake]:
         return []
     message, fix = unknown("site", aggregate_at, layout.site_names)
     return [Mistake("aggregate_at", message, fix or "name a site of the topology")]
-
-
-def sum_delays(count: int, aggregated: object = "") -> float:
-    """Return the one-way delays that follow one another in a sum over ``count`` replicas.
-
-    ``aggregated``, if it is not empty, says that one of them adds: up, and down.
-    """
-    if aggregated and count > 1:
-        return 2.0
-    return 0.0 if count < 2 else 1.0 if count == 2 else 2.0 * (count - 1)
 
 
 def mean_in_sites(layout: Layout, byte_count: float, what: str = "gradients") -> list[Operation]:

@@ -45,9 +45,3 @@ class SparseLoco(LocalSgd):
             if len(ranks) > 1
         ]
         return (*across, *(gather_in_sites(layout, layout.payload_bytes) if replica == "site" else ()))
-
-    @property
-    def delays(self) -> float:
-        """Of an all-gather, whose ring goes round once."""
-        site = self.values["replica"] == "site"
-        return float((len(self.layout.site_names) if site else self.layout.world_size) - 1)

@@ -31,6 +31,7 @@ class Operation:
         at_most: how often it may happen instead of once, where the paces of the sites decide.
         parts: into how many equal parts it is cut that go on beside the backward pass, each as soon as its gradients
             are computed; 0: the rank stands still for it, all of it at once.
+        turn: of equal operations of a step, those of a later turn begin when those of the turn before have ended.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Operation:
     watched: bool = True
     at_most: float = 1.0
     parts: int = 0
+    turn: int = 0
 
     @property
     def before_update(self) -> bool:

@@ -13,7 +13,6 @@ from testbed.core.training.site_exchange import (
     gather_in_sites,
     slice_groups,
     sum_across,
-    sum_delays,
     unknown_aggregator,
 )
 from testbed.core.training.strategy_operation import Operation
@@ -86,6 +85,11 @@ class StreamingDiloco(Fragmented, InnerSteps):
             found[:0] = self.mean_inside(step)
         return (*found, *(self._end() if step == last else ()))
 
+    def busy_steps(self) -> Sequence[int]:
+        begun = {self._offset(it) for it in self._all}
+        landed = {(it + self._overlap) % self._every for it in begun}
+        return sorted(it or self._every for it in begun | landed)
+
     def resumed(self, step: int) -> Sequence[Operation]:
         """Return what an attempt that resumes after ``step`` sends again: the fragments that were on their way."""
         flying = [it for it in self._all if self._begun(it, step) > max(0, step - self._overlap)]
@@ -128,12 +132,6 @@ class StreamingDiloco(Fragmented, InnerSteps):
         if step < last:
             return sum(self._count(it, step - self._overlap) for it in self._all)
         return sum(self._count(it, last) + (self._begun(it, last) < last) for it in self._all)
-
-    @property
-    def delays(self) -> float:
-        """Of a sum, or of an all-gather of codes, whose ring goes round once."""
-        replicas = len(self.layout.site_names) if self._site else self.layout.world_size
-        return sum_delays(replicas, self._aggregate_at) if self.values["bits"] == 32 else float(replicas - 1)
 
     @property
     def longest_gap(self) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.site_exchange import slice_groups, sum_delays, sum_over
+from testbed.core.training.site_exchange import slice_groups, sum_over
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import flag
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
@@ -21,6 +21,9 @@ SPLIT = ("attention.inward.weight", "attention.inward.bias", "attention.outward.
 
 SUMS = 4
 """Sums of activations per layer and step: attention and perceptron, forward and backward."""
+
+DELAYS = 4
+"""One-way delays that follow one another in a sum, for each hop of gloo's ring."""
 
 TOKEN_BYTES = 4
 DELAY_100_KM_S = 0.5e-3
@@ -71,7 +74,8 @@ class TensorParallel(Twin):
     def _price(self) -> Mistake:
         """Return the warning of matrices split across a fiber: what that costs in bytes and time."""
         layout, sites = self.layout, len(self.layout.site_names)
-        waits_ms = self.delays * DELAY_100_KM_S * 1e3
+        delays = DELAYS * (sites - 1) * SUMS * layout.layers
+        waits_ms = delays * DELAY_100_KM_S * 1e3
         once = 2 * (sites - 1) / sites * layout.payload_bytes
         # A ring over the sites: each hop carries 2 (S - 1) / S of an all_reduce, half of it of an all_gather.
         share = {"all_reduce": 2 * (sites - 1) / sites, "all_gather": (sites - 1) / sites}
@@ -79,7 +83,7 @@ class TensorParallel(Twin):
         most = sum(share[it.kind] * it.byte_count for it in crossing)
         message = (
             f"tensor across a fiber: {format_size(most, 3)} a step and direction, {SUMS * layout.layers} sums of "
-            f"activations one after the other, {self.delays:g} one-way delays in each step: {waits_ms:g} ms for each "
+            f"activations one after the other, {delays:g} one-way delays in each step: {waits_ms:g} ms for each "
             "100 km of fiber"
         )
         fix = f"omit across: then {format_size(once, 3)} cross, once a step"
@@ -113,13 +117,6 @@ class TensorParallel(Twin):
     def equal(self, step: int) -> Sequence[Equal]:
         everyone = tuple(range(self.layout.world_size))
         return (Equal("whole", everyone), *(Equal("shard", ranks) for _, ranks in self._peer_groups()))
-
-    @property
-    def delays(self) -> float:
-        hops = len(self.layout.site_names) - 1
-        if not self.values["across"]:
-            return sum_delays(hops + 1)
-        return float(hops * (1 + 2 * SUMS * self.layout.layers))
 
 
 def _is_split(name: str) -> bool:

@@ -71,6 +71,9 @@ class TorchftDiloco(Twin):
                 )
         return found
 
+    def busy_steps(self) -> Sequence[int]:
+        return (self._every,)
+
     def equal(self, step: int) -> Sequence[Equal]:
         if step == 0 or self._syncs(step):
             return (Equal("parameters", tuple(range(self.layout.world_size))),)
@@ -81,10 +84,6 @@ class TorchftDiloco(Twin):
 
     def outer_updates(self, step: int) -> int:
         return -(-step // self._every) if step >= self.layout.steps else step // self._every
-
-    @property
-    def delays(self) -> float:
-        return 2.0 * (len(self.layout.site_names) - 1)
 
     @property
     def longest_gap(self) -> int:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from testbed.core.training.layout import Layout
+from testbed.core.training.process import Process, Schedule
 from testbed.core.training.strategy_operation import Operation
 
 __all__ = ["Equal", "Mistake", "Option", "Twin"]
@@ -70,17 +72,17 @@ class Twin(ABC):
     source: ClassVar[str] = ""
     """The paper or library that it follows."""
     options: ClassVar[tuple[Option, ...]] = ()
-    prediction: ClassVar[str] = ""
-    """Name of its closed form in ``core/prediction``; empty: its own name."""
     composed: ClassVar[bool] = True
     """Whether a step takes its compute and its operations, one after the other or beside the backward pass. If not,
-    sites wait inside each other's passes, or not at all, and the model that ``prediction`` names says how long."""
+    sites wait inside each other's passes, or not at all: :meth:`processes` says how."""
     unpredicted: ClassVar[str] = ""
     """Why the time of a step is not predicted; empty if it is."""
     asleep: ClassVar[bool] = True
     """Whether it trains a model of declared size, whose layers are vectors; if not, it needs the GPT's matrices."""
     together: ClassVar[bool] = True
     """Whether all ranks apply the same exchanges after the same steps; if not, a server of outer parameters decides."""
+    waits: ClassVar[bool] = True
+    """Whether a site ever waits for another one."""
     replicated: ClassVar[bool] = True
     """Whether each site holds the whole model. If not, a lost site ends the attempt: restart only."""
 
@@ -100,6 +102,24 @@ class Twin(ABC):
 
         With ``step`` 0, those that happen once, before the first step; with ``layout.steps + 1``, those of the end.
         """
+
+    def busy_steps(self) -> Sequence[int]:
+        """Return the steps of a cycle, from 1, that exchange more than the others, which are all alike."""
+        return range(1, self.cycle + 1)
+
+    def processes(self) -> Mapping[str, Process]:
+        """Return what each site does in an endless job, by site or by a name of its own that begins with ``site/``."""
+        return self.schedule.processes()
+
+    @property
+    def alike(self) -> bool:
+        """Whether sites of the same speed and size do the same at the same time, in an endless job."""
+        return self.schedule.together
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The exchanges of its steps, in an endless job."""
+        return Schedule(self)
 
     def as_recorded(self, records: Iterable[Mapping[str, Any]]) -> Twin:
         """Return the twin of what happened in an attempt, of whose ranks these are the ``exchange`` records.
@@ -150,18 +170,6 @@ class Twin(ABC):
         For strategies that write them, because their sites compare by version of the outer parameters, not by step.
         """
         return ()
-
-    def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
-        """Return inputs of the closed form that do not have the name of an option, over a fiber of this rate and delay.
-
-        Keys are fields of ``testbed.core.prediction.inputs.Inputs``.
-        """
-        return {}
-
-    @property
-    def delays(self) -> float:
-        """c: one-way delays that follow one another in an exchange over the fiber."""
-        return 0.0
 
     @property
     def longest_gap(self) -> int:

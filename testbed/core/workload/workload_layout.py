@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from testbed.core.physics import validity
 from testbed.core.plan import build
@@ -16,7 +16,7 @@ from testbed.core.user_text import unknown
 from testbed.core.workload.workload import BUCKETS, AgentWorkload
 from testbed.errors import FileMistakes, Finding
 
-__all__ = ["examine", "findings", "layout_of", "refuse_mistakes", "twin_of"]
+__all__ = ["examine", "findings", "layout_of", "refuse_mistakes", "refuse_mistakes_of", "twin_of", "twin_on"]
 
 _MOST_STEPS = 1000
 """Steps that are searched for the smallest message."""
@@ -24,12 +24,16 @@ _MOST_STEPS = 1000
 
 def layout_of(workload: AgentWorkload, topology: Topology) -> Layout:
     """Return who trains what: the ranks of ``topology``, the model and the steps of ``workload``."""
+    return _layout(workload, [rank.site for rank in build.ranks(topology)], topology.scale)
+
+
+def _layout(workload: AgentWorkload, sites: Sequence[str], scale: float) -> Layout:
     if workload.asleep:
-        tensors = asleep_tensors(workload.elements(topology.scale), workload.layers)
+        tensors = asleep_tensors(workload.elements(scale), workload.layers)
     else:
         tensors = gpt_tensors(workload.layers, workload.width, workload.context)
     return Layout(
-        sites=tuple(rank.site for rank in build.ranks(topology)),
+        sites=tuple(sites),
         tensors=tensors,
         tokens=workload.batch * workload.context,
         context=workload.context,
@@ -44,7 +48,12 @@ def layout_of(workload: AgentWorkload, topology: Topology) -> Layout:
 
 def twin_of(workload: AgentWorkload, topology: Topology) -> Twin:
     """Return the twin of the workload's strategy, all its options filled in."""
-    return make(workload.strategy, workload.values(topology.scale), layout_of(workload, topology))
+    return twin_on(workload, [rank.site for rank in build.ranks(topology)], topology.scale)
+
+
+def twin_on(workload: AgentWorkload, sites: Sequence[str], scale: float) -> Twin:
+    """Return the twin of the workload's strategy in a lab of this ``scale``, of ranks at ``sites``."""
+    return make(workload.strategy, workload.values(scale), _layout(workload, sites, scale))
 
 
 def examine(workload: AgentWorkload, topology: Topology, unsure: Collection[str] = ()) -> tuple[Mistake, ...]:
@@ -114,6 +123,13 @@ def refuse_mistakes(workload: AgentWorkload, topology: Topology, label: str = "t
     if wrong := [it for it in found if not it.warning]:
         raise FileMistakes(wrong)
     return found
+
+
+def refuse_mistakes_of(twin: Twin, label: str) -> None:
+    """Raise FileMistakes if the options of ``twin`` are wrong for its layout; ``label`` names where they were written."""
+    found = [*_wrong_speeds(twin.layout), *(it for it in twin.mistakes() if not it.warning)]
+    if found:
+        raise FileMistakes([Finding(label, 0, f"{it.option}: {it.message}", it.fix) for it in found])
 
 
 def _small_messages(twin: Twin, topology: Topology) -> Iterator[Mistake]:

@@ -32,11 +32,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
-from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.topology.topology_schema import Mistakes, check, whole
 from testbed.core.training.strategies_built import BUILT, UNUSABLE
 from testbed.core.units import Unreadable, format_duration, parse_number
-from testbed.core.user_text import expected, shown, unknown
+from testbed.core.user_text import expected, unknown
 from testbed.core.workload import declared_compute, progress_schema, strategy_section
 from testbed.core.workload.declared_compute import MODEL_LAYERS, DeclaredCompute
 from testbed.core.workload.file_section import Part, one_line, some_time, switch
@@ -75,12 +74,6 @@ COMMAND_KEYS: Final = ("env", "folder", "for", "keep_scratch", "progress", "rank
 def _strategy(value: object) -> str:
     if isinstance(value, str) and value in BUILT:
         return value
-    built = ", ".join(BUILT)
-    if isinstance(value, str) and value in STRATEGIES:
-        raise Unreadable(
-            f"strategy {shown(value)} is not built yet; it can only be predicted (available: {built})",
-            f"write strategy: {next(iter(BUILT))}, or run your own program by command:",
-        )
     if not isinstance(value, str):
         raise Unreadable(*expected("the name of a strategy", value, f"write strategy: {next(iter(BUILT))}"))
     if value in UNUSABLE:

@@ -41,6 +41,7 @@ def changed(
     noise: object = None,
     options: Mapping[str, object] | None = None,
     prefix: str = "--",
+    layers: int | None = None,
 ) -> AgentWorkload:
     """Return ``workload`` with what is given in place of its own; None leaves it.
 
@@ -50,11 +51,12 @@ def changed(
         model, noise: as in a file.
         options: further options of the strategy, or in place of those of the workload's.
         prefix: of the names in messages: ``--`` for a command.
+        layers: of the model.
 
     Raises:
         FileMistakes: everything that is wrong with them.
     """
-    if all(it is None for it in (strategy, compute, model, noise)) and not options:
+    if all(it is None for it in (strategy, compute, model, noise, layers)) and not options:
         return workload
     if isinstance(compute, DeclaredCompute):
         compute, model, noise = (compute.written().get(key) for key in _OF_SECTION)
@@ -66,8 +68,8 @@ def changed(
         if compute == "real":
             own.pop("noise", None)
     section |= own | {key: value for key, value in said.items() if value is not None}
-    if workload.layers != AgentWorkload.layers:
-        section["layers"] = workload.layers
+    if layers is not None or workload.layers != AgentWorkload.layers:
+        section["layers"] = workload.layers if layers is None else layers
     mistakes = Mistakes(_Said(yamltext.Document("", section, {}), prefix=prefix))
     found = workload_schema.read(section, (), mistakes)
     mistakes.raise_if_any()

@@ -11,7 +11,6 @@ from builders.workloads import read, right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.training.strategies_built import BUILT
 from testbed.core.workload.progress_source import Calls, LinePattern
 from testbed.core.workload.reported_figures import reported
@@ -70,14 +69,6 @@ def test_what_a_command_has_needs_one(key: str) -> None:
 
 def test_every_key_belongs_to_one_form_or_to_both() -> None:
     assert {*AGENT_KEYS, *COMMAND_KEYS, "command", "steps", "timeout"} == OWN_KEYS
-
-
-@pytest.mark.parametrize("strategy", sorted({*STRATEGIES} - {*BUILT}))
-def test_strategies_that_are_not_built_yet(strategy: str) -> None:
-    _, (finding,) = read({"strategy": strategy})
-    assert "is not built yet" in finding.message and "available: ddp" in finding.message
-    with pytest.raises(UserError, match="unknown strategy"):
-        AgentWorkload(strategy=strategy)
 
 
 @by_input(

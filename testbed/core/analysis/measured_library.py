@@ -1,0 +1,152 @@
+"""What operations cost by the times that ranks took for them alone before a job, as a library. Pure.
+
+What an operation took beyond its rounds and its bytes is software, so these costs hold over other fibers, and for other
+groups as far as they are like those that were timed. A burst of parts that follow one another was timed beside one
+part: by the burst, a part holds its slot for as long as the burst's share says; by the one, its connections were idle
+before. Messages need no slot: what each one more of a burst takes is time on the lane. What follows an inner optimizer
+was timed as a whole, with what each rank computes for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from testbed.core.analysis.volleys import EXCHANGE, Volley
+from testbed.core.prediction.library_costs import GLOO, LibraryCosts, OperationCost
+from testbed.core.training.exchange import Exchange
+from testbed.core.training.process import Schedule
+from testbed.core.training.strategy_operation import Kind, Operation
+
+__all__ = ["MeasuredLibrary", "measured_library"]
+
+_OTHER_SIZE: Final = 1.25
+"""Operations whose sizes differ by no more than this factor cost as much as each other."""
+
+
+@dataclass(frozen=True)
+class _Point:
+    """What an operation of this kind, number of ranks and size costs; ``beside``: as a part beside the backward pass."""
+
+    kind: str
+    ranks: int
+    byte_count: float
+    beside: bool
+    crosses: bool
+    cost: OperationCost
+
+
+@dataclass(frozen=True)
+class MeasuredLibrary:
+    """A library by what was timed; of kinds that were not, gloo's rounds without software.
+
+    ``updates``: seconds of what follows an inner optimizer, by the operations that follow it (``Exchange.computes``).
+    """
+
+    points: tuple[_Point, ...]
+    updates: Mapping[tuple[tuple[str, bool], ...], float] = field(default_factory=dict)
+    name: str = "torch-gloo, as measured"
+    slots: int | None = GLOO.slots
+
+    def cost(self, kind: str, ranks: int, byte_count: float, *, beside: bool, crosses: bool) -> OperationCost:
+        """Return what the nearest operation cost: of the same use if there is one, then by ranks, then by bytes."""
+        plain = GLOO.cost(kind, ranks, byte_count, beside=beside, crosses=crosses)
+        found = [it for it in self.points if it.kind == kind]
+        if not found:
+            return plain
+
+        def unlike(it: _Point) -> tuple[bool, bool, float, float]:
+            far = abs(math.log(max(it.byte_count, 1.0) / max(byte_count, 1.0)))
+            far = 0.0 if far <= math.log(_OTHER_SIZE) else far
+            return it.crosses != crosses, it.beside != beside, abs(math.log(it.ranks / ranks)), far
+
+        nearest = min(found, key=unlike)
+        same = nearest.ranks == ranks and not any(unlike(nearest)[:2])
+        rounds = nearest.cost.rounds if same and not unlike(nearest)[3] else plain.rounds
+        return OperationCost(
+            rounds, nearest.cost.software_s, nearest.cost.cold_s, nearest.cost.idle_s, nearest.cost.lane
+        )
+
+    def hidden_s(self, kind: str, ranks: int, byte_count: float, serial_s: float, delay_s: float) -> float:
+        return 0.0  # software is what is left beside all delays and all bytes
+
+    def update_s(self, before: tuple[tuple[str, bool], ...]) -> float:
+        """Return what each rank computes between its inner optimizer and the operations ``before`` which it does."""
+        return self.updates.get(before, 0.0)
+
+
+def measured_library(
+    planned: Sequence[Volley], took_s: Sequence[float], costs: LibraryCosts, schedule: Schedule
+) -> MeasuredLibrary:
+    """Return the library of what was timed.
+
+    Args:
+        planned, took_s: the volleys and how long each took.
+        costs: of the fibers of the lab in which they were timed, by gloo's rounds.
+        schedule: of the job that was timed.
+    """
+    timed = list(zip(planned, took_s, strict=False))
+    ones = {_what(it): (it, seconds) for it, seconds in timed if it.kind != EXCHANGE and it.burst == 1}
+    bursts = {_what(it): (it.burst, seconds) for it, seconds in timed if it.kind != EXCHANGE and it.burst > 1}
+    points = [_point(it, one_s, bursts.get(what), costs) for what, (it, one_s) in ones.items() if one_s]
+    updates: dict[tuple[tuple[str, bool], ...], float] = {}
+    for volley, seconds in timed:
+        if volley.kind != EXCHANGE:
+            continue
+        step = schedule.step(volley.step)
+        known_s = sum(_alone_s(it, costs) for _, it in step.outer)
+        for _, update in step.updates[:1]:
+            updates.setdefault(update.computes, max(0.0, seconds - known_s))
+    return MeasuredLibrary(tuple(points), updates)
+
+
+def _what(volley: Volley) -> tuple[object, ...]:
+    return volley.kind, volley.what, volley.beside, volley.groups, round(volley.byte_count)
+
+
+def _alone_s(exchange: Exchange, costs: LibraryCosts) -> float:
+    cost = costs.of(exchange)
+    return cost.propagation_s + max(cost.lanes.values(), default=0.0)
+
+
+def _point(volley: Volley, one_s: float, burst: tuple[int, float] | None, costs: LibraryCosts) -> _Point:
+    kind: Kind = volley.kind  # type: ignore[assignment]  # of an operation
+    operations = tuple(Operation(kind, ranks, volley.byte_count, volley.what, group) for group, ranks in volley.groups)
+    sites = tuple(dict.fromkeys(costs.layout.sites[rank] for it in operations for rank in it.ranks))
+    cost = costs.of(Exchange(operations, sites))
+    rounds = GLOO.cost(kind, len(operations[0].ranks), volley.byte_count, beside=False, crosses=True).rounds
+    serial_s = max(cost.lanes.values(), default=0.0)
+    if burst is None:
+        found = _fitted(rounds, cost.propagation_s, serial_s, one_s)
+    elif cost.slots is None:
+        found = _of_messages(rounds, cost.propagation_s, serial_s, one_s, *burst)
+    else:
+        count, burst_s = burst
+        slots = cost.slots if volley.at_once else 1
+        found = _fitted(rounds, cost.propagation_s, serial_s, burst_s / math.ceil(count / slots))
+    share = found.rounds / rounds if rounds else 0.0
+    more_s = one_s - found.software_s - share * cost.propagation_s - found.lane * serial_s
+    found = OperationCost(found.rounds, found.software_s, max(0.0, more_s), volley.gap_s, found.lane)
+    return _Point(kind, len(operations[0].ranks), volley.byte_count, volley.beside, volley.crosses, found)
+
+
+def _fitted(rounds: float, propagation_s: float, serial_s: float, took_s: float) -> OperationCost:
+    """Return the cost of what takes ``took_s`` in all: first its rounds, then its bytes, and software."""
+    share = min(1.0, took_s / propagation_s) if propagation_s else 1.0
+    left_s = max(0.0, took_s - share * propagation_s)
+    lane = min(1.0, left_s / serial_s) if serial_s else 1.0
+    return OperationCost(share * rounds, max(0.0, left_s - lane * serial_s), lane=lane)
+
+
+def _of_messages(
+    rounds: float, propagation_s: float, serial_s: float, one_s: float, count: int, took_s: float
+) -> OperationCost:
+    """``count`` messages on their way at once took ``took_s``, and one took ``one_s`` after an idle time."""
+    lane_s = max(serial_s, (took_s - one_s) / (count - 1)) if count > 1 else serial_s
+    lane_s = min(lane_s, took_s / count)
+    latency_s = took_s - count * lane_s
+    share = min(1.0, latency_s / propagation_s) if propagation_s else 1.0
+    software_s = max(0.0, latency_s - share * propagation_s)
+    return OperationCost(share * rounds, software_s, lane=lane_s / serial_s if serial_s else 1.0)

@@ -1,0 +1,177 @@
+"""A job that is predicted: a strategy's twin, a network, compute, a library. Pure.
+
+Rates and payloads are those of the lab, of which ``scale`` makes full scale; times are the same at both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+from testbed.core.prediction.as_published import BITS, Published, simulate_published
+from testbed.core.prediction.library_costs import GLOO, Library, LibraryCosts, Moved
+from testbed.core.prediction.network import Network
+from testbed.core.prediction.simulator import Simulated, simulate
+from testbed.core.prediction.tcp_limits import usable_rate_bps
+from testbed.core.training.twin import Twin
+
+__all__ = ["Job", "Tcp", "represented"]
+
+_MOST_RANKS: Final = 16
+"""Ranks of a site that are represented one by one; more ranks do the same at the same time."""
+
+
+@dataclass(frozen=True)
+class Tcp:
+    """What TCP allows the connections of one exchange: together, in bytes of window, and in loss of packets.
+
+    ``cold``: they start slowly after idling.
+    """
+
+    connections: int = 1
+    window_bytes: float = math.inf
+    loss: float = 0.0
+    cold: bool = False
+
+    def usable_bps(self, rate_bps: float, delay_s: float) -> float:
+        """Return the payload rate that these connections reach together."""
+        return usable_rate_bps(
+            rate_bps, 2 * delay_s, connections=self.connections, window_bytes=self.window_bytes, loss=self.loss
+        )
+
+
+def represented(ranks: Mapping[str, int]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the sites of the ranks of a layout that stands for ``ranks`` of each site, and for how many each stands.
+
+    >>> represented({"a": 2, "b": 2})
+    (('a', 'a', 'b', 'b'), {'a': 1, 'b': 1})
+    """
+    sites: list[str] = []
+    stands_for = {}
+    for site, count in ranks.items():
+        fewest = next((it for it in range(min(count, _MOST_RANKS), 0, -1) if count % it == 0), 1)
+        if fewest == 1 < count:
+            fewest = count  # a prime number of ranks
+        sites += [site] * fewest
+        stands_for[site] = count // fewest
+    return tuple(sites), stands_for
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a prediction is made from.
+
+    Attributes:
+        twin: of a layout whose ranks stand for ``stands_for`` ranks each, by site.
+        network: with rates of the lab.
+        steps_s: compute of a step of each site, in seconds.
+        scale: full scale has so many times the rates and payloads.
+        as_published: simulate as a paper does, in place of what the agents do (``as_published.py``).
+    """
+
+    twin: Twin
+    network: Network
+    steps_s: Mapping[str, float]
+    stands_for: Mapping[str, int] = field(default_factory=dict)
+    scale: float = 1.0
+    library: Library = GLOO
+    tcp: Tcp = Tcp()
+    as_published: bool = False
+    moved: dict[int, Moved] = field(default_factory=dict, repr=False, compare=False)
+    """What each exchange moves, which no change of rates or delays changes."""
+
+    def but(self, **changes: Any) -> Job:
+        """Return this job with ``changes``."""
+        return replace(self, **changes)
+
+    @property
+    def sites(self) -> int:
+        return len(self.twin.layout.site_names)
+
+    @property
+    def ranks(self) -> int:
+        members = self.twin.layout.members
+        return sum(len(ranks) * self.stands_for.get(site, 1) for site, ranks in members.items())
+
+    @property
+    def ranks_per_site(self) -> int:
+        """Ranks of the largest site."""
+        members = self.twin.layout.members
+        return max(len(ranks) * self.stands_for.get(site, 1) for site, ranks in members.items())
+
+    @property
+    def step_s(self) -> float:
+        """Compute of a step at the fastest site, which is the one that a prediction is about."""
+        return min(self.steps_s.values())
+
+    @property
+    def site(self) -> str:
+        return min(self.steps_s, key=lambda it: self.steps_s[it])
+
+    @property
+    def delay_s(self) -> float:
+        return self.network.delay_s
+
+    @property
+    def rate_bps(self) -> float:
+        """Payload rate of the slowest fiber at full scale, as TCP lets it be used."""
+        return self.costs.network.rate_bps * self.scale
+
+    @cached_property
+    def costs(self) -> LibraryCosts:
+        """What exchanges cost."""
+        rates = {
+            lane: self.tcp.usable_bps(rate_bps * self.scale, self.network.delay_s) / self.scale
+            for lane, rate_bps in self.network.rates_bps.items()
+        }
+        return LibraryCosts(
+            self.twin.layout,
+            replace(self.network, rates_bps=rates),
+            self.library,
+            self.steps_s,
+            self.stands_for,
+            self.tcp.cold,
+            self.tcp.connections,
+            self.scale,
+            self.moved,
+        )
+
+    def simulate(self, *, keep: bool = False) -> Simulated:
+        """Return what a mean step takes. Raises TooMany."""
+        if self.as_published:
+            return simulate_published(self._published)
+        processes, stand_for = self.twin.processes(), self._stand_for
+        if stand_for is not None:
+            processes = {site: processes[site] for site in stand_for}
+        return simulate(processes, self.costs, cycle=self.twin.cycle, site=self.site, stand_for=stand_for, keep=keep)
+
+    @property
+    def _published(self) -> Published:
+        """The paper's job: by H, P, tau and bits of the strategy, where it has them."""
+        values, layout = self.twin.values, self.twin.layout
+        return Published(
+            self.step_s,
+            layout.elements * self.scale,
+            layout.layers,
+            self.rate_bps,
+            every=int(values.get("every", 1)),
+            fragments=int(values["fragments"]) if "fragments" in values else None,
+            overlap=int(values.get("overlap", 0)),
+            bits=min(BITS, int(values.get("bits", BITS))),
+        )
+
+    @property
+    def _stand_for(self) -> dict[str, int] | None:
+        """For how many sites that do the same one stands; None if sites differ by what they do."""
+        if not self.twin.alike:
+            return None
+        first: dict[object, str] = {}
+        found: dict[str, int] = {}
+        for site, ranks in self.twin.layout.members.items():
+            facts = (self.steps_s[site], len(ranks), self.stands_for.get(site, 1), self.network.fabric_bps.get(site))
+            one = first.setdefault(facts, site)
+            found[one] = found.get(one, 0) + 1
+        return found

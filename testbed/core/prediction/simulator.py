@@ -1,0 +1,535 @@
+"""The one simulator: what a twin's processes cost, with given costs of exchanges. Pure.
+
+Events are on one heap; those of one time run in the order in which they were scheduled, so a simulation is
+deterministic. An exchange waits for its sites, holds a slot of the library, costs software, then each lane of its route
+sends its bits, first in, first out, and then the last bits travel. Sites wait where their process awaits; such a wait
+is split by what the exchange that ended it was doing at each moment (:class:`Parts`).
+
+A simulation runs until its cycles repeat, so figures are those of the steady state; jobs that end are simulated from
+their first step to their last.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from testbed.core.training.exchange import Exchange
+from testbed.core.training.process import Await, Begin, Compute, Process, StepDone, Steps, Time
+
+__all__ = ["OWN_LANE", "Cost", "Costs", "Parts", "Simulated", "TooMany", "Transfer", "simulate"]
+
+MOST_CYCLES: Final = 64
+"""After so many cycles the mean of the latter half counts, though they do not repeat."""
+MOST_EVENTS: Final = 400_000
+_LONGEST_PERIOD: Final = 8
+_ALIKE: Final = 1e-9
+OWN_LANE: Final = ""
+"""Of an exchange whose bits are sent between those of others."""
+_WATCHED: Final = 2
+"""Of equal quiet steps so many are simulated; the others take as long as the last of them."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the time of a step goes, in seconds, beside compute.
+
+    Attributes:
+        waiting_s: another site has not come so far yet.
+        propagation_s: bits travel: each sequential round of messages counts.
+        serialization_s: the exchange's own bits are sent.
+        queueing_s: the lane sends bits of other exchanges of the job.
+        software_s: the library works.
+        tcp_s: connections start slowly, or recover.
+    """
+
+    waiting_s: float = 0.0
+    propagation_s: float = 0.0
+    serialization_s: float = 0.0
+    queueing_s: float = 0.0
+    software_s: float = 0.0
+    tcp_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return (
+            self.waiting_s + self.propagation_s + self.serialization_s + self.queueing_s + self.software_s + self.tcp_s
+        )
+
+    def __add__(self, other: Parts) -> Parts:
+        return Parts(
+            self.waiting_s + other.waiting_s,
+            self.propagation_s + other.propagation_s,
+            self.serialization_s + other.serialization_s,
+            self.queueing_s + other.queueing_s,
+            self.software_s + other.software_s,
+            self.tcp_s + other.tcp_s,
+        )
+
+    def __mul__(self, factor: float) -> Parts:
+        return Parts(
+            self.waiting_s * factor,
+            self.propagation_s * factor,
+            self.serialization_s * factor,
+            self.queueing_s * factor,
+            self.software_s * factor,
+            self.tcp_s * factor,
+        )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one exchange costs.
+
+    Attributes:
+        software_s: of the library, all operations of the exchange that follow one another included.
+        propagation_s: of all rounds of messages that follow one another.
+        hidden_s: of these, while the lane sends.
+        lanes: seconds for which each lane sends; :data:`OWN_LANE`: without waiting for other exchanges.
+        bytes: that each lane carries; of what stays inside a site by its name.
+        slots: how many exchanges of its group run at once; None for any number.
+    """
+
+    software_s: float
+    propagation_s: float
+    lanes: Mapping[str, float]
+    bytes: Mapping[str, float]
+    slots: int | None = None
+    hidden_s: float = 0.0
+
+
+class Costs(Protocol):
+    """Costs of exchanges, and compute of a step of each site in seconds."""
+
+    def of(self, exchange: Exchange) -> Cost: ...
+
+    def slow_start_s(self, exchange: Exchange, idle_s: float) -> float:
+        """Return what slow start adds to an exchange whose connections were idle for ``idle_s``."""
+        ...
+
+    def step_s(self, site: str) -> float: ...
+
+
+@dataclass(eq=False)
+class Transfer:
+    """One exchange as it happens; times in seconds, None before.
+
+    Attributes:
+        after: the transfer that it follows.
+        behind: the transfer whose slot it took over, if it waited for one.
+        ready_s: all sites have come so far; started_s: it has a slot; software_s: the library is done; flowing_s: slow
+            start is over; sent_s: the lanes have sent it, for the last ``serial_s`` of which its own bits; travels_s: from
+            when on its rounds count, the last of those that the lane hides.
+    """
+
+    key: Hashable
+    exchange: Exchange | None = None
+    missing: int = -1
+    after: Transfer | None = None
+    behind: Transfer | None = None
+    ready_s: float = 0.0
+    started_s: float = 0.0
+    software_s: float = 0.0
+    flowing_s: float = 0.0
+    sent_s: float = 0.0
+    serial_s: float = 0.0
+    travels_s: float = 0.0
+    arrived_s: float | None = None
+    awaited_by: list[Callable[[], None]] = field(default_factory=list)
+
+    def parts(self, since_s: float, until_s: float) -> Parts:
+        """Split the time between two moments by what this transfer was doing, or those before it that it waited for."""
+
+        def share(begin_s: float, end_s: float) -> float:
+            return max(0.0, min(until_s, end_s) - max(since_s, begin_s))
+
+        queued_s = min(max(self.flowing_s, self.sent_s - self.serial_s), self.travels_s)
+        own = Parts(
+            propagation_s=share(self.travels_s, until_s),
+            serialization_s=share(queued_s, self.travels_s),
+            queueing_s=share(self.flowing_s, queued_s),
+            software_s=share(self.started_s, self.software_s),
+            tcp_s=share(self.software_s, self.flowing_s),
+        )
+        if self.behind is not None and share(self.ready_s, self.started_s):
+            own = own + self.behind.parts(max(since_s, self.ready_s), min(until_s, self.started_s))
+        if since_s < self.ready_s:
+            before_s = min(until_s, self.ready_s)
+            if self.after is not None and self.after.arrived_s is not None and self.after.arrived_s > since_s:
+                own = own + self.after.parts(since_s, min(before_s, self.after.arrived_s))
+                since_s = self.after.arrived_s
+            own = own + Parts(waiting_s=max(0.0, before_s - since_s))
+        return own
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation found, of the site that was looked at, or of a mean step.
+
+    Attributes:
+        step_s, parts: of a mean step; ``compute_s``: of its compute.
+        lane_bytes: that each lane carries in a mean step; of what stays inside a site by its name.
+        steps: that the mean is over.
+        steady: whether the cycles repeat, or the job has ended.
+        samples: values of each quantity that processes recorded since the measurement began.
+        transfers: all of them, in the order in which they arrived.
+    """
+
+    step_s: float
+    compute_s: float
+    parts: Parts
+    lane_bytes: Mapping[str, float]
+    steps: int
+    steady: bool
+    samples: Mapping[str, tuple[float, ...]]
+    transfers: tuple[Transfer, ...] = ()
+
+    @property
+    def utilization(self) -> float:
+        return self.compute_s / self.step_s
+
+
+class _Account:
+    """Steps and waits of a process, and its marks: (time, parts) at the end of each step or stretch of steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.parts = Parts()
+        self.marks: list[tuple[int, float, Parts]] = [(0, 0.0, self.parts)]
+
+
+class TooMany(Exception):
+    """A simulation would have too many events; the message says of what."""
+
+
+class _Over(Exception):
+    """The simulation has found what it was for."""
+
+
+class _Simulation:
+    def __init__(
+        self, costs: Costs, done: Callable[[str], bool], stand_for: Mapping[str, int], late_as_waiting: bool
+    ) -> None:
+        self._costs, self._done, self._stand_for, self._late_as_waiting = costs, done, stand_for, late_as_waiting
+        self.now_s = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._transfers: dict[Hashable, Transfer] = {}
+        self._lanes: defaultdict[str, float] = defaultdict(float)
+        self._slots: dict[tuple[str, ...], list[int]] = {}
+        self._queues: defaultdict[tuple[str, ...], deque[Transfer]] = defaultdict(deque)
+        self._last_used: dict[str, float] = {}
+        self._costs_of: dict[int, tuple[Exchange, Cost]] = {}
+        self.accounts: defaultdict[str, _Account] = defaultdict(_Account)
+        self.samples: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.sent: list[Transfer] = []
+        self.moved: list[tuple[float, Mapping[str, float], int]] = []
+        """Time, bytes by lane, how often: of each transfer that arrived."""
+
+    def run(self, processes: Mapping[str, Process]) -> None:
+        """Run until all processes have ended, or it is done."""
+        try:
+            for name, process in processes.items():
+                self._start(name, process)
+            while self._heap and next(self._order) < MOST_EVENTS:
+                self.now_s, _, action = heapq.heappop(self._heap)
+                action()
+        except _Over:
+            pass
+
+    def _at(self, time_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (time_s, next(self._order), action))
+
+    def _start(self, name: str, process: Process, then: Callable[[], None] | None = None) -> None:
+        site, account = name.partition("/")[0], self.accounts[name]
+
+        def go_on(answer: object = None) -> None:
+            while True:
+                try:
+                    action = process.send(answer)
+                except StopIteration:
+                    if then is not None:
+                        then()
+                    return
+                answer = None
+                if isinstance(action, Compute):
+                    self._at(self.now_s + action.share * self._costs.step_s(site), go_on)
+                    return
+                if isinstance(action, Begin):
+                    self._begin(action)
+                elif isinstance(action, Await):
+                    keys = [self._transfer(key) for key in action.keys]
+                    wanted = len(keys) if action.quorum is None else min(action.quorum, len(keys))
+                    if sum(it.arrived_s is not None for it in keys) < wanted or (wanted and action.grace_s):
+                        self._wait(account, keys, wanted, action, go_on)
+                        return
+                    answer = {it.key for it in keys if it.arrived_s is not None}
+                elif isinstance(action, Steps):
+                    self._quiet(name, action, go_on)
+                    return
+                elif isinstance(action, StepDone):
+                    account.steps += 1
+                    account.marks.append((account.steps, self.now_s, account.parts))
+                    if self._done(name):
+                        raise _Over
+                elif isinstance(action, Time):
+                    answer = self.now_s
+                else:
+                    self.samples[action.name].append((self.now_s, action.value))
+
+        go_on()
+
+    def _quiet(self, name: str, steps: Steps, then: Callable[[], None]) -> None:
+        """Simulate the first of equal steps; the others take as long as the last of these."""
+        account, watched, site = self.accounts[name], min(steps.count, _WATCHED), name.partition("/")[0]
+
+        def body() -> Process:
+            for number in range(steps.first, steps.first + watched):
+                yield from steps.body(number)
+
+        def rest() -> None:
+            left = steps.count - watched
+            if not left:
+                then()
+                return
+            (_, before_s, before), (_, after_s, after) = account.marks[-2:]
+            took_s = after_s - before_s
+            late = itertools.takewhile(lambda it: (it.arrived_s or 0.0) > before_s, reversed(self.sent))
+            repeated = [it.exchange for it in late if it.exchange]
+
+            def over() -> None:
+                for exchange in repeated:
+                    if exchange.sites == (site,):
+                        self.moved.append((self.now_s, self._cost(exchange).bytes, left * self._times(exchange)))
+                account.steps += left
+                account.parts = account.parts + (after + before * -1.0) * left
+                account.marks.append((account.steps, self.now_s, account.parts))
+                then()
+
+            self._at(self.now_s + left * took_s, over)
+
+        self._start(name, body(), rest)
+
+    def _transfer(self, key: Hashable) -> Transfer:
+        return self._transfers.setdefault(key, Transfer(key))
+
+    def _wait(
+        self, account: _Account, keys: list[Transfer], wanted: int, action: Await, then: Callable[[object], None]
+    ) -> None:
+        since_s, over, grace = self.now_s, False, False
+
+        def finish() -> None:
+            nonlocal over
+            if over:
+                return
+            over = True
+            arrived = [it for it in keys if it.arrived_s is not None]
+            if self.now_s > since_s and action.quorum is None:
+                last = max(arrived, key=lambda it: it.arrived_s or 0.0)
+                late = self._late_as_waiting and last.exchange is not None and bool(last.exchange.operations)
+                if late and last.exchange is not None and last.exchange.first.lands:
+                    account.parts = account.parts + Parts(waiting_s=self.now_s - since_s)
+                else:
+                    account.parts = account.parts + last.parts(since_s, self.now_s)
+            then({it.key for it in arrived})
+
+        def look() -> None:
+            nonlocal grace
+            count = sum(it.arrived_s is not None for it in keys)
+            if count == len(keys) or (count >= wanted and not action.grace_s):
+                finish()
+            elif count >= wanted and not grace:
+                grace = True
+                self._at(self.now_s + action.grace_s, finish)
+
+        for it in keys:
+            if it.arrived_s is None:
+                it.awaited_by.append(look)
+        look()
+
+    def _begin(self, action: Begin) -> None:
+        transfer = self._transfer(action.key)
+        if transfer.exchange is None:
+            transfer.exchange = action.exchange
+            transfer.missing = sum(it in self._stand_for for it in action.exchange.sites)
+        if action.after is None:
+            self._come(transfer)
+            return
+        before = self._transfer(action.after)
+
+        def come() -> None:
+            transfer.after = before
+            self._come(transfer)
+
+        if before.arrived_s is None:
+            before.awaited_by.append(come)
+        else:
+            come()
+
+    def _come(self, transfer: Transfer) -> None:
+        transfer.missing -= 1
+        if transfer.missing:
+            return
+        exchange = transfer.exchange
+        assert exchange is not None
+        transfer.ready_s = self.now_s
+        pool, cost = self._pool(exchange), self._cost(exchange)
+        if cost.slots is None:
+            self._go(transfer, cost)
+            return
+        free = self._slots.setdefault(pool, [cost.slots])
+        if free[0] > 0:
+            free[0] -= 1
+            self._go(transfer, cost)
+        else:
+            self._queues[pool].append(transfer)
+
+    def _times(self, exchange: Exchange) -> int:
+        """Return for how many exchanges one stands: those inside the sites for which its site stands."""
+        return self._stand_for[exchange.sites[0]] if len(exchange.sites) == 1 else 1
+
+    def _pool(self, exchange: Exchange) -> tuple[str, ...]:
+        return (self._group(exchange), *exchange.sites)
+
+    @staticmethod
+    def _group(exchange: Exchange) -> str:
+        return exchange.first.group if exchange.operations else ""
+
+    def _cost(self, exchange: Exchange) -> Cost:
+        found = self._costs_of.get(id(exchange))
+        if found is None:
+            found = self._costs_of[id(exchange)] = (exchange, self._costs.of(exchange))
+        return found[1]
+
+    def _go(self, transfer: Transfer, cost: Cost) -> None:
+        exchange = transfer.exchange
+        assert exchange is not None
+        now_s = transfer.started_s = self.now_s
+        idle_s = now_s - self._last_used.get(self._group(exchange), -math.inf)
+        transfer.software_s = now_s + cost.software_s
+        transfer.flowing_s = transfer.sent_s = transfer.software_s + self._costs.slow_start_s(exchange, idle_s)
+        for lane, serial_s in cost.lanes.items():
+            free_s = 0.0 if lane == OWN_LANE else self._lanes[lane]
+            self._lanes[lane] = max(transfer.flowing_s, free_s) + serial_s
+            if self._lanes[lane] >= transfer.sent_s:
+                transfer.sent_s, transfer.serial_s = self._lanes[lane], serial_s
+
+        def arrive() -> None:
+            self._last_used[self._group(exchange)] = self.now_s
+            if cost.slots is not None:
+                queue = self._queues[self._pool(exchange)]
+                if queue:
+                    queue[0].behind = transfer
+                    self._go(queue[0], self._cost(queue.popleft().exchange or exchange))
+                else:
+                    self._slots[self._pool(exchange)][0] += 1
+            self.sent.append(transfer)
+            self.moved.append((self.now_s, cost.bytes, self._times(exchange)))
+            self._arrive(transfer)
+
+        arrives_s = transfer.sent_s + cost.propagation_s - cost.hidden_s
+        transfer.travels_s = max(transfer.flowing_s, arrives_s - cost.propagation_s)
+        if arrives_s > now_s:
+            self._at(arrives_s, arrive)
+        else:
+            arrive()
+
+    def _arrive(self, transfer: Transfer) -> None:
+        transfer.arrived_s = self.now_s
+        waiting, transfer.awaited_by = transfer.awaited_by, []
+        for go_on in waiting:
+            go_on()
+
+
+def simulate(
+    processes: Mapping[str, Process],
+    costs: Costs,
+    *,
+    cycle: int | None,
+    site: str,
+    stand_for: Mapping[str, int] | None = None,
+    skip: int = 0,
+    keep: bool = False,
+    late_as_waiting: bool = False,
+) -> Simulated:
+    """Return what a mean step of ``site`` takes.
+
+    Args:
+        processes: by site, or by a name that begins with ``site/``.
+        stand_for: for how many sites that do the same the process of each site stands; None for itself.
+        cycle: steps after which the exchanges recur; None for processes that end, whose first ``skip`` steps do not
+            count.
+        keep: keep the transfers.
+        late_as_waiting: do not split the wait for what was to have landed by now, as records do not.
+    """
+    names = [name for name in processes if "/" not in name]
+    cycles: list[float] = []
+    state = {"first": 0}
+
+    def done(name: str) -> bool:
+        """Look at each end of a cycle of ``site`` whether the last cycles repeat those before, at all sites alike."""
+        account = simulation.accounts[site]
+        if name != site or cycle is None or account.steps % cycle:
+            return False
+        cycles.append(simulation.now_s)
+        count = len(cycles)
+        if count >= MOST_CYCLES:
+            state["first"] = count // 2
+            return True
+        for period in range(1, min(_LONGEST_PERIOD, (count - 1) // 2) + 1):
+            first, middle, last = cycles[-1 - 2 * period], cycles[-1 - period], cycles[-1]
+            if abs((last - middle) - (middle - first)) <= _ALIKE * last and _alike(
+                simulation.accounts, names, period * cycle, last - middle
+            ):
+                state["first"] = count - period
+                return True
+        return False
+
+    simulation = _Simulation(costs, done, stand_for or dict.fromkeys(names, 1), late_as_waiting)
+    simulation.run(processes)
+    account = simulation.accounts[site]
+    by_step = {steps: (now_s, parts) for steps, now_s, parts in account.marks}
+    if cycle is None:
+        first, steady = (skip if skip < account.steps else 0), True
+    else:
+        steady = 0 < len(cycles) < MOST_CYCLES
+        first = state["first"] * cycle if steady or len(cycles) == MOST_CYCLES else account.steps // 2
+        first = max((it for it in by_step if it <= first), default=0)
+    if not account.steps:
+        raise TooMany(f"a step has more than {MOST_EVENTS} events")
+    since_s, before = by_step[first]
+    until_s, after = by_step[account.steps]
+    steps = account.steps - first
+    lane_bytes: defaultdict[str, float] = defaultdict(float)
+    for at_s, moved, times in simulation.moved:
+        if since_s < at_s <= until_s:
+            for lane, byte_count in moved.items():
+                lane_bytes[lane] += times * byte_count / steps
+    return Simulated(
+        step_s=(until_s - since_s) / steps,
+        compute_s=costs.step_s(site),
+        parts=(after + before * -1.0) * (1 / steps),
+        lane_bytes=dict(lane_bytes),
+        steps=steps,
+        steady=steady,
+        samples={
+            name: tuple(value for at_s, value in some if at_s > since_s) for name, some in simulation.samples.items()
+        },
+        transfers=tuple(simulation.sent) if keep else (),
+    )
+
+
+def _alike(accounts: Mapping[str, _Account], names: list[str], steps: int, took_s: float) -> bool:
+    """Whether all sites took as long for their last ``steps`` steps: sites that wait for each other do in the end."""
+    for name in names:
+        marks = accounts[name].marks
+        count, until_s, _ = marks[-1]
+        since_s = next((at_s for done, at_s, _ in reversed(marks) if done == count - steps), None)
+        if since_s is None or abs((until_s - since_s) - took_s) > 1e-6 * took_s:
+            return False
+    return True
