@@ -97,9 +97,6 @@ class _Lane:
         byte_count = exchange.byte_count
         return Cost(0.0, 0.0, {_LANE: 8 * byte_count / self.rate_bps}, {_LANE: byte_count})
 
-    def slow_start_s(self, exchange: Exchange, idle_s: float) -> float:
-        return 0.0
-
     def step_s(self, site: str) -> float:
         return self.step
 

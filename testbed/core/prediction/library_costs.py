@@ -218,6 +218,7 @@ class LibraryCosts:
         if slots is not None and slots > 1 and slots * serial_s <= software_s + propagation_s + serial_s:
             # In other slots the library waits most of the time, and these messages are sent meanwhile.
             lanes = {OWN_LANE: serial_s}
+        cold_s, cold_after_s = self._cold(exchange, cost)
         return Cost(
             software_s=software_s,
             propagation_s=propagation_s,
@@ -225,6 +226,8 @@ class LibraryCosts:
             bytes={lane: times * moved for lane, moved in self._moved(exchange).lanes.items()},
             slots=slots,
             hidden_s=times * self._hidden_s(exchange, serial_s / times, propagation_s / times),
+            cold_s=cold_s,
+            cold_after_s=cold_after_s,
         )
 
     def _hidden_s(self, exchange: Exchange, serial_s: float, propagation_s: float) -> float:
@@ -240,19 +243,16 @@ class LibraryCosts:
             first.kind, ranks, exchange.byte_count, beside=first.parts > 0, crosses=bool(self._moved(exchange).hops)
         )
 
-    def slow_start_s(self, exchange: Exchange, idle_s: float) -> float:
-        if not exchange.operations:
-            return 0.0
-        cost = self._cost(exchange)
+    def _cold(self, exchange: Exchange, cost: OperationCost) -> tuple[float, float]:
+        """Return how much longer the exchange takes after an idle time, and after which: as measured, or slow start."""
         if cost.cold_s:
-            return cost.cold_s if idle_s > _IDLE_SHARE * cost.idle_s else 0.0
-        if not self.slow_start or not self._moved(exchange).hops:
-            return 0.0
+            return cost.cold_s, _IDLE_SHARE * cost.idle_s
         delay_s, rate_bps = self.hop_s(exchange), self.network.rate_bps * self.scale
-        if math.isinf(rate_bps) or idle_s < _IDLE_S + 2 * delay_s:
-            return 0.0
+        if not self.slow_start or not delay_s or math.isinf(rate_bps):
+            return 0.0, 0.0
         bits = max(self.lanes(exchange).values(), default=0.0) * rate_bps
-        return cold_start_s(rate_bps / self.connections, 2 * delay_s, bits / self.connections)
+        cold_s = cold_start_s(rate_bps / self.connections, 2 * delay_s, bits / self.connections)
+        return cold_s, _IDLE_S + 2 * delay_s
 
     def group_size(self, operation: Operation) -> int:
         """Return how many ranks take part, those that a rank of the layout stands for included."""

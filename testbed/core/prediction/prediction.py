@@ -131,7 +131,7 @@ class Prediction:
             return None
         cost, slow = self.job.costs.of(largest), self.job.but(tcp=Tcp(self.job.tcp.connections, cold=True)).costs
         alone_s = cost.software_s + cost.propagation_s + max(cost.lanes.values(), default=0.0)
-        return SingleExchange(bits, alone_s, slow.slow_start_s(largest, math.inf))
+        return SingleExchange(bits, alone_s, slow.of(largest).cold_s)
 
     @property
     def _exchanges(self) -> list[Exchange]:

@@ -93,6 +93,7 @@ class Cost:
         lanes: seconds for which each lane sends; :data:`OWN_LANE`: without waiting for other exchanges.
         bytes: that each lane carries; of what stays inside a site by its name.
         slots: how many exchanges of its group run at once; None for any number.
+        cold_s: how much longer it takes if its connections were idle for ``cold_after_s``.
     """
 
     software_s: float
@@ -101,16 +102,14 @@ class Cost:
     bytes: Mapping[str, float]
     slots: int | None = None
     hidden_s: float = 0.0
+    cold_s: float = 0.0
+    cold_after_s: float = 0.0
 
 
 class Costs(Protocol):
     """Costs of exchanges, and compute of a step of each site in seconds."""
 
     def of(self, exchange: Exchange) -> Cost: ...
-
-    def slow_start_s(self, exchange: Exchange, idle_s: float) -> float:
-        """Return what slow start adds to an exchange whose connections were idle for ``idle_s``."""
-        ...
 
     def step_s(self, site: str) -> float: ...
 
@@ -412,7 +411,8 @@ class _Simulation:
         now_s = transfer.started_s = self.now_s
         idle_s = now_s - self._last_used.get(self._group(exchange), -math.inf)
         transfer.software_s = now_s + cost.software_s
-        transfer.flowing_s = transfer.sent_s = transfer.software_s + self._costs.slow_start_s(exchange, idle_s)
+        cold_s = cost.cold_s if idle_s > cost.cold_after_s else 0.0
+        transfer.flowing_s = transfer.sent_s = transfer.software_s + cold_s
         for lane, serial_s in cost.lanes.items():
             free_s = 0.0 if lane == OWN_LANE else self._lanes[lane]
             self._lanes[lane] = max(transfer.flowing_s, free_s) + serial_s

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from testbed.core.training.exchange import Exchange, exchanges
+from testbed.core.training.strategy_operation import Operation
 
 if TYPE_CHECKING:
     from testbed.core.training.twin import Twin
@@ -148,7 +149,7 @@ class Schedule:
 
     def __init__(self, twin: Twin, *, endless: bool = True) -> None:
         self.twin, self._endless = twin, endless
-        self._steps: dict[int, StepExchanges] = {}
+        self._steps: dict[tuple[Operation, ...], StepExchanges] = {}
 
     def processes(self) -> dict[str, Process]:
         """Return the process of each site."""
@@ -166,12 +167,13 @@ class Schedule:
         """Return the exchanges of a step, from 1."""
         if self._endless:
             number = self.twin.cycle + 1 + (number - 1) % self.twin.cycle
-        if number not in self._steps:
-            self._steps[number] = self._make(number)
-        return self._steps[number]
+        operations = tuple(self.twin.operations(number))
+        if operations not in self._steps:
+            self._steps[operations] = self._make(operations)
+        return self._steps[operations]
 
-    def _make(self, number: int) -> StepExchanges:
-        found = list(enumerate(exchanges(self.twin.operations(number), self.twin.layout.sites)))
+    def _make(self, operations: Sequence[Operation]) -> StepExchanges:
+        found = list(enumerate(exchanges(operations, self.twin.layout.sites)))
         beside = [(key, it) for key, it in found if it.first.parts]
         staged = len({it.crosses for _, it in beside}) > 1
         parts = tuple(
