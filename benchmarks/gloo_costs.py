@@ -51,7 +51,7 @@ class LabShape:
         """Return a topology file whose sites are joined by a fiber per pair of sites."""
         sites = [f"s{number}" for number in range(self.sites)]
         lines = ["scale: 1", "sites:", *(f"  {site}: {{nodes: {RANKS // self.sites}}}" for site in sites)]
-        fiber = f"km: {self.delay_s * KM_PER_S:g}, rate: {self.rate}, optics: 400G-LH"
+        fiber = f"km: {self.delay_s * KM_PER_S:g}, rate: {self.rate}, optics: OTN"
         pairs = list(itertools.combinations(sites, 2))
         lines += ["links:"] if pairs else []
         lines += [f"  {a}{b}: {{between: [{a}, {b}], {fiber}}}" for a, b in pairs]
@@ -111,7 +111,8 @@ def measure(kind, group, members, size, together, idle_s, repeats):
     times = []
     for repeat in range(repeats):
         start = torch.tensor([time.monotonic()], dtype=torch.float64)
-        dist.all_reduce(start, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(start, op=dist.ReduceOp.MAX, group=group)  # ranks leave it up to 2 n delays later
+        settle_s = 20e-3 + 2 * len(members) * delay_s
         time.sleep(max(0.0, start.item() + settle_s + idle_s - time.monotonic()))
         began, cpu_s = time.monotonic(), time.process_time()
         works = [work for w, p in zip(whole, part) for work in begin(kind, group, members, w, p)]
@@ -124,7 +125,7 @@ def measure(kind, group, members, size, together, idle_s, repeats):
     every = every.view(len(members), repeats, 3)
     return (every[:, :, 1].amax(0) - every[:, :, 0].amax(0)).tolist(), every[:, :, 2].mean(0).tolist()
 
-cells, settle_s = json.loads(sys.argv[1]), float(sys.argv[2])
+cells, delay_s = json.loads(sys.argv[1]), float(sys.argv[2])
 for cell in cells:
     members = cell["members"]
     key = tuple(members)
@@ -208,8 +209,7 @@ def measure(name: str, quick: bool) -> list[dict[str, Any]]:
         topology.write_text(shape.topology())
         with testbed.up(testbed.load(str(topology)), name="gloo-costs", agents=False, allow_uncertified=True) as lab:
             certified = lab.certificate is not None and lab.certificate.certified
-            settle_s = str(5e-3 + 2 * shape.delay_s)
-            argv = [sys.executable, str(program), json.dumps(cells(shape, quick)), settle_s]
+            argv = [sys.executable, str(program), json.dumps(cells(shape, quick)), str(shape.delay_s)]
             job = lab.launch(argv, directory=Path(folder), echo=output.append)
             if job.exit_status():
                 raise SystemExit("the program failed:\n" + "\n".join(output[-20:]))
