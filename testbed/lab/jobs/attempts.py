@@ -11,6 +11,8 @@ A restart, step by step, in one thread beside the job:
 4. The number of the new attempt is written into the fence, so that no late writer of the old attempt can commit. Only
    then the newest checkpoint is chosen that every rank has intact by its checksums, so that it stays the newest.
 5. Fresh ranks are deployed and resume from it, or from the first step if there is no checkpoint.
+
+A job is over when no rank trains any more. A rank has written all its records by then, so the report is complete.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ LOOK_S = 0.25
 SETTLE_S = 0.1
 """How much later the cause of a failure may be reported than its effects."""
 STOP_BOUND_S = 5.0
+"""How long ranks may take to end after they were told to stop."""
+CLOSE_BOUND_S = 15.0
+"""How long a job that is stopped may take to be over: a restart that has begun, then its ranks."""
 WAIT_BOUND_S = 600.0
 """How long a restart waits for the lab; a longer fault fails the job."""
 REFUSED_BOUND_S = 30.0
@@ -93,12 +98,13 @@ class Attempts:
         self.over = False
         """Whether no attempt is running and none will start."""
         self._watch = Subscription(lab)
-        try:
-            self._begin()
-        except BaseException:
-            self._watch.close()
-            raise
-        threading.Thread(target=self._run, name="attempts", daemon=True).start()
+        self._begun = threading.Event()
+        self._not_begun: BaseException | None = None
+        self._abandoned = False
+        """Whether an interruption came before the first attempt had begun: then no caller has this job."""
+        self._thread = threading.Thread(target=self._run, name="attempts", daemon=True)
+        self._thread.start()
+        self._await_begin()
 
     @property
     def stopped(self) -> bool:
@@ -110,7 +116,43 @@ class Attempts:
         self._stopping.set()
         client.ask(self._lab, protocol.StopJob(job=self._job))
 
+    def close(self) -> None:
+        """End the job, and return when none of its ranks trains any more, or after a bounded time."""
+        if not self.over:
+            with contextlib.suppress(TestbedError):
+                self.stop()
+            self._thread.join(CLOSE_BOUND_S)
+        # A rank that a fault kept from ending can end now if the fault was healed since.
+        with contextlib.suppress(TestbedError), contextlib.closing(Subscription(self._lab)) as watch:
+            self._end_ranks(watch, after_t=time.monotonic())
+
+    def _await_begin(self) -> None:
+        """Return when the first attempt has begun. Raises what prevented it.
+
+        The keeper starts the ranks even if its answer is not waited for, so an interruption ends them too.
+        """
+        try:
+            self._begun.wait()
+        except BaseException:
+            self._abandoned = True
+            self.close()
+            raise
+        if self._not_begun is not None:
+            self._thread.join()
+            raise self._not_begun
+
     def _run(self) -> None:
+        try:
+            self._begin()
+        except BaseException as error:
+            self._not_begun = error
+            with contextlib.suppress(TestbedError):
+                self._end_ranks(self._watch)
+            self._watch.close()
+            self.over = True
+            return
+        finally:
+            self._begun.set()
         try:
             while (end := self._follow()) is not _End.LAST:
                 if end is _End.FAILED:
@@ -122,10 +164,13 @@ class Attempts:
             self.storage = isinstance(error, StorageError) and not self.failure
             self.failure = self.failure or str(error)
         finally:
+            with contextlib.suppress(TestbedError):
+                self._end_ranks(self._watch)
             self._watch.close()
             self.waiting = ""
             try:
-                self._concluded()
+                if not self._abandoned:
+                    self._concluded()
             finally:
                 self.over = True
 
@@ -178,7 +223,7 @@ class Attempts:
 
     def _restart(self) -> None:
         """End the remaining ranks, wait for the lab, start the next attempt. Raises LabError, StorageError."""
-        self._end_the_rest()
+        self._end_ranks(self._watch)
         with client.Connection(self._lab) as keeper:
             self._wait(keeper)
 
@@ -214,12 +259,22 @@ class Attempts:
                 raise LabError(f"the job could not be restarted within {now - began_t:.0f} s: {obstacle}")
             self._watch.wait(LOOK_S)
 
-    def _end_the_rest(self) -> None:
+    def _end_ranks(self, watch: Subscription, after_t: float = 0.0) -> None:
+        """Tell the ranks that still train to stop, and return when they have, or after :data:`STOP_BOUND_S`.
+
+        A rank has closed its records when it reports its end. ``after_t``: as of :meth:`Subscription.state`. Raises
+        LabError.
+        """
+        state = watch.state(after_t)
+        if not self._is_training(state):
+            return
         client.ask(self._lab, protocol.StopJob(job=self._job))
         until = time.monotonic() + STOP_BOUND_S
-        state = self._watch.state()
-        while any(it["state"] == "training" for it in state.ranks) and time.monotonic() < until:
-            state = self._watch.wait(until - time.monotonic())
+        while self._is_training(state) and (left_s := until - time.monotonic()) > 0:
+            state = watch.wait(left_s)
+
+    def _is_training(self, state: LabState) -> bool:
+        return any(it["state"] == "training" and it.get("job") == self._job for it in state.ranks)
 
     def _obstacle(self) -> str:
         """Return why a job cannot start now; empty if it can."""
@@ -256,6 +311,8 @@ class Attempts:
             "resume": [resume.step, resume.attempt] if resume else None,
         }
         client.ask(self._lab, protocol.Train(message=message))
+        if self._stopping.is_set():  # before there were ranks that it could stop
+            client.ask(self._lab, protocol.StopJob(job=self._job))
         step = resume.step if resume else 0
         self.number, self._began_at[number] = number, step
         self._tell("attempt-began", attempt=number, resumed_from=step)
