@@ -12,7 +12,7 @@ A restart, step by step, in one thread beside the job:
    then the newest checkpoint is chosen that every rank has intact by its checksums, so that it stays the newest.
 5. Fresh ranks are deployed and resume from it, or from the first step if there is no checkpoint.
 
-A job is over when no rank trains any more. A rank has written all its records by then, so the report is complete.
+A job is over when its remaining ranks have ended too, and the fence is closed: then its records are complete.
 """
 
 from __future__ import annotations
@@ -117,14 +117,11 @@ class Attempts:
         client.ask(self._lab, protocol.StopJob(job=self._job))
 
     def close(self) -> None:
-        """End the job, and return when none of its ranks trains any more, or after a bounded time."""
+        """End the job unless it is over, and return when it is, or after :data:`CLOSE_BOUND_S`."""
         if not self.over:
             with contextlib.suppress(TestbedError):
                 self.stop()
             self._thread.join(CLOSE_BOUND_S)
-        # A rank that a fault kept from ending can end now if the fault was healed since.
-        with contextlib.suppress(TestbedError), contextlib.closing(Subscription(self._lab)) as watch:
-            self._end_ranks(watch, after_t=time.monotonic())
 
     def _await_begin(self) -> None:
         """Return when the first attempt has begun. Raises what prevented it.
@@ -146,8 +143,7 @@ class Attempts:
             self._begin()
         except BaseException as error:
             self._not_begun = error
-            with contextlib.suppress(TestbedError):
-                self._end_ranks(self._watch)
+            self._end_records()
             self._watch.close()
             self.over = True
             return
@@ -164,8 +160,8 @@ class Attempts:
             self.storage = isinstance(error, StorageError) and not self.failure
             self.failure = self.failure or str(error)
         finally:
-            with contextlib.suppress(TestbedError):
-                self._end_ranks(self._watch)
+            if self.failure or self.stopped:
+                self._end_records()
             self._watch.close()
             self.waiting = ""
             try:
@@ -223,7 +219,7 @@ class Attempts:
 
     def _restart(self) -> None:
         """End the remaining ranks, wait for the lab, start the next attempt. Raises LabError, StorageError."""
-        self._end_ranks(self._watch)
+        self._end_ranks()
         with client.Connection(self._lab) as keeper:
             self._wait(keeper)
 
@@ -259,19 +255,26 @@ class Attempts:
                 raise LabError(f"the job could not be restarted within {now - began_t:.0f} s: {obstacle}")
             self._watch.wait(LOOK_S)
 
-    def _end_ranks(self, watch: Subscription, after_t: float = 0.0) -> None:
+    def _end_records(self) -> None:
+        """End the remaining ranks, and let none write afterwards: a rank whose step does not end, or that is paused,
+        would add to the records of a run that has ended."""
+        with contextlib.suppress(TestbedError):
+            self._end_ranks()
+        with contextlib.suppress(OSError):
+            checkpoints.set_fence(self._folder, self.number + 2)  # one that failed to begin may have ranks
+
+    def _end_ranks(self) -> None:
         """Tell the ranks that still train to stop, and return when they have, or after :data:`STOP_BOUND_S`.
 
-        A rank has closed its records when it reports its end. ``after_t``: as of :meth:`Subscription.state`. Raises
-        LabError.
+        Raises LabError.
         """
-        state = watch.state(after_t)
+        state = self._watch.state()
         if not self._is_training(state):
             return
         client.ask(self._lab, protocol.StopJob(job=self._job))
         until = time.monotonic() + STOP_BOUND_S
         while self._is_training(state) and (left_s := until - time.monotonic()) > 0:
-            state = watch.wait(left_s)
+            state = self._watch.wait(left_s)
 
     def _is_training(self, state: LabState) -> bool:
         return any(it["state"] == "training" and it.get("job") == self._job for it in state.ranks)
