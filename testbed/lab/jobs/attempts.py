@@ -155,13 +155,13 @@ class Attempts:
                     self._left -= 1
                 self._restart()
         except TestbedError as error:
+            dead = ""
             with contextlib.suppress(TestbedError):
-                self.failure = self.failure or _dead(self._watch.state())
-            self.storage = isinstance(error, StorageError) and not self.failure
-            self.failure = self.failure or str(error)
+                dead = _dead(self._watch.state())
+            self._end_records()
+            self.storage = isinstance(error, StorageError) and not dead
+            self.failure = dead or str(error)
         finally:
-            if self.failure or self.stopped:
-                self._end_records()
             self._watch.close()
             self.waiting = ""
             try:
@@ -212,7 +212,8 @@ class Attempts:
                     self.storage = full or any("storage" in it and it["storage"] for it in ranks)
                     # A container that died was ended from outside too.
                     self.unexplained = bool(dead) or any(it["unexplained"] for it in ranks if "unexplained" in it)
-                    self.failure = why
+                    self._end_records()
+                    self.failure = why  # last: whoever waits for the job goes on now
                     return _End.LAST
                 return _End.FAILED
             state = self._watch.wait(LOOK_S)
