@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["attached", "detached"]
 
 TICK_S = 0.25
-STOP_BOUND_S = 10.0
-"""How long ranks may take to end after Ctrl-C, so that their last steps are in the report."""
 SHOWN_LINES = 10
 """Lines of a program's output from before it was attached to that are shown."""
 
@@ -148,9 +146,6 @@ def _train(target: Lab, what: str, workload: dict[str, object], runs: Path | Non
         except BaseException:
             with defer_interrupts():
                 target.interrupt("interrupted by the user")
-                until = time.monotonic() + STOP_BOUND_S
-                while not job.over() and time.monotonic() < until:
-                    time.sleep(TICK_S)
                 progress.ended("interrupted")
                 target.report()
                 console.say(f"run directory: {directory.path}", style="dim")

@@ -662,11 +662,14 @@ class Lab:
                 self.run_directory.give_to_caller()
 
     def report(self) -> SavableReport:
-        """Return the report of this lab object's last job, and write it into the run directory."""
+        """Return the report of this lab object's last job, and write it into the run directory. Ends the job first if
+        it is still running."""
         if self.run_directory is None:
             raise UserError(f"no job was run in lab {self.name} yet; call train() or launch() first")
         from testbed.lab.savable_report import SavableReport  # takes 0.1 s with its imports
 
+        if self._job is not None:
+            self._job.close()
         self._end_run()
         return SavableReport.of(store.write_report(self.run_directory))
 

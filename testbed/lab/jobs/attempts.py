@@ -11,6 +11,8 @@ A restart, step by step, in one thread beside the job:
 4. The number of the new attempt is written into the fence, so that no late writer of the old attempt can commit. Only
    then the newest checkpoint is chosen that every rank has intact by its checksums, so that it stays the newest.
 5. Fresh ranks are deployed and resume from it, or from the first step if there is no checkpoint.
+
+A job is over when its remaining ranks have ended too, and the fence is closed: then its records are complete.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ LOOK_S = 0.25
 SETTLE_S = 0.1
 """How much later the cause of a failure may be reported than its effects."""
 STOP_BOUND_S = 5.0
+"""How long ranks may take to end after they were told to stop."""
+CLOSE_BOUND_S = 15.0
+"""How long a job that is stopped may take to be over: a restart that has begun, then its ranks."""
 WAIT_BOUND_S = 600.0
 """How long a restart waits for the lab; a longer fault fails the job."""
 REFUSED_BOUND_S = 30.0
@@ -93,12 +98,13 @@ class Attempts:
         self.over = False
         """Whether no attempt is running and none will start."""
         self._watch = Subscription(lab)
-        try:
-            self._begin()
-        except BaseException:
-            self._watch.close()
-            raise
-        threading.Thread(target=self._run, name="attempts", daemon=True).start()
+        self._begun = threading.Event()
+        self._not_begun: BaseException | None = None
+        self._abandoned = False
+        """Whether an interruption came before the first attempt had begun: then no caller has this job."""
+        self._thread = threading.Thread(target=self._run, name="attempts", daemon=True)
+        self._thread.start()
+        self._await_begin()
 
     @property
     def stopped(self) -> bool:
@@ -110,22 +116,57 @@ class Attempts:
         self._stopping.set()
         client.ask(self._lab, protocol.StopJob(job=self._job))
 
+    def close(self) -> None:
+        """End the job unless it is over, and return when it is, or after :data:`CLOSE_BOUND_S`."""
+        if not self.over:
+            with contextlib.suppress(TestbedError):
+                self.stop()
+            self._thread.join(CLOSE_BOUND_S)
+
+    def _await_begin(self) -> None:
+        """Return when the first attempt has begun. Raises what prevented it.
+
+        The keeper starts the ranks even if its answer is not waited for, so an interruption ends them too.
+        """
+        try:
+            self._begun.wait()
+        except BaseException:
+            self._abandoned = True
+            self.close()
+            raise
+        if self._not_begun is not None:
+            self._thread.join()
+            raise self._not_begun
+
     def _run(self) -> None:
+        try:
+            self._begin()
+        except BaseException as error:
+            self._not_begun = error
+            self._end_records()
+            self._watch.close()
+            self.over = True
+            return
+        finally:
+            self._begun.set()
         try:
             while (end := self._follow()) is not _End.LAST:
                 if end is _End.FAILED:
                     self._left -= 1
                 self._restart()
         except TestbedError as error:
+            dead = ""
             with contextlib.suppress(TestbedError):
-                self.failure = self.failure or _dead(self._watch.state())
-            self.storage = isinstance(error, StorageError) and not self.failure
-            self.failure = self.failure or str(error)
+                dead = _dead(self._watch.state())
+            self._end_records()
+            self.storage = isinstance(error, StorageError) and not dead
+            self.failure = dead or str(error)
         finally:
             self._watch.close()
             self.waiting = ""
             try:
-                self._concluded()
+                if not self._abandoned:
+                    self._concluded()
             finally:
                 self.over = True
 
@@ -171,14 +212,15 @@ class Attempts:
                     self.storage = full or any("storage" in it and it["storage"] for it in ranks)
                     # A container that died was ended from outside too.
                     self.unexplained = bool(dead) or any(it["unexplained"] for it in ranks if "unexplained" in it)
-                    self.failure = why
+                    self._end_records()
+                    self.failure = why  # last: whoever waits for the job goes on now
                     return _End.LAST
                 return _End.FAILED
             state = self._watch.wait(LOOK_S)
 
     def _restart(self) -> None:
         """End the remaining ranks, wait for the lab, start the next attempt. Raises LabError, StorageError."""
-        self._end_the_rest()
+        self._end_ranks()
         with client.Connection(self._lab) as keeper:
             self._wait(keeper)
 
@@ -214,12 +256,29 @@ class Attempts:
                 raise LabError(f"the job could not be restarted within {now - began_t:.0f} s: {obstacle}")
             self._watch.wait(LOOK_S)
 
-    def _end_the_rest(self) -> None:
+    def _end_records(self) -> None:
+        """End the remaining ranks, and let none write afterwards: a rank whose step does not end, or that is paused,
+        would add to the records of a run that has ended."""
+        with contextlib.suppress(TestbedError):
+            self._end_ranks()
+        with contextlib.suppress(OSError):
+            checkpoints.set_fence(self._folder, self.number + 2)  # one that failed to begin may have ranks
+
+    def _end_ranks(self) -> None:
+        """Tell the ranks that still train to stop, and return when they have, or after :data:`STOP_BOUND_S`.
+
+        Raises LabError.
+        """
+        state = self._watch.state()
+        if not self._is_training(state):
+            return
         client.ask(self._lab, protocol.StopJob(job=self._job))
         until = time.monotonic() + STOP_BOUND_S
-        state = self._watch.state()
-        while any(it["state"] == "training" for it in state.ranks) and time.monotonic() < until:
-            state = self._watch.wait(until - time.monotonic())
+        while self._is_training(state) and (left_s := until - time.monotonic()) > 0:
+            state = self._watch.wait(left_s)
+
+    def _is_training(self, state: LabState) -> bool:
+        return any(it["state"] == "training" and it.get("job") == self._job for it in state.ranks)
 
     def _obstacle(self) -> str:
         """Return why a job cannot start now; empty if it can."""
@@ -256,6 +315,8 @@ class Attempts:
             "resume": [resume.step, resume.attempt] if resume else None,
         }
         client.ask(self._lab, protocol.Train(message=message))
+        if self._stopping.is_set():  # before there were ranks that it could stop
+            client.ask(self._lab, protocol.StopJob(job=self._job))
         step = resume.step if resume else 0
         self.number, self._began_at[number] = number, step
         self._tell("attempt-began", attempt=number, resumed_from=step)

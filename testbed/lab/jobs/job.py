@@ -161,6 +161,9 @@ class Job(RunningJob):
         """End the job after its current step, or after 2 s."""
         self._attempts.stop()
 
+    def close(self, *, interrupted: bool = False) -> None:
+        self._attempts.close()
+
 
 def _to_time(workload: AgentWorkload, topology: Topology) -> list[dict[str, Any]]:
     """Return the operations that the ranks time alone before the job."""

@@ -104,7 +104,7 @@ class RunningJob(ABC):
         """End the job."""
 
     def close(self, *, interrupted: bool = False) -> None:
-        """End what would still add to the run's records after the run has ended; agents end with their lab.
+        """End the ranks, and return when they have written all their records, or after a bounded time.
 
         ``interrupted``: by the user's Ctrl-C, which programs get as SIGINT first.
         """

@@ -7,7 +7,7 @@
 3. Start the job, of the lab's agents or a user's program, and the recorder: metrics every second, events at once.
 4. Follow the job (``run/loop.py``): check the steady state, and schedule faults in the keeper
    (``run/fault_player.py``), which also ends them. If the steady state does not hold beforehand, no fault is injected.
-5. When the job has ended, heal the remaining faults, judge the expectations and write the report.
+5. Heal the remaining faults, end the ranks that still run, judge the expectations and write the report.
 6. Take the lab down, whatever happened: Ctrl-C at any time leads here too, and keeps what was measured.
 """
 
@@ -232,7 +232,11 @@ def _conclude(
     how: run_metadata.Ending,
     progress: Progress,
 ) -> Report:
-    """Heal, stop recording, judge, write the report. Unavailable data is left out, never made up."""
+    """Heal, end the ranks, stop recording, judge, write the report. Unavailable data is left out, never made up.
+
+    The order matters: a paused rank ends only after the fault is healed, and what ranks record after the report was
+    made would be in the next report of the same directory.
+    """
     progress.phase("report", str(run_directory.path))
     try:
         client.ask(lab_folder.folder(lab.name), protocol.Hello())

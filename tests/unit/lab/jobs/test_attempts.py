@@ -247,6 +247,33 @@ def test_full_disk_is_no_measured_failure(keeper: Keeper, job: Attempts, storage
     assert job.storage is storage
 
 
+def test_job_is_over_when_all_ranks_have_ended_and_none_writes_afterwards(
+    keeper: Keeper, job: Attempts, tmp_path: Path
+) -> None:
+    keeper.rank(3, state="gone", reason="was killed by SIGKILL", ended_t=1.0)
+    until(lambda: job.over, "no restart is allowed")
+    assert keeper.asked(protocol.StopJob) == [protocol.StopJob(job="j1")]
+    assert [rank["state"] for rank in keeper.ranks] == ["stopped", "stopped", "stopped", "gone"]
+    assert int((tmp_path / "attempt").read_text()) > job.number
+
+
+def test_job_that_is_stopped_while_its_ranks_are_started_ends(
+    keeper: Keeper, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = begin(1)
+
+    def ask(lab: LabFolder, request: Request[Any]) -> Any:
+        if isinstance(request, protocol.Train):
+            job.stop()  # no rank trains yet that it could reach
+        return keeper.ask(lab, request)
+
+    monkeypatch.setattr(attempts.client, "ask", ask)
+    keeper.rank(0, state="failed", reason="timed out", ended_t=1.0)
+    until(lambda: job.over, "it is over")
+    assert job.number == 2
+    assert "training" not in {rank["state"] for rank in keeper.ranks}
+
+
 def test_full_disk_spends_no_restart(keeper: Keeper, begin: Begin) -> None:
     job = begin(3)
     keeper.rank(1, state="failed", reason="cannot write rank-1.jsonl", ended_t=1.0, storage=True)
