@@ -151,6 +151,10 @@ class Twin(ABC):
         """
         return ()
 
+    def parcel_bytes(self, fragment: int | None) -> float | None:
+        """Return the bytes of one slice of a fragment as a push or an answer of a server; None without a server."""
+        return None
+
     def predicted_by(self, rate_bps: float, delay_s: float) -> Mapping[str, Any]:
         """Return inputs of the closed form that do not have the name of an option, over a fiber of this rate and delay.
 
