@@ -10,6 +10,7 @@ from torch import Tensor
 
 from testbed_agents.admission import Admission
 from testbed_agents.delayed_nesterov import DelayedNesterov
+from testbed_agents.failpoints import failpoint
 from testbed_agents.operation_log import crc32
 from testbed_agents.outer_server import OuterServer, as_floats
 from testbed_agents.parcels import Note
@@ -80,12 +81,14 @@ class AsyncServer(OuterServer):
     def apply(self, order: Note) -> None:
         site, version = order["site"], order["version"]
         note, delta = self._pushed.pop((site, order["push"]))
-        self._optimizer.step(delta if order["weight"] == 1.0 else delta * order["weight"])
+        if not failpoint("lost-version"):
+            lines = self._optimizer.step(delta if order["weight"] == 1.0 else delta * order["weight"])
+            self.log += [{"what": "outer", "line": line} for line in lines]
         self._admission.version = version
         served: dict[str, Any] = {name: order[name] for name in ("site", "push", "version", "staleness", "weight")}
         for name in ("base", "first", "step", "tokens"):
             served[name] = note[name]
-        self.log.append({**served, "crc": crc32([self._optimizer.values])})
+        self.log.append({**served, "steps": self._optimizer.pushes, "crc": crc32([self._optimizer.values])})
         if not note["last"]:
             answer = {"kind": "answer", "push": order["push"], "version": version, "staleness": order["staleness"]}
             self.deliver[site](answer, self._optimizer.values)

@@ -22,6 +22,9 @@ Inside strategies, where they ask :func:`testbed_agents.failpoints.failpoint`:
 * ``applied-twice``: an exchange is applied twice.
 * ``dropped-residual``: of error feedback, what was not transmitted is forgotten.
 * ``tied-twice``: tied weights are in two fragments.
+* ``wrong-parcel``: one bit of a push is another when a server of outer parameters takes it.
+* ``lost-version``: such a server makes a version of a push, and does not apply the push.
+* ``wrong-outer``: delayed Nesterov applies half of a push only.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from testbed_agents.watched import Operation
 VARIABLE = "TESTBED_BREAK"
 IN_GROUP = ("wrong-sum", "lost-input", "unsent", "hang")
 AROUND = ("stale", "lost-update", "stale-outer", "foreign-state")
-INSIDE = ("applied-twice", "dropped-residual", "tied-twice")
+INSIDE = ("applied-twice", "dropped-residual", "tied-twice", "wrong-parcel", "lost-version", "wrong-outer")
 KINDS = (*IN_GROUP, *AROUND, *INSIDE)
 AN_HOUR_S = 3600.0
 

@@ -7,23 +7,24 @@ Float32   itself                                          4 n                   
 BFloat16  8 exponent and 7 mantissa bits                  2 n                            2^-8 |x|
 Int8      1 of 255 levels; block of 256 with a scale      n + 4 ceil(n/256)              scale/2
 E3M0      0 or 7 powers of two and a sign; the same       ceil(n/2) + 4 ceil(n/256)      |x|/3, or scale/128
-TopK      the k largest of 4096 with 2 bits, or 32        4 c + ceil(3K/2) + ceil(K/4)   the value, if not sent
+TopK      the k largest of a block with 2 bits, or 32     4 c + ceil(3K/2) + ceil(K/4)   the value, if not sent
 ========  ==============================================  =============================  ======================
 
-c chunks of 4096, K values kept in all of them. Int8 and E3M0 round to the nearest level, or stochastically, which is
-unbiased and at most doubles (Int8) or triples (E3M0) the bound. E3M0 is the format of Streaming DiLoCo's outer
+c blocks of up to 4096 values, K values kept in all. Int8 and E3M0 round to the nearest level, or stochastically, which
+is unbiased and at most doubles (Int8) or triples (E3M0) the bound. E3M0 is the format of Streaming DiLoCo's outer
 gradients (arXiv:2501.18512), TopK that of SparseLoCo (arXiv:2508.15706): 64 of 4096 values with positions of 12 bits
-are 0.21875 bits a value; with the two magnitudes of a chunk 116 bytes a chunk, 0.2266 bits a value.
+are 0.21875 bits a value; with the two magnitudes of a block 116 bytes a block, 0.2266 bits a value.
 
 Whoever sends a coded value must go on with its decoded value as well: else replicas drift apart.
 
 A value that is not finite is not hidden: Int8 and E3M0 decode its whole block to NaN, TopK at least one value of its
-chunk to one that is not finite. Below the smallest normal number (2^-126) bounds hold up to that number.
+block to one that is not finite. Below the smallest normal number (2^-126) bounds hold up to that number.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,7 +37,7 @@ BLOCK = 256
 """Values that share a scale."""
 
 CHUNK = 4096
-"""Values among which TopK selects; a position in it has 12 bits."""
+"""Values of the largest block among which TopK selects; a position in it has 12 bits."""
 
 SMALLEST_NORMAL = 2.0**-126
 
@@ -238,52 +239,59 @@ class E3M0(_Scaled):
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """The ``keep`` largest magnitudes of each 4096 values; a shorter last chunk keeps its share, rounded up.
+    """The ``keep`` of 4096 largest magnitudes of each block; a smaller block keeps its share, rounded up.
 
-    With ``bits`` 2, a value is its sign and one of two magnitudes of its chunk (bfloat16): the mean of those above the
+    ``blocks``: lengths of consecutive blocks, at most 4096 each; values after the last one are not sent. None: chunks
+    of 4096, the last of which may be shorter.
+
+    With ``bits`` 2, a value is its sign and one of two magnitudes of its block (bfloat16): the mean of those above the
     mean of all that are kept, and the mean of the others. With 32, it is itself. Decoding others gives 0.
 
-    The code: magnitudes, 12-bit positions, values; each part of all chunks together.
+    The code: magnitudes, 12-bit positions, values; each part of all blocks together, the longest blocks first.
     """
 
     keep: int = 64
     bits: int = 2
+    blocks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.keep <= CHUNK or self.bits not in (2, 32):
             raise ValueError(f"expected 1 to {CHUNK} kept of {CHUNK} and 2 or 32 bits, got {self.keep} and {self.bits}")
+        if self.blocks and not 1 <= min(self.blocks) <= max(self.blocks) <= CHUNK:
+            raise ValueError(f"expected blocks of 1 to {CHUNK} values, got {min(self.blocks)} to {max(self.blocks)}")
 
     def kept(self, elements: int) -> int:
         """Return how many of ``elements`` values are sent."""
-        full, rest = divmod(elements, CHUNK)
-        return full * self.keep + self._kept_of_last(rest)
+        return sum(each.count * each.keep for each in self._groups(elements))
 
     def bytes(self, elements: int) -> int:
-        return sum(self._parts(elements))
+        return sum(self._parts(self._groups(elements)))
 
     def encode(self, values: Tensor, generator: torch.Generator | None = None) -> Tensor:
         checked = self._checked(values)
-        coded = [self._encoded(chunks, keep) for chunks, keep in self._chunks(checked)]
+        coded = [self._encoded(each.of(checked), each.keep) for each in self._groups(checked.numel())]
         if not coded:
-            return checked.view(torch.uint8).clone()
+            return checked.new_zeros(0, dtype=torch.uint8)
         positions, magnitudes, codes = (torch.cat([it[part].reshape(-1) for it in coded]) for part in range(3))
         return torch.cat((magnitudes.view(torch.uint8), _packed12(positions), self._packed(codes)))
 
     def decode(self, code: Tensor, elements: int) -> Tensor:
-        heads, places, _ = self._parts(elements)
+        groups = self._groups(elements)
+        heads, places, _ = self._parts(groups)
         self._checked_code(code, elements)
-        kept = self.kept(elements)
+        if not groups:
+            return torch.zeros(elements)
+        kept = torch.cat([torch.full((each.count,), each.keep) for each in groups])
+        count = int(kept.sum())
         magnitudes = _as(code[:heads], torch.bfloat16).to(torch.float32).view(-1, 2)
-        positions = _unpacked12(code[heads : heads + places], kept)
-        coded = self._unpacked(code[heads + places :], kept)
-        full = elements // CHUNK
-        # The chunk of each value that was sent: ``keep`` of each full chunk, the others of the last one.
-        chunk = (torch.arange(kept) // self.keep).clamp_(max=full)
+        positions = _unpacked12(code[heads : heads + places], count)
+        coded = self._unpacked(code[heads + places :], count)
         if self.bits == 2:
-            pair = magnitudes[chunk]
+            pair = magnitudes.repeat_interleave(kept, 0)
             magnitude = torch.where(coded >= 2, pair[:, 1], pair[:, 0])
             coded = torch.where(coded % 2 == 1, -magnitude, magnitude)
-        return torch.zeros(elements).scatter_(0, chunk * CHUNK + positions, coded)
+        begins = torch.cat([each.begins for each in groups]).repeat_interleave(kept)
+        return torch.zeros(elements).scatter_(0, begins + positions, coded)
 
     def bound(self, values: Tensor) -> Tensor:
         """Return the largest error: of a value that is not sent, itself; of a value that is, with 2 bits, less.
@@ -291,30 +299,38 @@ class TopK(Codec):
         A stronger property is what error feedback needs: the squares of the errors add up to no more than those of the
         values (arXiv:1901.09847), because each magnitude is the mean of what it stands for.
         """
-        spread = []
-        for chunks, keep in self._chunks(values):
-            magnitude = chunks.abs()
+        found = values.abs()
+        for each in self._groups(values.numel()):
+            magnitude = each.of(values).abs()
             largest = magnitude.amax(1, keepdim=True)
-            least = magnitude.topk(keep, 1).values[:, -1:]
+            least = magnitude.topk(each.keep, 1).values[:, -1:]
             # A value that is sent lies between least and largest, and so does the magnitude that stands for it.
             sent = (largest - least + largest * 2.0**-8) if self.bits == 2 else torch.zeros_like(least)
-            spread.append(torch.where(magnitude > least, sent, torch.maximum(magnitude, sent)).reshape(-1))
-        return torch.cat(spread) + SMALLEST_NORMAL if spread else torch.zeros_like(values)
+            found[each.places()] = torch.where(magnitude > least, sent, torch.maximum(magnitude, sent))
+        return found + SMALLEST_NORMAL
 
-    def _kept_of_last(self, rest: int) -> int:
-        return _count(self.keep * rest, CHUNK)
-
-    def _parts(self, elements: int) -> tuple[int, int, int]:
+    def _parts(self, groups: Sequence[_Blocks]) -> tuple[int, int, int]:
         """Return the bytes of magnitudes, positions and values."""
-        kept = self.kept(elements)
-        heads = 4 * _count(elements, CHUNK) if self.bits == 2 else 0
+        kept = sum(each.count * each.keep for each in groups)
+        heads = 4 * sum(each.count for each in groups) if self.bits == 2 else 0
         return heads, _count(3 * kept, 2), _count(kept, 4) if self.bits == 2 else 4 * kept
 
-    def _chunks(self, values: Tensor) -> list[tuple[Tensor, int]]:
-        """Return the full chunks, (chunks, 4096), and the shorter last one, each with how many it keeps."""
-        whole = values.numel() // CHUNK * CHUNK
-        parts = ((values[:whole].view(-1, CHUNK), self.keep), (values[whole:].view(1, -1), 0))
-        return [(it, keep or self._kept_of_last(it.shape[1])) for it, keep in parts if it.numel()]
+    def _groups(self, elements: int) -> list[_Blocks]:
+        """Return the blocks by length, the longest first. Raises ValueError if they have more than ``elements``."""
+        lengths = torch.tensor(self._lengths(elements), dtype=torch.int64)
+        if (total := int(lengths.sum())) > elements:
+            raise ValueError(f"expected at least the {total} values of the blocks, got {elements}")
+        begins = lengths.cumsum(0) - lengths
+        return [
+            _Blocks(length, _count(self.keep * length, CHUNK), begins[lengths == length])
+            for length in sorted(set(lengths.tolist()), reverse=True)
+        ]
+
+    def _lengths(self, elements: int) -> tuple[int, ...]:
+        if self.blocks is not None:
+            return self.blocks
+        full, rest = divmod(elements, CHUNK)
+        return (CHUNK,) * full + (rest,) * (rest > 0)
 
     def _encoded(self, chunks: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return positions, magnitudes and codes of (chunks, length): (chunks, keep), (chunks, 2), (chunks, keep)."""
@@ -340,6 +356,30 @@ class TopK(Codec):
         if self.bits == 32:
             return _as(packed, torch.float32)
         return torch.stack([(packed >> shift) & 3 for shift in (0, 2, 4, 6)], 1).reshape(-1)[:kept]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Blocks of the same ``length`` of a vector, and how many values each keeps. ``begins``: (blocks,) int64."""
+
+    length: int
+    keep: int
+    begins: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.begins.numel()
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the blocks of ``values``: (blocks, length)."""
+        first, last = int(self.begins[0]), int(self.begins[-1])
+        if last - first == (self.count - 1) * self.length:
+            return values[first : last + self.length].view(-1, self.length)
+        return values[self.places()]
+
+    def places(self) -> Tensor:
+        """Return where the values of the blocks are: (blocks, length) int64."""
+        return self.begins[:, None] + torch.arange(self.length)
 
 
 BITS = (32, 16, 8, 4)

@@ -14,6 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from testbed_agents import evidence
+from testbed_agents.failpoints import failpoint
+from testbed_agents.operation_log import crc32
+
 __all__ = ["DelayedNesterov"]
 
 
@@ -25,9 +29,41 @@ class DelayedNesterov:
         self.momentum, self.gathered = torch.zeros_like(values), torch.zeros_like(values)
         self.pushes = 0
         self._rate, self._beta, self._delay, self._activation = rate, momentum, delay, activation
+        self._chain: evidence.Evidence | None = None  # in which the last step was recorded
 
-    def step(self, gradient: Tensor) -> None:
-        """Apply one push, (elements,), to ``values``, which is another tensor afterwards: old ones may be on a wire."""
+    def step(self, gradient: Tensor) -> list[dict[str, object]]:
+        """Apply one push, (elements,), to ``values``, which is another tensor afterwards: old ones may be on a wire.
+
+        Returns what is to be recorded of it (``Evidence.outer_taken``): a server's thread does not write records.
+        """
+        return [line for _ in range(1 + failpoint("applied-twice")) for line in self._step(gradient)]
+
+    def _step(self, gradient: Tensor) -> list[dict[str, object]]:
+        checks = evidence.current()
+        if not checks.recording:
+            self._update(gradient)
+            return []
+        at = checks.outer_positions("outer", self.values.numel())
+        before, momentum_before, gathered_before = self.values[at], self.momentum[at], self.gathered[at]
+        crc_before = crc32([self.values, self.momentum, self.gathered])
+        self._update(gradient)
+        line = checks.outer_step(
+            "outer",
+            before=before,
+            momentum_before=momentum_before,
+            gradient=gradient,
+            after=self.values,
+            momentum_after=self.momentum,
+            rate=self._rate,
+            momentum=self._beta,
+            before_crc32=crc_before,
+            restarted=self._chain is not checks,
+            delayed=evidence.Delayed(self.pushes, self._delay, self._activation, gathered_before, self.gathered),
+        )
+        self._chain = checks
+        return [line]
+
+    def _update(self, gradient: Tensor) -> None:
         share = gradient / self._delay
         self.gathered += gradient
         self.pushes += 1
@@ -36,4 +72,7 @@ class DelayedNesterov:
             self.momentum.mul_(self._beta).add_(self.gathered / self._delay)
             self.gathered.zero_()
             active = 1.0 - self._activation * self._delay + self._activation
+        if failpoint("wrong-outer"):
+            share = share.clone()
+            share[: len(share) // 2] = 0
         self.values = self.values - self._rate * (active * self._beta * self.momentum + share)

@@ -20,7 +20,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,9 +29,23 @@ from torch import Tensor
 from testbed_agents.operation_log import ELEMENTS_DRAWN, crc32, elements, hexadecimal
 from testbed_agents.records import Records
 
-__all__ = ["Evidence", "current", "install"]
+__all__ = ["Delayed", "Evidence", "current", "install"]
 
 Bound = float | Tensor | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Delayed:
+    """What a step of delayed Nesterov has besides: N and c, its number from 1, and the sum Δ.
+
+    ``gathered_before``: elements of Δ at :meth:`Evidence.outer_positions`; ``gathered_after``: Δ, (elements,).
+    """
+
+    number: int
+    delay: int
+    activation: float
+    gathered_before: Tensor
+    gathered_after: Tensor
 
 
 class Evidence:
@@ -148,6 +163,46 @@ class Evidence:
     ) -> None:
         """Record a step of an outer optimizer: m ← momentum m + g; Θ ← Θ - rate (g + momentum m). Raises RecordsError.
 
+        Takes what :meth:`outer_step` does.
+        """
+        if self._records is not None:
+            self.outer_taken(
+                self.outer_step(
+                    name,
+                    before=before,
+                    momentum_before=momentum_before,
+                    gradient=gradient,
+                    after=after,
+                    momentum_after=momentum_after,
+                    rate=rate,
+                    momentum=momentum,
+                    before_crc32=before_crc32,
+                    restarted=restarted,
+                )
+            )
+
+    def outer_taken(self, line: Mapping[str, object]) -> None:
+        """Record what :meth:`outer_step` returned, perhaps in another thread. Raises RecordsError."""
+        if self._records is not None:
+            self._records.write("outer", t=time.monotonic(), step=self._step(), **line)
+
+    def outer_step(
+        self,
+        name: str,
+        *,
+        before: Tensor,
+        momentum_before: Tensor | None,
+        gradient: Tensor,
+        after: Tensor,
+        momentum_after: Tensor | None,
+        rate: float,
+        momentum: float,
+        before_crc32: str,
+        restarted: bool = False,
+        delayed: Delayed | None = None,
+    ) -> dict[str, object]:
+        """Return what is recorded of a step of an outer optimizer, without writing it.
+
         Args:
             name: of the optimizer; its steps are one chain, in which each begins with what the one before left.
             before, momentum_before: elements of Θ and m before, at :meth:`outer_positions`.
@@ -155,29 +210,37 @@ class Evidence:
             gradient: g, (elements,).
             before_crc32: of Θ and m before.
             restarted: this is the first step of a chain.
+            delayed: of :class:`~testbed_agents.delayed_nesterov.DelayedNesterov`.
         """
-        if self._records is None:
-            return
         at = self.outer_positions(name, after.numel())
         m = {} if momentum_after is None else {"momentum_after": hexadecimal(elements([momentum_after], at))}
         if momentum_before is not None:
             m["momentum_before"] = hexadecimal(momentum_before)
-        self._records.write(
-            "outer",
-            t=time.monotonic(),
-            step=self._step(),
-            name=name,
-            at=at,
-            before=hexadecimal(before),
-            gradient=hexadecimal(elements([gradient], at)),
-            after=hexadecimal(elements([after], at)),
+        state = [after] if momentum_after is None else [after, momentum_after]
+        more: dict[str, object] = {}
+        if delayed is not None:
+            state.append(delayed.gathered_after)
+            more = {
+                "number": delayed.number,
+                "delay": delayed.delay,
+                "activation": float(delayed.activation),
+                "gathered_before": hexadecimal(delayed.gathered_before),
+                "gathered_after": hexadecimal(elements([delayed.gathered_after], at)),
+            }
+        return {
+            "name": name,
+            "at": at,
+            "before": hexadecimal(before),
+            "gradient": hexadecimal(elements([gradient], at)),
+            "after": hexadecimal(elements([after], at)),
             **m,
-            rate=float(rate),
-            momentum=float(momentum),
-            before_crc32=before_crc32,
-            restarted=restarted,
-            after_crc32=crc32([after] if momentum_after is None else [after, momentum_after]),
-        )
+            "rate": float(rate),
+            "momentum": float(momentum),
+            "before_crc32": before_crc32,
+            "restarted": restarted,
+            "after_crc32": crc32(state),
+            **more,
+        }
 
     @property
     def recording(self) -> bool:

@@ -30,10 +30,13 @@ class Slice:
 
     A rank without a slice (its site has more ranks than another) has an empty one, and takes part inside the site only.
     ``at``: the rank of ``replicas.across_ranks`` that adds (``aggregation.py``); None: as ``exchange.py`` says.
+    ``order``: place in the flat parameters of each element of what is cut into slices, (elements,) int64; None: as is.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], replicas: Replicas, at: int | None = None) -> None:
-        self._parameters, self.replicas, self._at = tuple(parameters), replicas, at
+    def __init__(
+        self, parameters: Sequence[Tensor], replicas: Replicas, at: int | None = None, order: Tensor | None = None
+    ) -> None:
+        self._parameters, self.replicas, self._at, self._order = tuple(parameters), replicas, at, order
         self.elements = sum(each.numel() for each in self._parameters)
         self.size = -(-self.elements // replicas.slices)
         self.holds = replicas.slice is not None
@@ -54,6 +57,8 @@ class Slice:
             return flat.new_zeros(0)
         begin = self.replicas.slice * self.size
         part = flat[begin : begin + self.size]
+        if self._order is not None:
+            part = flat[self._order[begin : begin + self.size]]
         return torch.cat((part, part.new_zeros(self.size - part.numel())))
 
     def begin_sum(self, values: Tensor) -> Exchange:
@@ -79,14 +84,15 @@ class Slice:
         return mean_of(name, total, values, self.replicas.across_ranks, shares, taken)
 
     def gather(self, values: Tensor) -> Tensor:
-        """Return all slices of ``values`` in order, (elements,): a collective call of the ranks of a replica."""
+        """Return all slices of ``values`` as flat parameters, (elements,): a collective call of a replica's ranks."""
         ranks = len(self.replicas.inside_ranks)
-        if ranks == 1:
-            return values[: self.elements]
-        mine = values if self.holds else values.new_zeros(self.size)
-        whole = mine.new_empty(ranks * self.size)
-        gather_into(whole, mine, group=self.replicas.inside)
-        return whole[: self.elements]  # those without a slice come last
+        whole = values
+        if ranks > 1:
+            mine = values if self.holds else values.new_zeros(self.size)
+            whole = mine.new_empty(ranks * self.size)
+            gather_into(whole, mine, group=self.replicas.inside)
+        whole = whole[: self.elements]  # those without a slice come last
+        return whole if self._order is None else torch.empty_like(whole).scatter_(0, self._order, whole)
 
     def spread(self, values: Tensor, keep: float = 0.0) -> None:
         """Gather all slices of ``values`` into the parameters: θ ← keep θ + (1 - keep) values.

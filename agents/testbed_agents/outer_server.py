@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from testbed_agents.failpoints import failpoint
+from testbed_agents.operation_log import crc32
 from testbed_agents.parcels import Note
 
 __all__ = ["Deliver", "OuterServer"]
@@ -38,17 +40,38 @@ class OuterServer(ABC):
         self.followers: list[Callable[[Note], None]] = []
         self.lock = threading.RLock()
         self.log: list[dict[str, Any]] = []
-        """What was done since it was last taken: one entry per version, for the records of the rank."""
+        """What was done since it was last taken, for the records of the rank: an entry per push received and version.
+
+        ``what`` is ``served`` where an entry does not say.
+        """
         self.failure: BaseException | None = None
         self._orders: deque[Note] = deque()
+        self._early: list[tuple[str, Note, Tensor]] | None = []
+        """What arrived before :meth:`begin`; None after it."""
         self._settled: dict[str, Note] = {}
         self._ended: set[str] = set()
+
+    def begin(self) -> None:
+        """Take what has arrived: the state is complete. Other sites may have loaded a checkpoint long before."""
+        with self.lock:
+            early, self._early = self._early or [], None
+            for parcel in early:
+                self.receive(*parcel)
+            self._carry_out()
 
     def receive(self, site: str, note: Note, payload: Tensor) -> None:
         """Take a parcel of ``site``: a ``push``; ``settled``: it waits for all others; ``end``: it has done its last
         step. ``last`` in a push says the same."""
         with self.lock:
+            if self._early is not None:
+                self._early.append((site, note, payload))
+                return
             if note["kind"] == "push":
+                if len(payload) and failpoint("wrong-parcel"):
+                    payload = payload.clone()
+                    payload[0] ^= 1
+                received = {"what": "received", "site": site, "push": note["push"], "fragment": note.get("fragment")}
+                self.log.append({**received, "bytes": len(payload), "parcel_crc": crc32([payload])})
                 self.put(site, note, payload)
             if self.lead:
                 if note["kind"] == "end" or note.get("last"):
@@ -131,7 +154,7 @@ class OuterServer(ABC):
         self._carry_out()
 
     def _carry_out(self) -> None:
-        while self._orders and (self._orders[0]["do"] == "end" or self.ready(self._orders[0])):
+        while self._early is None and self._orders and (self._orders[0]["do"] == "end" or self.ready(self._orders[0])):
             order = self._orders.popleft()
             match order["do"]:
                 case "settle":

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from testbed_agents.exchange import gather_into
+from testbed_agents.operation_log import crc32
 from testbed_agents.outer_server import OuterServer
 from testbed_agents.parcels import TOKEN_BYTES, Channel, Dialer, Note, Post
 from testbed_agents.strategies.diloco import ReplicaTraining
@@ -76,6 +77,8 @@ class ServedTraining(ReplicaTraining):
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         self.tokens += inputs.numel() * self._site_size
+        if self.server is not None:
+            self.server.begin()  # a checkpoint, if there is one, is loaded
         return super().run(inputs, targets)
 
     @abstractmethod
@@ -100,9 +103,19 @@ class ServedTraining(ReplicaTraining):
         """Send a message to the server; a rank without a slice has nothing to say. ``tensor`` is given away."""
         if self.server is not None:
             payload = torch.empty(0, dtype=torch.uint8) if tensor is None else tensor.view(torch.uint8)
+            self.server.begin()  # an attempt that resumes after the last step runs none
             self.server.receive(self.site, note, payload)
         elif self._uplink is not None:
             self._uplink.send(note, tensor)
+
+    def push(self, note: dict[str, Any], payload: Tensor) -> None:
+        """Send a push, and record it. ``payload``: (bytes,) uint8 or (elements,) float32, given away."""
+        fields: dict[str, Any] = {name: value for name, value in note.items() if name != "kind"}
+        if self.replicas.slice is not None:
+            parcel = payload.view(torch.uint8)
+            fields |= {"slice": self.replicas.slice, "bytes": len(parcel), "parcel_crc": crc32([parcel])}
+        self.context.checks.exchange(what="pushed", site=self.site, **fields)
+        self.send(note, payload)
 
     def wait_for(self, found: Callable[[], bool], what: str) -> None:
         """Take messages until ``found``, without a bound as long as the connection is there: a slow site is no fault.
@@ -156,7 +169,10 @@ class ServedTraining(ReplicaTraining):
             self.take(note, payload)
         if self.server is not None:
             for entry in self.server.take_log():
-                self.context.checks.exchange(what="served", slice=self.replicas.slice, **entry)
+                if entry.get("what") == "outer":
+                    self.context.checks.outer_taken(entry["line"])
+                else:
+                    self.context.checks.exchange(**{"what": "served", "slice": self.replicas.slice, **entry})
 
     def agree(self, *values: int) -> tuple[int, ...]:
         """Return the least of each value over the ranks of the site, those without a slice left out; collective."""

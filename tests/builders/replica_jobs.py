@@ -47,7 +47,7 @@ def tiny(seed: int = 0) -> Tiny:
 def layout(sites: Sequence[str], steps: int, **fields: Any) -> layouts.Layout:
     """Return the layout of a job that trains the tiny model."""
     tensors = [
-        layouts.Tensor(name, values.numel(), int(name.split(".")[1]) if "blocks" in name else None)
+        layouts.Tensor(name, values.numel(), int(name.split(".")[1]) if "blocks" in name else None, len(values))
         for name, values in tiny().named_parameters()
     ]
     return layouts.Layout(tuple(sites), tuple(tensors), layers=4, steps=steps, **fields)

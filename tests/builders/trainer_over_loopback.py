@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from testbed_agents.training_job import Job, Seat
 from builders.replica_jobs import twin_of
 from testbed.core.checkers.checks import check
 from testbed.core.records.check_record import CheckLog, read_checks
+from testbed.core.records.rank_log import read_rank
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, gpt_tensors
 
@@ -65,37 +66,39 @@ def train(
     stops_at: int = 0,
     slow_s: float = 0.0,
     saves: bool = False,
+    sites: Sequence[str] = SITES,
     **job: Any,
 ) -> Ended:
     """Train by ``strategy``; ``options`` by the names of its constructor's arguments. ``broken``: as of ``breakage``.
 
+    ``sites``: the site of each rank.
     ``slow_s``: by how much the ranks of site b are later in each step. ``stops_at``: the step in which rank 0 is
     ordered to stop, or with ``saves`` to save its state and leave; 0: never. With ``attempt=2, resume=(8, 1)``
     a second attempt continues in the folder of the first one.
     """
     data.load(None)  # once, before ranks are forked
     accepted = strategies_built.twin_class(strategy).options
-    for rank in range(len(SITES)):
+    for rank in range(len(sites)):
         (folder / "checkpoints" / f"rank-{rank}").mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     made = Job(
         job="j1",
-        world_size=len(SITES),
+        world_size=len(sites),
         master=("127.0.0.1", port),
         interface="lo",
         directory=folder,
         steps=steps,
         batch=BATCH,
         shape=Shape(layers=LAYERS, heads=2, width=WIDTH, context=CONTEXT),
-        sites=SITES,
+        sites=tuple(sites),
         strategy=strategy,
         options={option.argument: options.get(option.argument, option.default) for option in accepted},
         **{"timeout_s": 8.0, **job},
     )
     sys.stdout.flush()
-    pids = [_forked(rank, made, broken, stops_at, slow_s, saves) for rank in range(len(SITES))]
+    pids = [_forked(rank, made, broken, stops_at, slow_s, saves) for rank in range(len(sites))]
     until = time.monotonic() + BOUND_S
     for pid in pids:
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
@@ -103,10 +106,12 @@ def train(
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
     tensors = gpt_tensors(LAYERS, WIDTH, CONTEXT)
-    layout = Layout(SITES, tensors, BATCH * CONTEXT, CONTEXT, WIDTH, LAYERS, steps, speeds=made.speeds)
-    checked = check(check_logs(_lines(folder, rank) for rank in range(len(SITES))), twin_of(strategy, options, layout))
+    layout = Layout(tuple(sites), tensors, BATCH * CONTEXT, CONTEXT, WIDTH, LAYERS, steps, speeds=made.speeds)
+    checks = check_logs(_lines(folder / f"rank-{rank}.checks.jsonl") for rank in range(len(sites)))
+    logs = [read_rank(rank, _lines(folder / f"rank-{rank}.jsonl"))[0] for rank in range(len(sites))]
+    checked = check(checks, twin_of(strategy, options, layout), logs)
     return Ended(
-        tuple(_end(folder, rank) for rank in range(len(SITES))),
+        tuple(_end(folder, rank) for rank in range(len(sites))),
         {checker.id: checker.holds for checker in checked.checkers},
         tuple(finding.text for checker in checked.checkers for finding in checker.findings),
     )
@@ -121,15 +126,15 @@ def _forked(rank: int, job: Job, broken: str, stops_at: int, slow_s: float, save
         if broken:
             os.environ[breakage.VARIABLE] = broken
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # of the fork, which ends here
-        metrics = RankMetrics(site=SITES[rank], node="", rank=rank, torch_version=torch.__version__)
+        metrics = RankMetrics(site=job.sites[rank], node="", rank=rank, torch_version=torch.__version__)
         records = Records(job.directory / f"rank-{rank}.jsonl")
-        seat = Seat(rank, f"node-{rank}", SITES[rank])
+        seat = Seat(rank, f"node-{rank}", job.sites[rank])
         stop, save, begun = threading.Event(), threading.Event(), itertools.count(1)
 
         def slower_by() -> float:  # asked at the beginning of each step
             if next(begun) == stops_at and rank == 0:
                 (save if saves else stop).set()
-            if SITES[rank] == "b":
+            if job.sites[rank] == "b":
                 time.sleep(slow_s)
             return 0.0
 
@@ -146,8 +151,7 @@ def _end(folder: Path, rank: int) -> str:
     return end.read_text() if end.exists() else "killed"
 
 
-def _lines(folder: Path, rank: int) -> list[dict[str, Any]]:
-    file = folder / f"rank-{rank}.checks.jsonl"
+def _lines(file: Path) -> list[dict[str, Any]]:
     lines = file.read_text().splitlines() if file.exists() else []
     # Of a rank that was killed, the last line may be cut off.
     return [json.loads(line) for line in lines if line.endswith("}")]

@@ -6,6 +6,7 @@ over numbers.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -67,6 +68,35 @@ def coded(values: Tensor, slices: int, quantize: Quantize) -> Tensor:
     for index in range(slices):
         found += quantize(padded[index * size : (index + 1) * size])
     return torch.tensor(found[: len(values)])
+
+
+def blocks(shapes: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the places in the flat vector of each block of 64 x 64 of a matrix, of 4096 of a vector, row by row."""
+    found, begin = [], 0
+    for shape in shapes:
+        rows, columns = shape if len(shape) == 2 and min(shape) > 1 else (1, math.prod(shape))
+        high, wide = (64, 64) if rows > 1 else (1, 4096)
+        for top in range(0, rows, high):
+            for left in range(0, columns, wide):
+                lines = range(top, min(top + high, rows))
+                found.append(
+                    [begin + row * columns + it for row in lines for it in range(left, min(left + wide, columns))]
+                )
+        begin += rows * columns
+    return found
+
+
+def parts_of_slices(listed: Sequence[list[int]], slices: int) -> list[list[list[int]]]:
+    """Return the blocks of each slice of equal size; a block over a boundary is in two parts."""
+    size = math.ceil(sum(map(len, listed)) / slices)
+    found: list[list[list[int]]] = [[] for _ in range(slices)]
+    at = 0
+    for block in listed:
+        for index in range(slices):
+            part = block[max(0, index * size - at) : max(0, (index + 1) * size - at)]
+            found[index] += [part] if part else []
+        at += len(block)
+    return found
 
 
 def mean_of(values: Sequence[Tensor], tokens: Sequence[float] = ()) -> Tensor:
@@ -145,13 +175,15 @@ def sparse(
     rate: float,
     tokens: Sequence[float] = (),
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the outer parameters, and the residual of each replica."""
+    """Return the outer parameters, and the residual of each replica in the order of blocks."""
     torch.set_num_threads(1)  # of tensors this small, more are slower
     replicas = [Replica(ranks, rate) for ranks in sites]
     names = list(replicas[0].parameters)
     slices = min(len(ranks) for ranks in sites)
     theta = replicas[0].get(names)
     residuals = [torch.zeros_like(theta) for _ in replicas]
+    listed = blocks([it.shape for it in replicas[0].parameters.values()])
+    parts = [part for each in parts_of_slices(listed, slices) for part in each]
     for step in range(1, steps + 1):
         for it in replicas:
             it.step(step)
@@ -159,12 +191,14 @@ def sparse(
             sent = []
             for index, it in enumerate(replicas):
                 accumulated = decay * residuals[index] + (theta - it.get(names))
-                sent.append(coded(accumulated, slices, lambda values: two_bits(values, keep)))
+                sent.append(torch.zeros_like(accumulated))
+                for part in parts:
+                    sent[-1][part] = torch.tensor(two_bits(accumulated[part].tolist(), keep))
                 residuals[index] = accumulated - sent[-1]
             theta = theta - outer_rate * mean_of(sent, tokens)
             for it in replicas:
                 it.put(names, theta)
-    return theta, residuals
+    return theta, [it[list(itertools.chain(*parts))] for it in residuals]
 
 
 def _named(replica: Replica, names: Sequence[str], values: Tensor) -> list[tuple[str, Tensor]]:
@@ -186,14 +220,12 @@ def e3m0(values: list[float]) -> list[float]:
 
 
 def two_bits(values: list[float], keep: int) -> list[float]:
-    """Keep the largest of each 4096 numbers; those above their mean, and the others, become the means of their kind."""
+    """Keep the largest of a block; those above their mean, and the others, become the means of their kind."""
     found = [0.0] * len(values)
-    for begin in range(0, len(values), 4096):
-        chunk = range(begin, min(begin + 4096, len(values)))
-        kept = sorted(chunk, key=lambda it: -abs(values[it]))[: math.ceil(keep * len(chunk) / 4096)]
-        middle = sum(abs(values[it]) for it in kept) / len(kept)
-        for part in ([it for it in kept if abs(values[it]) > middle], [it for it in kept if abs(values[it]) <= middle]):
-            for it in part:
-                size = sum(abs(values[other]) for other in part) / len(part)
-                found[it] = math.copysign(float(torch.tensor(size).to(torch.bfloat16)), values[it])
+    kept = sorted(range(len(values)), key=lambda it: -abs(values[it]))[: math.ceil(keep * len(values) / 4096)]
+    middle = sum(abs(values[it]) for it in kept) / len(kept)
+    for part in ([it for it in kept if abs(values[it]) > middle], [it for it in kept if abs(values[it]) <= middle]):
+        for it in part:
+            size = sum(abs(values[other]) for other in part) / len(part)
+            found[it] = math.copysign(float(torch.tensor(size).to(torch.bfloat16)), values[it])
     return found

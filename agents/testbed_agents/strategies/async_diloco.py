@@ -131,9 +131,8 @@ class AsyncDiloco(ServedTraining):
             "tokens": self.tokens,
             "last": last,
         }
-        self.context.checks.exchange(what="pushed", site=self.site, **{k: note[k] for k in note if k != "kind"})
         self._since, self.tokens = step, 0
-        self.send(note, delta)
+        self.push(note, delta)
 
     def _adopt(self) -> None:
         """Adopt the newest answer that all ranks of the site have."""
@@ -146,9 +145,14 @@ class AsyncDiloco(ServedTraining):
     def _rebase(self, version: int, outer: Tensor, push: int) -> None:
         self._version = version
         self.slice.spread(self._movement.rebase(outer, push, self.slice.of_parameters()))
-        crc = crc32([outer])
         self.context.checks.exchange(
-            what="pulled", site=self.site, version=version, slice=self.replicas.slice, crc=crc, push=push
+            what="pulled",
+            site=self.site,
+            version=version,
+            slice=self.replicas.slice,
+            crc=crc32([outer]),
+            push=push,
+            bytes=4 * outer.numel(),
         )
 
     def take(self, note: Note, payload: Tensor) -> None:

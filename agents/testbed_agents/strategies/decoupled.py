@@ -120,8 +120,7 @@ class Decoupled(ServedTraining):
             "tokens": tokens,
         }
         fragment.since = step
-        self.context.checks.exchange(what="pushed", site=self.site, **{k: note[k] for k in note if k != "kind"})
-        self.send(note, self._codec.encode(delta) if fragment.slice.holds else delta)
+        self.push(note, self._codec.encode(delta) if fragment.slice.holds else delta)
 
     def take(self, note: Note, payload: Tensor) -> None:
         match note["kind"]:
@@ -151,6 +150,7 @@ class Decoupled(ServedTraining):
                 push=included,
                 slice=self.replicas.slice,
                 crc=crc32([fragment.movement.outer]),
+                bytes=payload.numel(),
             )
 
     def _told(self, note: Note) -> tuple[int, int, int]:

@@ -88,9 +88,12 @@ class LocalSgd(ReplicaTraining):
     def prepare(self, model: nn.Module, context: Context) -> list[nn.Parameter]:
         trained = super().prepare(model, context)
         at = rank_at(self._aggregate_at, context.groups.sites, self.replicas.across_ranks)
-        self.slice = Slice(trained, self.replicas, at)
+        self.slice = self.make_slice(trained, at)
         self.outer = self.make_outer(self.slice.of_parameters())
         return trained
+
+    def make_slice(self, trained: list[nn.Parameter], at: int | None) -> Slice:
+        return Slice(trained, self.replicas, at)
 
     def make_outer(self, values: Tensor) -> Nesterov:
         """Return the outer optimizer: of plain averaging, rate 1 without momentum, which is only a place for Θ."""

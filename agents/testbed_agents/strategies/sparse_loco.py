@@ -1,17 +1,22 @@
 """sparse-loco: diloco without momentum that sends the largest values only, and remembers what it has not sent.
 
-Every H steps: e ← 0.95 e + Δ, Δ = Θ - θ; Q = the largest 64 of each 4096 values of e, with 2 bits each; e ← e - Q;
-Θ ← Θ - mean Q; θ ← Θ (Sarfi et al. 2025, SparseLoCo, arXiv:2508.15706). Each replica has an e of its own.
+Every H steps: e ← 0.95 e + Δ, Δ = Θ - θ; Q = the largest 64 of each block of 64 x 64 values of e, with 2 bits each;
+e ← e - Q; Θ ← Θ - mean Q; θ ← Θ (Sarfi et al. 2025, SparseLoCo, arXiv:2508.15706). Each replica has an e of its own.
+
+Parameters are put into block order (``blocks.py``) before they are cut into slices, so Θ and e are in this order.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
+from testbed_agents.blocks import between, block_order
 from testbed_agents.codec import TopK
 from testbed_agents.coded_exchange import CodedExchange, added
-from testbed_agents.outer import Nesterov
+from testbed_agents.outer import Nesterov, Slice
 from testbed_agents.strategies.diloco import LocalSgd
 from testbed_agents.strategies.strategy import Context
 
@@ -19,7 +24,7 @@ __all__ = ["SparseLoco"]
 
 
 class SparseLoco(LocalSgd):
-    """``top``: values kept of each 4096; ``bits`` of each: 2, or 32; ``decay`` of the residual e. Raises ValueError."""
+    """``top``: values kept of each 4096, a block; ``bits`` of each: 2, or 32; ``decay`` of e. Raises ValueError."""
 
     def __init__(
         self,
@@ -39,6 +44,15 @@ class SparseLoco(LocalSgd):
         trained = super().prepare(model, context)
         self.residual = torch.zeros_like(self.outer.values)
         return trained
+
+    def make_slice(self, trained: list[nn.Parameter], at: int | None) -> Slice:
+        order, lengths = block_order(trained)
+        made = Slice(trained, self.replicas, at, order)
+        begin = 0 if self.replicas.slice is None else self.replicas.slice * made.size
+        # Padding is no part of a block, and is not sent.
+        blocks = between(lengths, begin, begin + made.size) if made.holds else ()
+        self._codec = replace(self._codec, blocks=blocks)
+        return made
 
     def make_outer(self, values: Tensor) -> Nesterov:
         return Nesterov(values, self._rate, 0.0)

@@ -9,7 +9,8 @@ Of a sum of decoded values (``testbed_agents.evidence``), in the recorded elemen
   the residual that the one before left, by the CRC-32 of all of it.
 
 Of a step of an outer optimizer: m ← momentum m + g, Θ ← Θ - rate (g + momentum m), within rounding; each step begins
-with what the one before left, by CRC-32; there is one step of an optimizer in a step of the job.
+with what the one before left, by CRC-32; there is one step of an optimizer in a step of the job. Delayed Nesterov
+numbers its steps, and is recomputed by its own rule (Liu et al. 2024, arXiv:2401.09135, Algorithm 3).
 """
 
 from __future__ import annotations
@@ -162,12 +163,14 @@ def outer_steps(records: Grouped) -> Coded:
         for each in listed:
             count += 1
             before = last.get((each.attempt, each.name))
-            texts = list(_nesterov(each))
+            texts = list(_delayed_nesterov(each) if each.delay else _nesterov(each))
             # At the end of a job, what is on its way lands, and is exchanged once more: two exchanges after one step.
             if before is not None and before.step == each.step and before.gradient == each.gradient:
                 texts.append("an exchange was applied twice")
             if before is not None and not each.restarted and before.after_crc32 != each.before_crc32:
                 texts.append(f"the outer state is not the one that step {before.step} left")
+            if before is not None and not each.restarted and each.delay and each.number != before.number + 1:
+                texts.append(f"step {each.number} of the outer optimizer follows its step {before.number}")
             last[each.attempt, each.name] = each
             findings += [
                 Finding(each.attempt, each.step, None, (rank,), f"{each.name}: rank {rank}: {text}", each.name)
@@ -191,4 +194,28 @@ def _nesterov(each: OuterStep) -> list[str]:
         size = abs(each.before[index]) + each.rate * size
         if not abs(each.after[index] - expected) <= 4 * _EPSILON * size + _TINY:
             return [f"element {each.at[index]} became {each.after[index]:.9g}, expected {expected:.9g}"]
+    return []
+
+
+def _delayed_nesterov(each: OuterStep) -> list[str]:
+    """Δ ← Δ + g; every N-th step m ← β m + Δ/N, Δ ← 0; Θ ← Θ - rate (a β m + g/N), a = c, every N-th 1 - cN + c."""
+    count, moves = each.delay, each.number % each.delay == 0
+    share = 1.0 - each.activation * count + each.activation if moves else each.activation
+    rows = zip(
+        each.at, each.before, each.momentum_before, each.gathered_before, each.gradient,
+        each.after, each.momentum_after, each.gathered_after, strict=True,
+    )  # fmt: skip
+    for at, theta, m, gathered, gradient, theta_after, m_after, gathered_after in rows:
+        total = gathered + gradient
+        size = abs(gathered) + abs(gradient) + abs(m)
+        momentum = each.momentum * m + total / count if moves else m
+        value = theta - each.rate * (share * each.momentum * momentum + gradient / count)
+        parts = (
+            ("the sum of pushes", gathered_after, 0.0 if moves else total, size),
+            ("the outer momentum", m_after, momentum, size),
+            ("the outer parameter", theta_after, value, abs(theta) + each.rate * size),
+        )
+        for what, got, expected, scale in parts:
+            if not abs(got - expected) <= 8 * _EPSILON * scale + _TINY:
+                return [f"{what} of element {at} became {got:.9g}, expected {expected:.9g}"]
     return []

@@ -7,6 +7,9 @@ between exchanges, which is no finding. Besides, on each rank by itself,
 - nothing changes between two steps, nor from a checkpoint to the attempt that begins with it (the lineage is a chain);
 - no step goes back: a few elements of the tensors, of which every step records a CRC-32, do not return to the values
   that they had before an update.
+
+Where no two ranks hold the same tensors (fsdp; a pipeline with one rank per stage), these two decide alone: each rank
+must have recorded what a step began with and what the step before left.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ def equality(records: Grouped, twin: Twin) -> Checker:
     for attempt in sorted({*records.began, *(of for of, _ in records.steps)}):
         judge.attempt(attempt)
     looked_at = f"fingerprints of {records.world_size} ranks compared at {len(judge.steps)} steps"
-    undecided = "" if judge.steps else judge.undecided()
+    if judge.alone:
+        looked_at += f", no two of which hold the same; with those of the step before {judge.continued} times"
+    undecided = "" if judge.steps and not judge.alone else judge.undecided()
     wrong = {(it.attempt, it.step) for it in judge.findings}
     return conclude("parameters", records, looked_at, judge.findings, len(wrong), undecided)
 
@@ -68,6 +73,10 @@ class _Judge:
     """(rank, name) -> the trace of the step before."""
     left: dict[tuple[int, int, str], str] = field(default_factory=dict)
     """(rank, step, name) -> fingerprint after it, in the latest attempt so far."""
+    followed: set[int] = field(default_factory=set)
+    """Ranks of which a step was compared with the one before."""
+    continued: int = 0
+    """How many fingerprints were compared with those of the step before."""
 
     def attempt(self, number: int) -> None:
         starts = self.records.began.get(number, {})
@@ -89,10 +98,18 @@ class _Judge:
                 self._traces(number, step, ranks, traces)
 
     def undecided(self) -> str:
-        if any(fingerprints(each) for ranks in self.records.steps.values() for each in ranks.values()):
-            # Where no two ranks hold the same, there is nothing to compare but a rank with itself.
-            return "" if not self.twin.equal(self.twin.layout.steps) else "no two ranks that must be equal recorded so"
-        return "no two ranks recorded fingerprints of the same step"
+        if not any(fingerprints(each) for ranks in self.records.steps.values() for each in ranks.values()):
+            return "no two ranks recorded fingerprints of the same step"
+        if not self.alone:
+            return "no two ranks that must be equal recorded so"
+        missing = [rank for rank in range(self.records.world_size) if rank not in self.followed]
+        return f"{named(missing)} did not record what a step began with and the one before left" if missing else ""
+
+    @property
+    def alone(self) -> bool:
+        """Whether no two ranks hold the same: there is nothing to compare but a rank with itself."""
+        twin = self.twin
+        return self.records.world_size > 1 and all(len(it.ranks) < 2 for it in twin.equal(twin.layout.steps))
 
     def _step(self, attempt: int, step: int, ranks: Mapping[int, CheckedStep]) -> None:
         before = {rank: fingerprints_before(each) for rank, each in ranks.items()}
@@ -180,6 +197,9 @@ class _Judge:
         for rank, values in sorted(before.items()):
             for name, value in values.items():
                 last, left = self.after.get((rank, name), (-1, ""))
+                if last == step - 1:
+                    self.followed.add(rank)
+                    self.continued += 1
                 if last == step - 1 and left != value:
                     changed.setdefault(name, []).append(rank)
         return {name: tuple(ranks) for name, ranks in changed.items()}

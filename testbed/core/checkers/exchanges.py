@@ -6,7 +6,8 @@ each fragment is exchanged exactly once in H steps. Padding and what a library a
 
 What the process group does not see, because a strategy has groups or connections of its own, is judged by the records
 of the versions of the outer parameters (``Twin.wrong_exchanges``): here where all ranks apply the same exchanges after
-the same steps, else with the server's (``server_exchanges.py``).
+the same steps, else with the server's (``server_exchanges.py``). The bytes of pushes to a server, of their receipts and
+of adopted versions are compared here, with ``Twin.parcel_bytes``.
 
 Attempts that resume send again what was on its way; their first round is not compared. Groups of which no rank has any
 record (those of a library of its own) leave the verdict unknown.
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from testbed.core.checkers.finding import Checker, Finding, conclude, named
+from testbed.core.fields import number
 from testbed.core.records.check_record import Grouped
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
@@ -58,6 +60,9 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
             Finding(attempt, step, None, tuple(sorted(ranks)), f"{group}: {named(ranks)} {text}", group)
             for (step, group, text), ranks in wrong.items()
         ]
+    parcels = _parcels(records, twin)
+    compared += parcels.compared
+    findings += parcels.findings
     looked_at = f"bytes of {compared} exchanges compared with those of {twin.name}"
     undecided = "" if compared else "no operation was recorded"
     if silent:
@@ -70,6 +75,28 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
         compared += len(written)
     count = len({(it.attempt, it.step, it.group) for it in findings})
     return conclude("exchanges", records, looked_at, findings, count, undecided)
+
+
+@dataclass
+class _Parcels:
+    compared: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+def _parcels(records: Grouped, twin: Twin) -> _Parcels:
+    """Compare what sites and a server moved over connections of their own; a rank without a slice moves nothing."""
+    found = _Parcels()
+    for attempt, written in records.versions.items():
+        for rank, it in written:
+            moved, expected = number(it.fields, "bytes"), twin.parcel_bytes(it.fragment)
+            if moved is None or expected is None or it.fields.get("slice") is None:
+                continue
+            found.compared += 1
+            if text := _differ("recv" if it.what in ("received", "pulled") else "send", expected, moved):
+                which = f"push {it.push}" if it.what != "pulled" else f"version {it.version}"
+                text = f"{which} of {it.site}: rank {rank} {text}"
+                found.findings.append(Finding(attempt, it.step or 0, None, (rank,), text, "parcels", it.fragment))
+    return found
 
 
 def _recorded(records: Grouped) -> dict[tuple[int, int, int], dict[_Place, float]]:

@@ -3,7 +3,7 @@
 Sites that do not wait for each other push what they learned to a server and adopt its outer parameters. What versions
 it may make of which pushes, and how stale one may be, is asked of the strategy's twin (``Twin.wrong_exchanges``).
 Besides, whatever the strategy: a push is based on the version that its rank adopted last, versions that a rank adopts
-never go back, and a job that ended in order has taken up every push.
+never go back, and a job that ended in order has taken up every push, the last of which has the last step in it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def served(records: Grouped, ranks: Sequence[RankLog], twin: Twin) -> Checker:
             findings += _based(attempt, fragment, part)
             if ranks and all(_ended(log, attempt) for log in ranks):
                 findings += _left(attempt, fragment, part)
+            if ranks and all(_completed(log, attempt, twin.layout.steps) for log in ranks):
+                findings += _unpushed(attempt, fragment, part, twin.layout.steps)
     everything = [it.what for listed in records.versions.values() for _, it in listed]
     counts = {what: everything.count(what) for what in ("pushed", "pulled")}
     looked_at = (
@@ -50,6 +52,22 @@ def served(records: Grouped, ranks: Sequence[RankLog], twin: Twin) -> Checker:
 def _ended(log: RankLog, attempt: int) -> bool:
     """Whether a rank ended in order, so after an exchange of all that was left."""
     return any(it.attempt == attempt and it.status in ("ok", "stopped") and not it.forced for it in log.ends)
+
+
+def _completed(log: RankLog, attempt: int, steps: int) -> bool:
+    return any(it.attempt == attempt and it.status == "ok" and it.step == steps for it in log.ends)
+
+
+def _unpushed(attempt: int, fragment: int | None, listed: _Listed, steps: int) -> Iterator[Finding]:
+    """The last push of a site has the last step of the job."""
+    last: dict[str, tuple[int, int]] = {}
+    for rank, it in listed:
+        if it.what == "pushed" and "first" in it.fields:
+            last[it.site] = max(last.get(it.site, (0, rank)), (it.step or 0, rank))
+    for site, (step, rank) in last.items():
+        if step < steps:
+            text = f"the last push of {site} ends with step {step}, the job with step {steps}"
+            yield Finding(attempt, step, None, (rank,), text, _GROUP, fragment)
 
 
 def _based(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[Finding]:

@@ -15,7 +15,8 @@ class ExchangeRecord:
     """One side of an exchange.
 
     Attributes:
-        what: ``pushed`` or ``pulled`` by a rank of a site, ``served`` by a rank of the server.
+        what: ``pushed`` or ``pulled`` by a rank of a site, ``received`` (a push) or ``served`` (a version) by a rank of
+            the server.
         version: of the outer parameters, of ``fragment``: as adopted, or after the merge.
         push: number of the push of ``site``, from 1.
         base: the version on which a push is based.

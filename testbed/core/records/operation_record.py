@@ -135,7 +135,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class OuterStep:
-    """Elements of one step of an outer optimizer on one rank: Θ and m before and after, and the gradient."""
+    """Elements of one step of an outer optimizer on one rank: Θ and m before and after, and the gradient.
+
+    ``delay``: N of delayed Nesterov; 0: of Nesterov, which has none of what follows: the share c of the momentum, the
+    number of the step, and the sum of the gradients since the last step of the momentum.
+    """
 
     attempt: int
     step: int
@@ -151,6 +155,11 @@ class OuterStep:
     before_crc32: str
     after_crc32: str
     restarted: bool
+    delay: int = 0
+    activation: float = 0.0
+    number: int = 0
+    gathered_before: tuple[float, ...] = ()
+    gathered_after: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -310,4 +319,9 @@ def read_outer(fields: Fields) -> OuterStep:
         before_crc32=need_text(fields, "before_crc32"),
         after_crc32=need_text(fields, "after_crc32"),
         restarted=fields.get("restarted") is True,
+        delay=integer(fields, "delay") or 0,
+        activation=number(fields, "activation") or 0.0,
+        number=integer(fields, "number") or 0,
+        gathered_before=values("gathered_before"),
+        gathered_after=values("gathered_after"),
     )

@@ -124,7 +124,18 @@ class AsyncDiloco(Served):
         return (self.staleness + 1) * int(self.values["every"])
 
     def wrong_exchanges(self, records: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-        return faults_of_versions(records, self.staleness)
+        written = list(records)
+        return [*faults_of_versions(written, self.staleness), *self._not_due(written)]
+
+    def _not_due(self, records: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+        """Yield a sentence for each push that does not end with every H-th step or has more than H; the last may."""
+        every = int(self.values["every"])
+        for it in records if self.values["pace"] == "steps" else ():
+            if it["what"] != "pushed" or "first" not in it:
+                continue
+            first, step = it["first"], it["step"]
+            if step - first >= every or (step % every and not it.get("last")):
+                yield f"push {it['push']} of {it['site']} has steps {first} to {step}; one is due every {every} steps"
 
     @property
     def _delay(self) -> int:

@@ -3,9 +3,10 @@
 A site pushes after steps of its own count, so the operations of a step are those of all ranks that begin in *their*
 step of that number, whenever it is. What the server answers belongs to the step of the push. Nothing here is a
 collective between sites: the messages are parcels over connections of their own, which the watched process group does
-not see; the ranks write an ``exchange`` record of each push, of each version that the server makes, and of each that
-a site adopts. From these :func:`faults_of_versions` tells whether every version that was adopted is the one that was
-made, whether each push is in one version exactly once, and whether one was too stale.
+not see; the ranks write an ``exchange`` record of each push, of its receipt, of each version that the server makes, and
+of each that a site adopts. From these :func:`faults_of_versions` tells whether each push arrived as it was sent,
+whether every version that was adopted is the one that was made, whether each push is in one version exactly once, and
+whether one was too stale.
 """
 
 from __future__ import annotations
@@ -169,6 +170,9 @@ class Served(Twin):
         """Return what one slice of ``elements`` puts on a fiber, each way; slices are padded to the same size."""
         return float(FLOAT32_BYTES * -(-elements // self.layout.slices))
 
+    def parcel_bytes(self, fragment: int | None) -> float | None:
+        return self.slice_bytes(self.elements(fragment))
+
     def equal(self, step: int) -> Sequence[Equal]:
         members = self.layout.members
         if 0 < step < self.layout.steps:
@@ -230,8 +234,12 @@ def faults_of_versions(records: Iterable[Mapping[str, Any]], staleness: int | No
             faults.append(
                 f"{_name(it)} took a push of {it['site']} that was {it['staleness']} versions old, {staleness} allowed"
             )
+        # An attempt that resumes goes on with both numbers; where sites apply merges themselves, there is no count.
+        if it.get("steps", it["version"]) != it["version"]:
+            faults.append(f"{_name(it)} was made by {it['steps']} steps of the outer optimizer")
     faults += _chain(made)
     faults += _steps_pushed(written)
+    faults += _received(written)
     for (where, number), count in _taken(made.values()).items():
         if count > 1:
             faults.append(f"push {number} of {_where(where)} is in {count} versions")
@@ -275,6 +283,26 @@ def _steps_pushed(written: Iterable[Mapping[str, Any]]) -> Iterable[str]:
             first = pushes.get(push + 1, (last + 1, 0))[0]
             if first != last + 1:
                 yield f"push {push} of {_where(where)} ends with step {last}, and the next one begins with step {first}"
+
+
+def _received(written: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """Yield a sentence for each push that arrived with other bytes than were sent, or more than once."""
+    sent: dict[tuple[Any, ...], Any] = {}
+    received: Counter[tuple[Any, ...]] = Counter()
+    for it in written:
+        key = (it.get("fragment"), it.get("slice"), it.get("site"), it.get("push"))
+        if it["what"] == "pushed" and "parcel_crc" in it:
+            sent[key] = it["parcel_crc"]
+    for it in written:
+        if it["what"] != "received":
+            continue
+        key = (it.get("fragment"), it.get("slice"), it.get("site"), it.get("push"))
+        received[key] += 1
+        if it["parcel_crc"] != sent.get(key, it["parcel_crc"]):
+            yield f"push {it['push']} of {_where((*key[:2], it['site']))} arrived with other bytes than were sent"
+    for (*where, site, push), count in received.items():
+        if count > 1:
+            yield f"push {push} of {_where((*where, site))} arrived {count} times"
 
 
 def _taken(made: Iterable[Any]) -> Counter[tuple[tuple[Any, ...], int]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
-from testbed.core.training.codec_bytes import CHUNK, top_k_bytes
+from testbed.core.training.codec_bytes import CHUNK, block_runs, slice_runs, top_k_bytes
 from testbed.core.training.diloco import LocalSgd
 from testbed.core.training.inner_steps import PACE
 from testbed.core.training.site_exchange import gather_in_sites, slice_groups
@@ -21,7 +22,7 @@ class SparseLoco(LocalSgd):
     source = "Sarfi et al. 2025, SparseLoCo, arXiv:2508.15706"
     options = (
         EVERY,
-        Option("top", 64, whole(1, CHUNK), f"values that are sent of each {CHUNK}; 64: 0.23 bits a parameter"),
+        Option("top", 64, whole(1, CHUNK), f"values that are sent of each {CHUNK}, a block; 64: 0.23 bits a parameter"),
         Option("bits", 2, choice(2, 32), "of each value that is sent, beside its position of 12 bits"),
         Option("decay", 0.95, share(0.0, 1.0), "share of what was kept back that is added to the next exchange"),
         Option("outer.rate", 1.0, share(0.0, 10.0), "learning rate of the outer parameters; there is no momentum"),
@@ -38,10 +39,17 @@ class SparseLoco(LocalSgd):
     def exchange(self) -> Sequence[Operation]:
         replica, layout = self.values["replica"], self.layout
         groups = slice_groups(layout, replica)
-        coded = top_k_bytes(-(-layout.elements // len(groups)), int(self.values["top"]), int(self.values["bits"]))
         across = [
             Operation("all_gather", ranks, coded * len(ranks), self.what, name)
-            for name, ranks in groups
+            for (name, ranks), coded in zip(groups, self._coded, strict=True)
             if len(ranks) > 1
         ]
         return (*across, *(gather_in_sites(layout, layout.payload_bytes) if replica == "site" else ()))
+
+    @cached_property
+    def _coded(self) -> list[int]:
+        """Bytes of the code of each slice, which is cut in block order; padding is not sent."""
+        count, runs = len(slice_groups(self.layout, self.values["replica"])), list(block_runs(self.layout.tensors))
+        size = -(-self.layout.elements // count)
+        slices = [slice_runs(runs, index * size, (index + 1) * size) for index in range(count)]
+        return [top_k_bytes(it, int(self.values["top"]), int(self.values["bits"])) for it in slices]

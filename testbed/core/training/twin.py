@@ -171,6 +171,10 @@ class Twin(ABC):
         """
         return ()
 
+    def parcel_bytes(self, fragment: int | None) -> float | None:
+        """Return the bytes of one slice of a fragment as a push or an answer of a server; None without a server."""
+        return None
+
     @property
     def longest_gap(self) -> int:
         """The most steps between two exchanges of a pair of sites: how long one may legally wait for another."""

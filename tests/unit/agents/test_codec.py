@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from testbed_agents import codec
 
 from testbed.core.training import codec_bytes
+from testbed.core.training.layout import Tensor
 
 __all__ = ["one_thread"]  # of every test here
 
@@ -70,8 +71,9 @@ def test_errors_of_any_finite_values_are_within_the_bound(listed: list[float], s
 def test_twin_states_the_same_bytes(elements: int, keep: int) -> None:
     for bits in codec.BITS:
         assert codec_bytes.dense_bytes(elements, bits) == codec.of_bits(bits).bytes(elements)
+    runs = list(codec_bytes.block_runs([Tensor("vector", elements, rows=elements)]))
     for bits in (2, 32):
-        assert codec_bytes.top_k_bytes(elements, keep, bits) == codec.TopK(keep, bits).bytes(elements)
+        assert codec_bytes.top_k_bytes(runs, keep, bits) == codec.TopK(keep, bits).bytes(elements)
 
 
 def test_bytes_of_the_formats() -> None:
@@ -178,6 +180,6 @@ def test_errors_name_what_was_expected() -> None:
         codec.of_bits(5)
     with pytest.raises(ValueError, match="expected 1 to 4096 kept"):
         codec.TopK(keep=0)
-    for call in (lambda: codec_bytes.dense_bytes(5, 7), lambda: codec_bytes.top_k_bytes(5, 1, 8)):
+    for call in (lambda: codec_bytes.dense_bytes(5, 7), lambda: codec_bytes.top_k_bytes([(5, 1)], 1, 8)):
         with pytest.raises(ValueError, match="bits a value"):
             call()

@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 import pytest
+from testbed.core.prediction.inputs import DEFAULTS
 from typer.testing import CliRunner
 
 import testbed
 from testbed.cli import app, predict_verb
-from testbed.core.prediction.inputs import DEFAULTS
 from testbed.core.units import parse_count, parse_delay_s, parse_rate_bps, parse_step_s
 
 

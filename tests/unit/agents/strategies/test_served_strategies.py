@@ -170,7 +170,7 @@ def test_versions_are_what_was_made_and_each_push_is_in_one(seen: Ranks, name: s
     records = [it for rank in seen for it in rank[name].records]
     assert twin.wrong_exchanges(records) == []
     what = {it["what"] for it in records}
-    assert what == {"pushed", "served", "pulled"}
+    assert what == {"pushed", "received", "served", "pulled"}
     pushed = {(it["site"], it.get("fragment"), it["push"]) for it in records if it["what"] == "pushed"}
     served = {
         (site, it.get("fragment"), push)

@@ -199,6 +199,52 @@ def test_check_compares_slices_of_the_outer_state_between_sites() -> None:
     assert parameters.findings[0].text == "after it, outer of rank 3 differ from those of rank 1"
 
 
+class Alone(Twin):
+    """No two ranks hold the same, as of a pipeline with one rank per stage."""
+
+    name = "alone"
+    summary = "a test"
+
+    def operations(self, step: int) -> tuple[Operation, ...]:
+        return ()
+
+    def equal(self, step: int) -> tuple[Equal, ...]:
+        return tuple(Equal("stage", (rank,)) for rank in RANKS)
+
+
+def alone_run() -> Lines:
+    """Fingerprints are taken before and after the first two steps."""
+    run: Lines = []
+    for rank in RANKS:
+        prints = [{"stage": f"s{step}.{rank}"} for step in range(4)]
+        lines = [begin(rank, world=WORLD, fingerprints=prints[0])]
+        for step in (1, 2, 3):
+            line = {"kind": "step", "attempt": 1, "t": float(step), "step": step, "optimizer_steps": step}
+            taken = {"fingerprints_before": prints[step - 1], "fingerprints": prints[step]} if step < 3 else {}
+            lines.append(line | {"operations": []} | taken)
+        run.append(lines)
+    return run
+
+
+def test_check_of_ranks_that_hold_nothing_in_common_compares_each_with_itself() -> None:
+    run = alone_run()
+    parameters = result(run, "parameters", Alone({}, layout()))
+    assert parameters.holds is True, parameters
+    assert parameters.looked_at.endswith("with those of the step before 8 times")
+    at_step(run, 2, 2)["fingerprints_before"] = {"stage": "other"}
+    (found,) = result(run, "parameters", Alone({}, layout())).findings
+    assert (found.step, found.ranks) == (2, (2,))
+
+
+def test_check_of_ranks_that_hold_nothing_in_common_is_unknown_without_two_steps_in_a_row() -> None:
+    run = alone_run()
+    for step in (1, 2):
+        at_step(run, 3, step).pop("fingerprints_before")
+    parameters = result(run, "parameters", Alone({}, layout()))
+    assert parameters.holds is None
+    assert parameters.why == "rank 3 did not record what a step began with and the one before left"
+
+
 # ---- updates
 
 
@@ -399,6 +445,33 @@ def test_check_compares_sites_that_do_not_wait_for_each_other_by_version() -> No
     put(line, "fingerprints", outer="o9.0")
     (found,) = served(checks, exchanges, "parameters").findings
     assert (found.step, found.ranks) == (4, (2,)) or found.ranks == (0,)
+
+
+@table("moved, texts", {"as many": (8, []), "too few": (4, ["push 1 of east: rank 0 sent 4 bytes, expected 8"])})
+def test_check_compares_the_bytes_of_parcels_where_no_operation_is_watched(moved: int, texts: list[str]) -> None:
+    class Sized(Served):
+        def parcel_bytes(self, fragment: int | None) -> float:
+            return 8e6
+
+    push = {"kind": "exchange", "attempt": 1, "what": "pushed", "site": "east", "push": 1, "slice": 0}
+    checks, _ = served_run()
+    checks[0].append(push | {"bytes": moved * 10**6})
+    place = {"operation": "barrier", "group": "world", "sequence": 0, "bytes": 0, "began_t": 0.5, "ended_t": 0.6}
+    at_step(checks, 0, 1)["operations"] = [place]
+    exchanges = result(checks, "exchanges", Sized({}, layout(6)))
+    assert exchanges.holds is not bool(texts)
+    assert [it.text.replace("000000", "") for it in exchanges.findings] == texts
+    checks[0].pop()
+    assert result(checks, "exchanges", Sized({}, layout(6))).why == "no operation was recorded"
+
+
+def test_check_finds_a_site_whose_last_push_misses_the_last_steps() -> None:
+    checks, exchanges = served_run()
+    for lines in exchanges:
+        for line in select(lines, what="pushed"):
+            line["first"] = line["step"]
+    texts = {it.text for it in served(checks, exchanges).findings}
+    assert "the last push of east ends with step 5, the job with step 6" in texts
 
 
 def test_check_without_a_record_of_the_server_is_unknown() -> None:

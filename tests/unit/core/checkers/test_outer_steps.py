@@ -6,6 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from testbed.core.checkers.codecs import outer_steps
 from testbed.core.records.operation_record import OuterStep
 
@@ -44,3 +46,47 @@ def test_outer_steps_at_the_end_may_be_followed_by_a_last_exchange() -> None:
     assert _texts(STEP, last) == []
     text = "outer.1: rank 0: the outer state is not the one that step 20 left"
     assert _texts(STEP, replace(last, before_crc32="x")) == [text]
+
+
+# The second of two pushes, N = 2, c = 0.25, of which the momentum is the mean of both: active = 1 - 0.5 + 0.25.
+DELAYED = replace(
+    STEP,
+    momentum=0.5,
+    momentum_before=(0.0, 1.0),
+    gathered_before=(1.0, 0.5),
+    gathered_after=(0.0, 0.0),
+    momentum_after=(0.75, 0.5 + 0.125),
+    after=(1.0 - 0.75 * 0.5 * 0.75 - 0.25, 2.0 - 0.75 * 0.5 * 0.625 + 0.125),
+    delay=2,
+    activation=0.25,
+    number=2,
+)
+
+
+def test_outer_steps_of_delayed_nesterov_are_recomputed() -> None:
+    assert _texts(DELAYED) == []
+    between = replace(
+        DELAYED,
+        number=3,
+        momentum_after=DELAYED.momentum_before,
+        gathered_after=(1.5, 0.25),
+        after=(1.0 - 0.25, 2.0 - 0.25 * 0.5 * 1.0 + 0.125),
+    )
+    assert _texts(between) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"after": (1.0, 2.0)}, "the outer parameter of element 3 became 1, expected 0.46875"),
+        ({"momentum_after": (1.5, 1.0)}, "the outer momentum of element 3 became 1.5, expected 0.75"),
+        ({"gathered_after": (1.5, 0.25)}, "the sum of pushes of element 3 became 1.5, expected 0"),
+    ],
+)
+def test_outer_steps_of_delayed_nesterov_that_are_wrong_are_found(wrong: dict[str, Any], text: str) -> None:
+    assert _texts(replace(DELAYED, **wrong)) == [f"outer.1: rank 0: {text}"]
+
+
+def test_outer_steps_of_delayed_nesterov_are_numbered_without_a_gap() -> None:
+    after = replace(DELAYED, step=21, number=4, before_crc32="b", restarted=False)
+    assert _texts(DELAYED, after) == ["outer.1: rank 0: step 4 of the outer optimizer follows its step 2"]

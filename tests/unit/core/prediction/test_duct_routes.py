@@ -6,15 +6,15 @@ import math
 import random
 
 import pytest
+from testbed.core.prediction.from_topology import from_topology
+from testbed.core.prediction.inputs import Inputs, Tier
+from testbed.core.prediction.strategies import STRATEGIES
 
 from testbed.core.prediction.duct_routes import duct_routes
 from testbed.core.prediction.energy import Power, bits_by_class
 from testbed.core.prediction.failure_costs import YEAR_S, goodput_elastic
-from testbed.core.prediction.from_topology import from_topology
-from testbed.core.prediction.inputs import Inputs, Tier
 from testbed.core.prediction.job_failures import Failures, UnderFailures
 from testbed.core.prediction.prediction import predict
-from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.topology.resolve import load_text
 from testbed.errors import UserError
 

@@ -7,7 +7,6 @@ from collections import defaultdict
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
 from testbed.core.prediction.inputs import Inputs, mistakes
 from testbed.core.prediction.plans import predict_events
 from testbed.core.prediction.strategies import STRATEGIES

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-
 from testbed.core.prediction.from_topology import from_topology
 from testbed.core.prediction.inputs import PAYLOAD_SHARE, Inputs
-from testbed.core.prediction.prediction import predict
 from testbed.core.prediction.strategies import STRATEGIES
+
+from testbed.core.prediction.prediction import predict
 from testbed.core.topology import resolve
 
 LAB = """\

@@ -8,8 +8,10 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from testbed.core.prediction.collective_times import flat_ring
+from testbed.core.prediction.inputs import Inputs
+from testbed.core.prediction.strategies import STRATEGIES
+
 from testbed.core.prediction.energy import exchange_j, waiting_j
 from testbed.core.prediction.failure_costs import (
     availability,
@@ -22,9 +24,7 @@ from testbed.core.prediction.failure_costs import (
     young_interval_s,
 )
 from testbed.core.prediction.failure_events import simulate_failures
-from testbed.core.prediction.inputs import Inputs
 from testbed.core.prediction.similarity import full_scale, groups
-from testbed.core.prediction.strategies import STRATEGIES
 from testbed.core.prediction.tcp_limits import cold_start_s, loss_limit_bps, usable_rate_bps, window_limit_bps
 
 

@@ -10,7 +10,6 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from testbed.core.prediction.event_heap import BACK, OUT, Fiber, Process, Simulation, Slots, TooMany, Transfer
 from testbed.core.prediction.inputs import Inputs, Tier, mistakes
 from testbed.core.prediction.plans import predict_events

@@ -7,7 +7,6 @@ import math
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-
 from testbed.core.prediction.inputs import Inputs, Tier, mistakes
 from testbed.core.prediction.plans import predict_events
 from testbed.core.prediction.strategies import STRATEGIES

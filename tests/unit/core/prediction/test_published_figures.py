@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from testbed.core.prediction.inputs import Inputs
+from testbed.core.prediction.plans import predict_events
+from testbed.core.prediction.strategies import STRATEGIES
 
 from testbed.core.prediction.failure_costs import (
     YEAR_S,
@@ -18,10 +21,7 @@ from testbed.core.prediction.failure_costs import (
     time_per_work,
     young_interval_s,
 )
-from testbed.core.prediction.inputs import Inputs
-from testbed.core.prediction.plans import predict_events
 from testbed.core.prediction.required_rate import least_of
-from testbed.core.prediction.strategies import STRATEGIES
 
 PUBLISHED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())
 TABLE_4 = PUBLISHED["streaming_diloco_table_4"]

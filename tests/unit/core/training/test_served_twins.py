@@ -209,3 +209,36 @@ def test_wrong_exchanges_of_copies_of_a_merged_fragment_that_differ() -> None:
     assert "b adopted other parameters as version 1 of slice 1 of fragment 2" in said
     (said,) = wrong_exchanges([merge, merge | {"version": 2, "taken": {"a": [2]}}])
     assert said == "push 2 of a, fragment 2, slice 1 is in 2 versions"
+
+
+def test_wrong_exchanges_of_a_push_that_arrived_with_other_bytes_or_twice() -> None:
+    push = pushed("east", 10, first=1, slice=1) | {"parcel_crc": "a1"}
+    receipt = push | {"what": "received"}
+    wrong_exchanges = twin("async-diloco:every=10").wrong_exchanges
+    assert wrong_exchanges([push, receipt]) == []
+    where = "push 1 of east, slice 1"
+    other = receipt | {"parcel_crc": "a2"}
+    assert wrong_exchanges([push, other]) == [f"{where} arrived with other bytes than were sent"]
+    assert wrong_exchanges([push, receipt, receipt]) == [f"{where} arrived 2 times"]
+
+
+@table(
+    "first, step, last, due",
+    {
+        "every tenth step": (11, 20, False, True),
+        "too late": (11, 30, False, False),
+        "too early": (11, 17, False, False),
+        "the last one": (11, 17, True, True),
+    },
+)
+def test_wrong_exchanges_of_a_push_that_was_not_due(first: int, step: int, last: bool, due: bool) -> None:
+    push = pushed("east", step, first=first, last=last)
+    expected = [] if due else [f"push 1 of east has steps 11 to {step}; one is due every 10 steps"]
+    assert twin("async-diloco:every=10").wrong_exchanges([push]) == expected
+    assert twin("async-diloco:every=10,pace=time").wrong_exchanges([push]) == []
+
+
+def test_wrong_exchanges_of_a_version_that_no_step_of_the_optimizer_made() -> None:
+    wrong = [it | {"steps": it["version"] - (it["version"] > 2)} for it in RIGHT[:3]]
+    (said,) = twin("async-diloco").wrong_exchanges([*wrong, *RIGHT[3:]])
+    assert said == "version 3 of slice 0 was made by 2 steps of the outer optimizer"

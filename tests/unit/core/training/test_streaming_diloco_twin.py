@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.core.training import strategies_built
-from testbed.core.training.codec_bytes import dense_bytes, top_k_bytes
+from testbed.core.training.codec_bytes import block_runs, dense_bytes, slice_runs, top_k_bytes
 from testbed.core.training.layout import Layout, gpt_tensors
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.streaming_diloco import StreamingDiloco
@@ -171,10 +171,12 @@ def test_sparse_loco_sends_codes_every_h_steps() -> None:
     twin = job("sparse-loco:every=10", " ".join(SITES), layers=7, tensors=TENSORS, steps=25)
     sent = {step: operations for step in range(1, 26) if (operations := pseudo_gradients(twin, [step]))}
     assert list(sent) == [10, 20, 25]
-    half = top_k_bytes(math.ceil(twin.layout.elements / 2))
+    size = math.ceil(twin.layout.elements / 2)
+    runs = list(block_runs(twin.layout.tensors))
+    first, second = (top_k_bytes(slice_runs(runs, begin, begin + size)) for begin in (0, size))
     assert [(code.kind, code.ranks, code.byte_count, code.group) for code in sent[10]] == [
-        ("all_gather", (0, 2), 2 * half, "slice:0"),
-        ("all_gather", (1, 3), 2 * half, "slice:1"),
+        ("all_gather", (0, 2), 2 * first, "slice:0"),
+        ("all_gather", (1, 3), 2 * second, "slice:1"),
     ]
     progress = [(twin.committed(step), twin.outer_updates(step)) for step in (9, 10, 24, 25)]
     assert progress == [(0, 0), (10, 1), (20, 2), (25, 3)]

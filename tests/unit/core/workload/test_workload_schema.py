@@ -11,7 +11,6 @@ from builders.workloads import read, right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.training.strategies_built import BUILT
 from testbed.core.workload.progress_source import Calls, LinePattern
 from testbed.core.workload.reported_figures import reported
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload
