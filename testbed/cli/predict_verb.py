@@ -167,8 +167,8 @@ def predict(
     if topology is None and set_:
         raise UserError("--set needs a TOPOLOGY")
     alone = {"--sites": sites, "--ranks-per-site": ranks_per_site, "--lab-scale": lab_scale}
-    if given := [name for name, value in alone.items() if value is not None and (topology or measured)]:
-        raise UserError(f"{given[0]} cannot be given with a topology or a run, which say it")
+    if given := [name for name, value in alone.items() if value is not None and topology]:
+        raise UserError(f"{given[0]} cannot be given with a topology, which says it")
     job: dict[str, Any] = {
         "compute": compute, "model": model, "layers": layers, "workload": workload,
         "rate_bps": options.read("--rate", rate, parse_rate_bps),
@@ -200,6 +200,8 @@ def predict(
             console.show_json(one.to_dict())
         else:
             prediction_tables.show(one)
+            if measured is not None and (share := api.measured_job(measured).utilization) is not None:
+                console.show(f"the run measured {prediction_tables.percent(share)}, faults included")
         if timeline is not None:
             save_text(timeline, chrome_trace.text(one.outcome.transfers))
             console.say(f"timeline: {timeline}")

@@ -45,13 +45,13 @@ def show(it: Prediction) -> None:
     if it.target is not None:
         console.show(_least(it))
     compute = f"{format_duration(outcome.compute_s, 4)} of compute"
+    causes: list[tables.Row] = [
+        [f"exposed: {name}", format_duration(getattr(exposed, field), 3), meaning] for name, field, meaning in _CAUSES
+    ]
     rows: list[tables.Row] = [
         ["compute utilization", percent(it.utilization), f"limited by {it.limit}"],
         ["step", format_duration(outcome.step_s, 4), compute],
-        *(
-            [f"exposed: {name}", format_duration(getattr(exposed, field), 3), meaning]
-            for name, field, meaning in _CAUSES
-        ),
+        *causes,
         ["bits per fiber", _bits(it.bits_per_step), "payload of the busiest direction, at full scale"],
         ["peak rate", format_rate(it.peak_bps, 4), "the largest exchange within one step of compute"],
         ["w kappa; lambda; o/T", _groups(it), "the same three mean the same utilization, TCP aside"],

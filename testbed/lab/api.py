@@ -19,6 +19,7 @@ from testbed.host.linux import invocation
 
 if TYPE_CHECKING:
     from testbed.core.plan.step import Plan
+    from testbed.core.analysis.measured_workload import MeasuredJob
     from testbed.core.prediction.library_costs import Library
     from testbed.core.prediction.prediction import Failures, Power, Prediction, Tcp
     from testbed.core.report.comparison.comparison import SideBySide
@@ -71,7 +72,8 @@ __all__ = [
     "lab_names",
     "labs",
     "load",
-    "measured_inputs",
+    "measured_job",
+    "measured_library",
     "only_mine",
     "plan",
     "predict",
@@ -174,12 +176,13 @@ def predict(
     model: object = None,
     layers: int | None = None,
     workload: AgentWorkload | None = None,
-    sites: int = 2,
-    ranks_per_site: int = 1,
+    sites: int | None = None,
+    ranks_per_site: int | None = None,
     rate_bps: float | None = None,
     delay_s: float | None = None,
     scale: float | None = None,
     library: Library | None = None,
+    measured: Path | None = None,
     as_published: bool = False,
     target: float | None = None,
     merge_within_s: float | None = None,
@@ -200,11 +203,12 @@ def predict(
         topology: a topology or its name; None for ``sites`` that are alike.
         compute, model, layers: as of a workload: ``"80ms"``, ``"10B"``; default: 800 ms, 10 billion parameters, 24.
         workload: of an experiment, which the words above change.
-        sites, ranks_per_site: without a topology.
+        sites, ranks_per_site: without a topology; default: 2 and 1.
         rate_bps: payload rate of each fiber at full scale, in bit/s; default: the topology's, or 100 Gb/s.
         delay_s: one-way delay between each two sites; default: the topology's, or 200 us.
         scale: of the lab whose messages are simulated; default: the topology's, or 1000.
         library: that carries out the operations; default: torch's gloo.
+        measured: a run whose job, topology and measured costs of operations count where nothing else is said.
         as_published: simulate as arXiv:2501.18512 does (``core/prediction/as_published.py``).
         target: compute utilization, 0 to 1, to find the least payload rate for.
         merge_within_s: with a target, the greatest age of updates where no site waits for them.
@@ -221,26 +225,30 @@ def predict(
     from testbed.host import strategy_packages
 
     strategy_packages.register()
-    given = workload or AgentWorkload()
+    ran = None if measured is None else measured_job(measured)
+    given = workload or (ran.workload if ran else AgentWorkload())
+    if topology is None and ran is not None and sites is None and ranks_per_site is None:
+        topology = ran.topology
     if compute is None and given.compute is None:
         compute = f"{workload_job.COMPUTE_S}s"
         model = workload_job.MODEL if model is None else model
     named = {name.replace("outer_", "outer."): value for name, value in options.items()}
     changed = workload_words.changed(given, strategy, compute, model, None, named, layers=layers)
-    beside = {"library": library or GLOO, "tcp": tcp or prediction.Tcp()}
+    costs, limits = library or (ran.library if ran else None) or GLOO, tcp or prediction.Tcp()
     if topology is None:
         job = workload_job.job_alike(
             changed,
-            sites=sites,
-            ranks_per_site=ranks_per_site,
+            sites=2 if sites is None else sites,
+            ranks_per_site=1 if ranks_per_site is None else ranks_per_site,
             rate_bps=workload_job.RATE_BPS if rate_bps is None else rate_bps,
             delay_s=workload_job.DELAY_S if delay_s is None else delay_s,
             scale=workload_job.SCALE if scale is None else scale,
-            **beside,
+            library=costs,
+            tcp=limits,
         )
     else:
         found = load(topology) if isinstance(topology, str) else topology
-        job = workload_job.job_on(changed, found, rate_bps=rate_bps, delay_s=delay_s, **beside)
+        job = workload_job.job_on(changed, found, rate_bps=rate_bps, delay_s=delay_s, library=costs, tcp=limits)
     return prediction.predict(
         job.but(as_published=as_published),
         target=target,
@@ -251,22 +259,20 @@ def predict(
     )
 
 
-def measured_inputs(run: Path) -> tuple[dict[str, Any], float | None]:
-    """Return inputs of :func:`predict` that a run or a validation measured, and a run's measured compute utilization.
+def measured_job(run: Path) -> MeasuredJob:
+    """Return what a run of the agents says of other jobs, for :func:`predict`. Raises UserError."""
+    from testbed.core.analysis import measured_workload
 
-    Raises:
-        UserError: no such run, or it did not measure what a prediction needs.
-    """
-    from testbed.core.analysis.measured_workload import measured_utilization, measured_workload
+    return measured_workload.measured_job(_chosen(run).read())
+
+
+def measured_library(validation: Path) -> Library:
+    """Return what the operations of a library cost, by a validation of it. Raises UserError."""
     from testbed.core.validation.measured_collective import measured_collective
     from testbed.host.files import store
     from testbed.host.files.validations import read_validation
 
-    chosen = _chosen(run)
-    if (chosen.path / store.VALIDATION).exists():
-        return measured_collective(read_validation(chosen.path / store.VALIDATION)), None
-    data = chosen.read()
-    return measured_workload(data), measured_utilization(data)
+    return measured_collective(read_validation(_chosen(validation).path / store.VALIDATION))
 
 
 def plan(

@@ -1,51 +1,78 @@
-"""Inputs of a prediction from a run: its model, its compute, the fibers as certified. Pure."""
+"""What a run says of other jobs: its model, its compute, what its operations cost; its fibers as certified. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections import defaultdict
-from typing import Any, Final
+from dataclasses import dataclass
 
+from testbed.core.analysis.job_twin import twin_of
+from testbed.core.analysis.measured_library import MeasuredLibrary, measured_library
+from testbed.core.analysis.volleys import timed
 from testbed.core.certification.certificate import Certificate
 from testbed.core.plan import routing
-from testbed.core.prediction.network import payload_rate_bps
+from testbed.core.prediction.library_costs import GLOO, LibraryCosts
+from testbed.core.prediction.network import Network, payload_rate_bps
 from testbed.core.records.run_record import RunData
 from testbed.core.topology.model import Topology
+from testbed.core.training.process import Schedule
+from testbed.core.workload.declared_compute import DeclaredCompute
+from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import UserError
 
-__all__ = ["certified_fiber", "measured_utilization", "measured_workload"]
-
-FLOAT32_BITS: Final = 32.0
+__all__ = ["MeasuredJob", "certified_fiber", "measured_job", "measured_utilization"]
 
 
-def measured_workload(run: RunData) -> dict[str, Any]:
-    """Return T, the model, sites, ranks, delay and payload rate of a run of the testbed's agents, for ``Inputs``.
+@dataclass(frozen=True)
+class MeasuredJob:
+    """What a run of the agents says of other jobs.
 
-    T is the median compute of a rank's step. Delay and rate are those of the slowest certified fiber in use. The
-    agents send one bucket a step: PyTorch's buckets of 25 MB hold their whole model.
+    Attributes:
+        workload: what it trained, with the compute that it declared or else measured.
+        topology: None if the run has none.
+        library: what operations cost, by the times that its ranks took for them before the job; None without.
+        utilization: compute / (compute + exposed communication) that it measured.
+    """
+
+    workload: AgentWorkload
+    topology: Topology | None
+    library: MeasuredLibrary | None
+    utilization: float | None
+
+
+def measured_job(run: RunData) -> MeasuredJob:
+    """Return what ``run`` says of other jobs.
 
     Raises:
         UserError: no steps or no certificate: a launched program's, or one that died before.
     """
     compute = [step.compute_s for log in run.ranks for step in log.steps]
-    jobs = [log.job for log in run.ranks if log.job is not None]
-    fiber = certified_fiber(run.certificate, run.topology)
-    if not compute or not jobs or fiber is None:
-        missing = "steps" if not compute or not jobs else "certificate"
+    twin, fiber = twin_of(run.ranks, run.info.workload), certified_fiber(run.certificate, run.topology)
+    if not compute or twin is None or fiber is None or run.certificate is None:
+        missing = "steps" if not compute or twin is None else "certificate"
         raise UserError(f"the run has no {missing} to predict from; name a finished run of an experiment")
-    nodes: defaultdict[str, int] = defaultdict(int)
-    for job in jobs:
-        nodes[job.site] += 1
-    return {
-        "step_s": statistics.median(compute),
-        "parameters": float(jobs[0].parameters or 1),
-        "bits": FLOAT32_BITS,
-        "buckets": 1,
-        "sites": len(nodes),
-        "ranks_per_site": max(nodes.values()),
-        **fiber,
-    }
+    layout, scale = twin.layout, run.topology.scale if run.topology else 1.0
+    real = any(it.layer is None for it in layout.tensors)  # the agents' GPT, which has an embedding
+    step_s = layout.step_s or statistics.median(compute)
+    fastest_s = step_s * min(layout.speeds.values(), default=1.0)
+    declared = DeclaredCompute(fastest_s, real, None if real else layout.elements * scale, speeds=layout.speeds)
+    workload = AgentWorkload(
+        strategy=twin.name,
+        options=twin.values,
+        compute=declared,
+        batch=max(1, layout.tokens // max(1, layout.context)),
+        context=layout.context,
+        layers=layout.layers,
+        width=layout.width,
+        heads=layout.heads,
+    )
+    planned, took_s = timed(twin, run.ranks, step_s)
+    library = None
+    if planned:
+        network = Network.alike(layout.site_names, fiber["rate_bps"], fiber["delay_s"])
+        costs = LibraryCosts(layout, network, GLOO, dict.fromkeys(layout.site_names, step_s))
+        library = measured_library(planned, took_s, costs, Schedule(twin, endless=False))
+    return MeasuredJob(workload, run.topology, library, measured_utilization(run))
 
 
 def certified_fiber(certificate: Certificate | None, topology: Topology | None = None) -> dict[str, float] | None:

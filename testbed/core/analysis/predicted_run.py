@@ -20,7 +20,7 @@ from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.measured_workload import certified_fiber
 from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.timeline import Stretches, fault_windows
-from testbed.core.analysis.volleys import Volley, timed_alone, volleys, why_not
+from testbed.core.analysis.volleys import timed, why_not
 from testbed.core.certification.certificate import Certificate
 from testbed.core.prediction.network import length_m
 from testbed.core.prediction.simulator import Parts as Predicted
@@ -120,7 +120,7 @@ def expected_step(
     if twin is None or fiber is None or certificate is None:
         return None
     model = FiberModel.of(fiber, certificate.host)
-    planned, took_s = _timed(twin, logs, about_s)
+    planned, took_s = timed(twin, logs, about_s)
     ranks = [log.calibrations[-1].compute_times_s for log in sorted(logs, key=lambda it: it.rank) if log.calibrations]
     steps_s = tuple(zip(*ranks, strict=False))
     return predict_step(twin, model, _compute_s(twin, logs) or about_s, planned, took_s, steps_s)
@@ -212,11 +212,3 @@ def _compute_s(twin: Twin, logs: Sequence[RankLog]) -> float | None:
         return twin.layout.step_s
     timed = [it.compute_s for log in logs for it in log.calibrations[-1:] if it.compute_s is not None]
     return statistics.median(timed) if timed else None
-
-
-def _timed(twin: Twin, logs: Sequence[RankLog], about_s: float) -> tuple[tuple[Volley, ...], tuple[float, ...]]:
-    planned = volleys(twin, twin.layout.step_s or about_s)
-    ranks = {log.rank: log.calibrations[-1].took_s for log in logs if log.calibrations}
-    if not ranks or any(len(it) != len(planned) for it in ranks.values()):
-        return (), ()
-    return planned, timed_alone({rank: it[index] for rank, it in ranks.items()} for index in range(len(planned)))

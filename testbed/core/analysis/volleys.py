@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from testbed.core.records.rank_log import RankLog
 from testbed.core.training.exchange import at_once, times
 from testbed.core.training.process import FORWARD_SHARE
 from testbed.core.training.strategy_operation import Operation
@@ -29,6 +30,7 @@ __all__ = [
     "has_outer_loop",
     "rounds",
     "signature",
+    "timed",
     "timed_alone",
     "volleys",
     "why_not",
@@ -253,6 +255,18 @@ def timed_alone(rows: Iterable[Mapping[int, Sequence[float]]]) -> tuple[float, .
         ends = len(counted) // 4
         found.append(statistics.fmean(counted[ends : len(counted) - ends]) if counted else 0.0)
     return tuple(found)
+
+
+def timed(twin: Twin, logs: Sequence[RankLog], about_s: float) -> tuple[tuple[Volley, ...], tuple[float, ...]]:
+    """Return the volleys of a job, and how long its ranks took for each; both empty if not all ranks timed them.
+
+    ``about_s``: compute of a step, where none is declared.
+    """
+    planned = volleys(twin, twin.layout.step_s or about_s)
+    ranks = {log.rank: log.calibrations[-1].took_s for log in logs if log.calibrations}
+    if not ranks or any(len(it) != len(planned) for it in ranks.values()):
+        return (), ()
+    return planned, timed_alone({rank: it[index] for rank, it in ranks.items()} for index in range(len(planned)))
 
 
 def _crosses(operations: Iterable[Operation], sites: Sequence[str]) -> bool:
