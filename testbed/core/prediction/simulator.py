@@ -219,6 +219,7 @@ class _Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._transfers: dict[Hashable, Transfer] = {}
+        self._outstanding = 0
         self._lanes: defaultdict[str, float] = defaultdict(float)
         self._slots: dict[tuple[str, ...], list[int]] = {}
         self._queues: defaultdict[tuple[str, ...], deque[Transfer]] = defaultdict(deque)
@@ -240,6 +241,11 @@ class _Simulation:
                 action()
         except _Over:
             pass
+
+    @property
+    def under_way(self) -> tuple[float, int]:
+        """Seconds that lanes are busy from now on, and the exchanges that have begun and not arrived."""
+        return math.fsum(max(0.0, it - self.now_s) for it in self._lanes.values()), self._outstanding
 
     def _at(self, time_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (time_s, next(self._order), action))
@@ -354,6 +360,7 @@ class _Simulation:
     def _begin(self, action: Begin) -> None:
         transfer = self._transfer(action.key)
         if transfer.exchange is None:
+            self._outstanding += 1
             transfer.exchange = action.exchange
             transfer.missing = sum(it in self._stand_for for it in action.exchange.sites)
         if action.after is None:
@@ -441,6 +448,7 @@ class _Simulation:
 
     def _arrive(self, transfer: Transfer) -> None:
         transfer.arrived_s = self.now_s
+        self._outstanding -= 1
         waiting, transfer.awaited_by = transfer.awaited_by, []
         for go_on in waiting:
             go_on()
@@ -468,24 +476,27 @@ def simulate(
         late_as_waiting: do not split the wait for what was to have landed by now, as records do not.
     """
     names = [name for name in processes if "/" not in name]
-    cycles: list[float] = []
+    cycles: list[tuple[float, float, int]] = []
     state = {"first": 0}
 
     def done(name: str) -> bool:
-        """Look at each end of a cycle of ``site`` whether the last cycles repeat those before, at all sites alike."""
+        """Look at each end of a cycle of ``site`` whether the last cycles repeat those before: at all sites alike, and
+        with as much under way."""
         account = simulation.accounts[site]
         if name != site or cycle is None or account.steps % cycle:
             return False
-        cycles.append(simulation.now_s)
+        cycles.append((simulation.now_s, *simulation.under_way))
         count = len(cycles)
         if count >= MOST_CYCLES:
             state["first"] = count // 2
             return True
         for period in range(1, min(_LONGEST_PERIOD, (count - 1) // 2) + 1):
-            first, middle, last = cycles[-1 - 2 * period], cycles[-1 - period], cycles[-1]
-            if abs((last - middle) - (middle - first)) <= _ALIKE * last and _alike(
-                simulation.accounts, names, period * cycle, last - middle
-            ):
+            (first_s, *before), (middle_s, *_), (last_s, *after) = (cycles[-1 - it * period] for it in (2, 1, 0))
+            same = math.isclose(last_s - middle_s, middle_s - first_s, rel_tol=_ALIKE, abs_tol=_ALIKE * last_s)
+            stable = (
+                math.isclose(before[0], after[0], rel_tol=_ALIKE, abs_tol=_ALIKE * last_s) and before[1] == after[1]
+            )
+            if same and stable and _alike(simulation.accounts, names, period * cycle, last_s - middle_s):
                 state["first"] = count - period
                 return True
         return False

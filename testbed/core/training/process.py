@@ -149,7 +149,8 @@ class Schedule:
 
     def __init__(self, twin: Twin, *, endless: bool = True) -> None:
         self.twin, self._endless = twin, endless
-        self._steps: dict[tuple[Operation, ...], StepExchanges] = {}
+        self._steps: dict[int, StepExchanges] = {}
+        self._made: dict[tuple[Operation, ...], StepExchanges] = {}
 
     def processes(self) -> dict[str, Process]:
         """Return the process of each site."""
@@ -167,10 +168,12 @@ class Schedule:
         """Return the exchanges of a step, from 1."""
         if self._endless:
             number = self.twin.cycle + 1 + (number - 1) % self.twin.cycle
-        operations = tuple(self.twin.operations(number))
-        if operations not in self._steps:
-            self._steps[operations] = self._make(operations)
-        return self._steps[operations]
+        if number not in self._steps:
+            operations = tuple(self.twin.operations(number))
+            if operations not in self._made:
+                self._made[operations] = self._make(operations)
+            self._steps[number] = self._made[operations]
+        return self._steps[number]
 
     def _make(self, operations: Sequence[Operation]) -> StepExchanges:
         found = list(enumerate(exchanges(operations, self.twin.layout.sites)))
