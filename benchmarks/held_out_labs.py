@@ -1,8 +1,7 @@
 """Predictions of a lab from what a run in another lab measured, made before the lab is up, against its measurement.
 
-Each strategy trains in a lab of 2 km; ``testbed.predict(measured=that run, topology=the other lab)`` then predicts it in
-two other labs: over 400 km, and over 40 km at an eighth of the rate. The pairs below were written before the first
-run. A pair agrees if predicted and measured compute utilization differ by at most 5 percentage points. Beside each
+Each strategy trains in a lab of 2 km; ``testbed.predict(measured=that run, topology=the other lab)`` predicts it in two
+other labs: over 400 km, and over 40 km at an eighth of the rate. The pairs below were written before the first run. A pair agrees if predicted and measured compute utilization differ by at most 5 percentage points. Beside each
 stands what the run itself predicted before its first step, from its own calibration. Needs root, torch, a quiet machine.
 """
 
