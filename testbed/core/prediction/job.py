@@ -43,21 +43,15 @@ class Tcp:
         )
 
 
-def represented(ranks: Mapping[str, int]) -> tuple[tuple[str, ...], dict[str, int]]:
+def represented(ranks: Mapping[str, int]) -> tuple[tuple[str, ...], dict[str, float]]:
     """Return the sites of the ranks of a layout that stands for ``ranks`` of each site, and for how many each stands.
 
-    >>> represented({"a": 2, "b": 2})
-    (('a', 'a', 'b', 'b'), {'a': 1, 'b': 1})
+    >>> represented({"a": 2, "b": 50_000})[1]
+    {'a': 1.0, 'b': 3125.0}
     """
-    sites: list[str] = []
-    stands_for = {}
-    for site, count in ranks.items():
-        fewest = next((it for it in range(min(count, _MOST_RANKS), 0, -1) if count % it == 0), 1)
-        if fewest == 1 < count:
-            fewest = count  # a prime number of ranks
-        sites += [site] * fewest
-        stands_for[site] = count // fewest
-    return tuple(sites), stands_for
+    counts = {site: min(count, _MOST_RANKS) for site, count in ranks.items()}
+    sites = tuple(site for site, count in counts.items() for _ in range(count))
+    return sites, {site: ranks[site] / count for site, count in counts.items()}
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class Job:
     twin: Twin
     network: Network
     steps_s: Mapping[str, float]
-    stands_for: Mapping[str, int] = field(default_factory=dict)
+    stands_for: Mapping[str, float] = field(default_factory=dict)
     scale: float = 1.0
     library: Library = GLOO
     tcp: Tcp = Tcp()
@@ -94,13 +88,13 @@ class Job:
     @property
     def ranks(self) -> int:
         members = self.twin.layout.members
-        return sum(len(ranks) * self.stands_for.get(site, 1) for site, ranks in members.items())
+        return sum(round(len(ranks) * self.stands_for.get(site, 1)) for site, ranks in members.items())
 
     @property
     def ranks_per_site(self) -> int:
         """Ranks of the largest site."""
         members = self.twin.layout.members
-        return max(len(ranks) * self.stands_for.get(site, 1) for site, ranks in members.items())
+        return max(round(len(ranks) * self.stands_for.get(site, 1)) for site, ranks in members.items())
 
     @property
     def step_s(self) -> float:

@@ -197,7 +197,7 @@ class LibraryCosts:
     network: Network
     library: Library
     steps_s: Mapping[str, float]
-    ranks_of: Mapping[str, int] = field(default_factory=dict)
+    ranks_of: Mapping[str, float] = field(default_factory=dict)
     slow_start: bool = False
     connections: int = 1
     scale: float = 1.0
@@ -256,7 +256,9 @@ class LibraryCosts:
 
     def group_size(self, operation: Operation) -> int:
         """Return how many ranks take part, those that a rank of the layout stands for included."""
-        return sum(members * self._stands_for(site, members) for site, members in self._members(operation).items())
+        return round(
+            sum(members * self._stands_for(site, members) for site, members in self._members(operation).items())
+        )
 
     def lanes(self, exchange: Exchange) -> dict[str, float]:
         """Return the seconds for which each lane sends once: directions of fibers, and fabrics by their site."""
@@ -305,7 +307,7 @@ class LibraryCosts:
     def _members(self, operation: Operation) -> Counter[str]:
         return Counter(self.layout.sites[rank] for rank in operation.ranks)
 
-    def _stands_for(self, site: str, members: int) -> int:
+    def _stands_for(self, site: str, members: int) -> float:
         """Return how many ranks each of ``members`` of a site stands for: only all of a site's stand for others."""
         whole = members > 1 and members == len(self.layout.members[site])
         return self.ranks_of.get(site, 1) if whole else 1
