@@ -229,7 +229,7 @@ def show(
     if trained:
         console.show(tables.ways(trained, size_bytes, compute_s))
         more = invocation.command("predict", topology)
-        console.say(f"by closed forms, without TCP's windows and loss (docs/prediction.md); more: {more}", style="dim")
+        console.say(f"simulated, without TCP's windows and loss (docs/prediction.md); more: {more}", style="dim")
     if findings:
         for each in tables.validity(findings, found.scale):
             console.show(each)

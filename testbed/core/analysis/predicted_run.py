@@ -1,9 +1,9 @@
 """What was predicted for a run of the testbed's agents, and what it measured: the residual, part by part. Pure.
 
-Before the first step the ranks time the strategy's operations alone (``calibrated_step.py``), and the closed form of
+Before the first step the ranks time the strategy's operations alone (``calibrated_step.py``), and the simulator of
 ``predict`` composes them with the compute: as declared, or timed alone too. Afterwards the same quantities are those of
 the critical path (``critical_path.py``), of steps without a fault in force. Runs without a calibration are predicted
-from the compute that they measured, the library's own cost left out.
+from the compute that they measured, by gloo's costs elsewhere.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def expected_step(
 ) -> StepPrediction | None:
     """Return the prediction before the first step: from the calibrations in ``logs``, else without the library's time.
 
-    ``about_s``: compute of a step, where the ranks timed none. None without a certificate, a closed form for the
-    strategy, or a second site.
+    ``about_s``: compute of a step, where the ranks timed none. None without a certificate, for a strategy
+    that is not predicted, or without a second site.
     """
     fiber = certified_fiber(certificate, topology)
     if twin is None or fiber is None or certificate is None:
@@ -138,14 +138,12 @@ def why_unpredicted(
         return "no fiber in use was certified"
     if expected_step(twin, certificate, logs, 1.0, topology) is not None:
         return ""
-    if any(log.calibrations for log in logs):
-        return "not every operation was timed before the first step, and it has no closed form for this lab"
-    return "its operations were not timed before the first step, and it has no closed form"
+    return "a step of it has too many exchanges"
 
 
 def predicted_run(run: RunData) -> PredictedRun | None:
-    """Return prediction and measurement of a run of agents; None without steps, a certificate, a closed form for its
-    strategy, or a second site."""
+    """Return prediction and measurement of a run of agents; None without steps, a certificate or a second site, and for a
+    strategy that is not predicted."""
     if run.info.workload.get("command"):
         return None  # what a program of the user exchanges is not known
     twin = twin_of(run.ranks, run.info.workload)

@@ -1,1 +1,1 @@
-"""Prediction of training across sites: closed forms, an event model, and one set of inputs for both. Pure."""
+"""Prediction of training across sites: one simulator of what the strategies' twins do. Pure."""

@@ -28,7 +28,7 @@ def lead(found: PredictedRun | None, unpredicted: str = "") -> str:
         " Before the first step the ranks timed the strategy's own operations, and the compute unless it is declared;"
         " the prediction composes these."
         if found.calibrated
-        else " Nothing was timed before the job: the closed form of the strategy leaves out the library's own cost, and"
+        else " Nothing was timed before the job: operations cost what gloo's do elsewhere, and"
         " the compute is the run's own."
     )
     return (

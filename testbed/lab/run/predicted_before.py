@@ -75,6 +75,7 @@ def predicted_note(workload: AgentWorkload, expected: StepPrediction) -> str:
         f"predicted for {workload.strategy}: a step of {format_duration(expected.step_s, 3)}, compute utilization"
         f" {expected.utilization:.1%}, {expected.bytes_per_direction / 1e3:.4g} kB per step and direction; exposed"
         f" {format_duration(parts.total_s, 3)} ({format_duration(parts.propagation_s, 3)} propagation,"
-        f" {format_duration(parts.serialization_s, 3)} serialization, {format_duration(parts.software_s, 3)} software"
-        f" and site, {format_duration(parts.waiting_s, 3)} waiting), from its operations timed alone"
+        f" {format_duration(parts.serialization_s + parts.queueing_s, 3)} serialization,"
+        f" {format_duration(parts.software_s + parts.tcp_s, 3)} software and site,"
+        f" {format_duration(parts.waiting_s, 3)} waiting), from its operations timed alone"
     )
