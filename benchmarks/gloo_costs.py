@@ -24,7 +24,7 @@ from typing import Any
 
 import testbed
 from benchmarks.common import exit_on_sigterm, load, machine, median
-from testbed.core.prediction.inputs import payload_rate_bps
+from testbed.core.prediction.network import payload_rate_bps
 from testbed.core.units import parse_rate_bps
 
 RANKS = 8

@@ -1,8 +1,9 @@
 """Predictions of a lab from what a run in another lab measured, made before the lab is up, against its measurement.
 
-Each strategy trains in a lab of 2 km; ``testbed.predict(measured=that run, topology=the other lab)`` predicts it in two
-other labs: over 400 km, and over 40 km at an eighth of the rate. The pairs below were written before the first run. A pair agrees if predicted and measured compute utilization differ by at most 5 percentage points. Beside each
-stands what the run itself predicted before its first step, from its own calibration. Needs root, torch, a quiet machine.
+Each strategy trains in a lab of 2 km. From that run, ``testbed.predict`` says what it does in two other labs: over 400
+km, and over 40 km at an eighth of the rate. The pairs below were written before the first run. A pair agrees if
+predicted and measured compute utilization differ by at most 5 percentage points. Beside it is what the run in the other
+lab predicted before its first step, from its own calibration. Needs root, torch and a quiet machine.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ WAYS: Final[Mapping[str, Mapping[str, str]]] = {
     "tensor": {"compute": "400ms"},
     "moe": {"compute": "400ms"},
 }
-"""What differs from :data:`FROM` in the job of each strategy. torchft-diloco is left out: nothing of it can be timed."""
+"""What differs from :data:`FROM` in the job of each strategy. Nothing of torchft-diloco can be timed: it is left out."""
 
 
 def table(result: Mapping[str, Any]) -> str:

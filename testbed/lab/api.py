@@ -18,8 +18,8 @@ from testbed.host import installation, lab_folder, lab_owner
 from testbed.host.linux import invocation
 
 if TYPE_CHECKING:
-    from testbed.core.plan.step import Plan
     from testbed.core.analysis.measured_workload import MeasuredJob
+    from testbed.core.plan.step import Plan
     from testbed.core.prediction.library_costs import Library
     from testbed.core.prediction.prediction import Failures, Power, Prediction, Tcp
     from testbed.core.report.comparison.comparison import SideBySide

@@ -142,8 +142,10 @@ def why_unpredicted(
 
 
 def predicted_run(run: RunData) -> PredictedRun | None:
-    """Return prediction and measurement of a run of agents; None without steps, a certificate or a second site, and for a
-    strategy that is not predicted."""
+    """Return prediction and measurement of a run of agents.
+
+    None without steps, a certificate or a second site, and for a strategy that is not predicted.
+    """
     if run.info.workload.get("command"):
         return None  # what a program of the user exchanges is not known
     twin = twin_of(run.ranks, run.info.workload)

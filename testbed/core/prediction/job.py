@@ -63,6 +63,7 @@ class Job:
         network: with rates of the lab.
         steps_s: compute of a step of each site, in seconds.
         scale: full scale has so many times the rates and payloads.
+        message_scale: the library's messages are so many times smaller than those of the twin.
         as_published: simulate as a paper does, in place of what the agents do (``as_published.py``).
     """
 
@@ -71,6 +72,7 @@ class Job:
     steps_s: Mapping[str, float]
     stands_for: Mapping[str, float] = field(default_factory=dict)
     scale: float = 1.0
+    message_scale: float = 1.0
     library: Library = GLOO
     tcp: Tcp = Tcp()
     as_published: bool = False
@@ -130,6 +132,7 @@ class Job:
             self.tcp.cold,
             self.tcp.connections,
             self.scale,
+            self.message_scale,
             self.moved,
         )
 
@@ -140,7 +143,16 @@ class Job:
         processes, stand_for = self.twin.processes(), self._stand_for
         if stand_for is not None:
             processes = {site: processes[site] for site in stand_for}
-        return simulate(processes, self.costs, cycle=self.twin.cycle, site=self.site, stand_for=stand_for, keep=keep)
+        return simulate(
+            processes,
+            self.costs,
+            cycle=self.twin.cycle,
+            site=self.site,
+            stand_for=stand_for,
+            keep=keep,
+            free=not self.twin.waits,
+            pace=self.twin.pace(self.site),
+        )
 
     @property
     def _published(self) -> Published:
@@ -148,9 +160,10 @@ class Job:
         values, layout = self.twin.values, self.twin.layout
         return Published(
             self.step_s,
-            layout.elements * self.scale,
+            layout.elements,
             layout.layers,
-            self.rate_bps,
+            self.costs.network.rate_bps,
+            next(iter(self.network.rates_bps), "fiber"),
             every=int(values.get("every", 1)),
             fragments=int(values["fragments"]) if "fragments" in values else None,
             overlap=int(values.get("overlap", 0)),

@@ -190,6 +190,7 @@ class LibraryCosts:
         ranks_of: how many ranks each rank of the layout stands for, by site.
         slow_start: whether connections start slowly after idling; ``connections``: of one exchange and direction.
         moved: what each exchange moves, kept by its identity.
+        message_scale: the library's messages are so many times smaller than those of the layout.
         scale: of full scale, where the windows of TCP are those that count.
     """
 
@@ -201,6 +202,7 @@ class LibraryCosts:
     slow_start: bool = False
     connections: int = 1
     scale: float = 1.0
+    message_scale: float = 1.0
     moved: dict[int, Moved] = field(default_factory=dict, repr=False, compare=False)
 
     def step_s(self, site: str) -> float:
@@ -234,13 +236,18 @@ class LibraryCosts:
         if not propagation_s:
             return 0.0
         first, ranks, delay_s = exchange.first, self.group_size(exchange.first), self.hop_s(exchange)
-        return min(propagation_s, self.library.hidden_s(first.kind, ranks, exchange.byte_count, serial_s, delay_s))
+        byte_count = exchange.byte_count / self.message_scale
+        return min(propagation_s, self.library.hidden_s(first.kind, ranks, byte_count, serial_s, delay_s))
 
     def _cost(self, exchange: Exchange) -> OperationCost:
         first = exchange.first
         ranks = self.group_size(first)
         return self.library.cost(
-            first.kind, ranks, exchange.byte_count, beside=first.parts > 0, crosses=bool(self._moved(exchange).hops)
+            first.kind,
+            ranks,
+            exchange.byte_count / self.message_scale,
+            beside=first.parts > 0,
+            crosses=bool(self._moved(exchange).hops),
         )
 
     def _cold(self, exchange: Exchange, cost: OperationCost) -> tuple[float, float]:

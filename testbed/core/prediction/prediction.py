@@ -253,6 +253,8 @@ def predict(
     wrong = []
     if target is not None and not 0 < target < 1:
         wrong.append(f"--target must be greater than 0 and less than 1, got {target:g}")
+    if job.as_published and not job.twin.published:
+        wrong.append(f"--as-published simulates what a paper's table shows, and {job.twin.name} is not in it")
     waits = job.twin.waits
     if target is not None and not waits and merge_within_s is None:
         wrong.append(f"sites never wait with strategy {job.twin.name}, so --target needs --merge-within, as 60s")

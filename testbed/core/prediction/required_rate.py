@@ -14,7 +14,9 @@ GREATEST_BPS: Final = 1e16
 
 
 def least_rate_bps(utilization: Callable[[float], float], target: float, tolerance: float = 1e-4) -> float | None:
-    """Return the least payload rate, within a share of ``tolerance``, at which ``utilization``, which never falls with it, is ``target``.
+    """Return the least payload rate at which ``utilization``, which never falls with it, is ``target``.
+
+    It is within a share of ``tolerance``.
 
     None if even infinite rate does not reach the target: then it is distance, software or a slow site that limits.
     """

@@ -33,6 +33,9 @@ _ENDLESS: Final = 10**12
 """Steps of a job whose steady state is of interest."""
 
 
+_NO_LIMITS: Final = Tcp()
+
+
 def job_on(
     workload: AgentWorkload,
     topology: Topology,
@@ -41,7 +44,7 @@ def job_on(
     rate_bps: float | None = None,
     delay_s: float | None = None,
     library: Library = GLOO,
-    tcp: Tcp = Tcp(),
+    tcp: Tcp = _NO_LIMITS,
 ) -> Job:
     """Return the job of ``workload`` in the lab of ``topology``.
 
@@ -71,7 +74,7 @@ def job_alike(
     delay_s: float,
     scale: float = SCALE,
     library: Library = GLOO,
-    tcp: Tcp = Tcp(),
+    tcp: Tcp = _NO_LIMITS,
 ) -> Job:
     """Return the job of ``workload`` on ``sites`` that have a fiber to each other.
 
@@ -113,22 +116,22 @@ def _job(
     compute = workload.compute or DeclaredCompute(COMPUTE_S, model=MODEL)
     layers = MODEL_LAYERS if workload.compute is None and workload.layers == AgentWorkload.layers else workload.layers
     workload = replace(workload, compute=compute, layers=layers, steps=_ENDLESS)
+    message_scale = 1.0
     if compute.model is not None and not twin_class(workload.strategy).asleep:
-        # Matrices are split, and those of a smaller model would have other shapes.
-        workload, network, scale = _with_matrices(workload, compute.model), network.times(scale), 1.0
+        # Matrices are split, and those of a smaller model would have other shapes: so bytes are those of full scale.
+        workload, network = _with_matrices(workload, compute), network.times(scale)
+        scale, message_scale = 1.0, scale
     sites, stands_for = represented(ranks)
     if workload.asleep and workload.elements(scale) < workload.layers:
         raise UserError(workload.refused(scale))
     twin = workload_layout.twin_on(workload, sites, scale)
     workload_layout.refuse_mistakes_of(twin, "--strategy")
     steps_s = {site: compute.seconds / compute.speeds.get(site, 1.0) for site in ranks}
-    return Job(twin, network, steps_s, stands_for, scale, library, tcp)
+    return Job(twin, network, steps_s, stands_for, scale, message_scale, library, tcp)
 
 
-def _with_matrices(workload: AgentWorkload, parameters: float) -> AgentWorkload:
-    """Return ``workload`` with a GPT of about so many parameters: 12 L width^2, heads of 128 as of GPT-3."""
-    heads = max(1, round(math.sqrt(parameters / (12 * workload.layers)) / _HEAD_WIDTH))
-    compute = (
-        DeclaredCompute(workload.compute.seconds, True, speeds=workload.compute.speeds) if workload.compute else None
-    )
-    return replace(workload, heads=heads, width=heads * _HEAD_WIDTH, compute=compute)
+def _with_matrices(workload: AgentWorkload, compute: DeclaredCompute) -> AgentWorkload:
+    """Return ``workload`` with a GPT of about as many parameters: 12 L width^2, heads of 128 as of GPT-3."""
+    heads = max(1, round(math.sqrt((compute.model or 0.0) / (12 * workload.layers)) / _HEAD_WIDTH))
+    real = DeclaredCompute(compute.seconds, True, speeds=compute.speeds)
+    return replace(workload, heads=heads, width=heads * _HEAD_WIDTH, compute=real)

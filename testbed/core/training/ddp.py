@@ -16,6 +16,7 @@ class Ddp(Twin):
     name = "ddp"
     summary = "average gradients over all ranks in every step, in buckets, beside the backward pass"
     source = "Li et al. 2020, PyTorch Distributed, arXiv:2006.15704"
+    published = True
     options: ClassVar[tuple[Option, ...]] = (
         Option("accumulate", 1, whole(1, 10_000), "A: steps whose gradients are added before one exchange"),
         Option("bits", 32, choice(32, 16), "of each value on the fiber; 16: bfloat16, as torch's bf16_compress_hook"),

@@ -91,4 +91,5 @@ class Diloco(LocalSgd):
     summary = "train alone for H steps, then apply the mean pseudo-gradient by Nesterov momentum; sites wait for it"
     source = "Douillard et al. 2023, arXiv:2311.08105"
     options = (EVERY, OUTER_RATE, OUTER_MOMENTUM, REPLICA, AGGREGATE_AT, PACE, WEIGH)
+    published = True
     what = "pseudo-gradients"

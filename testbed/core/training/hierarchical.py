@@ -23,6 +23,7 @@ class Hierarchical(Ddp):
     name = "hierarchical"
     summary = "average gradients in every step in two levels: in the site, between sites by slices, in the site"
     source = "two-level all-reduce, as of BlueConnect (Cho et al., MLSys 2019)"
+    published = False
     options = (*(it for it in Ddp.options if it.name != "bits"), AGGREGATE_AT)
 
     def mistakes(self) -> Sequence[Mistake]:

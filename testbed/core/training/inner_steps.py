@@ -38,6 +38,9 @@ class InnerSteps(Twin):
     def inner_steps(self, step: int, rank: int = 0) -> int:
         return int(step * self._faster[self.layout.sites[rank]])
 
+    def pace(self, site: str) -> float:
+        return float(self._faster[site])
+
     def mean_inside(self, step: int) -> list[Operation]:
         """Return the operations inside the sites of all inner steps in ``step``."""
         layout = self.layout

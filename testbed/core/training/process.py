@@ -213,7 +213,7 @@ class Schedule:
     def _body(self, number: int, site: str, flying: dict[int, list[Hashable]], last: int | None) -> Process:
         """Do one step. ``flying``: keys of what lands, by step; ``last``: after this step everything lands."""
         step = self.step(number).of(site)
-        yield from passes(step.beside, number)
+        yield from passes(step.beside, number, self.twin.pace(site))
         yield from _one_by_one((*step.inner, *step.updates), number)
         after: dict[object, Hashable] = {}
         for index, exchange in step.begun:
@@ -237,18 +237,23 @@ def _one_by_one(found: Keyed, number: int) -> Process:
         yield Await(((number, index),))
 
 
-def passes(stages: Keyed, number: int) -> Process:
-    """Compute a step; exchange its gradients in parts beside the backward pass, each stage after the one before."""
+def passes(stages: Keyed, name: Hashable, steps: float = 1.0) -> Process:
+    """Compute a step; exchange its gradients in parts beside the backward pass, each stage after the one before.
+
+    Args:
+        name: of the step, which the keys of the exchanges begin with.
+        steps: inner steps that it takes.
+    """
     if not stages:
-        yield Compute(1.0)
+        yield Compute(steps)
         return
-    yield Compute(FORWARD_SHARE)
+    yield Compute(FORWARD_SHARE * steps)
     parts, keys = stages[0][1].parts, list[Hashable]()
     for part in range(parts):
-        yield Compute((1 - FORWARD_SHARE) / parts)
+        yield Compute((1 - FORWARD_SHARE) * steps / parts)
         after: Hashable | None = None
         for index, exchange in stages:
-            key = (number, index, part)
+            key = (name, index, part)
             yield Begin(key, exchange, after)
             after = key
         keys.append(after)

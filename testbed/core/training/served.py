@@ -105,8 +105,8 @@ class Served(Twin):
     def train_alone(self, site: str, step: int) -> Process:
         """Do a step inside ``site``: the mean gradient beside the backward pass, and what its ranks agree on."""
         inside, agreed = self._inside[site]
-        yield from passes(inside, step)
-        yield from in_order(agreed, step)
+        yield from passes(inside, (site, step))
+        yield from in_order(agreed, ("agreed", site, step))
 
     def quiet_step(self, site: str, step: int) -> Process:
         """Do a step after which nothing is pushed."""

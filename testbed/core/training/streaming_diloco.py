@@ -41,6 +41,7 @@ class StreamingDiloco(Fragmented, InnerSteps):
     name = "streaming-diloco"
     summary = "as diloco, one fragment of the layers at a time, beside tau further steps; optionally with few bits"
     source = "Douillard et al. 2025, Streaming DiLoCo, arXiv:2501.18512"
+    published = True
     options = (
         EVERY,
         Option("fragments", 4, whole(1, 10_000), "P: parts of the model, each with every P-th layer"),

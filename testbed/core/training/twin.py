@@ -83,6 +83,8 @@ class Twin(ABC):
     """Whether all ranks apply the same exchanges after the same steps; if not, a server of outer parameters decides."""
     waits: ClassVar[bool] = True
     """Whether a site ever waits for another one."""
+    published: ClassVar[bool] = False
+    """Whether ``predict --as-published`` can simulate it as a paper does (``core/prediction/as_published.py``)."""
     replicated: ClassVar[bool] = True
     """Whether each site holds the whole model. If not, a lost site ends the attempt: restart only."""
 
@@ -148,6 +150,10 @@ class Twin(ABC):
     def inner_steps(self, step: int, rank: int = 0) -> int:
         """Return how many batches ``rank`` has trained on after ``step`` steps."""
         return step
+
+    def pace(self, site: str) -> float:
+        """Return how many inner steps ``site`` takes in a step, at the mean."""
+        return 1.0
 
     def updates(self, step: int, rank: int = 0) -> int:
         """Return how often the inner optimizer of ``rank`` has updated its parameters after ``step`` steps."""

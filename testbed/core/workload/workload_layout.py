@@ -126,7 +126,7 @@ def refuse_mistakes(workload: AgentWorkload, topology: Topology, label: str = "t
 
 
 def refuse_mistakes_of(twin: Twin, label: str) -> None:
-    """Raise FileMistakes if the options of ``twin`` are wrong for its layout; ``label`` names where they were written."""
+    """Raise FileMistakes if options of ``twin`` are wrong for its layout; ``label``: where they were written."""
     found = [*_wrong_speeds(twin.layout), *(it for it in twin.mistakes() if not it.warning)]
     if found:
         raise FileMistakes([Finding(label, 0, f"{it.option}: {it.message}", it.fix) for it in found])
