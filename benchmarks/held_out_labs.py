@@ -48,7 +48,7 @@ WAYS: Final[Mapping[str, Mapping[str, str]]] = {
     "tensor": {"compute": "400ms"},
     "moe": {"compute": "400ms"},
 }
-"""What differs from :data:`FROM` in the job of each strategy. Nothing of torchft-diloco can be timed: it is left out."""
+"""What differs from :data:`FROM` in each job. Nothing of torchft-diloco can be timed, so it is left out."""
 
 
 def table(result: Mapping[str, Any]) -> str:
