@@ -106,7 +106,7 @@ class Served(Twin):
         """Do a step inside ``site``: the mean gradient beside the backward pass, and what its ranks agree on."""
         inside, agreed = self._inside[site]
         yield from passes(inside, step)
-        yield from in_order(agreed, step)
+        yield from in_order(agreed, (site, step))
 
     def quiet_step(self, site: str, step: int) -> Process:
         """Do a step after which nothing is pushed."""
@@ -120,7 +120,7 @@ class Served(Twin):
         agreed = exchanges(in_sites(layout, "all_reduce", self.agreed_bytes, "state"), layout.sites)
         return {
             site: (
-                tuple((0, replace(it, parts=it.first.parts)) for it in mean if site in it.sites),
+                tuple((site, replace(it, parts=it.first.parts)) for it in mean if site in it.sites),
                 [it for it in agreed if site in it.sites],
             )
             for site in layout.site_names
