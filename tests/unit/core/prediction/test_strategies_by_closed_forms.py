@@ -71,7 +71,7 @@ GIVEN = st.builds(
 
 
 def buckets_s(it: Given, byte_count: float, count: int) -> float:
-    """Of a step whose gradient is sent in ``count`` parts beside two thirds of it: the first or the last one decides."""
+    """Of a step whose gradient is sent in ``count`` parts beside two thirds of it; the first or the last decides."""
     part_s, t, s = it.step_s * 2 / 3 / count, it.step_s, it.serial_s(byte_count)
     arrives_s = it.o + it.c * it.delay_s
     return t / 3 + max(2 * t / 3 + s / count, part_s + s) + arrives_s
