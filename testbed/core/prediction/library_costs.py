@@ -295,7 +295,7 @@ class LibraryCosts:
         lanes, nodes = defaultdict[str, float](float), defaultdict[tuple[str, int], float](float)
         pairs = defaultdict[tuple[str, str], float](float)
         for operation in exchange.operations:
-            factor = self._factor(operation) / exchange.parts
+            factor = self._factor(operation) / exchange.parts / exchange.times  # all of them are in `operations`
             for (source, target), byte_count in hop_bytes(operation).items():
                 here, there = sites[source], sites[target]
                 if here == there:

@@ -17,7 +17,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from testbed.core.training.exchange import Exchange
 from testbed.core.training.process import Await, Begin, Compute, Process, StepDone, Steps, Time
@@ -27,7 +27,7 @@ __all__ = ["OWN_LANE", "Cost", "Costs", "Parts", "Simulated", "TooMany", "Transf
 MOST_CYCLES: Final = 64
 """After so many cycles the mean of the latter half counts, though they do not repeat."""
 MOST_EVENTS: Final = 200_000
-_LONGEST_PERIOD: Final = 8
+_LONGEST_PERIOD: Final = 31
 _ALIKE: Final = 1e-9
 OWN_LANE: Final = ""
 """Of an exchange whose bits are sent between those of others."""
@@ -193,13 +193,26 @@ class Simulated:
         return self.compute_s / self.step_s
 
 
+class _Mark(NamedTuple):
+    """The end of a step of a process, or of a stretch of steps.
+
+    ``moved``, ``sampled``: how many transfers had arrived, and how many samples were taken, of all processes.
+    """
+
+    steps: int
+    at_s: float
+    parts: Parts
+    moved: int
+    sampled: int
+
+
 class _Account:
-    """Steps and waits of a process, and its marks: (time, parts) at the end of each step or stretch of steps."""
+    """Steps and waits of a process, and its marks."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.parts = Parts()
-        self.marks: list[tuple[int, float, Parts]] = [(0, 0.0, self.parts)]
+        self.marks = [_Mark(0, 0.0, self.parts, 0, 0)]
 
 
 class TooMany(Exception):
@@ -219,17 +232,17 @@ class _Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._transfers: dict[Hashable, Transfer] = {}
-        self._outstanding = 0
         self._lanes: defaultdict[str, float] = defaultdict(float)
         self._slots: dict[tuple[str, ...], list[int]] = {}
         self._queues: defaultdict[tuple[str, ...], deque[Transfer]] = defaultdict(deque)
         self._last_used: dict[str, float] = {}
         self._costs_of: dict[int, tuple[Exchange, Cost]] = {}
         self.accounts: defaultdict[str, _Account] = defaultdict(_Account)
-        self.samples: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.samples: list[tuple[str, float]] = []
         self.sent: list[Transfer] = []
-        self.moved: list[tuple[float, Mapping[str, float], int]] = []
-        """Time, bytes by lane, how often: of each transfer that arrived."""
+        self.moved: list[tuple[Mapping[str, float], int]] = []
+        """Bytes by lane, how often: of each transfer that arrived."""
+        self._flying: dict[int, Transfer] = {}
 
     def run(self, processes: Mapping[str, Process]) -> None:
         """Run until all processes have ended, or it is done."""
@@ -243,11 +256,6 @@ class _Simulation:
                 action()
         except _Over:
             pass
-
-    @property
-    def under_way(self) -> tuple[float, int]:
-        """Seconds that lanes are busy from now on, and the exchanges that have begun and not arrived."""
-        return math.fsum(max(0.0, it - self.now_s) for it in self._lanes.values()), self._outstanding
 
     def _at(self, time_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (time_s, next(self._order), action))
@@ -281,15 +289,25 @@ class _Simulation:
                     return
                 elif isinstance(action, StepDone):
                     account.steps += 1
-                    account.marks.append((account.steps, self.now_s, account.parts))
+                    self._mark(account)
                     if self._done(name):
                         raise _Over
                 elif isinstance(action, Time):
                     answer = self.now_s
                 else:
-                    self.samples[action.name].append((self.now_s, action.value))
+                    self.samples.append((action.name, action.value))
 
         go_on()
+
+    def _mark(self, account: _Account) -> None:
+        mark = _Mark(account.steps, self.now_s, account.parts, len(self.moved), len(self.samples))
+        account.marks.append(mark)
+
+    def under_way_s(self) -> list[float]:
+        """Return for how long each exchange has been on its way that has not arrived, and for how long each lane will
+        send: equal where the simulation repeats."""
+        ages_s = sorted(self.now_s - it.ready_s for it in self._flying.values())
+        return [*ages_s, *(max(0.0, it - self.now_s) for it in self._lanes.values())]
 
     def _quiet(self, name: str, steps: Steps, then: Callable[[], None]) -> None:
         """Simulate the first of equal steps; the others take as long as the last of these."""
@@ -304,18 +322,18 @@ class _Simulation:
             if not left:
                 then()
                 return
-            (_, before_s, before), (_, after_s, after) = account.marks[-2:]
-            took_s = after_s - before_s
-            late = itertools.takewhile(lambda it: (it.arrived_s or 0.0) > before_s, reversed(self.sent))
+            before, after = account.marks[-2:]
+            took_s = after.at_s - before.at_s
+            late = itertools.takewhile(lambda it: (it.arrived_s or 0.0) > before.at_s, reversed(self.sent))
             repeated = [it.exchange for it in late if it.exchange]
 
             def over() -> None:
                 for exchange in repeated:
                     if exchange.sites == (site,):
-                        self.moved.append((self.now_s, self._cost(exchange).bytes, left * self._times(exchange)))
+                        self.moved.append((self._cost(exchange).bytes, left * self._times(exchange)))
                 account.steps += left
-                account.parts = account.parts + (after + before * -1.0) * left
-                account.marks.append((account.steps, self.now_s, account.parts))
+                account.parts = account.parts + (after.parts + before.parts * -1.0) * left
+                self._mark(account)
                 then()
 
             self._at(self.now_s + left * took_s, over)
@@ -362,7 +380,6 @@ class _Simulation:
     def _begin(self, action: Begin) -> None:
         transfer = self._transfer(action.key)
         if transfer.exchange is None:
-            self._outstanding += 1
             transfer.exchange = action.exchange
             transfer.missing = sum(it in self._stand_for for it in action.exchange.sites)
         if action.after is None:
@@ -386,6 +403,7 @@ class _Simulation:
         exchange = transfer.exchange
         assert exchange is not None
         transfer.ready_s = self.now_s
+        self._flying[id(transfer)] = transfer
         pool, cost = self._pool(exchange), self._cost(exchange)
         if cost.slots is None:
             self._go(transfer, cost)
@@ -438,7 +456,7 @@ class _Simulation:
                 else:
                     self._slots[self._pool(exchange)][0] += 1
             self.sent.append(transfer)
-            self.moved.append((self.now_s, cost.bytes, self._times(exchange)))
+            self.moved.append((cost.bytes, self._times(exchange)))
             self._arrive(transfer)
 
         arrives_s = transfer.sent_s + cost.propagation_s - cost.hidden_s
@@ -450,7 +468,7 @@ class _Simulation:
 
     def _arrive(self, transfer: Transfer) -> None:
         transfer.arrived_s = self.now_s
-        self._outstanding -= 1
+        del self._flying[id(transfer)]
         waiting, transfer.awaited_by = transfer.awaited_by, []
         for go_on in waiting:
             go_on()
@@ -482,7 +500,7 @@ def simulate(
         late_as_waiting: do not split the wait for what was to have landed by now, as records do not.
     """
     names = [name for name in processes if "/" not in name]
-    cycles: list[tuple[float, float, int]] = []
+    cycles: list[tuple[float, list[float]]] = []
     state = {"first": 0}
 
     def done(name: str) -> bool:
@@ -491,18 +509,19 @@ def simulate(
         account = simulation.accounts[site]
         if name != site or cycle is None or account.steps % cycle:
             return False
-        cycles.append((simulation.now_s, *simulation.under_way))
+        cycles.append((simulation.now_s, simulation.under_way_s()))
         count = len(cycles)
         if count >= MOST_CYCLES:
             state["first"] = count // 2
             return True
         for period in range(1, min(_LONGEST_PERIOD, (count - 1) // 2) + 1):
-            (first_s, *before), (middle_s, *_), (last_s, *after) = (cycles[-1 - it * period] for it in (2, 1, 0))
-            same = math.isclose(last_s - middle_s, middle_s - first_s, rel_tol=_ALIKE, abs_tol=_ALIKE * last_s)
-            stable = (
-                math.isclose(before[0], after[0], rel_tol=_ALIKE, abs_tol=_ALIKE * last_s) and before[1] == after[1]
-            )
-            if same and stable and (free or _alike(simulation.accounts, names, period * cycle, last_s - middle_s)):
+            (first, _), (middle, before), (last, after) = (cycles[-1 - it * period] for it in (2, 1, 0))
+            if (
+                abs((last - middle) - (middle - first)) <= _ALIKE * last
+                and len(before) == len(after)
+                and all(abs(one - other) <= _ALIKE * last for one, other in zip(before, after, strict=True))
+                and (free or _alike(simulation.accounts, names, period * cycle, last - middle))
+            ):
                 state["first"] = count - period
                 return True
         return False
@@ -510,7 +529,7 @@ def simulate(
     simulation = _Simulation(costs, done, stand_for or dict.fromkeys(names, 1), late_as_waiting)
     simulation.run(processes)
     account = simulation.accounts[site]
-    by_step = {steps: (now_s, parts) for steps, now_s, parts in account.marks}
+    by_step = {it.steps: it for it in account.marks}
     if cycle is None:
         first, steady = (skip if skip < account.steps else 0), True
     else:
@@ -519,24 +538,23 @@ def simulate(
         first = max((it for it in by_step if it <= first), default=0)
     if not account.steps:
         raise TooMany(f"a step has more than {MOST_EVENTS} events")
-    since_s, before = by_step[first]
-    until_s, after = by_step[account.steps]
+    before, after = by_step[first], by_step[account.steps]
     steps = account.steps - first
     lane_bytes: defaultdict[str, float] = defaultdict(float)
-    for at_s, moved, times in simulation.moved:
-        if since_s < at_s <= until_s:
-            for lane, byte_count in moved.items():
-                lane_bytes[lane] += times * byte_count / steps
+    for moved, times in simulation.moved[before.moved : after.moved]:
+        for lane, byte_count in moved.items():
+            lane_bytes[lane] += times * byte_count / steps
+    samples: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in simulation.samples[before.sampled : after.sampled]:
+        samples[name].append(value)
     return Simulated(
-        step_s=(until_s - since_s) / steps,
+        step_s=(after.at_s - before.at_s) / steps,
         compute_s=pace * costs.step_s(site),
-        parts=(after + before * -1.0) * (1 / steps),
+        parts=(after.parts + before.parts * -1.0) * (1 / steps),
         lane_bytes=dict(lane_bytes),
         steps=steps,
         steady=steady,
-        samples={
-            name: tuple(value for at_s, value in some if at_s > since_s) for name, some in simulation.samples.items()
-        },
+        samples={name: tuple(values) for name, values in samples.items()},
         transfers=tuple(simulation.sent) if keep else (),
     )
 
@@ -545,8 +563,8 @@ def _alike(accounts: Mapping[str, _Account], names: list[str], steps: int, took_
     """Whether all sites took as long for their last ``steps`` steps: sites that wait for each other do in the end."""
     for name in names:
         marks = accounts[name].marks
-        count, until_s, _ = marks[-1]
-        since_s = next((at_s for done, at_s, _ in reversed(marks) if done == count - steps), None)
-        if since_s is None or abs((until_s - since_s) - took_s) > 1e-6 * took_s:
+        last = marks[-1]
+        since_s = next((it.at_s for it in reversed(marks) if it.steps == last.steps - steps), None)
+        if since_s is None or abs((last.at_s - since_s) - took_s) > 1e-6 * took_s:
             return False
     return True

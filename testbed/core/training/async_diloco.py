@@ -93,7 +93,8 @@ class AsyncDiloco(Served):
             answered = number - self.window
             if answered > 0:
                 yield Await(tuple(("answer", name, answered) for name in self.layout.site_names))
-                yield from in_order(adopt, ("adopt", site, number))
+            # Also before the first answer, so that all rounds are alike.
+            yield from in_order(adopt, ("adopt", site, number))
             yield StepDone()
 
     def pushes(self, site: str, step: int) -> Sequence[tuple[int | None, int]]:

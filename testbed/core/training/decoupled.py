@@ -124,7 +124,7 @@ class Decoupled(Fragmented, Served):
         """Yield the steps after which a site looks what has arrived: those that push, and 50 of a cycle or more."""
         every = self._every
         offsets = {*range(max(1, every // 50), every + 1, max(1, every // 50)), *map(self._offset, self._all)}
-        looks = sorted(it or every for it in offsets)
+        looks = sorted({it or every for it in offsets})
         for cycle in itertools.count():
             yield from (cycle * every + it for it in looks)
 

@@ -120,7 +120,7 @@ class Served(Twin):
         agreed = exchanges(in_sites(layout, "all_reduce", self.agreed_bytes, "state"), layout.sites)
         return {
             site: (
-                tuple((0, replace(it, parts=it.first.parts)) for it in mean if site in it.sites),
+                tuple((site, replace(it, parts=it.first.parts)) for it in mean if site in it.sites),
                 [it for it in agreed if site in it.sites],
             )
             for site in layout.site_names
