@@ -136,6 +136,7 @@ class Job:
             self.tcp.cold,
             self.tcp.connections,
             self.scale,
+            self.twin.sliced,
             self.moved,
         )
 

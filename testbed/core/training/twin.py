@@ -83,6 +83,9 @@ class Twin(ABC):
     """Whether all ranks apply the same exchanges after the same steps; if not, a server of outer parameters decides."""
     waits: ClassVar[bool] = True
     """Whether a site ever waits for another one."""
+    sliced: ClassVar[bool] = True
+    """Whether the ranks of a site send slices of one payload to other sites. If not, each sends as much, however many
+    there are."""
     replicated: ClassVar[bool] = True
     """Whether each site holds the whole model. If not, a lost site ends the attempt: restart only."""
 
