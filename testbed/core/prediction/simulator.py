@@ -301,9 +301,13 @@ class _Simulation:
         mark = _Mark(account.steps, self.now_s, account.parts, len(self.moved), len(self.samples))
         account.marks.append(mark)
 
-    def ages_s(self) -> list[float]:
-        """Return for how long each exchange that has not arrived is on its way: equal where the simulation repeats."""
-        return sorted(self.now_s - it.ready_s for it in self._flying.values())
+    def flying_s(self) -> list[float]:
+        """Return since when each exchange that has not arrived is on its way, and until when lanes send it, from now.
+
+        Both are equal where the simulation repeats. Where lanes fall behind, sites may go on as before for a while.
+        """
+        flying = self._flying.values()
+        return [time_s - self.now_s for it in flying for time_s in (it.ready_s, it.sent_s or self.now_s)]
 
     def _quiet(self, name: str, steps: Steps, then: Callable[[], None]) -> None:
         """Simulate the first of equal steps; the others take as long as the last of these."""
@@ -500,7 +504,7 @@ def simulate(
         account = simulation.accounts[site]
         if name != site or cycle is None or account.steps % cycle:
             return False
-        cycles.append((simulation.now_s, simulation.ages_s()))
+        cycles.append((simulation.now_s, simulation.flying_s()))
         count = len(cycles)
         if count >= MOST_CYCLES:
             state["first"] = count // 2

@@ -27,8 +27,8 @@ STRATEGIES = {
     "hierarchical": "hierarchical:buckets=3",
     "fsdp": "fsdp",
     "hsdp": "hsdp",
-    "local-sgd": "local-sgd:every=3",
-    "diloco": "diloco:every=4",
+    "local-sgd": "local-sgd:every=7",
+    "diloco": "diloco:every=9",
     "diloco at a site": "diloco:every=4,aggregate_at=s1",
     "diloco of ranks": "diloco:every=2,replica=rank",
     "streaming-diloco": "streaming-diloco:every=6,fragments=4,overlap=2",
@@ -96,7 +96,9 @@ def test_distance_never_helps_and_rate_never_hurts(
 @given(rate_bps=st.floats(1e7, 1e12), delay_s=st.floats(0, 0.01), ranks=st.integers(1, 2))
 def test_lanes_carry_the_bytes_of_the_operations(words: str, rate_bps: float, delay_s: float, ranks: int) -> None:
     """What the twin counts for its operations in a steady cycle, in each direction of each fiber."""
-    of = job(words, rate_bps=rate_bps, delay_s=delay_s, ranks=ranks, library=plain(), step_s=1e3, **fields(words))
+    limits = {"rate_bps": rate_bps, "delay_s": delay_s, "ranks": ranks, "step_s": 1e3}
+    # A ring of three sites has directions that carry nothing.
+    of = job(words, sites=2 if "pipeline" in words else 3, library=plain(), **limits, **fields(words))
     cycle = of.twin.cycle
     expected: dict[str, float] = defaultdict(float)
     for step in range(cycle + 1, 2 * cycle + 1):
