@@ -496,7 +496,7 @@ def simulate(
         late_as_waiting: do not split the wait for what was to have landed by now, as records do not.
     """
     names = [name for name in processes if "/" not in name]
-    cycles: list[tuple[float, list[float]]] = []
+    cycles: list[tuple[_Mark, list[float]]] = []
     state = {"first": 0}
 
     def done(name: str) -> bool:
@@ -504,18 +504,21 @@ def simulate(
         account = simulation.accounts[site]
         if name != site or cycle is None or account.steps % cycle:
             return False
-        cycles.append((simulation.now_s, simulation.flying_s()))
+        cycles.append((account.marks[-1], simulation.flying_s()))
         count = len(cycles)
         if count >= MOST_CYCLES:
             state["first"] = count // 2
             return True
         for period in range(1, min(_LONGEST_PERIOD, (count - 1) // 2) + 1):
             (first, _), (middle, before), (last, after) = (cycles[-1 - it * period] for it in (2, 1, 0))
+            exact_s, took_s = _ALIKE * last.at_s, last.at_s - middle.at_s
             if (
-                abs((last - middle) - (middle - first)) <= _ALIKE * last
+                abs(took_s - (middle.at_s - first.at_s)) <= exact_s
+                and last.moved - middle.moved == middle.moved - first.moved
+                and last.sampled - middle.sampled == middle.sampled - first.sampled
                 and len(before) == len(after)
-                and all(abs(one - other) <= _ALIKE * last for one, other in zip(before, after, strict=True))
-                and _alike(simulation.accounts, names, period * cycle, last - middle)
+                and all(abs(one - other) <= exact_s for one, other in zip(before, after, strict=True))
+                and _alike(simulation.accounts, names, period * cycle, took_s)
             ):
                 state["first"] = count - period
                 return True

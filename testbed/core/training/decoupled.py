@@ -103,10 +103,11 @@ class Decoupled(Fragmented, Served):
                 merged, own = merges[fragment], spans[site, fragment]
                 included = merged[adopted[fragment] - 1].included[site] if adopted[fragment] else 0
                 if step % self._every == self._offset(fragment):
-                    if len(own) - included < HELD:
+                    full = len(own) - included >= HELD
+                    if not full:
                         own.append((own[-1][1] if own else 0.0, now_s))
                         yield Begin(("push", site, fragment, len(own)), trips[site, fragment][0])
-                    yield Sample("withheld", float(len(own) - included >= HELD))
+                    yield Sample("withheld", float(full))
                 while adopted[fragment] < len(merged):
                     number = adopted[fragment] + 1
                     if not (yield Await((("answer", site, fragment, number),), quorum=0)):
