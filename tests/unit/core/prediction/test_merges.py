@@ -72,8 +72,8 @@ BITS = 32 * 2**20
 def test_pushes_are_withheld_where_the_fiber_carries_less(load: float, withheld: float) -> None:
     """A push of all parameters every 4 steps of 1 s; the fiber carries one in 4 x load seconds.
 
-    ``withheld``: shares of both sites. The server's own site has nothing on a fiber, but no more than 4 of its pushes are
-    in a merge.
+    ``withheld``: shares of both sites. The server's own site has nothing on a fiber, but a merge has at most
+    4 of its pushes.
     """
     found = predict(job("decoupled:every=4,quorum=2,grace=0s", step_s=1.0, rate_bps=BITS / (4 * load)))
     assert found.merges is not None and found.outcome.steady

@@ -21,11 +21,11 @@ def exposed(name: str, gradient_bytes: float = 1e9, compute_s: float = 1.0) -> d
 
 
 def test_two_sites_by_hand() -> None:
-    """metro-40km: d = 200 us, 800 Gb/s, 4 ranks, 1 GB: n takes 10.6 ms; a message has a few 0.1 ms of software."""
+    """metro-40km: d = 200 us, 800 Gb/s, 4 ranks, 1 GB: n takes 10.6 ms, in 39 buckets; messages have software."""
     found = exposed("metro-40km")
     n_s = 8e9 / (800e9 * SHARE)
-    assert 12 * 200e-6 + 1.5 * n_s / 8 / 8 < found["ddp"] < 5e-3
-    assert 200e-6 + n_s / 8 < found["hierarchical"] < 200e-6 + n_s / 8 + 2e-3
+    assert 12 * 200e-6 + 1.5 * n_s / 39 < found["ddp"] < 5e-3
+    assert 200e-6 + n_s / 39 < found["hierarchical"] < 200e-6 + n_s / 39 + 1e-3
     for name, every in (("local-sgd", 16), ("diloco", 500)):
         assert (200e-6 + n_s) / every < found[name] < (200e-6 + n_s + 5e-3) / every + 1e-3
     assert found["streaming-diloco"] < 1e-3
@@ -68,7 +68,7 @@ def test_scale_changes_software_and_segments_only(scale: int) -> None:
     assert other["ddp"].exposed_s >= usual["ddp"].exposed_s
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(st.floats(0, 1e12), st.floats(1e-3, 100), st.sampled_from(["metro-40km", "regional-ring"]))
 def test_what_is_exchanged_less_often_exposes_less(gradient_bytes: float, compute_s: float, name: str) -> None:
     found = {way.name: way for way in ways(catalog.load_topology(name), gradient_bytes, compute_s)}
