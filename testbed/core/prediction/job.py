@@ -133,6 +133,7 @@ class Job:
             self.tcp.connections,
             self.scale,
             self.message_scale,
+            self.twin.sliced,
             self.moved,
         )
 

@@ -192,6 +192,7 @@ class LibraryCosts:
         moved: what each exchange moves, kept by its identity.
         message_scale: the library's messages are so many times smaller than those of the layout.
         scale: of full scale, where the windows of TCP are those that count.
+        sliced: whether the ranks of a site send slices of one payload to other sites; if not, each sends its own.
     """
 
     layout: Layout
@@ -203,6 +204,7 @@ class LibraryCosts:
     connections: int = 1
     scale: float = 1.0
     message_scale: float = 1.0
+    sliced: bool = True
     moved: dict[int, Moved] = field(default_factory=dict, repr=False, compare=False)
 
     def step_s(self, site: str) -> float:
@@ -294,15 +296,17 @@ class LibraryCosts:
         sites = self.layout.sites
         lanes, nodes = defaultdict[str, float](float), defaultdict[tuple[str, int], float](float)
         pairs = defaultdict[tuple[str, str], float](float)
+        share = 1 / exchange.parts / exchange.times  # `operations` has each of the times
         for operation in exchange.operations:
-            factor = self._factor(operation) / exchange.parts / exchange.times  # all of them are in `operations`
+            factor = share * self._factor(operation)
             for (source, target), byte_count in hop_bytes(operation).items():
                 here, there = sites[source], sites[target]
                 if here == there:
-                    nodes[here, source] += factor * byte_count
-                    lanes[here] += factor * byte_count * self.ranks_of.get(here, 1)
+                    of_node, hops = self._inside(operation, here)
+                    nodes[here, source] += share * of_node * byte_count
+                    lanes[here] += share * of_node * byte_count * hops
                 else:
-                    pairs[here, there] += factor * byte_count
+                    pairs[here, there] += factor * byte_count * self._groups(operation, here)
         for pair, byte_count in pairs.items():
             for lane in self.network.routes[pair].lanes:
                 lanes[lane] += byte_count
@@ -318,6 +322,21 @@ class LibraryCosts:
         """Return how many ranks each of ``members`` of a site stands for: only all of a site's stand for others."""
         whole = members > 1 and members == len(self.layout.members[site])
         return self.ranks_of.get(site, 1) if whole else 1
+
+    def _inside(self, operation: Operation, site: str) -> tuple[float, float]:
+        """Return what the operation moves on a hop in a site, as :meth:`_factor`, and for how many hops it stands."""
+        members = self._members(operation)[site]
+        stands_for = self._stands_for(site, members)
+        neighbours = (members * stands_for - 1) / (members - 1)
+        if operation.kind == "all_to_all":
+            return neighbours * len(operation.ranks) / self.group_size(operation), stands_for
+        # A ring over several sites leaves each of them once.
+        return self._factor(operation), neighbours if members < len(operation.ranks) else stands_for
+
+    def _groups(self, operation: Operation, site: str) -> int:
+        """Return for how many groups one of some ranks of a site stands: those of slices are as many as the slices."""
+        whole = len(self.layout.members[site]) == self._members(operation)[site]
+        return 1 if self.sliced or whole else self.ranks_of.get(site, 1)
 
     def _factor(self, operation: Operation) -> float:
         """Return what the operation moves on a hop, relative to one among the ranks of the layout only."""

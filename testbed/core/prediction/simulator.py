@@ -303,11 +303,13 @@ class _Simulation:
         mark = _Mark(account.steps, self.now_s, account.parts, len(self.moved), len(self.samples))
         account.marks.append(mark)
 
-    def under_way_s(self) -> list[float]:
-        """Return for how long each exchange has been on its way that has not arrived, and for how long each lane will
-        send: equal where the simulation repeats."""
-        ages_s = sorted(self.now_s - it.ready_s for it in self._flying.values())
-        return [*ages_s, *(max(0.0, it - self.now_s) for it in self._lanes.values())]
+    def flying_s(self) -> list[float]:
+        """Return since when each exchange that has not arrived is on its way, and until when lanes send it, from now.
+
+        Both are equal where the simulation repeats. Where lanes fall behind, sites may go on as before for a while.
+        """
+        flying = self._flying.values()
+        return [time_s - self.now_s for it in flying for time_s in (it.ready_s, it.sent_s or self.now_s)]
 
     def _quiet(self, name: str, steps: Steps, then: Callable[[], None]) -> None:
         """Simulate the first of equal steps; the others take as long as the last of these."""
@@ -500,7 +502,7 @@ def simulate(
         late_as_waiting: do not split the wait for what was to have landed by now, as records do not.
     """
     names = [name for name in processes if "/" not in name]
-    cycles: list[tuple[float, list[float]]] = []
+    cycles: list[tuple[_Mark, list[float]]] = []
     state = {"first": 0}
 
     def done(name: str) -> bool:
@@ -509,18 +511,21 @@ def simulate(
         account = simulation.accounts[site]
         if name != site or cycle is None or account.steps % cycle:
             return False
-        cycles.append((simulation.now_s, simulation.under_way_s()))
+        cycles.append((account.marks[-1], simulation.flying_s()))
         count = len(cycles)
         if count >= MOST_CYCLES:
             state["first"] = count // 2
             return True
         for period in range(1, min(_LONGEST_PERIOD, (count - 1) // 2) + 1):
             (first, _), (middle, before), (last, after) = (cycles[-1 - it * period] for it in (2, 1, 0))
+            exact_s, took_s = _ALIKE * last.at_s, last.at_s - middle.at_s
             if (
-                abs((last - middle) - (middle - first)) <= _ALIKE * last
+                abs(took_s - (middle.at_s - first.at_s)) <= exact_s
+                and last.moved - middle.moved == middle.moved - first.moved
+                and last.sampled - middle.sampled == middle.sampled - first.sampled
                 and len(before) == len(after)
-                and all(abs(one - other) <= _ALIKE * last for one, other in zip(before, after, strict=True))
-                and (free or _alike(simulation.accounts, names, period * cycle, last - middle))
+                and all(abs(one - other) <= exact_s for one, other in zip(before, after, strict=True))
+                and (free or _alike(simulation.accounts, names, period * cycle, took_s))
             ):
                 state["first"] = count - period
                 return True

@@ -33,6 +33,7 @@ class Pipeline(Twin):
         Option("in_flight", 0, whole(0, 10_000), "micro-batches of the first stage before one comes back; 0: computed"),
     )
     replicated = False
+    sliced = False
     alike = False
     composed = False
 

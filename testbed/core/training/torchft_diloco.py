@@ -30,6 +30,7 @@ class TorchftDiloco(Twin):
     name = "torchft-diloco"
     summary = "torchft's own DiLoCo for comparison: each local rank sends the whole model (needs the extra 'torchft')"
     source = "torchft 0.2, torchft/local_sgd.py"
+    sliced = False
     options = (
         EVERY,
         OUTER_RATE,

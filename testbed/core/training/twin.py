@@ -85,6 +85,9 @@ class Twin(ABC):
     """Whether a site ever waits for another one."""
     published: ClassVar[bool] = False
     """Whether ``predict --as-published`` can simulate it as a paper does (``core/prediction/as_published.py``)."""
+    sliced: ClassVar[bool] = True
+    """Whether the ranks of a site send slices of one payload to other sites. If not, each sends as much, however many
+    there are."""
     replicated: ClassVar[bool] = True
     """Whether each site holds the whole model. If not, a lost site ends the attempt: restart only."""
 

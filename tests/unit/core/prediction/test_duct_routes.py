@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import random
+from dataclasses import replace
 
 import pytest
-from testbed.core.prediction.from_topology import from_topology
-from testbed.core.prediction.inputs import Inputs, Tier
-from testbed.core.prediction.strategies import STRATEGIES
+from builders.predicted_jobs import job, plain
 
 from testbed.core.prediction.duct_routes import duct_routes
 from testbed.core.prediction.energy import Power, bits_by_class
 from testbed.core.prediction.failure_costs import YEAR_S, goodput_elastic
 from testbed.core.prediction.job_failures import Failures, UnderFailures
 from testbed.core.prediction.prediction import predict
+from testbed.core.prediction.workload_job import job_on
 from testbed.core.topology.resolve import load_text
+from testbed.core.workload.declared_compute import DeclaredCompute
+from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import UserError
 
 CUTS = 2.13
@@ -54,7 +55,7 @@ def test_routes_apart_fail_together_only() -> None:
 
 
 def test_cuts_without_a_bypass_count_among_the_failures() -> None:
-    it = Inputs(0.8, 1e10, 48, 1e12, ranks_per_site=8192, delay_s=50e-6)
+    it = replace(job("ddp", ranks=2, delay_s=50e-6), stands_for={"s0": 4096, "s1": 4096})
     topology = duct_routes(load_text(SHARED, "shared.yaml"))
     failures = Failures(3600.0, mtbf_rank_s=5.785 * YEAR_S, mtbf_site_s=YEAR_S, cuts_per_1000_km_year=CUTS,
                         routes=topology)  # fmt: skip
@@ -82,15 +83,15 @@ def test_goodput_of_a_job_that_loses_one_site_at_a_time_is_what_a_plain_simulati
 
 @pytest.mark.parametrize(("mtbf_s", "checkpoint_s", "restart_s"), [(3 * 3600, 30, 300), (1800, 10, 60)])
 def test_both_levels_agree_on_goodput(mtbf_s: float, checkpoint_s: float, restart_s: float) -> None:
-    it = Inputs(0.8, 1e10, 48, 1e11, every=100)
-    under = UnderFailures(Failures(mtbf_s, checkpoint_s, restart_s), it, STRATEGIES["diloco"].predict(it))
+    it = job("diloco:every=100", step_s=0.8, rate_bps=1e7)
+    under = UnderFailures(Failures(mtbf_s, checkpoint_s, restart_s), it, it.simulate())
     assert under.by_events() == pytest.approx(under.synchronous, rel=0.03)
     assert under.synchronous < under.decoupled <= under.elastic < under.outcome.utilization
 
 
 def test_a_job_that_never_ends_has_no_events() -> None:
-    it = Inputs(0.8, 1e10, 48, 1e11)
-    assert UnderFailures(Failures(10.0, 30.0, 300.0), it, STRATEGIES["ddp"].predict(it)).by_events() is None
+    it = job("ddp", step_s=0.8, rate_bps=1e9)
+    assert UnderFailures(Failures(10.0, 30.0, 300.0), it, it.simulate()).by_events() is None
 
 
 def test_fibers_of_a_topology_have_the_classes_of_their_lengths() -> None:
@@ -100,38 +101,47 @@ links:
   ab: {between: [a, b], km: 40}
   bc: {between: [b, c], km: 400, optics: 400G-LH}
 """
-    found = from_topology(load_text(text, "chain.yaml"))
-    assert found["fibers_m"] == (40e3, 400e3, 400e3, 40e3)  # a - b, b - c, and back by way of b
-    it = Inputs(1.0, 1e9, 10, **found)
-    outcome = STRATEGIES["hierarchical"].predict(it)
-    bits = bits_by_class(it, STRATEGIES["hierarchical"].exchanged(it), outcome, flat=False)
-    assert bits["metro"] == pytest.approx(2 * outcome.bits_per_step)
-    assert bits["regional"] == pytest.approx(2 * outcome.bits_per_step)
-    assert bits["fabric"] == pytest.approx(3 * 2 * 3 * 16e9)  # each site reduces and gathers 16 Gbit among 4 ranks
+    topology = load_text(text, "chain.yaml")
+    of = job_on(AgentWorkload(strategy="hierarchical", compute=DeclaredCompute(1.0, model=1e9), layers=10), topology)
+    assert {round(it) for it in of.network.lengths_m.values()} == {40_000, 400_000}
+    bits = bits_by_class(of, of.simulate())
+    payload = 32e9  # of 10^9 values
+    # A ring of a, b and c, against its order: from a to c by way of b, and back one fiber at a time.
+    passed = 4 / 3 * payload
+    assert bits["metro"] == pytest.approx(2 * passed)
+    assert bits["regional"] == pytest.approx(2 * passed)
+    assert bits["fabric"] == pytest.approx(3 * (2 + 1) * 3 * payload, rel=1e-6)  # gloo scatters by a whole all-reduce
 
 
-def test_tiers_cost_by_their_own_fibers() -> None:
-    tiers = (Tier(1, 1e12, 1e-5), Tier(10, 1e11, 200e-6), Tier(100, 1e10, 45e-3))
-    it = Inputs(0.8, 1e10, 48, 1e12, tiers=tiers)
-    power = Power(by_class={"intra-metro": 1e-12, "metro": 10e-12, "intercontinental": 100e-12}, idle_watts=500.0)
-    found = predict("tiers", it, power=power)
+def test_energy_of_tiers_is_of_their_own_fibers() -> None:
+    """Two regions: within them every 2 steps, between them also every 6; and waiting."""
+    of = job("multi-tier:every=2,every_regions=6", sites=4, step_s=1.0, rate_bps=2**25, delay_s=1e-3)
+    lengths = {lane: 1e6 if lane in ("s0-s2", "s2-s0") else 20e3 for lane in of.network.lengths_m}
+    of = replace(of, network=replace(of.network, lengths_m=lengths))
+    found = predict(of, power=Power(by_class={"metro": 1e-12, "long-haul": 100e-12}, idle_watts=500.0))
+    payload = 32 * 2**20
     assert found.energy is not None
-    payload = 2 * 160e9  # of both sites
-    by_class = {"intra-metro": payload * 1e-12, "metro": payload / 10 * 10e-12, "fabric": 0.0,
-                "intercontinental": payload / 100 * 100e-12}  # fmt: skip
-    for path, joules in found.energy.by_class.items():
-        assert joules == pytest.approx(by_class[path])
-    assert found.energy.waiting_j == pytest.approx(found.outcome.exposed.total_s * 2 * 500)
-    with pytest.raises(UserError, match="expected a value for metro and intercontinental fiber"):
-        predict("tiers", it, power=Power(by_class={"intra-metro": 1e-12}))
+    # Of six steps: three exchanges in each region, one message each way, and a broadcast; one exchange between them.
+    by_class = {"metro": (3 * 2 + 1) * 2 * payload / 6 * 1e-12, "long-haul": 2 * payload / 6 * 100e-12}
+    assert found.energy.by_class == pytest.approx(by_class)
+    assert found.energy.waiting_j == pytest.approx(found.exposed.total_s * 4 * 500)
+    assert found.exposed.total_s == pytest.approx((3 + 2) * (1.0 + 1e-3) / 6)
+    with pytest.raises(UserError, match="expected a value for metro fiber"):
+        predict(of, power=Power(by_class={"long-haul": 1e-12}))
     with pytest.raises(UserError, match="unknown class of path 'ocean'"):
-        predict("tiers", it, power=Power(by_class={"ocean": 1e-12}))
+        predict(of, power=Power(by_class={"ocean": 1e-12}))
 
 
 def test_a_flat_ring_sends_as_much_between_ranks_as_between_sites() -> None:
-    it = Inputs(0.8, 1e10, 48, 1e12, 50e-6, ranks_per_site=4)
-    found = predict("ddp", it, power=Power(by_class={"fabric": 1e-12, "intra-metro": 5e-12}))
+    of = job("ddp", ranks=4, delay_s=25e-6, library=plain())
+    found = predict(of, power=Power(by_class={"fabric": 1e-12, "intra-metro": 5e-12}))
     assert found.energy is not None
-    sent = 2 * 7 / 8 * 160e9
+    sent = 2 * 7 / 8 * 32 * 2**20
     assert found.energy.by_class == pytest.approx({"intra-metro": 2 * sent * 5e-12, "fabric": 6 * sent * 1e-12})
-    assert math.isclose(found.energy.exchange_j, sum(found.energy.by_class.values()))
+    assert found.energy.exchange_j == pytest.approx(sum(found.energy.by_class.values()))
+
+
+def test_one_price_is_that_of_every_fiber_and_of_no_fabric() -> None:
+    found = predict(job("ddp", ranks=4), power=Power(1e-12, by_class={"metro": 7e-12})).energy
+    assert found is not None
+    assert found.by_class == pytest.approx({"intra-metro": 2 * 2 * 7 / 8 * 32 * 2**20 * 1e-12, "fabric": 0.0})

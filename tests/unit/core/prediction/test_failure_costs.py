@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import asdict
 
 import pytest
+from builders.predicted_jobs import job, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from testbed.core.prediction.collective_times import flat_ring
-from testbed.core.prediction.inputs import Inputs
-from testbed.core.prediction.strategies import STRATEGIES
 
+from testbed.core.prediction import prediction
 from testbed.core.prediction.energy import exchange_j, waiting_j
 from testbed.core.prediction.failure_costs import (
     availability,
@@ -24,7 +24,7 @@ from testbed.core.prediction.failure_costs import (
     young_interval_s,
 )
 from testbed.core.prediction.failure_events import simulate_failures
-from testbed.core.prediction.similarity import full_scale, groups
+from testbed.core.prediction.similarity import full_scale
 from testbed.core.prediction.tcp_limits import cold_start_s, loss_limit_bps, usable_rate_bps, window_limit_bps
 
 
@@ -122,18 +122,29 @@ def test_energy_is_inputs_alone() -> None:
     assert waiting_j(2.0, 8, 100.0) == 1600
 
 
+@settings(max_examples=25)
 @given(st.floats(0.01, 1), st.floats(1, 100), st.floats(1e8, 1e12), st.floats(1e-5, 0.05), st.floats(1, 5000))
 def test_a_similar_lab_has_the_utilization_of_full_scale(
     step_s: float, phi: float, rate_bps: float, delay_s: float, scale: float
 ) -> None:
     """phi times the step, the distance, and rate x scale / phi for the declared model: the same utilization."""
-    lab = Inputs(step_s, 1e9 / scale, 12, rate_bps / scale, delay_s, ranks_per_site=2)
     stands_for = full_scale(delay_s, rate_bps / scale, step_s, step_s * phi, scale)
-    full = lab.but(step_s=step_s * phi, parameters=1e9, rate_bps=stands_for.rate_bps, delay_s=stands_for.delay_s)
     assert stands_for.length_m == pytest.approx(stands_for.delay_s / 5e-9)
-    ring = flat_ring(4)
-    assert groups(lab, ring).wire_kappa == pytest.approx(groups(full, ring).wire_kappa)
-    assert groups(lab, ring).propagation == pytest.approx(groups(full, ring).propagation)
-    for name in ("ddp", "diloco"):
-        one, other = (STRATEGIES[name].predict(it).utilization for it in (lab, full))
-        assert one == pytest.approx(other, rel=1e-9)
+    for words in ("ddp", "diloco:every=7", "streaming-diloco:every=8", "async-diloco:every=3"):
+        lab, full = (
+            prediction.predict(job(words, ranks=2, step_s=t, rate_bps=rate, delay_s=delay, library=plain(3)))
+            for t, rate, delay in (
+                (step_s, rate_bps / scale, delay_s),
+                (step_s * phi, stands_for.rate_bps / scale, stands_for.delay_s),
+            )
+        )
+        assert lab.groups.wire_kappa == pytest.approx(full.groups.wire_kappa)
+        assert lab.groups.propagation == pytest.approx(full.groups.propagation)
+        assert lab.utilization == pytest.approx(full.utilization, rel=1e-6)
+
+
+def test_groups_of_a_workload_by_hand() -> None:
+    """Two sites, 2^20 values of 32 bits every 4 steps: 1/8 s of the lane, three delays, and software, of 2 s a step."""
+    of = job("diloco:every=4", step_s=2.0, rate_bps=2**28, delay_s=0.02, library=plain(3, 0.04))
+    groups = prediction.predict(of).groups
+    assert asdict(groups) == pytest.approx({"wire_kappa": 1 / 16, "propagation": 0.03, "software": 0.02})

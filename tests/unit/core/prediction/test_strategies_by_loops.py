@@ -65,7 +65,7 @@ def given_sites(least: int = 2, most: int = 4, slow: bool = True) -> st.SearchSt
         step_s=st.floats(0.01, 10),
         rate_bps=st.floats(1e5, 1e10),
         delay_s=st.floats(0, 0.5),
-        o=st.sampled_from([0.0, 1e-3]),
+        o=st.sampled_from([0.0, 1e-3, 0.3]),
         c=st.integers(1, 6),
         every=st.integers(1, 12),
     )
