@@ -15,6 +15,7 @@ from testbed.core.report import prediction_section
 from testbed.core.report.document import build
 from testbed.core.report.markdown import markdown
 from testbed.core.report.run_page import html
+from testbed.core.prediction.library_costs import PlainLibrary
 from testbed.core.validation.measured_collective import measured_collective
 from testbed.core.validation.result import Speed
 from testbed.errors import UserError
@@ -40,62 +41,33 @@ def sizes(fixed_s: float, rate: float = RATE, pattern: str = "flat ring") -> tup
 
 def measured(
     *speeds: Speed, name: str = "torch-gloo", delay_s: float = DELAY_S, library: str | None = None
-) -> dict[str, float]:
+) -> PlainLibrary:
     links = {direction: {"delay_s": delay_s, "rate": RATE} for direction in ("north:east", "north:west")}
     made = validation_factory.library(name, speeds=speeds)
     return measured_collective(validation_factory.validation(made, links=links), library)
 
 
-near_0 = pytest.approx(0, abs=1e-9)
-
-
 @table(
-    "speeds, expected",
+    "speeds, rounds, software_s, per_byte_s",
     {
-        "a ring of four has twelve delays, and the rest is software": (
-            (all_reduce(8, 4 * DELAY_S, pattern=""), *sizes(5e-3)),
-            {
-                "wire_factor": pytest.approx(1.5),
-                "delays": pytest.approx(12),
-                "operation_s": pytest.approx(5e-3 - 12 * DELAY_S),
-                "rate_bps": pytest.approx(8 * RATE),
-                "delay_s": DELAY_S,
-            },
+        "a ring of four has twelve rounds, and the rest is software": (
+            (all_reduce(8, 4 * DELAY_S, pattern=""), *sizes(5e-3)), 12, 5e-3 - 12 * DELAY_S, 0.0,
         ),
-        "gloo runs two operations at once": (sizes(12 * DELAY_S), {"in_flight": 2}),
-        "copies that cost more than the fiber lower the rate": (
-            sizes(12 * DELAY_S, RATE / 2),
-            {"rate_bps": pytest.approx(4 * RATE), "operation_s": near_0},
+        "no more rounds than were waited for": (sizes(3 * DELAY_S), 12, -9 * DELAY_S, 0.0),
+        "copies that cost more than the fiber are software": (
+            sizes(12 * DELAY_S, RATE / 2), 12, 0.0, 1.5 / RATE,
         ),
-        "no rate is above the certified one": (
-            sizes(12 * DELAY_S, 3 * RATE),
-            {"rate_bps": pytest.approx(8 * RATE)},
-        ),
-        "the fixed part of another pattern is delays": (
-            sizes(20 * DELAY_S, pattern="tree"),
-            {"delays": pytest.approx(20), "operation_s": pytest.approx(0, abs=1e-12)},
-        ),
+        "no byte takes less than on the certified fiber": (sizes(12 * DELAY_S, 3 * RATE), 12, -10e6 / RATE, 0.0),
+        "the fixed part of another pattern is rounds": (sizes(20 * DELAY_S, pattern="tree"), 20, 0.0, 0.0),
     },
-)
-def test_measured_collective(speeds: tuple[Speed, ...], expected: dict[str, object]) -> None:
-    inputs = measured(*speeds)
-    assert {key: inputs[key] for key in expected} == expected
-
-
-def test_measured_collective_of_another_library_has_no_operations_in_flight() -> None:
-    assert "in_flight" not in measured(*sizes(12 * DELAY_S), name="reference-ring")
-
-
-def test_measured_collective_without_delay_has_software_only() -> None:
-    inputs = measured(*sizes(5e-3), delay_s=0.0)
-    assert (inputs["delays"], inputs["operation_s"]) == (0.0, pytest.approx(5e-3))
-
-
-def test_measured_collective_refuses_one_size_or_another_library() -> None:
-    with pytest.raises(UserError, match="no all_reduce of two sizes"):
-        measured(all_reduce(10**6, 0.0))
-    with pytest.raises(UserError, match="no all_reduce of mpich"):
-        measured(*sizes(0.0), library="mpich")
+)  # fmt: skip
+def test_measured_collective(speeds: tuple[Speed, ...], rounds: float, software_s: float, per_byte_s: float) -> None:
+    found = measured(*speeds)
+    print(found.rounds("all_reduce", 4, 1e6), found.software_s("all_reduce", 4, 0.0), found.software_s("all_reduce", 4, 1e6))
+    assert found.rounds("all_reduce", 4, 1e6) == pytest.approx(rounds)
+    assert found.software_s("all_reduce", 4, 0.0) == pytest.approx(software_s, abs=1e-9)
+    more_s = found.software_s("all_reduce", 4, 1e6) - found.software_s("all_reduce", 4, 0.0)
+    assert more_s == pytest.approx(1e6 * per_byte_s, abs=1e-9)
 
 
 @pytest.fixture
