@@ -20,7 +20,7 @@ from typing import Any
 
 import testbed
 from benchmarks.common import ROOT, command, median, spread
-from testbed.core.prediction.inputs import payload_rate_bps
+from testbed.core.prediction.network import payload_rate_bps
 from testbed.errors import TestbedError
 
 TOPOLOGY, SCALE = "longhaul-1000km", 5000
