@@ -53,7 +53,11 @@ def show(it: Prediction) -> None:
         ["step", format_duration(outcome.step_s, 4), compute],
         *causes,
         ["bits per fiber", _bits(it.bits_per_step), "payload of the busiest direction, at full scale"],
-        ["peak rate", format_rate(it.peak_bps, 4) if it.peak_bps else "0 b/s", "the largest exchange within one step of compute"],
+        [
+            "peak rate",
+            format_rate(it.peak_bps, 4) if it.peak_bps else "0 b/s",
+            "the largest exchange within one step of compute",
+        ],
         ["w kappa; lambda; o/T", _groups(it), "the same three mean the same utilization, TCP aside"],
     ]
     if it.exchange is not None:

@@ -138,9 +138,7 @@ def _point(volley: Volley, one_s: float, burst: tuple[int, float] | None, costs:
     return _Point(kind, len(operations[0].ranks), volley.byte_count, volley.beside, volley.crosses, found)
 
 
-def _fitted(
-    rounds: float, propagation_s: float, serial_s: float, took_s: float, slots: int = 1
-) -> OperationCost:
+def _fitted(rounds: float, propagation_s: float, serial_s: float, took_s: float, slots: int = 1) -> OperationCost:
     """Return the cost of what takes ``took_s`` in all: first its rounds, then its bytes, and software.
 
     In the other of ``slots`` as much is sent at the same time, so the lanes of all together take no longer than that.

@@ -13,12 +13,12 @@ import testbed
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.measured_workload import certified_fiber, measured_job
 from testbed.core.analysis.predicted_run import expected_step, predicted_run
+from testbed.core.prediction.library_costs import PlainLibrary
 from testbed.core.records.rank_log import CalibrationRecord, RankLog
 from testbed.core.report import prediction_section
 from testbed.core.report.document import build
 from testbed.core.report.markdown import markdown
 from testbed.core.report.run_page import html
-from testbed.core.prediction.library_costs import PlainLibrary
 from testbed.core.training.layout import gpt_tensors
 from testbed.core.validation.measured_collective import measured_collective
 from testbed.core.validation.result import Speed
@@ -73,7 +73,9 @@ def test_measured_collective(speeds: tuple[Speed, ...], rounds: float, software_
     assert more_s == pytest.approx(1e6 * per_byte_s, abs=1e-9)
 
 
-@table("name, slots", {"gloo runs two at once": ("torch-gloo", 2), "of others nothing is known": ("reference-ring", None)})
+@table(
+    "name, slots", {"gloo runs two at once": ("torch-gloo", 2), "of others nothing is known": ("reference-ring", None)}
+)
 def test_measured_collective_has_the_slots_of_its_library(name: str, slots: int | None) -> None:
     found = measured(*sizes(12 * DELAY_S), name=name)
     assert (found.name, found.slots) == (name, slots)
