@@ -29,7 +29,7 @@ _OTHER_SIZE: Final = 1.25
 
 @dataclass(frozen=True)
 class _Point:
-    """What an operation of this kind, number of ranks and size costs; ``beside``: as a part beside the backward pass."""
+    """What an operation of this kind, ranks and size costs; ``beside``: as a part beside the backward pass."""
 
     kind: str
     ranks: int

@@ -19,9 +19,9 @@ def measured_collective(validation: Validation, library: str | None = None) -> P
     """Return what the operations of a library cost, as far as a validation measured them.
 
     Rounds and software share the fixed part of a time a + b n, through the two largest all_reduces of one pattern: a
-    flat ring has 4 (n - 1) rounds among n ranks, or its share of them if it took less, else all of it is rounds, of any number of ranks; what is left is
-    software, and so is what a byte takes longer than on the certified fiber. Other kinds, which were not timed, have
-    gloo's rounds and the same software. Slots are known of :data:`IN_FLIGHT`.
+    flat ring has 4 (n - 1) rounds among n ranks, or a share of them if it took less; else all of it is rounds, of any
+    number of ranks. What is left is software, and so is what a byte takes longer than on the certified fiber. Other
+    kinds, which were not timed, have gloo's rounds and the same software. Slots are known of :data:`IN_FLIGHT`.
 
     Args:
         library: name; default: the first with an all_reduce of at least two sizes.

@@ -172,9 +172,7 @@ def test_critical_path_waits_for_the_slowest_of_a_site_in_the_site_alone() -> No
 def test_step_costs_are_the_twins_and_the_certificates() -> None:
     n = LAYOUT.payload_bytes
     ddp = step_costs(Ddp({}, LAYOUT), FIBER)(7)
-    assert ddp.inner.propagation_s == pytest.approx(8 / 2 * 12 * 5e-3), (
-        "8 buckets, two at a time, 4 (n - 1) rounds each"
-    )
+    assert ddp.inner.propagation_s == pytest.approx(8 / 2 * 12 * 5e-3), "8 buckets, two at a time, of 4 (n - 1) rounds"
     whole = step_costs(Ddp({"buckets": 1}, LAYOUT), FIBER)(7)
     assert whole.inner.propagation_s == pytest.approx(12 * 5e-3)
     assert ddp.inner.serialization_s == pytest.approx(8 * 1.5 * n / 100e6)
