@@ -22,7 +22,7 @@ __all__ = ["Axis", "heat_map", "percent", "show", "show_table"]
 
 @dataclass(frozen=True)
 class Axis:
-    """What ``--over`` varies: its name, the argument of ``testbed.predict``, values in SI units, how they are printed."""
+    """What ``--over`` varies: its name, the argument of ``testbed.predict``, values in SI units and their format."""
 
     name: str
     field: str
