@@ -18,10 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from testbed.core.prediction.inputs import payload_rate_bps
-
 import testbed
 from benchmarks.common import ROOT, command, median, spread
+from testbed.core.prediction.network import payload_rate_bps
 from testbed.errors import TestbedError
 
 TOPOLOGY, SCALE = "longhaul-1000km", 5000

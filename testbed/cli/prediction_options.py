@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from testbed.cli.prediction_tables import Axis
 from testbed.core.training.strategies_built import BUILT
 from testbed.core.units import (
+    Unreadable,
     format_delay,
     format_duration,
     format_rate,
@@ -134,11 +135,11 @@ def similar_lab(step_time: str, scale: float | None, topology: Topology | None) 
 
 
 def axis(text: str) -> Axis:
-    """Parse ``km=5..9000`` into seven values at equal ratios; of an option of a strategy whole numbers."""
+    """Parse ``km=5..9000`` into seven values at equal ratios; of an option of a strategy those that it may have."""
     name, equals, span = text.partition("=")
     low, dots, high = span.partition("..")
-    known = {option.name for twin in BUILT.values() for option in twin.options}
-    if not equals or not dots or name not in {*OVER, *known}:
+    known = [option for twin in BUILT.values() for option in twin.options if option.name == name]
+    if not equals or not dots or not (name in OVER or known):
         raise UserError(
             f"--over: expected K=A..B with K one of {', '.join(OVER)}, or an option of the strategy such as every,"
             f" got '{text}'; write km=5..9000"
@@ -150,8 +151,19 @@ def axis(text: str) -> Axis:
     ratio = ends[1] / ends[0]
     values = [ends[0] * ratio ** (it / (_POINTS - 1)) for it in range(_POINTS)]
     if name not in OVER:
-        values = sorted({float(round(it)) for it in values})
+        whole = sorted({round(it) for it in values})
+        values = [float(it) for it in whole if any(_is_value(it, option.parse) for option in known)]
+        if not values:
+            raise UserError(f"--over {name}: expected a range of whole numbers that {name} can be, got '{span}'")
     return Axis(name, field, tuple(values), shown)
+
+
+def _is_value(value: int, parse: Callable[[object], Any]) -> bool:
+    try:
+        parse(value)
+    except Unreadable:
+        return False
+    return True
 
 
 def at_value(over: Axis, value: float) -> dict[str, Any]:

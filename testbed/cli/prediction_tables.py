@@ -22,7 +22,7 @@ __all__ = ["Axis", "heat_map", "percent", "show", "show_table"]
 
 @dataclass(frozen=True)
 class Axis:
-    """What ``--over`` varies: its name, an argument of ``testbed.predict``, values in SI units, how to print them."""
+    """What ``--over`` varies: its name, the argument of ``testbed.predict``, values in SI units and their format."""
 
     name: str
     field: str
@@ -53,7 +53,11 @@ def show(it: Prediction) -> None:
         ["step", format_duration(outcome.step_s, 4), compute],
         *causes,
         ["bits per fiber", _bits(it.bits_per_step), "payload of the busiest direction, at full scale"],
-        ["peak rate", format_rate(it.peak_bps, 4), "the largest exchange within one step of compute"],
+        [
+            "peak rate",
+            format_rate(it.peak_bps, 4) if it.peak_bps else "0 b/s",
+            "the largest exchange within one step of compute",
+        ],
         ["w kappa; lambda; o/T", _groups(it), "the same three mean the same utilization, TCP aside"],
     ]
     if it.exchange is not None:
@@ -77,7 +81,9 @@ def show(it: Prediction) -> None:
     layout = job.twin.layout
     model = f"{format_count(layout.elements * job.scale)} parameters in {layout.layers} layers"
     rate = "" if it.target is not None else f", {_payload(job.rate_bps)}"
-    where = f"{job.sites} sites of {job.ranks_per_site} ranks{rate}, {format_delay(job.delay_s, 3)} one way"
+    sites = f"{job.sites} site{'' if job.sites == 1 else 's'}"
+    ranks = f"{job.ranks_per_site} rank{'' if job.ranks_per_site == 1 else 's'}"
+    where = f"{sites} of {ranks}{rate}, {format_delay(job.delay_s, 3)} one way"
     by = "as published" if job.as_published else f"by {job.library.name} at scale {job.scale:g}"
     console.say(f"{model}; {where}; {by} (docs/prediction.md)", style="dim")
     if not outcome.steady:

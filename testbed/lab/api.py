@@ -234,6 +234,8 @@ def predict(
         model = workload_job.MODEL if model is None else model
     named = {name.replace("outer_", "outer."): value for name, value in options.items()}
     changed = workload_words.changed(given, strategy, compute, model, None, named, layers=layers)
+    if changed.compute is None:
+        raise UserError(f"--compute: expected the time of a step, got '{compute}'; write 80ms or real:80ms")
     costs, limits = library or (ran.library if ran else None) or GLOO, tcp or prediction.Tcp()
     if topology is None:
         job = workload_job.job_alike(

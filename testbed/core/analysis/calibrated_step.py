@@ -1,6 +1,6 @@
 """Predict a step of a job from its own operations, timed alone before it, by the simulator. Pure.
 
-Operations that were not timed cost what the library's algorithm and the fiber say, without software. A rank waits for
+Operations that were not timed cost what gloo's algorithm, its software and the fiber say. A rank waits for
 the slowest of those with which it ends the step: by how much their compute differs was timed, too.
 """
 
@@ -66,7 +66,7 @@ def predict_step(
 
     Args:
         compute_s: of a step, as declared or measured.
-        planned, took_s: the volleys and how long each took alone; empty: the library's time is left out.
+        planned, took_s: the volleys and how long each took alone; empty: gloo's costs.
         steps_s: compute of steps that all ranks began together, of each rank.
     """
     if why_not(twin):

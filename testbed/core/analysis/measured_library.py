@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from testbed.core.analysis.volleys import EXCHANGE, Volley
@@ -22,13 +22,14 @@ from testbed.core.training.strategy_operation import Kind, Operation
 
 __all__ = ["MeasuredLibrary", "measured_library"]
 
+_LITTLE: Final = 1e-9
 _OTHER_SIZE: Final = 1.25
 """Operations whose sizes differ by no more than this factor cost as much as each other."""
 
 
 @dataclass(frozen=True)
 class _Point:
-    """What an operation of this kind, number of ranks and size costs; ``beside``: a part beside the backward pass."""
+    """What an operation of this kind, ranks and size costs; ``beside``: as a part beside the backward pass."""
 
     kind: str
     ranks: int
@@ -40,7 +41,7 @@ class _Point:
 
 @dataclass(frozen=True)
 class MeasuredLibrary:
-    """A library by what was timed; of kinds that were not, gloo's rounds without software.
+    """A library by what was timed; of kinds that were not, gloo's costs.
 
     ``updates``: seconds of what follows an inner optimizer, by the operations that follow it (``Exchange.computes``).
     """
@@ -70,7 +71,9 @@ class MeasuredLibrary:
         )
 
     def hidden_s(self, kind: str, ranks: int, byte_count: float, serial_s: float, delay_s: float) -> float:
-        return 0.0  # software is what is left beside all delays and all bytes
+        if any(it.kind == kind for it in self.points):
+            return 0.0  # software is what is left beside all delays and all bytes
+        return GLOO.hidden_s(kind, ranks, byte_count, serial_s, delay_s)
 
     def update_s(self, before: tuple[tuple[str, bool], ...]) -> float:
         """Return what each rank computes between its inner optimizer and the operations ``before`` which it does."""
@@ -91,15 +94,18 @@ def measured_library(
     ones = {_what(it): (it, seconds) for it, seconds in timed if it.kind != EXCHANGE and it.burst == 1}
     bursts = {_what(it): (it.burst, seconds) for it, seconds in timed if it.kind != EXCHANGE and it.burst > 1}
     points = [_point(it, one_s, bursts.get(what), costs) for what, (it, one_s) in ones.items() if one_s]
+    library = MeasuredLibrary(tuple(points))
+    by_library = replace(costs, library=library)
     updates: dict[tuple[tuple[str, bool], ...], float] = {}
     for volley, seconds in timed:
         if volley.kind != EXCHANGE:
             continue
         step = schedule.step(volley.step)
-        known_s = sum(_alone_s(it, costs) for _, it in step.outer)
+        sites = (step.of(site) for site in costs.layout.site_names)
+        known_s = max(sum(_alone_s(it, by_library) for _, it in own.outer) for own in sites)
         for _, update in step.updates[:1]:
             updates.setdefault(update.computes, max(0.0, seconds - known_s))
-    return MeasuredLibrary(tuple(points), updates)
+    return replace(library, updates=updates)
 
 
 def _what(volley: Volley) -> tuple[object, ...]:
@@ -108,7 +114,7 @@ def _what(volley: Volley) -> tuple[object, ...]:
 
 def _alone_s(exchange: Exchange, costs: LibraryCosts) -> float:
     cost = costs.of(exchange)
-    return cost.propagation_s + max(cost.lanes.values(), default=0.0)
+    return cost.software_s + cost.propagation_s - cost.hidden_s + max(cost.lanes.values(), default=0.0)
 
 
 def _point(volley: Volley, one_s: float, burst: tuple[int, float] | None, costs: LibraryCosts) -> _Point:
@@ -124,19 +130,23 @@ def _point(volley: Volley, one_s: float, burst: tuple[int, float] | None, costs:
         found = _of_messages(rounds, cost.propagation_s, serial_s, one_s, *burst)
     else:
         count, burst_s = burst
-        slots = cost.slots if volley.at_once else 1
-        found = _fitted(rounds, cost.propagation_s, serial_s, burst_s / math.ceil(count / slots))
+        slots = min(cost.slots, count) if volley.at_once else 1
+        found = _fitted(rounds, cost.propagation_s, serial_s, burst_s / math.ceil(count / slots), slots)
     share = found.rounds / rounds if rounds else 0.0
     more_s = one_s - found.software_s - share * cost.propagation_s - found.lane * serial_s
     found = OperationCost(found.rounds, found.software_s, max(0.0, more_s), volley.gap_s, found.lane)
     return _Point(kind, len(operations[0].ranks), volley.byte_count, volley.beside, volley.crosses, found)
 
 
-def _fitted(rounds: float, propagation_s: float, serial_s: float, took_s: float) -> OperationCost:
-    """Return the cost of what takes ``took_s`` in all: first its rounds, then its bytes, and software."""
+def _fitted(rounds: float, propagation_s: float, serial_s: float, took_s: float, slots: int = 1) -> OperationCost:
+    """Return the cost of what takes ``took_s`` in all: first its rounds, then its bytes, and software.
+
+    In the other of ``slots`` as much is sent at the same time, so the lanes of all together take no longer than that.
+    """
     share = min(1.0, took_s / propagation_s) if propagation_s else 1.0
     left_s = max(0.0, took_s - share * propagation_s)
-    lane = min(1.0, left_s / serial_s) if serial_s else 1.0
+    most_s = min(left_s, (1 - _LITTLE) * took_s / slots)
+    lane = min(1.0, most_s / serial_s) if serial_s else 1.0
     return OperationCost(share * rounds, max(0.0, left_s - lane * serial_s), lane=lane)
 
 

@@ -21,6 +21,7 @@ from testbed.core.prediction.simulator import Simulated
 
 __all__ = ["Failures", "UnderFailures"]
 
+LEAST_S: Final = 1e-3
 EVENT_INTERVALS: Final = 3_000
 """Intervals between checkpoints that are simulated: 20 ms of computing, and within 2 % of the mean."""
 
@@ -50,18 +51,20 @@ class Failures:
 
     def mistakes(self) -> list[str]:
         """Return what is impossible, by option."""
-        wrong = []
-        if not min(self.mtbf_s, self.mtbf_rank_s, self.mtbf_site_s, self.checkpoint_s, self.interval_s or 1.0) > 0 or (
-            self.interval_s is not None and not self.interval_s > 0
-        ):
-            wrong.append(
-                "--mtbf-rank, --mtbf-site, --mtbf, --checkpoint and --checkpoint-every must be greater than 0,"
-                " --restart 0 or more"
-            )
-        elif not (0 <= self.restart_s < math.inf and self.checkpoint_s < math.inf):
-            wrong.append("--restart must be 0 or more and finite, --checkpoint finite")
-        if not (0 <= self.cuts_per_1000_km_year < math.inf and 0 < self.repair_s < math.inf):
-            wrong.append("--cuts must be 0 or more, --repair greater than 0, and both finite")
+        means = {"--mtbf": self.mtbf_s, "--mtbf-rank": self.mtbf_rank_s, "--mtbf-site": self.mtbf_site_s}
+        costs = {"--checkpoint": self.checkpoint_s, "--repair": self.repair_s}
+        if self.interval_s is not None:
+            costs["--checkpoint-every"] = self.interval_s
+        wrong = [
+            f"{name} must be {LEAST_S:g} s or more, got {seconds:g} s"
+            for name, seconds in (means | costs).items()
+            if not seconds >= LEAST_S
+        ]
+        wrong += [f"{name} must be finite" for name, seconds in costs.items() if math.isinf(seconds)]
+        if not 0 <= self.restart_s < math.inf:
+            wrong.append(f"--restart must be 0 or more and finite, got {self.restart_s:g} s")
+        if not 0 <= self.cuts_per_1000_km_year < math.inf:
+            wrong.append(f"--cuts must be 0 or more and finite, got {self.cuts_per_1000_km_year:g}")
         return wrong
 
     def routes_of(self, job: Job) -> DuctRoutes:

@@ -310,12 +310,18 @@ def _mistakes_beside(
     tcp: Tcp, failures: Failures | None, lab: tuple[float, float, int] | None, power: Power | None
 ) -> list[str]:
     wrong = []
-    if not (tcp.connections >= 1 and tcp.window_bytes > 0 and 0 <= tcp.loss < 1):
-        wrong.append("--connections must be 1 or more, --window greater than 0, --loss 0 or more and less than 1")
+    if not tcp.connections >= 1:
+        wrong.append(f"--connections must be 1 or more, got {tcp.connections}")
+    if not tcp.window_bytes > 0:
+        wrong.append(f"--window must be greater than 0, got {tcp.window_bytes:g} bytes")
+    if not 0 <= tcp.loss < 1:
+        wrong.append(f"--loss must be 0 or more and less than 1, got {tcp.loss:g}")
     if failures is not None:
         wrong += failures.mistakes()
     if power is not None:
         wrong += power.mistakes()
-    if lab is not None and not (0 < lab[0] < math.inf and 0 < lab[1] < math.inf and lab[2] >= 1):
-        wrong.append("--lab-step-time and --lab-scale must be greater than 0 and finite, cores 1 or more")
+    if lab is not None and not 0 < lab[0] < math.inf:
+        wrong.append(f"--lab-step-time must be greater than 0 and finite, got {lab[0]:g} s")
+    if lab is not None and not (0 < lab[1] < math.inf and lab[2] >= 1):
+        wrong.append(f"--lab-scale must be greater than 0 and finite, got {lab[1]:g}")
     return wrong

@@ -26,6 +26,9 @@ RATE_BPS: Final = 100e9
 DELAY_S: Final = 200e-6
 SCALE: Final = 1000.0
 """Payload rate at full scale, delay and scale of sites that no topology describes."""
+LEAST_SCALE: Final = 1e-3
+MOST_SCALE: Final = 1e9
+"""As of a topology."""
 MOST_SITES: Final = 256
 MOST_RANKS: Final = 10**9
 _HEAD_WIDTH: Final = 128
@@ -87,12 +90,12 @@ def job_alike(
     """
     _refuse(rate_bps, delay_s)
     wrong = [
-        f"--{name} must be from 1 to {most}, got {value if value < most else 'more'}"
+        f"--{name} must be from 1 to {most}, got {value if abs(value) < 10**12 else 'a number of more digits'}"
         for name, value, most in (("sites", sites, MOST_SITES), ("ranks-per-site", ranks_per_site, MOST_RANKS))
         if not 1 <= value <= most
     ]
-    if not 0 < scale < math.inf:
-        wrong.append(f"--lab-scale must be greater than 0 and finite, got {scale:g}")
+    if not LEAST_SCALE <= scale <= MOST_SCALE:
+        wrong.append(f"--lab-scale must be from {LEAST_SCALE:g} to {MOST_SCALE:g}, got {scale:g}")
     if wrong:
         raise UserError("; ".join(wrong))
     names = [f"site-{number}" for number in range(1, sites + 1)]
@@ -123,7 +126,7 @@ def _job(
         scale, message_scale = 1.0, scale
     sites, stands_for = represented(ranks)
     if workload.asleep and workload.elements(scale) < workload.layers:
-        raise UserError(workload.refused(scale))
+        raise UserError(f"--model: {workload.refused(scale)}")
     twin = workload_layout.twin_on(workload, sites, scale)
     workload_layout.refuse_mistakes_of(twin, "--strategy")
     steps_s = {site: compute.seconds / compute.speeds.get(site, 1.0) for site in ranks}

@@ -19,9 +19,9 @@ def measured_collective(validation: Validation, library: str | None = None) -> P
     """Return what the operations of a library cost, as far as a validation measured them.
 
     Rounds and software share the fixed part of a time a + b n, through the two largest all_reduces of one pattern: a
-    flat ring has 4 (n - 1) rounds among n ranks, else all of it is rounds, of any number of ranks; what is left is
-    software, and so is what a byte takes longer than on the certified fiber. Other kinds, which were not timed, have
-    gloo's rounds and the same software. Slots are known of :data:`IN_FLIGHT`.
+    flat ring has 4 (n - 1) rounds among n ranks, or a share of them if it took less; else all of it is rounds, of any
+    number of ranks. What is left is software, and so is what a byte takes longer than on the certified fiber. Other
+    kinds, which were not timed, have gloo's rounds and the same software. Slots are known of :data:`IN_FLIGHT`.
 
     Args:
         library: name; default: the first with an all_reduce of at least two sizes.
@@ -51,13 +51,17 @@ def _fitted(validation: Validation, name: str, small: Speed, large: Speed) -> Pl
     per_byte_s = max((large.median_s - small.median_s) / (large.size - small.size), certified_s)
     fixed_s = max(0.0, small.median_s - per_byte_s * small.size)
     ring = large.pattern == "flat ring" and 1 < wire_factor < 2
-    delays = fixed_s / delay_s if delay_s else 0.0
+    delays, share = fixed_s / delay_s if delay_s else 0.0, 1.0
     if ring:
-        delays = min(delays, gloo_rounds("all_reduce", round(2 / (2 - wire_factor)), 0.0))
+        most = gloo_rounds("all_reduce", round(2 / (2 - wire_factor)), 0.0)
+        delays = min(delays, most)
+        share = delays / most if delay_s else 1.0
     software_s = fixed_s - delays * delay_s
 
     def rounds(kind: str, ranks: int, byte_count: float) -> float:
-        return delays if kind == "all_reduce" and not ring else gloo_rounds(kind, ranks, 0.0)
+        if kind != "all_reduce":
+            return gloo_rounds(kind, ranks, 0.0)
+        return share * gloo_rounds(kind, ranks, 0.0) if ring else delays
 
     def work_s(kind: str, ranks: int, byte_count: float) -> float:
         return software_s + (per_byte_s - certified_s) * byte_count

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from builders.tables import table
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
 from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.volleys import Volley, rounds, timed_alone, volleys
+from testbed.core.prediction.library_costs import gloo_software_s
 from testbed.core.training.async_diloco import AsyncDiloco
 from testbed.core.training.ddp import Ddp
 from testbed.core.training.diloco import Diloco
@@ -55,8 +56,17 @@ def streaming(fragments: int, overlap: int = 1, layout: Layout = LAYOUT, every: 
     return StreamingDiloco({"every": every, "fragments": fragments, "overlap": overlap}, layout)
 
 
+LEAST_S = 1e-12
+"""Of what takes next to no time: 0 s is what was not timed."""
+
+
 def of_sends(seconds: float) -> Callable[[Volley], float]:
-    return lambda volley: seconds if volley.kind == "send" else 0.0
+    return lambda volley: max(seconds, LEAST_S) if volley.kind == "send" else LEAST_S
+
+
+def of_fiber(volley: Volley) -> float:
+    """Return how long messages take that cost no software."""
+    return FIBER.delay_s + 8 * volley.burst * volley.byte_count / FIBER.rate_bps
 
 
 def test_volleys_have_each_distinct_operation_once_with_all_groups_that_do_it() -> None:
@@ -110,27 +120,33 @@ def test_timed_alone_counts_the_slowest_rank_and_the_first_repetition_does_not()
     assert timed_alone([{0: stalled, 1: stalled}]) == (pytest.approx(0.25),), "a stall of the machine does not count"
 
 
-def test_predict_step_of_a_blocking_exchange_has_its_time_alone_and_the_site_what_exceeds_the_backward_pass() -> None:
+def test_predict_step_of_a_blocking_exchange_has_its_time_alone_and_what_exceeds_the_backward_pass() -> None:
     twin = Diloco({"every": 10}, LAYOUT)
-    wire_s = 8 * N / FIBER.rate_bps + twin.delays * FIBER.delay_s
+    wire_s = 8 * N / FIBER.rate_bps + FIBER.delay_s
     found = predicted(twin, (0.004, 0.008, 0.320))
     # 320 ms every ten steps; four parts take 8 ms, two at a time, so the last one ends 4 ms after the backward pass.
     # The first step is in no mean, so there are 40 exchanges in 399 steps.
     share = 40 / 399
     assert found.exposed.total_s == pytest.approx(0.320 * share + 0.004)
     assert found.exposed.propagation_s + found.exposed.serialization_s == pytest.approx(wire_s * share)
-    assert found.site_s == pytest.approx(0.004)
+    assert found.exposed.software_s == pytest.approx((0.320 - wire_s) * share + 0.004), "of the site"
     assert found.bytes_per_direction == pytest.approx(N / 10)
     assert found.utilization == pytest.approx(STEP_S / found.step_s)
-    assert exposed_s(twin) == pytest.approx(wire_s / 10), "without times, delays and bytes alone"
+    untimed = predicted(twin).exposed
+    assert untimed.total_s - untimed.software_s == pytest.approx(wire_s * share)
+    # Beside the message: of the site's all_gather of n, and of the last of 8 all_reduces after the backward pass.
+    software_s = gloo_software_s("send", 2, N / 2) + gloo_software_s("all_gather", 2, N)
+    assert untimed.software_s == pytest.approx(software_s * share + gloo_software_s("all_reduce", 2, N / 8))
 
 
 def test_predict_step_exposes_a_fragment_by_what_it_takes_longer_than_the_steps_beside_it() -> None:
     quick, slow = (predicted(streaming(4), of_sends(seconds)) for seconds in (0.1, 0.5))
     counted = LAYOUT.steps - 1
     assert quick.exposed.waiting_s == pytest.approx(0.1 / counted), "the last one, for which no step is left"
-    # The rest is that the others are exchanged once more at the end, and none is beside a step then.
-    assert quick.exposed.total_s <= 4 * 0.1 / counted + 1e-9
+    # The rest is that the others are exchanged once more at the end, and none is beside a step then; and that each of
+    # 51 x 4 that lands is gathered in its site, which was not timed.
+    gathered_s = 204 * gloo_software_s("all_gather", 2, N / 4)
+    assert quick.exposed.total_s <= (4 * 0.1 + gathered_s) / counted + 1e-9
     late_s = slow.exposed.waiting_s  # as late fragments are in a critical path
     assert 0.5 * 4 * (0.5 - STEP_S) / 8 <= late_s <= 1.5 * 4 * (0.5 - STEP_S) / 8
 
@@ -166,12 +182,17 @@ def test_predict_step_with_more_overlap_never_exposes_more(took_s: float, tau: i
 
 def test_predict_step_has_buckets_sent_as_messages_on_the_fiber_at_once_by_the_closed_form_too() -> None:
     """As many buckets as at full scale: each has its delay, but they do not add up."""
+
+    def of_messages(count: int) -> float:
+        return exposed_s(make("hierarchical", {"buckets": count}, PAIR), of_fiber)
+
     serial_s, backward_s = 8 * N / FIBER.rate_bps, 2 / 3 * STEP_S
     for count in (1, 2, 96):
         last_s = max(backward_s + serial_s / count, backward_s / count + serial_s) + FIBER.delay_s
-        assert exposed_s(make("hierarchical", {"buckets": count}, PAIR)) == pytest.approx(last_s - backward_s)
-    assert exposed_s(make("hierarchical", {"buckets": 1}, PAIR)) == pytest.approx(FIBER.delay_s + serial_s), "d + n/B"
-    assert exposed_s(make("ddp", {"buckets": 96}, PAIR)) > 96 / 2 * 2 * FIBER.delay_s, "all-reduces: two at a time"
+        assert of_messages(count) == pytest.approx(last_s - backward_s)
+    assert of_messages(1) == pytest.approx(FIBER.delay_s + serial_s), "d + n/B"
+    rows_s = 96 / 2 * 4 * FIBER.delay_s  # two at a time, each with 4 (n - 1) rounds
+    assert exposed_s(make("ddp", {"buckets": 96}, PAIR)) > rows_s - backward_s
 
 
 @pytest.mark.parametrize("name", sorted(BUILT))
@@ -190,18 +211,21 @@ def test_predict_step_has_the_bytes_of_a_whole_round_of_fragments() -> None:
     assert predicted(twin).bytes_per_direction == pytest.approx(N / 20, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["fsdp", "hsdp"])
-def test_predict_step_has_delays_of_a_whole_step_not_of_each_operation(name: str) -> None:
-    twin = make(name, {}, LAYOUT)
-    found = predicted(twin)
-    in_sequence_s = twin.delays * FIBER.delay_s + 8 * found.bytes_per_direction / FIBER.rate_bps
-    assert found.exposed.total_s <= in_sequence_s
+@table(
+    "name, rounds_of_a_step",
+    {
+        # 2 gathers of each of 4 layers and one of what has none, of 2 (n - 1) rounds; 5 reduce_scatters of 4 (n - 1).
+        "FSDP: each layer of all ranks, twice gathered, once scattered": ("fsdp", 9 * 6 + 5 * 12),
+        "HSDP: each layer's mean between the sites": ("hsdp", 5 * 4),
+    },
+)
+def test_predict_step_has_the_rounds_of_all_operations_in_sequence(name: str, rounds_of_a_step: int) -> None:
+    found = predicted(make(name, {}, LAYOUT))
+    assert found.exposed.propagation_s == pytest.approx(rounds_of_a_step * FIBER.delay_s)
+    assert found.exposed.serialization_s <= 8 * found.bytes_per_direction / FIBER.rate_bps * (1 + 1e-9)
 
 
-def test_predict_step_without_a_closed_form_is_none() -> None:
-    both = Layout(("a", "b", "c", "d"), gpt_tensors(), steps=400)
-    assert predict_step(make("multi-tier", {}, both), FIBER, STEP_S) is None
-    assert predicted(make("multi-tier", {}, LAYOUT))
+def test_predict_step_without_a_model_is_none() -> None:
     assert predict_step(make("torchft-diloco", {}, LAYOUT), FIBER, STEP_S) is None
     assert not volleys(make("torchft-diloco", {}, LAYOUT), STEP_S), "no time is spent on what is not predicted"
     alone = Layout(("a", "a"), gpt_tensors(), steps=400)
@@ -210,6 +234,8 @@ def test_predict_step_without_a_closed_form_is_none() -> None:
 
 @settings(max_examples=20)
 @given(st.floats(0.02, 0.5), st.integers(1, 12))
+@example(0.17, 2)
+@example(0.25, 3)
 def test_predict_step_of_a_burst_at_the_end_of_no_compute_is_what_it_was_timed_at(took_s: float, buckets: int) -> None:
     twin = Ddp({"buckets": buckets}, LAYOUT)
     planned = volleys(twin, STEP_S)
@@ -227,7 +253,18 @@ def test_predict_step_has_a_bucket_in_one_of_two_slots_for_as_long_as_in_the_bur
     for bucket in range(1, buckets + 1):  # four of the burst are two in each slot
         ready = STEP_S / 3 + 2 * STEP_S / 3 * bucket / buckets
         free = sorted([free[1], max(free[0], ready) + took_s / 2])
-    assert exposed_s(Ddp({"buckets": buckets}, LAYOUT), [0.0, took_s]) == pytest.approx(free[1] - STEP_S, rel=1e-6)
+    found_s = exposed_s(Ddp({"buckets": buckets}, LAYOUT), [took_s / 2, took_s])
+    assert found_s == pytest.approx(free[1] - STEP_S, rel=1e-6)
+
+
+def test_predict_step_of_what_was_not_timed_has_the_costs_of_gloo() -> None:
+    twin = Ddp({"buckets": 4}, LAYOUT)
+    assert predicted(twin, [0.0, 0.5]).exposed == predicted(twin).exposed
+
+
+def test_predict_step_of_tiers_of_several_sites_has_its_bytes() -> None:
+    found = predicted(make("multi-tier", {}, Layout(("a", "b", "c", "d"), gpt_tensors(), steps=400)))
+    assert found.bytes_per_direction > 0 and 0 < found.exposed.total_s < 8 * N / FIBER.rate_bps
 
 
 @settings(max_examples=20)

@@ -28,7 +28,6 @@ def report_of_strategy(run: Path, name: str) -> Report:
             "torchft-diloco",
             "torchft makes its own process groups and waits for its quorum, which cannot be timed",
         ),
-        ("tensor", "its operations were not timed before the first step, and it has no closed form"),
     ],
 )
 def test_that_and_why_there_is_no_prediction_is_on_every_page(run: Path, strategy: str, why: str) -> None:
@@ -40,8 +39,9 @@ def test_that_and_why_there_is_no_prediction_is_on_every_page(run: Path, strateg
         assert f"No prediction of a step: {why}" in page.replace("&#39;", "'")
 
 
-def test_a_run_that_was_predicted_says_nothing_of_that(run: Path) -> None:
-    report = report_of_strategy(run, "diloco")
+@pytest.mark.parametrize("strategy", ["diloco", "tensor"])
+def test_a_run_that_was_predicted_says_nothing_of_that(run: Path, strategy: str) -> None:
+    report = report_of_strategy(run, strategy)
     assert report.prediction is not None and not report.unpredicted
 
 

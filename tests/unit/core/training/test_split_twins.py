@@ -84,7 +84,7 @@ def test_tensor_across_a_fiber_has_a_warning_with_its_price() -> None:
     activations, tokens = 4 * 4 * 512 * 96 * 4, 2 * 512 * 4 / 2
     assert _between_sites(across) == pytest.approx(2 * (activations + tokens))
     assert warning.warning and warning.option == "across"
-    for price in ("6.3 MB a step", "33 one-way delays", "16.5 ms for each 100 km"):
+    for price in ("6.3 MB a step", "64 one-way delays", "32 ms for each 100 km"):
         assert price in warning.message
 
 
@@ -147,7 +147,7 @@ def test_each_is_restart_only_and_has_no_operations_outside_its_steps(name: str)
     assert not strategy.replicated and not strategy.mistakes()
     assert not strategy.operations(4) and strategy.operations(3) == strategy.operations(1)
     assert [*map(strategy.committed, range(4))] == [0, 1, 2, 3]
-    assert strategy.delays > 0 and strategy.longest_gap == 1
+    assert strategy.longest_gap == 1
     for operation in strategy.operations(1):
         assert len(operation.ranks) > 1 and 0 < operation.byte_count == int(operation.byte_count)
 
