@@ -333,7 +333,7 @@ class LibraryCosts:
         # A ring over several sites leaves each of them once.
         return self._factor(operation), neighbours if members < len(operation.ranks) else stands_for
 
-    def _groups(self, operation: Operation, site: str) -> int:
+    def _groups(self, operation: Operation, site: str) -> float:
         """Return for how many groups one of some ranks of a site stands: those of slices are as many as the slices."""
         whole = len(self.layout.members[site]) == self._members(operation)[site]
         return 1 if self.sliced or whole else self.ranks_of.get(site, 1)
