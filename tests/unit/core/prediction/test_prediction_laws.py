@@ -21,7 +21,7 @@ from testbed.core.training.layout import gpt_tensors
 from testbed.core.training.strategies_built import BUILT
 from testbed.lab import api
 
-GPT = {"tensors": gpt_tensors(4), "tokens": 256}
+GPT: dict[str, Any] = {"tensors": gpt_tensors(4), "tokens": 256}
 STRATEGIES = {
     "ddp": "ddp:buckets=3,accumulate=2",
     "hierarchical": "hierarchical:buckets=3",
@@ -96,7 +96,7 @@ def test_distance_never_helps_and_rate_never_hurts(
 @given(rate_bps=st.floats(1e7, 1e12), delay_s=st.floats(0, 0.01), ranks=st.integers(1, 2))
 def test_lanes_carry_the_bytes_of_the_operations(words: str, rate_bps: float, delay_s: float, ranks: int) -> None:
     """What the twin counts for its operations in a steady cycle, in each direction of each fiber."""
-    limits = {"rate_bps": rate_bps, "delay_s": delay_s, "ranks": ranks, "step_s": 1e3}
+    limits: dict[str, Any] = {"rate_bps": rate_bps, "delay_s": delay_s, "ranks": ranks, "step_s": 1e3}
     # A ring of three sites has directions that carry nothing.
     of = job(words, sites=2 if "pipeline" in words else 3, library=plain(), **limits, **fields(words))
     cycle = of.twin.cycle

@@ -20,7 +20,7 @@ from testbed.core.training.strategies_built import BUILT
 LAYERS, ELEMENTS = 4, 3 * 2**18
 """Each tensor of the model has 3 x 2^14 values: 12 full blocks of 4096, without padding for up to 4 ranks."""
 BYTES = 4 * ELEMENTS
-GPT = {"tensors": gpt_tensors(LAYERS), "tokens": 256}
+GPT: dict[str, Any] = {"tensors": gpt_tensors(LAYERS), "tokens": 256}
 VALUES = sum(it.elements for it in gpt_tensors(LAYERS))
 """Of the GPT, whose width is 96."""
 
@@ -268,7 +268,7 @@ def test_two_slots_take_half_as_many_rounds(count: int) -> None:
 @settings(max_examples=20)
 @given(GIVEN, st.floats(1, 3), st.sampled_from(["ddp", "diloco:every=3", "hierarchical", "fsdp", "local-sgd:every=2"]))
 def test_a_fast_site_waits_for_the_slow_one(it: Given, slow: float, words: str) -> None:
-    of = {"elements": ELEMENTS, "layers": LAYERS, "rate_bps": it.rate_bps, "delay_s": it.delay_s}
+    of: dict[str, Any] = {"elements": ELEMENTS, "layers": LAYERS, "rate_bps": it.rate_bps, "delay_s": it.delay_s}
     unequal = job(words, step_s=it.step_s, slowdowns={1: slow}, library=plain(it.c, it.o), **of)
     found = unequal.simulate()
     assert found.step_s == pytest.approx(
