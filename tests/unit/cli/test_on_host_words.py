@@ -202,7 +202,8 @@ def test_measured_run_and_a_folder_of_wheels_travel(here: Path, tmp_path: Path) 
     line = "predict --measured runs/one --library there-only"
     assert sent(line) == ["here/runs/one/ranks/0.jsonl", "here/runs/one/run.json"]
     words = typed(line)[0]
-    assert [after for word, after in pairwise(words) if word in ("--measured", "--library")] == ["runs/one", "there-only"]
+    named = {word: after for word, after in pairwise(words) if word in ("--measured", "--library")}
+    assert named == {"--measured": "runs/one", "--library": "there-only"}
     assert sent("image build --wheels ../wheels") == [f"there{tmp_path}/wheels/x.whl"]
     words = typed("image build --wheels ../wheels")[0]
     assert words[words.index("--wheels") + 1] == f"{{folder}}/there{tmp_path}/wheels"
