@@ -199,10 +199,11 @@ def test_size_is_bounded_and_names_are_shown_in_one_line(here: Path) -> None:
 
 def test_measured_run_and_a_folder_of_wheels_travel(here: Path, tmp_path: Path) -> None:
     write(here, "runs/one/run.json", "runs/one/ranks/0.jsonl", "../wheels/x.whl")
-    line = "predict --measured runs/one --measured there-only"
+    line = "predict --measured runs/one --library there-only"
     assert sent(line) == ["here/runs/one/ranks/0.jsonl", "here/runs/one/run.json"]
     words = typed(line)[0]
-    assert [after for word, after in pairwise(words) if word == "--measured"] == ["runs/one", "there-only"]
+    named = {word: after for word, after in pairwise(words) if word in ("--measured", "--library")}
+    assert named == {"--measured": "runs/one", "--library": "there-only"}
     assert sent("image build --wheels ../wheels") == [f"there{tmp_path}/wheels/x.whl"]
     words = typed("image build --wheels ../wheels")[0]
     assert words[words.index("--wheels") + 1] == f"{{folder}}/there{tmp_path}/wheels"

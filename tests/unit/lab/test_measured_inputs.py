@@ -22,7 +22,9 @@ from testbed.core.report.run_page import html
 from testbed.core.training.layout import gpt_tensors
 from testbed.core.validation.measured_collective import measured_collective
 from testbed.core.validation.result import Speed
+from testbed.core.validation.result_json import to_json
 from testbed.errors import UserError
+from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
 from testbed.lab import api
 
@@ -193,3 +195,15 @@ def test_prediction_needs_steps(run: Path) -> None:
     report = build(RunDirectory(run).read())
     assert report.prediction is None
     assert "## Prediction" not in markdown(report)
+
+
+def test_measured_library_is_that_of_a_validation_run(run: Path) -> None:
+    made = validation_factory.library("torch-gloo", speeds=sizes(5e-3))
+    links = {direction: {"delay_s": DELAY_S, "rate": RATE} for direction in ("north:east", "north:west")}
+    RunDirectory(run).write_json(store.VALIDATION, to_json(validation_factory.validation(made, links=links)))
+    found = api.measured_library(run)
+    assert found.name == "torch-gloo" and found.slots == 2
+    cost = found.cost("all_reduce", 4, 1e6, beside=False, crosses=True)
+    assert cost.software_s == pytest.approx(5e-3 - 12 * DELAY_S)
+    predicted = testbed.predict("hierarchical", library=found)
+    assert predicted.job.library is found
