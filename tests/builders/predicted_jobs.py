@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from builders.twins import twin
-from testbed.core.prediction.job import Job
 from testbed.core.prediction.library_costs import PlainLibrary
 from testbed.core.prediction.network import Network
+from testbed.core.prediction.predicted_job import Job
 from testbed.core.training.layout import asleep_tensors
-from testbed.core.training.process import Process, StepDone, Steps
+from testbed.core.training.site_process import Process, StepDone, Steps
 
 ENDLESS = 10**12
 

@@ -18,7 +18,7 @@ from testbed.core.prediction.network import Network
 from testbed.core.prediction.similarity import Groups, groups
 from testbed.core.prediction.simulator import Parts, TooMany, simulate
 from testbed.core.training.gloo_bytes import site_bytes
-from testbed.core.training.process import Schedule
+from testbed.core.training.site_process import Schedule
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 

@@ -17,7 +17,7 @@ from typing import Final
 from testbed.core.analysis.volleys import EXCHANGE, Volley
 from testbed.core.prediction.library_costs import GLOO, LibraryCosts, OperationCost
 from testbed.core.training.exchange import Exchange
-from testbed.core.training.process import Schedule
+from testbed.core.training.site_process import Schedule
 from testbed.core.training.strategy_operation import Kind, Operation
 
 __all__ = ["MeasuredLibrary", "measured_library"]

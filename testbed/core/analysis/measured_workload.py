@@ -15,7 +15,7 @@ from testbed.core.prediction.library_costs import GLOO, LibraryCosts
 from testbed.core.prediction.network import Network, payload_rate_bps
 from testbed.core.records.run_record import RunData
 from testbed.core.topology.model import Topology
-from testbed.core.training.process import Schedule
+from testbed.core.training.site_process import Schedule
 from testbed.core.workload.declared_compute import DeclaredCompute
 from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import UserError

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from testbed.core.records.rank_log import RankLog
 from testbed.core.training.exchange import at_once, times
-from testbed.core.training.process import FORWARD_SHARE
+from testbed.core.training.site_process import FORWARD_SHARE
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from testbed.core.prediction.simulator import Cost, Simulated, simulate
 from testbed.core.training.exchange import Exchange
-from testbed.core.training.process import FORWARD_SHARE, Await, Begin, Compute, Process, StepDone
+from testbed.core.training.site_process import FORWARD_SHARE, Await, Begin, Compute, Process, StepDone
 from testbed.core.training.strategy_operation import Operation
 
 __all__ = ["BITS", "Published", "simulate_published"]

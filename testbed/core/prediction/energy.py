@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from testbed.core.physics.facts import RADIUS_CLASSES, radius_class
-from testbed.core.prediction.job import Job
+from testbed.core.prediction.predicted_job import Job
 from testbed.core.prediction.simulator import Simulated
 
 __all__ = ["FABRIC", "PATH_CLASSES", "Power", "StepEnergy", "bits_by_class", "exchange_j", "waiting_j"]

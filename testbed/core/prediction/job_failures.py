@@ -15,8 +15,8 @@ from testbed.core.prediction.failure_costs import (
     goodput_synchronous,
 )
 from testbed.core.prediction.failure_events import simulate_failures
-from testbed.core.prediction.job import Job
 from testbed.core.prediction.network import length_m
+from testbed.core.prediction.predicted_job import Job
 from testbed.core.prediction.simulator import Simulated
 
 __all__ = ["Failures", "UnderFailures"]

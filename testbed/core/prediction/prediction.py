@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from testbed.core.prediction.energy import Power, StepEnergy, bits_by_class
-from testbed.core.prediction.job import Job, Tcp
 from testbed.core.prediction.job_failures import Failures, UnderFailures
 from testbed.core.prediction.network import PAYLOAD_SHARE
+from testbed.core.prediction.predicted_job import Job, Tcp
 from testbed.core.prediction.published_quality import Published, published_quality
 from testbed.core.prediction.required_rate import least_rate_bps
 from testbed.core.prediction.similar_lab import SimilarLab

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.core.prediction.job import Job
 from testbed.core.prediction.machine_limits import cpu_share
+from testbed.core.prediction.predicted_job import Job
 from testbed.core.prediction.similarity import Equivalent, full_scale
 
 __all__ = ["SimilarLab"]

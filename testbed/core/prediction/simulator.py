@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from testbed.core.training.exchange import Exchange
-from testbed.core.training.process import Await, Begin, Compute, Process, StepDone, Steps, Time
+from testbed.core.training.site_process import Await, Begin, Compute, Process, StepDone, Steps, Time
 
 __all__ = ["OWN_LANE", "Cost", "Costs", "Parts", "Simulated", "TooMany", "Transfer", "simulate"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from testbed.core.prediction.job import Job
 from testbed.core.prediction.network import Network
+from testbed.core.prediction.predicted_job import Job
 from testbed.core.prediction.required_rate import least_rate_bps
 from testbed.core.prediction.workload_job import job_on
 from testbed.core.topology.model import Topology

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from testbed.core.prediction.job import Job, Tcp, represented
 from testbed.core.prediction.library_costs import GLOO, Library
 from testbed.core.prediction.network import Network
+from testbed.core.prediction.predicted_job import Job, Tcp, represented
 from testbed.core.topology.model import Topology
 from testbed.core.training.strategies_built import twin_class
 from testbed.core.workload import workload_layout

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from testbed.core.training.process import Await, Begin, Process, StepDone, Steps, in_order
 from testbed.core.training.served import HOME, Served, faults_of_versions
+from testbed.core.training.site_process import Await, Begin, Process, StepDone, Steps, in_order
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, WEIGH, choice, share, whole
 from testbed.core.training.twin import Mistake, Option
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from testbed.core.training.codec_bytes import dense_bytes
 from testbed.core.training.exchange import Exchange
 from testbed.core.training.fragments import Fragmented
-from testbed.core.training.process import Await, Begin, Process, Sample, StepDone, Steps, Time, in_order
 from testbed.core.training.served import HOME, Served, faults_of_versions
+from testbed.core.training.site_process import Await, Begin, Process, Sample, StepDone, Steps, Time, in_order
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, choice, whole
 from testbed.core.training.twin import Mistake, Option
 from testbed.core.units import parse_duration_s

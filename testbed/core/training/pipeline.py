@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from testbed.core.training.exchange import Exchange, exchanges
 from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.process import FORWARD_SHARE, Await, Begin, Compute, Process, StepDone, in_order
 from testbed.core.training.site_exchange import slice_groups
+from testbed.core.training.site_process import FORWARD_SHARE, Await, Begin, Compute, Process, StepDone, in_order
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import choice, whole
 from testbed.core.training.twin import Equal, Mistake, Option, Twin

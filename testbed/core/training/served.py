@@ -20,8 +20,8 @@ from typing import Any
 
 from testbed.core.training.exchange import Exchange, exchanges
 from testbed.core.training.layout import FLOAT32_BYTES, Layout
-from testbed.core.training.process import Keyed, Process, StepDone, in_order, passes
 from testbed.core.training.site_exchange import mean_in_sites
+from testbed.core.training.site_process import Keyed, Process, StepDone, in_order, passes
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
 from testbed.core.units import Unreadable

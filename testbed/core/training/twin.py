@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from testbed.core.training.layout import Layout
-from testbed.core.training.process import Process, Schedule
+from testbed.core.training.site_process import Process, Schedule
 from testbed.core.training.strategy_operation import Operation
 
 __all__ = ["Equal", "Mistake", "Option", "Twin"]

@@ -82,12 +82,11 @@ def test_the_twin_says_who_sends_to_whom() -> None:
         pairs = [it.ranks for it in across]
         # Of both slices: up from the outer sites, then down to them.
         assert pairs == [(0, 2), (4, 2), (2, 0), (2, 4), (1, 3), (5, 3), (3, 1), (3, 5)]
-        assert twin.delays == 2.0
         wrong = strategies_built.make(name, {"aggregate_at": "nowhere", **own}, layout)
         (mistake,) = wrong.mistakes()
         assert mistake.option == "aggregate_at" and "nowhere" in mistake.message and "west" in mistake.message
         unset = strategies_built.make(name, own, layout)
-        assert unset.delays == 4.0 and not unset.mistakes()
+        assert not unset.mistakes()
     coded = {"every": 2, "fragments": 1, "bits": 8, "aggregate_at": "mid"}
     (mistake,) = strategies_built.make("streaming-diloco", coded, layout).mistakes()
     assert mistake.option == "aggregate_at" and "codes of 8 bits are gathered" in mistake.message

@@ -16,7 +16,7 @@ def test_show_has_tables_of_facts(cli: Cli) -> None:
     assert result.status == 0
     for text in ("Between sites: long-haul", "400G-LH", "10 ms", "ddp", "streaming-diloco", "1 GB of gradients"):
         assert text in result.out
-    assert "by closed forms" in result.err
+    assert "simulated, without TCP's windows and loss" in result.err
 
 
 def test_show_of_many_pairs_has_the_farthest(cli: Cli) -> None:
@@ -35,7 +35,8 @@ def test_show_json_has_every_fact_in_plain_units(cli: Cli) -> None:
         {"between": ["east", "west"], "via": ["north"], "length_m": 4e6, "rtt_floor_s": pytest.approx(40e-3)}
     ]
     hierarchical = next(way for way in survey["ways"] if way["name"].startswith("hierarchical"))
-    assert hierarchical["exposed_s"] == pytest.approx(20e-3 + 16e9 * 8 / (800e9 * 1448 / 1538) / 24)
+    least_s = 20e-3 + 16e9 * 8 / (800e9 * 1448 / 1538) / 96  # the fiber, and the last of 96 buckets
+    assert least_s < hierarchical["exposed_s"] < least_s + 2e-3, "the rest is the library's"
 
 
 def test_show_of_one_site_has_no_fibers_to_judge(cli: Cli, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from builders.predicted_jobs import job, plain
 from builders.tables import table
 from builders.topologies import topology
 
-from testbed.core.prediction.job import Job
 from testbed.core.prediction.network import PAYLOAD_SHARE, Network
+from testbed.core.prediction.predicted_job import Job
 
 LAB = """\
 scale: 1000

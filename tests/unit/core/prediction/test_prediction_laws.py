@@ -12,10 +12,10 @@ from builders.tables import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.prediction import job as jobs
-from testbed.core.prediction.job import Job
+from testbed.core.prediction import predicted_job
 from testbed.core.prediction.library_costs import GLOO
 from testbed.core.prediction.network import Network
+from testbed.core.prediction.predicted_job import Job
 from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.layout import gpt_tensors
 from testbed.core.training.strategies_built import BUILT
@@ -141,7 +141,7 @@ def test_equal_sites_may_be_simulated_as_one(words: str, limits: Any, sites: int
     fabrics = {name: 1e18 * (1 + number) for number, name in enumerate(together.network.sites)}
     network = Network(**{**vars_of(together.network), "fabric_bps": fabrics})
     apart = together.but(network=network, moved={})
-    assert len(together._stand_for) == 1 and len(apart._stand_for) == sites
+    assert len(together.sites_by_process) == 1 and len(apart.sites_by_process) == sites
     one, other = together.simulate(), apart.simulate()
     assert one.step_s == pytest.approx(other.step_s, rel=1e-6)
     assert sum(one.lane_bytes.values()) == pytest.approx(sum(other.lane_bytes.values()))
@@ -170,7 +170,7 @@ def test_few_ranks_stand_for_many(words: str, most: int, monkeypatch: pytest.Mon
     """Sixteen ranks of each of two sites, one by one and by fewer."""
     sizes: dict[str, Any] = {"compute": "80ms", "model": "1B", "layers": 16, "ranks_per_site": 16, "rate_bps": 1e11}
     every = api.predict(words, **sizes)
-    monkeypatch.setattr(jobs, "_MOST_RANKS", most)
+    monkeypatch.setattr(predicted_job, "MOST_RANKS", most)
     few = api.predict(words, **sizes)
     assert len(few.job.twin.layout.sites) == 2 * most and few.job.ranks == every.job.ranks == 32
     assert few.outcome.step_s == pytest.approx(every.outcome.step_s, rel=5e-3)  # padding

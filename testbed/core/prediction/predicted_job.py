@@ -20,7 +20,7 @@ from testbed.core.training.twin import Twin
 
 __all__ = ["Job", "Tcp", "represented"]
 
-_MOST_RANKS: Final = 16
+MOST_RANKS: Final = 16
 """Ranks of a site that are represented one by one; more ranks do the same at the same time."""
 
 
@@ -49,7 +49,7 @@ def represented(ranks: Mapping[str, int]) -> tuple[tuple[str, ...], dict[str, fl
     >>> represented({"a": 2, "b": 50_000})[1]
     {'a': 1.0, 'b': 3125.0}
     """
-    counts = {site: min(count, _MOST_RANKS) for site, count in ranks.items()}
+    counts = {site: min(count, MOST_RANKS) for site, count in ranks.items()}
     sites = tuple(site for site, count in counts.items() for _ in range(count))
     return sites, {site: ranks[site] / count for site, count in counts.items()}
 
@@ -141,7 +141,7 @@ class Job:
         """Return what a mean step takes. Raises TooMany."""
         if self.as_published:
             return simulate_published(self._published)
-        processes, stand_for = self.twin.processes(), self._stand_for
+        processes, stand_for = self.twin.processes(), self.sites_by_process
         if stand_for is not None:
             processes = {site: processes[site] for site in stand_for}
         return simulate(
@@ -172,7 +172,7 @@ class Job:
         )
 
     @property
-    def _stand_for(self) -> dict[str, int] | None:
+    def sites_by_process(self) -> dict[str, int] | None:
         """For how many sites that do the same one stands; None if sites differ by what they do."""
         if not self.twin.alike:
             return None
