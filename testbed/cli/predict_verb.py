@@ -1,4 +1,4 @@
-"""The verb ``predict``: what the numbers say of a job before any fiber does."""
+"""The verb ``predict``: step time, utilization and traffic of a job, without a lab."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def predict(
         raise UserError("--set needs a TOPOLOGY")
     alone = {"--sites": sites, "--ranks-per-site": ranks_per_site, "--lab-scale": lab_scale}
     if given := [name for name, value in alone.items() if value is not None and topology]:
-        raise UserError(f"{given[0]} cannot be given with a topology, which says it")
+        raise UserError(f"{given[0]} cannot be combined with a topology, which defines it; remove {given[0]}")
     job: dict[str, Any] = {
         "compute": compute, "model": model, "layers": layers, "workload": workload,
         "rate_bps": options.read("--rate", rate, parse_rate_bps),

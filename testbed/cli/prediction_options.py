@@ -1,4 +1,4 @@
-"""Options of ``predict`` as values: units, tiers, failures, joules, the axes of a table."""
+"""Parse the options of ``predict``: units, failures, energy, the axes of a table."""
 
 from __future__ import annotations
 

@@ -220,6 +220,7 @@ def predict(
     """
     from testbed.core.prediction import prediction, workload_job
     from testbed.core.prediction.library_costs import GLOO
+    from testbed.core.training.strategies_built import BUILT
     from testbed.core.workload import workload_words
     from testbed.core.workload.workload import AgentWorkload
     from testbed.host import strategy_packages
@@ -232,7 +233,9 @@ def predict(
     if compute is None and given.compute is None:
         compute = f"{workload_job.COMPUTE_S}s"
         model = workload_job.MODEL if model is None else model
-    named = {name.replace("outer_", "outer."): value for name, value in options.items()}
+    twin = BUILT.get(given.strategy if strategy is None else strategy.partition(":")[0].strip())
+    dotted = {it.argument: it.name for it in twin.options} if twin else {}
+    named = {dotted.get(name, name): value for name, value in options.items()}
     changed = workload_words.changed(given, strategy, compute, model, None, named, layers=layers)
     if changed.compute is None:
         raise UserError(f"--compute: expected the time of a step, got '{compute}'; write 80ms or real:80ms")

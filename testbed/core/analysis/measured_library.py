@@ -102,7 +102,7 @@ def measured_library(
             continue
         step = schedule.step(volley.step)
         sites = (step.of(site) for site in costs.layout.site_names)
-        known_s = max(sum(_alone_s(it, by_library) for _, it in own.outer) for own in sites)
+        known_s = max(sum(by_library.of(it).alone_s for _, it in own.outer) for own in sites)
         for _, update in step.updates[:1]:
             updates.setdefault(update.computes, max(0.0, seconds - known_s))
     return replace(library, updates=updates)
@@ -110,11 +110,6 @@ def measured_library(
 
 def _what(volley: Volley) -> tuple[object, ...]:
     return volley.kind, volley.what, volley.beside, volley.groups, round(volley.byte_count)
-
-
-def _alone_s(exchange: Exchange, costs: LibraryCosts) -> float:
-    cost = costs.of(exchange)
-    return cost.software_s + cost.propagation_s - cost.hidden_s + max(cost.lanes.values(), default=0.0)
 
 
 def _point(volley: Volley, one_s: float, burst: tuple[int, float] | None, costs: LibraryCosts) -> _Point:

@@ -3,7 +3,7 @@
 Before the first step the ranks time the strategy's operations alone (``calibrated_step.py``), and the simulator of
 ``predict`` composes them with the compute: as declared, or timed alone too. Afterwards the same quantities are those of
 the critical path (``critical_path.py``), of steps without a fault in force. Runs without a calibration are predicted
-from the compute that they measured, by gloo's costs elsewhere.
+from the compute that they measured, with gloo's default costs.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def why_unpredicted(
         return "no fiber in use was certified"
     if expected_step(twin, certificate, logs, 1.0, topology) is not None:
         return ""
-    return "a step of it has too many exchanges"
+    return "a step has too many exchanges to simulate"
 
 
 def predicted_run(run: RunData) -> PredictedRun | None:

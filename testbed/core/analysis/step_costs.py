@@ -11,16 +11,13 @@ from dataclasses import dataclass, replace
 from testbed.core.analysis.critical_path import StepCost, WindowCost
 from testbed.core.prediction.library_costs import GLOO, LibraryCosts
 from testbed.core.prediction.network import Network
-from testbed.core.prediction.tcp_limits import cold_start_s
+from testbed.core.prediction.tcp_limits import LEAST_RTO_S, cold_start_s
 from testbed.core.training.exchange import Exchange, exchanges
 from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
 __all__ = ["FiberModel", "step_costs"]
-
-_LEAST_RTO_S = 0.2
-"""TCP's retransmission timeout is at least that on Linux (RTO_MIN); so long must a connection idle to start slowly."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ def _cost(operations: Sequence[Operation], costs: LibraryCosts, fiber: FiberMode
         propagation_s=sum(_rounds_s(it, costs) for it in exchanges(across, sites)),
         serialization_s=8 * moved / fiber.rate_bps,
         cold_s=cold_start_s(fiber.rate_bps, rtt_s, 8 * largest) if across and fiber.slow_after_idle else 0.0,
-        idle_s=_LEAST_RTO_S + rtt_s,
+        idle_s=LEAST_RTO_S + rtt_s,
     )
 
 

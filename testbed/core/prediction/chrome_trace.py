@@ -30,13 +30,12 @@ def _events(transfer: Transfer, rows: dict[str, int]) -> Iterator[dict[str, Any]
     if exchange is None or not exchange.operations or transfer.arrived_s is None:
         return
     row = f"{exchange.first.group} ({', '.join(exchange.sites)})"
-    queued_s = min(max(transfer.flowing_s, transfer.sent_s - transfer.serial_s), transfer.travels_s)
     phases = (
         ("waits for a slot", transfer.ready_s, transfer.started_s),
         ("software", transfer.started_s, transfer.software_s),
         ("slow start", transfer.software_s, transfer.flowing_s),
-        ("queueing", transfer.flowing_s, queued_s),
-        ("serialization", queued_s, transfer.travels_s),
+        ("queueing", transfer.flowing_s, transfer.queued_s),
+        ("serialization", transfer.queued_s, transfer.travels_s),
         ("propagation", transfer.travels_s, transfer.arrived_s),
     )
     for name, since_s, until_s in phases:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from testbed.core.prediction.network import Network
 from testbed.core.prediction.simulator import OWN_LANE, Cost
-from testbed.core.prediction.tcp_limits import cold_start_s
+from testbed.core.prediction.tcp_limits import LEAST_RTO_S, cold_start_s
 from testbed.core.training.exchange import Exchange
 from testbed.core.training.gloo_bytes import hop_bytes
 from testbed.core.training.layout import Layout
@@ -26,8 +26,6 @@ _SEGMENT_BYTES: Final = 2**20
 """gloo cuts what a rank holds of an all_reduce into segments of at most 1 MiB, two at least, and has two on the way."""
 _IDLE_SHARE: Final = 0.5
 """Connections count as idle after this share of the time for which they were when a cold operation was measured."""
-_IDLE_S: Final = 0.2
-"""TCP's retransmission timeout is at least that on Linux (RTO_MIN); so long must a connection idle to start slowly."""
 
 
 def gloo_rounds(kind: str, ranks: int, byte_count: float) -> float:
@@ -41,7 +39,7 @@ def gloo_rounds(kind: str, ranks: int, byte_count: float) -> float:
         case "all_reduce" | "reduce_scatter" | "all_gather":
             return 2.0 * phases * math.ceil(messages / 2)
         case "broadcast":
-            return 1.0 + max(rank.bit_count() for rank in range(ranks))
+            return 1.0 + ranks.bit_length() - 1
         case "send":
             return 1.0  # where its receipt is posted before, as the agents do
         case _:
@@ -261,7 +259,7 @@ class LibraryCosts:
             return 0.0, 0.0
         bits = max(self.lanes(exchange).values(), default=0.0) * rate_bps
         cold_s = cold_start_s(rate_bps / self.connections, 2 * delay_s, bits / self.connections)
-        return cold_s, _IDLE_S + 2 * delay_s
+        return cold_s, LEAST_RTO_S + 2 * delay_s
 
     def group_size(self, operation: Operation) -> int:
         """Return how many ranks take part, those that a rank of the layout stands for included."""

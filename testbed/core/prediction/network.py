@@ -70,10 +70,10 @@ class Network:
         """Return a network in which each two sites have a fiber of their own.
 
         >>> Network.alike(["a", "b"], 1e9, 5e-3).routes["a", "b"]
-        Route(lanes=('a-b',), delay_s=0.005)
+        Route(lanes=('a>b',), delay_s=0.005)
         """
         pairs = list(itertools.permutations(sites, 2))
-        lanes = {pair: f"{pair[0]}-{pair[1]}" for pair in pairs}
+        lanes = {pair: f"{pair[0]}>{pair[1]}" for pair in pairs}
         return cls(
             tuple(sites),
             {pair: Route((lanes[pair],), delay_s) for pair in pairs},

@@ -14,12 +14,13 @@ from typing import Any, Final
 from testbed.core.prediction.as_published import BITS, Published, simulate_published
 from testbed.core.prediction.library_costs import GLOO, Library, LibraryCosts, Moved
 from testbed.core.prediction.network import Network
-from testbed.core.prediction.simulator import Simulated, simulate
+from testbed.core.prediction.simulator import Simulated, TooMany, simulate
 from testbed.core.prediction.tcp_limits import usable_rate_bps
 from testbed.core.training.twin import Twin
 
 __all__ = ["Job", "Tcp", "represented"]
 
+_MOST_STEPS: Final = 20_000
 MOST_RANKS: Final = 16
 """Ranks of a site that are represented one by one; more ranks do the same at the same time."""
 
@@ -141,6 +142,8 @@ class Job:
         """Return what a mean step takes. Raises TooMany."""
         if self.as_published:
             return simulate_published(self._published)
+        if len(self.twin.busy_steps()) > _MOST_STEPS:
+            raise TooMany(f"a cycle has more than {_MOST_STEPS} steps that exchange something between sites")
         processes, stand_for = self.twin.processes(), self.sites_by_process
         if stand_for is not None:
             processes = {site: processes[site] for site in stand_for}
@@ -165,7 +168,7 @@ class Job:
             layout.layers,
             self.costs.network.rate_bps,
             next(iter(self.network.rates_bps), "fiber"),
-            every=int(values.get("every", 1)),
+            every=int(values.get("every", values.get("accumulate", 1))),
             fragments=int(values["fragments"]) if "fragments" in values else None,
             overlap=int(values.get("overlap", 0)),
             bits=min(BITS, int(values.get("bits", BITS))),

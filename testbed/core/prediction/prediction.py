@@ -11,6 +11,7 @@ from typing import Any
 
 from testbed.core.prediction.energy import Power, StepEnergy, bits_by_class
 from testbed.core.prediction.job_failures import Failures, UnderFailures
+from testbed.core.prediction.library_costs import GLOO
 from testbed.core.prediction.network import PAYLOAD_SHARE
 from testbed.core.prediction.predicted_job import Job, Tcp
 from testbed.core.prediction.published_quality import Published, published_quality
@@ -65,7 +66,7 @@ class Merges:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the numbers say of one job.
+    """The prediction of one job.
 
     Attributes:
         outcome: of a mean step in the steady state.
@@ -130,7 +131,9 @@ class Prediction:
         if largest is None or not bits:
             return None
         cost, slow = self.job.costs.of(largest), self.job.but(tcp=Tcp(self.job.tcp.connections, cold=True)).costs
-        alone_s = cost.software_s + cost.propagation_s + max(cost.lanes.values(), default=0.0)
+        rows = 1 if cost.slots is None else math.ceil(largest.parts / cost.slots)
+        serial_s = largest.parts * max(cost.lanes.values(), default=0.0)
+        alone_s = max(rows * cost.alone_s, cost.alone_s + serial_s * (1 - 1 / largest.parts))
         return SingleExchange(bits, alone_s, slow.of(largest).cold_s)
 
     @property
@@ -141,7 +144,8 @@ class Prediction:
     def _bits(self, exchange: Exchange) -> float:
         moved, rates = self.job.costs.of(exchange).bytes, self.job.network.rates_bps
         return max(
-            (8 * byte_count * self.job.scale for lane, byte_count in moved.items() if lane in rates), default=0.0
+            (8 * byte_count * exchange.parts * self.job.scale for lane, byte_count in moved.items() if lane in rates),
+            default=0.0,
         )
 
     @property
@@ -255,6 +259,8 @@ def predict(
         wrong.append(f"--target must be greater than 0 and less than 1, got {target:g}")
     if job.as_published and not job.twin.published:
         wrong.append(f"--as-published simulates what a paper's table shows, and {job.twin.name} is not in it")
+    if job.as_published and (power is not None or job.tcp.cold or job.library is not GLOO):
+        wrong.append("--as-published simulates one fiber without a library, so it has no energy, costs or slow start")
     waits = job.twin.waits
     if target is not None and not waits and merge_within_s is None:
         wrong.append(f"sites never wait with strategy {job.twin.name}, so --target needs --merge-within, as 60s")
@@ -266,8 +272,8 @@ def predict(
     try:
         rate_bps = None
         if target is not None:
-            reaches = _reaches(job, merge_within_s)
-            rate_bps = least_rate_bps(reaches, target)
+            utilization_at = _utilization_by_rate(job, merge_within_s)
+            rate_bps = least_rate_bps(utilization_at, target)
             job = job.but(network=job.network.with_rate((rate_bps or math.inf) / job.scale))
         outcome = job.simulate(keep=True)
     except TooMany as error:
@@ -282,7 +288,7 @@ def predict(
     return Prediction(job, outcome, found, target, rate_bps, failures, similar, power)
 
 
-def _reaches(job: Job, merge_within_s: float | None) -> Callable[[float], float]:
+def _utilization_by_rate(job: Job, merge_within_s: float | None) -> Callable[[float], float]:
     """Return the utilization by payload rate; 0 where updates are older than allowed."""
 
     def utilization(rate_bps: float) -> float:

@@ -6,7 +6,7 @@ sends its bits, first in, first out, and then the last bits travel. Sites wait w
 is split by what the exchange that ended it was doing at each moment (:class:`Parts`).
 
 A simulation runs until its cycles repeat, so figures are those of the steady state; jobs that end are simulated from
-their first step to their last.
+their first step to their last, or until :data:`MOST_EVENTS`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ MOST_CYCLES: Final = 64
 """After so many cycles the mean of the latter half counts, though they do not repeat."""
 MOST_EVENTS: Final = 200_000
 _LONGEST_PERIOD: Final = 31
+"""Cycles of a pattern that repeats, at most."""
 _ALIKE: Final = 1e-9
+"""Times that differ by no larger share are equal."""
 OWN_LANE: Final = ""
 """Of an exchange whose bits are sent between those of others."""
 _WATCHED: Final = 2
@@ -105,6 +107,11 @@ class Cost:
     cold_s: float = 0.0
     cold_after_s: float = 0.0
 
+    @property
+    def alone_s(self) -> float:
+        """Seconds that it takes by itself, its connections warm."""
+        return self.software_s + self.propagation_s - self.hidden_s + max(self.lanes.values(), default=0.0)
+
 
 class Costs(Protocol):
     """Costs of exchanges, and compute of a step of each site in seconds."""
@@ -141,13 +148,18 @@ class Transfer:
     arrived_s: float | None = None
     awaited_by: list[Callable[[], None]] = field(default_factory=list)
 
+    @property
+    def queued_s(self) -> float:
+        """Until when the lane sends other exchanges."""
+        return min(max(self.flowing_s, self.sent_s - self.serial_s), self.travels_s)
+
     def parts(self, since_s: float, until_s: float) -> Parts:
         """Split the time between two moments by what this transfer was doing, or those before it that it waited for."""
 
         def share(begin_s: float, end_s: float) -> float:
             return max(0.0, min(until_s, end_s) - max(since_s, begin_s))
 
-        queued_s = min(max(self.flowing_s, self.sent_s - self.serial_s), self.travels_s)
+        queued_s = self.queued_s
         own = Parts(
             propagation_s=share(self.travels_s, until_s),
             serialization_s=share(queued_s, self.travels_s),
@@ -232,6 +244,7 @@ class _Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._transfers: dict[Hashable, Transfer] = {}
+        self.ended = False
         self._lanes: defaultdict[str, float] = defaultdict(float)
         self._slots: dict[tuple[str, ...], list[int]] = {}
         self._queues: defaultdict[tuple[str, ...], deque[Transfer]] = defaultdict(deque)
@@ -251,6 +264,7 @@ class _Simulation:
                 self._start(name, process)
             for _ in range(MOST_EVENTS):
                 if not self._heap:
+                    self.ended = True
                     break
                 self.now_s, _, action = heapq.heappop(self._heap)
                 action()
@@ -331,7 +345,7 @@ class _Simulation:
 
             def over() -> None:
                 for exchange in repeated:
-                    if exchange.sites == (site,):
+                    if exchange.sites == (site,) and self._cost(exchange).bytes.keys() <= {site}:
                         self.moved.append((self._cost(exchange).bytes, left * self._times(exchange)))
                 account.steps += left
                 account.parts = account.parts + (after.parts + before.parts * -1.0) * left
@@ -453,8 +467,9 @@ class _Simulation:
             if cost.slots is not None:
                 queue = self._queues[self._pool(exchange)]
                 if queue:
-                    queue[0].behind = transfer
-                    self._go(queue[0], self._cost(queue.popleft().exchange or exchange))
+                    successor = queue.popleft()
+                    successor.behind = transfer
+                    self._go(successor, self._cost(successor.exchange or exchange))
                 else:
                     self._slots[self._pool(exchange)][0] += 1
             self.sent.append(transfer)
@@ -503,7 +518,7 @@ def simulate(
     """
     names = [name for name in processes if "/" not in name]
     cycles: list[tuple[_Mark, list[float]]] = []
-    state = {"first": 0}
+    state = {"first": 0, "steady": False}
 
     def done(name: str) -> bool:
         """Look at each end of a cycle of ``site`` whether the last cycles repeat those before: at all sites alike, and
@@ -527,7 +542,7 @@ def simulate(
                 and all(abs(one - other) <= exact_s for one, other in zip(before, after, strict=True))
                 and (free or _alike(simulation.accounts, names, period * cycle, took_s))
             ):
-                state["first"] = count - period
+                state |= {"first": count - period, "steady": True}
                 return True
         return False
 
@@ -536,10 +551,10 @@ def simulate(
     account = simulation.accounts[site]
     by_step = {it.steps: it for it in account.marks}
     if cycle is None:
-        first, steady = (skip if skip < account.steps else 0), True
+        first, steady = (skip if skip < account.steps else 0), simulation.ended
     else:
-        steady = 0 < len(cycles) < MOST_CYCLES
-        first = state["first"] * cycle if steady or len(cycles) == MOST_CYCLES else account.steps // 2
+        steady = bool(state["steady"])
+        first = state["first"] * cycle if steady or len(cycles) >= MOST_CYCLES else account.steps // 2
         first = max((it for it in by_step if it <= first), default=0)
     if not account.steps:
         raise TooMany(f"a step has more than {MOST_EVENTS} events")

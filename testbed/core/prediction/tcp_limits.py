@@ -18,7 +18,10 @@ import math
 from testbed.core.physics import validity
 from testbed.core.prediction.network import MSS_BYTES
 
-__all__ = ["cold_start_s", "loss_limit_bps", "usable_rate_bps", "window_limit_bps"]
+__all__ = ["LEAST_RTO_S", "cold_start_s", "loss_limit_bps", "usable_rate_bps", "window_limit_bps"]
+
+LEAST_RTO_S = 0.2
+"""TCP's retransmission timeout is at least that on Linux (RTO_MIN); so long must a connection idle to start slowly."""
 
 
 def window_limit_bps(window_bytes: float, rtt_s: float) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from testbed.core.prediction.network import Network
 from testbed.core.prediction.predicted_job import Job
 from testbed.core.prediction.required_rate import least_rate_bps
+from testbed.core.prediction.simulator import TooMany
 from testbed.core.prediction.workload_job import job_on
 from testbed.core.topology.model import Topology
 from testbed.core.training.layout import FLOAT32_BYTES
@@ -62,10 +64,12 @@ def ways(topology: Topology, gradient_bytes: float = GRADIENT_BYTES, compute_s: 
         return ()
     parameters = max(gradient_bytes / FLOAT32_BYTES, MODEL_LAYERS * topology.scale)
     compute, network = DeclaredCompute(compute_s, model=parameters), Network.of_topology(topology)
-    return tuple(
-        _way(job_on(AgentWorkload(strategy=name, options=own, compute=compute, layers=MODEL_LAYERS), topology, network))
-        for name, own in SHOWN
-    )
+    found = []
+    for name, own in SHOWN:
+        workload = AgentWorkload(strategy=name, options=own, compute=compute, layers=MODEL_LAYERS)
+        with suppress(TooMany):  # then the table goes without it
+            found.append(_way(job_on(workload, topology, network)))
+    return tuple(found)
 
 
 def _way(job: Job) -> Way:

@@ -32,6 +32,8 @@ MOST_SCALE: Final = 1e9
 MOST_SITES: Final = 256
 MOST_RANKS: Final = 10**9
 _HEAD_WIDTH: Final = 128
+_HEADS: Final = 16
+"""More heads are a multiple of that, so that 2, 4, 8 or 16 ranks can split them."""
 _ENDLESS: Final = 10**12
 """Steps of a job whose steady state is of interest."""
 
@@ -135,6 +137,7 @@ def _job(
 
 def _with_matrices(workload: AgentWorkload, compute: DeclaredCompute) -> AgentWorkload:
     """Return ``workload`` with a GPT of about as many parameters: 12 L width^2, heads of 128 as of GPT-3."""
-    heads = max(1, round(math.sqrt((compute.model or 0.0) / (12 * workload.layers)) / _HEAD_WIDTH))
+    heads = math.sqrt((compute.model or 0.0) / (12 * workload.layers)) / _HEAD_WIDTH
+    heads = _HEADS * max(1, round(heads / _HEADS)) if heads > _HEADS else max(1, round(heads))
     real = DeclaredCompute(compute.seconds, True, speeds=compute.speeds)
     return replace(workload, heads=heads, width=heads * _HEAD_WIDTH, compute=real)

@@ -28,8 +28,7 @@ def lead(found: PredictedRun | None, unpredicted: str = "") -> str:
         " Before the first step the ranks timed the strategy's own operations, and the compute unless it is declared;"
         " the prediction composes these."
         if found.calibrated
-        else " Nothing was timed before the job: operations cost what gloo's do elsewhere, and"
-        " the compute is the run's own."
+        else " No operation was timed before the job: costs are gloo's default costs, and the compute is the run's own."
     )
     return (
         f"{LEAD}{how} By the similarity law a lab with the same w kappa ({found.wire_kappa:.3g}), lambda"

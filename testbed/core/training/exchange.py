@@ -9,6 +9,9 @@ from testbed.core.training.strategy_operation import Operation
 
 __all__ = ["Exchange", "at_once", "exchanges", "times"]
 
+_ALIKE = 1.05
+"""Sizes of equal operations of different groups, at most, relative to each other."""
+
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
@@ -41,8 +44,8 @@ class Exchange:
 
     @property
     def byte_count(self) -> float:
-        """Of one part of one operation."""
-        return self.first.byte_count / self.parts
+        """Of one part of the largest operation."""
+        return max(it.byte_count for it in self.operations) / self.parts
 
 
 def exchanges(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Exchange, ...]:
@@ -83,8 +86,14 @@ class _Together:
         self._groups = dict.fromkeys(first.ranks, first.group)
 
     def add(self, operation: Operation) -> bool:
-        """Add ``operation``; return False if one of its ranks is in another group."""
+        """Add ``operation``; return False if one of its ranks is in another group, or if it has another size.
+
+        Slices are of about the same size, also where their codes are not.
+        """
         if any(self._groups.get(rank, operation.group) != operation.group for rank in operation.ranks):
+            return False
+        small, large = sorted((operation.byte_count, self.operations[0].byte_count))
+        if large > _ALIKE * small or (small < large and any(rank in self._groups for rank in operation.ranks)):
             return False
         self.operations.append(operation)
         self._groups.update(dict.fromkeys(operation.ranks, operation.group))
@@ -105,8 +114,8 @@ class _Together:
 
 def _likeness(operation: Operation) -> tuple[object, ...]:
     return (
-        operation.kind, operation.what, operation.fragment, operation.byte_count, operation.lands, operation.parts,
-        operation.turn, operation.watched,
+        operation.kind, operation.what, operation.fragment, operation.lands, operation.parts, operation.turn,
+        operation.watched,
     )  # fmt: skip
 
 

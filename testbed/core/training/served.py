@@ -133,8 +133,8 @@ class Served(Twin):
         """
         operations = self._exchange(site, elements)
         sent = [it for it in operations if it.kind == "send"]
-        push = tuple(replace(it, at_most=1.0) for it in sent if self.layout.sites[it.ranks[0]] == site)
-        answer = tuple(replace(it, at_most=1.0) for it in sent if self.layout.sites[it.ranks[0]] != site)
+        push = tuple(it for it in sent if self.layout.sites[it.ranks[0]] == site)
+        answer = tuple(it for it in sent if self.layout.sites[it.ranks[0]] != site)
         inside = tuple(Exchange((it,), (site,)) for it in operations if it.kind != "send")
         return Exchange(push, (site,)), Exchange(answer, (site,)), inside
 

@@ -1,7 +1,7 @@
 """What the sites of a job do, as processes: compute, begin exchanges, await them. Pure.
 
-A process is a generator of actions. Whoever runs it (``core/prediction/simulator.py``) knows how long compute and
-exchanges take; the process knows their order only. :func:`training_process` makes one from the operations of a twin;
+A process is a generator of actions. The simulator (``core/prediction/simulator.py``) determines how long compute and
+exchanges take; a process defines only their order. :class:`Schedule` makes processes from the operations of a twin;
 twins whose sites do not step together, or exchange inside their passes, write their own (``Twin.processes``).
 """
 
@@ -50,9 +50,9 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Take part in ``exchange``, once what has the key ``after`` has arrived; go on at once.
+    """Join ``exchange`` after the one with the key ``after`` has arrived, without waiting.
 
-    ``key`` names it for all sites; it starts when all sites of the exchange have come so far.
+    ``key`` names it for all sites; it starts when all of its sites have joined.
     """
 
     key: Hashable
@@ -62,9 +62,9 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until all of ``keys`` have arrived, begun yet or not; the answer is the set of those that have.
+    """Wait until all ``keys`` have arrived; the answer is the set of the keys that have.
 
-    With ``quorum`` only until so many have, and then for ``grace_s`` seconds for the others. 0: do not wait.
+    With ``quorum`` wait for so many, and then ``grace_s`` seconds for the others. 0: do not wait.
     """
 
     keys: tuple[Hashable, ...]
