@@ -542,7 +542,7 @@ def simulate(
                 and all(abs(one - other) <= exact_s for one, other in zip(before, after, strict=True))
                 and (free or _alike(simulation.accounts, names, period * cycle, took_s))
             ):
-                state |= {"first": count - period, "steady": True}
+                state["first"], state["steady"] = count - period, True
                 return True
         return False
 
