@@ -453,7 +453,7 @@ def status_line(lab: LabStatus) -> Text:
     if lab.noise is not None and lab.noise.noisy:
         share, longest = format_percent(lab.noise.stalled_share), format_duration(lab.noise.longest_s, 2)
         stalled = f"{share} of the time, {longest} at most"
-        period = "since the lab came up" if lab.young else "in the last minute"
+        period = "since it came up" if lab.young else "in the last minute"
         line.append(f"\n  {period} the host's cores stalled {stalled}", style=UNSURE)
     return line
 

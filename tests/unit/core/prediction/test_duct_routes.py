@@ -116,7 +116,7 @@ links:
 def test_energy_of_tiers_is_of_their_own_fibers() -> None:
     """Two regions: within them every 2 steps, between them also every 6; and waiting."""
     of = job("multi-tier:every=2,every_regions=6", sites=4, step_s=1.0, rate_bps=2**25, delay_s=1e-3)
-    lengths = {lane: 1e6 if lane in ("s0-s2", "s2-s0") else 20e3 for lane in of.network.lengths_m}
+    lengths = {lane: 1e6 if lane in ("s0>s2", "s2>s0") else 20e3 for lane in of.network.lengths_m}
     of = replace(of, network=replace(of.network, lengths_m=lengths))
     found = predict(of, power=Power(by_class={"metro": 1e-12, "long-haul": 100e-12}, idle_watts=500.0))
     payload = 32 * 2**20

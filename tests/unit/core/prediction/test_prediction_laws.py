@@ -104,7 +104,7 @@ def test_lanes_carry_the_bytes_of_the_operations(words: str, rate_bps: float, de
     for step in range(cycle + 1, 2 * cycle + 1):
         operations = [it for it in of.twin.operations(step) if it.what != "tokens" or it.kind != "send"]
         for (here, there), byte_count in site_bytes(operations, of.twin.layout.sites).items():
-            expected[f"{here}-{there}"] += byte_count
+            expected[f"{here}>{there}"] += byte_count
     found = of.simulate()
     assert found.steady
     between = {lane: cycle * moved for lane, moved in found.lane_bytes.items() if lane in of.network.rates_bps}
