@@ -5,7 +5,6 @@ The oracles are datagrams with kernel timestamps, ping, and the kernel's own cou
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import socket
@@ -13,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -130,9 +130,7 @@ def _same(before: list[object], after: list[object]) -> bool:
     return without_seed(before) == without_seed(after)
 
 
-def protected_lab(
-    folder: Path, emulator: str, switch_s: float = MOST_SWITCH_S
-) -> contextlib.AbstractContextManager[testbed.Lab]:
+def protected_lab(folder: Path, emulator: str, switch_s: float = MOST_SWITCH_S) -> AbstractContextManager[testbed.Lab]:
     """Return a lab of :data:`FILE` with 1+1 within ``switch_s``.
 
     It may be uncertified: one noisy CPU may move a median out of tolerance.
@@ -188,7 +186,7 @@ class ProtectionContract:
                     gaps.append(datagrams.gap(5.0))
                     # round trip over 400 km more, at 5 us per km
                     assert self.rtt_s(lab, "one") - bare == pytest.approx(4e-3, abs=ERROR_S)
-                with contextlib.suppress(NoLoss):  # a sender that stalls while the path switches back loses nothing
+                with suppress(NoLoss):  # a sender that stalls while the path switches back loses nothing
                     backs.append(datagrams.gap(8.0))
                 assert self.rtt_s(lab, "one") == pytest.approx(bare, abs=ERROR_S)
         print("outage:", gaps, "on return:", backs)
