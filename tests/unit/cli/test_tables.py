@@ -101,4 +101,4 @@ def test_status_and_results_report_a_noisy_host_but_not_a_quiet_one() -> None:
     assert "stalled" not in status_line(noise=quiet)
     text = status_line(noise=noisy)
     assert "in the last minute the host's cores stalled 1.6" in text and "900 ms at most" in text
-    assert "since the lab came up the host's cores stalled 1.6" in status_line(noise=noisy, uptime_s=20.0)
+    assert "since it came up the host's cores stalled 1.6" in status_line(noise=noisy, uptime_s=20.0)
