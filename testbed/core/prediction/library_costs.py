@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Protocol
 
 from testbed.core.prediction.network import Network
@@ -170,10 +171,11 @@ GLOO: Final = PlainLibrary("torch-gloo", gloo_rounds, gloo_software_s, 2, gloo_h
 
 @dataclass(frozen=True)
 class Moved:
-    """What an exchange moves once: bytes of each lane and inside each site, those that a site's busiest node sends, and
-    the pairs of sites that it crosses."""
+    """What an exchange moves once: ranks of its group, bytes of each lane and inside each site, those that a site's
+    busiest node sends, and the pairs of sites that it crosses."""
 
     exchange: Exchange
+    ranks: int
     lanes: Mapping[str, float]
     busiest: Mapping[str, float]
     hops: tuple[tuple[str, str], ...]
@@ -235,20 +237,16 @@ class LibraryCosts:
     def _hidden_s(self, exchange: Exchange, serial_s: float, propagation_s: float) -> float:
         if not propagation_s:
             return 0.0
-        first, ranks, delay_s = exchange.first, self.group_size(exchange.first), self.hop_s(exchange)
-        byte_count = exchange.byte_count / self.message_scale
-        return min(propagation_s, self.library.hidden_s(first.kind, ranks, byte_count, serial_s, delay_s))
+        kind, ranks, byte_count = self._message(exchange)
+        return min(propagation_s, self.library.hidden_s(kind, ranks, byte_count, serial_s, self.hop_s(exchange)))
 
     def _cost(self, exchange: Exchange) -> OperationCost:
-        first = exchange.first
-        ranks = self.group_size(first)
-        return self.library.cost(
-            first.kind,
-            ranks,
-            exchange.byte_count / self.message_scale,
-            beside=first.parts > 0,
-            crosses=bool(self._moved(exchange).hops),
-        )
+        crosses = bool(self._moved(exchange).hops)
+        return self.library.cost(*self._message(exchange), beside=exchange.first.parts > 0, crosses=crosses)
+
+    def _message(self, exchange: Exchange) -> tuple[str, int, float]:
+        """Return the kind of an exchange's operations, the ranks of one, and its bytes as the library cuts them."""
+        return exchange.first.kind, self._moved(exchange).ranks, exchange.byte_count / self.message_scale
 
     def _cold(self, exchange: Exchange, cost: OperationCost) -> tuple[float, float]:
         """Return how much longer the exchange takes after an idle time, and after which: as measured, or slow start."""
@@ -260,12 +258,6 @@ class LibraryCosts:
         bits = max(self.lanes(exchange).values(), default=0.0) * rate_bps
         cold_s = cold_start_s(rate_bps / self.connections, 2 * delay_s, bits / self.connections)
         return cold_s, LEAST_RTO_S + 2 * delay_s
-
-    def group_size(self, operation: Operation) -> int:
-        """Return how many ranks take part, those that a rank of the layout stands for included."""
-        return round(
-            sum(members * self._stands_for(site, members) for site, members in self._members(operation).items())
-        )
 
     def lanes(self, exchange: Exchange) -> dict[str, float]:
         """Return the seconds for which each lane sends once: directions of fibers, and fabrics by their site."""
@@ -296,51 +288,70 @@ class LibraryCosts:
         pairs = defaultdict[tuple[str, str], float](float)
         share = 1 / exchange.parts / exchange.times  # `operations` has each of the times
         for operation in exchange.operations:
-            factor = share * self._factor(operation)
+            group = self._group(operation)
             for (source, target), byte_count in hop_bytes(operation).items():
                 here, there = sites[source], sites[target]
                 if here == there:
-                    of_node, hops = self._inside(operation, here)
+                    of_node, hops = group.inside(here)
                     nodes[here, source] += share * of_node * byte_count
                     lanes[here] += share * of_node * byte_count * hops
                 else:
-                    pairs[here, there] += factor * byte_count * self._groups(operation, here)
+                    pairs[here, there] += share * group.factor * byte_count * self._groups(group, here)
         for pair, byte_count in pairs.items():
             for lane in self.network.routes[pair].lanes:
                 lanes[lane] += byte_count
         busiest: dict[str, float] = {}
         for (site, _), byte_count in nodes.items():
             busiest[site] = max(busiest.get(site, 0.0), byte_count)
-        return Moved(exchange, dict(lanes), busiest, tuple(pairs))
+        ranks = self._group(exchange.first).ranks
+        return Moved(exchange, ranks, dict(lanes), busiest, tuple(pairs))
 
-    def _members(self, operation: Operation) -> Counter[str]:
-        return Counter(self.layout.sites[rank] for rank in operation.ranks)
+    def _group(self, operation: Operation) -> _Group:
+        """Return the group of an operation. Only all ranks of a site, of which it has several, stand for others."""
+        members, whole = Counter(self.layout.sites[rank] for rank in operation.ranks), self.layout.members
+        stands_for = {
+            site: self.ranks_of.get(site, 1) if 1 < count == len(whole[site]) else 1 for site, count in members.items()
+        }
+        return _Group(operation.kind, members, stands_for)
 
-    def _stands_for(self, site: str, members: int) -> float:
-        """Return how many ranks each of ``members`` of a site stands for: only all of a site's stand for others."""
-        whole = members > 1 and members == len(self.layout.members[site])
-        return self.ranks_of.get(site, 1) if whole else 1
-
-    def _inside(self, operation: Operation, site: str) -> tuple[float, float]:
-        """Return what the operation moves on a hop in a site, as :meth:`_factor`, and for how many hops it stands."""
-        members = self._members(operation)[site]
-        stands_for = self._stands_for(site, members)
-        neighbours = (members * stands_for - 1) / (members - 1)
-        if operation.kind == "all_to_all":
-            return neighbours * len(operation.ranks) / self.group_size(operation), stands_for
-        # A ring over several sites leaves each of them once.
-        return self._factor(operation), neighbours if members < len(operation.ranks) else stands_for
-
-    def _groups(self, operation: Operation, site: str) -> float:
+    def _groups(self, group: _Group, site: str) -> float:
         """Return for how many groups one of some ranks of a site stands: those of slices are as many as the slices."""
-        whole = len(self.layout.members[site]) == self._members(operation)[site]
+        whole = len(self.layout.members[site]) == group.members[site]
         return 1 if self.sliced or whole else self.ranks_of.get(site, 1)
 
-    def _factor(self, operation: Operation) -> float:
-        """Return what the operation moves on a hop, relative to one among the ranks of the layout only."""
-        count, ranks = len(operation.ranks), self.group_size(operation)
-        if count == ranks:
+
+@dataclass(frozen=True)
+class _Group:
+    """The ranks of an operation: how many of the layout each site has in it, and for how many each of these stands."""
+
+    kind: str
+    members: Mapping[str, int]
+    stands_for: Mapping[str, float]
+
+    @property
+    def size(self) -> int:
+        """Ranks of the layout."""
+        return sum(self.members.values())
+
+    @cached_property
+    def ranks(self) -> int:
+        """Ranks that take part."""
+        return round(sum(count * self.stands_for[site] for site, count in self.members.items()))
+
+    @cached_property
+    def factor(self) -> float:
+        """What the operation moves on a hop, relative to one among the ranks of the layout only."""
+        if self.size == self.ranks:
             return 1.0
-        if operation.kind == "all_to_all":
-            return ranks / count
-        return (1 - 1 / ranks) / (1 - 1 / count)
+        if self.kind == "all_to_all":
+            return self.ranks / self.size
+        return (1 - 1 / self.ranks) / (1 - 1 / self.size)
+
+    def inside(self, site: str) -> tuple[float, float]:
+        """Return what the operation moves on a hop in ``site``, as :attr:`factor`, and for how many hops it stands."""
+        members, stands_for = self.members[site], self.stands_for[site]
+        neighbours = (members * stands_for - 1) / (members - 1)
+        if self.kind == "all_to_all":
+            return neighbours * self.size / self.ranks, stands_for
+        # A ring over several sites leaves each of them once.
+        return self.factor, neighbours if members < self.size else stands_for
