@@ -147,40 +147,6 @@ class Evidence:
         if self._records is not None:
             self._records.write("exchange", t=time.monotonic(), **{"step": self._step(), **fields})
 
-    def outer(
-        self,
-        name: str,
-        *,
-        before: Tensor,
-        momentum_before: Tensor | None,
-        gradient: Tensor,
-        after: Tensor,
-        momentum_after: Tensor | None,
-        rate: float,
-        momentum: float,
-        before_crc32: str,
-        restarted: bool = False,
-    ) -> None:
-        """Record a step of an outer optimizer: m ← momentum m + g; Θ ← Θ - rate (g + momentum m). Raises RecordsError.
-
-        Takes what :meth:`outer_step` does.
-        """
-        if self._records is not None:
-            self.outer_taken(
-                self.outer_step(
-                    name,
-                    before=before,
-                    momentum_before=momentum_before,
-                    gradient=gradient,
-                    after=after,
-                    momentum_after=momentum_after,
-                    rate=rate,
-                    momentum=momentum,
-                    before_crc32=before_crc32,
-                    restarted=restarted,
-                )
-            )
-
     def outer_taken(self, line: Mapping[str, object]) -> None:
         """Record what :meth:`outer_step` returned, perhaps in another thread. Raises RecordsError."""
         if self._records is not None:
@@ -202,6 +168,8 @@ class Evidence:
         delayed: Delayed | None = None,
     ) -> dict[str, object]:
         """Return what is recorded of a step of an outer optimizer, without writing it.
+
+        Without ``delayed`` a step is m ← momentum m + g; Θ ← Θ - rate (g + momentum m).
 
         Args:
             name: of the optimizer; its steps are one chain, in which each begins with what the one before left.

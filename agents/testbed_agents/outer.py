@@ -144,7 +144,7 @@ class Nesterov:
         before, momentum_before = self.values[at], self.momentum[at]
         crc_before = crc32([self.values, self.momentum])
         self._update(gradient)
-        checks.outer(
+        line = checks.outer_step(
             self.name,
             before=before,
             momentum_before=momentum_before,
@@ -156,6 +156,7 @@ class Nesterov:
             before_crc32=crc_before,
             restarted=self._chain is not checks,
         )
+        checks.outer_taken(line)
         self._chain = checks
 
     def _update(self, gradient: Tensor) -> None:

@@ -169,13 +169,14 @@ def predict(
     alone = {"--sites": sites, "--ranks-per-site": ranks_per_site, "--lab-scale": lab_scale}
     if given := [name for name, value in alone.items() if value is not None and topology]:
         raise UserError(f"{given[0]} cannot be combined with a topology, which defines it; remove {given[0]}")
+    ran = None if measured is None else api.measured_job(measured)
     job: dict[str, Any] = {
         "compute": compute, "model": model, "layers": layers, "workload": workload,
         "rate_bps": options.read("--rate", rate, parse_rate_bps),
         "delay_s": options.read("--delay", delay, parse_delay_s),
         "sites": sites, "ranks_per_site": ranks_per_site, "scale": lab_scale,
         "library": None if library is None else api.measured_library(library),
-        "measured": measured, "as_published": as_published, "target": target,
+        "measured": ran, "as_published": as_published, "target": target,
         "merge_within_s": options.read("--merge-within", merge_within, parse_duration_s),
         "tcp": Tcp(
             connections, options.size(window), options.read("--loss", loss, parse_probability) or 0.0, cold_start
@@ -200,8 +201,8 @@ def predict(
             console.show_json(one.to_dict())
         else:
             prediction_tables.show(one)
-            if measured is not None and (share := api.measured_job(measured).utilization) is not None:
-                console.show(f"the run measured {prediction_tables.percent(share)}, faults included")
+            if ran is not None and ran.utilization is not None:
+                console.show(f"the run measured {prediction_tables.percent(ran.utilization)}, faults included")
         if timeline is not None:
             save_text(timeline, chrome_trace.text(one.outcome.transfers))
             console.say(f"timeline: {timeline}")

@@ -182,7 +182,7 @@ def predict(
     delay_s: float | None = None,
     scale: float | None = None,
     library: Library | None = None,
-    measured: Path | None = None,
+    measured: MeasuredJob | Path | None = None,
     as_published: bool = False,
     target: float | None = None,
     merge_within_s: float | None = None,
@@ -208,7 +208,7 @@ def predict(
         delay_s: one-way delay between each two sites; default: the topology's, or 200 us.
         scale: of the lab whose messages are simulated; default: the topology's, or 1000.
         library: that carries out the operations; default: torch's gloo.
-        measured: a run whose job, topology and measured costs of operations count where nothing else is said.
+        measured: a run, or what it says of other jobs: default of the job, the topology and the costs of operations.
         as_published: simulate as arXiv:2501.18512 does (``core/prediction/as_published.py``).
         target: compute utilization, 0 to 1, to find the least payload rate for.
         merge_within_s: with a target, the greatest age of updates where no site waits for them.
@@ -226,7 +226,7 @@ def predict(
     from testbed.host import strategy_packages
 
     strategy_packages.register()
-    ran = None if measured is None else measured_job(measured)
+    ran = measured_job(measured) if isinstance(measured, Path) else measured
     given = workload or (ran.workload if ran else AgentWorkload())
     if topology is None and ran is not None and sites is None and ranks_per_site is None:
         topology = ran.topology

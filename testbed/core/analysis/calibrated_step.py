@@ -13,8 +13,6 @@ from typing import Final
 from testbed.core.analysis.measured_library import measured_library
 from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.volleys import Volley, cycle_of, why_not
-from testbed.core.prediction.library_costs import GLOO, LibraryCosts
-from testbed.core.prediction.network import Network
 from testbed.core.prediction.similarity import Groups, groups
 from testbed.core.prediction.simulator import Parts, TooMany, simulate
 from testbed.core.training.gloo_bytes import site_bytes
@@ -76,9 +74,7 @@ def predict_step(
     endless = type(twin)(twin.values, replace(twin.layout, steps=_ENDLESS))
     schedule = Schedule(twin, endless=False) if ends else endless.schedule
     processes = schedule.processes() if twin.composed else endless.processes()
-    names = twin.layout.site_names
-    network = Network.alike(names, fiber.rate_bps, fiber.delay_s)
-    costs = LibraryCosts(twin.layout, network, GLOO, dict.fromkeys(names, compute_s))
+    costs = fiber.costs(twin.layout, compute_s)
     if planned:
         costs = replace(costs, library=measured_library(planned, took_s, costs, Schedule(twin, endless=False)))
     try:
@@ -86,7 +82,7 @@ def predict_step(
             processes,
             costs,
             cycle=None if ends else endless.cycle,
-            site=names[0],
+            site=twin.layout.site_names[0],
             skip=1 if ends else 0,
             keep=True,
             late_as_waiting=True,
@@ -98,7 +94,7 @@ def predict_step(
     pairs = {pair for it in steps for pair in it}
     moved = max((sum(it.get(pair, 0.0) for it in steps) for pair in pairs), default=0.0) / cycle
     return StepPrediction(
-        compute_s, exposed, moved, groups(costs, network, cycle, compute_s, found), fiber.delay_s, fiber.rate_bps
+        compute_s, exposed, moved, groups(costs, costs.network, cycle, compute_s, found), fiber.delay_s, fiber.rate_bps
     )
 
 

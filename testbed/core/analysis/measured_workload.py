@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.measured_library import MeasuredLibrary, measured_library
+from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.volleys import timed
 from testbed.core.certification.certificate import Certificate
 from testbed.core.plan import routing
-from testbed.core.prediction.library_costs import GLOO, LibraryCosts
-from testbed.core.prediction.network import Network, payload_rate_bps
+from testbed.core.prediction.network import payload_rate_bps
 from testbed.core.records.run_record import RunData
 from testbed.core.topology.model import Topology
 from testbed.core.training.site_process import Schedule
@@ -69,8 +69,7 @@ def measured_job(run: RunData) -> MeasuredJob:
     planned, took_s = timed(twin, run.ranks, step_s)
     library = None
     if planned:
-        network = Network.alike(layout.site_names, fiber["rate_bps"], fiber["delay_s"])
-        costs = LibraryCosts(layout, network, GLOO, dict.fromkeys(layout.site_names, step_s))
+        costs = FiberModel.of(fiber, run.certificate.host).costs(layout, step_s)
         library = measured_library(planned, took_s, costs, Schedule(twin, endless=False))
     return MeasuredJob(workload, run.topology, library, measured_utilization(run))
 

@@ -14,6 +14,7 @@ from testbed.core.prediction.network import Network
 from testbed.core.prediction.tcp_limits import LEAST_RTO_S, cold_start_s
 from testbed.core.training.exchange import Exchange, exchanges
 from testbed.core.training.gloo_bytes import site_bytes
+from testbed.core.training.layout import Layout
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
@@ -39,6 +40,14 @@ class FiberModel:
         slow = str(set_to) != "0" and host.get("congestion_control") != "bbr"
         return cls(fiber["delay_s"], fiber["rate_bps"], slow)
 
+    def costs(self, layout: Layout, step_s: float = 0.0) -> LibraryCosts:
+        """Return what gloo's operations cost between sites that have such a fiber to each other.
+
+        ``step_s``: compute of a step, in seconds.
+        """
+        network = Network.alike(layout.site_names, self.rate_bps, self.delay_s)
+        return LibraryCosts(layout, network, GLOO, dict.fromkeys(layout.site_names, step_s))
+
 
 def step_costs(twin: Twin, fiber: FiberModel) -> Callable[[int], StepCost]:
     """Return what a step costs, as a function of its number, from 1.
@@ -46,9 +55,7 @@ def step_costs(twin: Twin, fiber: FiberModel) -> Callable[[int], StepCost]:
     Propagation is that of each sequential round of messages: of buckets in the library's slots one row after the other,
     of messages that need no slot once.
     """
-    layout = twin.layout
-    network = Network.alike(layout.site_names, fiber.rate_bps, fiber.delay_s)
-    costs = LibraryCosts(layout, network, GLOO, {})
+    costs = fiber.costs(twin.layout)
 
     @functools.cache
     def of_operations(operations: tuple[Operation, ...]) -> StepCost:

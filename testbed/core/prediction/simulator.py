@@ -372,8 +372,8 @@ class _Simulation:
             arrived = [it for it in keys if it.arrived_s is not None]
             if self.now_s > since_s and action.quorum is None:
                 last = max(arrived, key=lambda it: it.arrived_s or 0.0)
-                late = self._late_as_waiting and last.exchange is not None and bool(last.exchange.operations)
-                if late and last.exchange is not None and last.exchange.first.lands:
+                exchange = last.exchange
+                if self._late_as_waiting and exchange and exchange.operations and exchange.first.lands:
                     account.parts = account.parts + Parts(waiting_s=self.now_s - since_s)
                 else:
                     account.parts = account.parts + last.parts(since_s, self.now_s)
@@ -518,18 +518,19 @@ def simulate(
     """
     names = [name for name in processes if "/" not in name]
     cycles: list[tuple[_Mark, list[float]]] = []
-    state = {"first": 0, "steady": False}
+    first_cycle, steady = 0, False
 
     def done(name: str) -> bool:
         """Look at each end of a cycle of ``site`` whether the last cycles repeat those before: at all sites alike, and
         with as much under way."""
+        nonlocal first_cycle, steady
         account = simulation.accounts[site]
         if name != site or cycle is None or account.steps % cycle:
             return False
         cycles.append((account.marks[-1], simulation.flying_s()))
         count = len(cycles)
         if count >= MOST_CYCLES:
-            state["first"] = count // 2
+            first_cycle = count // 2
             return True
         for period in range(1, min(_LONGEST_PERIOD, (count - 1) // 2) + 1):
             (first, _), (middle, before), (last, after) = (cycles[-1 - it * period] for it in (2, 1, 0))
@@ -542,7 +543,7 @@ def simulate(
                 and all(abs(one - other) <= exact_s for one, other in zip(before, after, strict=True))
                 and (free or _alike(simulation.accounts, names, period * cycle, took_s))
             ):
-                state["first"], state["steady"] = count - period, True
+                first_cycle, steady = count - period, True
                 return True
         return False
 
@@ -553,8 +554,7 @@ def simulate(
     if cycle is None:
         first, steady = (skip if skip < account.steps else 0), simulation.ended
     else:
-        steady = bool(state["steady"])
-        first = state["first"] * cycle if steady or len(cycles) >= MOST_CYCLES else account.steps // 2
+        first = first_cycle * cycle if steady or len(cycles) >= MOST_CYCLES else account.steps // 2
         first = max((it for it in by_step if it <= first), default=0)
     if not account.steps:
         raise TooMany(f"a step has more than {MOST_EVENTS} events")

@@ -13,7 +13,7 @@ from testbed.core.prediction.predicted_job import Job, Tcp, represented
 from testbed.core.topology.model import Topology
 from testbed.core.training.strategies_built import twin_class
 from testbed.core.workload import workload_layout
-from testbed.core.workload.declared_compute import MODEL_LAYERS, DeclaredCompute
+from testbed.core.workload.declared_compute import DeclaredCompute
 from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import UserError
 
@@ -21,7 +21,7 @@ __all__ = ["COMPUTE_S", "DELAY_S", "MODEL", "RATE_BPS", "SCALE", "job_alike", "j
 
 MODEL: Final = 10e9
 COMPUTE_S: Final = 0.8
-"""Parameters at full scale, and compute of a step in seconds, where none are declared."""
+"""Parameters at full scale, and compute of a step in seconds, if neither a workload nor a caller declares them."""
 RATE_BPS: Final = 100e9
 DELAY_S: Final = 200e-6
 SCALE: Final = 1000.0
@@ -51,7 +51,7 @@ def job_on(
     library: Library = GLOO,
     tcp: Tcp = _NO_LIMITS,
 ) -> Job:
-    """Return the job of ``workload`` in the lab of ``topology``.
+    """Return the job of ``workload``, which declares its compute, in the lab of ``topology``.
 
     Args:
         network: in place of the topology's.
@@ -81,7 +81,7 @@ def job_alike(
     library: Library = GLOO,
     tcp: Tcp = _NO_LIMITS,
 ) -> Job:
-    """Return the job of ``workload`` on ``sites`` that have a fiber to each other.
+    """Return the job of ``workload``, which declares its compute, on ``sites`` that have a fiber to each other.
 
     Args:
         rate_bps: payload rate of a fiber at full scale.
@@ -118,9 +118,9 @@ def _refuse(rate_bps: float | None, delay_s: float | None) -> None:
 def _job(
     workload: AgentWorkload, ranks: Mapping[str, int], network: Network, scale: float, library: Library, tcp: Tcp
 ) -> Job:
-    compute = workload.compute or DeclaredCompute(COMPUTE_S, model=MODEL)
-    layers = MODEL_LAYERS if workload.compute is None and workload.layers == AgentWorkload.layers else workload.layers
-    workload = replace(workload, compute=compute, layers=layers, steps=_ENDLESS)
+    compute = workload.compute
+    assert compute is not None
+    workload = replace(workload, steps=_ENDLESS)
     message_scale = 1.0
     if compute.model is not None and not twin_class(workload.strategy).asleep:
         # Matrices are split, and those of a smaller model would have other shapes: so bytes are those of full scale.

@@ -213,7 +213,7 @@ class Attempts:
                     # A container that died was ended from outside too.
                     self.unexplained = bool(dead) or any(it["unexplained"] for it in ranks if "unexplained" in it)
                     self._end_records()
-                    self.failure = why  # last: whoever waits for the job goes on now
+                    self.failure = why  # set last: it releases threads that wait for the job
                     return _End.LAST
                 return _End.FAILED
             state = self._watch.wait(LOOK_S)
