@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -89,17 +90,20 @@ def test_a_whole_node_is_paused(lab: Lab, program: testbed.ProgramJob) -> None:
 
 @pytest.mark.alone
 def test_a_slowed_rank_takes_longer(lab: Lab, program: testbed.ProgramJob) -> None:
-    """Compared within one stretch of time with its neighbour on the same node, whatever else the machine does."""
+    """Compared with its neighbour on the same node, both in three periods, whatever else the machine does."""
+
+    def ratio() -> float:
+        periods = [taken(lab, 1.0) for _ in range(3)]
+        return statistics.median(it[5] / max(1, it[4]) for it in periods)
+
     with lab.inject("straggler", "4", slower="4x"):
-        found = taken(lab, 2.0)
-        assert 2.0 < found[5] / max(1, found[4]) < 8.0, found
+        assert 2.0 < ratio() < 8.0
         with lab.inject("rank-pause", "4"):
             stood = turns(lab)[4]
             go_on(lab, [5])
             assert turns(lab)[4] <= stood + 1, "what is paused is not continued by its turns"
         go_on(lab, [4])
-    found = taken(lab, 1.0)
-    assert found[5] / max(1, found[4]) < 2.0, found
+    assert ratio() < 2.0
 
 
 def test_what_ranks_cannot_be_refused(lab: Lab, program: testbed.ProgramJob) -> None:

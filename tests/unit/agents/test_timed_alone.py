@@ -3,7 +3,7 @@ exchanges by the strategy itself, which leave its parameters and state as they w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -129,28 +129,27 @@ def test_all_that_is_recorded_of_an_exchange_is_part_of_what_it_takes(tmp_path: 
     twin = strategies_built.make("sparse-loco", {"every": 2}, LAYOUT)
     planned = [it.to_message() | {"gap_s": 0.0} for it in volleys(twin, 0.1) if it.kind == "exchange"]
 
-    def rank_of_job(rank: int) -> list[tuple[int, bool]]:
+    def rank_of_job(rank: int) -> list[bool]:
         model = GPT(Shape(layers=2, width=32, context=16))
         strategy = strategies.make("sparse-loco", {"every": 2})
         strategy.prepare(model, Context(Groups(rank, SITES), steps=LAYOUT.steps))
-        recorded: list[tuple[int, bool]] = []
-        plain = evidence.Evidence.outer
+        restarts: list[bool] = []
+        plain = evidence.Evidence.outer_taken
 
-        def outer(self: evidence.Evidence, name: str, **fields: object) -> None:
-            recorded.append((id(self), bool(fields["restarted"])))
-            plain(self, name, **fields)  # type: ignore[arg-type]
+        def outer_taken(self: evidence.Evidence, line: Mapping[str, object]) -> None:
+            restarts.append(bool(line["restarted"]))
+            plain(self, line)
 
-        evidence.Evidence.outer = outer  # type: ignore[method-assign, assignment]
+        evidence.Evidence.outer_taken = outer_taken  # type: ignore[method-assign]
         with meeting(tmp_path, rank, len(SITES)) as met:
             calibrate(planned, strategy.context.groups, met, strategy, list(model.parameters()))
         evidence.install(evidence.Evidence(Records(tmp_path / f"{rank}.jsonl")))
         strategy.after_step(2)
-        return recorded
+        return restarts
 
-    for recorded in run(len(SITES), rank_of_job):
-        first = [restarted for _, restarted in recorded]
-        assert len(first) > calibration.LEAST + 1
-        assert first == [True, *[False] * (len(first) - 2), True], "a chain of its own, and then the job's"
+    for restarts in run(len(SITES), rank_of_job):
+        assert len(restarts) > calibration.LEAST + 1
+        assert restarts == [True, *[False] * (len(restarts) - 2), True], "a chain of its own, and then the job's"
 
 
 class AloneMeeting:
