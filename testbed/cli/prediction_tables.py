@@ -46,7 +46,9 @@ def show(it: Prediction) -> None:
         console.show(_least(it))
     compute = f"{format_duration(outcome.compute_s, 4)} of compute"
     causes: list[tables.Row] = [
-        [f"exposed: {name}", format_duration(getattr(exposed, field), 3), meaning] for name, field, meaning in _CAUSES
+        [f"exposed: {name}", format_duration(getattr(exposed, field), 3), meaning]
+        for name, field, meaning in _CAUSES
+        if field != "unattributed_s" or exposed.unattributed_s
     ]
     rows: list[tables.Row] = [
         ["compute utilization", percent(it.utilization), f"limited by {it.limit}"],
@@ -60,6 +62,10 @@ def show(it: Prediction) -> None:
         ],
         ["w kappa; lambda; o/T", _groups(it), "the same three mean the same utilization, TCP aside"],
     ]
+    if it.interval is not None:
+        low, high = it.interval
+        times = "operations at the quartiles of the times that the run's ranks took"
+        rows.insert(1, ["interval", f"{percent(low)} to {percent(high)}", times])
     if it.exchange is not None:
         cold = format_duration(it.exchange.cold_start_s, 3)
         alone = format_duration(it.exchange.alone_s, 3)
@@ -97,6 +103,7 @@ _CAUSES: Final = (
     ("queueing", "queueing_s", "behind other exchanges of the job"),
     ("software", "software_s", "of the collective library"),
     ("TCP", "tcp_s", "slow start, where it is asked for"),
+    ("unattributed", "unattributed_s", "what the run took beyond its own simulation"),
 )
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.measured_library import measured_library
-from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.volleys import Volley, cycle_of, why_not
 from testbed.core.prediction.similarity import Groups, groups
 from testbed.core.prediction.simulator import Parts, TooMany, simulate
@@ -34,6 +34,7 @@ class StepPrediction:
     Attributes:
         bytes_per_direction: payload of a step in the busiest direction between two sites.
         delay_s, rate_bps: of the slowest fiber.
+        interval: utilization with operations at the quartiles of their calibration; None if none were timed.
     """
 
     compute_s: float
@@ -42,6 +43,7 @@ class StepPrediction:
     groups: Groups
     delay_s: float
     rate_bps: float
+    interval: tuple[float, float] | None = None
 
     @property
     def step_s(self) -> float:

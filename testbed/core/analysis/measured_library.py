@@ -67,12 +67,11 @@ class MeasuredLibrary:
         same = nearest.ranks == ranks and not any(unlike(nearest)[:2])
         rounds = nearest.cost.rounds if same and not unlike(nearest)[3] else plain.rounds
         return OperationCost(
-            rounds, nearest.cost.software_s, nearest.cost.cold_s, nearest.cost.idle_s, nearest.cost.lane
-        )
+            rounds, nearest.cost.software_s, nearest.cost.cold_s, nearest.cost.idle_s, nearest.cost.lane,
+            nearest.cost.hides,
+        )  # fmt: skip
 
     def hidden_s(self, kind: str, ranks: int, byte_count: float, serial_s: float, delay_s: float) -> float:
-        if any(it.kind == kind for it in self.points):
-            return 0.0  # software is what is left beside all delays and all bytes
         return GLOO.hidden_s(kind, ranks, byte_count, serial_s, delay_s)
 
     def update_s(self, before: tuple[tuple[str, bool], ...]) -> float:
@@ -118,31 +117,37 @@ def _point(volley: Volley, one_s: float, burst: tuple[int, float] | None, costs:
     sites = tuple(dict.fromkeys(costs.layout.sites[rank] for it in operations for rank in it.ranks))
     cost = costs.of(Exchange(operations, sites))
     rounds = GLOO.cost(kind, len(operations[0].ranks), volley.byte_count, beside=False, crosses=True).rounds
-    serial_s = max(cost.lanes.values(), default=0.0)
+    serial_s, propagation_s = max(cost.lanes.values(), default=0.0), cost.propagation_s
     if burst is None:
-        found = _fitted(rounds, cost.propagation_s, serial_s, one_s)
+        found = _fitted(rounds, propagation_s, cost.hidden_s, serial_s, one_s)
     elif cost.slots is None:
-        found = _of_messages(rounds, cost.propagation_s, serial_s, one_s, *burst)
+        found = _of_messages(rounds, propagation_s, serial_s, one_s, *burst)
     else:
         count, burst_s = burst
         slots = min(cost.slots, count) if volley.at_once else 1
-        found = _fitted(rounds, cost.propagation_s, serial_s, burst_s / math.ceil(count / slots), slots)
+        found = _fitted(rounds, propagation_s, cost.hidden_s, serial_s, burst_s / math.ceil(count / slots), slots)
     share = found.rounds / rounds if rounds else 0.0
-    more_s = one_s - found.software_s - share * cost.propagation_s - found.lane * serial_s
-    found = OperationCost(found.rounds, found.software_s, max(0.0, more_s), volley.gap_s, found.lane)
+    hidden_s = cost.hidden_s if found.hides else 0.0
+    more_s = one_s - found.software_s - share * propagation_s + hidden_s - found.lane * serial_s
+    found = replace(found, cold_s=max(0.0, more_s), idle_s=volley.gap_s)
     return _Point(kind, len(operations[0].ranks), volley.byte_count, volley.beside, volley.crosses, found)
 
 
-def _fitted(rounds: float, propagation_s: float, serial_s: float, took_s: float, slots: int = 1) -> OperationCost:
+def _fitted(
+    rounds: float, propagation_s: float, hidden_s: float, serial_s: float, took_s: float, slots: int = 1
+) -> OperationCost:
     """Return the cost of what takes ``took_s`` in all: first its rounds, then its bytes, and software.
 
     In the other of ``slots`` as much is sent at the same time, so the lanes of all together take no longer than that.
+    ``hidden_s`` of the rounds go on while its bytes are sent; not if it took less than both one after the other.
     """
+    if hidden_s and took_s >= max(propagation_s + serial_s, slots * serial_s):
+        return OperationCost(rounds, took_s - propagation_s + hidden_s - serial_s)
     share = min(1.0, took_s / propagation_s) if propagation_s else 1.0
     left_s = max(0.0, took_s - share * propagation_s)
     most_s = min(left_s, (1 - _LITTLE) * took_s / slots)
     lane = min(1.0, most_s / serial_s) if serial_s else 1.0
-    return OperationCost(share * rounds, max(0.0, left_s - lane * serial_s), lane=lane)
+    return OperationCost(share * rounds, max(0.0, left_s - lane * serial_s), lane=lane, hides=False)
 
 
 def _of_messages(
@@ -154,4 +159,4 @@ def _of_messages(
     latency_s = took_s - count * lane_s
     share = min(1.0, latency_s / propagation_s) if propagation_s else 1.0
     software_s = max(0.0, latency_s - share * propagation_s)
-    return OperationCost(share * rounds, software_s, lane=lane_s / serial_s if serial_s else 1.0)
+    return OperationCost(share * rounds, software_s, lane=lane_s / serial_s if serial_s else 1.0, hides=False)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from dataclasses import dataclass
 
+from testbed.core.analysis import run_path
+from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.measured_library import MeasuredLibrary, measured_library
-from testbed.core.analysis.step_costs import FiberModel
 from testbed.core.analysis.volleys import timed
-from testbed.core.certification.certificate import Certificate
-from testbed.core.plan import routing
-from testbed.core.prediction.network import payload_rate_bps
+from testbed.core.prediction.library_costs import GLOO, Library
+from testbed.core.prediction.simulator import TooMany
+from testbed.core.prediction.workload_job import job_on
 from testbed.core.records.run_record import RunData
 from testbed.core.topology.model import Topology
 from testbed.core.training.site_process import Schedule
+from testbed.core.training.twin import Twin
 from testbed.core.workload.declared_compute import DeclaredCompute
 from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import UserError
 
-__all__ = ["MeasuredJob", "certified_fiber", "measured_job", "measured_utilization"]
+__all__ = ["MeasuredJob", "SteadyStep", "measured_job", "measured_utilization", "steady_step"]
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,16 @@ class MeasuredJob:
         workload: what it trained, with the compute that it declared or else measured.
         topology: None if the run has none.
         library: what operations cost, by the times that its ranks took for them before the job; None without.
+        quartiles: the same by the quartiles of these times.
+        beyond_s: by how much a mean step without a fault took longer than its simulation with these costs.
         utilization: compute / (compute + exposed communication) that it measured.
     """
 
     workload: AgentWorkload
     topology: Topology | None
     library: MeasuredLibrary | None
+    quartiles: tuple[MeasuredLibrary, ...]
+    beyond_s: float
     utilization: float | None
 
 
@@ -47,8 +52,8 @@ def measured_job(run: RunData) -> MeasuredJob:
         UserError: no steps or no certificate: a launched program's, or one that died before.
     """
     compute = [step.compute_s for log in run.ranks for step in log.steps]
-    twin, fiber = twin_of(run.ranks, run.info.workload), certified_fiber(run.certificate, run.topology)
-    if not compute or twin is None or fiber is None or run.certificate is None:
+    twin, fiber = twin_of(run.ranks, run.info.workload), FiberModel.certified(run.certificate, run.topology)
+    if not compute or twin is None or fiber is None:
         missing = "steps" if not compute or twin is None else "certificate"
         raise UserError(f"the run has no {missing} to predict from; name a finished run of an experiment")
     layout, scale = twin.layout, run.topology.scale if run.topology else 1.0
@@ -66,40 +71,59 @@ def measured_job(run: RunData) -> MeasuredJob:
         width=layout.width,
         heads=layout.heads,
     )
-    planned, took_s = timed(twin, run.ranks, step_s)
-    library = None
-    if planned:
-        costs = FiberModel.of(fiber, run.certificate.host).costs(layout, step_s)
-        library = measured_library(planned, took_s, costs, Schedule(twin, endless=False))
-    return MeasuredJob(workload, run.topology, library, measured_utilization(run))
+    libraries = _libraries(twin, fiber, run, step_s)
+    library, *quartiles = libraries or (None,)
+    beyond_s = _beyond_s(workload, library, run, twin.cycle)
+    return MeasuredJob(workload, run.topology, library, tuple(quartiles), beyond_s, measured_utilization(run))
 
 
-def certified_fiber(certificate: Certificate | None, topology: Topology | None = None) -> dict[str, float] | None:
-    """Return ``delay_s`` and the payload ``rate_bps`` of the slowest fiber of a certificate; None if it has none.
+def _libraries(twin: Twin, fiber: FiberModel, run: RunData, step_s: float) -> tuple[MeasuredLibrary, ...]:
+    """Return the library by the mean of its times, and by their quartiles; () if nothing was timed."""
+    planned, took = timed(twin, run.ranks, step_s)
+    costs, schedule = fiber.costs(twin.layout, step_s), Schedule(twin, endless=False)
+    times = [[it.mean_s for it in took], [it.fast_s for it in took], [it.slow_s for it in took]] if took else []
+    return tuple(measured_library(planned, it, costs, schedule) for it in times)
 
-    ``topology``: only fibers that the traffic of the healthy lab takes count, and not those that stand by.
+
+def _beyond_s(workload: AgentWorkload, library: Library | None, run: RunData, cycle: int) -> float:
+    """Return by how much a steady step took longer than it does by the simulator; 0 if that cannot be told."""
+    found = steady_step(run, cycle)
+    if run.topology is None or found is None:
+        return 0.0
+    try:
+        simulated = job_on(workload, run.topology, library=library or GLOO).simulate()
+    except TooMany:
+        return 0.0
+    return found.exposed_s - simulated.parts.total_s
+
+
+@dataclass(frozen=True)
+class SteadyStep:
+    """Compute and exposed communication of a mean step, in seconds."""
+
+    compute_s: float
+    exposed_s: float
+
+    @property
+    def utilization(self) -> float:
+        return self.compute_s / (self.compute_s + self.exposed_s)
+
+
+def steady_step(run: RunData, cycle: int) -> SteadyStep | None:
+    """Return the mean step of all ranks over whole cycles, without the first and the last one, and without faults.
+
+    A job that is too short for that counts without its first step. None without a second step, or without compute.
     """
-    used = _used(topology) if topology else None
-    measured = [
-        it
-        for link in (certificate.links if certificate else ())
-        if used is None or link.name in used
-        for it in link.directions
-        if it.measured is not None and it.rate is not None and (it.rate.measured_bps or 0.0) > 0
+    faults = run_path.disturbed(run.events)
+    steps = [it for log in run.ranks for it in log.steps if not faults.touch(it.t_begin, it.t_end)]
+    last = max((it.step for it in steps), default=0)
+    counted = [it for it in steps if cycle < it.step <= last - last % cycle - cycle] or [
+        it for it in steps if it.step > 1
     ]
-    if not measured:
+    compute_s = sum(it.compute_s for it in counted)
+    if compute_s <= 0:
         return None
-    rate_bps = min(it.rate.measured_bps for it in measured if it.rate)
-    return {"delay_s": max(it.target_s for it in measured), "rate_bps": payload_rate_bps(rate_bps)}
-
-
-def _used(topology: Topology) -> set[str] | None:
-    """Return the links on the paths between all sites with ranks; None if a path is not known."""
-    sites = [site.name for site in topology.sites if site.nodes]
-    paths = [routing.path(topology, here, there) for here, there in itertools.permutations(sites, 2)]
-    if not paths or any(path is None for path in paths):
-        return None
-    return {direction.partition(":")[0] for path in paths for hop in path or () for direction in hop}
+    return SteadyStep(compute_s / len(counted), sum(it.exposed_s for it in counted) / len(counted))
 
 
 def measured_utilization(run: RunData) -> float | None:

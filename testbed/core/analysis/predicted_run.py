@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from testbed.core.analysis import run_path
 from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
-from testbed.core.analysis.critical_path import CriticalPath, Parts
+from testbed.core.analysis.critical_path import Parts
+from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.measured_workload import certified_fiber
-from testbed.core.analysis.step_costs import FiberModel
-from testbed.core.analysis.timeline import Stretches, fault_windows
 from testbed.core.analysis.volleys import timed, why_not
 from testbed.core.certification.certificate import Certificate
 from testbed.core.prediction.network import length_m
@@ -39,8 +37,6 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 }
 """Parts of a prediction, and those of a critical path that they are compared with: TCP's recovery and what the model
 of a step does not explain are in the time that an operation takes alone, so they are the library's there."""
-_MOST_AFTER_S = 2.0
-"""So long after its end a fault may slow steps down."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +112,20 @@ def expected_step(
     ``about_s``: compute of a step, where the ranks timed none. None without a certificate, for a strategy
     that is not predicted, or without a second site.
     """
-    fiber = certified_fiber(certificate, topology)
-    if twin is None or fiber is None or certificate is None:
+    fiber = FiberModel.certified(certificate, topology)
+    if twin is None or fiber is None:
         return None
-    model = FiberModel.of(fiber, certificate.host)
-    planned, took_s = timed(twin, logs, about_s)
+    planned, took = timed(twin, logs, about_s)
     ranks = [log.calibrations[-1].compute_times_s for log in sorted(logs, key=lambda it: it.rank) if log.calibrations]
     steps_s = tuple(zip(*ranks, strict=False))
-    return predict_step(twin, model, _compute_s(twin, logs) or about_s, planned, took_s, steps_s)
+
+    def predicted(took_s: Sequence[float]) -> StepPrediction | None:
+        return predict_step(twin, fiber, _compute_s(twin, logs) or about_s, planned, took_s, steps_s)
+
+    found = predicted([it.mean_s for it in took])
+    ends = [predicted(it) for it in ([it.fast_s for it in took], [it.slow_s for it in took])] if took else []
+    within = [it.utilization for it in (found, *ends) if it is not None]
+    return replace(found, interval=(min(within), max(within))) if found is not None and ends else found
 
 
 def why_unpredicted(
@@ -134,7 +136,7 @@ def why_unpredicted(
         return "what its ranks exchange is unknown"
     if why := why_not(twin):
         return why
-    if certificate is None or certified_fiber(certificate, topology) is None:
+    if FiberModel.certified(certificate, topology) is None:
         return "no fiber in use was certified"
     if expected_step(twin, certificate, logs, 1.0, topology) is not None:
         return ""
@@ -152,7 +154,7 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     path = run_path.evaluate(run, run.ranks) if twin else None
     if twin is None or path is None:
         return None
-    calm = _calm(path, run)
+    calm = run_path.calm(path, run)
     measured = calm.mean
     found = expected_step(twin, run.certificate, run.ranks, measured.compute_s, run.topology)
     if found is None or measured.compute_s <= 0:
@@ -191,19 +193,6 @@ def _parts(predicted: Predicted, measured: Parts) -> dict[str, tuple[float, floa
         name: (value, sum(getattr(measured, part) for part in of))
         for (name, of), value in zip(PARTS.items(), values, strict=True)
     }
-
-
-def _calm(path: CriticalPath, run: RunData) -> CriticalPath:
-    """Return the steps that no fault touched, without the first of each attempt, which makes connections and touches
-    its memory for the first time; all, if none was spared."""
-    faults = Stretches(
-        (it.began_t, it.ended_t + _MOST_AFTER_S if it.ended_t is not None else float("inf"))
-        for it in fault_windows(run.events)
-    )
-    first = {it.attempt: it.step for it in reversed(path.steps)}
-    later = [it for it in path.steps if it.step != first[it.attempt]]
-    calm = tuple(it for it in later if not faults.touch(it.began_t, it.ended_t))
-    return CriticalPath(calm) if calm else path
 
 
 def _compute_s(twin: Twin, logs: Sequence[RankLog]) -> float | None:

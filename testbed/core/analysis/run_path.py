@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from testbed.core.analysis.commits import lineage
 from testbed.core.analysis.critical_path import CriticalPath, Operations, TimedOperation, critical_path
+from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.measured_workload import certified_fiber
-from testbed.core.analysis.step_costs import FiberModel, step_costs
+from testbed.core.analysis.step_costs import step_costs
+from testbed.core.analysis.timeline import Stretches, fault_windows
 from testbed.core.records.check_record import CheckLog
+from testbed.core.records.event import Event
 from testbed.core.records.operation_record import Done, Tag
 from testbed.core.records.rank_log import RankLog, StepRecord
 from testbed.core.records.run_record import RunData
 from testbed.core.training.twin import Twin
 
-__all__ = ["evaluate"]
+__all__ = ["calm", "disturbed", "evaluate"]
 
 _NO_WAITING = ("barrier", "sum")
 """Kinds that no step waits for across a fiber: of the job's beginning, and additions in the rank's own memory."""
+_MOST_AFTER_S = 2.0
+"""So long after its end a fault may slow steps down."""
 
 
 def evaluate(run: RunData, logs: Sequence[RankLog]) -> CriticalPath | None:
     """Return the path of each committed step; None for a launched program, or without a certificate or a step."""
-    fiber = certified_fiber(run.certificate, run.topology)
-    twin = twin_of(logs, run.info.workload)
-    if fiber is None or twin is None or run.certificate is None:
+    fiber, twin = FiberModel.certified(run.certificate, run.topology), twin_of(logs, run.info.workload)
+    if fiber is None or twin is None:
         return None
     world_size = twin.layout.world_size
     rows = [row for row in lineage(logs).values() if len(row) == world_size]
     rows.sort(key=lambda row: max(record.t_end for record in row.values()))
-    costs = step_costs(twin, FiberModel.of(fiber, run.certificate.host))
+    costs = step_costs(twin, fiber)
     return critical_path(rows, costs, _operations(run.checks, twin)) if rows else None
+
+
+def calm(path: CriticalPath, run: RunData) -> CriticalPath:
+    """Return the steps that no fault touched, without the first of each attempt, which makes connections and touches
+    its memory for the first time; all, if none was spared."""
+    faults = disturbed(run.events)
+    first = {it.attempt: it.step for it in reversed(path.steps)}
+    later = [it for it in path.steps if it.step != first[it.attempt]]
+    found = tuple(it for it in later if not faults.touch(it.began_t, it.ended_t))
+    return CriticalPath(found) if found else path
+
+
+def disturbed(events: Sequence[Event]) -> Stretches:
+    """Return when faults were in force, or their aftermath went on."""
+    return Stretches(
+        (it.began_t, it.ended_t + _MOST_AFTER_S if it.ended_t is not None else math.inf) for it in fault_windows(events)
+    )
 
 
 def _operations(checks: Sequence[CheckLog], twin: Twin) -> Operations | None:

@@ -5,48 +5,19 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from testbed.core.analysis.critical_path import StepCost, WindowCost
-from testbed.core.prediction.library_costs import GLOO, LibraryCosts
-from testbed.core.prediction.network import Network
+from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.prediction.library_costs import LibraryCosts
 from testbed.core.prediction.tcp_limits import LEAST_RTO_S, cold_start_s
 from testbed.core.training.exchange import Exchange, exchanges
 from testbed.core.training.gloo_bytes import site_bytes
-from testbed.core.training.layout import Layout
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
-__all__ = ["FiberModel", "step_costs"]
-
-
-@dataclass(frozen=True)
-class FiberModel:
-    """The slowest certified fiber: one-way delay in seconds, payload rate in bit/s.
-
-    ``slow_after_idle``: whether connections start slowly after idling (tcp_slow_start_after_idle, and not by BBR).
-    """
-
-    delay_s: float
-    rate_bps: float
-    slow_after_idle: bool = True
-
-    @classmethod
-    def of(cls, fiber: Mapping[str, float], host: Mapping[str, object]) -> FiberModel:
-        """Return the model of a certificate's fiber and the settings of its host."""
-        sysctls = host.get("sysctls")
-        set_to = sysctls.get("net.ipv4.tcp_slow_start_after_idle", "1") if isinstance(sysctls, Mapping) else "1"
-        slow = str(set_to) != "0" and host.get("congestion_control") != "bbr"
-        return cls(fiber["delay_s"], fiber["rate_bps"], slow)
-
-    def costs(self, layout: Layout, step_s: float = 0.0) -> LibraryCosts:
-        """Return what gloo's operations cost between sites that have such a fiber to each other.
-
-        ``step_s``: compute of a step, in seconds.
-        """
-        network = Network.alike(layout.site_names, self.rate_bps, self.delay_s)
-        return LibraryCosts(layout, network, GLOO, dict.fromkeys(layout.site_names, step_s))
+__all__ = ["step_costs"]
 
 
 def step_costs(twin: Twin, fiber: FiberModel) -> Callable[[int], StepCost]:

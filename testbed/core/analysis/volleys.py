@@ -25,6 +25,7 @@ __all__ = [
     "EXCHANGE",
     "Round",
     "Signature",
+    "Timed",
     "Volley",
     "cycle_of",
     "has_outer_loop",
@@ -134,8 +135,10 @@ def cycle_of(twin: Twin) -> int:
 
 def why_not(twin: Twin) -> str:
     """Return why the time of a step is not predicted; empty if it is."""
-    if twin.unpredicted:
-        return twin.unpredicted
+    return twin.unpredicted or _unlike(twin)
+
+
+def _unlike(twin: Twin) -> str:
     if len(twin.layout.site_names) < 2:
         return "all ranks are at one site"
     if any(speed != 1.0 for speed in twin.layout.speeds.values()):
@@ -153,12 +156,12 @@ def rounds(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Round
 
 
 def volleys(twin: Twin, step_s: float, round_trip_s: float = 1.0) -> tuple[Volley, ...]:
-    """Return what is to be timed, in the order in which a cycle does it; () if nothing is predicted from it.
+    """Return what is to be timed, in the order in which a cycle does it; () if nothing can be.
 
     ``step_s``: about how long a step takes. ``round_trip_s``: the longest one between two sites, which says how long
     connections idle before an operation.
     """
-    if why_not(twin):
+    if not twin.timed or _unlike(twin):
         return ()
     cycle = cycle_of(twin)
     found: list[Volley] = []
@@ -241,23 +244,32 @@ def _planned(
             yield it
 
 
-def timed_alone(rows: Iterable[Mapping[int, Sequence[float]]]) -> tuple[float, ...]:
-    """Return how long each volley took: the mean over repetitions of the slowest rank's time.
+@dataclass(frozen=True)
+class Timed:
+    """How long one volley took alone, over repetitions, in seconds: the mean, and the quartiles."""
 
-    Of four and more a quarter at each end is left out: a stall of the machine would be a quarter of the mean.
+    mean_s: float
+    fast_s: float
+    slow_s: float
 
-    ``rows``: of each volley, rank -> its times in s; the first repetition, which warms connections, does not count.
+
+def timed_alone(ranks: Mapping[int, Sequence[float]]) -> Timed:
+    """Return how long the slowest rank took for a volley.
+
+    Of four repetitions and more the mean leaves out a quarter at each end: a stall of the machine would be a quarter of
+    it.
+
+    ``ranks``: the times of each in s; the first repetition, which warms connections, does not count.
     """
-    found = []
-    for ranks in rows:
-        slowest = [max(times) for times in zip(*(it for it in ranks.values() if it), strict=False)]
-        counted = sorted(slowest[1:] or slowest)
-        ends = len(counted) // 4
-        found.append(statistics.fmean(counted[ends : len(counted) - ends]) if counted else 0.0)
-    return tuple(found)
+    slowest = [max(times) for times in zip(*(it for it in ranks.values() if it), strict=False)]
+    counted = sorted(slowest[1:] or slowest)
+    if not counted:
+        return Timed(0.0, 0.0, 0.0)
+    ends = len(counted) // 4
+    return Timed(statistics.fmean(counted[ends : len(counted) - ends]), counted[ends], counted[-1 - ends])
 
 
-def timed(twin: Twin, logs: Sequence[RankLog], about_s: float) -> tuple[tuple[Volley, ...], tuple[float, ...]]:
+def timed(twin: Twin, logs: Sequence[RankLog], about_s: float) -> tuple[tuple[Volley, ...], tuple[Timed, ...]]:
     """Return the volleys of a job, and how long its ranks took for each; both empty if not all ranks timed them.
 
     ``about_s``: compute of a step, where none is declared.
@@ -266,7 +278,8 @@ def timed(twin: Twin, logs: Sequence[RankLog], about_s: float) -> tuple[tuple[Vo
     ranks = {log.rank: log.calibrations[-1].took_s for log in logs if log.calibrations}
     if not ranks or any(len(it) != len(planned) for it in ranks.values()):
         return (), ()
-    return planned, timed_alone({rank: it[index] for rank, it in ranks.items()} for index in range(len(planned)))
+    found = (timed_alone({rank: it[index] for rank, it in ranks.items()}) for index in range(len(planned)))
+    return planned, tuple(found)
 
 
 def _crosses(operations: Iterable[Operation], sites: Sequence[str]) -> bool:

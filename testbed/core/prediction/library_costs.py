@@ -106,6 +106,7 @@ class OperationCost:
         software_s: seconds of work.
         cold_s: how much longer it takes after its connections were idle, for ``idle_s`` when that was measured.
         lane: seconds on a lane per second that its bytes need there.
+        hides: whether its lane sends during a part of its delays, as the library's algorithm says.
     """
 
     rounds: float
@@ -113,6 +114,7 @@ class OperationCost:
     cold_s: float = 0.0
     idle_s: float = 0.0
     lane: float = 1.0
+    hides: bool = True
 
 
 class Library(Protocol):
@@ -229,7 +231,7 @@ class LibraryCosts:
             lanes=lanes,
             bytes={lane: times * moved for lane, moved in self._moved(exchange).lanes.items()},
             slots=slots,
-            hidden_s=times * self._hidden_s(exchange, serial_s / times, propagation_s / times),
+            hidden_s=times * self._hidden_s(exchange, serial_s / times, propagation_s / times) if cost.hides else 0.0,
             cold_s=cold_s,
             cold_after_s=cold_after_s,
         )

@@ -66,6 +66,8 @@ class Job:
         scale: full scale has so many times the rates and payloads.
         message_scale: the library's messages are so many times smaller than those of the twin.
         as_published: simulate as a paper does, in place of what the agents do (``as_published.py``).
+        beyond_s: what a measured run of this job took beyond its simulation, in seconds of a mean step.
+        quartiles: the library as fast, and as slow, as the quartiles of its calibration; () if it was not measured.
     """
 
     twin: Twin
@@ -77,6 +79,8 @@ class Job:
     library: Library = GLOO
     tcp: Tcp = Tcp()
     as_published: bool = False
+    beyond_s: float = 0.0
+    quartiles: tuple[Library, ...] = ()
     moved: dict[int, Moved] = field(default_factory=dict, repr=False, compare=False)
     """What each exchange moves, which no change of rates or delays changes."""
 
@@ -147,7 +151,7 @@ class Job:
         processes, stand_for = self.twin.processes(), self.sites_by_process
         if stand_for is not None:
             processes = {site: processes[site] for site in stand_for}
-        return simulate(
+        outcome = simulate(
             processes,
             self.costs,
             cycle=self.twin.cycle,
@@ -157,6 +161,7 @@ class Job:
             free=not self.twin.waits,
             pace=self.twin.pace(self.site),
         )
+        return outcome.beyond(self.beyond_s) if self.beyond_s else outcome
 
     @property
     def _published(self) -> Published:

@@ -33,6 +33,7 @@ _CAUSES = {
     "software_s": "software",
     "waiting_s": "the slowest site",
     "tcp_s": "TCP's slow start",
+    "unattributed_s": "what the run does not explain",
 }
 
 
@@ -91,6 +92,15 @@ class Prediction:
     @property
     def utilization(self) -> float:
         return self.outcome.utilization
+
+    @functools.cached_property
+    def interval(self) -> tuple[float, float] | None:
+        """Utilization with operations at the quartiles of their calibration; None if none were measured."""
+        jobs = [self.job.but(library=it) for it in self.job.quartiles]
+        if not jobs:
+            return None
+        found = [self.utilization, *(it.simulate().utilization for it in jobs)]
+        return min(found), max(found)
 
     @property
     def exposed(self) -> Parts:
@@ -193,6 +203,7 @@ class Prediction:
             "strategy": self.strategy,
             "options": dict(job.twin.values),
             "utilization": self.utilization,
+            "interval": None if self.interval is None else list(self.interval),
             "step_s": self.outcome.step_s,
             "compute_s": self.outcome.compute_s,
             "exposed": asdict(self.exposed),

@@ -16,7 +16,7 @@ import itertools
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from testbed.core.training.exchange import Exchange
@@ -48,6 +48,7 @@ class Parts:
         queueing_s: the lane sends bits of other exchanges of the job.
         software_s: the library works.
         tcp_s: connections start slowly, or recover.
+        unattributed_s: what a run measured beyond all of these.
     """
 
     waiting_s: float = 0.0
@@ -56,12 +57,14 @@ class Parts:
     queueing_s: float = 0.0
     software_s: float = 0.0
     tcp_s: float = 0.0
+    unattributed_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         return (
-            self.waiting_s + self.propagation_s + self.serialization_s + self.queueing_s + self.software_s + self.tcp_s
-        )
+            self.waiting_s + self.propagation_s + self.serialization_s + self.queueing_s
+            + self.software_s + self.tcp_s + self.unattributed_s
+        )  # fmt: skip
 
     def __add__(self, other: Parts) -> Parts:
         return Parts(
@@ -71,6 +74,7 @@ class Parts:
             self.queueing_s + other.queueing_s,
             self.software_s + other.software_s,
             self.tcp_s + other.tcp_s,
+            self.unattributed_s + other.unattributed_s,
         )
 
     def __mul__(self, factor: float) -> Parts:
@@ -81,6 +85,7 @@ class Parts:
             self.queueing_s * factor,
             self.software_s * factor,
             self.tcp_s * factor,
+            self.unattributed_s * factor,
         )
 
 
@@ -203,6 +208,12 @@ class Simulated:
     @property
     def utilization(self) -> float:
         return self.compute_s / self.step_s
+
+    def beyond(self, seconds: float) -> Simulated:
+        """Return a mean step that takes so much longer, unattributed; if less than 0, with less software."""
+        software_s = min(0.0, max(seconds, -self.parts.software_s))
+        more = Parts(software_s=software_s, unattributed_s=max(0.0, seconds))
+        return replace(self, step_s=self.step_s + more.total_s, parts=self.parts + more)
 
 
 class _Mark(NamedTuple):

@@ -43,6 +43,7 @@ class TorchftDiloco(Twin):
         Option("start", "equal", choice("equal", "copied"), "copied: torchft's init_sync, which its users have on"),
     )
     unpredicted = "torchft makes its own process groups and waits for its quorum, which cannot be timed before the job"
+    timed = False
 
     def mistakes(self) -> Sequence[Mistake]:
         found = []

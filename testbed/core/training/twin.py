@@ -76,7 +76,9 @@ class Twin(ABC):
     """Whether a step takes its compute and its operations, one after the other or beside the backward pass. If not,
     sites wait inside each other's passes, or not at all: :meth:`processes` says how."""
     unpredicted: ClassVar[str] = ""
-    """Why the time of a step is not predicted; empty if it is."""
+    """Why the time of a step is not predicted before a run; empty if it is."""
+    timed: ClassVar[bool] = True
+    """Whether ranks can do its operations alone before a job."""
     asleep: ClassVar[bool] = True
     """Whether it trains a model of declared size, whose layers are vectors; if not, it needs the GPT's matrices."""
     together: ClassVar[bool] = True

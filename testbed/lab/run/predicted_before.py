@@ -70,11 +70,14 @@ def _not_predicted(workload: AgentWorkload, why: str) -> str:
 
 def predicted_note(workload: AgentWorkload, expected: StepPrediction) -> str:
     """Return the prediction of a job in a line, before its first step."""
-    parts = expected.exposed
+    parts, within = expected.exposed, ""
+    if expected.interval is not None:
+        low, high = (f"{100 * it:.1f}" for it in expected.interval)
+        within = f" (from {low} to {high} % by the quartiles of its operations)" if low != high else ""
     return (
         f"predicted for {workload.strategy}: a step of {format_duration(expected.step_s, 3)}, compute utilization"
-        f" {expected.utilization:.1%}, {expected.bytes_per_direction / 1e3:.4g} kB per step and direction; exposed"
-        f" {format_duration(parts.total_s, 3)} ({format_duration(parts.propagation_s, 3)} propagation,"
+        f" {expected.utilization:.1%}{within}, {expected.bytes_per_direction / 1e3:.4g} kB per step and direction;"
+        f" exposed {format_duration(parts.total_s, 3)} ({format_duration(parts.propagation_s, 3)} propagation,"
         f" {format_duration(parts.serialization_s + parts.queueing_s, 3)} serialization,"
         f" {format_duration(parts.software_s + parts.tcp_s, 3)} software and site,"
         f" {format_duration(parts.waiting_s, 3)} waiting), from its operations timed alone"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +12,9 @@ from builders import run_factory, validation_factory
 from builders.tables import table
 
 import testbed
+from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.measured_workload import certified_fiber, measured_job
+from testbed.core.analysis.measured_workload import measured_job, steady_step
 from testbed.core.analysis.predicted_run import expected_step, predicted_run
 from testbed.core.prediction.library_costs import PlainLibrary
 from testbed.core.records.rank_log import CalibrationRecord, RankLog
@@ -131,13 +134,50 @@ def test_measured_job_has_what_its_operations_took(run: Path) -> None:
     assert found.library is not None
     size = run_factory.GRADIENT_BYTES / 8
     cost = found.library.cost("all_reduce", 4, size, beside=True, crosses=True)
-    fiber = certified_fiber(data.certificate, data.topology)
+    fiber = FiberModel.certified(data.certificate, data.topology)
     assert fiber is not None
-    assert fiber["delay_s"] == pytest.approx(200e-6), "of the fiber in use, not of the one that stands by"
-    # Four in 100 ms, two at a time: 50 ms each, of which 12 rounds and its own bytes are not the library's.
-    lane_s = 8 * 1.5 * size / fiber["rate_bps"]
+    assert fiber.delay_s == pytest.approx(200e-6), "of the fiber in use, not of the one that stands by"
+    # Four in 100 ms, two at a time: 50 ms each, of which 12 rounds and its own bytes are not the library's. In each of
+    # the ring's two phases three of six messages travel while the lane sends the other three.
+    lane_s = 8 * 1.5 * size / fiber.rate_bps
+    travels_s = 2 * (3 * 2 * fiber.delay_s + (3 + 1) * lane_s / 12)
     assert cost.rounds == 12
-    assert cost.software_s == pytest.approx(0.05 - 12 * fiber["delay_s"] - lane_s, rel=0.01)
+    assert cost.software_s == pytest.approx(0.05 - max(travels_s, lane_s + 4 * fiber.delay_s), rel=0.01)
+
+
+def test_prediction_of_the_lab_that_was_measured_is_what_was_measured(run: Path) -> None:
+    """What the run took beyond its own simulation is unattributed, or less software; another strategy's is unknown."""
+    measured = steady_step(RunDirectory(run).read(), cycle=1)
+    found = testbed.predict(measured=run)
+    assert measured is not None and found.exposed.total_s == pytest.approx(measured.exposed_s)
+    assert found.exposed.unattributed_s == pytest.approx(found.job.beyond_s) and found.job.beyond_s > 0
+    assert testbed.predict("diloco:every=10", measured=run).exposed.unattributed_s == 0.0
+
+
+def test_prediction_has_an_interval_of_what_was_timed(run: Path) -> None:
+    times = [[0.9, 0.03, 0.04, 0.06, 0.07], [0.9, 0.07, 0.08, 0.12, 0.13]]
+    for file in (run / "ranks").glob("rank-?.jsonl"):
+        calibration = {"kind": "calibration", "attempt": 1, "t": 0.0, "lasted_s": 1.0, "took_s": times}
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join([lines[0], json.dumps(calibration), *lines[1:]]) + "\n")
+    found = testbed.predict(measured=run)
+    assert found.interval is not None and found.interval[0] < found.utilization < found.interval[1]
+    assert testbed.predict("ddp").interval is None
+
+
+def test_steady_step_has_whole_cycles_without_the_first_and_the_last(run: Path) -> None:
+    data = RunDirectory(run).read()
+    data = replace(data, ranks=tuple(log for log in data.ranks if log.steps), events=())
+    exposed_s = {step: statistics.fmean(it.exposed_s for log in data.ranks for it in log.steps if it.step == step)
+                 for step in {it.step for log in data.ranks for it in log.steps}}  # fmt: skip
+    last = max(it.step for log in data.ranks for it in log.steps)
+    found = steady_step(data, cycle=10)
+    steps = range(11, last - last % 10 - 10 + 1)
+    assert found is not None and found.exposed_s == pytest.approx(statistics.fmean(exposed_s[it] for it in steps))
+    found = steady_step(data, cycle=last)
+    assert found is not None and found.exposed_s == pytest.approx(
+        statistics.fmean(exposed_s[it] for it in range(2, last + 1))
+    ), "too short"
 
 
 def test_measured_job_needs_steps(run: Path) -> None:

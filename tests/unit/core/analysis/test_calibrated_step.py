@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
-from testbed.core.analysis.step_costs import FiberModel
-from testbed.core.analysis.volleys import Volley, rounds, timed_alone, volleys
+from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.analysis.volleys import Timed, Volley, rounds, timed_alone, volleys
 from testbed.core.prediction.library_costs import gloo_software_s
 from testbed.core.training.async_diloco import AsyncDiloco
 from testbed.core.training.ddp import Ddp
@@ -114,10 +114,12 @@ def test_volleys_have_half_of_many_messages_behind_one_another() -> None:
 
 
 def test_timed_alone_counts_the_slowest_rank_and_the_first_repetition_does_not() -> None:
-    assert timed_alone([{0: [9.0, 0.1, 0.2, 0.3], 1: [9.0, 0.4, 0.1, 0.1]}]) == (pytest.approx(0.3),)
-    assert timed_alone([{0: [], 1: []}]) == (0.0,)
+    assert timed_alone({0: [9.0, 0.1, 0.2, 0.3], 1: [9.0, 0.4, 0.1, 0.1]}).mean_s == pytest.approx(0.3)
+    assert timed_alone({0: [], 1: []}) == Timed(0.0, 0.0, 0.0)
     stalled = [9.0, 0.1, 0.2, 0.3, 5.0]
-    assert timed_alone([{0: stalled, 1: stalled}]) == (pytest.approx(0.25),), "a stall of the machine does not count"
+    found = timed_alone({0: stalled, 1: stalled})
+    assert found.mean_s == pytest.approx(0.25), "a stall of the machine does not count"
+    assert (found.fast_s, found.slow_s) == (0.2, 0.3)
 
 
 def test_predict_step_of_a_blocking_exchange_has_its_time_alone_and_what_exceeds_the_backward_pass() -> None:

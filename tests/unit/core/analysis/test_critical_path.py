@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -18,7 +19,8 @@ from testbed.core.analysis.critical_path import (
     WindowCost,
     critical_path,
 )
-from testbed.core.analysis.step_costs import FiberModel, step_costs
+from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.analysis.step_costs import step_costs
 from testbed.core.records.rank_log import StepRecord
 from testbed.core.training.ddp import Ddp
 from testbed.core.training.diloco import Diloco
@@ -184,5 +186,4 @@ def test_step_costs_are_the_twins_and_the_certificates() -> None:
     assert diloco(10).outer.propagation_s == pytest.approx(5e-3), "messages travel at once"
     assert diloco(10).outer.peers[0] >= {2}
     assert diloco(10).outer.cold_s > 0
-    warm = FiberModel.of({"delay_s": 5e-3, "rate_bps": 1e8}, {"sysctls": {"net.ipv4.tcp_slow_start_after_idle": "0"}})
-    assert step_costs(Diloco({"every": 10}, LAYOUT), warm)(10).outer.cold_s == 0
+    assert step_costs(Diloco({"every": 10}, LAYOUT), replace(FIBER, slow_after_idle=False))(10).outer.cold_s == 0

@@ -96,9 +96,11 @@ def streaming_s(it: Given, fragments: int, overlap: int, steps: int) -> float:
 @given(given_sites(), st.integers(1, 12), st.integers(0, 11))
 @example(Given((1.0, 1.0), 0.8, 5e6, 0.0, 0.0, 1, 5), 3, 3)
 @example(Given((1.0, 2.0, 1.0), 0.8, 5e6, 0.1, 1e-3, 4, 10), 12, 2)
+@example(Given((1.0, 1.0), 1.0, 1e5, 0.0, 0.0, 1, 3), 1, 0)
 def test_fragments_land_as_plain_loops_say(it: Given, fragments: int, overlap: int) -> None:
     overlap, steps = min(overlap, it.every - 1), 4 * it.every + 1
     found = it.first_steps(f"streaming-diloco:every={it.every},fragments={fragments},overlap={overlap}", steps)
+    steps = found.steps  # equal steps at the end are simulated together, so they may be one more
     assert found.step_s * steps == pytest.approx(streaming_s(it, fragments, overlap, steps), rel=1e-9)
 
 

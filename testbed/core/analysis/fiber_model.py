@@ -1,0 +1,68 @@
+"""The slowest certified fiber of a lab, as the model of an exchange takes all of its fibers to be. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from testbed.core.certification.certificate import Certificate
+from testbed.core.plan import routing
+from testbed.core.prediction.library_costs import GLOO, LibraryCosts
+from testbed.core.prediction.network import Network, payload_rate_bps
+from testbed.core.topology.model import Topology
+from testbed.core.training.layout import Layout
+
+__all__ = ["FiberModel"]
+
+
+@dataclass(frozen=True)
+class FiberModel:
+    """One-way delay in seconds, payload rate in bit/s.
+
+    ``slow_after_idle``: whether connections start slowly after idling (tcp_slow_start_after_idle, and not by BBR).
+    """
+
+    delay_s: float
+    rate_bps: float
+    slow_after_idle: bool = True
+
+    @classmethod
+    def certified(cls, certificate: Certificate | None, topology: Topology | None = None) -> FiberModel | None:
+        """Return the slowest fiber of a certificate, with the settings of its host; None if it has none.
+
+        ``topology``: only fibers that the traffic of the healthy lab takes count, and not those that stand by.
+        """
+        if certificate is None:
+            return None
+        used = _used(topology) if topology else None
+        measured = [
+            it
+            for link in certificate.links
+            if used is None or link.name in used
+            for it in link.directions
+            if it.measured is not None and it.rate is not None and (it.rate.measured_bps or 0.0) > 0
+        ]
+        if not measured:
+            return None
+        rate_bps = min(it.rate.measured_bps for it in measured if it.rate)
+        sysctls = certificate.host.get("sysctls")
+        set_to = sysctls.get("net.ipv4.tcp_slow_start_after_idle", "1") if isinstance(sysctls, dict) else "1"
+        slow = str(set_to) != "0" and certificate.host.get("congestion_control") != "bbr"
+        return cls(max(it.target_s for it in measured), payload_rate_bps(rate_bps), slow)
+
+    def costs(self, layout: Layout, step_s: float = 0.0) -> LibraryCosts:
+        """Return what gloo's operations cost between sites that have such a fiber to each other.
+
+        ``step_s``: compute of a step, in seconds.
+        """
+        network = Network.alike(layout.site_names, self.rate_bps, self.delay_s)
+        return LibraryCosts(layout, network, GLOO, dict.fromkeys(layout.site_names, step_s))
+
+
+def _used(topology: Topology) -> set[str] | None:
+    """Return the links on the paths between all sites with ranks; None if a path is not known."""
+    sites = [site.name for site in topology.sites if site.nodes]
+    paths = [routing.path(topology, here, there) for here, there in itertools.permutations(sites, 2)]
+    if not paths or any(path is None for path in paths):
+        return None
+    return {direction.partition(":")[0] for path in paths for hop in path or () for direction in hop}
