@@ -12,8 +12,9 @@ late fragments      a fragment that was to have arrived by then had not (``late_
 propagation         one-way delays of the fiber that follow one another in the exchange (``step_costs.py``)
 serialization       bytes of the exchange over the certified payload rate, in the busiest direction
 TCP recovery        what the exchange took longer than in steps without retransmission; and slow start after idling
-in-site software    operations inside the site, and what the library takes for the exchange without a fiber
-rest                none of these: the outer optimizer, codecs, the scheduler, and what the model of a fiber lacks
+software            operations inside the site, and what the library takes of the exchange beside the fiber, as a median
+                    of its operations (``operation_times.py``)
+unattributed        none of these: the outer optimizer, codecs, the scheduler, and what the model of a fiber lacks
 ==================  ==================================================================================================
 
 Communication that compute hides is not on the path. What is exposed of an exchange is its end, so its propagation
@@ -34,6 +35,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from testbed.core.analysis.operation_times import OperationTime
 from testbed.core.records.rank_log import StepRecord
 
 __all__ = ["PARTS", "CriticalPath", "Parts", "StepCost", "StepPath", "TimedOperation", "WindowCost", "critical_path"]
@@ -74,8 +76,8 @@ PARTS: Mapping[str, str] = {
     "propagation_s": "propagation",
     "serialization_s": "serialization",
     "tcp_s": "TCP recovery",
-    "software_s": "in-site software",
-    "rest_s": "rest",
+    "software_s": "software",
+    "rest_s": "unattributed",
 }
 """Fields of :class:`Parts` and the names of the parts, in the order of plots and tables."""
 
@@ -89,7 +91,7 @@ class WindowCost:
         crosses: whether an operation that the step waits for crosses a fiber.
         propagation_s: delays that follow one another.
         serialization_s: bytes over the payload rate, in the busiest direction.
-        software_s: what the library takes for those that cross, beside the fiber; 0 if that was not timed.
+        software_s: what the library takes for those that cross, beside the fiber; 0 if it is not known.
         cold_s: slow start of a connection that was idle for longer than ``idle_s``.
     """
 
@@ -142,9 +144,10 @@ class StepPath:
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The steps in the order of time, and the mean of their parts."""
+    """The steps in the order of time, the mean of their parts, and what operations between sites took."""
 
     steps: tuple[StepPath, ...]
+    operations: tuple[OperationTime, ...] = ()
 
     @property
     def total(self) -> Parts:
@@ -352,7 +355,7 @@ def _parts(window: _Window, excess_s: float, left: _Left) -> Parts:
     network_s -= (propagation_s := left.take("propagation_s", network_s))
     network_s -= (serialization_s := left.take("serialization_s", network_s))
     network_s -= (cold_s := left.take("cold_s", network_s))
-    # What the library takes is known if its operations were timed without a fiber. What is more is the rest.
+    # What the library takes is known from records of operations. What is more is unattributed.
     network_s -= (library_s := left.take("library_s", network_s))
     return Parts(
         peer_wait_s=wait_s,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from testbed.core.analysis.commits import lineage
 from testbed.core.analysis.critical_path import CriticalPath, Operations, TimedOperation, critical_path
 from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.job_twin import twin_of
+from testbed.core.analysis.operation_times import operation_times
 from testbed.core.analysis.step_costs import step_costs
 from testbed.core.analysis.timeline import Stretches, fault_windows
 from testbed.core.records.check_record import CheckLog
@@ -35,8 +37,11 @@ def evaluate(run: RunData, logs: Sequence[RankLog]) -> CriticalPath | None:
     world_size = twin.layout.world_size
     rows = [row for row in lineage(logs).values() if len(row) == world_size]
     rows.sort(key=lambda row: max(record.t_end for record in row.values()))
-    costs = step_costs(twin, fiber)
-    return critical_path(rows, costs, _operations(run.checks, twin)) if rows else None
+    if not rows:
+        return None
+    times = operation_times(run.checks, twin, fiber)
+    found = critical_path(rows, step_costs(twin, fiber, times), _operations(run.checks, twin))
+    return replace(found, operations=times)
 
 
 def calm(path: CriticalPath, run: RunData) -> CriticalPath:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from testbed.core.analysis.critical_path import StepCost, WindowCost
 from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.analysis.operation_times import OperationTime, Size
 from testbed.core.prediction.library_costs import LibraryCosts
 from testbed.core.prediction.tcp_limits import LEAST_RTO_S, cold_start_s
 from testbed.core.training.exchange import Exchange, exchanges
@@ -20,19 +21,21 @@ from testbed.core.training.twin import Twin
 __all__ = ["step_costs"]
 
 
-def step_costs(twin: Twin, fiber: FiberModel) -> Callable[[int], StepCost]:
+def step_costs(twin: Twin, fiber: FiberModel, times: Sequence[OperationTime] = ()) -> Callable[[int], StepCost]:
     """Return what a step costs, as a function of its number, from 1.
 
-    Propagation is that of each sequential round of messages: of buckets in the library's slots one row after the other,
-    of messages that need no slot once.
+    Propagation and software are those of each sequential round of messages: of buckets in the library's slots one row
+    after the other, of messages that need no slot once. ``times``: of operations that the ranks recorded.
     """
+    software_s = {it.size: it.software_s for it in times}
     costs = fiber.costs(twin.layout)
 
     @functools.cache
     def of_operations(operations: tuple[Operation, ...]) -> StepCost:
         inner = [it for it in operations if it.before_update]
         outer = [it for it in operations if not it.before_update]
-        return StepCost(_cost(inner, costs, fiber), _cost(outer, costs, fiber), like=repr(operations))
+        inner_cost, outer_cost = (_cost(it, costs, fiber, software_s) for it in (inner, outer))
+        return StepCost(inner_cost, outer_cost, like=repr(operations))
 
     def of_step(step: int) -> StepCost:
         return of_operations(tuple(twin.operations(step)))
@@ -40,7 +43,9 @@ def step_costs(twin: Twin, fiber: FiberModel) -> Callable[[int], StepCost]:
     return of_step
 
 
-def _cost(operations: Sequence[Operation], costs: LibraryCosts, fiber: FiberModel) -> WindowCost:
+def _cost(
+    operations: Sequence[Operation], costs: LibraryCosts, fiber: FiberModel, software_s: Mapping[Size, float]
+) -> WindowCost:
     sites = costs.layout.sites
     peers: defaultdict[int, set[int]] = defaultdict(set)
     awaited = [it for it in operations if not it.lands and len(it.ranks) > 1]
@@ -51,20 +56,30 @@ def _cost(operations: Sequence[Operation], costs: LibraryCosts, fiber: FiberMode
     moved = max(site_bytes(across, sites).values(), default=0.0)
     largest = max((it.byte_count for it in across), default=0.0)
     rtt_s = 2 * fiber.delay_s
+    rounds = [(it, _rounds(it, costs)) for it in exchanges(across, sites)]
     return WindowCost(
         peers={rank: frozenset(others) for rank, others in peers.items()},
         crosses=bool(across),
-        propagation_s=sum(_rounds_s(it, costs) for it in exchanges(across, sites)),
+        propagation_s=sum(count * _alone_s(it, costs) for it, count in rounds),
         serialization_s=8 * moved / fiber.rate_bps,
+        software_s=sum(count * software_s.get(_size(it), 0.0) for it, count in rounds),
         cold_s=cold_start_s(fiber.rate_bps, rtt_s, 8 * largest) if across and fiber.slow_after_idle else 0.0,
         idle_s=LEAST_RTO_S + rtt_s,
     )
 
 
-def _rounds_s(exchange: Exchange, costs: LibraryCosts) -> float:
-    """Return the delays of all parts and repetitions of an exchange that follow one another."""
-    parts = max(1, exchange.first.parts)
-    cost = costs.of(replace(exchange, parts=parts, times=1))
-    if cost.slots is None:
-        return cost.propagation_s
-    return exchange.times * math.ceil(parts / cost.slots) * cost.propagation_s
+def _rounds(exchange: Exchange, costs: LibraryCosts) -> int:
+    """Return how many of the parts and repetitions of an exchange follow one another."""
+    slots = costs.of(exchange).slots
+    return 1 if slots is None else exchange.times * math.ceil(max(1, exchange.first.parts) / slots)
+
+
+def _alone_s(exchange: Exchange, costs: LibraryCosts) -> float:
+    """Return the delays of one part of an exchange during which no lane sends it."""
+    cost = costs.of(replace(exchange, parts=max(1, exchange.first.parts), times=1))
+    return cost.propagation_s - cost.hidden_s
+
+
+def _size(exchange: Exchange) -> Size:
+    first = exchange.first
+    return Size(first.kind, len(first.ranks), round(first.byte_count / max(1, first.parts)))

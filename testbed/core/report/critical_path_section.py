@@ -7,17 +7,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.analysis.critical_path import PARTS, CriticalPath, Parts
+from testbed.core.analysis.operation_times import OperationTime
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 
-__all__ = ["LEAD", "PathSeries", "binned", "sentence", "series", "table"]
+__all__ = ["LEAD", "OPERATIONS_LEAD", "PathSeries", "binned", "operations_table", "sentence", "series", "table"]
 
 LEAD = (
     "A step lasts as long as the rank that ends it last. Its time is in exactly one part each: communication that"
     " compute hides is not on the path. Propagation and serialization are at most what the strategy's operations need"
-    " over the certified fiber; the rest is what this model of a step does not explain."
+    " over the certified fiber; unattributed is what this model of a step does not explain."
+)
+OPERATIONS_LEAD = (
+    "Medians of all operations between sites, whether compute hides them or not. Software is what is left beside the"
+    " fiber, so it is the same at any distance."
 )
 _MOST_BARS = 120
+_MOST_SIZES = 12
+_OPERATION_PARTS: Mapping[str, str] = {
+    "propagation_s": "propagation",
+    "serialization_s": "serialization",
+    "queueing_s": "queueing",
+    "tcp_s": "slow start",
+    "software_s": "software",
+    "slot_s": "waited for a slot",
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,7 @@ class PathSeries:
         exchange: whether the step waits for an operation across a fiber.
         parts: seconds by part, the fields of ``core.analysis.critical_path.Parts``.
         mean: of all steps. ``mean_of_exchanges``: of those with an exchange; None without one.
+        operations: what operations between sites took, by size.
     """
 
     step: tuple[int, ...]
@@ -39,6 +54,7 @@ class PathSeries:
     parts: Mapping[str, tuple[float, ...]]
     mean: Parts
     mean_of_exchanges: Parts | None = None
+    operations: tuple[OperationTime, ...] = ()
 
 
 def series(found: CriticalPath | None, origin: float) -> PathSeries | None:
@@ -53,6 +69,7 @@ def series(found: CriticalPath | None, origin: float) -> PathSeries | None:
         parts={name: tuple(getattr(it.parts, name) for it in found.steps) for name in PARTS},
         mean=found.mean,
         mean_of_exchanges=found.mean_of_exchanges,
+        operations=found.operations,
     )
 
 
@@ -80,6 +97,24 @@ def table(found: PathSeries | None) -> Table | None:
     if often:
         cells.insert(3, formats.duration(often.total_s))
     return Table.of(head, [*rows, cells], "Critical path", range(1, len(head)))
+
+
+def operations_table(found: PathSeries | None) -> Table | None:
+    """Return a row for each size of operations between sites; None without records of them."""
+    if found is None or not found.operations:
+        return None
+    head = ["operation", "ranks", "size", "count", "took", *_OPERATION_PARTS.values()]
+    rows = [
+        [
+            it.size.kind,
+            it.size.ranks,
+            formats.size(it.size.byte_count),
+            it.count,
+            *(formats.duration(getattr(it, name)) for name in ("took_s", *_OPERATION_PARTS)),
+        ]
+        for it in found.operations[:_MOST_SIZES]
+    ]
+    return Table.of(head, rows, "Operations between sites", range(1, len(head)))
 
 
 def sentence(found: PathSeries | None) -> str:

@@ -84,6 +84,8 @@ def markdown(report: Report) -> str:
     blocks += section(rank_seconds_section.COST_LEAD, shown=rank_seconds_section.cost_table(report.rank_seconds))
     shown = critical_path_section.table(report.critical_path)
     blocks += section("## Critical path", critical_path_section.LEAD, shown=shown)
+    shown = critical_path_section.operations_table(report.critical_path)
+    blocks += section("### Operations between sites", critical_path_section.OPERATIONS_LEAD, shown=shown)
     if lead := prediction_section.lead(report.prediction, report.unpredicted):
         shown = prediction_section.table(report.prediction)
         blocks += ["## Prediction", escape(lead), *section(shown=shown)]

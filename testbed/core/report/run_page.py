@@ -75,6 +75,8 @@ def html(report: Report) -> str:
         cost_table=rank_seconds_section.cost_table(report.rank_seconds),
         path_lead=critical_path_section.LEAD,
         path_table=critical_path_section.table(report.critical_path),
+        operations_lead=critical_path_section.OPERATIONS_LEAD,
+        operations_table=critical_path_section.operations_table(report.critical_path),
         prediction_lead=prediction_section.lead(report.prediction, report.unpredicted),
         prediction_table=prediction_section.table(report.prediction),
         faults_table=faults_section.table(report.faults),
