@@ -1,6 +1,6 @@
 """What a report says of one job over several distances: software of an operation, and the parts of a step.
 
-The same ddp job, whose buckets wait for slots, trains over 2 to 1000 km. Its operations must show the same software,
+The same ddp job, whose buckets wait for slots, trains over 2 to 4000 km. Its operations must show the same software,
 and the measured step time must rise with the one-way delay as the reported propagation says: a line through the median
 steps has a slope and an intercept. Needs root, torch and a quiet machine.
 """
@@ -22,7 +22,7 @@ from testbed.core.analysis import run_path
 from testbed.core.analysis.fiber_model import FiberModel
 from testbed.host.files.store import RunDirectory
 
-DISTANCES_KM: Final = (2, 100, 250, 500, 1000)
+DISTANCES_KM: Final = (2, 100, 1000, 2000, 4000)
 STRATEGY: Final = "ddp:buckets=8"
 COMPUTE: Final = "40ms"
 MODEL: Final = "0.2B"

@@ -92,6 +92,8 @@ def show(it: Prediction) -> None:
     where = f"{sites} of {ranks}{rate}, {format_delay(job.delay_s, 3)} one way"
     by = "as published" if job.as_published else f"by {job.library.name} at scale {job.scale:g}"
     console.say(f"{model}; {where}; {by} (docs/prediction.md)", style="dim")
+    if it.not_timed:
+        console.say(f"not timed, so by gloo's algorithm: {', '.join(it.not_timed)}", style="dim")
     if not outcome.steady:
         console.say("its cycles do not repeat: the mean of the latter half of those simulated", style="dim")
 

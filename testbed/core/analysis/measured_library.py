@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 from testbed.core.analysis.volleys import EXCHANGE, Volley
@@ -50,6 +51,10 @@ class MeasuredLibrary:
     updates: Mapping[tuple[tuple[str, bool], ...], float] = field(default_factory=dict)
     name: str = "torch-gloo, as measured"
     slots: int | None = GLOO.slots
+
+    @cached_property
+    def measured(self) -> frozenset[str]:
+        return frozenset(it.kind for it in self.points)
 
     def cost(self, kind: str, ranks: int, byte_count: float, *, beside: bool, crosses: bool) -> OperationCost:
         """Return what the nearest operation cost: of the same use if there is one, then by ranks, then by bytes."""

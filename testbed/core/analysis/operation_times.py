@@ -1,9 +1,12 @@
 """What operations between sites took in a run, in parts, from the records of its ranks. Pure.
 
 An operation is in service from when its last rank began it and the library had a slot for it, until its last rank ended
-it. Its rounds and its bytes over the certified fiber are known, and so is slow start after idling. What the lane sends
-of other operations meanwhile is queueing, by the share of the time for which the operation sends itself: the rest is
-sent while its messages travel. What is left is the library's software, which does not depend on the distance.
+it. Its rounds and its bytes over the certified fiber are known, and so is slow start after idling. What is left is the
+library's software, and queueing: lanes send others of the job, and cores work for them. Others are served while its own
+messages travel, so they delay it by the share of its service in which it is served itself. Of an operation that sends
+and computes for W seconds and travels for P, whose neighbours need V seconds meanwhile: took = P + W + V W / (W + P).
+In a ring messages travel while others are sent, so P is less the greater W is. Software found by this does not depend
+on the distance.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ from testbed.core.training.twin import Twin
 __all__ = ["OperationTime", "Size", "operation_times"]
 
 _NO_OPERATION = ("barrier", "sum")
+_ROUNDS = 20
+"""Of the search for the software of all sizes, each of which halves the error."""
+_MOST = 400
+"""Operations of a size that are looked at, evenly over the run."""
 
 
 class Size(NamedTuple):
@@ -46,7 +53,7 @@ class OperationTime:
         slot_s: from when the last rank began until the library had a slot.
         took_s: from then on, of which the parts are:
         propagation_s: of its rounds, less what the lane hides; serialization_s: of its bytes.
-        queueing_s: the lane sent other operations of the job; tcp_s: slow start; software_s: the rest.
+        queueing_s: lanes and cores served other operations of the job; tcp_s: slow start; software_s: the rest.
     """
 
     size: Size
@@ -60,47 +67,51 @@ class OperationTime:
     software_s: float
 
 
-@dataclass
+@dataclass(eq=False)
 class _Service:
-    """An operation; ``others_s``: seconds for which lanes sent others meanwhile."""
+    """An operation. ``beside``: others in service meanwhile, and which share of theirs that is."""
 
     size: Size
     cost: Cost
+    rounds: float
     arrived_t: float
     ended_t: float
     begins_t: float = 0.0
     tcp_s: float = 0.0
-    others_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    beside: list[tuple[_Service, float]] = field(default_factory=list)
 
     @property
     def took_s(self) -> float:
         return self.ended_t - self.begins_t
 
     @property
-    def propagation_s(self) -> float:
-        return self.cost.propagation_s - self.cost.hidden_s
-
-    @property
     def serialization_s(self) -> float:
         return max(self.cost.lanes.values(), default=0.0)
 
-    @property
-    def queueing_s(self) -> float:
-        others_s, own_s = max(self.others_s.values(), default=0.0), self.serialization_s
-        return others_s * own_s / (own_s + self.propagation_s) if others_s else 0.0
+    def propagation_s(self, software_s: Mapping[Size, float]) -> float:
+        """Return the delays during which it is neither sent nor worked for."""
+        own_s, hop_s = self.serialization_s + software_s[self.size], self.cost.propagation_s / max(1.0, self.rounds)
+        return min(self.took_s, max(0.0, self.cost.propagation_s - GLOO.hidden_s(*self.size, own_s, hop_s)))
 
-    @property
-    def software_s(self) -> float:
-        return self.took_s - self.propagation_s - self.serialization_s - self.queueing_s - self.tcp_s
+    def left_s(self, software_s: Mapping[Size, float]) -> float:
+        """Return what none of the other parts explains."""
+        others_s = self.propagation_s(software_s) + self.queueing_s(software_s) + self.tcp_s
+        return self.took_s - self.serialization_s - others_s
 
-    def shares(self, other: _Service) -> None:
-        """Count what the lanes of both sent of each during the service of the other one, if it was spread evenly."""
+    def meets(self, other: _Service) -> None:
         together_s = min(self.ended_t, other.ended_t) - max(self.begins_t, other.begins_t)
         for one, two in ((self, other), (other, self)):
-            share = together_s / two.took_s if two.took_s > 0 else 0.0
-            for lane, seconds in two.cost.lanes.items():
-                if lane in one.cost.lanes:
-                    one.others_s[lane] += share * seconds
+            if two.took_s > 0:
+                one.beside.append((two, together_s / two.took_s))
+
+    def queueing_s(self, software_s: Mapping[Size, float]) -> float:
+        """Return for how long it waits for lanes and cores, by the software of each size."""
+        others_s = sum(share * (self._on_my_lanes_s(other) + software_s[other.size]) for other, share in self.beside)
+        own_s = self.serialization_s + software_s[self.size]
+        return others_s * own_s / (own_s + self.propagation_s(software_s)) if own_s else 0.0
+
+    def _on_my_lanes_s(self, other: _Service) -> float:
+        return max((seconds for lane, seconds in other.cost.lanes.items() if lane in self.cost.lanes), default=0.0)
 
 
 def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -> tuple[OperationTime, ...]:
@@ -122,6 +133,7 @@ def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -
         service = _Service(
             Size(kind, len(members), first.byte_count),
             known[of],
+            GLOO.rounds(kind, len(members), first.byte_count),
             max(it.began_t for it in done.values()),
             max(it.ended_t or 0.0 for it in done.values()),
         )
@@ -133,7 +145,7 @@ def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -
     for service in every:
         under_way = [it for it in under_way if it.ended_t > service.begins_t]
         for other in under_way:
-            service.shares(other)
+            service.meets(other)
         under_way.append(service)
     return _by_size(every)
 
@@ -175,20 +187,28 @@ def _slots(services: Sequence[_Service], slots: int | None) -> None:
 
 
 def _by_size(services: Iterable[_Service]) -> tuple[OperationTime, ...]:
-    by_size: defaultdict[Size, list[_Service]] = defaultdict(list)
+    by_size: dict[Size, list[_Service]] = defaultdict(list)
     for it in services:
         by_size[it.size].append(it)
+    counts = {size: len(of) for size, of in by_size.items()}
+    by_size = {size: of[:: math.ceil(len(of) / _MOST)] for size, of in by_size.items()}
+    software_s = dict.fromkeys(by_size, 0.0)
+    for _ in range(_ROUNDS):
+        for size, of in by_size.items():
+            left_s = statistics.median(it.left_s(software_s) for it in of)
+            # Halfway: more software of all means more queueing behind it.
+            software_s[size] = max(0.0, (software_s[size] + left_s) / 2)
     found = [
         OperationTime(
             size,
-            len(of),
+            counts[size],
             statistics.median(it.begins_t - it.arrived_t for it in of),
             statistics.median(it.took_s for it in of),
-            statistics.median(it.propagation_s for it in of),
+            statistics.median(it.propagation_s(software_s) for it in of),
             statistics.median(it.serialization_s for it in of),
-            statistics.median(it.queueing_s for it in of),
+            statistics.median(it.queueing_s(software_s) for it in of),
             statistics.median(it.tcp_s for it in of),
-            max(0.0, statistics.median(it.software_s for it in of)),
+            software_s[size],
         )
         for size, of in by_size.items()
     ]

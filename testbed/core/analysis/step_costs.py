@@ -24,8 +24,8 @@ __all__ = ["step_costs"]
 def step_costs(twin: Twin, fiber: FiberModel, times: Sequence[OperationTime] = ()) -> Callable[[int], StepCost]:
     """Return what a step costs, as a function of its number, from 1.
 
-    Propagation and software are those of each sequential round of messages: of buckets in the library's slots one row
-    after the other, of messages that need no slot once. ``times``: of operations that the ranks recorded.
+    Propagation is that of each sequential round of messages: of buckets in the library's slots one row after the other,
+    of messages that need no slot once. Software is that of all operations. ``times``: of those that the ranks recorded.
     """
     software_s = {it.size: it.software_s for it in times}
     costs = fiber.costs(twin.layout)
@@ -62,7 +62,9 @@ def _cost(
         crosses=bool(across),
         propagation_s=sum(count * _alone_s(it, costs) for it, count in rounds),
         serialization_s=8 * moved / fiber.rate_bps,
-        software_s=sum(count * software_s.get(_size(it), 0.0) for it, count in rounds),
+        software_s=sum(
+            len(it.operations) * software_s.get(_size(it), 0.0) * max(1, it.first.parts) for it, _ in rounds
+        ),
         cold_s=cold_start_s(fiber.rate_bps, rtt_s, 8 * largest) if across and fiber.slow_after_idle else 0.0,
         idle_s=LEAST_RTO_S + rtt_s,
     )

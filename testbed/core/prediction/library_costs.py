@@ -121,6 +121,8 @@ class Library(Protocol):
     """How a library carries out operations.
 
     ``slots``: collectives of a group that run at once, None for any number; messages (``send``) are not limited.
+    ``measured``: kinds of operations that were measured on this host, others have gloo's costs; None for costs of an
+    algorithm.
     """
 
     @property
@@ -128,6 +130,9 @@ class Library(Protocol):
 
     @property
     def slots(self) -> int | None: ...
+
+    @property
+    def measured(self) -> frozenset[str] | None: ...
 
     def cost(self, kind: str, ranks: int, byte_count: float, *, beside: bool, crosses: bool) -> OperationCost:
         """Return what an operation costs; ``beside``: as a part beside the backward pass."""
@@ -156,6 +161,7 @@ class PlainLibrary:
     software_s: Callable[[str, int, float], float]
     slots: int | None
     hidden: Callable[[str, int, float, float, float], float] = lambda kind, ranks, byte_count, serial_s, delay_s: 0.0
+    measured: frozenset[str] | None = None
 
     def cost(self, kind: str, ranks: int, byte_count: float, *, beside: bool, crosses: bool) -> OperationCost:
         return OperationCost(self.rounds(kind, ranks, byte_count), self.software_s(kind, ranks, byte_count))

@@ -33,7 +33,7 @@ _CAUSES = {
     "software_s": "software",
     "waiting_s": "the slowest site",
     "tcp_s": "TCP's slow start",
-    "unattributed_s": "what the run does not explain",
+    "unattributed_s": "unattributed time",
 }
 
 
@@ -147,6 +147,12 @@ class Prediction:
         return SingleExchange(bits, alone_s, slow.of(largest).cold_s)
 
     @property
+    def not_timed(self) -> tuple[str, ...]:
+        """Kinds of operations that the library's measurement lacks, so that they have gloo's costs."""
+        measured = self.job.library.measured
+        return () if measured is None else tuple(sorted({it.first.kind for it in self._exchanges} - measured))
+
+    @property
     def _exchanges(self) -> list[Exchange]:
         found = {id(it.exchange): it.exchange for it in self.outcome.transfers}
         return [it for it in found.values() if it is not None and it.operations]
@@ -238,6 +244,7 @@ class Prediction:
                 "layers": layout.layers,
                 "scale": job.scale,
                 "library": job.library.name,
+                "not_timed": list(self.not_timed),
             },
         }
         finite: dict[str, Any] = _finite(plain)

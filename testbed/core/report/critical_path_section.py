@@ -20,7 +20,7 @@ LEAD = (
 )
 OPERATIONS_LEAD = (
     "Medians of all operations between sites, whether compute hides them or not. Software is what is left beside the"
-    " fiber, so it is the same at any distance."
+    " fiber, so it hardly depends on the distance."
 )
 _MOST_BARS = 120
 _MOST_SIZES = 12

@@ -66,7 +66,7 @@ _OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "took": "From when the last rank began it and the library had a slot, until the last rank ended it; median.",
         "propagation": "One-way delays of its rounds, less those during which the fiber carries its bytes.",
         "serialization": "Its own bytes over the certified payload rate.",
-        "queueing": "The fiber carried other operations of the job.",
+        "queueing": "The fiber carried other operations of the job, or cores worked for them.",
         "slow start": "Its connections had idled longer than TCP's timeout.",
         "software": "What is left: work of the library, and waiting for a core.",
         "waited for a slot": "From when the last rank began it; the library runs two operations of a group at once.",

@@ -66,4 +66,4 @@ def _fitted(validation: Validation, name: str, small: Speed, large: Speed) -> Pl
     def work_s(kind: str, ranks: int, byte_count: float) -> float:
         return software_s + (per_byte_s - certified_s) * byte_count
 
-    return PlainLibrary(name, rounds, work_s, IN_FLIGHT.get(name))
+    return PlainLibrary(name, rounds, work_s, IN_FLIGHT.get(name), measured=frozenset({"all_reduce"}))

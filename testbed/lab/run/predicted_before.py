@@ -72,8 +72,8 @@ def predicted_note(workload: AgentWorkload, expected: StepPrediction) -> str:
     """Return the prediction of a job in a line, before its first step."""
     parts, within = expected.exposed, ""
     if expected.interval is not None:
-        low, high = (f"{100 * it:.1f}" for it in expected.interval)
-        within = f" (from {low} to {high} % by the quartiles of its operations)" if low != high else ""
+        low, high = (f"{it:.1%}" for it in expected.interval)
+        within = f" ({low} to {high} by the quartiles of its operations)" if low != high else ""
     return (
         f"predicted for {workload.strategy}: a step of {format_duration(expected.step_s, 3)}, compute utilization"
         f" {expected.utilization:.1%}{within}, {expected.bytes_per_direction / 1e3:.4g} kB per step and direction;"

@@ -162,7 +162,9 @@ def test_prediction_has_an_interval_of_what_was_timed(run: Path) -> None:
         file.write_text("\n".join([lines[0], json.dumps(calibration), *lines[1:]]) + "\n")
     found = testbed.predict(measured=run)
     assert found.interval is not None and found.interval[0] < found.utilization < found.interval[1]
-    assert testbed.predict("ddp").interval is None
+    assert found.not_timed == () and testbed.predict("ddp").interval is None
+    other = testbed.predict("diloco:every=10", measured=run)
+    assert other.not_timed == ("all_gather", "send"), "a mean in the site was timed, these were not"
 
 
 def test_steady_step_has_whole_cycles_without_the_first_and_the_last(run: Path) -> None:

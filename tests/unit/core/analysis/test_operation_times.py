@@ -52,22 +52,23 @@ def fiber(delay_s: float, slow_after_idle: bool = False) -> FiberModel:
     return FiberModel(delay_s, RATE, slow_after_idle)
 
 
-def ring_s(delay_s: float, size: int) -> float:
+def ring_s(delay_s: float, work_s: float) -> float:
     """Seconds of a small all_reduce of four: in each of two phases six messages, of which two are on their way."""
-    one_s = 8 * 1.5 * size / RATE / 12
+    one_s = work_s / 12
     return 2 * max(3 * (2 * delay_s + one_s) + one_s, 6 * one_s + 2 * delay_s)
 
 
 @pytest.mark.parametrize("delay_s", [10e-6, 500e-6, 5e-3])
 def test_software_of_an_all_reduce_is_the_same_at_any_distance(delay_s: float) -> None:
-    took_s = ring_s(delay_s, 64_000) + SOFTWARE_S
+    lane_s = 8 * 1.5 * 64_000 / RATE
+    took_s = ring_s(delay_s, lane_s + SOFTWARE_S)
     early = {0: (0.0, took_s), 1: (0.0, took_s), 2: (-0.1, took_s), 3: (-0.2, took_s - 1e-3)}
     (alone,) = times([collective(0, 64_000, early)], fiber(delay_s))
     assert (alone.size, alone.count) == (("all_reduce", 4, 64_000), 1)
     assert alone.took_s == pytest.approx(took_s), "since the last rank began, until the last one ended"
-    assert alone.software_s == pytest.approx(SOFTWARE_S)
-    assert alone.serialization_s == pytest.approx(8 * 1.5 * 64_000 / RATE)
-    assert alone.propagation_s == pytest.approx(took_s - SOFTWARE_S - alone.serialization_s)
+    assert alone.software_s == pytest.approx(SOFTWARE_S, rel=1e-3)
+    assert alone.serialization_s == pytest.approx(lane_s) and alone.queueing_s == 0.0
+    assert alone.propagation_s == pytest.approx(took_s - SOFTWARE_S - lane_s, abs=1e-6)
 
 
 def test_a_third_operation_of_a_group_waits_for_a_slot() -> None:
@@ -83,22 +84,26 @@ def test_a_third_operation_of_a_group_waits_for_a_slot() -> None:
 
 
 @table(
-    "channel, queues",
+    "channel, shares",
     {
-        "the other slice, the same way": ((1, 3, 0), True),
-        "the other way": ((3, 1, 0), False),
+        "the other slice, the same way: lane and cores": ((1, 3, 0), True),
+        "the other way: cores": ((3, 1, 0), False),
     },
 )
-def test_messages_queue_behind_those_of_the_same_direction(channel: Channel, queues: bool) -> None:
-    size, delay_s = 125_000, 1e-3
-    own_s = 8 * size / RATE
-    took_s = delay_s + own_s * (2 if queues else 1)
-    recorded = [message((0, 2, 0), size, 0.0, took_s), message(channel, size, 0.0, took_s)]
+@pytest.mark.parametrize("delay_s", [0.0, 1e-3, 20e-3])
+def test_messages_queue_behind_each_other_but_for_what_is_done_while_they_travel(
+    channel: Channel, shares: bool, delay_s: float
+) -> None:
+    lane_s = 8 * 125_000 / RATE
+    own_s = lane_s + SOFTWARE_S
+    others_s = own_s if shares else SOFTWARE_S
+    queueing_s = others_s * own_s / (own_s + delay_s)
+    took_s = delay_s + own_s + queueing_s
+    recorded = [message(it, 125_000, 0.0, took_s) for it in ((0, 2, 0), channel)]
     (found,) = times(recorded, fiber(delay_s))
-    assert found.count == 2 and found.serialization_s == pytest.approx(own_s)
-    share = own_s / (own_s + delay_s)
-    assert found.queueing_s == pytest.approx(own_s * share if queues else 0.0), "the rest while its bits travel"
-    assert found.software_s == pytest.approx(own_s * (1 - share) if queues else 0.0, abs=1e-9)
+    assert found.count == 2 and found.serialization_s == pytest.approx(lane_s)
+    assert found.queueing_s == pytest.approx(queueing_s, rel=1e-4)
+    assert found.software_s == pytest.approx(SOFTWARE_S, rel=1e-4)
 
 
 def test_connections_that_idled_start_slowly() -> None:
@@ -108,7 +113,7 @@ def test_connections_that_idled_start_slowly() -> None:
     ]
     (slow,), (warm,) = times(recorded, fiber(5e-3, slow_after_idle=True)), times(recorded, fiber(5e-3))
     assert slow.tcp_s > 0 == warm.tcp_s, "three of four had idled"
-    assert slow.tcp_s + slow.software_s == pytest.approx(warm.software_s)
+    assert slow.tcp_s + slow.software_s == pytest.approx(warm.software_s, rel=1e-4)
 
 
 def replace_tag(recorded: Recorded, sequence: int) -> Recorded:
@@ -124,12 +129,11 @@ def test_operations_in_a_site_and_those_that_did_not_end_are_left_out() -> None:
     assert operation_times([log(0, (tag, ended)), log(2, (tag, not_ended))], Ddp({}, LAYOUT), fiber(0.0)) == ()
 
 
-def test_software_of_a_step_is_that_of_its_rows_of_buckets() -> None:
+def test_software_of_a_step_is_that_of_its_buckets() -> None:
     twin = Ddp({"buckets": 8}, LAYOUT)
     size = round(twin.operations(1)[0].byte_count / 8)
-    took_s = ring_s(1e-3, size) + SOFTWARE_S
+    took_s = ring_s(1e-3, 8 * 1.5 * size / RATE + SOFTWARE_S)
     found = times([collective(0, size, dict.fromkeys(WORLD, (0.0, took_s)))], fiber(1e-3))
     cost: WindowCost = step_costs(twin, fiber(1e-3), found)(1).inner
-    assert cost.software_s == pytest.approx(8 / 2 * SOFTWARE_S)
-    assert cost.propagation_s == pytest.approx(8 / 2 * found[0].propagation_s)
+    assert cost.software_s == pytest.approx(8 * SOFTWARE_S, rel=1e-4)
     assert step_costs(twin, fiber(1e-3), [replace(found[0], software_s=0.0)])(1).inner.software_s == 0.0
