@@ -1,0 +1,749 @@
+"""A predictor written from docs/prediction.md alone, to compare `testbed predict` with.
+
+It shares no code with the product. A job is plain numbers: sites with ranks and speeds, fibers with rate and delay.
+Sites are generators that compute, begin exchanges and wait for them; a loop over events runs them. `Rules` has the rules
+of the page that a test may break on purpose.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+MIB = 1 << 20
+BUCKET_BYTES = 25 * MIB
+CPU = {  # seconds a message, seconds a byte
+    "all_reduce": (0.08e-3, 0.65e-9),
+    "reduce_scatter": (0.09e-3, 0.85e-9),
+    "all_gather": (0.10e-3, 0.88e-9),
+    "all_to_all": (0.14e-3, 0.63e-9),
+    "broadcast": (0.20e-3, 0.42e-9),
+    "send": (0.16e-3, 0.38e-9),
+}
+
+Lane = tuple[int, int]
+"""A direction of a fiber: from one site to the next."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a test changes to see that the comparison notices it."""
+
+    ring_bytes: float = 1.0
+    """Factor of the bytes of an all_reduce."""
+    gathered_bytes: float = 1.0
+    """Factor of the bytes of an all_gather."""
+    message_bytes: float = 1.0
+    collective_slots: int = 2
+    site_slots: int = 1
+    """Of stages inside the sites of hierarchical."""
+    ring_direction: int = -1
+    gather_direction: int = 1
+    lands_later: int = 0
+    """Steps that an exchange for a later step lands after its own."""
+    waits_for_all: bool = True
+    """Whether an exchange starts when the last site has begun it, not the first."""
+    stages_follow: bool = True
+    """Whether a part begins a stage when it has ended the stage before."""
+
+
+@dataclass(frozen=True)
+class Fiber:
+    """Payload rate of each direction at full scale, and one-way delay."""
+
+    rate_bps: float
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is predicted. Sites are numbered from 0."""
+
+    strategy: str
+    options: Mapping[str, Any]
+    ranks: Sequence[int]
+    fibers: Mapping[tuple[int, int], Fiber]
+    """By pairs of sites (first, second), first < second."""
+    compute_s: float
+    parameters: float
+    layers: int
+    scale: float
+    speeds: Sequence[float] = ()
+    rules: Rules = Rules()
+
+
+@dataclass(frozen=True)
+class Step:
+    """Of the fastest site, at the mean of steady cycles; bits are at full scale."""
+
+    step_s: float
+    bits: Mapping[Lane, float]
+    steady: bool
+
+
+# ---- events --------------------------------------------------------------------------------------------------------
+
+
+class Signal:
+    """Fires once, then what waits for it goes on."""
+
+    def __init__(self, fired: bool = False) -> None:
+        self.fired = fired
+        self.callbacks: list[Callable[[], None]] = []
+
+    def fire(self) -> None:
+        self.fired = True
+        for callback in self.callbacks:
+            callback()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        if self.fired:
+            callback()
+        else:
+            self.callbacks.append(callback)
+
+
+Process = Generator["float | Signal", None, None]
+
+
+class Clock:
+    """Calls what is due in the order of time, then of its request."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[tuple[float, int, Callable[[], None]]] = []
+        self.numbers = itertools.count()
+
+    def at(self, time_s: float, callback: Callable[[], None]) -> None:
+        heapq.heappush(self.due, (time_s, next(self.numbers), callback))
+
+    def start(self, process: Process) -> Signal:
+        """Run a process that yields seconds to sleep or signals to wait for; the returned signal fires at its end."""
+        ended = Signal()
+
+        def go_on() -> None:
+            for wait in process:
+                if isinstance(wait, Signal):
+                    if wait.fired:
+                        continue
+                    wait.then(go_on)
+                else:
+                    self.at(self.now + wait, go_on)
+                return
+            ended.fire()
+
+        go_on()
+        return ended
+
+    def run_until(self, is_done: Callable[[], bool]) -> None:
+        while self.due and not is_done():
+            self.now, _, callback = heapq.heappop(self.due)
+            callback()
+
+
+# ---- what an operation costs ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Operation:
+    """Bytes on lanes, seconds of software, and the delays in sequence that a lane of so many seconds does not hide."""
+
+    lanes: dict[Lane, float]
+    software_s: float
+    rounds_s: Callable[[float], float]
+    all_rounds_s: Callable[[float], float]
+    """All rounds, hidden or not."""
+    takes_slot: bool = True
+
+    def repeated(self, times: int) -> Operation:
+        return Operation(
+            {lane: size * times for lane, size in self.lanes.items()}, self.software_s * times,
+            lambda lane_s: times * self.rounds_s(lane_s / times), lambda lane_s: times * self.all_rounds_s(lane_s / times),
+            self.takes_slot,
+        )  # fmt: skip
+
+
+@dataclass
+class Group:
+    """Whose collectives share slots."""
+
+    slots: int
+    running: int = 0
+    waiting: deque[Callable[[], None]] = field(default_factory=deque)
+
+
+class Simulation:
+    """A network, the exchanges on it, and what sites have begun."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.rules, self.clock = job, job.rules, Clock()
+        self.sites = range(len(job.ranks))
+        self.speeds = tuple(job.speeds) or (1.0,) * len(job.ranks)
+        self.slices = min(job.ranks)
+        self.model_bytes = 4 * job.parameters / job.scale
+        self.routes = {(a, b): self.route(a, b) for a in self.sites for b in self.sites if a != b}
+        self.free_at: dict[Lane, float] = {}
+        self.sent_bytes: dict[Lane, float] = {}
+        self.groups: dict[object, Group] = {}
+        self.begun: dict[object, tuple[set[int], Signal]] = {}
+        self.counts: dict[object, int] = {}
+        self.landing: dict[int, deque[tuple[int, Signal, float]]] = {}
+        self.under_way = 0
+
+    # -- the network
+
+    def route(self, first: int, last: int) -> tuple[tuple[Lane, ...], float]:
+        """Return the lanes of the shortest path by delay, and its delay."""
+        paths = []
+        between = [site for site in self.sites if site not in (first, last)]
+        for count in range(len(between) + 1):
+            for middle in itertools.permutations(between, count):
+                path = (first, *middle, last)
+                hops = tuple(itertools.pairwise(path))
+                if all((min(hop), max(hop)) in self.job.fibers for hop in hops):
+                    paths.append((sum(self.fiber(hop).delay_s for hop in hops), len(hops), hops))
+        delay_s, _, hops = min(paths)
+        return hops, delay_s
+
+    def fiber(self, lane: Lane) -> Fiber:
+        return self.job.fibers[min(lane), max(lane)]
+
+    def sending_s(self, lane: Lane, size: float) -> float:
+        return 8 * size * self.job.scale / self.fiber(lane).rate_bps
+
+    # -- operations. A group is the site of each rank.
+
+    def operation(self, kind: str, groups: Sequence[Sequence[int]], size: float, source: int = 0) -> Operation:
+        """Return an operation of each of the equal groups, done at the same time."""
+        ranks = len(groups[0])
+        messages, sent = self.software_of(kind, ranks, size)
+        per_message, per_byte = CPU[kind]
+        lanes: dict[Lane, float] = {}
+        delay_s = 0.0
+        for group in groups:
+            for rank, peer, hop_bytes in self.hops(kind, ranks, size, source):
+                if group[rank] == group[peer]:
+                    continue
+                hops, route_s = self.routes[group[rank], group[peer]]
+                delay_s = max(delay_s, route_s)
+                for lane in hops:
+                    lanes[lane] = lanes.get(lane, 0.0) + hop_bytes
+        rounds_s, all_rounds_s = self.rounds_of(kind, ranks, size, delay_s)
+        return Operation(lanes, messages * per_message + sent * per_byte, rounds_s, all_rounds_s, kind != "send")
+
+    def software_of(self, kind: str, ranks: int, size: float) -> tuple[float, float]:
+        """Return messages and bytes of one rank."""
+        if kind in ("all_reduce", "reduce_scatter"):
+            return 2 * segments(ranks, size), 2 * (ranks - 1) / ranks * size
+        if kind == "all_gather":
+            return 2 * (ranks - 1), (ranks - 1) / ranks * size
+        if kind == "all_to_all":
+            return ranks - 1, (ranks - 1) / ranks * size
+        if kind == "broadcast":
+            return 2 * (ranks - 1) / ranks, (ranks - 1) / ranks * size
+        return 1, size
+
+    def hops(self, kind: str, ranks: int, size: float, source: int) -> Iterable[tuple[int, int, float]]:
+        """Yield rank, the rank that it sends to, and bytes."""
+        if kind in ("all_reduce", "reduce_scatter"):
+            for rank in range(ranks):
+                peer = (rank + self.rules.ring_direction) % ranks
+                yield rank, peer, self.rules.ring_bytes * 2 * (ranks - 1) / ranks * size
+        elif kind == "all_gather":
+            for rank in range(ranks):
+                peer = (rank + self.rules.gather_direction) % ranks
+                yield rank, peer, self.rules.gathered_bytes * (ranks - 1) / ranks * size
+        elif kind == "all_to_all":
+            for rank, peer in itertools.permutations(range(ranks), 2):
+                yield rank, peer, size / ranks
+        elif kind == "broadcast":
+            for distance in range(1, ranks):
+                parent = distance - (1 << (distance.bit_length() - 1))
+                yield (source + parent) % ranks, (source + distance) % ranks, size
+        else:
+            yield 0, 1, self.rules.message_bytes * size
+
+    def rounds_of(
+        self, kind: str, ranks: int, size: float, delay_s: float
+    ) -> tuple[Callable[[float], float], Callable[[float], float]]:
+        rings = {"all_reduce": 2, "reduce_scatter": 2, "all_gather": 1}
+        if kind in rings:
+            phases = rings[kind]
+            count = 2 * (ranks - 1) if phases == 1 else segments(ranks, size)
+            pairs = math.ceil(count / 2)
+
+            def shown(lane_s: float) -> float:
+                message_s = lane_s / (phases * count)
+                phase_s = pairs * (2 * delay_s + message_s) + (message_s if count % 2 == 0 else 0)
+                return phases * max(phase_s, count * message_s + 2 * delay_s) - lane_s
+
+            return (shown if delay_s else lambda _: 0.0), lambda _: 2 * phases * pairs * delay_s
+        rounds = {"all_to_all": 2, "broadcast": 1 + max(rank.bit_count() for rank in range(ranks)), "send": 1}[kind]
+        return (lambda _: rounds * delay_s), (lambda _: rounds * delay_s)
+
+    def both_ways(self, first: Sequence[int], size: float) -> Operation:
+        """Messages of two sites to each other, one for each slice."""
+        there, back = (
+            self.operation("send", [[a, b]] * self.slices, size) for a, b in (tuple(first), tuple(reversed(first)))
+        )
+        return Operation(
+            add(there.lanes, back.lanes), there.software_s, lambda s: max(there.rounds_s(s), back.rounds_s(s)),
+            there.all_rounds_s, False,
+        )  # fmt: skip
+
+    def sum_across(self, sites: Sequence[int], size: float) -> Operation:
+        """Return the sum of slices of so many bytes over sites."""
+        if len(sites) == 2:
+            return self.both_ways(sites, size)
+        return self.operation("all_reduce", [list(sites)] * self.slices, size)
+
+    # -- exchanges
+
+    def exchange(self, group: object, operation: Operation, slots: int | None = None) -> Signal:
+        """Start an operation; the signal fires when it has arrived."""
+        arrived = Signal()
+        state = self.groups.setdefault(group, Group(slots or self.rules.collective_slots))
+        self.under_way += 1
+
+        def enter() -> None:
+            state.running += operation.takes_slot
+            self.clock.at(*self.sending(operation, state.slots, leave))
+
+        def leave() -> None:
+            self.under_way -= 1
+            if operation.takes_slot:
+                state.running -= 1
+                if state.waiting:
+                    state.waiting.popleft()()
+            arrived.fire()
+
+        if operation.takes_slot and state.running >= state.slots:
+            state.waiting.append(enter)
+        else:
+            enter()
+        return arrived
+
+    def sending(
+        self, operation: Operation, slots: int, arrived: Callable[[], None]
+    ) -> tuple[float, Callable[[], None]]:
+        """Return when the lanes of an operation that starts now have sent it and its rounds are over."""
+        ready = self.clock.now + operation.software_s
+        lane_s = max((self.sending_s(lane, size) for lane, size in operation.lanes.items()), default=0.0)
+        rounds_s = operation.rounds_s(lane_s)
+        sent = ready
+        interleaved = (
+            operation.takes_slot
+            and slots >= 2
+            and 2 * lane_s <= operation.software_s + operation.all_rounds_s(lane_s) + lane_s
+        )
+        for lane, size in operation.lanes.items():
+            self.sent_bytes[lane] = self.sent_bytes.get(lane, 0.0) + size
+            seconds = self.sending_s(lane, size)
+            if interleaved:
+                sent = max(sent, ready + seconds)
+                continue
+            end = max(ready, self.free_at.get(lane, 0.0)) + seconds
+            self.free_at[lane] = end
+            sent = max(sent, end)
+        return sent + rounds_s, arrived
+
+    def begin(
+        self, site: int, name: object, sites: Sequence[int], operation: Operation, slots: int | None = None
+    ) -> Signal:
+        """Begin an exchange of sites at one of them; it starts when the last one has begun it."""
+        number = self.counts[name, site] = self.counts.get((name, site), 0) + 1
+        begun, arrived = self.begun.setdefault((name, number), (set(), Signal()))
+        begun.add(site)
+        if len(begun) == (len(sites) if self.rules.waits_for_all else 1):
+            self.exchange(name, operation, slots).then(arrived.fire)
+        if len(begun) == len(sites):
+            del self.begun[name, number]
+        return arrived
+
+    def in_site(self, site: int, kind: str, size: float, name: str = "site", slots: int | None = None) -> Signal | None:
+        if self.job.ranks[site] == 1:
+            return None
+        operation = self.operation(kind, [[site] * self.job.ranks[site]], size)
+        return self.begin(site, (name, site), [site], operation, slots)
+
+    # -- parts of a step
+
+    def compute_s(self, site: int) -> float:
+        return self.job.compute_s / self.speeds[site]
+
+    def passes(self, site: int, parts: int, stages: Sequence[Callable[[], Signal | None]]) -> Process:
+        """Forward and backward pass; stages of each part go on beside the latter, and are waited for at its end."""
+        compute_s = self.compute_s(site)
+        yield compute_s / 3
+        ends = []
+        for _ in range(parts):
+            yield 2 * compute_s / 3 / parts
+            ends.append(self.clock.start(in_order(stages, self.rules.stages_follow)))
+        yield from ends
+
+    def local_step(self, site: int) -> Process:
+        """A step with the mean in the site beside its backward pass."""
+        return self.passes(site, 8, [lambda: self.in_site(site, "all_reduce", self.model_bytes / 8)])
+
+    def gathered(self, site: int, size: float) -> float:
+        """Return the bytes of an all_gather in a site, where each rank has a part as large as a slice."""
+        return size * self.job.ranks[site] / self.slices
+
+    def gather(self, site: int, size: float) -> Process:
+        arrived = self.in_site(site, "all_gather", self.gathered(site, size))
+        if arrived:
+            yield arrived
+
+
+def in_order(stages: Sequence[Callable[[], Signal | None]], follow: bool) -> Process:
+    signals = []
+    for stage in stages:
+        arrived = stage()
+        if arrived and follow:
+            yield arrived
+        elif arrived:
+            signals.append(arrived)
+    yield from signals
+
+
+def segments(ranks: int, size: float) -> int:
+    """Return the messages of a rank in each of the two phases of a ring."""
+    return (ranks - 1) * max(2, math.ceil(math.ceil(size / MIB) / ranks))
+
+
+def add(*lanes: Mapping[Lane, float]) -> dict[Lane, float]:
+    total: dict[Lane, float] = {}
+    for part in lanes:
+        for lane, size in part.items():
+            total[lane] = total.get(lane, 0.0) + size
+    return total
+
+
+# ---- strategies ----------------------------------------------------------------------------------------------------
+
+StepOf = Callable[[Simulation, int, int], Process]
+"""Of a simulation, a site and the number of a step, from 1."""
+
+
+def buckets(sim: Simulation) -> int:
+    written = sim.job.options.get("buckets")
+    return written or min(4 * sim.job.layers, max(1, math.ceil(4 * sim.job.parameters / BUCKET_BYTES)))
+
+
+def all_ranks(sim: Simulation) -> list[int]:
+    return [site for site in sim.sites for _ in range(sim.job.ranks[site])]
+
+
+def ddp(sim: Simulation, site: int, step: int) -> Process:
+    if step % sim.job.options.get("accumulate", 1):
+        yield sim.compute_s(site)
+        return
+    count = buckets(sim)
+    size = sim.model_bytes * sim.job.options.get("bits", 32) / 32 / count
+    operation = sim.operation("all_reduce", [all_ranks(sim)], size)
+    yield from sim.passes(site, count, [lambda: sim.begin(site, "all", sim.sites, operation)])
+
+
+def hierarchical(sim: Simulation, site: int, step: int) -> Process:
+    if step % sim.job.options.get("accumulate", 1):
+        yield sim.compute_s(site)
+        return
+    count = buckets(sim)
+    size = sim.model_bytes / count
+    first = "reduce_scatter" if len(set(sim.job.ranks)) == 1 else "all_reduce"
+    slots = sim.rules.site_slots
+    yield from sim.passes(
+        site,
+        count,
+        [
+            lambda: sim.in_site(site, first, size, "in", slots),
+            *across(sim, site, size / sim.slices),
+            lambda: sim.in_site(site, "all_gather", sim.gathered(site, size), "out", slots),
+        ],
+    )
+
+
+def across(sim: Simulation, site: int, size: float, name: str = "across") -> list[Callable[[], Signal | None]]:
+    """Return the stages of the sum of slices across sites."""
+    home = sim.job.options.get("aggregate_at", "")
+    if home == "":
+        return [lambda: sim.begin(site, name, sim.sites, sim.sum_across(sim.sites, size))]
+    others = [other for other in sim.sites if other != home]
+    stages = []
+    for towards in (True, False):
+        messages = [
+            sim.operation("send", [[other, home] if towards else [home, other]] * sim.slices, size) for other in others
+        ]
+        operation = Operation(
+            add(*(message.lanes for message in messages)), messages[0].software_s,
+            lambda s, m=messages: max(message.rounds_s(s) for message in m), messages[0].all_rounds_s, False,
+        )  # fmt: skip
+        stages.append(lambda op=operation, way=(name, towards): sim.begin(site, way, sim.sites, op))
+    return stages
+
+
+def diloco(sim: Simulation, site: int, step: int) -> Process:
+    ranks = sim.job.options.get("replica", "site") == "rank"
+    if ranks:
+        yield sim.compute_s(site)
+    else:
+        yield from sim.local_step(site)
+    if step % sim.job.options["every"]:
+        return
+    if ranks:
+        yield sim.begin(site, "all", sim.sites, sim.operation("all_reduce", [all_ranks(sim)], sim.model_bytes))
+        return
+    yield from in_order(across(sim, site, sim.model_bytes / sim.slices), True)
+    yield from sim.gather(site, sim.model_bytes)
+
+
+def torchft(sim: Simulation, site: int, step: int) -> Process:
+    yield from sim.local_step(site)
+    if step % sim.job.options["every"] == 0:
+        operation = sim.operation("all_reduce", [list(sim.sites)] * sim.slices, sim.model_bytes)
+        yield sim.begin(site, "across", sim.sites, operation)
+
+
+def tensors(sim: Simulation) -> list[list[int]]:
+    """Return the values of the four tensors of each layer; they differ by one value at most."""
+    return [[*parts(layer, 4)] for layer in parts(round(sim.job.parameters / sim.job.scale), sim.job.layers)]
+
+
+def parts(total: int, count: int) -> list[int]:
+    return [total // count + (number < total % count) for number in range(count)]
+
+
+def padded_layers(sim: Simulation, ranks: int) -> list[int]:
+    """Return the bytes of each layer if every rank has an equal part of each tensor."""
+    return [sum(4 * ranks * math.ceil(values / ranks) for values in layer) for layer in tensors(sim)]
+
+
+def sharded(sim: Simulation, ranks: Sequence[int]) -> list[Operation]:
+    """Return what a group that shards the model does in a step."""
+    sizes = Counter(padded_layers(sim, len(ranks)))
+    return [
+        sim.operation(kind, [ranks], size).repeated(times * count)
+        for kind, times in (("all_gather", 2), ("reduce_scatter", 1))
+        for size, count in sizes.items()
+    ]
+
+
+def fsdp(sim: Simulation, site: int, step: int) -> Process:
+    yield sim.compute_s(site)
+    for operation in sharded(sim, all_ranks(sim)):
+        yield sim.begin(site, "all", sim.sites, operation)
+
+
+def hsdp(sim: Simulation, site: int, step: int) -> Process:
+    yield sim.compute_s(site)
+    ranks = sim.job.ranks[site]
+    if ranks > 1:
+        for operation in sharded(sim, [site] * ranks):
+            yield sim.begin(site, ("site", site), [site], operation)
+    for size, count in Counter(padded_layers(sim, ranks)).items():
+        operation = sim.operation("all_reduce", [list(sim.sites)] * ranks, size / ranks).repeated(count)
+        yield sim.begin(site, "across", sim.sites, operation)
+
+
+def coded_bytes(values: float, bits: int) -> float:
+    """Return the bytes of values of streaming-diloco and decoupled, scales included."""
+    return math.ceil(values * bits / 8) + (4 * math.ceil(values / 256) if bits in (4, 8) else 0)
+
+
+def sparse_bytes(sim: Simulation, slices: int) -> list[float]:
+    """Return the bytes of the codes of each slice. A block is cut where a slice ends, each part then is a block."""
+    top, bits = sim.job.options.get("top", 64), sim.job.options.get("bits", 2)
+    total = round(sim.job.parameters / sim.job.scale)
+    width = math.ceil(total / slices)
+    ends = {width * number for number in range(1, slices)} | {total}
+    position = 0
+    for values in itertools.chain.from_iterable(tensors(sim)):
+        ends |= {position + block for block in range(0, values, 4096)} | {position + values}
+        position += values
+    kept, blocks = [0] * slices, [0] * slices
+    for begin, end in itertools.pairwise(sorted(ends | {0})):
+        kept[begin // width] += math.ceil(top * (end - begin) / 4096)
+        blocks[begin // width] += 1
+    return [
+        math.ceil(12 * count / 8) + math.ceil(bits * count / 8) + (4 * number if bits == 2 else 0)
+        for count, number in zip(kept, blocks, strict=True)
+    ]
+
+
+def sparse_loco(sim: Simulation, site: int, step: int) -> Process:
+    options = sim.job.options
+    ranks = options.get("replica", "site") == "rank"
+    if ranks:
+        yield sim.compute_s(site)
+    else:
+        yield from sim.local_step(site)
+    if step % options["every"]:
+        return
+    group = all_ranks(sim) if ranks else list(sim.sites)
+    sizes = sparse_bytes(sim, 1 if ranks else sim.slices)
+    operations = [sim.operation("all_gather", [group], size * len(group)) for size in sizes]
+    largest = max(operations, key=lambda operation: operation.software_s)
+    operation = replace(largest, lanes=add(*(operation.lanes for operation in operations)))
+    yield sim.begin(site, "across", sim.sites, operation)
+    if not ranks:
+        yield from sim.gather(site, sim.model_bytes)
+
+
+def fragment_values(sim: Simulation) -> list[int]:
+    count = sim.job.options.get("fragments", 1)
+    layers = [sum(layer) for layer in tensors(sim)]
+    return [sum(layers[fragment::count]) for fragment in range(count)]
+
+
+def due_offset(sim: Simulation, fragment: int) -> int:
+    every = sim.job.options["every"]
+    return math.floor(every * fragment / sim.job.options.get("fragments", 1) + 0.5) % every
+
+
+def due(sim: Simulation, step: int) -> list[int]:
+    """Return the fragments that are due after a step."""
+    fragments = range(sim.job.options.get("fragments", 1))
+    return [fragment for fragment in fragments if step % sim.job.options["every"] == due_offset(sim, fragment)]
+
+
+def streaming(sim: Simulation, site: int, step: int) -> Process:
+    """Fragments begun after a step land a few steps later, at the same place of the step."""
+    options, values = sim.job.options, fragment_values(sim)
+    every, overlap = options["every"], options.get("overlap", 0)
+    offsets = sorted(due_offset(sim, fragment) for fragment in range(len(values)))
+    gaps = [after - before for before, after in itertools.pairwise([*offsets, offsets[0] + every])]
+    own_groups = len(values) > 1 and overlap >= min(gaps)
+    yield from sim.local_step(site)
+    if site not in sim.landing:
+        before = ((past + overlap, fragment) for past in range(1 - overlap, 1) for fragment in due(sim, past))
+        sim.landing[site] = deque((lands, Signal(True), 4 * values[fragment]) for lands, fragment in before)
+    begun = sim.landing[site]
+    for fragment in due(sim, step):
+        group = fragment if own_groups else 0
+        size = math.ceil(values[fragment] / sim.slices)
+        if options.get("bits", 32) == 32:
+            arrived = sim.clock.start(in_order(across(sim, site, 4 * size, f"across {group}"), True))
+        else:
+            coded = coded_bytes(size, options["bits"]) * len(sim.sites)
+            operation = sim.operation("all_gather", [list(sim.sites)] * sim.slices, coded)
+            arrived = sim.begin(site, ("across", group), sim.sites, operation)
+        if overlap == 0:
+            yield arrived
+            yield from sim.gather(site, 4 * values[fragment])
+        else:
+            begun.append((step + overlap + sim.rules.lands_later, arrived, 4 * values[fragment]))
+    landed = []
+    while begun and begun[0][0] <= step:
+        landed.append(begun.popleft())
+    yield from [arrived for _, arrived, _ in landed]
+    for _, _, gathered in landed:
+        yield from sim.gather(site, gathered)
+
+
+def multi_tier(sim: Simulation, site: int, step: int) -> Process:
+    options = sim.job.options
+    count = len(sim.job.ranks)
+    regions = options.get("regions") or [list(range((count + 1) // 2)), list(range((count + 1) // 2, count))]
+    region = next(region for region in regions if site in region)
+    size = sim.model_bytes / sim.slices
+    yield from sim.local_step(site)
+    if step % options["every"]:
+        return
+    name = ("region", region[0])
+    if len(region) > 1:
+        yield sim.begin(site, name, region, sim.sum_across(region, size))
+    if step % options["every_regions"] == 0:
+        heads = [region[0] for region in regions]
+        if site in heads:
+            yield sim.begin(site, "heads", heads, sim.sum_across(heads, size))
+        if len(region) > 1:
+            yield sim.begin(site, name, region, sim.operation("broadcast", [list(region)] * sim.slices, size))
+    yield from sim.gather(site, sim.model_bytes)
+
+
+STRATEGIES: dict[str, StepOf] = {
+    "fsdp": fsdp,
+    "hsdp": hsdp,
+    "sparse-loco": sparse_loco,
+    "streaming-diloco": streaming,
+    "multi-tier": multi_tier,
+    "ddp": ddp,
+    "hierarchical": hierarchical,
+    "local-sgd": diloco,
+    "diloco": diloco,
+    "torchft-diloco": torchft,
+}
+
+
+# ---- steady cycles -------------------------------------------------------------------------------------------------
+
+
+def predict(job: Job) -> Step:
+    """Simulate cycles until they repeat."""
+    sim = Simulation(job)
+    cycle = cycle_of(job)
+    ends: list[list[float]] = [[0.0] for _ in sim.sites]
+    states: list[tuple[float, int]] = [(0.0, 0)]
+    sent: list[dict[Lane, float]] = [{}]
+    step_of = STRATEGIES[job.strategy]
+    fastest = sim.speeds.index(max(sim.speeds))
+
+    def site(number: int) -> Process:
+        for step in itertools.count(1):
+            yield from step_of(sim, number, step)
+            if step % cycle == 0:
+                ends[number].append(sim.clock.now)
+                if number == fastest:
+                    backlog = sum(max(0.0, free - sim.clock.now) for free in sim.free_at.values())
+                    states.append((backlog, sim.under_way))
+                    sent.append(dict(sim.sent_bytes))
+
+    for number in sim.sites:
+        sim.clock.start(site(number))
+    for count in range(2, 65):
+        sim.clock.run_until(lambda count=count: all(len(times) > count for times in ends))
+        for period in range(1, min(31, count // 2) + 1):
+            if repeats(ends, states, period, count, job.strategy != "decoupled"):
+                return mean(ends[fastest], sent, count - period, count, cycle, job, True)
+    return mean(ends[fastest], sent, 32, 64, cycle, job, False)
+
+
+def cycle_of(job: Job) -> int:
+    options = job.options
+    return math.lcm(options.get("every", 1), options.get("every_regions", 1), options.get("accumulate", 1))
+
+
+def repeats(
+    ends: list[list[float]], states: list[tuple[float, int]], period: int, count: int, alike: bool
+) -> bool:
+    """Return whether the last cycles take as long as those before, at all sites alike, and as much is under way."""
+    pairs = zip(states[count - period : count + 1], states[count - 2 * period : count - period + 1], strict=True)
+    if any(now[1] != before[1] or not equal(now[0], before[0]) for now, before in pairs):
+        return False
+    lengths = []
+    for times in ends:
+        durations = [end - begin for begin, end in itertools.pairwise(times[: count + 1])]
+        if not all(map(equal, durations[-period:], durations[-2 * period : -period])):
+            return False
+        lengths.append(times[count] - times[count - period])
+    return not alike or equal(min(lengths), max(lengths))
+
+
+def equal(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def mean(
+    ends: list[float], sent: list[dict[Lane, float]], begin: int, end: int, cycle: int, job: Job, steady: bool
+) -> Step:
+    steps = cycle * (end - begin)
+    return Step(
+        (ends[end] - ends[begin]) / steps,
+        {lane: (size - sent[begin].get(lane, 0.0)) * 8 * job.scale / steps for lane, size in sent[end].items()},
+        steady,
+    )
