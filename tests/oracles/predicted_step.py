@@ -48,6 +48,7 @@ class Rules:
     """Steps that an exchange for a later step lands after its own."""
     waits_for_all: bool = True
     """Whether an exchange starts when the last site has begun it, not the first."""
+    unmerged_pushes: int = 4
     stages_follow: bool = True
     """Whether a part begins a stage when it has ended the stage before."""
 
@@ -97,6 +98,8 @@ class Signal:
         self.callbacks: list[Callable[[], None]] = []
 
     def fire(self) -> None:
+        if self.fired:
+            return
         self.fired = True
         for callback in self.callbacks:
             callback()
@@ -193,6 +196,11 @@ class Simulation:
         self.begun: dict[object, tuple[set[int], Signal]] = {}
         self.counts: dict[object, int] = {}
         self.landing: dict[int, deque[tuple[int, Signal, float]]] = {}
+        self.answers: dict[tuple[int, int], Signal] = {}
+        self.began = [0.0 for _ in self.sites]
+        self.messages: dict[tuple[int, int, int, int], Signal] = {}
+        self.merges: dict[int, Merges] = {}
+        self.arrived_merges: dict[int, deque[tuple[int, int]]] = {}
         self.under_way = 0
 
     # -- the network
@@ -370,6 +378,21 @@ class Simulation:
             return None
         operation = self.operation(kind, [[site] * self.job.ranks[site]], size)
         return self.begin(site, (name, site), [site], operation, slots)
+
+    def answer(self, site: int, push: int) -> Signal:
+        return self.answers.setdefault((site, push), Signal())
+
+    def state(self) -> list[float]:
+        """Return what must be equal after two cycles for the job to be steady."""
+        state = [max(0.0, free - self.clock.now) for _, free in sorted(self.free_at.items())]
+        state.append(self.under_way)
+        if self.job.strategy == "decoupled":
+            state += [self.clock.now - began for began in self.began]
+            state += [len(self.arrived_merges.get(site, ())) for site in self.sites]
+            state += [
+                state.pushed[site] - state.adopted[site] for _, state in sorted(self.merges.items()) for site in self.sites
+            ]
+        return state
 
     # -- parts of a step
 
@@ -666,7 +689,229 @@ def multi_tier(sim: Simulation, site: int, step: int) -> Process:
     yield from sim.gather(site, sim.model_bytes)
 
 
+def async_diloco(sim: Simulation, site: int, step: int) -> Process:
+    options, count = sim.job.options, len(sim.job.ranks)
+    home = options.get("home", "") or 0
+    yield from sim.local_step(site)
+    agreed = sim.in_site(site, "all_reduce", 16)
+    if agreed:
+        yield agreed
+    if step % options["every"]:
+        return
+    push = step // options["every"]
+    size = 4 * math.ceil(sim.model_bytes / 4 / sim.slices)
+    operations = [
+        sim.operation("send", [hop] * sim.slices, size) for hop in ([site, home], [home, site]) if site != home
+    ]
+    sim.clock.start(answered(sim, operations, sim.answer(site, push)))
+    unanswered = ((options.get("staleness", 0) or 4 * count) + 1) // count - 1
+    if push > unanswered:
+        for other in sim.sites:
+            yield sim.answer(other, push - unanswered)
+    yield from sim.gather(site, size * sim.slices)
+
+
+def answered(sim: Simulation, operations: Sequence[Operation], answer: Signal) -> Process:
+    for operation in operations:
+        yield sim.exchange("messages", operation)
+    answer.fire()
+
+
+@dataclass
+class Merges:
+    """Of a fragment of decoupled, by site: pushes made, delivered, merged; and merges that sites have not adopted."""
+
+    pushed: Counter[int] = field(default_factory=Counter)
+    delivered: Counter[int] = field(default_factory=Counter)
+    merged: Counter[int] = field(default_factory=Counter)
+    adopted: Counter[int] = field(default_factory=Counter)
+    """Pushes of a site in what it has adopted."""
+    running: Signal | None = None
+
+
+def decoupled(sim: Simulation, site: int, step: int) -> Process:
+    options, values = sim.job.options, fragment_values(sim)
+    yield from sim.local_step(site)
+    agreed = sim.in_site(site, "all_reduce", 8)
+    if agreed:
+        yield agreed
+    pushes = due(sim, step)
+    if pushes or step % max(1, options["every"] // 50) == 0:
+        arrived = sim.arrived_merges.setdefault(site, deque())
+        while arrived:
+            fragment, own = arrived.popleft()
+            sim.merges[fragment].adopted[site] = own
+            yield from sim.gather(site, 4 * slice_of(sim, values[fragment]) * sim.slices)
+    for fragment in pushes:
+        state = sim.merges.setdefault(fragment, Merges())
+        if state.pushed[site] - state.adopted[site] < sim.rules.unmerged_pushes:
+            state.pushed[site] += 1
+            sim.clock.start(delivered(sim, fragment, site, coded_bytes(slice_of(sim, values[fragment]), bits_of(sim))))
+
+
+def slice_of(sim: Simulation, values: float) -> int:
+    return math.ceil(values / sim.slices)
+
+
+def bits_of(sim: Simulation) -> int:
+    return sim.job.options.get("bits", 32)
+
+
+def delivered(sim: Simulation, fragment: int, site: int, size: float) -> Process:
+    home = sim.job.options.get("home", "") or 0
+    if site != home:
+        yield sim.exchange("messages", sim.operation("send", [[site, home]] * sim.slices, size))
+    state = sim.merges[fragment]
+    state.delivered[site] += 1
+    ready = [other for other in sim.sites if state.delivered[other] > state.merged[other]]
+    count = len(sim.job.ranks)
+    if state.running:
+        if len(ready) == count:
+            state.running.fire()
+    elif len(ready) >= (sim.job.options.get("quorum", 0) or count // 2 + 1):
+        state.running = Signal()
+        state.running.then(lambda: merge(sim, fragment, size))
+        if len(ready) == count:
+            state.running.fire()
+        else:
+            running = state.running
+            sim.clock.at(sim.clock.now + sim.job.options.get("grace", 0.05), running.fire)
+
+
+def merge(sim: Simulation, fragment: int, size: float) -> None:
+    home = sim.job.options.get("home", "") or 0
+    state = sim.merges[fragment]
+    state.running = None
+    state.merged = Counter(state.delivered)
+    for site in sim.sites:
+        sim.clock.start(sent(sim, fragment, home, site, size, state.merged[site]))
+
+
+def sent(sim: Simulation, fragment: int, home: int, site: int, size: float, own: int) -> Process:
+    if site != home:
+        yield sim.exchange("messages", sim.operation("send", [[home, site]] * sim.slices, size))
+    sim.arrived_merges.setdefault(site, deque()).append((fragment, own))
+
+
+AGENT_WIDTH = 96
+TOKENS = 256
+
+
+def pipeline(sim: Simulation, site: int, step: int) -> Process:
+    options, stages = sim.job.options, len(sim.job.ranks)
+    batches, in_flight = options.get("micro_batches", 4), options.get("in_flight", 0)
+    behind = stages - 1 - site
+    limit = batches
+    if options.get("schedule", "1f1b") != "gpipe" and in_flight:
+        limit = min(batches, 1 + math.ceil((in_flight - 1) * behind / (stages - 1)))
+    compute_s = sim.compute_s(site)
+    size = 4 * TOKENS * stages / batches * AGENT_WIDTH
+    ranks = sim.job.ranks[site]
+
+    def message(first: int, second: int, batch: int) -> Signal:
+        return sim.messages.setdefault((first, second, step, batch), Signal())
+
+    def send(to: int, batch: int) -> None:
+        operation = sim.operation("send", [[site, to]] * ranks, size)
+        sim.exchange("messages", operation).then(message(site, to, batch).fire)
+
+    forward = backward = 0
+    while backward < batches:
+        if forward < batches and forward - backward < limit:
+            if site > 0:
+                yield message(site - 1, site, forward)
+            yield compute_s / 3 / batches
+            if behind:
+                send(site + 1, forward)
+            forward += 1
+        else:
+            if behind:
+                yield message(site + 1, site, backward)
+            yield 2 * compute_s / 3 / batches
+            if site > 0:
+                send(site - 1, backward)
+            backward += 1
+    arrived = sim.in_site(site, "all_reduce", sim.model_bytes / stages)
+    if arrived:
+        yield arrived
+
+
+@dataclass(frozen=True)
+class Gpt:
+    """The model of tensor and moe, in values: width, of a block's perceptron, outside matrices, and of all."""
+
+    width: int
+    layers: int
+
+    @property
+    def perceptrons(self) -> int:
+        return self.layers * (8 * self.width**2 + 5 * self.width)
+
+    @property
+    def unsplit(self) -> int:
+        """Embedding, positions, norms, and the biases behind a sum."""
+        return (6 * self.layers + 322) * self.width
+
+    @property
+    def values(self) -> int:
+        return 12 * self.layers * self.width**2 + (13 * self.layers + 322) * self.width
+
+    @classmethod
+    def of(cls, job: Job) -> Gpt:
+        heads = math.sqrt(job.parameters / 12 / job.layers) / 128
+        return cls(128 * (16 * round(heads / 16) if heads > 16 else max(1, round(heads))), job.layers)
+
+
+def tensor(sim: Simulation, site: int, step: int) -> Process:
+    gpt, scale, slices, sites = Gpt.of(sim.job), sim.job.scale, sim.slices, sim.sites
+    yield sim.compute_s(site)
+    is_across = sim.job.options.get("across", False)
+    ranks = len(sites) if is_across else slices
+    tokens = 8 * TOKENS * ranks / scale
+    activations = 4 * TOKENS * ranks * gpt.width / scale
+    shard = 4 * (gpt.values - gpt.unsplit) / ranks / scale
+    unsplit = 4 * gpt.unsplit / scale
+    for kind, size, times in (("all_gather", tokens, 1), ("all_reduce", activations, 4 * gpt.layers)):
+        if is_across:
+            operation = sim.operation(kind, [list(sites)] * slices, size).repeated(times)
+            yield sim.begin(site, "across", sites, operation)
+        elif ranks > 1:
+            yield sim.begin(site, ("site", site), [site], sim.operation(kind, [[site] * ranks], size).repeated(times))
+    if is_across:
+        yield from some(sim.in_site(site, "all_reduce", shard + unsplit))
+    else:
+        yield sim.begin(site, "across", sites, sim.sum_across(sites, shard + unsplit / ranks))
+        yield from some(sim.in_site(site, "all_gather", unsplit))
+
+
+def some(signal: Signal | None) -> list[Signal]:
+    return [signal] if signal else []
+
+
+def moe(sim: Simulation, site: int, step: int) -> Process:
+    options, gpt, scale, sites = sim.job.options, Gpt.of(sim.job), sim.job.scale, sim.sites
+    yield sim.compute_s(site)
+    in_site = options.get("experts", "all") == "site"
+    group = [site] * sim.slices if in_site else all_ranks(sim)
+    share = math.ceil(options.get("capacity", 1.0) * options.get("top_k", 1) * TOKENS / len(group))
+    tokens = 4 * share * len(group) * gpt.width / scale
+    if len(group) > 1:
+        operation = sim.operation("all_to_all", [group], tokens).repeated(4 * gpt.layers)
+        yield sim.begin(site, "tokens" if not in_site else ("tokens", site), [site] if in_site else sites, operation)
+    others = 4 * (gpt.values - gpt.perceptrons + gpt.layers * len(group) * gpt.width) / scale
+    yield from some(sim.in_site(site, "reduce_scatter", others))
+    yield sim.begin(site, "across", sites, sim.sum_across(sites, others / sim.slices))
+    yield from some(sim.in_site(site, "all_gather", others))
+    if in_site:
+        yield sim.begin(site, "across", sites, sim.sum_across(sites, 4 * gpt.perceptrons / scale))
+
+
 STRATEGIES: dict[str, StepOf] = {
+    "tensor": tensor,
+    "moe": moe,
+    "pipeline": pipeline,
+    "decoupled": decoupled,
+    "async-diloco": async_diloco,
     "fsdp": fsdp,
     "hsdp": hsdp,
     "sparse-loco": sparse_loco,
@@ -688,19 +933,19 @@ def predict(job: Job) -> Step:
     sim = Simulation(job)
     cycle = cycle_of(job)
     ends: list[list[float]] = [[0.0] for _ in sim.sites]
-    states: list[tuple[float, int]] = [(0.0, 0)]
+    states: list[list[float]] = [[]]
     sent: list[dict[Lane, float]] = [{}]
     step_of = STRATEGIES[job.strategy]
     fastest = sim.speeds.index(max(sim.speeds))
 
     def site(number: int) -> Process:
         for step in itertools.count(1):
+            sim.began[number] = sim.clock.now
             yield from step_of(sim, number, step)
             if step % cycle == 0:
                 ends[number].append(sim.clock.now)
                 if number == fastest:
-                    backlog = sum(max(0.0, free - sim.clock.now) for free in sim.free_at.values())
-                    states.append((backlog, sim.under_way))
+                    states.append(sim.state())
                     sent.append(dict(sim.sent_bytes))
 
     for number in sim.sites:
@@ -708,7 +953,9 @@ def predict(job: Job) -> Step:
     for count in range(2, 65):
         sim.clock.run_until(lambda count=count: all(len(times) > count for times in ends))
         for period in range(1, min(31, count // 2) + 1):
-            if repeats(ends, states, period, count, job.strategy != "decoupled"):
+            if bits_repeat(sent, period, count) and repeats(
+                ends, states, period, count, job.strategy != "decoupled"
+            ):
                 return mean(ends[fastest], sent, count - period, count, cycle, job, True)
     return mean(ends[fastest], sent, 32, 64, cycle, job, False)
 
@@ -718,12 +965,19 @@ def cycle_of(job: Job) -> int:
     return math.lcm(options.get("every", 1), options.get("every_regions", 1), options.get("accumulate", 1))
 
 
+def bits_repeat(sent: list[dict[Lane, float]], period: int, count: int) -> bool:
+    first, middle, last = (sent[count - 2 * period], sent[count - period], sent[count])
+    return all(
+        equal(size - middle.get(lane, 0), middle.get(lane, 0) - first.get(lane, 0)) for lane, size in last.items()
+    )
+
+
 def repeats(
     ends: list[list[float]], states: list[tuple[float, int]], period: int, count: int, alike: bool
 ) -> bool:
     """Return whether the last cycles take as long as those before, at all sites alike, and as much is under way."""
     pairs = zip(states[count - period : count + 1], states[count - 2 * period : count - period + 1], strict=True)
-    if any(now[1] != before[1] or not equal(now[0], before[0]) for now, before in pairs):
+    if not all(len(now) == len(before) and all(map(equal, now, before)) for now, before in pairs):
         return False
     lengths = []
     for times in ends:
