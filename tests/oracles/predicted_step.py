@@ -200,7 +200,7 @@ class Simulation:
         self.began = [0.0 for _ in self.sites]
         self.messages: dict[tuple[int, int, int, int], Signal] = {}
         self.merges: dict[int, Merges] = {}
-        self.arrived_merges: dict[int, deque[tuple[int, int]]] = {}
+        self.arrived_merges: dict[int, list[tuple[int, int]]] = {}
         self.under_way = 0
 
     # -- the network
@@ -736,17 +736,18 @@ def decoupled(sim: Simulation, site: int, step: int) -> Process:
     if agreed:
         yield agreed
     pushes = due(sim, step)
-    if pushes or step % max(1, options["every"] // 50) == 0:
-        arrived = sim.arrived_merges.setdefault(site, deque())
-        while arrived:
-            fragment, own = arrived.popleft()
-            sim.merges[fragment].adopted[site] = own
-            yield from sim.gather(site, 4 * slice_of(sim, values[fragment]) * sim.slices)
-    for fragment in pushes:
+    arrived = sim.arrived_merges.setdefault(site, [])
+    looks = bool(pushes) or step % max(1, options["every"] // 50) == 0
+    for fragment in range(len(values)):
         state = sim.merges.setdefault(fragment, Merges())
-        if state.pushed[site] - state.adopted[site] < sim.rules.unmerged_pushes:
+        if fragment in pushes and state.pushed[site] - state.adopted[site] < sim.rules.unmerged_pushes:
             state.pushed[site] += 1
             sim.clock.start(delivered(sim, fragment, site, coded_bytes(slice_of(sim, values[fragment]), bits_of(sim))))
+    for fragment in range(len(values)):
+        while looks and (merge := next((merge for merge in arrived if merge[0] == fragment), None)):
+            arrived.remove(merge)
+            sim.merges[fragment].adopted[site] = merge[1]
+            yield from sim.gather(site, 4 * slice_of(sim, values[fragment]) * sim.slices)
 
 
 def slice_of(sim: Simulation, values: float) -> int:
@@ -790,7 +791,7 @@ def merge(sim: Simulation, fragment: int, size: float) -> None:
 def sent(sim: Simulation, fragment: int, home: int, site: int, size: float, own: int) -> Process:
     if site != home:
         yield sim.exchange("messages", sim.operation("send", [[home, site]] * sim.slices, size))
-    sim.arrived_merges.setdefault(site, deque()).append((fragment, own))
+    sim.arrived_merges.setdefault(site, []).append((fragment, own))
 
 
 AGENT_WIDTH = 96

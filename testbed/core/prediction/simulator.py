@@ -256,6 +256,8 @@ class _Simulation:
         self.moved: list[tuple[Mapping[str, float], int]] = []
         """Bytes by lane, how often: of each transfer that arrived."""
         self._flying: dict[int, Transfer] = {}
+        self._awaited: dict[str, list[Transfer]] = {}
+        """What each process waits for."""
 
     def run(self, processes: Mapping[str, Process]) -> None:
         """Run until all processes have ended, or it is done."""
@@ -278,6 +280,7 @@ class _Simulation:
         site, account = name.partition("/")[0], self.accounts[name]
 
         def go_on(answer: object = None) -> None:
+            self._awaited.pop(name, None)
             while True:
                 try:
                     action = process.send(answer)
@@ -295,6 +298,7 @@ class _Simulation:
                     keys = [self._transfer(key) for key in action.keys]
                     wanted = len(keys) if action.quorum is None else min(action.quorum, len(keys))
                     if sum(it.arrived_s is not None for it in keys) < wanted or (wanted and action.grace_s):
+                        self._awaited[name] = keys
                         self._wait(account, keys, wanted, action, go_on)
                         return
                     answer = {it.key for it in keys if it.arrived_s is not None}
@@ -324,6 +328,18 @@ class _Simulation:
         """
         flying = self._flying.values()
         return [time_s - self.now_s for it in flying for time_s in (it.ready_s, it.sent_s or self.now_s)]
+
+    def phases_s(self, names: Sequence[str]) -> list[tuple[float, float]]:
+        """Return how long ago each site ended its last step, and how long that step took."""
+        phases = []
+        for name in names:
+            marks = self.accounts[name].marks[-2:]
+            phases.append((self.now_s - marks[-1].at_s, marks[-1].at_s - marks[0].at_s))
+        return phases
+
+    def partly_arrived(self, names: Sequence[str]) -> list[tuple[bool, ...]]:
+        """Return which of the exchanges that each of some processes waits for have arrived."""
+        return [tuple(transfer.arrived_s is not None for transfer in self._awaited.get(name, ())) for name in names]
 
     def _quiet(self, name: str, steps: Steps, then: Callable[[], None]) -> None:
         """Simulate the first of equal steps; the others take as long as the last of these."""
@@ -517,7 +533,10 @@ def simulate(
         late_as_waiting: do not split the wait for what was to have landed by now, as records do not.
     """
     names = [name for name in processes if "/" not in name]
+    others = [name for name in processes if "/" in name]
     cycles: list[tuple[_Mark, list[float]]] = []
+    states: list[tuple[list[tuple[float, float]], list[tuple[bool, ...]]]] = []
+    """Of each cycle, if sites do not wait for each other: the phase of each, and what other processes wait for."""
     first_cycle, steady = 0, False
 
     def done(name: str) -> bool:
@@ -528,6 +547,8 @@ def simulate(
         if name != site or cycle is None or account.steps % cycle:
             return False
         cycles.append((account.marks[-1], simulation.flying_s()))
+        if free:
+            states.append((simulation.phases_s(names), simulation.partly_arrived(others)))
         count = len(cycles)
         if count >= MOST_CYCLES:
             first_cycle = count // 2
@@ -541,7 +562,11 @@ def simulate(
                 and last.sampled - middle.sampled == middle.sampled - first.sampled
                 and len(before) == len(after)
                 and all(abs(one - other) <= exact_s for one, other in zip(before, after, strict=True))
-                and (free or _alike(simulation.accounts, names, period * cycle, took_s))
+                and (
+                    _in_phase(states[-1 - period], states[-1], exact_s)
+                    if free
+                    else _alike(simulation.accounts, names, period * cycle, took_s)
+                )
             ):
                 first_cycle, steady = count - period, True
                 return True
@@ -577,6 +602,21 @@ def simulate(
         samples={name: tuple(values) for name, values in samples.items()},
         transfers=tuple(simulation.sent) if keep else (),
     )
+
+
+def _in_phase(
+    before: tuple[list[tuple[float, float]], list[tuple[bool, ...]]],
+    after: tuple[list[tuple[float, float]], list[tuple[bool, ...]]],
+    exact_s: float,
+) -> bool:
+    """Whether sites that do not wait for each other are at the same points of their steps, and as much is delivered."""
+    if before[1] != after[1]:
+        return False
+    for (first_s, _), (second_s, step_s) in zip(before[0], after[0], strict=True):
+        apart_s = abs(first_s - second_s)
+        if min(apart_s, abs(step_s - apart_s)) > exact_s:
+            return False
+    return True
 
 
 def _alike(accounts: Mapping[str, _Account], names: list[str], steps: int, took_s: float) -> bool:
