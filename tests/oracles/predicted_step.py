@@ -397,7 +397,16 @@ class Simulation:
     # -- parts of a step
 
     def compute_s(self, site: int) -> float:
+        if self.job.options.get("pace") == "time" and self.job.strategy != "async-diloco":
+            return self.job.compute_s / min(self.speeds)
         return self.job.compute_s / self.speeds[site]
+
+    def every(self, site: int) -> int:
+        """Return the steps of a site between two of its pushes."""
+        every: int = self.job.options["every"]
+        if self.job.options.get("pace") == "time":
+            return max(1, round(every * self.speeds[site] / max(self.speeds)))
+        return every
 
     def passes(self, site: int, parts: int, stages: Sequence[Callable[[], Signal | None]]) -> Process:
         """Forward and backward pass; stages of each part go on beside the latter, and are waited for at its end."""
@@ -409,9 +418,21 @@ class Simulation:
             ends.append(self.clock.start(in_order(stages, self.rules.stages_follow)))
         yield from ends
 
-    def local_step(self, site: int) -> Process:
+    def local_step(self, site: int, step: int) -> Process:
         """A step with the mean in the site beside its backward pass."""
-        return self.passes(site, 8, [lambda: self.in_site(site, "all_reduce", self.model_bytes / 8)])
+        ranks = self.job.ranks[site]
+        if ranks == 1:
+            return self.passes(site, 8, [])
+        operation = self.operation("all_reduce", [[site] * ranks], self.model_bytes / 8)
+        operation = operation.repeated(self.inner_steps(site, step))
+        return self.passes(site, 8, [lambda: self.begin(site, ("site", site), [site], operation)])
+
+    def inner_steps(self, site: int, step: int) -> int:
+        """Return how many inner steps a site makes in a step."""
+        if self.job.options.get("pace") != "time" or self.job.strategy == "async-diloco":
+            return 1
+        ratio = self.speeds[site] / min(self.speeds)
+        return math.floor(step * ratio + 1e-9) - math.floor((step - 1) * ratio + 1e-9)
 
     def gathered(self, site: int, size: float) -> float:
         """Return the bytes of an all_gather in a site, where each rank has a part as large as a slice."""
@@ -515,7 +536,7 @@ def diloco(sim: Simulation, site: int, step: int) -> Process:
     if ranks:
         yield sim.compute_s(site)
     else:
-        yield from sim.local_step(site)
+        yield from sim.local_step(site, step)
     if step % sim.job.options["every"]:
         return
     if ranks:
@@ -526,7 +547,7 @@ def diloco(sim: Simulation, site: int, step: int) -> Process:
 
 
 def torchft(sim: Simulation, site: int, step: int) -> Process:
-    yield from sim.local_step(site)
+    yield from sim.local_step(site, step)
     if step % sim.job.options["every"] == 0:
         operation = sim.operation("all_reduce", [list(sim.sites)] * sim.slices, sim.model_bytes)
         yield sim.begin(site, "across", sim.sites, operation)
@@ -604,7 +625,7 @@ def sparse_loco(sim: Simulation, site: int, step: int) -> Process:
     if ranks:
         yield sim.compute_s(site)
     else:
-        yield from sim.local_step(site)
+        yield from sim.local_step(site, step)
     if step % options["every"]:
         return
     group = all_ranks(sim) if ranks else list(sim.sites)
@@ -641,7 +662,7 @@ def streaming(sim: Simulation, site: int, step: int) -> Process:
     offsets = sorted(due_offset(sim, fragment) for fragment in range(len(values)))
     gaps = [after - before for before, after in itertools.pairwise([*offsets, offsets[0] + every])]
     own_groups = len(values) > 1 and overlap >= min(gaps)
-    yield from sim.local_step(site)
+    yield from sim.local_step(site, step)
     if site not in sim.landing:
         before = ((past + overlap, fragment) for past in range(1 - overlap, 1) for fragment in due(sim, past))
         sim.landing[site] = deque((lands, Signal(True), 4 * values[fragment]) for lands, fragment in before)
@@ -674,7 +695,7 @@ def multi_tier(sim: Simulation, site: int, step: int) -> Process:
     regions = options.get("regions") or [list(range((count + 1) // 2)), list(range((count + 1) // 2, count))]
     region = next(region for region in regions if site in region)
     size = sim.model_bytes / sim.slices
-    yield from sim.local_step(site)
+    yield from sim.local_step(site, step)
     if step % options["every"]:
         return
     name = ("region", region[0])
@@ -692,13 +713,13 @@ def multi_tier(sim: Simulation, site: int, step: int) -> Process:
 def async_diloco(sim: Simulation, site: int, step: int) -> Process:
     options, count = sim.job.options, len(sim.job.ranks)
     home = options.get("home", "") or 0
-    yield from sim.local_step(site)
+    yield from sim.local_step(site, step)
     agreed = sim.in_site(site, "all_reduce", 16)
     if agreed:
         yield agreed
-    if step % options["every"]:
+    if step % sim.every(site):
         return
-    push = step // options["every"]
+    push = step // sim.every(site)
     size = 4 * math.ceil(sim.model_bytes / 4 / sim.slices)
     operations = [
         sim.operation("send", [hop] * sim.slices, size) for hop in ([site, home], [home, site]) if site != home
@@ -731,7 +752,7 @@ class Merges:
 
 def decoupled(sim: Simulation, site: int, step: int) -> Process:
     options, values = sim.job.options, fragment_values(sim)
-    yield from sim.local_step(site)
+    yield from sim.local_step(site, step)
     agreed = sim.in_site(site, "all_reduce", 8)
     if agreed:
         yield agreed
@@ -940,10 +961,11 @@ def predict(job: Job) -> Step:
     fastest = sim.speeds.index(max(sim.speeds))
 
     def site(number: int) -> Process:
+        own_cycle = sim.every(number) if job.strategy == "async-diloco" else cycle
         for step in itertools.count(1):
             sim.began[number] = sim.clock.now
             yield from step_of(sim, number, step)
-            if step % cycle == 0:
+            if step % own_cycle == 0:
                 ends[number].append(sim.clock.now)
                 if number == fastest:
                     states.append(sim.state())

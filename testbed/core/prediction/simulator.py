@@ -15,7 +15,7 @@ import heapq
 import itertools
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -512,6 +512,7 @@ def simulate(
     costs: Costs,
     *,
     cycle: int | None,
+    cycles: Mapping[str, int] | None = None,
     site: str,
     stand_for: Mapping[str, int] | None = None,
     skip: int = 0,
@@ -527,6 +528,7 @@ def simulate(
         stand_for: for how many sites that do the same the process of each site stands; None for itself.
         cycle: steps after which the exchanges recur; None for processes that end, whose first ``skip`` steps do not
             count.
+        cycles: steps that each site makes in a cycle; by default as many as ``site``.
         keep: keep the transfers.
         pace: inner steps of ``site`` in a step.
         free: sites do not wait for each other, so that each has a pace of its own.
@@ -534,7 +536,8 @@ def simulate(
     """
     names = [name for name in processes if "/" not in name]
     others = [name for name in processes if "/" in name]
-    cycles: list[tuple[_Mark, list[float]]] = []
+    ended: list[tuple[_Mark, list[float]]] = []
+    steps_by_site = cycles or dict.fromkeys(names, cycle or 1)
     states: list[tuple[list[tuple[float, float]], list[tuple[bool, ...]]]] = []
     """Of each cycle, if sites do not wait for each other: the phase of each, and what other processes wait for."""
     first_cycle, steady = 0, False
@@ -546,15 +549,15 @@ def simulate(
         account = simulation.accounts[site]
         if name != site or cycle is None or account.steps % cycle:
             return False
-        cycles.append((account.marks[-1], simulation.flying_s()))
+        ended.append((account.marks[-1], simulation.flying_s()))
         if free:
             states.append((simulation.phases_s(names), simulation.partly_arrived(others)))
-        count = len(cycles)
+        count = len(ended)
         if count >= MOST_CYCLES:
             first_cycle = count // 2
             return True
         for period in range(1, min(_LONGEST_PERIOD, (count - 1) // 2) + 1):
-            (first, _), (middle, before), (last, after) = (cycles[-1 - it * period] for it in (2, 1, 0))
+            (first, _), (middle, before), (last, after) = (ended[-1 - it * period] for it in (2, 1, 0))
             exact_s, took_s = _ALIKE * last.at_s, last.at_s - middle.at_s
             if (
                 abs(took_s - (middle.at_s - first.at_s)) <= exact_s
@@ -565,7 +568,7 @@ def simulate(
                 and (
                     _in_phase(states[-1 - period], states[-1], exact_s)
                     if free
-                    else _alike(simulation.accounts, names, period * cycle, took_s)
+                    else _alike(simulation.accounts, {name: period * steps_by_site[name] for name in names}, took_s)
                 )
             ):
                 first_cycle, steady = count - period, True
@@ -579,7 +582,7 @@ def simulate(
     if cycle is None:
         first, steady = (skip if skip < account.steps else 0), simulation.ended
     else:
-        first = first_cycle * cycle if steady or len(cycles) >= MOST_CYCLES else account.steps // 2
+        first = first_cycle * cycle if steady or len(ended) >= MOST_CYCLES else account.steps // 2
         first = max((it for it in by_step if it <= first), default=0)
     if not account.steps:
         raise TooMany(f"a step has more than {MOST_EVENTS} events")
@@ -619,12 +622,12 @@ def _in_phase(
     return True
 
 
-def _alike(accounts: Mapping[str, _Account], names: list[str], steps: int, took_s: float) -> bool:
-    """Whether all sites took as long for their last ``steps`` steps: sites that wait for each other do in the end."""
-    for name in names:
+def _alike(accounts: Mapping[str, _Account], steps: Mapping[str, int], took_s: float) -> bool:
+    """Whether all sites took as long for their last ``steps``: sites that wait for each other do in the end."""
+    for name, count in steps.items():
         marks = accounts[name].marks
         last = marks[-1]
-        since_s = next((it.at_s for it in reversed(marks) if it.steps == last.steps - steps), None)
+        since_s = next((it.at_s for it in reversed(marks) if it.steps == last.steps - count), None)
         if since_s is None or abs((last.at_s - since_s) - took_s) > 1e-6 * took_s:
             return False
     return True
