@@ -9,6 +9,7 @@ from oracles.predicted_step.events import Process, Signal
 from oracles.predicted_step.job import Job
 from oracles.predicted_step.operations import beside
 from oracles.predicted_step.simulation import Simulation
+from oracles.predicted_step.strategies import tensors
 
 TOKENS = 256
 """Of a rank and step, in windows of 64."""
@@ -44,7 +45,9 @@ def pipeline(sim: Simulation, site: int, step: int) -> Process:
                 else:
                     send(sim, size, site - 1, site).then(arrived.fire)
             backward += 1
-    yield sim.in_site(site, "all_reduce", sim.model_bytes / stages)
+    layers = sim.job.layers // stages
+    values = sum(sum(layer) for layer in tensors(sim)[site * layers : (site + 1) * layers])
+    yield sim.in_site(site, "all_reduce", 4 * values)
 
 
 def message(sim: Simulation, step: int, sender: int, receiver: int, batch: int) -> Signal:

@@ -127,8 +127,8 @@ def diloco(sim: Simulation, site: int, step: int) -> Process:
     if sim.job.options.get("replica", "site") == "rank":
         yield sim.compute_s(site)
         if is_exchange:
-            operation = sim.network.operation("all_reduce", sim.all_ranks, sim.model_bytes)
-            yield from waited_for(sim, sim.begin(site, "all", sim.sites, operation))
+            total = sim.network.sum(sim.all_ranks, 1, sim.model_bytes)
+            yield from waited_for(sim, sim.begin(site, "all", sim.sites, total))
         return
     yield from sim.local_step(site)
     if is_exchange:

@@ -300,7 +300,9 @@ MUTATIONS: dict[str, tuple[Rules, tuple[str, ...]]] = {
     "gate: a merge waits for all sites": (Rules(merges_at_quorum=False), ("decoupled",)),
     "gate: one more micro-batch is in flight": (Rules(in_flight_more=1), ("pipeline",)),
     "slot: one collective of a group at once": (Rules(collective_slots=1), ("ddp", "hierarchical", *ALONE)),
-    "slot: three collectives of a group at once": (Rules(collective_slots=3), ("ddp", "hierarchical", "diloco", "multi-tier")),
+    "slot: three collectives of a group at once": (
+        Rules(collective_slots=3), ("ddp", "hierarchical", "diloco", "multi-tier"),
+    ),
     "slot: two stages inside a site at once": (Rules(site_slots=2), ("hierarchical",)),
     "slot: messages need slots": (Rules(messages_take_slots=True), ("hierarchical", "async-diloco")),
     "slot: collectives never share a lane": (Rules(interleaves=False), ("ddp", "hierarchical")),
