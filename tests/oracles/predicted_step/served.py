@@ -91,7 +91,7 @@ def fragments_of(sim: Simulation) -> list[Fragment]:
 
 
 def decoupled(sim: Simulation, site: int, step: int) -> Process:
-    fragments, pushes = fragments_of(sim), due(sim, step)
+    fragments, pushes, every = fragments_of(sim), due(sim, step), sim.job.options["every"]
     slices = [math.ceil(values / sim.slices) for values in fragment_values(sim)]
     yield from sim.local_step(site)
     yield sim.in_site(site, "all_reduce", 8)
@@ -100,7 +100,7 @@ def decoupled(sim: Simulation, site: int, step: int) -> Process:
         if fragment.pushed[site] - fragment.adopted[site] < sim.rules.unmerged_pushes:
             fragment.pushed[site] += 1
             sim.clock.start(delivered(sim, fragment, site, coded_bytes(sim, slices[number])))
-    if not pushes and step % max(1, sim.job.options["every"] // 50):
+    if not pushes and step % every % max(1, every // 50):
         return
     for number, fragment in enumerate(fragments):
         arrived = fragment.arrived.setdefault(site, [])

@@ -268,6 +268,19 @@ def test_two_sites_without_a_topology(strategy: str) -> None:
     assert {name: value for name, value in found["bits_by_fiber"].items() if value} == pytest.approx(bits, rel=RELATIVE)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("decoupled", {"every": 154, "fragments": 4}),
+        ("streaming-diloco", {"every": 100, "fragments": 16, "overlap": 1, "bits": 4}),
+    ],
+)
+def test_cycles_of_many_steps(strategy: str, options: dict[str, Any]) -> None:
+    """Sites of decoupled do not look for merges in each of them."""
+    job = Job(strategy, options, [2, 2], {(0, 1): Fiber(1e11 * PAYLOAD_SHARE, 4e-3)}, 0.08, 1e9, 24, 1000.0)
+    assert difference(predicted(job), predict(job)) < RELATIVE
+
+
 RINGS = (
     "ddp",
     "hierarchical",
