@@ -218,6 +218,26 @@ class _Mark(NamedTuple):
     sampled: int
 
 
+class _State(NamedTuple):
+    """Of sites that do not wait for each other, at the end of a cycle of one of them.
+
+    ``phases_s``: of each site since when its step goes on, and how long the step before took. ``arrived``: which of the
+    exchanges that each other process waits for have arrived.
+    """
+
+    phases_s: Sequence[tuple[float, float]]
+    arrived: Sequence[tuple[bool, ...]]
+
+    def repeats(self, before: _State, exact_s: float) -> bool:
+        """Whether sites are at the same points of their steps as before, and as much has arrived."""
+        for (since_s, step_s), (since_before_s, _) in zip(self.phases_s, before.phases_s, strict=True):
+            apart_s = abs(since_s - since_before_s)
+            # Where a step ends just now, rounding decides whether it counts as over.
+            if min(apart_s, abs(step_s - apart_s)) > exact_s:
+                return False
+        return self.arrived == before.arrived
+
+
 class _Account:
     """Steps and waits of a process, and its marks."""
 
@@ -329,17 +349,13 @@ class _Simulation:
         flying = self._flying.values()
         return [time_s - self.now_s for it in flying for time_s in (it.ready_s, it.sent_s or self.now_s)]
 
-    def phases_s(self, names: Sequence[str]) -> list[tuple[float, float]]:
-        """Return how long ago each site ended its last step, and how long that step took."""
-        phases = []
-        for name in names:
-            marks = self.accounts[name].marks[-2:]
-            phases.append((self.now_s - marks[-1].at_s, marks[-1].at_s - marks[0].at_s))
-        return phases
-
-    def partly_arrived(self, names: Sequence[str]) -> list[tuple[bool, ...]]:
-        """Return which of the exchanges that each of some processes waits for have arrived."""
-        return [tuple(transfer.arrived_s is not None for transfer in self._awaited.get(name, ())) for name in names]
+    def state(self, sites: Sequence[str], others: Sequence[str]) -> _State:
+        """Return where sites are in their steps, and what has arrived for other processes."""
+        marks = [self.accounts[site].marks[-2:] for site in sites]
+        return _State(
+            [(self.now_s - last[-1].at_s, last[-1].at_s - last[0].at_s) for last in marks],
+            [tuple(transfer.arrived_s is not None for transfer in self._awaited.get(name, ())) for name in others],
+        )
 
     def _quiet(self, name: str, steps: Steps, then: Callable[[], None]) -> None:
         """Simulate the first of equal steps; the others take as long as the last of these."""
@@ -538,8 +554,7 @@ def simulate(
     others = [name for name in processes if "/" in name]
     ended: list[tuple[_Mark, list[float]]] = []
     steps_by_site = cycles or dict.fromkeys(names, cycle or 1)
-    states: list[tuple[list[tuple[float, float]], list[tuple[bool, ...]]]] = []
-    """Of each cycle, if sites do not wait for each other: the phase of each, and what other processes wait for."""
+    states: list[_State] = []
     first_cycle, steady = 0, False
 
     def done(name: str) -> bool:
@@ -551,7 +566,7 @@ def simulate(
             return False
         ended.append((account.marks[-1], simulation.flying_s()))
         if free:
-            states.append((simulation.phases_s(names), simulation.partly_arrived(others)))
+            states.append(simulation.state(names, others))
         count = len(ended)
         if count >= MOST_CYCLES:
             first_cycle = count // 2
@@ -566,7 +581,7 @@ def simulate(
                 and len(before) == len(after)
                 and all(abs(one - other) <= exact_s for one, other in zip(before, after, strict=True))
                 and (
-                    _in_phase(states[-1 - period], states[-1], exact_s)
+                    states[-1].repeats(states[-1 - period], exact_s)
                     if free
                     else _alike(simulation.accounts, {name: period * steps_by_site[name] for name in names}, took_s)
                 )
@@ -605,21 +620,6 @@ def simulate(
         samples={name: tuple(values) for name, values in samples.items()},
         transfers=tuple(simulation.sent) if keep else (),
     )
-
-
-def _in_phase(
-    before: tuple[list[tuple[float, float]], list[tuple[bool, ...]]],
-    after: tuple[list[tuple[float, float]], list[tuple[bool, ...]]],
-    exact_s: float,
-) -> bool:
-    """Whether sites that do not wait for each other are at the same points of their steps, and as much is delivered."""
-    if before[1] != after[1]:
-        return False
-    for (first_s, _), (second_s, step_s) in zip(before[0], after[0], strict=True):
-        apart_s = abs(first_s - second_s)
-        if min(apart_s, abs(step_s - apart_s)) > exact_s:
-            return False
-    return True
 
 
 def _alike(accounts: Mapping[str, _Account], steps: Mapping[str, int], took_s: float) -> bool:

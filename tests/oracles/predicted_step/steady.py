@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -51,6 +52,9 @@ class Cycles:
     ends_s: list[list[float]]
     sent_bytes: list[dict[Lane, float]] = field(default_factory=lambda: [{}])
     states: list[list[float]] = field(default_factory=lambda: [[]])
+
+    def are_over(self, count: int) -> bool:
+        return all(len(ends_s) > count for ends_s in self.ends_s)
 
     def repeat(self, count: int, period: int, alike: bool) -> bool:
         """Return whether the last of ``count`` cycles are as those before them, and with ``alike`` at all sites."""
@@ -112,7 +116,7 @@ def predict(job: Job, rules: Rules | None = None) -> Step:
     for number in sim.sites:
         sim.clock.start(site(number))
     for count in range(2, MOST_CYCLES + 1):
-        sim.clock.run_until(lambda count=count: all(len(ends_s) > count for ends_s in cycles.ends_s))
+        sim.clock.run_until(functools.partial(cycles.are_over, count))
         for period in range(1, min(LONGEST_PERIOD, count // 2) + 1):
             if cycles.repeat(count, period, job.strategy != "decoupled"):
                 return mean(count - period, count, steady=True)
