@@ -260,6 +260,14 @@ def test_without_a_topology_each_two_sites_have_a_fiber(strategy: str) -> None:
     assert prediction["bits_by_fiber"] == pytest.approx(bits, rel=RELATIVE)
 
 
+def test_a_slower_site_of_decoupled_pushes_less_often() -> None:
+    """By hand: at 0.8 of the speed 0.8 pushes in H steps of the faster site, and a merge takes one of each site."""
+    fibers = {(0, 1): Fiber(1e11 * PAYLOAD_SHARE, 1e-3)}
+    step = predicted(Job("decoupled", {"every": 4}, [1, 1], fibers, 0.5, 1e8, 4, 1000.0, [1.0, 0.8]))
+    assert step.steady
+    assert step.bits == pytest.approx(dict.fromkeys([(0, 1), (1, 0)], 0.8 * 32 * 1e8 / 4))
+
+
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [
