@@ -140,7 +140,7 @@ def draw_fibers(rng: random.Random, sites: int, slowest_bps: float) -> dict[Lane
     pairs = list(itertools.combinations(range(sites), 2))
     ring = [(site, site + 1) for site in range(sites - 1)]
     chosen = rng.choice([pairs, ring, sorted({*ring, (0, sites - 1)})])
-    lengths_km = rng.sample(range(1, 1500), len(chosen))
+    lengths_km = [rng.randrange(1, 1500) + 2**number / 1000 for number in range(len(chosen))]
     return {
         pair: Fiber(round(slowest_bps * 10 ** rng.uniform(0, 2.5) / 1e3) * 1e3 * PAYLOAD_SHARE, km * 5e-6)
         for pair, km in zip(chosen, lengths_km, strict=True)
@@ -192,7 +192,7 @@ def predicted(job: Job) -> Step:
     lines += [f"  {name}: {{nodes: {ranks}}}" for name, ranks in zip(names, job.ranks, strict=True)]
     lines.append("links:")
     for (first, second), fiber in job.fibers.items():
-        ends = f"between: [{names[first]}, {names[second]}], km: {round(fiber.delay_s / 5e-6)}"
+        ends = f"between: [{names[first]}, {names[second]}], km: {fiber.delay_s / 5e-6:.3f}"
         line_rate = f"rate: {round(fiber.rate_bps / PAYLOAD_SHARE / 1e3)}k"
         lines.append(f"  {names[first]}-{names[second]}: {{{ends}, {line_rate}, optics: SLTE}}")
     compute: object = f"{job.compute_s * 1000:g}ms"
