@@ -155,6 +155,7 @@ class Job:
             processes,
             self.costs,
             cycle=self.twin.cycle,
+            cycles={name: self.twin.cycle_of(name) for name in self.twin.layout.site_names},
             site=self.site,
             stand_for=stand_for,
             keep=keep,

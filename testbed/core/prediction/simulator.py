@@ -15,7 +15,7 @@ import heapq
 import itertools
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
@@ -229,6 +229,26 @@ class _Mark(NamedTuple):
     sampled: int
 
 
+class _State(NamedTuple):
+    """Of sites that do not wait for each other, at the end of a cycle of one of them.
+
+    ``phases_s``: of each site since when its step goes on, and how long the step before took. ``arrived``: which of the
+    exchanges that each other process waits for have arrived.
+    """
+
+    phases_s: Sequence[tuple[float, float]]
+    arrived: Sequence[tuple[bool, ...]]
+
+    def repeats(self, before: _State, exact_s: float) -> bool:
+        """Whether sites are at the same points of their steps as before, and as much has arrived."""
+        for (since_s, step_s), (since_before_s, _) in zip(self.phases_s, before.phases_s, strict=True):
+            apart_s = abs(since_s - since_before_s)
+            # Where a step ends just now, rounding decides whether it counts as over.
+            if min(apart_s, abs(step_s - apart_s)) > exact_s:
+                return False
+        return self.arrived == before.arrived
+
+
 class _Account:
     """Steps and waits of a process, and its marks."""
 
@@ -267,6 +287,8 @@ class _Simulation:
         self.moved: list[tuple[Mapping[str, float], int]] = []
         """Bytes by lane, how often: of each transfer that arrived."""
         self._flying: dict[int, Transfer] = {}
+        self._awaited: dict[str, list[Transfer]] = {}
+        """What each process waits for."""
 
     def run(self, processes: Mapping[str, Process]) -> None:
         """Run until all processes have ended, or it is done."""
@@ -289,6 +311,7 @@ class _Simulation:
         site, account = name.partition("/")[0], self.accounts[name]
 
         def go_on(answer: object = None) -> None:
+            self._awaited.pop(name, None)
             while True:
                 try:
                     action = process.send(answer)
@@ -306,6 +329,7 @@ class _Simulation:
                     keys = [self._transfer(key) for key in action.keys]
                     wanted = len(keys) if action.quorum is None else min(action.quorum, len(keys))
                     if sum(it.arrived_s is not None for it in keys) < wanted or (wanted and action.grace_s):
+                        self._awaited[name] = keys
                         self._wait(account, keys, wanted, action, go_on)
                         return
                     answer = {it.key for it in keys if it.arrived_s is not None}
@@ -335,6 +359,14 @@ class _Simulation:
         """
         flying = self._flying.values()
         return [time_s - self.now_s for it in flying for time_s in (it.ready_s, it.sent_s or self.now_s)]
+
+    def state(self, sites: Sequence[str], others: Sequence[str]) -> _State:
+        """Return where sites are in their steps, and what has arrived for other processes."""
+        marks = [self.accounts[site].marks[-2:] for site in sites]
+        return _State(
+            [(self.now_s - last[-1].at_s, last[-1].at_s - last[0].at_s) for last in marks],
+            [tuple(transfer.arrived_s is not None for transfer in self._awaited.get(name, ())) for name in others],
+        )
 
     def _quiet(self, name: str, steps: Steps, then: Callable[[], None]) -> None:
         """Simulate the first of equal steps; the others take as long as the last of these."""
@@ -507,6 +539,7 @@ def simulate(
     costs: Costs,
     *,
     cycle: int | None,
+    cycles: Mapping[str, int] | None = None,
     site: str,
     stand_for: Mapping[str, int] | None = None,
     skip: int = 0,
@@ -522,13 +555,17 @@ def simulate(
         stand_for: for how many sites that do the same the process of each site stands; None for itself.
         cycle: steps after which the exchanges recur; None for processes that end, whose first ``skip`` steps do not
             count.
+        cycles: steps that each site makes in a cycle; by default as many as ``site``.
         keep: keep the transfers.
         pace: inner steps of ``site`` in a step.
         free: sites do not wait for each other, so that each has a pace of its own.
         late_as_waiting: do not split the wait for what was to have landed by now, as records do not.
     """
     names = [name for name in processes if "/" not in name]
-    cycles: list[tuple[_Mark, list[float]]] = []
+    others = [name for name in processes if "/" in name]
+    ended: list[tuple[_Mark, list[float]]] = []
+    steps_by_site = cycles or dict.fromkeys(names, cycle or 1)
+    states: list[_State] = []
     first_cycle, steady = 0, False
 
     def done(name: str) -> bool:
@@ -538,13 +575,15 @@ def simulate(
         account = simulation.accounts[site]
         if name != site or cycle is None or account.steps % cycle:
             return False
-        cycles.append((account.marks[-1], simulation.flying_s()))
-        count = len(cycles)
+        ended.append((account.marks[-1], simulation.flying_s()))
+        if free:
+            states.append(simulation.state(names, others))
+        count = len(ended)
         if count >= MOST_CYCLES:
             first_cycle = count // 2
             return True
         for period in range(1, min(_LONGEST_PERIOD, (count - 1) // 2) + 1):
-            (first, _), (middle, before), (last, after) = (cycles[-1 - it * period] for it in (2, 1, 0))
+            (first, _), (middle, before), (last, after) = (ended[-1 - it * period] for it in (2, 1, 0))
             exact_s, took_s = _ALIKE * last.at_s, last.at_s - middle.at_s
             if (
                 abs(took_s - (middle.at_s - first.at_s)) <= exact_s
@@ -552,7 +591,11 @@ def simulate(
                 and last.sampled - middle.sampled == middle.sampled - first.sampled
                 and len(before) == len(after)
                 and all(abs(one - other) <= exact_s for one, other in zip(before, after, strict=True))
-                and (free or _alike(simulation.accounts, names, period * cycle, took_s))
+                and (
+                    states[-1].repeats(states[-1 - period], exact_s)
+                    if free
+                    else _alike(simulation.accounts, {name: period * steps_by_site[name] for name in names}, took_s)
+                )
             ):
                 first_cycle, steady = count - period, True
                 return True
@@ -565,7 +608,7 @@ def simulate(
     if cycle is None:
         first, steady = (skip if skip < account.steps else 0), simulation.ended
     else:
-        first = first_cycle * cycle if steady or len(cycles) >= MOST_CYCLES else account.steps // 2
+        first = first_cycle * cycle if steady or len(ended) >= MOST_CYCLES else account.steps // 2
         first = max((it for it in by_step if it <= first), default=0)
     if not account.steps:
         raise TooMany(f"a step has more than {MOST_EVENTS} events")
@@ -590,12 +633,12 @@ def simulate(
     )
 
 
-def _alike(accounts: Mapping[str, _Account], names: list[str], steps: int, took_s: float) -> bool:
-    """Whether all sites took as long for their last ``steps`` steps: sites that wait for each other do in the end."""
-    for name in names:
+def _alike(accounts: Mapping[str, _Account], steps: Mapping[str, int], took_s: float) -> bool:
+    """Whether all sites took as long for their last ``steps``: sites that wait for each other do in the end."""
+    for name, count in steps.items():
         marks = accounts[name].marks
         last = marks[-1]
-        since_s = next((it.at_s for it in reversed(marks) if it.steps == last.steps - steps), None)
+        since_s = next((it.at_s for it in reversed(marks) if it.steps == last.steps - count), None)
         if since_s is None or abs((last.at_s - since_s) - took_s) > 1e-6 * took_s:
             return False
     return True

@@ -77,6 +77,9 @@ class AsyncDiloco(Served):
     def cycle(self) -> int:
         return int(self.values["every"])
 
+    def cycle_of(self, site: str) -> int:
+        return self.every(site)
+
     def processes(self) -> Mapping[str, Process]:
         return {site: self._process(site) for site in self.layout.site_names}
 

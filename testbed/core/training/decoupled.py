@@ -100,13 +100,16 @@ class Decoupled(Fragmented, Served):
             yield from self.train_alone(site, step)
             before, now_s = step, (yield Time())
             for fragment in self._all:
+                if step % self._every != self._offset(fragment):
+                    continue
                 merged, own = merges[fragment], spans[site, fragment]
                 included = merged[adopted[fragment] - 1].included[site] if adopted[fragment] else 0
-                if step % self._every == self._offset(fragment):
-                    yield Sample("withheld", float(len(own) - included >= HELD))
-                    if len(own) - included < HELD:
-                        own.append((own[-1][1] if own else 0.0, now_s))
-                        yield Begin(("push", site, fragment, len(own)), trips[site, fragment][0])
+                yield Sample("withheld", float(len(own) - included >= HELD))
+                if len(own) - included < HELD:
+                    own.append((own[-1][1] if own else 0.0, now_s))
+                    yield Begin(("push", site, fragment, len(own)), trips[site, fragment][0])
+            for fragment in self._all:
+                merged = merges[fragment]
                 while adopted[fragment] < len(merged):
                     number = adopted[fragment] + 1
                     if not (yield Await((("answer", site, fragment, number),), quorum=0)):

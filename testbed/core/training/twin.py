@@ -195,3 +195,7 @@ class Twin(ABC):
     def cycle(self) -> int:
         """Steps after which the operations recur: any so many steps in a row have all of them."""
         return self.longest_gap
+
+    def cycle_of(self, site: str) -> int:
+        """Steps that a site makes while the fastest one makes a cycle."""
+        return self.cycle
