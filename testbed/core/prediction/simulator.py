@@ -126,7 +126,7 @@ class Costs(Protocol):
     def step_s(self, site: str) -> float: ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Transfer:
     """One exchange as it happens; times in seconds, None before.
 
@@ -229,6 +229,20 @@ class _Mark(NamedTuple):
     sampled: int
 
 
+class _Terms(NamedTuple):
+    """What is looked up once for each exchange.
+
+    ``pool``: its group and sites, which share slots; ``joining``: processes that join it; ``times``: for how many
+    exchanges it stands: those inside the sites for which its site stands.
+    """
+
+    exchange: Exchange
+    cost: Cost
+    pool: tuple[str, ...]
+    joining: int
+    times: int
+
+
 class _Account:
     """Steps and waits of a process, and its marks."""
 
@@ -260,7 +274,7 @@ class _Simulation:
         self._slots: dict[tuple[str, ...], list[int]] = {}
         self._queues: defaultdict[tuple[str, ...], deque[Transfer]] = defaultdict(deque)
         self._last_used: dict[str, float] = {}
-        self._costs_of: dict[int, tuple[Exchange, Cost]] = {}
+        self._terms_of: dict[int, _Terms] = {}
         self.accounts: defaultdict[str, _Account] = defaultdict(_Account)
         self.samples: list[tuple[str, float]] = []
         self.sent: list[Transfer] = []
@@ -356,8 +370,9 @@ class _Simulation:
 
             def over() -> None:
                 for exchange in repeated:
-                    if exchange.sites == (site,) and self._cost(exchange).bytes.keys() <= {site}:
-                        self.moved.append((self._cost(exchange).bytes, left * self._times(exchange)))
+                    terms = self._terms(exchange)
+                    if exchange.sites == (site,) and terms.cost.bytes.keys() <= {site}:
+                        self.moved.append((terms.cost.bytes, left * terms.times))
                 account.steps += left
                 account.parts = account.parts + (after.parts + before.parts * -1.0) * left
                 self._mark(account)
@@ -368,12 +383,17 @@ class _Simulation:
         self._start(name, body(), rest)
 
     def _transfer(self, key: Hashable) -> Transfer:
-        return self._transfers.setdefault(key, Transfer(key))
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            transfer = self._transfers[key] = Transfer(key)
+        return transfer
 
     def _wait(
         self, account: _Account, keys: list[Transfer], wanted: int, action: Await, then: Callable[[object], None]
     ) -> None:
         since_s, over, grace = self.now_s, False, False
+        needs_all = wanted == len(keys) and not action.grace_s
+        outstanding = [it for it in keys if it.arrived_s is None]
 
         def finish() -> None:
             nonlocal over
@@ -392,6 +412,12 @@ class _Simulation:
 
         def look() -> None:
             nonlocal grace
+            if needs_all:
+                while outstanding and outstanding[-1].arrived_s is not None:
+                    outstanding.pop()
+                if not outstanding:
+                    finish()
+                return
             count = sum(it.arrived_s is not None for it in keys)
             if count == len(keys) or (count >= wanted and not action.grace_s):
                 finish()
@@ -399,16 +425,15 @@ class _Simulation:
                 grace = True
                 self._at(self.now_s + action.grace_s, finish)
 
-        for it in keys:
-            if it.arrived_s is None:
-                it.awaited_by.append(look)
+        for it in tuple(outstanding):
+            it.awaited_by.append(look)
         look()
 
     def _begin(self, action: Begin) -> None:
         transfer = self._transfer(action.key)
         if transfer.exchange is None:
             transfer.exchange = action.exchange
-            transfer.missing = sum(it in self._stand_for for it in action.exchange.sites)
+            transfer.missing = self._terms(action.exchange).joining
         if action.after is None:
             self._come(transfer)
             return
@@ -431,60 +456,52 @@ class _Simulation:
         assert exchange is not None
         transfer.ready_s = self.now_s
         self._flying[id(transfer)] = transfer
-        pool, cost = self._pool(exchange), self._cost(exchange)
-        if cost.slots is None:
-            self._go(transfer, cost)
+        terms = self._terms(exchange)
+        if terms.cost.slots is None:
+            self._go(transfer, terms)
             return
-        free = self._slots.setdefault(pool, [cost.slots])
+        free = self._slots.setdefault(terms.pool, [terms.cost.slots])
         if free[0] > 0:
             free[0] -= 1
-            self._go(transfer, cost)
+            self._go(transfer, terms)
         else:
-            self._queues[pool].append(transfer)
+            self._queues[terms.pool].append(transfer)
 
-    def _times(self, exchange: Exchange) -> int:
-        """Return for how many exchanges one stands: those inside the sites for which its site stands."""
-        return self._stand_for[exchange.sites[0]] if len(exchange.sites) == 1 else 1
+    def _terms(self, exchange: Exchange) -> _Terms:
+        terms = self._terms_of.get(id(exchange))
+        if terms is None:
+            sites, group = exchange.sites, exchange.first.group if exchange.operations else ""
+            joining = sum(it in self._stand_for for it in sites)
+            times = self._stand_for[sites[0]] if len(sites) == 1 else 1
+            terms = _Terms(exchange, self._costs.of(exchange), (group, *sites), joining, times)
+            self._terms_of[id(exchange)] = terms
+        return terms
 
-    def _pool(self, exchange: Exchange) -> tuple[str, ...]:
-        return (self._group(exchange), *exchange.sites)
-
-    @staticmethod
-    def _group(exchange: Exchange) -> str:
-        return exchange.first.group if exchange.operations else ""
-
-    def _cost(self, exchange: Exchange) -> Cost:
-        found = self._costs_of.get(id(exchange))
-        if found is None:
-            found = self._costs_of[id(exchange)] = (exchange, self._costs.of(exchange))
-        return found[1]
-
-    def _go(self, transfer: Transfer, cost: Cost) -> None:
-        exchange = transfer.exchange
-        assert exchange is not None
+    def _go(self, transfer: Transfer, terms: _Terms) -> None:
+        _, cost, pool, _, times = terms
         now_s = transfer.started_s = self.now_s
-        idle_s = now_s - self._last_used.get(self._group(exchange), -math.inf)
-        transfer.software_s = now_s + cost.software_s
-        cold_s = cost.cold_s if idle_s > cost.cold_after_s else 0.0
-        transfer.flowing_s = transfer.sent_s = transfer.software_s + cold_s
+        transfer.software_s = transfer.flowing_s = now_s + cost.software_s
+        if cost.cold_s and now_s - self._last_used.get(pool[0], -math.inf) > cost.cold_after_s:
+            transfer.flowing_s += cost.cold_s
+        transfer.sent_s = transfer.flowing_s
         for lane, serial_s in cost.lanes.items():
             free_s = 0.0 if lane == OWN_LANE else self._lanes[lane]
-            self._lanes[lane] = max(transfer.flowing_s, free_s) + serial_s
-            if self._lanes[lane] >= transfer.sent_s:
-                transfer.sent_s, transfer.serial_s = self._lanes[lane], serial_s
+            sent_s = self._lanes[lane] = max(transfer.flowing_s, free_s) + serial_s
+            if sent_s >= transfer.sent_s:
+                transfer.sent_s, transfer.serial_s = sent_s, serial_s
 
         def arrive() -> None:
-            self._last_used[self._group(exchange)] = self.now_s
+            self._last_used[pool[0]] = self.now_s
             if cost.slots is not None:
-                queue = self._queues[self._pool(exchange)]
+                queue = self._queues[pool]
                 if queue:
                     successor = queue.popleft()
                     successor.behind = transfer
-                    self._go(successor, self._cost(successor.exchange or exchange))
+                    self._go(successor, self._terms(successor.exchange or terms.exchange))
                 else:
-                    self._slots[self._pool(exchange)][0] += 1
+                    self._slots[pool][0] += 1
             self.sent.append(transfer)
-            self.moved.append((cost.bytes, self._times(exchange)))
+            self.moved.append((cost.bytes, times))
             self._arrive(transfer)
 
         arrives_s = transfer.sent_s + cost.propagation_s - cost.hidden_s

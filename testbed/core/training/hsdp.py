@@ -43,12 +43,12 @@ class Hsdp(Fsdp):
         layout, ranks_in_site = self.layout, self.layout.slices
         if len(layout.site_names) == 1:
             return []
+        slices = slice_groups(layout)
         return [
-            Operation(
-                "all_reduce", ranks, padded_bytes(layout, it, ranks_in_site) / ranks_in_site, "gradients", name, it
-            )
+            Operation("all_reduce", ranks, byte_count / ranks_in_site, "gradients", name, it)
             for it in reversed(groups_of_tensors(layout))
-            for name, ranks in slice_groups(layout)
+            for byte_count in (padded_bytes(layout, it, ranks_in_site),)
+            for name, ranks in slices
         ]
 
     def equal(self, step: int) -> Sequence[Equal]:
