@@ -43,11 +43,10 @@ class Hsdp(Fsdp):
         layout, ranks_in_site = self.layout, self.layout.slices
         if len(layout.site_names) == 1:
             return []
-        slices = slice_groups(layout)
+        sizes, slices = padded_bytes(layout, ranks_in_site), slice_groups(layout)
         return [
-            Operation("all_reduce", ranks, byte_count / ranks_in_site, "gradients", name, it)
+            Operation("all_reduce", ranks, sizes[it] / ranks_in_site, "gradients", name, it)
             for it in reversed(groups_of_tensors(layout))
-            for byte_count in (padded_bytes(layout, it, ranks_in_site),)
             for name, ranks in slices
         ]
 
