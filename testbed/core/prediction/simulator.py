@@ -160,26 +160,24 @@ class Transfer:
 
     def parts(self, since_s: float, until_s: float) -> Parts:
         """Split the time between two moments by what this transfer was doing, or those before it that it waited for."""
-
-        def share(begin_s: float, end_s: float) -> float:
-            return max(0.0, min(until_s, end_s) - max(since_s, begin_s))
-
-        queued_s = self.queued_s
+        moments = (self.ready_s, self.started_s, self.software_s, self.flowing_s, self.queued_s, self.travels_s)
+        ready_s, started_s, software_s, flowing_s, queued_s, travels_s = [
+            min(max(it, since_s), until_s) for it in moments
+        ]
         own = Parts(
-            propagation_s=share(self.travels_s, until_s),
-            serialization_s=share(queued_s, self.travels_s),
-            queueing_s=share(self.flowing_s, queued_s),
-            software_s=share(self.started_s, self.software_s),
-            tcp_s=share(self.software_s, self.flowing_s),
+            propagation_s=until_s - travels_s,
+            serialization_s=travels_s - queued_s,
+            queueing_s=queued_s - flowing_s,
+            software_s=software_s - started_s,
+            tcp_s=flowing_s - software_s,
         )
-        if self.behind is not None and share(self.ready_s, self.started_s):
-            own = own + self.behind.parts(max(since_s, self.ready_s), min(until_s, self.started_s))
-        if since_s < self.ready_s:
-            before_s = min(until_s, self.ready_s)
+        if self.behind is not None and ready_s < started_s:
+            own = own + self.behind.parts(ready_s, started_s)
+        if since_s < ready_s:
             if self.after is not None and self.after.arrived_s is not None and self.after.arrived_s > since_s:
-                own = own + self.after.parts(since_s, min(before_s, self.after.arrived_s))
+                own = own + self.after.parts(since_s, min(ready_s, self.after.arrived_s))
                 since_s = self.after.arrived_s
-            own = own + Parts(waiting_s=max(0.0, before_s - since_s))
+            own = own + Parts(waiting_s=max(0.0, ready_s - since_s))
         return own
 
 
@@ -319,10 +317,11 @@ class _Simulation:
                 elif isinstance(action, Await):
                     keys = [self._transfer(key) for key in action.keys]
                     wanted = len(keys) if action.quorum is None else min(action.quorum, len(keys))
-                    if sum(it.arrived_s is not None for it in keys) < wanted or (wanted and action.grace_s):
+                    arrived = [it.key for it in keys if it.arrived_s is not None]
+                    if len(arrived) < wanted or (wanted and action.grace_s):
                         self._wait(account, keys, wanted, action, go_on)
                         return
-                    answer = {it.key for it in keys if it.arrived_s is not None}
+                    answer = set(arrived)
                 elif isinstance(action, Steps):
                     self._quiet(name, action, go_on)
                     return
