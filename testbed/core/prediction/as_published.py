@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.prediction.simulator import Cost, Simulated, simulate
-from testbed.core.training.exchange import Exchange
-from testbed.core.training.site_process import FORWARD_SHARE, Await, Begin, Compute, Process, StepDone
-from testbed.core.training.strategy_operation import Operation
+from testbed.core.prediction.simulator import Parts, Simulated
+from testbed.core.training.site_process import FORWARD_SHARE
 
 __all__ = ["BITS", "Published", "simulate_published"]
 
@@ -22,7 +20,6 @@ PAYLOAD_FACTOR: Final = 0.84
 BITS: Final = 16
 DATA_PARALLEL_STEPS: Final = 20
 CYCLES: Final = 3
-_SITE: Final = "all sites"
 
 
 @dataclass(frozen=True)
@@ -51,58 +48,57 @@ class Published:
         return CYCLES * self.every if self.every > 1 else DATA_PARALLEL_STEPS
 
     def sent(self) -> dict[int, list[int]]:
-        """Return the layers that each step of a cycle sends, from 0."""
+        """Return the layers that each step of a cycle sends, from 0, in the order of the backward pass."""
         if self.fragments is None:
-            return {self.every - 1: list(range(self.layers))}
+            return {self.every - 1: list(reversed(range(self.layers)))}
         found: dict[int, list[int]] = {}
         for fragment in range(self.fragments):
             step = round(self.every * fragment / self.fragments) % self.every
             found.setdefault(step, []).extend(range(fragment, self.layers, self.fragments))
-        return found
-
-    def process(self) -> Process:
-        """Do all steps; of steps that neither send nor wait all layers are one."""
-        operation = Operation("all_reduce", (0, 1), self.parameters * self.bits / 8 * PAYLOAD_FACTOR / self.layers, "")
-        exchange, sent = Exchange((operation,), (_SITE,)), self.sent()
-        forward, backward = FORWARD_SHARE / self.layers, (1 - FORWARD_SHARE) / self.layers
-        for step in range(self.steps):
-            before = step - 1 - self.overlap
-            awaited = sent.get(before % self.every, []) if before >= 0 else []
-            begun = sent.get(step % self.every, [])
-            passed = 0
-            for layer in sorted(awaited):
-                yield Compute(forward * (layer - passed))
-                yield Await(((before, layer),))
-                passed = layer
-            left = self.layers
-            yield Compute(forward * (self.layers - passed))
-            for layer in sorted(begun, reverse=True):
-                yield Compute(backward * (left - layer))
-                yield Begin((step, layer), exchange)
-                left = layer
-            yield Compute(backward * left)
-            if step == self.steps - 1:
-                late = range(max(0, step - self.overlap), self.steps)
-                yield Await(tuple((it, layer) for it in late for layer in sent.get(it % self.every, [])))
-            yield StepDone()
-
-
-@dataclass(frozen=True)
-class _Lane:
-    """Costs of a lane without latency."""
-
-    step: float
-    rate_bps: float
-    name: str
-
-    def of(self, exchange: Exchange) -> Cost:
-        byte_count = exchange.byte_count
-        return Cost(0.0, 0.0, {self.name: 8 * byte_count / self.rate_bps}, {self.name: byte_count})
-
-    def step_s(self, site: str) -> float:
-        return self.step
+        return {step: sorted(layers, reverse=True) for step, layers in found.items()}
 
 
 def simulate_published(of: Published) -> Simulated:
-    """Return what a mean step takes in the paper's simulation."""
-    return simulate({_SITE: of.process()}, _Lane(of.step_s, of.rate_bps, of.lane), cycle=None, site=_SITE)
+    """Return what a mean step takes in the paper's simulation: one site, whose lane sends first in, first out."""
+    sent, byte_count = of.sent(), of.parameters * of.bits / 8 * PAYLOAD_FACTOR / of.layers
+    serial_s, forward_s = 8 * byte_count / of.rate_bps, of.step_s * FORWARD_SHARE / of.layers
+    backward_s = of.step_s * (1 - FORWARD_SHARE) / of.layers
+    now_s = lane_free_s = serialization_s = queueing_s = 0.0
+    arrivals: dict[int, list[tuple[int, float]]] = {}
+    count = 0
+
+    def wait(until_s: float) -> None:
+        nonlocal now_s, serialization_s, queueing_s
+        wait_s = until_s - now_s
+        if wait_s > 0:
+            now_s = until_s
+            serialization_s += min(wait_s, serial_s)
+            queueing_s += max(0.0, wait_s - serial_s)
+
+    for step in range(of.steps):
+        begun, awaited = sent.get(step % of.every, ()), arrivals.pop(step - 1 - of.overlap, ())
+        passed, left = 0, of.layers
+        for layer, arrives_s in reversed(awaited):
+            now_s += forward_s * (layer - passed)
+            wait(arrives_s)
+            passed = layer
+        now_s += forward_s * (of.layers - passed)
+        if begun:
+            arrivals[step] = []
+        for layer in begun:
+            now_s += backward_s * (left - layer)
+            lane_free_s = max(lane_free_s, now_s) + serial_s
+            arrivals[step].append((layer, lane_free_s))
+            left = layer
+        now_s += backward_s * left
+        count += len(begun)
+    wait(lane_free_s)
+    return Simulated(
+        step_s=now_s / of.steps,
+        compute_s=of.step_s,
+        parts=Parts(serialization_s=serialization_s, queueing_s=queueing_s) * (1 / of.steps),
+        lane_bytes={of.lane: byte_count * count / of.steps},
+        steps=of.steps,
+        steady=True,
+        samples={},
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Protocol
@@ -182,7 +182,6 @@ class Moved:
     """What an exchange moves once: ranks of its group, bytes of each lane and inside each site, those that a site's
     busiest node sends, and the pairs of sites that it crosses."""
 
-    exchange: Exchange
     ranks: int
     lanes: Mapping[str, float]
     busiest: Mapping[str, float]
@@ -197,7 +196,7 @@ class LibraryCosts:
         steps_s: compute of a step of each site, in seconds.
         ranks_of: how many ranks each rank of the layout stands for, by site.
         slow_start: whether connections start slowly after idling; ``connections``: of one exchange and direction.
-        moved: what each exchange moves, kept by its identity.
+        moved: what exchanges move, by their likeness.
         message_scale: the library's messages are so many times smaller than those of the layout.
         scale: of full scale, where the windows of TCP are those that count.
         sliced: whether the ranks of a site send slices of one payload to other sites; if not, each sends its own.
@@ -213,12 +212,22 @@ class LibraryCosts:
     scale: float = 1.0
     message_scale: float = 1.0
     sliced: bool = True
-    moved: dict[int, Moved] = field(default_factory=dict, repr=False, compare=False)
+    moved: dict[Hashable, Moved] = field(default_factory=dict, repr=False, compare=False)
 
     def step_s(self, site: str) -> float:
         return self.steps_s[site]
 
     def of(self, exchange: Exchange) -> Cost:
+        likeness = exchange.likeness
+        if likeness not in self._found:
+            self._found[likeness] = self._of(exchange)
+        return self._found[likeness]
+
+    @cached_property
+    def _found(self) -> dict[Hashable, Cost]:
+        return {}
+
+    def _of(self, exchange: Exchange) -> Cost:
         if not exchange.operations:
             return Cost(self.library.update_s(exchange.computes), 0.0, {}, {})
         times, cost, first = exchange.times, self._cost(exchange), exchange.first
@@ -286,21 +295,23 @@ class LibraryCosts:
         return max((self.network.routes[it].delay_s for it in self._moved(exchange).hops), default=0.0)
 
     def _moved(self, exchange: Exchange) -> Moved:
-        if id(exchange) not in self.moved:
-            self.moved[id(exchange)] = self._look(exchange)
-        return self.moved[id(exchange)]
+        likeness = exchange.likeness
+        if likeness not in self.moved:
+            self.moved[likeness] = self._look(exchange)
+        return self.moved[likeness]
 
     def _look(self, exchange: Exchange) -> Moved:
         sites = self.layout.sites
         lanes, nodes = defaultdict[str, float](float), defaultdict[tuple[str, int], float](float)
         pairs = defaultdict[tuple[str, str], float](float)
         share = 1 / exchange.parts / exchange.times  # `operations` has each of the times
-        for operation in exchange.operations:
+        for operation, count in Counter(exchange.operations).items():
             group = self._group(operation)
-            for (source, target), byte_count in hop_bytes(operation).items():
-                here, there = sites[source], sites[target]
+            inside = {site: group.inside(site) for site, members in group.members.items() if members > 1}
+            for (source, target), of_one in hop_bytes(operation).items():
+                here, there, byte_count = sites[source], sites[target], count * of_one
                 if here == there:
-                    of_node, hops = group.inside(here)
+                    of_node, hops = inside[here]
                     nodes[here, source] += share * of_node * byte_count
                     lanes[here] += share * of_node * byte_count * hops
                 else:
@@ -312,7 +323,7 @@ class LibraryCosts:
         for (site, _), byte_count in nodes.items():
             busiest[site] = max(busiest.get(site, 0.0), byte_count)
         ranks = self._group(exchange.first).ranks
-        return Moved(exchange, ranks, dict(lanes), busiest, tuple(pairs))
+        return Moved(ranks, dict(lanes), busiest, tuple(pairs))
 
     def _group(self, operation: Operation) -> _Group:
         """Return the group of an operation. Only all ranks of a site, of which it has several, stand for others."""
@@ -336,7 +347,7 @@ class _Group:
     members: Mapping[str, int]
     stands_for: Mapping[str, float]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Ranks of the layout."""
         return sum(self.members.values())

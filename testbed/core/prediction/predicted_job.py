@@ -6,7 +6,7 @@ Rates and payloads are those of the lab, of which ``scale`` makes full scale; ti
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
@@ -81,8 +81,8 @@ class Job:
     as_published: bool = False
     beyond_s: float = 0.0
     quartiles: tuple[Library, ...] = ()
-    moved: dict[int, Moved] = field(default_factory=dict, repr=False, compare=False)
-    """What each exchange moves, which no change of rates or delays changes."""
+    moved: dict[Hashable, Moved] = field(default_factory=dict, repr=False, compare=False)
+    """What exchanges move, by their likeness, which no change of rates or delays changes."""
 
     def but(self, **changes: Any) -> Job:
         """Return this job with ``changes``."""

@@ -126,7 +126,7 @@ class Costs(Protocol):
     def step_s(self, site: str) -> float: ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Transfer:
     """One exchange as it happens; times in seconds, None before.
 
@@ -160,26 +160,24 @@ class Transfer:
 
     def parts(self, since_s: float, until_s: float) -> Parts:
         """Split the time between two moments by what this transfer was doing, or those before it that it waited for."""
-
-        def share(begin_s: float, end_s: float) -> float:
-            return max(0.0, min(until_s, end_s) - max(since_s, begin_s))
-
-        queued_s = self.queued_s
+        moments = (self.ready_s, self.started_s, self.software_s, self.flowing_s, self.queued_s, self.travels_s)
+        ready_s, started_s, software_s, flowing_s, queued_s, travels_s = [
+            min(max(it, since_s), until_s) for it in moments
+        ]
         own = Parts(
-            propagation_s=share(self.travels_s, until_s),
-            serialization_s=share(queued_s, self.travels_s),
-            queueing_s=share(self.flowing_s, queued_s),
-            software_s=share(self.started_s, self.software_s),
-            tcp_s=share(self.software_s, self.flowing_s),
+            propagation_s=until_s - travels_s,
+            serialization_s=travels_s - queued_s,
+            queueing_s=queued_s - flowing_s,
+            software_s=software_s - started_s,
+            tcp_s=flowing_s - software_s,
         )
-        if self.behind is not None and share(self.ready_s, self.started_s):
-            own = own + self.behind.parts(max(since_s, self.ready_s), min(until_s, self.started_s))
-        if since_s < self.ready_s:
-            before_s = min(until_s, self.ready_s)
+        if self.behind is not None and ready_s < started_s:
+            own = own + self.behind.parts(ready_s, started_s)
+        if since_s < ready_s:
             if self.after is not None and self.after.arrived_s is not None and self.after.arrived_s > since_s:
-                own = own + self.after.parts(since_s, min(before_s, self.after.arrived_s))
+                own = own + self.after.parts(since_s, min(ready_s, self.after.arrived_s))
                 since_s = self.after.arrived_s
-            own = own + Parts(waiting_s=max(0.0, before_s - since_s))
+            own = own + Parts(waiting_s=max(0.0, ready_s - since_s))
         return own
 
 
@@ -249,6 +247,20 @@ class _State(NamedTuple):
         return self.arrived == before.arrived
 
 
+class _Terms(NamedTuple):
+    """What is looked up once for each exchange.
+
+    ``pool``: its group and sites, which share slots; ``joining``: processes that join it; ``times``: for how many
+    exchanges it stands: those inside the sites for which its site stands.
+    """
+
+    exchange: Exchange
+    cost: Cost
+    pool: tuple[str, ...]
+    joining: int
+    times: int
+
+
 class _Account:
     """Steps and waits of a process, and its marks."""
 
@@ -280,7 +292,7 @@ class _Simulation:
         self._slots: dict[tuple[str, ...], list[int]] = {}
         self._queues: defaultdict[tuple[str, ...], deque[Transfer]] = defaultdict(deque)
         self._last_used: dict[str, float] = {}
-        self._costs_of: dict[int, tuple[Exchange, Cost]] = {}
+        self._terms_of: dict[int, _Terms] = {}
         self.accounts: defaultdict[str, _Account] = defaultdict(_Account)
         self.samples: list[tuple[str, float]] = []
         self.sent: list[Transfer] = []
@@ -328,11 +340,12 @@ class _Simulation:
                 elif isinstance(action, Await):
                     keys = [self._transfer(key) for key in action.keys]
                     wanted = len(keys) if action.quorum is None else min(action.quorum, len(keys))
-                    if sum(it.arrived_s is not None for it in keys) < wanted or (wanted and action.grace_s):
+                    arrived = [it.key for it in keys if it.arrived_s is not None]
+                    if len(arrived) < wanted or (wanted and action.grace_s):
                         self._awaited[name] = keys
                         self._wait(account, keys, wanted, action, go_on)
                         return
-                    answer = {it.key for it in keys if it.arrived_s is not None}
+                    answer = set(arrived)
                 elif isinstance(action, Steps):
                     self._quiet(name, action, go_on)
                     return
@@ -388,8 +401,9 @@ class _Simulation:
 
             def over() -> None:
                 for exchange in repeated:
-                    if exchange.sites == (site,) and self._cost(exchange).bytes.keys() <= {site}:
-                        self.moved.append((self._cost(exchange).bytes, left * self._times(exchange)))
+                    terms = self._terms(exchange)
+                    if exchange.sites == (site,) and terms.cost.bytes.keys() <= {site}:
+                        self.moved.append((terms.cost.bytes, left * terms.times))
                 account.steps += left
                 account.parts = account.parts + (after.parts + before.parts * -1.0) * left
                 self._mark(account)
@@ -400,12 +414,17 @@ class _Simulation:
         self._start(name, body(), rest)
 
     def _transfer(self, key: Hashable) -> Transfer:
-        return self._transfers.setdefault(key, Transfer(key))
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            transfer = self._transfers[key] = Transfer(key)
+        return transfer
 
     def _wait(
         self, account: _Account, keys: list[Transfer], wanted: int, action: Await, then: Callable[[object], None]
     ) -> None:
         since_s, over, grace = self.now_s, False, False
+        needs_all = wanted == len(keys) and not action.grace_s
+        outstanding = [it for it in keys if it.arrived_s is None]
 
         def finish() -> None:
             nonlocal over
@@ -424,6 +443,12 @@ class _Simulation:
 
         def look() -> None:
             nonlocal grace
+            if needs_all:
+                while outstanding and outstanding[-1].arrived_s is not None:
+                    outstanding.pop()
+                if not outstanding:
+                    finish()
+                return
             count = sum(it.arrived_s is not None for it in keys)
             if count == len(keys) or (count >= wanted and not action.grace_s):
                 finish()
@@ -431,16 +456,15 @@ class _Simulation:
                 grace = True
                 self._at(self.now_s + action.grace_s, finish)
 
-        for it in keys:
-            if it.arrived_s is None:
-                it.awaited_by.append(look)
+        for it in tuple(outstanding):
+            it.awaited_by.append(look)
         look()
 
     def _begin(self, action: Begin) -> None:
         transfer = self._transfer(action.key)
         if transfer.exchange is None:
             transfer.exchange = action.exchange
-            transfer.missing = sum(it in self._stand_for for it in action.exchange.sites)
+            transfer.missing = self._terms(action.exchange).joining
         if action.after is None:
             self._come(transfer)
             return
@@ -463,60 +487,52 @@ class _Simulation:
         assert exchange is not None
         transfer.ready_s = self.now_s
         self._flying[id(transfer)] = transfer
-        pool, cost = self._pool(exchange), self._cost(exchange)
-        if cost.slots is None:
-            self._go(transfer, cost)
+        terms = self._terms(exchange)
+        if terms.cost.slots is None:
+            self._go(transfer, terms)
             return
-        free = self._slots.setdefault(pool, [cost.slots])
+        free = self._slots.setdefault(terms.pool, [terms.cost.slots])
         if free[0] > 0:
             free[0] -= 1
-            self._go(transfer, cost)
+            self._go(transfer, terms)
         else:
-            self._queues[pool].append(transfer)
+            self._queues[terms.pool].append(transfer)
 
-    def _times(self, exchange: Exchange) -> int:
-        """Return for how many exchanges one stands: those inside the sites for which its site stands."""
-        return self._stand_for[exchange.sites[0]] if len(exchange.sites) == 1 else 1
+    def _terms(self, exchange: Exchange) -> _Terms:
+        terms = self._terms_of.get(id(exchange))
+        if terms is None:
+            sites, group = exchange.sites, exchange.first.group if exchange.operations else ""
+            joining = sum(it in self._stand_for for it in sites)
+            times = self._stand_for[sites[0]] if len(sites) == 1 else 1
+            terms = _Terms(exchange, self._costs.of(exchange), (group, *sites), joining, times)
+            self._terms_of[id(exchange)] = terms
+        return terms
 
-    def _pool(self, exchange: Exchange) -> tuple[str, ...]:
-        return (self._group(exchange), *exchange.sites)
-
-    @staticmethod
-    def _group(exchange: Exchange) -> str:
-        return exchange.first.group if exchange.operations else ""
-
-    def _cost(self, exchange: Exchange) -> Cost:
-        found = self._costs_of.get(id(exchange))
-        if found is None:
-            found = self._costs_of[id(exchange)] = (exchange, self._costs.of(exchange))
-        return found[1]
-
-    def _go(self, transfer: Transfer, cost: Cost) -> None:
-        exchange = transfer.exchange
-        assert exchange is not None
+    def _go(self, transfer: Transfer, terms: _Terms) -> None:
+        _, cost, pool, _, times = terms
         now_s = transfer.started_s = self.now_s
-        idle_s = now_s - self._last_used.get(self._group(exchange), -math.inf)
-        transfer.software_s = now_s + cost.software_s
-        cold_s = cost.cold_s if idle_s > cost.cold_after_s else 0.0
-        transfer.flowing_s = transfer.sent_s = transfer.software_s + cold_s
+        transfer.software_s = transfer.flowing_s = now_s + cost.software_s
+        if cost.cold_s and now_s - self._last_used.get(pool[0], -math.inf) > cost.cold_after_s:
+            transfer.flowing_s += cost.cold_s
+        transfer.sent_s = transfer.flowing_s
         for lane, serial_s in cost.lanes.items():
             free_s = 0.0 if lane == OWN_LANE else self._lanes[lane]
-            self._lanes[lane] = max(transfer.flowing_s, free_s) + serial_s
-            if self._lanes[lane] >= transfer.sent_s:
-                transfer.sent_s, transfer.serial_s = self._lanes[lane], serial_s
+            sent_s = self._lanes[lane] = max(transfer.flowing_s, free_s) + serial_s
+            if sent_s >= transfer.sent_s:
+                transfer.sent_s, transfer.serial_s = sent_s, serial_s
 
         def arrive() -> None:
-            self._last_used[self._group(exchange)] = self.now_s
+            self._last_used[pool[0]] = self.now_s
             if cost.slots is not None:
-                queue = self._queues[self._pool(exchange)]
+                queue = self._queues[pool]
                 if queue:
                     successor = queue.popleft()
                     successor.behind = transfer
-                    self._go(successor, self._cost(successor.exchange or exchange))
+                    self._go(successor, self._terms(successor.exchange or terms.exchange))
                 else:
-                    self._slots[self._pool(exchange)][0] += 1
+                    self._slots[pool][0] += 1
             self.sent.append(transfer)
-            self.moved.append((cost.bytes, self._times(exchange)))
+            self.moved.append((cost.bytes, times))
             self._arrive(transfer)
 
         arrives_s = transfer.sent_s + cost.propagation_s - cost.hidden_s

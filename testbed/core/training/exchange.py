@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from testbed.core.training.strategy_operation import Operation
 
@@ -42,7 +44,13 @@ class Exchange:
     def crosses(self) -> bool:
         return len(self.sites) > 1
 
-    @property
+    @cached_property
+    def likeness(self) -> Hashable:
+        """What its costs depend on: exchanges that are alike differ by name only."""
+        operations = Counter((it.kind, it.ranks, it.byte_count, it.parts > 0) for it in self.operations)
+        return tuple(operations.items()), self.sites, self.times, self.parts, self.slots, self.computes
+
+    @cached_property
     def byte_count(self) -> float:
         """Of one part of the largest operation."""
         return max(it.byte_count for it in self.operations) / self.parts

@@ -17,14 +17,13 @@ def groups_of_tensors(layout: Layout) -> list[int | None]:
     return [*([None] if outside else []), *sorted({it.layer for it in layout.tensors if it.layer is not None})]
 
 
-def padded_bytes(layout: Layout, layer: int | None, ranks: int) -> int:
-    """Return the bytes of the tensors of ``layer``, the first dimension of each padded to a multiple of ``ranks``."""
-    total = 0
+def padded_bytes(layout: Layout, ranks: int) -> dict[int | None, int]:
+    """Return the bytes of the tensors of each layer, the first dimension of each padded to a multiple of ``ranks``."""
+    found: dict[int | None, int] = {}
     for it in layout.tensors:
-        if it.layer == layer:
-            rows = it.rows or it.elements
-            total += -(-rows // ranks) * ranks * (it.elements // rows)
-    return FLOAT32_BYTES * total
+        rows = it.rows or it.elements
+        found[it.layer] = found.get(it.layer, 0) + FLOAT32_BYTES * -(-rows // ranks) * ranks * (it.elements // rows)
+    return found
 
 
 class Fsdp(Twin):
@@ -45,8 +44,7 @@ class Fsdp(Twin):
     def _of_group(self, name: str, ranks: tuple[int, ...]) -> Iterator[Operation]:
         if len(ranks) == 1:
             return
-        groups = groups_of_tensors(self.layout)
-        sizes = {it: padded_bytes(self.layout, it, len(ranks)) for it in groups}
+        groups, sizes = groups_of_tensors(self.layout), padded_bytes(self.layout, len(ranks))
         blocks = [it for it in groups if it is not None]
         for it in (*groups, *reversed(blocks)):  # what is outside the blocks is not freed after its forward pass
             yield Operation("all_gather", ranks, sizes[it], "parameters", name, it)

@@ -43,12 +43,11 @@ class Hsdp(Fsdp):
         layout, ranks_in_site = self.layout, self.layout.slices
         if len(layout.site_names) == 1:
             return []
+        sizes, slices = padded_bytes(layout, ranks_in_site), slice_groups(layout)
         return [
-            Operation(
-                "all_reduce", ranks, padded_bytes(layout, it, ranks_in_site) / ranks_in_site, "gradients", name, it
-            )
+            Operation("all_reduce", ranks, sizes[it] / ranks_in_site, "gradients", name, it)
             for it in reversed(groups_of_tensors(layout))
-            for name, ranks in slice_groups(layout)
+            for name, ranks in slices
         ]
 
     def equal(self, step: int) -> Sequence[Equal]:

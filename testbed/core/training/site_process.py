@@ -170,9 +170,10 @@ class Schedule:
             number = self.twin.cycle + 1 + (number - 1) % self.twin.cycle
         if number not in self._steps:
             operations = tuple(self.twin.operations(number))
-            if operations not in self._made:
-                self._made[operations] = self._make(operations)
-            self._steps[number] = self._made[operations]
+            found = self._made.get(operations)
+            if found is None:
+                found = self._made[operations] = self._make(operations)
+            self._steps[number] = found
         return self._steps[number]
 
     def _make(self, operations: Sequence[Operation]) -> StepExchanges:
