@@ -385,7 +385,8 @@ def _receive(connection: socket.socket, count: int) -> bytearray:
     data = bytearray(count)
     view = memoryview(data)
     while view:
-        got = connection.recv_into(view)
+        # The kernel gathers what a slow fiber brings in pieces: each would take Python's lock from the trainer.
+        got = connection.recv_into(view, len(view), socket.MSG_WAITALL)
         if not got:
             raise ConnectionResetError("the peer closed the connection")
         view = view[got:]
