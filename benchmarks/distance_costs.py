@@ -1,4 +1,4 @@
-"""What a report says of one job over several distances: software of an operation, and the parts of a step.
+"""Compare reports of one job over several distances: software of an operation, and parts of a step.
 
 The same ddp job, whose buckets wait for slots, trains over 2 to 4000 km. Its operations must show the same software,
 and the measured step time must rise with the one-way delay as the reported propagation says: a line through the median

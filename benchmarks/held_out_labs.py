@@ -110,16 +110,18 @@ def main() -> int:
                 way: testbed.predict(topology=topology, measured=runs[way]) for way in chosen if runs[way] is not None
             }
             for way, (cell, run) in trained(bed, chosen, Path(folder)).items():
-                if run is None or way not in predicted:
+                measured = None
+                if run is not None and way in predicted:
+                    measured = steady_step(RunDirectory.open(run).read(), predicted[way].job.twin.cycle)
+                if run is None or measured is None:
                     result["pairs"][f"{way}/{lab}"] = {"error": cell.get("error", "no run over 2 km")}
                     continue
-                measured = steady_step(RunDirectory.open(run).read(), predicted[way].job.twin.cycle)
                 result["pairs"][f"{way}/{lab}"] = {
                     "from": None if runs[way] is None else runs[way].name,
                     "run": run.name,
                     "predicted": predicted[way].utilization,
                     "interval": predicted[way].interval,
-                    "measured": None if measured is None else measured.utilization,
+                    "measured": measured.utilization,
                     "own": cell.get("utilization"),
                 }
                 words.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -142,7 +144,7 @@ def trained(
 
 
 def idle() -> bool:
-    """Wait until the machine was idle for long enough: all of its processes took 5 % of a core; False if it was not."""
+    """Wait until all processes together used at most 5 % of a core for a minute; False if that never happened."""
     for _ in range(MOST_TRIES):
         began = busy_s()
         time.sleep(QUIET_S)

@@ -64,7 +64,7 @@ def show(it: Prediction) -> None:
     ]
     if it.interval is not None:
         low, high = it.interval
-        times = "operations at the quartiles of the times that the run's ranks took"
+        times = "with operations at the quartiles of their measured times"
         rows.insert(1, ["interval", f"{percent(low)} to {percent(high)}", times])
     if it.exchange is not None:
         cold = format_duration(it.exchange.cold_start_s, 3)
@@ -93,7 +93,7 @@ def show(it: Prediction) -> None:
     by = "as published" if job.as_published else f"by {job.library.name} at scale {job.scale:g}"
     console.say(f"{model}; {where}; {by} (docs/prediction.md)", style="dim")
     if it.not_timed:
-        console.say(f"not timed, so by gloo's algorithm: {', '.join(it.not_timed)}", style="dim")
+        console.say(f"not measured, so costs are derived: {', '.join(it.not_timed)}", style="dim")
     if not outcome.steady:
         console.say("its cycles do not repeat: the mean of the latter half of those simulated", style="dim")
 
@@ -105,7 +105,7 @@ _CAUSES: Final = (
     ("queueing", "queueing_s", "behind other exchanges of the job"),
     ("software", "software_s", "of the collective library"),
     ("TCP", "tcp_s", "slow start, where it is asked for"),
-    ("unattributed", "unattributed_s", "what the run took beyond its own simulation"),
+    ("unattributed", "unattributed_s", "measured time that the run's own simulation does not explain"),
 )
 
 

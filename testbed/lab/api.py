@@ -255,7 +255,7 @@ def predict(
         found = load(topology) if isinstance(topology, str) else topology
         job = workload_job.job_on(changed, found, rate_bps=rate_bps, delay_s=delay_s, library=costs, tcp=limits)
     if ran and library is None:
-        same = (changed.strategy, changed.options) == (ran.workload.strategy, ran.workload.options)
+        same = (job.twin.name, job.twin.values) == (ran.workload.strategy, ran.workload.options)
         job = job.but(quartiles=ran.quartiles, beyond_s=ran.beyond_s if same else 0.0)
     return prediction.predict(
         job.but(as_published=as_published),

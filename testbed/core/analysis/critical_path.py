@@ -12,8 +12,8 @@ late fragments      a fragment that was to have arrived by then had not (``late_
 propagation         one-way delays of the fiber that follow one another in the exchange (``step_costs.py``)
 serialization       bytes of the exchange over the certified payload rate, in the busiest direction
 TCP recovery        what the exchange took longer than in steps without retransmission; and slow start after idling
-software            operations inside the site, and what the library takes of the exchange beside the fiber, as a median
-                    of its operations (``operation_times.py``)
+software            operations inside the site, and the library's work for the exchange, from the medians of its
+                    operations (``operation_times.py``)
 unattributed        none of these: the outer optimizer, codecs, the scheduler, and what the model of a fiber lacks
 ==================  ==================================================================================================
 

@@ -1,4 +1,4 @@
-"""The slowest certified fiber of a lab, as the model of an exchange takes all of its fibers to be. Pure."""
+"""The slowest certified fiber of a lab, used for all fibers in the model of an exchange. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FiberModel:
     def certified(cls, certificate: Certificate | None, topology: Topology | None = None) -> FiberModel | None:
         """Return the slowest fiber of a certificate, with the settings of its host; None if it has none.
 
-        ``topology``: only fibers that the traffic of the healthy lab takes count, and not those that stand by.
+        ``topology``: only fibers used by the healthy lab count, not standby fibers.
         """
         if certificate is None:
             return None

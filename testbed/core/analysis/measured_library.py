@@ -146,7 +146,7 @@ def _fitted(
     In the other of ``slots`` as much is sent at the same time, so the lanes of all together take no longer than that.
     ``hidden_s`` of the rounds go on while its bytes are sent; not if it took less than both one after the other.
     """
-    if hidden_s and took_s >= max(propagation_s + serial_s, slots * serial_s):
+    if hidden_s and took_s >= max(propagation_s + serial_s - hidden_s, slots * serial_s):
         return OperationCost(rounds, took_s - propagation_s + hidden_s - serial_s)
     share = min(1.0, took_s / propagation_s) if propagation_s else 1.0
     left_s = max(0.0, took_s - share * propagation_s)

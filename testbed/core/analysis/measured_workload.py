@@ -13,6 +13,7 @@ from testbed.core.analysis.volleys import timed
 from testbed.core.prediction.library_costs import GLOO, Library
 from testbed.core.prediction.simulator import TooMany
 from testbed.core.prediction.workload_job import job_on
+from testbed.core.records.rank_log import StepRecord
 from testbed.core.records.run_record import RunData
 from testbed.core.topology.model import Topology
 from testbed.core.training.site_process import Schedule
@@ -33,7 +34,7 @@ class MeasuredJob:
         topology: None if the run has none.
         library: what operations cost, by the times that its ranks took for them before the job; None without.
         quartiles: the same by the quartiles of these times.
-        beyond_s: by how much a mean step without a fault took longer than its simulation with these costs.
+        beyond_s: mean step without faults, measured minus simulated with these costs.
         utilization: compute / (compute + exposed communication) that it measured.
     """
 
@@ -86,9 +87,10 @@ def _libraries(twin: Twin, fiber: FiberModel, run: RunData, step_s: float) -> tu
 
 
 def _beyond_s(workload: AgentWorkload, library: Library | None, run: RunData, cycle: int) -> float:
-    """Return by how much a steady step took longer than it does by the simulator; 0 if that cannot be told."""
+    """Return measured minus simulated exposed time of a steady step; 0 if either is unknown, or sites differ in speed:
+    faster ones wait, and only the fastest one is simulated."""
     found = steady_step(run, cycle)
-    if run.topology is None or found is None:
+    if run.topology is None or found is None or (workload.compute and workload.compute.speeds):
         return 0.0
     try:
         simulated = job_on(workload, run.topology, library=library or GLOO).simulate()
@@ -112,18 +114,24 @@ class SteadyStep:
 def steady_step(run: RunData, cycle: int) -> SteadyStep | None:
     """Return the mean step of all ranks over whole cycles, without the first and the last one, and without faults.
 
-    A job that is too short for that counts without its first step. None without a second step, or without compute.
+    If the job is too short, all steps but the first count. None without a second step, or without compute.
     """
     faults = run_path.disturbed(run.events)
-    steps = [it for log in run.ranks for it in log.steps if not faults.touch(it.t_begin, it.t_end)]
-    last = max((it.step for it in steps), default=0)
-    counted = [it for it in steps if cycle < it.step <= last - last % cycle - cycle] or [
-        it for it in steps if it.step > 1
-    ]
+    every = [it for log in run.ranks for it in log.steps]
+    touched = {_cycle(it, cycle) for it in every if faults.touch(it.t_begin, it.t_end)}
+    steps = [it for it in every if _cycle(it, cycle) not in touched]
+    last = max((it.step for it in every), default=0)
+    counted = [it for it in steps if cycle < it.step <= last - last % cycle - cycle]
+    counted = counted or [it for it in every if it.step > 1]
     compute_s = sum(it.compute_s for it in counted)
     if compute_s <= 0:
         return None
     return SteadyStep(compute_s / len(counted), sum(it.exposed_s for it in counted) / len(counted))
+
+
+def _cycle(step: StepRecord, cycle: int) -> tuple[int, int]:
+    """Return attempt and number of the cycle of a step."""
+    return step.attempt, (step.step - 1) // cycle
 
 
 def measured_utilization(run: RunData) -> float | None:

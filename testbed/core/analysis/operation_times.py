@@ -1,12 +1,12 @@
-"""What operations between sites took in a run, in parts, from the records of its ranks. Pure.
+"""Split the time of a run's operations between sites into parts. Pure.
 
 An operation is in service from when its last rank began it and the library had a slot for it, until its last rank ended
 it. Its rounds and its bytes over the certified fiber are known, and so is slow start after idling. What is left is the
-library's software, and queueing: lanes send others of the job, and cores work for them. Others are served while its own
-messages travel, so they delay it by the share of its service in which it is served itself. Of an operation that sends
-and computes for W seconds and travels for P, whose neighbours need V seconds meanwhile: took = P + W + V W / (W + P).
-In a ring messages travel while others are sent, so P is less the greater W is. Software found by this does not depend
-on the distance.
+library's software, and queueing: lanes send others of the job, and cores work for them. Other operations use lanes and
+cores while its messages travel, so they delay it only for the share of its time in which it needs them itself. Of an
+operation that sends and computes for W seconds and travels for P, whose neighbours need V seconds meanwhile:
+took = P + W + V W / (W + P). In a ring messages travel while others are sent, so P decreases as W grows. Neighbours are
+taken to need as much software as the operation itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, get_args
 
 from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.prediction.library_costs import GLOO, LibraryCosts
@@ -30,8 +30,8 @@ from testbed.core.training.twin import Twin
 __all__ = ["OperationTime", "Size", "operation_times"]
 
 _NO_OPERATION = ("barrier", "sum")
-_ROUNDS = 20
-"""Of the search for the software of all sizes, each of which halves the error."""
+_HALVINGS = 30
+"""Of the interval in which the software of an operation is looked for."""
 _MOST = 400
 """Operations of a size that are looked at, evenly over the run."""
 
@@ -69,16 +69,20 @@ class OperationTime:
 
 @dataclass(eq=False)
 class _Service:
-    """An operation. ``beside``: others in service meanwhile, and which share of theirs that is."""
+    """An operation, and the others in service meanwhile: the sum of their shares, and what its lanes sent of them.
+
+    ``delay_s``: of one round.
+    """
 
     size: Size
     cost: Cost
-    rounds: float
+    delay_s: float
     arrived_t: float
     ended_t: float
     begins_t: float = 0.0
     tcp_s: float = 0.0
-    beside: list[tuple[_Service, float]] = field(default_factory=list)
+    neighbours: float = 0.0
+    lanes_s: float = 0.0
 
     @property
     def took_s(self) -> float:
@@ -86,32 +90,39 @@ class _Service:
 
     @property
     def serialization_s(self) -> float:
-        return max(self.cost.lanes.values(), default=0.0)
+        return min(self.took_s, max(self.cost.lanes.values(), default=0.0))
 
-    def propagation_s(self, software_s: Mapping[Size, float]) -> float:
+    def propagation_s(self, software_s: float) -> float:
         """Return the delays during which it is neither sent nor worked for."""
-        own_s, hop_s = self.serialization_s + software_s[self.size], self.cost.propagation_s / max(1.0, self.rounds)
-        return min(self.took_s, max(0.0, self.cost.propagation_s - GLOO.hidden_s(*self.size, own_s, hop_s)))
+        hidden_s = GLOO.hidden_s(*self.size, self.serialization_s + software_s, self.delay_s)
+        return min(self.took_s - self.serialization_s, max(0.0, self.cost.propagation_s - hidden_s))
 
-    def left_s(self, software_s: Mapping[Size, float]) -> float:
-        """Return what none of the other parts explains."""
-        others_s = self.propagation_s(software_s) + self.queueing_s(software_s) + self.tcp_s
-        return self.took_s - self.serialization_s - others_s
+    def queueing_s(self, software_s: float) -> float:
+        """Return for how long it waits for lanes and cores."""
+        own_s, others_s = self.serialization_s + software_s, self.lanes_s + self.neighbours * software_s
+        return others_s * own_s / (own_s + self.propagation_s(software_s)) if own_s else 0.0
+
+    def software_s(self) -> float:
+        """Return the software by which its parts add up to what it took; 0 if they exceed it without any."""
+        low_s, high_s = 0.0, self.took_s
+        for _ in range(_HALVINGS):
+            middle_s = (low_s + high_s) / 2
+            parts_s = self.propagation_s(middle_s) + self.queueing_s(middle_s) + middle_s
+            if self.serialization_s + self.tcp_s + parts_s > self.took_s:
+                high_s = middle_s
+            else:
+                low_s = middle_s
+        return low_s
 
     def meets(self, other: _Service) -> None:
+        """Count the time that both are in service."""
         together_s = min(self.ended_t, other.ended_t) - max(self.begins_t, other.begins_t)
         for one, two in ((self, other), (other, self)):
             if two.took_s > 0:
-                one.beside.append((two, together_s / two.took_s))
-
-    def queueing_s(self, software_s: Mapping[Size, float]) -> float:
-        """Return for how long it waits for lanes and cores, by the software of each size."""
-        others_s = sum(share * (self._on_my_lanes_s(other) + software_s[other.size]) for other, share in self.beside)
-        own_s = self.serialization_s + software_s[self.size]
-        return others_s * own_s / (own_s + self.propagation_s(software_s)) if own_s else 0.0
-
-    def _on_my_lanes_s(self, other: _Service) -> float:
-        return max((seconds for lane, seconds in other.cost.lanes.items() if lane in self.cost.lanes), default=0.0)
+                share = together_s / two.took_s
+                shared_s = (seconds for lane, seconds in two.cost.lanes.items() if lane in one.cost.lanes)
+                one.neighbours += share
+                one.lanes_s += share * max(shared_s, default=0.0)
 
 
 def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -> tuple[OperationTime, ...]:
@@ -119,13 +130,15 @@ def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -
 
     () for runs of former versions, whose records name no groups.
     """
-    costs = replace(fiber.costs(twin.layout), slow_start=fiber.slow_after_idle)
+    costs, sites = replace(fiber.costs(twin.layout), slow_start=fiber.slow_after_idle), twin.layout.sites
     known: dict[tuple[str, tuple[int, ...], int], Cost] = {}
-    by_group: defaultdict[tuple[object, ...], list[tuple[int, _Service]]] = defaultdict(list)
+    by_connection: defaultdict[tuple[object, ...], list[tuple[int, _Service]]] = defaultdict(list)
     for tag, done in _ended(checks).items():
-        members, first = _members(tag), next(iter(done.values()))
+        members, first = tag.channel[:2] if tag.channel else tag.ranks, next(iter(done.values()))
         kind = "send" if tag.channel else first.kind
-        if len({twin.layout.sites[it] for it in members if it < len(twin.layout.sites)}) < 2:
+        if kind not in get_args(Kind) or any(it >= len(sites) for it in members):
+            continue
+        if len({sites[it] for it in members}) < 2:
             continue
         of = (kind, members, first.byte_count)
         if of not in known:
@@ -133,14 +146,17 @@ def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -
         service = _Service(
             Size(kind, len(members), first.byte_count),
             known[of],
-            GLOO.rounds(kind, len(members), first.byte_count),
+            fiber.delay_s,
             max(it.began_t for it in done.values()),
             max(it.ended_t or 0.0 for it in done.values()),
         )
-        by_group[tag.attempt, tag.group, tag.channel].append((tag.sequence, service))
-    for (_, _, channel), services in by_group.items():
-        _slots([it for _, it in sorted(services, key=lambda it: it[0])], None if channel else GLOO.slots)
-    every = sorted((it for services in by_group.values() for _, it in services), key=lambda it: it.begins_t)
+        by_connection[tag.attempt, tag.group, members, bool(tag.channel)].append((tag.sequence, service))
+    for (*_, message), services in by_connection.items():
+        if message:  # each tag has numbers of its own
+            _slots(sorted((it for _, it in services), key=lambda it: it.arrived_t), None)
+        else:
+            _slots([it for _, it in sorted(services, key=lambda it: it[0])], GLOO.slots)
+    every = sorted((it for services in by_connection.values() for _, it in services), key=lambda it: it.begins_t)
     under_way: list[_Service] = []
     for service in every:
         under_way = [it for it in under_way if it.ended_t > service.begins_t]
@@ -159,10 +175,6 @@ def _ended(checks: Iterable[CheckLog]) -> Mapping[Tag, Mapping[int, Done]]:
                 if tag.group and done.kind not in _NO_OPERATION:
                     found[tag][log.rank] = done
     return {tag: ranks for tag, ranks in found.items() if all(it.ended for it in ranks.values())}
-
-
-def _members(tag: Tag) -> tuple[int, ...]:
-    return tag.channel[:2] if tag.channel else tag.ranks
 
 
 def _cost(costs: LibraryCosts, kind: str, ranks: tuple[int, ...], byte_count: int) -> Cost:
@@ -187,29 +199,24 @@ def _slots(services: Sequence[_Service], slots: int | None) -> None:
 
 
 def _by_size(services: Iterable[_Service]) -> tuple[OperationTime, ...]:
-    by_size: dict[Size, list[_Service]] = defaultdict(list)
+    by_size: defaultdict[Size, list[_Service]] = defaultdict(list)
     for it in services:
         by_size[it.size].append(it)
-    counts = {size: len(of) for size, of in by_size.items()}
-    by_size = {size: of[:: math.ceil(len(of) / _MOST)] for size, of in by_size.items()}
-    software_s = dict.fromkeys(by_size, 0.0)
-    for _ in range(_ROUNDS):
-        for size, of in by_size.items():
-            left_s = statistics.median(it.left_s(software_s) for it in of)
-            # Halfway: more software of all means more queueing behind it.
-            software_s[size] = max(0.0, (software_s[size] + left_s) / 2)
-    found = [
-        OperationTime(
-            size,
-            counts[size],
-            statistics.median(it.begins_t - it.arrived_t for it in of),
-            statistics.median(it.took_s for it in of),
-            statistics.median(it.propagation_s(software_s) for it in of),
-            statistics.median(it.serialization_s for it in of),
-            statistics.median(it.queueing_s(software_s) for it in of),
-            statistics.median(it.tcp_s for it in of),
-            software_s[size],
+    found = []
+    for size, all_of in by_size.items():
+        of = all_of[:: math.ceil(len(all_of) / _MOST)]
+        software_s = statistics.median(it.software_s() for it in of)
+        found.append(
+            OperationTime(
+                size,
+                len(all_of),
+                statistics.median(it.begins_t - it.arrived_t for it in of),
+                statistics.median(it.took_s for it in of),
+                statistics.median(it.propagation_s(software_s) for it in of),
+                statistics.median(it.serialization_s for it in of),
+                statistics.median(it.queueing_s(software_s) for it in of),
+                statistics.median(it.tcp_s for it in of),
+                software_s,
+            )
         )
-        for size, of in by_size.items()
-    ]
     return tuple(sorted(found, key=lambda it: -it.count * it.took_s))

@@ -106,6 +106,8 @@ def expected_step(
     logs: Sequence[RankLog],
     about_s: float,
     topology: Topology | None = None,
+    *,
+    interval: bool = False,
 ) -> StepPrediction | None:
     """Return the prediction before the first step: from the calibrations in ``logs``, else without the library's time.
 
@@ -123,9 +125,11 @@ def expected_step(
         return predict_step(twin, fiber, _compute_s(twin, logs) or about_s, planned, took_s, steps_s)
 
     found = predicted([it.mean_s for it in took])
-    ends = [predicted(it) for it in ([it.fast_s for it in took], [it.slow_s for it in took])] if took else []
+    if found is None or not (interval and took):
+        return found
+    ends = [predicted(it) for it in ([it.fast_s for it in took], [it.slow_s for it in took])]
     within = [it.utilization for it in (found, *ends) if it is not None]
-    return replace(found, interval=(min(within), max(within))) if found is not None and ends else found
+    return replace(found, interval=(min(within), max(within)))
 
 
 def why_unpredicted(

@@ -46,16 +46,16 @@ def evaluate(run: RunData, logs: Sequence[RankLog]) -> CriticalPath | None:
 
 def calm(path: CriticalPath, run: RunData) -> CriticalPath:
     """Return the steps that no fault touched, without the first of each attempt, which makes connections and touches
-    its memory for the first time; all, if none was spared."""
+    its memory for the first time; all steps, if each was touched."""
     faults = disturbed(run.events)
     first = {it.attempt: it.step for it in reversed(path.steps)}
     later = [it for it in path.steps if it.step != first[it.attempt]]
     found = tuple(it for it in later if not faults.touch(it.began_t, it.ended_t))
-    return CriticalPath(found) if found else path
+    return replace(path, steps=found) if found else path
 
 
 def disturbed(events: Sequence[Event]) -> Stretches:
-    """Return when faults were in force, or their aftermath went on."""
+    """Return the intervals in which a fault was active, each extended by its aftermath."""
     return Stretches(
         (it.began_t, it.ended_t + _MOST_AFTER_S if it.ended_t is not None else math.inf) for it in fault_windows(events)
     )

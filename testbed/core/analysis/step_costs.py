@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from testbed.core.analysis.critical_path import StepCost, WindowCost
 from testbed.core.analysis.fiber_model import FiberModel
-from testbed.core.analysis.operation_times import OperationTime, Size
+from testbed.core.analysis.operation_times import OperationTime
 from testbed.core.prediction.library_costs import LibraryCosts
 from testbed.core.prediction.tcp_limits import LEAST_RTO_S, cold_start_s
 from testbed.core.training.exchange import Exchange, exchanges
@@ -20,6 +21,9 @@ from testbed.core.training.twin import Twin
 
 __all__ = ["step_costs"]
 
+_OTHER_SIZE: Final = 1.25
+"""Operations whose sizes differ by no more than this factor have the same software."""
+
 
 def step_costs(twin: Twin, fiber: FiberModel, times: Sequence[OperationTime] = ()) -> Callable[[int], StepCost]:
     """Return what a step costs, as a function of its number, from 1.
@@ -27,14 +31,13 @@ def step_costs(twin: Twin, fiber: FiberModel, times: Sequence[OperationTime] = (
     Propagation is that of each sequential round of messages: of buckets in the library's slots one row after the other,
     of messages that need no slot once. Software is that of all operations. ``times``: of those that the ranks recorded.
     """
-    software_s = {it.size: it.software_s for it in times}
     costs = fiber.costs(twin.layout)
 
     @functools.cache
     def of_operations(operations: tuple[Operation, ...]) -> StepCost:
         inner = [it for it in operations if it.before_update]
         outer = [it for it in operations if not it.before_update]
-        inner_cost, outer_cost = (_cost(it, costs, fiber, software_s) for it in (inner, outer))
+        inner_cost, outer_cost = (_cost(it, costs, fiber, times) for it in (inner, outer))
         return StepCost(inner_cost, outer_cost, like=repr(operations))
 
     def of_step(step: int) -> StepCost:
@@ -44,7 +47,7 @@ def step_costs(twin: Twin, fiber: FiberModel, times: Sequence[OperationTime] = (
 
 
 def _cost(
-    operations: Sequence[Operation], costs: LibraryCosts, fiber: FiberModel, software_s: Mapping[Size, float]
+    operations: Sequence[Operation], costs: LibraryCosts, fiber: FiberModel, times: Sequence[OperationTime]
 ) -> WindowCost:
     sites = costs.layout.sites
     peers: defaultdict[int, set[int]] = defaultdict(set)
@@ -62,9 +65,7 @@ def _cost(
         crosses=bool(across),
         propagation_s=sum(count * _alone_s(it, costs) for it, count in rounds),
         serialization_s=8 * moved / fiber.rate_bps,
-        software_s=sum(
-            len(it.operations) * software_s.get(_size(it), 0.0) * max(1, it.first.parts) for it, _ in rounds
-        ),
+        software_s=sum(len(it.operations) * max(1, it.first.parts) * _software_s(it, times) for it, _ in rounds),
         cold_s=cold_start_s(fiber.rate_bps, rtt_s, 8 * largest) if across and fiber.slow_after_idle else 0.0,
         idle_s=LEAST_RTO_S + rtt_s,
     )
@@ -78,10 +79,22 @@ def _rounds(exchange: Exchange, costs: LibraryCosts) -> int:
 
 def _alone_s(exchange: Exchange, costs: LibraryCosts) -> float:
     """Return the delays of one part of an exchange during which no lane sends it."""
-    cost = costs.of(replace(exchange, parts=max(1, exchange.first.parts), times=1))
-    return cost.propagation_s - cost.hidden_s
+    cost = costs.of(replace(exchange, parts=max(1, exchange.first.parts)))
+    return (cost.propagation_s - cost.hidden_s) / exchange.times
 
 
-def _size(exchange: Exchange) -> Size:
-    first = exchange.first
-    return Size(first.kind, len(first.ranks), round(first.byte_count / max(1, first.parts)))
+def _software_s(exchange: Exchange, times: Sequence[OperationTime]) -> float:
+    """Return the mean software of operations like those of an exchange; 0 if none were recorded.
+
+    Buckets hold whole tensors, so their sizes differ.
+    """
+    first, parts = exchange.first, max(1, exchange.first.parts)
+    size = first.byte_count / parts
+    like = [
+        it
+        for it in times
+        if (it.size.kind, it.size.ranks) == (first.kind, len(first.ranks))
+        and size <= _OTHER_SIZE * it.size.byte_count <= _OTHER_SIZE**2 * size
+    ]
+    count = sum(it.count for it in like)
+    return sum(it.count * it.software_s for it in like) / count if count else 0.0

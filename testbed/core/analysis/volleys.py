@@ -156,7 +156,7 @@ def rounds(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Round
 
 
 def volleys(twin: Twin, step_s: float, round_trip_s: float = 1.0) -> tuple[Volley, ...]:
-    """Return what is to be timed, in the order in which a cycle does it; () if nothing can be.
+    """Return what is to be timed, in the order in which a cycle does it; () if nothing can be timed.
 
     ``step_s``: about how long a step takes. ``round_trip_s``: the longest one between two sites, which says how long
     connections idle before an operation.
@@ -256,8 +256,8 @@ class Timed:
 def timed_alone(ranks: Mapping[int, Sequence[float]]) -> Timed:
     """Return how long the slowest rank took for a volley.
 
-    Of four repetitions and more the mean leaves out a quarter at each end: a stall of the machine would be a quarter of
-    it.
+    With four or more repetitions the mean leaves out a quarter at each end, so that a single stall of the machine does
+    not count.
 
     ``ranks``: the times of each in s; the first repetition, which warms connections, does not count.
     """

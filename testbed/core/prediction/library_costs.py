@@ -106,7 +106,7 @@ class OperationCost:
         software_s: seconds of work.
         cold_s: how much longer it takes after its connections were idle, for ``idle_s`` when that was measured.
         lane: seconds on a lane per second that its bytes need there.
-        hides: whether its lane sends during a part of its delays, as the library's algorithm says.
+        hides: whether sending overlaps with a part of its delays, as the library's algorithm says.
     """
 
     rounds: float
@@ -121,8 +121,7 @@ class Library(Protocol):
     """How a library carries out operations.
 
     ``slots``: collectives of a group that run at once, None for any number; messages (``send``) are not limited.
-    ``measured``: kinds of operations that were measured on this host, others have gloo's costs; None for costs of an
-    algorithm.
+    ``measured``: kinds of operations that were measured; other kinds have derived costs. None if nothing was measured.
     """
 
     @property

@@ -86,6 +86,8 @@ class Job:
 
     def but(self, **changes: Any) -> Job:
         """Return this job with ``changes``."""
+        if changes.keys() & {"twin", "stands_for"}:
+            changes = {"moved": {}, **changes}
         return replace(self, **changes)
 
     @property

@@ -208,7 +208,7 @@ class Simulated:
         return self.compute_s / self.step_s
 
     def beyond(self, seconds: float) -> Simulated:
-        """Return a mean step that takes so much longer, unattributed; if less than 0, with less software."""
+        """Return the outcome with ``seconds`` of unattributed time in a step; if negative, with less software."""
         software_s = min(0.0, max(seconds, -self.parts.software_s))
         more = Parts(software_s=software_s, unattributed_s=max(0.0, seconds))
         return replace(self, step_s=self.step_s + more.total_s, parts=self.parts + more)
@@ -248,7 +248,7 @@ class _State(NamedTuple):
 
 
 class _Terms(NamedTuple):
-    """What is looked up once for each exchange.
+    """Values looked up once per exchange.
 
     ``pool``: its group and sites, which share slots; ``joining``: processes that join it; ``times``: for how many
     exchanges it stands: those inside the sites for which its site stands.

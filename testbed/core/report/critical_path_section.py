@@ -16,11 +16,11 @@ __all__ = ["LEAD", "OPERATIONS_LEAD", "PathSeries", "binned", "operations_table"
 LEAD = (
     "A step lasts as long as the rank that ends it last. Its time is in exactly one part each: communication that"
     " compute hides is not on the path. Propagation and serialization are at most what the strategy's operations need"
-    " over the certified fiber; unattributed is what this model of a step does not explain."
+    " over the certified fiber; unattributed is time that this model of a step does not explain."
 )
 OPERATIONS_LEAD = (
-    "Medians of all operations between sites, whether compute hides them or not. Software is what is left beside the"
-    " fiber, so it hardly depends on the distance."
+    "Medians over all operations between sites, whether compute hides them or not. Software is the remainder after the"
+    " other parts."
 )
 _MOST_BARS = 120
 _MOST_SIZES = 12

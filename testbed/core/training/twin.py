@@ -78,7 +78,7 @@ class Twin(ABC):
     unpredicted: ClassVar[str] = ""
     """Why the time of a step is not predicted before a run; empty if it is."""
     timed: ClassVar[bool] = True
-    """Whether ranks can do its operations alone before a job."""
+    """Whether its operations can be timed alone before a job."""
     asleep: ClassVar[bool] = True
     """Whether it trains a model of declared size, whose layers are vectors; if not, it needs the GPT's matrices."""
     together: ClassVar[bool] = True

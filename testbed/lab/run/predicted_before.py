@@ -47,7 +47,8 @@ def say_prediction(
         waits = not (over or job.step > 0 or time.monotonic() > until)
         logs = run_directory.rank_logs()
         if sum(bool(log.calibrations) for log in logs) == ranks:
-            expected = expected_step(twin, lab.certificate, logs, workload.step_s or ABOUT_S, topology)
+            about_s = workload.step_s or ABOUT_S
+            expected = expected_step(twin, lab.certificate, logs, about_s, topology, interval=True)
             if expected is not None:
                 progress.note(predicted_note(workload, expected))
             else:
@@ -73,7 +74,7 @@ def predicted_note(workload: AgentWorkload, expected: StepPrediction) -> str:
     parts, within = expected.exposed, ""
     if expected.interval is not None:
         low, high = (f"{it:.1%}" for it in expected.interval)
-        within = f" ({low} to {high} by the quartiles of its operations)" if low != high else ""
+        within = f" ({low} to {high} with operations at their quartiles)" if low != high else ""
     return (
         f"predicted for {workload.strategy}: a step of {format_duration(expected.step_s, 3)}, compute utilization"
         f" {expected.utilization:.1%}{within}, {expected.bytes_per_direction / 1e3:.4g} kB per step and direction;"

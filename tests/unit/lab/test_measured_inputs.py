@@ -151,6 +151,7 @@ def test_prediction_of_the_lab_that_was_measured_is_what_was_measured(run: Path)
     found = testbed.predict(measured=run)
     assert measured is not None and found.exposed.total_s == pytest.approx(measured.exposed_s)
     assert found.exposed.unattributed_s == pytest.approx(found.job.beyond_s) and found.job.beyond_s > 0
+    assert testbed.predict("ddp", measured=run).exposed.unattributed_s == found.job.beyond_s, "the same words again"
     assert testbed.predict("diloco:every=10", measured=run).exposed.unattributed_s == 0.0
 
 

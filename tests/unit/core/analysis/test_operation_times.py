@@ -106,6 +106,38 @@ def test_messages_queue_behind_each_other_but_for_what_is_done_while_they_travel
     assert found.software_s == pytest.approx(SOFTWARE_S, rel=1e-4)
 
 
+@pytest.mark.parametrize("count", [4, 16])
+@pytest.mark.parametrize("delay_s", [0.0, 20e-3])
+def test_software_of_many_messages_at_once(count: int, delay_s: float) -> None:
+    lane_s = 8 * 125_000 / RATE
+    own_s = lane_s + SOFTWARE_S
+    took_s = delay_s + own_s + (count - 1) * own_s * own_s / (own_s + delay_s)
+    (found,) = times([message((0, 2, tag), 125_000, 0.0, took_s) for tag in range(count)], fiber(delay_s))
+    assert found.count == count and found.software_s == pytest.approx(SOFTWARE_S, rel=1e-4)
+
+
+def test_messages_of_different_tags_share_a_connection() -> None:
+    recorded = [message((0, 2, tag), 125_000, 0.3 * tag, 0.3 * tag + 0.25) for tag in range(4)]
+    (found,) = times(recorded, fiber(5e-3, slow_after_idle=True))
+    assert found.tcp_s == 0.0, "only the first one came after an idle time"
+
+
+def test_other_kinds_and_ranks_of_another_layout_are_left_out() -> None:
+    (tag, _, size, of), at_once = (
+        collective(0, 1000, dict.fromkeys(WORLD, (0.0, 1.0))),
+        dict.fromkeys(WORLD, (0.0, 1.0)),
+    )
+    other = Tag(1, "larger", (0, 2, 5), "", None, 0, 0), "all_reduce", size, at_once
+    assert times([(tag, "reduce", size, of), other], fiber(0.0)) == ()
+
+
+def test_parts_of_a_message_that_was_received_late_do_not_exceed_what_it_took() -> None:
+    (found,) = times([message((0, 2, 0), 125_000, 0.0, 1e-4)], fiber(5e-3))
+    assert (
+        found.serialization_s == found.took_s == pytest.approx(1e-4) and found.propagation_s == found.software_s == 0.0
+    )
+
+
 def test_connections_that_idled_start_slowly() -> None:
     recorded = [
         replace_tag(message((0, 2, 0), 125_000, begin_s, begin_s + 0.1), number)
@@ -129,9 +161,9 @@ def test_operations_in_a_site_and_those_that_did_not_end_are_left_out() -> None:
     assert operation_times([log(0, (tag, ended)), log(2, (tag, not_ended))], Ddp({}, LAYOUT), fiber(0.0)) == ()
 
 
-def test_software_of_a_step_is_that_of_its_buckets() -> None:
+def test_software_of_a_step_is_that_of_its_buckets_which_hold_whole_tensors() -> None:
     twin = Ddp({"buckets": 8}, LAYOUT)
-    size = round(twin.operations(1)[0].byte_count / 8)
+    size = round(twin.operations(1)[0].byte_count / 8 * 1.1)
     took_s = ring_s(1e-3, 8 * 1.5 * size / RATE + SOFTWARE_S)
     found = times([collective(0, size, dict.fromkeys(WORLD, (0.0, took_s)))], fiber(1e-3))
     cost: WindowCost = step_costs(twin, fiber(1e-3), found)(1).inner

@@ -21,7 +21,7 @@ TOPOLOGY = catalog.load_topology("metro-40km")
 def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
     """``notes(step=3)``: what is noted before a job in this state."""
 
-    monkeypatch.setattr(predicted_before, "expected_step", lambda *words: "prediction")
+    monkeypatch.setattr(predicted_before, "expected_step", lambda *words, interval: "prediction")
     monkeypatch.setattr(predicted_before, "predicted_note", lambda workload, expected: expected)
 
     def run(
