@@ -385,8 +385,8 @@ def _receive(connection: socket.socket, count: int) -> bytearray:
     data = bytearray(count)
     view = memoryview(data)
     while view:
-        # Over a slow fiber data arrives in small pieces. The kernel collects them, so that not every piece takes the GIL
-        # from the trainer.
+        # Over a slow fiber data arrives in small pieces. The kernel collects them, so that not every piece takes the
+        # GIL from the trainer.
         got = connection.recv_into(view, len(view), socket.MSG_WAITALL)
         if not got:
             raise ConnectionResetError("the peer closed the connection")
