@@ -201,7 +201,7 @@ def test_a_step_of_latency_is_seen_by_ping(healthy: Lab, target: str, written: d
     with healthy.inject("latency-step", target, **written):
         during = oracle.undelayed_pings(here, far, count=60)
     after = oracle.undelayed_pings(here, far, count=60)
-    assert min(len(before), len(during), len(after)) >= 20, "of the others the host delayed each"
+    assert min(len(before), len(during), len(after)) >= 10, "of the others the host delayed each"
     assert min(during) - min(before) == pytest.approx(more_s, abs=50e-6)
     assert statistics.median(during) - statistics.median(before) == pytest.approx(more_s, abs=100e-6)
     assert min(after) == pytest.approx(min(before), abs=50e-6)
