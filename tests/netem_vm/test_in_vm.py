@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import vm
 
 INNER = Path(__file__).resolve().parent / "inner"
-TIMEOUT_S = 700
+TIMEOUT_S = 1200
 ALLOWED_SKIPS = ("thorough", "stalled this machine")
 
 

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.timing("a lab within its time limit
 
 SCALE = 16_000
 """50 Mb/s, half a second for an all_reduce of 2 MB: the fiber is what an operation waits for, not the one CPU."""
-COUNT = 250_001
+COUNT = 500_001
 PATIENCE_S = 6.0
 HEALED_OFF_S = 0.4
 """That CPU is away for tens of milliseconds at a time."""
