@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from testbed.core.analysis.volleys import EXCHANGE, Volley
+from testbed.core.analysis.volleys import ALIKE, EXCHANGE, Volley
 from testbed.core.prediction.library_costs import GLOO, LibraryCosts, OperationCost
 from testbed.core.training.exchange import Exchange
 from testbed.core.training.site_process import Schedule
@@ -24,8 +24,6 @@ from testbed.core.training.strategy_operation import Kind, Operation
 __all__ = ["MeasuredLibrary", "measured_library"]
 
 _LITTLE: Final = 1e-9
-_OTHER_SIZE: Final = 1.25
-"""Operations whose sizes differ by no more than this factor cost as much as each other."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class MeasuredLibrary:
 
         def unlike(it: _Point) -> tuple[bool, bool, float, float]:
             far = abs(math.log(max(it.byte_count, 1.0) / max(byte_count, 1.0)))
-            far = 0.0 if far <= math.log(_OTHER_SIZE) else far
+            far = 0.0 if far <= math.log(ALIKE) else far
             return it.crosses != crosses, it.beside != beside, abs(math.log(it.ranks / ranks)), far
 
         nearest = min(found, key=unlike)

@@ -27,9 +27,10 @@ from testbed.core.training.exchange import Exchange
 from testbed.core.training.strategy_operation import Kind, Operation
 from testbed.core.training.twin import Twin
 
-__all__ = ["OperationTime", "Size", "operation_times"]
+__all__ = ["OperationTime", "Size", "operation_times", "operations_by_tag"]
 
-_NO_OPERATION = ("barrier", "sum")
+_NO_WAITING = ("barrier", "sum")
+"""Of the job's beginning, and additions in the rank's own memory."""
 _HALVINGS = 30
 """Of the interval in which the software of an operation is looked for."""
 _MOST = 400
@@ -125,6 +126,20 @@ class _Service:
                 one.lanes_s += share * max(shared_s, default=0.0)
 
 
+def operations_by_tag(checks: Iterable[CheckLog]) -> Mapping[Tag, Mapping[int, Done]]:
+    """Return the operations of all steps by rank, but those that no step waits for across a fiber.
+
+    Empty for runs of former versions, whose records name no groups.
+    """
+    found: defaultdict[Tag, dict[int, Done]] = defaultdict(dict)
+    for log in checks:
+        for step in log.steps:
+            for tag, done in step.operations:
+                if tag.group and done.kind not in _NO_WAITING:
+                    found[tag][log.rank] = done
+    return found
+
+
 def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -> tuple[OperationTime, ...]:
     """Return the operations that cross a fiber, by size, those that took longest in all first.
 
@@ -133,7 +148,9 @@ def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -
     costs, sites = replace(fiber.costs(twin.layout), slow_start=fiber.slow_after_idle), twin.layout.sites
     known: dict[tuple[str, tuple[int, ...], int], Cost] = {}
     by_connection: defaultdict[tuple[object, ...], list[tuple[int, _Service]]] = defaultdict(list)
-    for tag, done in _ended(checks).items():
+    for tag, done in operations_by_tag(checks).items():
+        if not all(it.ended for it in done.values()):
+            continue
         members, first = tag.channel[:2] if tag.channel else tag.ranks, next(iter(done.values()))
         kind = "send" if tag.channel else first.kind
         if kind not in get_args(Kind) or any(it >= len(sites) for it in members):
@@ -164,17 +181,6 @@ def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -
             service.meets(other)
         under_way.append(service)
     return _by_size(every)
-
-
-def _ended(checks: Iterable[CheckLog]) -> Mapping[Tag, Mapping[int, Done]]:
-    """Return the operations by rank that all ranks that recorded them ended."""
-    found: defaultdict[Tag, dict[int, Done]] = defaultdict(dict)
-    for log in checks:
-        for step in log.steps:
-            for tag, done in step.operations:
-                if tag.group and done.kind not in _NO_OPERATION:
-                    found[tag][log.rank] = done
-    return {tag: ranks for tag, ranks in found.items() if all(it.ended for it in ranks.values())}
 
 
 def _cost(costs: LibraryCosts, kind: str, ranks: tuple[int, ...], byte_count: int) -> Cost:

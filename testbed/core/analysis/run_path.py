@@ -11,20 +11,18 @@ from testbed.core.analysis.commits import lineage
 from testbed.core.analysis.critical_path import CriticalPath, Operations, TimedOperation, critical_path
 from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.operation_times import operation_times
+from testbed.core.analysis.operation_times import operation_times, operations_by_tag
 from testbed.core.analysis.step_costs import step_costs
 from testbed.core.analysis.timeline import Stretches, fault_windows
 from testbed.core.records.check_record import CheckLog
 from testbed.core.records.event import Event
-from testbed.core.records.operation_record import Done, Tag
+from testbed.core.records.operation_record import Done
 from testbed.core.records.rank_log import RankLog, StepRecord
 from testbed.core.records.run_record import RunData
 from testbed.core.training.twin import Twin
 
 __all__ = ["calm", "disturbed", "evaluate"]
 
-_NO_WAITING = ("barrier", "sum")
-"""Kinds that no step waits for across a fiber: of the job's beginning, and additions in the rank's own memory."""
 _MOST_AFTER_S = 2.0
 """So long after its end a fault may slow steps down."""
 
@@ -66,11 +64,7 @@ def _operations(checks: Sequence[CheckLog], twin: Twin) -> Operations | None:
 
     Operations that go on beside later steps are left out: what a step waits of them it records itself.
     """
-    by_tag: defaultdict[Tag, dict[int, Done]] = defaultdict(dict)
-    for log in checks:
-        for tag, done in (it for step in log.steps for it in step.operations):
-            if tag.group and done.kind not in _NO_WAITING:
-                by_tag[tag][log.rank] = done
+    by_tag = operations_by_tag(checks)
     if not by_tag:
         return None
     beside = _beside(twin)

@@ -7,11 +7,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from testbed.core.analysis.critical_path import StepCost, WindowCost
 from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.operation_times import OperationTime
+from testbed.core.analysis.volleys import ALIKE
 from testbed.core.prediction.library_costs import LibraryCosts
 from testbed.core.prediction.tcp_limits import LEAST_RTO_S, cold_start_s
 from testbed.core.training.exchange import Exchange, exchanges
@@ -20,9 +20,6 @@ from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
 __all__ = ["step_costs"]
-
-_OTHER_SIZE: Final = 1.25
-"""Operations whose sizes differ by no more than this factor have the same software."""
 
 
 def step_costs(twin: Twin, fiber: FiberModel, times: Sequence[OperationTime] = ()) -> Callable[[int], StepCost]:
@@ -94,7 +91,7 @@ def _software_s(exchange: Exchange, times: Sequence[OperationTime]) -> float:
         it
         for it in times
         if (it.size.kind, it.size.ranks) == (first.kind, len(first.ranks))
-        and size <= _OTHER_SIZE * it.size.byte_count <= _OTHER_SIZE**2 * size
+        and size <= ALIKE * it.size.byte_count <= ALIKE**2 * size
     ]
     count = sum(it.count for it in like)
     return sum(it.count * it.software_s for it in like) / count if count else 0.0

@@ -22,6 +22,7 @@ from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
 __all__ = [
+    "ALIKE",
     "EXCHANGE",
     "Round",
     "Signature",
@@ -53,7 +54,7 @@ _SHARE_IN_BURST: Final = 6
 _SHARE_OF_MESSAGES: Final = 2
 """Of many messages, all of which are on their way at once, half: TCP carries a sixth in two round trips or in three."""
 _MOST_EXCHANGES: Final = 8
-_ALIKE: Final = 1.25
+ALIKE: Final = 1.25
 """Operations whose sizes differ by no more than this factor take as long as each other."""
 
 
@@ -124,7 +125,7 @@ class Round:
             volley.kind != EXCHANGE
             and (volley.kind, volley.what, volley.beside) == (first.kind, first.what, first.parts > 0)
             and {ranks for _, ranks in volley.groups} == {ranks for _, ranks in self.groups}
-            and large <= _ALIKE * small
+            and large <= ALIKE * small
         )
 
 
