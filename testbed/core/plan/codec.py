@@ -90,11 +90,11 @@ class _Build:
         if name == "change":
             return change_from_dict(value)
         if name == "directions":
-            return tuple(Direction(**{**it, "impairment": Impairment(**it["impairment"])}) for it in value)
+            return tuple(Direction(**{**fields, "impairment": Impairment(**fields["impairment"])}) for fields in value)
         if name == "ranks":
-            return tuple(Rank(**it) if isinstance(it, Mapping) else it for it in value)
+            return tuple(Rank(**rank) if isinstance(rank, Mapping) else rank for rank in value)
         if isinstance(value, list):
-            return tuple(tuple(it) if isinstance(it, list) else it for it in value)
+            return tuple(tuple(nested) if isinstance(nested, list) else nested for nested in value)
         return value
 
 
@@ -111,4 +111,4 @@ def plan_to_list(plan: Plan) -> list[dict[str, Any]]:
 
 def plan_from_list(data: Iterable[Mapping[str, Any]]) -> Plan:
     """The plan that :func:`plan_to_list` wrote. Raises as :func:`from_dict`."""
-    return tuple(from_dict(it) for it in data)
+    return tuple(from_dict(fields) for fields in data)

@@ -222,7 +222,7 @@ class Fibers(Step):
 
     def __str__(self) -> str:
         return f"fibers in {self.plant}: " + ", ".join(
-            f"{it.name} {it.ingress} > {it.egress}" for it in self.directions
+            f"{direction.name} {direction.ingress} > {direction.egress}" for direction in self.directions
         )
 
 

@@ -52,7 +52,7 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
         return ()
     # `lit` is the map for routing: links with protection `none` count as up even if they are down.
     plan, lit = _at_rest(topology), _Map(topology, dark)
-    found: list[tuple[str, float, list[Route]]] = []
+    routed: list[tuple[str, float, list[Route]]] = []
     for site in topology.sites:
         for remote in topology.sites:
             if remote.name == site.name:
@@ -62,15 +62,15 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
                 continue
             by_itself, wanted = ways, lit.downhill(site.name, remote.name)
             if topology.routing != "multipath":
-                by_itself, wanted = [it for it in ways if it.name not in gone][:1], wanted[:1]
+                by_itself, wanted = [link for link in ways if link.name not in gone][:1], wanted[:1]
             # A kernel skips a route whose link is down for one that may loop: never install such a route.
-            by_itself, wanted = ([it for it in some if it.name not in gone] for some in (by_itself, wanted))
+            by_itself, wanted = ([link for link in some if link.name not in gone] for some in (by_itself, wanted))
             if wanted != by_itself:
                 distance = lit.distance(site.name, remote.name)
-                found.append((remote.name, distance, list(plan.route(site, remote, wanted, DETOUR_METRIC))))
+                routed.append((remote.name, distance, list(plan.route(site, remote, wanted, DETOUR_METRIC))))
     # One destination after the other, and for each the nearest gateways first: then no route leads to a gateway that
     # still routes back (the order of RFC 6976), and no destination waits for all others. Undo runs in reverse.
-    return tuple(route for _, _, some in sorted(found, key=lambda it: it[:2]) for route in some)
+    return tuple(route for _, _, some in sorted(routed, key=lambda route_of: route_of[:2]) for route in some)
 
 
 def path(topology: Topology, here: str, there: str) -> tuple[frozenset[str], ...] | None:
@@ -79,13 +79,13 @@ def path(topology: Topology, here: str, there: str) -> tuple[frozenset[str], ...
     A hop is several directions where flows are spread over links between the same two sites. None if there is no path,
     or if flows may take paths over different sites.
     """
-    found: list[frozenset[str]] = []
+    hops: list[frozenset[str]] = []
     for onward in _hops(_at_rest(topology), topology, here, there):
         if len({direction.rpartition(":")[2] for direction in onward}) != 1:
             return None
-        found.append(onward)
-    arrives = here == there or (found and all(it.endswith(f":{there}") for it in found[-1]))
-    return tuple(found) if arrives else None
+        hops.append(onward)
+    arrives = here == there or (hops and all(direction.endswith(f":{there}") for direction in hops[-1]))
+    return tuple(hops) if arrives else None
 
 
 def paths(topology: Topology) -> dict[tuple[str, str], tuple[frozenset[str], ...]]:
@@ -117,10 +117,11 @@ class _AtRest:
             for there in names
             if here != there
         }
-        self._networks = {name: tuple(str(it) for it in net.site_networks(name)) for name in names}
+        self._networks = {name: tuple(str(network) for network in net.site_networks(name)) for name in names}
         self._hops = {
             (link.name, site): tuple(
-                (str(it), topology.interfaces.of_link(link.name)) for it in net.link_end(link, _other(link, site))
+                (str(address), topology.interfaces.of_link(link.name))
+                for address in net.link_end(link, _other(link, site))
             )
             for link in topology.links
             for site in link.between
@@ -200,26 +201,26 @@ class _Map:
 
     def _ranked(self, site: str, remote: str, fit: Callable[[float, float], bool]) -> list[Link]:
         """Return links whose neighbour's distances (to ``remote``, back to ``site``) satisfy ``fit``, best first."""
-        found: list[tuple[float, Link]] = []
+        ranked: list[tuple[float, Link]] = []
         for link in self._links[site]:
             distance = self._distance[_other(link, site)]
             onward = distance.get(remote, math.inf)
             if fit(onward, distance[site]):
-                found.append((link.length_m + onward, link))
-        return [link for _, link in sorted(found, key=lambda way: way[0])]  # stable: file order among equals
+                ranked.append((link.length_m + onward, link))
+        return [link for _, link in sorted(ranked, key=lambda way: way[0])]  # stable: file order among equals
 
     def _from(self, origin: str) -> dict[str, float]:
         """Return the distances from ``origin`` to all reachable sites (Dijkstra)."""
-        found: dict[str, float] = {}
+        lengths_m: dict[str, float] = {}
         waiting = [(0.0, origin)]
         while waiting:
             metres, site = heapq.heappop(waiting)
-            if site in found:
+            if site in lengths_m:
                 continue
-            found[site] = metres
+            lengths_m[site] = metres
             for link in self._links[site]:
                 heapq.heappush(waiting, (metres + link.length_m, _other(link, site)))
-        return found
+        return lengths_m
 
 
 def _other(link: Link, site: str) -> str:

@@ -76,27 +76,27 @@ class Fibers:
 
     def switched(self, failure: Failure) -> tuple[str, ...]:
         """Return the names of the links on their second path."""
-        found = ((link, self._path(link, failure)) for link in self._topology.links)
-        return tuple(link.name for link, path in found if path not in (None, self._paths[link.name][0]))
+        paths = ((link, self._path(link, failure)) for link in self._topology.links)
+        return tuple(link.name for link, path in paths if path not in (None, self._paths[link.name][0]))
 
     def islands(self, failure: Failure) -> tuple[frozenset[str], ...]:
         """Return the groups of connected sites, the largest first, without failed sites."""
         graph = networkx.Graph()
         graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
         graph.add_edges_from(link.between for link in self._topology.links if self._path(link, failure) is not None)
-        found = networkx.connected_components(graph)
-        return tuple(sorted((frozenset(it) for it in found), key=lambda it: (-len(it), min(it))))
+        components = networkx.connected_components(graph)
+        return tuple(sorted((frozenset(sites) for sites in components), key=lambda sites: (-len(sites), min(sites))))
 
     def ways(self, failure: Failure, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Way | None]:
         """Return the route between the sites of each pair.
 
         None if nothing arrives: no path exists, or routing keeps using a lost link (``protection: none``).
         """
-        graph, found = self._routed(failure), {}
+        graph, ways = self._routed(failure), {}
         for origin, some in itertools.groupby(sorted(pairs), key=lambda pair: pair[0]):
             reached = networkx.single_source_dijkstra_path(graph, origin) if origin in graph else {}
-            found.update({pair: _way(graph, reached.get(pair[1])) for pair in some})
-        return found
+            ways.update({pair: _way(graph, reached.get(pair[1])) for pair in some})
+        return ways
 
     def capacity_bps(self, failure: Failure, one: str, other: str) -> float:
         """Return the one-way capacity of all fibers together between two sites (max-flow), regardless of routing."""
@@ -107,8 +107,8 @@ class Fibers:
 
     def rate_bps(self, link: str) -> float:
         """Return the rate of the slower direction."""
-        found = self._paths[link][0].link
-        return min(found.impairment(direction).rate_bps for direction in found.directions)
+        first_link = self._paths[link][0].link
+        return min(first_link.impairment(direction).rate_bps for direction in first_link.directions)
 
     def link_disjoint(self, one: str, other: str) -> int:
         """Return the number of link-disjoint paths (Menger)."""
@@ -128,11 +128,11 @@ class Fibers:
             if looked_at == MOST_PATHS:
                 return Disjoint(best, False)
             # A path whose ducts include all of another path's is never the better choice.
-            if any(it <= ducts for it in risks):
+            if any(route <= ducts for route in risks):
                 continue
-            risks = [*(it for it in risks if not ducts <= it), ducts]
+            risks = [*(route for route in risks if not ducts <= route), ducts]
             # Only a set with the new path can be larger than the best so far.
-            best = max(best, 1 + _most_disjoint([it for it in risks[:-1] if not it & ducts], best))
+            best = max(best, 1 + _most_disjoint([route for route in risks[:-1] if not route & ducts], best))
             if best == most:
                 break
         return Disjoint(best, True)
@@ -198,11 +198,11 @@ def _paths(link: Link) -> Iterator[_Path]:
         yield _Path(link, frozenset(link.second_path.via), link.switched_rtt_s)
 
 
-def _widen(graph: networkx.Graph, one: str, other: str, **more: float) -> None:
+def _widen(graph: networkx.Graph, one: str, other: str, **weights: float) -> None:
     """Add to the values of the edge between two sites, creating it if missing."""
     graph.add_edge(one, other)
     edge = graph.edges[one, other]
-    for key, value in more.items():
+    for key, value in weights.items():
         edge[key] = edge.get(key, 0) + value
 
 
@@ -210,9 +210,13 @@ def _way(graph: networkx.Graph, sites: list[str] | None) -> Way | None:
     if sites is None:
         return None
     edges = [graph.edges[hop] for hop in itertools.pairwise(sites)]
-    if any(it["rtt_s"] is None for it in edges):
+    if any(edge["rtt_s"] is None for edge in edges):
         return None
-    return Way(tuple(it["link"] for it in edges), sum(it["weight"] for it in edges), sum(it["rtt_s"] for it in edges))
+    return Way(
+        tuple(edge["link"] for edge in edges),
+        sum(edge["weight"] for edge in edges),
+        sum(edge["rtt_s"] for edge in edges),
+    )
 
 
 def _most_disjoint(risks: list[frozenset[str]], enough: int) -> int:
@@ -228,7 +232,7 @@ def _most_disjoint(risks: list[frozenset[str]], enough: int) -> int:
         for place, ducts in enumerate(left):
             if taken + len(left) - place <= max(best, enough - 1):
                 return
-            choose([it for it in left[place + 1 :] if not it & ducts], taken + 1)
+            choose([route for route in left[place + 1 :] if not route & ducts], taken + 1)
 
     choose(risks, 0)
     return best

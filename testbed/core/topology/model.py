@@ -194,8 +194,8 @@ def topology_to_dict(topology: Topology) -> dict[str, Any]:
 def _lists(value: Any) -> Any:
     """Return ``value`` with tuples replaced by lists, at any depth."""
     if isinstance(value, Mapping):
-        return {key: _lists(it) for key, it in value.items()}
-    return [_lists(it) for it in value] if isinstance(value, list | tuple) else value
+        return {key: _lists(nested) for key, nested in value.items()}
+    return [_lists(nested) for nested in value] if isinstance(value, list | tuple) else value
 
 
 def topology_from_dict(data: Mapping[str, Any]) -> Topology:
@@ -227,7 +227,7 @@ def topology_from_dict(data: Mapping[str, Any]) -> Topology:
 
 def _link(data: Mapping[str, Any]) -> Link:
     # Files from before impairments per direction lack the key.
-    impairments = tuple(_part(Impairment, it) for it in data.get("impairments", ()))
+    impairments = tuple(_part(Impairment, part) for part in data.get("impairments", ()))
     pairs = {key: tuple(data[key]) for key in ("between", "via")}
     second = data.get("second_path")
     second_path = None if second is None else _part(SecondPath, {**second, "via": tuple(second["via"])})
@@ -247,6 +247,6 @@ def _value(name: str, kind: str, value: Any) -> Any:
     # JSON as Python reads it has Infinity, NaN and integers of any size; report.json has none of these.
     if isinstance(value, int | float) and not abs(value) <= LARGEST:
         raise ValueError(f"{name}: expected a number up to {LARGEST:g}, got {shown(value)}")
-    if kind.startswith("tuple[str") and not all(isinstance(each, str) for each in value):
+    if kind.startswith("tuple[str") and not all(isinstance(name, str) for name in value):
         raise ValueError(f"{name}: expected strings, got {value!r}")
     return float(value) if kind == "float" else value

@@ -125,8 +125,15 @@ def validity_of(topology: Topology, exchange: validity.Exchange | None = None) -
 def _fibers(link: Link) -> Iterator[validity.Fiber]:
     towards = [link.impairment(direction) for direction in link.directions]
     alike = towards[0] == towards[1]
-    for name, it in zip(link.directions, towards[:1] if alike else towards, strict=False):
-        yield validity.Fiber(link.name if alike else name, it.delay_s, link.rtt_s, it.rate_bps, link.mtu, it.mean_loss)
+    for name, impairment in zip(link.directions, towards[:1] if alike else towards, strict=False):
+        yield validity.Fiber(
+            link.name if alike else name,
+            impairment.delay_s,
+            link.rtt_s,
+            impairment.rate_bps,
+            link.mtu,
+            impairment.mean_loss,
+        )
 
 
 def _link(link: Link, scale: float) -> LinkFacts:
@@ -171,16 +178,16 @@ def _shortest(topology: Topology, origin: str) -> dict[str, tuple[Link, ...]]:
     for link in topology.links:
         for site in link.between:
             lines[site].append(link)
-    found: dict[str, tuple[Link, ...]] = {}
+    paths: dict[str, tuple[Link, ...]] = {}
     order = itertools.count()
     waiting: list[tuple[float, int, str, tuple[Link, ...]]] = [(0.0, next(order), origin, ())]
     while waiting:
         metres, _, site, path = heapq.heappop(waiting)
-        if site in found:
+        if site in paths:
             continue
-        found[site] = path
+        paths[site] = path
         for link in lines[site]:
             beyond = link.between[1 - link.between.index(site)]
-            if beyond not in found:
+            if beyond not in paths:
                 heapq.heappush(waiting, (metres + link.length_m, next(order), beyond, (*path, link)))
-    return found
+    return paths
