@@ -37,14 +37,14 @@ def fibers(
 
     Links named in ``down``, and directions without certified values, are left out.
     """
-    found = []
+    measured = []
     for link in topology.links:
         first, second = link.between
         for direction, tail, head in zip(link.directions, (first, second), (second, first), strict=True):
             if link.name not in down and direction in certified:
                 values = certified[direction]
-                found.append(Fiber(direction, tail, head, values["delay_s"], values["rate"]))
-    return tuple(found)
+                measured.append(Fiber(direction, tail, head, values["delay_s"], values["rate"]))
+    return tuple(measured)
 
 
 def routes(topology: Topology, down: Collection[str] = ()) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -65,13 +65,13 @@ def routes(topology: Topology, down: Collection[str] = ()) -> dict[tuple[str, st
             best = graph.get_edge_data(tail, head)
             if best is None or link.length_m < best["metres"]:  # ties: the first, as in the gateways' routes
                 graph.add_edge(tail, head, metres=link.length_m, direction=direction)
-    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    directions_by_pair: dict[tuple[str, str], tuple[str, ...]] = {}
     for tail, paths in nx.all_pairs_dijkstra_path(graph, weight="metres"):
         for head, path in paths.items():
             if tail != head:
                 hops = itertools.pairwise(path)
-                found[tail, head] = tuple(graph.edges[hop]["direction"] for hop in hops)
-    return found
+                directions_by_pair[tail, head] = tuple(graph.edges[hop]["direction"] for hop in hops)
+    return directions_by_pair
 
 
 def in_use(
@@ -82,7 +82,7 @@ def in_use(
         return tuple(every)
     taken = routes(topology, down)
     ends = list(dict.fromkeys(sites))
-    directions = {it for tail in ends for head in ends for it in taken.get((tail, head), ())}
+    directions = {direction for tail in ends for head in ends for direction in taken.get((tail, head), ())}
     return tuple(fiber for fiber in every if fiber.direction in directions)
 
 
@@ -90,7 +90,7 @@ def distances(every: Sequence[Fiber]) -> dict[str, dict[str, float]]:
     """Return the least one-way delay between sites that these fibers connect, in seconds; 0 from a site to itself."""
     graph = nx.DiGraph()
     for fiber in every:
-        known = graph.get_edge_data(fiber.tail, fiber.head)
-        if known is None or fiber.delay_s < known["delay_s"]:
+        edge = graph.get_edge_data(fiber.tail, fiber.head)
+        if edge is None or fiber.delay_s < edge["delay_s"]:
             graph.add_edge(fiber.tail, fiber.head, delay_s=fiber.delay_s)
-    return {tail: dict(found) for tail, found in nx.all_pairs_dijkstra_path_length(graph, weight="delay_s")}
+    return {tail: dict(distances_s) for tail, distances_s in nx.all_pairs_dijkstra_path_length(graph, weight="delay_s")}
