@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.core.topology.direction import Direction
+from testbed.core.topology.graph import ShortestPaths
 from testbed.core.topology.model import Topology
 
 __all__ = [
@@ -105,32 +107,25 @@ def pairs(topology: Topology) -> tuple[Pair, ...]:
 
 def strays(topology: Topology, arrived: Sequence[BypassProbe]) -> tuple[BypassProbe, ...]:
     """Return the probes that arrived at another site without crossing fibers all the way."""
-    ends = {
-        direction: (link.between[1 - toward], link.between[toward])
-        for link in topology.links
-        for direction, toward in zip(link.directions, (1, 0), strict=True)
-    }
+    directions = topology.directions
     sites = {place: site.name for site in topology.sites for place in (site.gateway, *site.node_names)}
     return tuple(
         probe
         for probe in arrived
         if sites[probe.sender] != sites[probe.receiver]
-        and (probe.sort == MANAGEMENT or not _leads(ends, probe.entered, sites[probe.sender], sites[probe.receiver]))
+        and (
+            probe.sort == MANAGEMENT
+            or not _leads(directions, probe.entered, sites[probe.sender], sites[probe.receiver])
+        )
     )
 
 
-def _leads(ends: Mapping[str, tuple[str, str]], entered: Collection[str], here: str, there: str) -> bool:
+def _leads(directions: Mapping[str, Direction], entered: Collection[str], here: str, there: str) -> bool:
     """Return whether some of the directions ``entered`` form a path from one site to another."""
-    onward: dict[str, list[str]] = {}
-    for direction in entered:
-        first, second = ends[direction]
-        onward.setdefault(first, []).append(second)
-    waiting = [here]
-    while waiting:
-        if (site := waiting.pop()) == there:
-            return True
-        waiting += onward.pop(site, ())
-    return False
+    edges: dict[str, list[tuple[str, float, Direction]]] = {}
+    for direction in filter(None, map(directions.get, entered)):
+        edges.setdefault(direction.tail, []).append((direction.head, 0.0, direction))
+    return there in ShortestPaths(here, edges)
 
 
 def silent_pairs(sent: Sequence[Pair], arrived: Sequence[BypassProbe]) -> tuple[Pair, ...]:

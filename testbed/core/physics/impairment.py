@@ -18,7 +18,7 @@ __all__ = [
     "MOST_DELAY_S",
     "MOST_RATE_BPS",
     "WIRE_OVERHEAD_BYTES",
-    "Direction",
+    "EmulatedDirection",
     "GilbertElliott",
     "Impairment",
 ]
@@ -256,7 +256,7 @@ class Impairment:
 
 
 @dataclass(frozen=True)
-class Direction:
+class EmulatedDirection:
     """One direction of a link for the emulator: in at ``ingress``, out at ``egress``, both in the plant.
 
     ``name`` is ``link:site``, with the site that the direction leads to. ``receiver`` is the interface of that site's

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import networkx
 
+from testbed.core.topology.graph import ShortestPaths, reachable
 from testbed.core.topology.model import Link, Topology
 
 __all__ = ["MOST_PATHS", "Disjoint", "Failure", "Fibers", "Way"]
@@ -60,6 +61,10 @@ class _Path:
     rtt_s: float
 
 
+_Hop = tuple[Link, _Path | None]
+"""A link on a route, and its path of ducts; None if it is lost and routing keeps using it (``protection: none``)."""
+
+
 class Fibers:
     """The fibers of a topology, queried under different failures."""
 
@@ -81,22 +86,21 @@ class Fibers:
 
     def islands(self, failure: Failure) -> tuple[frozenset[str], ...]:
         """Return the groups of connected sites, the largest first, without failed sites."""
-        graph = networkx.Graph()
-        graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
-        graph.add_edges_from(link.between for link in self._topology.links if self._path(link, failure) is not None)
-        components = networkx.connected_components(graph)
-        return tuple(sorted((frozenset(sites) for sites in components), key=lambda sites: (-len(sites), min(sites))))
+        lit = [link.between for link in self._topology.links if self._path(link, failure) is not None]
+        islands: list[frozenset[str]] = []
+        for site in self._topology.sites:
+            if site.name not in failure.sites and not any(site.name in island for island in islands):
+                islands.append(frozenset(reachable(site.name, lit)))
+        return tuple(sorted(islands, key=lambda sites: (-len(sites), min(sites))))
 
-    def ways(self, failure: Failure, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Way | None]:
+    def ways(self, failure: Failure, pairs: Collection[tuple[str, str]]) -> dict[tuple[str, str], Way | None]:
         """Return the route between the sites of each pair.
 
         None if nothing arrives: no path exists, or routing keeps using a lost link (``protection: none``).
         """
-        graph, ways = self._routed(failure), {}
-        for origin, some in itertools.groupby(sorted(pairs), key=lambda pair: pair[0]):
-            reached = networkx.single_source_dijkstra_path(graph, origin) if origin in graph else {}
-            ways.update({pair: _way(graph, reached.get(pair[1])) for pair in some})
-        return ways
+        edges = self._routed(failure)
+        paths = {origin: ShortestPaths(origin, edges) for origin in {origin for origin, _ in pairs}}
+        return {(origin, other): _way(paths[origin].path(other)) for origin, other in pairs}
 
     def capacity_bps(self, failure: Failure, one: str, other: str) -> float:
         """Return the one-way capacity of all fibers together between two sites (max-flow), regardless of routing."""
@@ -165,22 +169,15 @@ class Fibers:
             return None
         return next((path for path in self._paths[link.name] if not path.ducts & failure.ducts), None)
 
-    def _routed(self, failure: Failure) -> networkx.Graph:
-        """Return the surviving sites; for each adjacent pair the link of routing, the shortest that it considers up.
-
-        ``rtt_s`` of an edge is None if the link is lost without replacement.
-        """
-        graph = networkx.Graph()
-        graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
+    def _routed(self, failure: Failure) -> Mapping[str, Sequence[tuple[str, float, _Hop]]]:
+        """Return, by surviving site, the links that routing considers up, each with its path; None if it is lost."""
+        edges: dict[str, list[tuple[str, float, _Hop]]] = {}
         for link in self._topology.links:
             path = self._path(link, failure)
-            if failure.sites & {*link.between} or (path is None and link.protection != "none"):
-                continue
-            one, other = link.between
-            if link.length_m < graph.get_edge_data(one, other, {}).get("weight", float("inf")):
-                rtt_s = None if path is None else path.rtt_s
-                graph.add_edge(one, other, weight=link.length_m, link=link.name, rtt_s=rtt_s)
-        return graph
+            if not failure.sites & {*link.between} and (path is not None or link.protection == "none"):
+                for site in link.between:
+                    edges.setdefault(site, []).append((link.other_end(site), link.length_m, (link, path)))
+        return edges
 
     def _graph(self, failure: Failure) -> networkx.Graph:
         """Return the surviving sites with an edge per adjacent pair: its number of links and their total rate."""
@@ -206,17 +203,13 @@ def _widen(graph: networkx.Graph, one: str, other: str, **weights: float) -> Non
         edge[key] = edge.get(key, 0) + value
 
 
-def _way(graph: networkx.Graph, sites: list[str] | None) -> Way | None:
-    if sites is None:
+def _way(hops: Sequence[_Hop] | None) -> Way | None:
+    if hops is None:
         return None
-    edges = [graph.edges[hop] for hop in itertools.pairwise(sites)]
-    if any(edge["rtt_s"] is None for edge in edges):
+    rtts_s = [path.rtt_s for _, path in hops if path is not None]
+    if len(rtts_s) < len(hops):
         return None
-    return Way(
-        tuple(edge["link"] for edge in edges),
-        sum(edge["weight"] for edge in edges),
-        sum(edge["rtt_s"] for edge in edges),
-    )
+    return Way(tuple(link.name for link, _ in hops), sum(link.length_m for link, _ in hops), sum(rtts_s))
 
 
 def _most_disjoint(risks: list[frozenset[str]], enough: int) -> int:

@@ -17,6 +17,7 @@ from testbed.core.physics.fiber import propagation_s
 from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.protection_selector import SecondPath
 from testbed.core.topology import site_fabric
+from testbed.core.topology.direction import Direction
 from testbed.core.topology.interface_names import InterfaceNames
 from testbed.core.user_text import shown
 
@@ -100,9 +101,18 @@ class Link:
     calibrate: bool = True
 
     @property
-    def directions(self) -> tuple[str, str]:
-        """``link:site`` toward ``between[1]`` first, then toward ``between[0]``."""
-        return (f"{self.name}:{self.between[1]}", f"{self.name}:{self.between[0]}")
+    def directions(self) -> tuple[Direction, Direction]:
+        """The direction toward ``between[1]``, then the one toward ``between[0]``."""
+        one, other = self.between
+        return Direction(self.name, one, other), Direction(self.name, other, one)
+
+    def from_site(self, site: str) -> Direction:
+        """Return the direction that leaves ``site``."""
+        return self.directions[self.between.index(site)]
+
+    def other_end(self, site: str) -> str:
+        """Return the site at the other end of the link."""
+        return self.between[1 - self.between.index(site)]
 
     def impairment(self, direction: str) -> Impairment:
         """Return the impairment of one of ``directions`` on the healthy link."""
@@ -158,6 +168,11 @@ class Topology:
 
     def link(self, name: str) -> Link:
         return next(link for link in self.links if link.name == name)
+
+    @cached_property
+    def directions(self) -> dict[str, Direction]:
+        """All directions of all links, by their names."""
+        return {direction: direction for link in self.links for direction in link.directions}
 
     @cached_property
     def interfaces(self) -> InterfaceNames:

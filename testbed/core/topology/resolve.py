@@ -13,6 +13,7 @@ from typing import Final
 from testbed.core import yamltext
 from testbed.core.physics import fiber, optics
 from testbed.core.topology import link_impairments, link_protection, override, site_fabric
+from testbed.core.topology.graph import reachable
 from testbed.core.topology.link_impairments import LEAST_RATE_BPS
 from testbed.core.topology.link_protection import ProtectionText
 from testbed.core.topology.model import (
@@ -257,33 +258,19 @@ def _check_connected(content: TopologyText, mistakes: Mistakes) -> None:
     )
     if not all_known or not content.sites or {("links",), ("sites",)} & mistakes.bad:
         return
-    neighbours: dict[str, set[str]] = {site: set() for site in content.sites}
-    for link in content.links.values():
-        if link.between is not None:
-            one, other = link.between
-            neighbours[one].add(other)
-            neighbours[other].add(one)
+    pairs = [link.between for link in content.links.values() if link.between is not None]
     first, *others = content.sites
-    reached = _reachable(first, neighbours)
+    reached = reachable(first, pairs)
     for site in others:
-        if not neighbours[site]:
+        if not any(site in pair for pair in pairs):
             message = f"site {shown(site)} has no link"
             mistakes.note(("sites", site), message, "add a link between it and another site")
         elif site not in reached:
-            beside = _reachable(site, neighbours)
+            beside = reachable(site, pairs)
             reached |= beside
             connected = f" and {len(beside) - 1} more connected to it" if len(beside) > 1 else ""
             message = f"no path from site {shown(first)} to site {shown(site)}{connected}"
             mistakes.note(("sites", site), message, "add a link between them")
-
-
-def _reachable(site: str, neighbours: Mapping[str, set[str]]) -> set[str]:
-    reached, front = {site}, [site]
-    while front:
-        new = neighbours[front.pop()] - reached
-        reached |= new
-        front.extend(new)
-    return reached
 
 
 def _name_of(label: str) -> str:
