@@ -191,7 +191,7 @@ class Certificate(JsonRecord):
         if not self.around_ok and not self.around_unmeasured:
             reasons.append(self.around_why or "a path bypasses the fiber")
         # Also a fault too slight to be measured: the lab was not in its healthy state.
-        reasons += [f"{', '.join(it.links)}: fault {it.name} is active" for it in self.faults if it.links]
+        reasons += [f"{', '.join(fault.links)}: fault {fault.name} is active" for fault in self.faults if fault.links]
         return tuple(reasons)
 
     @property
@@ -229,7 +229,9 @@ class Certificate(JsonRecord):
     def notes(self) -> tuple[str, ...]:
         """What does not count against the lab, but limits the trust in the numbers: sentences."""
         undecided = [why for link in self.links for why in link.inconclusive]
-        concurrent = [f"fault {it.name} was active, which affects no fiber" for it in self.faults if not it.links]
+        concurrent = [
+            f"fault {fault.name} was active, which affects no fiber" for fault in self.faults if not fault.links
+        ]
         repeated = [what for link in self.links for what in link.repeated]
         early = [note for link in self.links for note in link.early]
         inside = [note for fabric in self.fabrics for note in fabric.notes]
@@ -240,9 +242,11 @@ class Certificate(JsonRecord):
         """Format the verdict, and a line per direction: target and median in us, and what is wrong with it."""
         reasons = "; ".join(self.why or self.unmeasured)
         lines = [f"{self.lab}: {self.verdict}" + (f": {reasons}" if reasons else "")]
-        for each in (each for link in self.links for each in link.directions):
-            median = "not measured" if each.measured is None else f"measured {each.measured.median * 1e6:.1f} us"
-            lines.append(f"  {each.direction}: target {each.target_s * 1e6:.1f} us, {median}")
+        for direction in (direction for link in self.links for direction in link.directions):
+            median = (
+                "not measured" if direction.measured is None else f"measured {direction.measured.median * 1e6:.1f} us"
+            )
+            lines.append(f"  {direction.direction}: target {direction.target_s * 1e6:.1f} us, {median}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

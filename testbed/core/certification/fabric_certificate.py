@@ -39,8 +39,8 @@ class FabricRate(JsonRecord):
         off = self.measured_bps / self.target_bps - 1.0
         if abs(off) <= RATE_TOLERANCE:
             return ""
-        told = f"{self.path}: {format_rate(self.measured_bps, 3)}, expected {format_rate(self.target_bps, 3)}"
-        return f"{told} within {RATE_TOLERANCE:.0%}" + (f" ({_HELP})" if off < 0 else "")
+        rates = f"{self.path}: {format_rate(self.measured_bps, 3)}, expected {format_rate(self.target_bps, 3)}"
+        return f"{rates} within {RATE_TOLERANCE:.0%}" + (f" ({_HELP})" if off < 0 else "")
 
     @property
     def verdict(self) -> str:
@@ -68,7 +68,7 @@ class FabricCertificate(JsonRecord):
     def why(self) -> tuple[str, ...]:
         if not self.rates:
             return (f"fabric of {self.site}: not measured",)
-        return tuple(f"fabric of {self.site}, {it.why}" for it in self.rates if it.why)
+        return tuple(f"fabric of {self.site}, {rate.why}" for rate in self.rates if rate.why)
 
     @property
     def ok(self) -> bool:
@@ -76,10 +76,10 @@ class FabricCertificate(JsonRecord):
 
     @property
     def verdict(self) -> str:
-        words = {it.verdict for it in self.rates}
+        verdicts = {rate.verdict for rate in self.rates}
         if self.why or self.unmeasured:
             return "bad" if self.why else "unmeasured"
-        return "ok" if words == {"ok"} else "inconclusive"
+        return "ok" if verdicts == {"ok"} else "inconclusive"
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -88,10 +88,10 @@ class FabricCertificate(JsonRecord):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(f"fabric of {self.site}, {it.path}: {it.note}" for it in self.rates if it.note)
+        return tuple(f"fabric of {self.site}, {rate.path}: {rate.note}" for rate in self.rates if rate.note)
 
     def measured(self, core: bool) -> tuple[float, ...]:
         """Return the measured rates of the core, or of the ports."""
         return tuple(
-            it.measured_bps for it in self.rates if it.measured_bps is not None and (it.path == "core") == core
+            rate.measured_bps for rate in self.rates if rate.measured_bps is not None and (rate.path == "core") == core
         )

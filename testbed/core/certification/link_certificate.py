@@ -261,7 +261,7 @@ class LinkCertificate(JsonRecord):
         """Every reason against the link, prefixed with the name of the direction or of the link."""
         if not self.directions:
             return (f"{self.name}: was not measured",)
-        reasons = [f"{each.direction}: {why}" for each in self.directions for why in each.why]
+        reasons = [f"{direction.direction}: {why}" for direction in self.directions for why in direction.why]
         return (*reasons, *(f"{self.name}: {why}" for why in (self.rtt.why if self.rtt else ())))
 
     @property
@@ -280,13 +280,13 @@ class LinkCertificate(JsonRecord):
 
     @property
     def repeated(self) -> tuple[str, ...]:
-        return tuple(f"{each.direction}: {what}" for each in self.directions for what in each.repeated)
+        return tuple(f"{direction.direction}: {what}" for direction in self.directions for what in direction.repeated)
 
     @property
     def early(self) -> tuple[str, ...]:
-        return tuple(f"{each.direction}: {each.early}" for each in self.directions if each.early)
+        return tuple(f"{direction.direction}: {direction.early}" for direction in self.directions if direction.early)
 
     @property
     def inconclusive(self) -> tuple[str, ...]:
-        undecided = [f"{each.direction}: {why}" for each in self.directions for why in each.inconclusive]
+        undecided = [f"{direction.direction}: {why}" for direction in self.directions for why in direction.inconclusive]
         return (*undecided, *(f"{self.name}: {why}" for why in (self.rtt.inconclusive if self.rtt else ())))

@@ -188,7 +188,7 @@ class Monitor:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        return tuple(it.condition for it in self._watches)
+        return tuple(watch.condition for watch in self._watches)
 
     def sample(self, t: float, values: Mapping[str, float | None], standing: bool, all_over: bool) -> None:
         """Take a sample. ``standing``: a fault is active; ``all_over``: all faults of the run have ended."""
@@ -216,12 +216,12 @@ class Monitor:
 
         True without any such condition.
         """
-        told = [it.holds_by_now() for it in self._watches if it.condition.when == "before"]
-        return False if False in told else None if None in told else True
+        answers = [watch.holds_by_now() for watch in self._watches if watch.condition.when == "before"]
+        return False if False in answers else None if None in answers else True
 
     def verdicts(self) -> tuple[SteadyCheck, ...]:
         """Return the verdicts in the order of the file. Conditions of a phase that never began are unknown."""
-        return tuple(self._verdict(it) for it in self._watches)
+        return tuple(self._verdict(watch) for watch in self._watches)
 
     # ----
 

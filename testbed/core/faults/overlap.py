@@ -49,7 +49,7 @@ def judge_change(link: Link, direction: str, change: Change) -> tuple[Misread, .
 
 def refuse_overlap(topology: Topology, active: Sequence[Begun], wanted: Begun) -> None:
     """Raise UserError if ``wanted`` states what a direction cannot have beside ``active``, the faults in force."""
-    links = {name: link for link in topology.links for name in link.directions}
+    links: dict[str, Link] = {name: link for link in topology.links for name in link.directions}
     for direction, changes in wanted.stated.items():
         link = links[direction]
         beside = [(it, it.stated[direction]) for it in active if direction in it.stated]
