@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.records.rank_log import RankLog
 from testbed.core.topology.model import Topology
-from testbed.core.training import placement_words
+from testbed.core.training import placement
 
 __all__ = ["lines"]
 
 
 def lines(logs: Sequence[RankLog], workload: Mapping[str, object], topology: Topology | None) -> tuple[str, ...]:
-    """Return the lines of ``placement_words``; none while strategy, ranks or topology are unknown.
+    """Return the lines of ``placement.describe``; none while strategy, ranks or topology are unknown.
 
     What crossed each direction is compared with the same operations by the wire check.
     """
@@ -22,5 +22,5 @@ def lines(logs: Sequence[RankLog], workload: Mapping[str, object], topology: Top
     twin = twin_of(logs, workload)
     known = {site.name for site in topology.sites}
     if twin is None or not known.issuperset(twin.layout.sites):
-        return placement_words.tiers(topology)
-    return (*placement_words.lines(twin, topology), *placement_words.tiers(topology))
+        return placement.describe_tiers(topology)
+    return (*placement.describe(twin, topology), *placement.describe_tiers(topology))

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.core.training.fsdp import Fsdp, groups_of_tensors, padded_bytes
-from testbed.core.training.layout import Layout
-from testbed.core.training.site_exchange import slice_groups
+from testbed.core.training.published_quality import SCALING_LAW
+from testbed.core.training.site_exchange import site_groups, slice_groups, unequal_sites
+from testbed.core.training.strategies.fsdp import Fsdp, groups_of_tensors, padded_bytes
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Mistake
 
-__all__ = ["Hsdp", "unequal_sites"]
-
-
-def unequal_sites(layout: Layout, option: str, why: str) -> list[Mistake]:
-    """Return a mistake if sites have different numbers of ranks."""
-    counts = {name: len(ranks) for name, ranks in layout.members.items()}
-    if len(set(counts.values())) == 1:
-        return []
-    found = ", ".join(f"{name} has {count}" for name, count in counts.items())
-    least = min(counts.values())
-    return [Mistake(option, f"expected equally many ranks at each site, {why}; {found}", f"place {least} at each site")]
+__all__ = ["Hsdp"]
 
 
 class Hsdp(Fsdp):
@@ -29,6 +19,7 @@ class Hsdp(Fsdp):
     source = "Zhao et al. 2023, hybrid sharding, arXiv:2304.11277; torch fully_shard over a mesh (site, rank)"
     # Each site holds the whole model, but torch's mesh is fixed: a lost site ends the attempt.
     replicated = False
+    quality = (SCALING_LAW,)
 
     def mistakes(self) -> Sequence[Mistake]:
         return unequal_sites(self.layout, "strategy", "because each shard is averaged with its like")
@@ -37,7 +28,7 @@ class Hsdp(Fsdp):
         return (*super().operations(step), *(self._across() if 1 <= step <= self.layout.steps else ()))
 
     def _shard_groups(self) -> Sequence[tuple[str, tuple[int, ...]]]:
-        return [(f"site:{name}", ranks) for name, ranks in self.layout.members.items()]
+        return site_groups(self.layout)
 
     def _across(self) -> list[Operation]:
         layout, ranks_in_site = self.layout, self.layout.slices
@@ -45,8 +36,8 @@ class Hsdp(Fsdp):
             return []
         sizes, slices = padded_bytes(layout, ranks_in_site), slice_groups(layout)
         return [
-            Operation("all_reduce", ranks, sizes[it] / ranks_in_site, "gradients", name, it)
-            for it in reversed(groups_of_tensors(layout))
+            Operation("all_reduce", ranks, sizes[layer] / ranks_in_site, "gradients", name, layer)
+            for layer in reversed(groups_of_tensors(layout))
             for name, ranks in slices
         ]
 

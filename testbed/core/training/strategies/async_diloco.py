@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from testbed.core.training.served import HOME, Served, faults_of_versions
+from testbed.core.training.parameter_server import HOME, ParameterServerTwin, faults_of_versions
 from testbed.core.training.site_process import Await, Begin, Process, StepDone, Steps, in_order
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, WEIGH, choice, share, whole
 from testbed.core.training.twin import Mistake, Option
@@ -14,7 +14,7 @@ from testbed.core.training.twin import Mistake, Option
 __all__ = ["AsyncDiloco"]
 
 
-class AsyncDiloco(Served):
+class AsyncDiloco(ParameterServerTwin):
     """A site pushes after every H steps of its own, and goes on while at most ``window`` pushes are unanswered.
 
     What is committed and how many versions there are is known exactly only at the end; before, these are the least that
@@ -43,18 +43,18 @@ class AsyncDiloco(Served):
 
     def mistakes(self) -> Sequence[Mistake]:
         sites, delay = len(self.layout.site_names), self._delay
-        found = [*super().mistakes()]
+        mistakes = [*super().mistakes()]
         if self.window < 0:
             message = f"staleness {self.staleness} is too small for {sites} sites: each push makes a version"
-            found.append(
+            mistakes.append(
                 Mistake("staleness", message, f"write at least {sites - 1}, or {2 * sites - 1} to train on meanwhile")
             )
         if self.values["outer.activation"] > 1 / delay:
             message = (
                 f"outer.activation {self.values['outer.activation']:g} is more than 1/{delay}, one over outer.delay"
             )
-            found.append(Mistake("outer.activation", message, f"write at most {1 / delay:.4g}"))
-        return found
+            mistakes.append(Mistake("outer.activation", message, f"write at most {1 / delay:.4g}"))
+        return mistakes
 
     @property
     def staleness(self) -> int:
@@ -68,10 +68,8 @@ class AsyncDiloco(Served):
 
     def every(self, site: str) -> int:
         """Return H of a site."""
-        most = int(self.values["every"])
-        if self.values["pace"] == "steps":
-            return most
-        return max(1, round(most * self.layout.speeds.get(site, 1.0)))
+        every = int(self.values["every"])
+        return every if self.values["pace"] == "steps" else max(1, round(every * self.layout.speeds.get(site, 1.0)))
 
     @property
     def cycle(self) -> int:
@@ -112,15 +110,15 @@ class AsyncDiloco(Served):
     def committed(self, step: int) -> float:
         if step >= self.layout.steps:
             return float(self.layout.steps)
-        every = [self.every(site) for site in self.layout.site_names]
-        return float(min(it * max(0, step // it - self.window) for it in every))
+        counts = [self.every(site) for site in self.layout.site_names]
+        return float(min(every * max(0, step // every - self.window) for every in counts))
 
     def versions(self, step: int) -> int:
         """Return how many versions there are after ``step``: certain at the end, and the least before."""
-        every = [self.every(site) for site in self.layout.site_names]
+        counts = [self.every(site) for site in self.layout.site_names]
         if step >= self.layout.steps:
-            return sum(-(-step // it) for it in every)
-        return sum(max(0, step // it - self.window) for it in every)
+            return sum(-(-step // every) for every in counts)
+        return sum(max(0, step // every - self.window) for every in counts)
 
     @property
     def longest_gap(self) -> int:
@@ -134,12 +132,13 @@ class AsyncDiloco(Served):
     def _not_due(self, records: Iterable[Mapping[str, Any]]) -> Iterable[str]:
         """Yield a sentence for each push that does not end with every H-th step or has more than H; the last may."""
         every = int(self.values["every"])
-        for it in records if self.values["pace"] == "steps" else ():
-            if it["what"] != "pushed" or "first" not in it:
+        for record in records if self.values["pace"] == "steps" else ():
+            if record["what"] != "pushed" or "first" not in record:
                 continue
-            first, step = it["first"], it["step"]
-            if step - first >= every or (step % every and not it.get("last")):
-                yield f"push {it['push']} of {it['site']} has steps {first} to {step}; one is due every {every} steps"
+            first, step = record["first"], record["step"]
+            if step - first >= every or (step % every and not record.get("last")):
+                name = f"push {record['push']} of {record['site']}"
+                yield f"{name} has steps {first} to {step}; one is due every {every} steps"
 
     @property
     def _delay(self) -> int:

@@ -1,16 +1,17 @@
-"""Twin of ``decoupled``: learners never wait for each other; a syncer merges what a quorum has delivered."""
+"""Twin of ``decoupled``: sites never wait for each other; a server merges what a quorum has delivered."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from testbed.core.training.codec_bytes import dense_bytes
 from testbed.core.training.exchange import Exchange
-from testbed.core.training.fragments import Fragmented
-from testbed.core.training.served import HOME, Served, faults_of_versions
+from testbed.core.training.parameter_server import HOME, ParameterServerTwin, faults_of_versions
+from testbed.core.training.periodic_exchange import Fragment, cut, too_many_fragments
 from testbed.core.training.site_process import Await, Begin, Process, Sample, StepDone, Steps, Time, in_order
 from testbed.core.training.strategy_options import EVERY, OUTER_MOMENTUM, OUTER_RATE, choice, whole
 from testbed.core.training.twin import Mistake, Option
@@ -37,7 +38,7 @@ class _Merge:
     included: Mapping[str, int]
 
 
-class Decoupled(Fragmented, Served):
+class Decoupled(ParameterServerTwin):
     """A fragment is pushed when it is due, and after the last step.
 
     How often a fragment is merged depends on who is late. The operations are those of sites at the same pace: all
@@ -62,45 +63,51 @@ class Decoupled(Fragmented, Served):
     waits = False
 
     def mistakes(self) -> Sequence[Mistake]:
-        found = [*super().mistakes()]
-        sites, layers = len(self.layout.site_names), len({it.layer for it in self.layout.tensors} - {None})
-        quorum, fragments = int(self.values["quorum"]), int(self.values["fragments"])
+        mistakes = [*super().mistakes()]
+        sites, quorum = len(self.layout.site_names), int(self.values["quorum"])
         if quorum > sites:
             message = f"a quorum of {quorum} among {sites} sites is never there"
-            found.append(Mistake("quorum", message, f"write at most {sites}"))
-        if fragments > max(1, layers):
-            message = f"{fragments} fragments of a model with {layers} layers: a fragment has at least one"
-            found.append(Mistake("fragments", message, f"write at most {max(1, layers)}"))
-        return found
+            mistakes.append(Mistake("quorum", message, f"write at most {sites}"))
+        return [*mistakes, *too_many_fragments(self.layout, len(self.fragments))]
+
+    @cached_property
+    def fragments(self) -> tuple[Fragment, ...]:
+        return cut(self.layout, int(self.values["fragments"]), self.cycle)
+
+    @property
+    def quorum(self) -> int:
+        """K."""
+        return int(self.values["quorum"]) or len(self.layout.site_names) // 2 + 1
 
     def processes(self) -> Mapping[str, Process]:
         sites = self.layout.site_names
-        trips = {(it, of): self.trip(it, self.fragment_elements(of)) for it in sites for of in self._all}
-        merges: dict[int, list[_Merge]] = {fragment: [] for fragment in self._all}
+        sizes = [fragment.elements for fragment in self.fragments]
+        trips = {(site, number): self.trip(site, size) for site in sites for number, size in enumerate(sizes)}
+        merges: list[list[_Merge]] = [[] for _ in sizes]
         spans: dict[tuple[str, int], list[tuple[float, float]]] = {key: [] for key in trips}
         learners = {site: self._learner(site, trips, merges, spans) for site in sites}
-        syncers = {f"{self.home}/{fragment}": self._syncer(fragment, trips, merges[fragment]) for fragment in self._all}
-        return {**learners, **syncers}
+        servers = {f"{self.home}/{number}": self._server(number, trips, merges[number]) for number in range(len(sizes))}
+        return {**learners, **servers}
 
     def _learner(
         self,
         site: str,
         trips: _Trips,
-        merges: Mapping[int, list[_Merge]],
+        merges: Sequence[list[_Merge]],
         spans: Mapping[tuple[str, int], list[tuple[float, float]]],
     ) -> Process:
         """Train, push each fragment when it is due, adopt what was merged at the end of a step; never wait.
 
         ``spans``: by site and fragment, in which time the steps of each of its pushes ended.
         """
-        adopted, before = dict.fromkeys(self._all, 0), 0
+        adopted, before = [0] * len(merges), 0
         for step in self._looks():
             if step - before > 1:
                 yield Steps(before + 1, step - before - 1, lambda number: self.quiet_step(site, number))
             yield from self.train_alone(site, step)
             before, now_s = step, (yield Time())
-            for fragment in self._all:
-                if step % self._every != self._offset(fragment):
+            for fragment, part in enumerate(self.fragments):
+                if not part.due(step):
                     continue
                 merged, own = merges[fragment], spans[site, fragment]
                 included = merged[adopted[fragment] - 1].included[site] if adopted[fragment] else 0
@@ -108,8 +115,7 @@ class Decoupled(Fragmented, Served):
                 if len(own) - included < HELD:
                     own.append((own[-1][1] if own else 0.0, now_s))
                     yield Begin(("push", site, fragment, len(own)), trips[site, fragment][0])
-            for fragment in self._all:
-                merged = merges[fragment]
+            for fragment, merged in enumerate(merges):
                 while adopted[fragment] < len(merged):
                     number = adopted[fragment] + 1
                     if not (yield Await((("answer", site, fragment, number),), quorum=0)):
@@ -125,19 +131,19 @@ class Decoupled(Fragmented, Served):
 
     def _looks(self) -> Iterator[int]:
         """Yield the steps after which a site looks what has arrived: those that push, and 50 of a cycle or more."""
-        every = self._every
-        offsets = {*range(max(1, every // 50), every + 1, max(1, every // 50)), *map(self._offset, self._all)}
-        looks = sorted({it or every for it in offsets})
+        every, interval = self.cycle, max(1, self.cycle // 50)
+        due = {fragment.offset or every for fragment in self.fragments}
+        looks = sorted({*range(interval, every + 1, interval), *due})
         for cycle in itertools.count():
-            yield from (cycle * every + it for it in looks)
+            yield from (cycle * every + look for look in looks)
 
-    def _syncer(self, fragment: int, trips: _Trips, merges: list[_Merge]) -> Process:
+    def _server(self, fragment: int, trips: _Trips, merges: list[_Merge]) -> Process:
         """Merge a fragment once a quorum has delivered and the grace time is over; latecomers are in the next merge."""
         sites = self.layout.site_names
-        included, quorum = dict.fromkeys(sites, 0), int(self.values["quorum"]) or len(sites) // 2 + 1
+        included = dict.fromkeys(sites, 0)
         while True:
             wanted = tuple(("push", site, fragment, included[site] + 1) for site in sites)
-            yield Await(wanted, quorum, float(self.values["grace"]))
+            yield Await(wanted, self.quorum, float(self.values["grace"]))
             taken = []
             for site in sites:
                 while (yield Await((("push", site, fragment, included[site] + 1),), quorum=0)):
@@ -152,11 +158,13 @@ class Decoupled(Fragmented, Served):
 
     def pushes(self, site: str, step: int) -> Sequence[tuple[int | None, int]]:
         return [
-            (it, self.fragment_elements(it)) for it in self._all if self._due(it, step) or step == self.layout.steps
+            (fragment.number, fragment.elements)
+            for fragment in self.fragments
+            if fragment.due(step) or step == self.layout.steps
         ]
 
     def elements(self, fragment: int | None) -> int:
-        return self.fragment_elements(fragment or 0)
+        return self.fragments[fragment or 0].elements
 
     def slice_bytes(self, elements: int) -> float:
         return float(dense_bytes(-(-elements // self.layout.slices), int(self.values["bits"])))
@@ -164,21 +172,24 @@ class Decoupled(Fragmented, Served):
     @property
     def most_answers(self) -> float:
         """A merge takes K pushes, of which the sites make M in a round: what comes late is in another merge."""
-        sites = len(self.layout.site_names)
-        return sites / (int(self.values["quorum"]) or sites // 2 + 1)
+        return len(self.layout.site_names) / self.quorum
 
     def committed(self, step: int) -> float:
         if step >= self.layout.steps:
             return float(self.layout.steps)
-        sizes = [self.fragment_elements(it) for it in self._all]
-        taken = [max(0, self._begun(it, step - self._every)) for it in self._all]
-        return sum(size * at for size, at in zip(sizes, taken, strict=True)) / max(1, sum(sizes))
+        merged = [fragment.elements * max(0, fragment.last_due(step - self.cycle)) for fragment in self.fragments]
+        return sum(merged) / max(1, self.layout.elements)
 
     def versions(self, step: int) -> int:
         """Return how many versions there are after ``step``: certain at the end, and the least before."""
         last = self.layout.steps
-        merged = sum(self._count(it, min(step - self._every, last - 1)) for it in self._all)
-        return merged if step < last else sum(self._count(it, last - 1) + 1 for it in self._all)
+        if step >= last:
+            return sum(fragment.count(last - 1) + 1 for fragment in self.fragments)
+        return sum(fragment.count(step - self.cycle) for fragment in self.fragments)
+
+    @property
+    def cycle(self) -> int:
+        return int(self.values["every"])
 
     @property
     def longest_gap(self) -> int:

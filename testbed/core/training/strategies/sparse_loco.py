@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from testbed.core.training.codec_bytes import CHUNK, block_runs, slice_runs, top_k_bytes
-from testbed.core.training.diloco import LocalSgd
-from testbed.core.training.inner_steps import PACE
-from testbed.core.training.site_exchange import gather_in_sites, slice_groups
-from testbed.core.training.strategy_operation import Operation
-from testbed.core.training.strategy_options import EVERY, REPLICA, WEIGH, choice, share, whole
-from testbed.core.training.twin import Mistake, Option
+from testbed.core.training.periodic_exchange import Fragment, PeriodicExchange
+from testbed.core.training.site_exchange import slice_groups
+from testbed.core.training.strategy_options import EVERY, PACE, REPLICA, WEIGH, choice, share, whole
+from testbed.core.training.twin import Option
 
 __all__ = ["SparseLoco"]
 
 
-class SparseLoco(LocalSgd):
+class SparseLoco(PeriodicExchange):
     name = "sparse-loco"
     summary = "train alone for H steps, then exchange the largest values of the pseudo-gradient and keep the rest back"
     source = "Sarfi et al. 2025, SparseLoCo, arXiv:2508.15706"
@@ -30,26 +28,15 @@ class SparseLoco(LocalSgd):
         PACE,
         WEIGH,
     )
+    gathers_codes = True
 
-    what = "pseudo-gradients"
-
-    def mistakes(self) -> Sequence[Mistake]:
-        return self.wrong_pace()  # codes are gathered; there is no aggregate_at
-
-    def exchange(self) -> Sequence[Operation]:
-        replica, layout = self.values["replica"], self.layout
-        groups = slice_groups(layout, replica)
-        across = [
-            Operation("all_gather", ranks, coded * len(ranks), self.what, name)
-            for (name, ranks), coded in zip(groups, self._coded, strict=True)
-            if len(ranks) > 1
-        ]
-        return (*across, *(gather_in_sites(layout, layout.payload_bytes) if replica == "site" else ()))
+    def slice_bytes(self, fragment: Fragment, slices: int) -> Sequence[float]:
+        return self._coded
 
     @cached_property
-    def _coded(self) -> list[int]:
+    def _coded(self) -> Sequence[int]:
         """Bytes of the code of each slice, which is cut in block order; padding is not sent."""
-        count, runs = len(slice_groups(self.layout, self.values["replica"])), list(block_runs(self.layout.tensors))
+        count, runs = len(slice_groups(self.layout, self.replica)), list(block_runs(self.layout.tensors))
         size = -(-self.layout.elements // count)
         slices = [slice_runs(runs, index * size, (index + 1) * size) for index in range(count)]
-        return [top_k_bytes(it, int(self.values["top"]), int(self.values["bits"])) for it in slices]
+        return [top_k_bytes(blocks, int(self.values["top"]), int(self.values["bits"])) for blocks in slices]

@@ -18,7 +18,7 @@ from builders import loopback_ranks
 from builders.trainer_over_loopback import train
 from testbed_agents import watched
 from testbed_agents.groups import Groups
-from testbed_agents.patience import Patience
+from testbed_agents.stragglers import Stragglers
 
 
 @pytest.mark.thorough
@@ -48,8 +48,9 @@ def test_an_operation_waits_beyond_the_timeout_for_a_rank_that_trains_alone(kind
         return 4, struct.unpack("<q", shared[:8])[0]
 
     def trains(rank: int) -> str:
-        watched.be_patient(Patience(entered, lambda: 4, 1.0, range(2)))
-        group = Groups(rank, ("east", "west"), timeout_s=1.0).new((0, 1), "slice:0", apart=True)
+        groups = Groups(rank, ("east", "west"), timeout_s=1.0)
+        groups.hooks.stragglers = Stragglers(entered, lambda: 4, 1.0, range(2))
+        group = groups.new((0, 1), "slice:0", apart=True)
         dist.barrier()
         values = torch.full((3,), float(rank))
         if rank == 1:
@@ -73,24 +74,24 @@ def test_an_operation_waits_beyond_the_timeout_for_a_rank_that_trains_alone(kind
     assert told == (["came", "came"] if coming else ["Timed out waiting 1000ms for rank 1 to begin another step", ""])
 
 
-def patience(timeout_s: float = 0.05, ends: bool = False) -> Patience:
-    """Return the patience of rank 0 at step 8; rank 1 is at step 3."""
-    return Patience(lambda ranks: (8, 3), lambda: 8, timeout_s, range(2), lambda: ends)
+def stragglers(timeout_s: float = 0.05, ends: bool = False) -> Stragglers:
+    """Return what waits for rank 0 at step 8, and rank 1 at step 3."""
+    return Stragglers(lambda ranks: (8, 3), lambda: 8, timeout_s, range(2), lambda: ends)
 
 
 def test_a_rank_that_begins_no_other_step_is_waited_for_no_longer_than_the_timeout() -> None:
     with pytest.raises(RuntimeError, match="Timed out waiting 50ms for rank 1 to begin another step"):
-        patience().await_ranks((0, 1), 8, lambda: False)
+        stragglers().await_ranks((0, 1), 8, lambda: False)
 
 
 def test_what_has_arrived_needs_no_wait() -> None:
     looks = itertools.count()
-    patience().await_ranks((0, 1), 8, lambda: next(looks) > 0)
+    stragglers().await_ranks((0, 1), 8, lambda: next(looks) > 0)
     assert next(looks) == 2
 
 
 def test_nobody_is_waited_for_once_the_job_is_to_end() -> None:
-    patience(60.0, ends=True).await_ranks((0, 1), 8, lambda: False)
+    stragglers(60.0, ends=True).await_ranks((0, 1), 8, lambda: False)
 
 
 def test_groups_that_step_together_keep_their_timeout() -> None:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.site_exchange import slice_groups, sum_over
+from testbed.core.training.site_exchange import site_groups, slice_groups, sum_over_replicas, unequal_sites
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import choice, share, whole
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
@@ -39,11 +38,8 @@ class Moe(Twin):
 
     def _expert_groups(self) -> list[tuple[str, tuple[int, ...]]]:
         if self.values["experts"] == "all":
-            return [("world", tuple(range(self.layout.world_size)))]
-        return self._sites()
-
-    def _sites(self) -> list[tuple[str, tuple[int, ...]]]:
-        return [(f"site:{name}", ranks) for name, ranks in self.layout.members.items()]
+            return [("world", self.layout.everyone)]
+        return site_groups(self.layout)
 
     @property
     def experts(self) -> int:
@@ -59,7 +55,7 @@ class Moe(Twin):
     @property
     def expert_bytes(self) -> int:
         """Bytes of the experts that one rank has: one in each layer."""
-        return FLOAT32_BYTES * sum(it.elements for it in self.layout.tensors if _is_expert(it.name))
+        return FLOAT32_BYTES * sum(tensor.elements for tensor in self.layout.tensors if _is_expert(tensor.name))
 
     @property
     def dense_bytes(self) -> int:
@@ -68,43 +64,47 @@ class Moe(Twin):
         return self.layout.payload_bytes - self.expert_bytes + routers
 
     def mistakes(self) -> Sequence[Mistake]:
-        found = unequal_sites(self.layout, "strategy", "because each has one expert")
-        if not found and self.values["top_k"] > self.experts:
+        mistakes = unequal_sites(self.layout, "strategy", "because each has one expert")
+        if not mistakes and self.values["top_k"] > self.experts:
             message = f"expected top_k of at most the {self.experts} experts, got {self.values['top_k']}"
-            found.append(Mistake("top_k", message, f"write top_k: {self.experts}"))
-        return found
+            mistakes.append(Mistake("top_k", message, f"write top_k: {self.experts}"))
+        return mistakes
 
     def operations(self, step: int) -> Sequence[Operation]:
         if not 1 <= step <= self.layout.steps:
             return ()
-        layout, found = self.layout, list[Operation]()
-        trips = TRIPS * layout.layers
+        operations, trips = list[Operation](), TRIPS * self.layout.layers
         for name, ranks in self._expert_groups():
             if len(ranks) > 1:
-                found += [Operation("all_to_all", ranks, self.sent_bytes, "activations", name)] * trips
-        found += self._dense()
+                operations += [Operation("all_to_all", ranks, self.sent_bytes, "activations", name)] * trips
+        operations += self._dense()
         if self.values["experts"] == "site":
-            for name, ranks in slice_groups(layout):
-                found += sum_over(ranks, self.expert_bytes, "gradients", name)
-        return found
+            operations += self._sum_over_sites(self.expert_bytes)
+        return operations
 
     def _dense(self) -> list[Operation]:
         """Return the operations of the mean over all ranks, in two levels."""
-        layout, ranks_in_site, found = self.layout, self.layout.slices, list[Operation]()
-        each = FLOAT32_BYTES * -(-self.dense_bytes // FLOAT32_BYTES // ranks_in_site)
-        sites = self._sites() if ranks_in_site > 1 else []
-        found += [Operation("reduce_scatter", ranks, each * ranks_in_site, "gradients", name) for name, ranks in sites]
-        for name, ranks in slice_groups(layout):
-            found += sum_over(ranks, each, "gradients", name)
-        return [*found, *(Operation("all_gather", r, each * ranks_in_site, "gradients", name) for name, r in sites)]
+        count = self.layout.slices
+        slice_bytes = FLOAT32_BYTES * -(-self.dense_bytes // FLOAT32_BYTES // count)
+        sites = site_groups(self.layout) if count > 1 else []
+        return [
+            *(Operation("reduce_scatter", ranks, slice_bytes * count, "gradients", name) for name, ranks in sites),
+            *self._sum_over_sites(slice_bytes),
+            *(Operation("all_gather", ranks, slice_bytes * count, "gradients", name) for name, ranks in sites),
+        ]
+
+    def _sum_over_sites(self, byte_count: float) -> list[Operation]:
+        groups = slice_groups(self.layout)
+        sums = [Operation("all_reduce", ranks, byte_count, "gradients", name) for name, ranks in groups]
+        return sum_over_replicas(sums, self.layout)
 
     def equal(self, step: int) -> Sequence[Equal]:
-        dense = Equal("dense", tuple(range(self.layout.world_size)))
+        dense = Equal("dense", self.layout.everyone)
         if self.values["experts"] == "all":
             return (dense,)
         return (dense, *(Equal("expert", ranks) for _, ranks in slice_groups(self.layout)))
 
 
 def _is_expert(name: str) -> bool:
-    _, _, rest = name.partition("blocks.")
-    return rest.partition(".")[2] in EXPERT
+    _, _, in_blocks = name.partition("blocks.")
+    return in_blocks.partition(".")[2] in EXPERT

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from testbed.core.training.layout import FLOAT32_BYTES, Layout
+from testbed.core.training.published_quality import SCALING_LAW
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
 
@@ -13,17 +15,17 @@ __all__ = ["Fsdp", "groups_of_tensors", "padded_bytes"]
 
 def groups_of_tensors(layout: Layout) -> list[int | None]:
     """Return what is gathered as one, in the order of the forward pass: None for all that lies outside the blocks."""
-    outside = any(it.layer is None for it in layout.tensors)
-    return [*([None] if outside else []), *sorted({it.layer for it in layout.tensors if it.layer is not None})]
+    layers = {tensor.layer for tensor in layout.tensors}
+    return [*([None] if None in layers else []), *sorted(layer for layer in layers if layer is not None)]
 
 
-def padded_bytes(layout: Layout, ranks: int) -> dict[int | None, int]:
+def padded_bytes(layout: Layout, ranks: int) -> Mapping[int | None, int]:
     """Return the bytes of the tensors of each layer, the first dimension of each padded to a multiple of ``ranks``."""
-    found: dict[int | None, int] = {}
-    for it in layout.tensors:
-        rows = it.rows or it.elements
-        found[it.layer] = found.get(it.layer, 0) + FLOAT32_BYTES * -(-rows // ranks) * ranks * (it.elements // rows)
-    return found
+    sizes = Counter[int | None]()
+    for tensor in layout.tensors:
+        rows = tensor.rows or tensor.elements
+        sizes[tensor.layer] += FLOAT32_BYTES * -(-rows // ranks) * ranks * (tensor.elements // rows)
+    return sizes
 
 
 class Fsdp(Twin):
@@ -31,25 +33,26 @@ class Fsdp(Twin):
     summary = "shard parameters, gradients and moments over all ranks; gather each block when it is needed"
     source = "Zhao et al. 2023, PyTorch FSDP, arXiv:2304.11277; torch fully_shard"
     replicated = False
+    quality = (SCALING_LAW,)
 
     def operations(self, step: int) -> Sequence[Operation]:
         if not 1 <= step <= self.layout.steps:
             return ()
-        return [it for name, ranks in self._shard_groups() for it in self._of_group(name, ranks)]
+        return [operation for name, ranks in self._shard_groups() for operation in self._of_group(name, ranks)]
 
     def _shard_groups(self) -> Sequence[tuple[str, tuple[int, ...]]]:
         """Return name and ranks of each group that shares one model."""
-        return [("world", tuple(range(self.layout.world_size)))]
+        return [("world", self.layout.everyone)]
 
     def _of_group(self, name: str, ranks: tuple[int, ...]) -> Iterator[Operation]:
         if len(ranks) == 1:
             return
         groups, sizes = groups_of_tensors(self.layout), padded_bytes(self.layout, len(ranks))
-        blocks = [it for it in groups if it is not None]
-        for it in (*groups, *reversed(blocks)):  # what is outside the blocks is not freed after its forward pass
-            yield Operation("all_gather", ranks, sizes[it], "parameters", name, it)
-        for it in reversed(groups):
-            yield Operation("reduce_scatter", ranks, sizes[it], "gradients", name, it)
+        blocks = [layer for layer in groups if layer is not None]
+        for layer in (*groups, *reversed(blocks)):  # what is outside the blocks is not freed after its forward pass
+            yield Operation("all_gather", ranks, sizes[layer], "parameters", name, layer)
+        for layer in reversed(groups):
+            yield Operation("reduce_scatter", ranks, sizes[layer], "gradients", name, layer)
 
     def equal(self, step: int) -> Sequence[Equal]:
         return ()  # no two ranks hold the same; sums and gathered parameters are checked instead

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from testbed.core.training.published_quality import SCALING_LAW
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import choice, whole
 from testbed.core.training.twin import Equal, Option, Twin
@@ -17,6 +18,8 @@ class Ddp(Twin):
     summary = "average gradients over all ranks in every step, in buckets, beside the backward pass"
     source = "Li et al. 2020, PyTorch Distributed, arXiv:2006.15704"
     published = True
+    quality = (SCALING_LAW,)
+    shown = ()
     options: ClassVar[tuple[Option, ...]] = (
         Option("accumulate", 1, whole(1, 10_000), "A: steps whose gradients are added before one exchange"),
         Option("bits", 32, choice(32, 16), "of each value on the fiber; 16: bfloat16, as torch's bf16_compress_hook"),
@@ -26,23 +29,24 @@ class Ddp(Twin):
     def operations(self, step: int) -> Sequence[Operation]:
         if not self._exchanges(step):
             return ()
-        everyone = tuple(range(self.layout.world_size))
         # How torch cuts buckets does not matter for the bytes; one operation stands for all of them.
         byte_count = self.layout.payload_bytes * self.values["bits"] / 32
-        return (Operation("all_reduce", everyone, byte_count, "gradients", parts=int(self.values["buckets"])),)
+        return (
+            Operation("all_reduce", self.layout.everyone, byte_count, "gradients", parts=int(self.values["buckets"])),
+        )
 
     def busy_steps(self) -> Sequence[int]:
         return (self.cycle,)
 
     def equal(self, step: int) -> Sequence[Equal]:
-        return (Equal("parameters", tuple(range(self.layout.world_size))),)
+        return (Equal("parameters", self.layout.everyone),)
 
     def committed(self, step: int) -> float:
         return float(step if step >= self.layout.steps else step - step % self.values["accumulate"])
 
     def updates(self, step: int, rank: int = 0) -> int:
-        whole_ones, rest = divmod(step, int(self.values["accumulate"]))
-        return whole_ones + (step >= self.layout.steps and rest > 0)
+        updates, added = divmod(step, int(self.values["accumulate"]))
+        return updates + (step >= self.layout.steps and added > 0)
 
     @property
     def longest_gap(self) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.site_exchange import slice_groups, sum_over
+from testbed.core.training.site_exchange import in_sites, site_groups, slice_groups, sum_over_replicas, unequal_sites
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import flag
 from testbed.core.training.twin import Equal, Mistake, Option, Twin
@@ -40,13 +39,10 @@ class TensorParallel(Twin):
     asleep: ClassVar[bool] = False
 
     def _split_groups(self) -> list[tuple[str, tuple[int, ...]]]:
-        return slice_groups(self.layout) if self.values["across"] else self._sites()
+        return slice_groups(self.layout) if self.values["across"] else site_groups(self.layout)
 
     def _peer_groups(self) -> list[tuple[str, tuple[int, ...]]]:
-        return self._sites() if self.values["across"] else slice_groups(self.layout)
-
-    def _sites(self) -> list[tuple[str, tuple[int, ...]]]:
-        return [(f"site:{name}", ranks) for name, ranks in self.layout.members.items()]
+        return site_groups(self.layout) if self.values["across"] else slice_groups(self.layout)
 
     @property
     def _size(self) -> int:
@@ -54,22 +50,23 @@ class TensorParallel(Twin):
         return len(self.layout.site_names) if self.values["across"] else self.layout.slices
 
     def _bytes(self, split: bool) -> int:
-        chosen = [it for it in self.layout.tensors if _is_split(it.name) == split]
-        return FLOAT32_BYTES * sum(it.elements for it in chosen)
+        return FLOAT32_BYTES * sum(tensor.elements for tensor in self.layout.tensors if _is_split(tensor.name) == split)
 
     def mistakes(self) -> Sequence[Mistake]:
         layout = self.layout
-        found = unequal_sites(layout, "strategy", "because each shard is averaged with its like")
-        if found:
-            return found
-        for what, count in (("heads", layout.heads), ("inner width", 4 * layout.width)):
+        mistakes = unequal_sites(layout, "strategy", "because each shard is averaged with its like")
+        if mistakes:
+            return mistakes
+        for divided, count in (("heads", layout.heads), ("inner width", 4 * layout.width)):
             if count % self._size:
-                fix = f"write a model whose {what} {self._size} divides, or place another number of ranks"
-                message = f"expected {what} that are a multiple of the {self._size} ranks that split them, got {count}"
-                found.append(Mistake("strategy", message, fix))
+                fix = f"write a model whose {divided} {self._size} divides, or place another number of ranks"
+                message = (
+                    f"expected {divided} that are a multiple of the {self._size} ranks that split them, got {count}"
+                )
+                mistakes.append(Mistake("strategy", message, fix))
         if self.values["across"] and len(layout.site_names) > 1:
-            found.append(self._price())
-        return found
+            mistakes.append(self._price())
+        return mistakes
 
     def _price(self) -> Mistake:
         """Return the warning of matrices split across a fiber: what that costs in bytes and time."""
@@ -79,8 +76,8 @@ class TensorParallel(Twin):
         once = 2 * (sites - 1) / sites * layout.payload_bytes
         # A ring over the sites: each hop carries 2 (S - 1) / S of an all_reduce, half of it of an all_gather.
         share = {"all_reduce": 2 * (sites - 1) / sites, "all_gather": (sites - 1) / sites}
-        crossing = [it for it in self.operations(1) if it.group.startswith("slice:")]
-        most = sum(share[it.kind] * it.byte_count for it in crossing)
+        crossing = [operation for operation in self.operations(1) if operation.group.startswith("slice:")]
+        most = sum(share[operation.kind] * operation.byte_count for operation in crossing)
         message = (
             f"tensor across a fiber: {format_size(most, 3)} a step and direction, {SUMS * layout.layers} sums of "
             f"activations one after the other, {delays:g} one-way delays in each step: {waits_ms:g} ms for each "
@@ -92,33 +89,30 @@ class TensorParallel(Twin):
     def operations(self, step: int) -> Sequence[Operation]:
         if not 1 <= step <= self.layout.steps:
             return ()
-        layout, size, found = self.layout, self._size, list[Operation]()
+        layout, size, across, operations = self.layout, self._size, self.values["across"], list[Operation]()
         if size > 1:
             tokens = 2 * TOKEN_BYTES * layout.tokens * size
             activations = FLOAT32_BYTES * layout.tokens * size * layout.width
             for name, ranks in self._split_groups():
-                found.append(Operation("all_gather", ranks, tokens, "tokens", name))
-                found += [Operation("all_reduce", ranks, activations, "activations", name)] * (SUMS * layout.layers)
+                operations.append(Operation("all_gather", ranks, tokens, "tokens", name))
+                operations += [Operation("all_reduce", ranks, activations, "activations", name)] * (
+                    SUMS * layout.layers
+                )
         split, whole = self._bytes(True) / size, self._bytes(False)
-        each = FLOAT32_BYTES * -(-whole // FLOAT32_BYTES // size)
+        slice_bytes = FLOAT32_BYTES * -(-whole // FLOAT32_BYTES // size)
         peers = self._peer_groups()
         if len(peers[0][1]) > 1:
-            mine = split + (whole if self.values["across"] else each)
-            for name, ranks in peers:
-                if self.values["across"]:
-                    found.append(Operation("all_reduce", ranks, mine, "gradients", name))
-                else:
-                    found += sum_over(ranks, mine, "gradients", name)
-            if size > 1 and not self.values["across"]:
-                sites = self._sites()
-                found += [Operation("all_gather", ranks, each * size, "gradients", name) for name, ranks in sites]
-        return found
+            mean_bytes = split + (whole if across else slice_bytes)
+            means = [Operation("all_reduce", ranks, mean_bytes, "gradients", name) for name, ranks in peers]
+            operations += means if across else sum_over_replicas(means, layout)
+            if size > 1 and not across:
+                operations += in_sites(layout, "all_gather", slice_bytes * size, "gradients")
+        return operations
 
     def equal(self, step: int) -> Sequence[Equal]:
-        everyone = tuple(range(self.layout.world_size))
-        return (Equal("whole", everyone), *(Equal("shard", ranks) for _, ranks in self._peer_groups()))
+        return (Equal("whole", self.layout.everyone), *(Equal("shard", ranks) for _, ranks in self._peer_groups()))
 
 
 def _is_split(name: str) -> bool:
-    _, _, rest = name.partition("blocks.")
-    return rest.partition(".")[2] in SPLIT
+    _, _, in_blocks = name.partition("blocks.")
+    return in_blocks.partition(".")[2] in SPLIT

@@ -7,9 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from testbed.core.training.exchange import Exchange, exchanges
-from testbed.core.training.hsdp import unequal_sites
 from testbed.core.training.layout import FLOAT32_BYTES
-from testbed.core.training.site_exchange import slice_groups
+from testbed.core.training.site_exchange import slice_groups, unequal_sites
 from testbed.core.training.site_process import FORWARD_SHARE, Await, Begin, Compute, Process, StepDone, in_order
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.strategy_options import choice, whole
@@ -38,23 +37,23 @@ class Pipeline(Twin):
     composed = False
 
     def mistakes(self) -> Sequence[Mistake]:
-        layout, stages, found = self.layout, self.values["stages"], list[Mistake]()
+        layout, stages, mistakes = self.layout, self.values["stages"], list[Mistake]()
         sites = len(layout.site_names)
         if stages != sites:
             message = f"expected as many stages as sites, got {stages} stages at {sites} site{'s' * (sites != 1)}"
             fix = f"write stages: {sites}" if sites > 1 else "place ranks at two sites"
-            found.append(Mistake("stages", message, fix))
+            mistakes.append(Mistake("stages", message, fix))
         if layout.layers % stages:
             fix = f"write a model of {stages * -(-layout.layers // stages)} layers"
             message = f"{stages} stages do not divide the {layout.layers} layers of the model"
-            found.append(Mistake("stages", message, fix))
-        found += unequal_sites(layout, "stages", "because each forms a pipeline with its like")
+            mistakes.append(Mistake("stages", message, fix))
+        mistakes += unequal_sites(layout, "stages", "because each forms a pipeline with its like")
         windows, count = self._windows, self.values["micro_batches"]
         if windows % count:
-            fitting = max(it for it in range(1, min(count, windows) + 1) if windows % it == 0)
+            fitting = max(parts for parts in range(1, min(count, windows) + 1) if windows % parts == 0)
             message = f"{count} micro-batches do not divide the {windows} windows of a pipeline and step"
-            found.append(Mistake("micro_batches", message, f"write micro_batches: {fitting}"))
-        return found
+            mistakes.append(Mistake("micro_batches", message, f"write micro_batches: {fitting}"))
+        return mistakes
 
     @property
     def _windows(self) -> int:
@@ -69,32 +68,31 @@ class Pipeline(Twin):
 
     def _stage_bytes(self, stage: int) -> int:
         """Return the bytes of a stage's parameters. The output layer is the last one's, not tied to the embedding."""
-        stages, each = self.values["stages"], self.layout.layers // self.values["stages"]
-        total = 0
-        for it in self.layout.tensors:
-            if it.layer is not None:
-                total += it.elements * (it.layer // each == stage)
+        stages, layers = self.values["stages"], self.layout.layers // self.values["stages"]
+        first, last, elements = stage == 0, stage == stages - 1, 0
+        for tensor in self.layout.tensors:
+            norm, embedding = tensor.name.startswith("last_norm"), tensor.name.startswith("embedding")
+            if tensor.layer is not None:
+                elements += tensor.elements * (tensor.layer // layers == stage)
             else:
-                first, last = stage == 0, stage == stages - 1
-                norm, embedding = it.name.startswith("last_norm"), it.name.startswith("embedding")
-                total += it.elements * ((first and not norm) or (last and (norm or embedding)))
-        return FLOAT32_BYTES * total
+                elements += tensor.elements * ((first and not norm) or (last and (norm or embedding)))
+        return FLOAT32_BYTES * elements
 
     def operations(self, step: int) -> Sequence[Operation]:
         if step == (0 if self.values["schedule"] == "1f1b" and not self.values["in_flight"] else -1):
-            return [
-                it for size in PROBE_BYTES for _ in range(PROBES) for it in self._there_and_back(size, "activations")
-            ]
+            return [probe for size in PROBE_BYTES for probe in self._there_and_back(size, "activations") * PROBES]
         if not 1 <= step <= self.layout.steps:
             return ()
-        found, layout = list[Operation](), self.layout
-        for name, ranks in slice_groups(layout):
-            for end in (ranks[0], ranks[-1]):  # inputs to the first stage, targets to the last one
-                others = [it for it in ranks if it != end]
-                found += [Operation("send", (it, end), TOKEN_BYTES * layout.tokens, "tokens", name) for it in others]
-        for _ in range(self.values["micro_batches"]):
-            found += self._there_and_back(self.activation_bytes, "gradients")
-        return [*found, *self._means()]
+        token_bytes = TOKEN_BYTES * self.layout.tokens
+        tokens = [
+            Operation("send", (rank, end), token_bytes, "tokens", name)
+            for name, ranks in slice_groups(self.layout)
+            for end in (ranks[0], ranks[-1])  # inputs to the first stage, targets to the last one
+            for rank in ranks
+            if rank != end
+        ]
+        micro_batches = self._there_and_back(self.activation_bytes, "gradients") * int(self.values["micro_batches"])
+        return [*tokens, *micro_batches, *self._means()]
 
     def _means(self) -> list[Operation]:
         """Return the means of the gradients of each stage, over the ranks of its site."""
@@ -105,13 +103,12 @@ class Pipeline(Twin):
         ]
 
     def _there_and_back(self, size: float, back_what: str) -> list[Operation]:
-        found = []
+        operations = []
         for name, ranks in slice_groups(self.layout):
-            hops = list(itertools.pairwise(ranks))
-            found += [Operation("send", hop, size, "activations", name) for hop in hops]
-            back = [(there, here) for here, there in reversed(hops)]
-            found += [Operation("send", hop, size, back_what, name) for hop in back]
-        return found
+            there, back = itertools.pairwise(ranks), itertools.pairwise(reversed(ranks))
+            operations += [Operation("send", hop, size, "activations", name) for hop in there]
+            operations += [Operation("send", hop, size, back_what, name) for hop in back]
+        return operations
 
     def processes(self) -> Mapping[str, Process]:
         return {site: self._process(stage, site) for stage, site in enumerate(self.layout.site_names)}
@@ -121,7 +118,7 @@ class Pipeline(Twin):
         last, count = len(self.layout.site_names) - 1, int(self.values["micro_batches"])
         in_flight = self._in_flight(stage)
         on, back = (self._messages(stage, stage + by) for by in (1, -1))
-        mean = [it for it in exchanges(self._means(), self.layout.sites) if site in it.sites]
+        means = [mean for mean in exchanges(self._means(), self.layout.sites) if site in mean.sites]
         for step in itertools.count(1):
             forward = backward = 0
             while backward < count:
@@ -139,7 +136,7 @@ class Pipeline(Twin):
                     if stage > 0:
                         yield Begin(("gradients", step, stage, backward), back)
                     backward += 1
-            yield from in_order(mean, (site, step))
+            yield from in_order(means, (site, step))
             yield StepDone()
 
     def _in_flight(self, stage: int) -> int:
@@ -157,7 +154,7 @@ class Pipeline(Twin):
     def _messages(self, stage: int, to: int) -> Exchange:
         """Return the messages of one micro-batch of all pipelines; none beyond the ends."""
         names = self.layout.site_names
-        pairs = [(it[stage], it[to]) for _, it in slice_groups(self.layout) if 0 <= to < len(names)]
+        pairs = [(ranks[stage], ranks[to]) for _, ranks in slice_groups(self.layout) if 0 <= to < len(names)]
         size = self.activation_bytes
         return Exchange(tuple(Operation("send", pair, size, "activations") for pair in pairs), (names[stage],))
 
