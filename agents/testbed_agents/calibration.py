@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,18 +23,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from testbed_agents import evidence, watched
 from testbed_agents.board import Board
+from testbed_agents.compute import Compute
 from testbed_agents.evidence import Evidence
 from testbed_agents.exchange import begin_sum, gather_into, reduce_scatter_into
 from testbed_agents.groups import Groups
+from testbed_agents.hooks import Hooks
 from testbed_agents.operation_log import OperationLog
 from testbed_agents.records import Records
 from testbed_agents.strategies.strategy import Strategy
+from testbed_agents.training_job import Job
 
-__all__ = ["Meeting", "calibrate", "time_compute"]
+__all__ = ["Meeting", "calibrate", "time_compute", "write_calibration"]
 
 EXCHANGE = "exchange"
 
@@ -81,6 +84,36 @@ class Meeting:
         return self._board.meet(self._number, value, self._timeout_s)
 
 
+def write_calibration(
+    job: Job, groups: Groups, meeting: Meeting, records: Records, strategy: Strategy, model: nn.Module
+) -> None:
+    """Time operations, and the compute of steps on all ranks at once, for a record; the job's state stays as it is.
+
+    The optimizer is a part of a step's compute: on shared cores ranks that end a pass together leave it one by one.
+    """
+    begin_t = time.monotonic()
+    operation_times_s = calibrate(job.calibrate, groups, meeting, strategy, list(model.parameters()))
+    inputs = torch.zeros(job.batch, job.shape.context, dtype=torch.int64)
+    compute = Compute.from_message(job.compute, rank=groups.rank, seed=job.seed, shape=job.shape).rehearsed()
+    with torch.random.fork_rng(devices=[]):
+        plain = compute.model()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=job.learning_rate)
+
+    def step(number: int) -> None:
+        step_t = time.monotonic()
+        compute.begin(number)
+        compute.loss(plain(inputs), inputs).backward()  # type: ignore[no-untyped-call]
+        ready_t = time.monotonic()
+        optimizer.step()
+        optimizer.zero_grad()
+        compute.end(step_t, ready_t, ready_t, time.monotonic())
+
+    times_s = time_compute(step, meeting, compute.seconds)
+    real = {} if compute.seconds else {"compute_s": statistics.median(times_s)}
+    t = time.monotonic()
+    records.write("calibration", t=t, lasted_s=t - begin_t, took_s=operation_times_s, compute_times_s=times_s, **real)
+
+
 def calibrate(
     planned: Sequence[Mapping[str, Any]],
     groups: Groups,
@@ -94,7 +127,7 @@ def calibrate(
     """
     exchanges = [it for it in planned if it["kind"] == EXCHANGE]
     found: list[list[float]] = [[] for _ in planned]
-    with _recorded_into_nothing() as log:
+    with _recorded_into_nothing(groups.hooks) as log:
         for batch in _batches(planned):
             times = _volleys([planned[index] for index in batch], groups, meeting, log)
             for index, of in zip(batch, times, strict=True):
@@ -104,17 +137,16 @@ def calibrate(
 
 
 @contextlib.contextmanager
-def _recorded_into_nothing() -> Iterator[OperationLog]:
-    """Take the evidence that a job takes; what was installed before is not told."""
-    before, log = evidence.current(), OperationLog(0)
+def _recorded_into_nothing(hooks: Hooks) -> Iterator[OperationLog]:
+    """Take the evidence that a job takes, without recording it."""
+    evidence, log = hooks.evidence, OperationLog(0)
     log.begin(0, False)
-    with contextlib.closing(Records(Path(os.devnull))) as nothing, watched.unobserved():
-        watched.observe(log)
-        evidence.install(Evidence(nothing))
+    with contextlib.closing(Records(Path(os.devnull))) as nowhere, hooks.unobserved():
+        hooks.observer, hooks.evidence = log, Evidence(nowhere)
         try:
             yield log
         finally:
-            evidence.install(before)
+            hooks.evidence = evidence
 
 
 def _batches(planned: Sequence[Mapping[str, Any]]) -> list[list[int]]:

@@ -23,8 +23,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from testbed_agents.checksums import crc32, elements
 from testbed_agents.evidence import Evidence
-from testbed_agents.operation_log import OperationLog, crc32, elements
+from testbed_agents.operation_log import OperationLog
 from testbed_agents.records import Records
 
 __all__ = ["EVERY", "Checks", "Fingerprinted", "drawn", "optimizer_steps"]

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from testbed_agents.operation_log import ELEMENTS_DRAWN, crc32, elements, hexadecimal
+from testbed_agents.checksums import ELEMENTS_DRAWN, crc32, elements, hexadecimal
 from testbed_agents.records import Records
 
-__all__ = ["Delayed", "Evidence", "current", "install"]
+__all__ = ["Delayed", "Evidence"]
 
 Bound = float | Tensor | Callable[[Tensor], Tensor]
 
@@ -230,17 +230,3 @@ def _bound(bound: Bound, at: Sequence[int]) -> Tensor:
     if isinstance(bound, Tensor) and bound.dim():
         return bound.reshape(-1)[places].double()
     return torch.full((len(places),), float(bound), dtype=torch.float64)
-
-
-_current = Evidence()
-
-
-def current() -> Evidence:
-    """Return where the running job's evidence goes."""
-    return _current
-
-
-def install(evidence: Evidence | None) -> None:
-    """Send evidence of this process to ``evidence``; None: nowhere."""
-    global _current
-    _current = evidence or Evidence()

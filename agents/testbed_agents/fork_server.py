@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 import selectors
@@ -17,12 +18,19 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from testbed_agents.hooks import PlantedError
 
 READ_BYTES = 1 << 16
+
+BREAK = "TESTBED_BREAK"
+"""Environment variable that plants an error in the ranks of a clone (docs/checkers.md)."""
 
 
 @dataclass
@@ -37,8 +45,10 @@ class Agent:
 
 
 class ForkServer:
-    def __init__(self, commands: int, events: int) -> None:
-        self._commands, self._events = commands, events
+    """``plant`` returns the planted error of a rank; None for none."""
+
+    def __init__(self, commands: int, events: int, plant: Callable[[int], PlantedError | None]) -> None:
+        self._commands, self._events, self._plant = commands, events, plant
         self._agents: dict[int, Agent] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(commands, selectors.EVENT_READ)
@@ -146,7 +156,7 @@ class ForkServer:
             os.close(self._commands)
             os.close(self._events)
             _close_all_but(channel.fileno())
-            rank.live(message, parent, channel)
+            rank.live(message, parent, channel, self._plant)
             code = 0
         except (OSError, ValueError) as error:
             print(f"rank {message.get('rank')}: {error}", file=sys.stderr)
@@ -231,6 +241,28 @@ def warm_up() -> str:
     return str(torch.__version__)
 
 
+def planted_errors() -> ModuleType:
+    """Load ``examples/planted_errors.py`` of the clone that this package is in. Raises OSError."""
+    path = Path(__file__).parents[2] / "examples" / "planted_errors.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _planter() -> Callable[[int], PlantedError | None]:
+    """Return what plants the error of ``TESTBED_BREAK``."""
+    written = os.environ.get(BREAK)
+    if not written:
+        return lambda rank: None
+    try:
+        errors = planted_errors()
+    except OSError as error:
+        raise SystemExit(f"{BREAK} needs a clone of the repository: {error}") from error
+    return lambda rank: errors.plant(rank, written)
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the parent
     # Private copies of stdin and stdout: output of libraries goes to stderr and cannot corrupt an event.
@@ -242,7 +274,7 @@ def main() -> None:
         version = warm_up()
     except ImportError as error:
         raise SystemExit(f"training agents need torch: {error}") from error
-    parent = ForkServer(commands, events)
+    parent = ForkServer(commands, events, _planter())
     with contextlib.suppress(BrokenPipeError):
         parent.say("warm", torch=version)
         parent.run()

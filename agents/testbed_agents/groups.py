@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from testbed_agents.hooks import Hooks
 from testbed_agents.watched import WatchedGroup
 
 __all__ = ["Groups", "Replicas", "equal_sites"]
@@ -37,6 +38,7 @@ class Replicas:
         count: number of replicas.
         slices: number of slices: the ranks of the smallest replica.
         slice: index of this rank's slice; None for none.
+        hooks: of the job.
     """
 
     inside: ProcessGroup
@@ -46,10 +48,11 @@ class Replicas:
     count: int
     slices: int
     slice: int | None
+    hooks: Hooks
 
 
 class Groups:
-    """The process groups of a job. ``sites``: the site of each rank, in rank order. A collective call of all ranks."""
+    """The process groups of a job, and its hooks. ``sites``: the site of each rank. A collective call of all ranks."""
 
     def __init__(self, rank: int, sites: Sequence[str], timeout_s: float = 30.0) -> None:
         self.rank, self.sites = rank, tuple(sites)
@@ -57,6 +60,7 @@ class Groups:
         self._timeout = timedelta(seconds=timeout_s)
         self.site_names = tuple(dict.fromkeys(self.sites))
         self.world = dist.group.WORLD
+        self.hooks = self.world.hooks if isinstance(self.world, WatchedGroup) else Hooks()
         self._by_name: dict[str, ProcessGroup] = {}
         self.members = {name: tuple(r for r, it in enumerate(self.sites) if it == name) for name in self.site_names}
         """Ranks of each site, in the order in which sites first have a rank."""
@@ -80,7 +84,7 @@ class Groups:
     def new(self, ranks: Sequence[int], name: str, apart: bool = False) -> ProcessGroup | None:
         """Make a group of ``ranks``, which torch sorts; None if this rank is not in it. A collective call.
 
-        ``apart``: its ranks may be many steps apart, and wait for each other by :mod:`testbed_agents.patience`.
+        ``apart``: its ranks may be many steps apart, and wait for each other by :mod:`testbed_agents.stragglers`.
 
         The same name is the same group, so strategies may ask for it again; operations that overlap each other need
         groups of different names.
@@ -113,7 +117,7 @@ class Groups:
                 made = self.new((rank,), f"rank:{rank}{suffix}")
                 alone = made if rank == self.rank else alone
             across = self.new(everyone, f"replicas{suffix}", apart)
-            return Replicas(alone, (self.rank,), across, everyone, len(everyone), 1, 0)
+            return Replicas(alone, (self.rank,), across, everyone, len(everyone), 1, 0, self.hooks)
         inside = self.in_site()
         slices = min(len(ranks) for ranks in self.members.values())
         own: tuple[ProcessGroup | None, tuple[int, ...]] = (None, ())
@@ -122,7 +126,7 @@ class Groups:
             made = self.new(ranks, f"slice:{index}{suffix}", apart)
             own = (made, ranks) if index == self.local_rank else own
         mine = self.local_rank if self.local_rank < slices else None
-        return Replicas(inside, self.members[self.site], *own, len(self.site_names), slices, mine)
+        return Replicas(inside, self.members[self.site], *own, len(self.site_names), slices, mine, self.hooks)
 
 
 def equal_sites(groups: Groups) -> list[list[int]]:

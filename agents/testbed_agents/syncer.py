@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from testbed_agents.codec import Codec
+from testbed_agents.hooks import Hooks
 from testbed_agents.outer_server import OuterServer
 from testbed_agents.parcels import Note
 
@@ -32,9 +33,16 @@ class Syncer(OuterServer):
     """``sizes``: elements of each fragment's slice. ``quorum``: K sites. ``grace_s``: time for the others, then."""
 
     def __init__(
-        self, sites: Sequence[str], lead: bool, sizes: Sequence[int], codec: Codec, quorum: int, grace_s: float
+        self,
+        sites: Sequence[str],
+        lead: bool,
+        hooks: Hooks,
+        sizes: Sequence[int],
+        codec: Codec,
+        quorum: int,
+        grace_s: float,
     ) -> None:
-        super().__init__(sites, lead)
+        super().__init__(sites, lead, hooks)
         self._sizes, self._codec, self._quorum, self._grace_s = tuple(sizes), codec, quorum, grace_s
         self._waiting: list[dict[str, list[Push]]] = [{site: [] for site in self.sites} for _ in sizes]
         self._versions = [0] * len(sizes)

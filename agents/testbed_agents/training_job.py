@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed_agents.board import Order
 from testbed_agents.evaluation import Plan
 from testbed_agents.fence import Fence
 from testbed_agents.model import Shape
 
-__all__ = ["Job", "Outcome", "Seat", "TrainingFailed", "reason_of"]
+__all__ = ["Control", "Job", "Outcome", "Seat", "TrainingFailed", "reason_of"]
 
 
 class TrainingFailed(Exception):
@@ -78,6 +80,11 @@ class Job:
         return dict((self.compute or {}).get("speeds", {}))
 
     @property
+    def tokens_per_step(self) -> int:
+        """Tokens of this rank in an inner step."""
+        return self.batch * self.shape.context
+
+    @property
     def fence(self) -> Fence:
         return Fence(self.directory, self.attempt)
 
@@ -113,6 +120,26 @@ class Job:
             raise TrainingFailed(f"the train message has no {error}") from error
         except (TypeError, ValueError) as error:
             raise TrainingFailed(f"invalid train message: {error}") from error
+
+
+class Control:
+    """Commands to a running job, from another thread.
+
+    Attributes:
+        stop, save: end the job after the running step; ``save`` with a checkpoint.
+        slower_by: extends the compute of each step by this share of the declared compute, or of the previous step's
+            real compute.
+    """
+
+    slower_by: float = 0.0
+
+    def __init__(self) -> None:
+        self.stop, self.save = threading.Event(), threading.Event()
+
+    @property
+    def request(self) -> Order:
+        """What this rank asks the other ranks for."""
+        return "stop" if self.stop.is_set() else "save" if self.save.is_set() else ""
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,9 @@ class Measuring:
         self._hello = client.keeper(lab).hello()
         self._taken_off_s = self._hello.get("taken_off_s", {})
         self._net = Addressing(topology)
-        self._impairments = {name: link.impairment(name) for link in topology.links for name in link.directions}
+        self._impairments: dict[str, Impairment] = {
+            name: link.impairment(name) for link in topology.links for name in link.directions
+        }
         self._jittered = {
             link.name for link in topology.links if any(link.impairment(it).jitter_s for it in link.directions)
         }

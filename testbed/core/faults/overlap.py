@@ -42,7 +42,7 @@ def refuse_overlap(topology: Topology, active: Mapping[str, Compiled], name: str
 
     Names are those of the message: ``f3 (jitter north)``.
     """
-    links = {direction: link for link in topology.links for direction in link.directions}
+    links: dict[str, Link] = {direction: link for link in topology.links for direction in link.directions}
     for direction, changes in fault.stated.items():
         link = links[direction]
         beside = {other: rival.stated[direction] for other, rival in active.items() if direction in rival.stated}

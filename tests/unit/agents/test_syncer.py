@@ -11,6 +11,7 @@ import pytest
 import torch
 from oracles import oracle
 from testbed_agents.codec import of_bits
+from testbed_agents.hooks import Hooks
 from testbed_agents.parcels import Note
 from testbed_agents.syncer import Syncer, merged
 
@@ -22,7 +23,7 @@ class Desk:
     """A syncer of one slice with what it has sent to site a."""
 
     def __init__(self, quorum: int, grace_s: float, sizes: tuple[int, ...] = (4,), bits: int = 32) -> None:
-        self.syncer = Syncer(SITES, True, sizes, of_bits(bits), quorum, grace_s)
+        self.syncer = Syncer(SITES, True, Hooks(), sizes, of_bits(bits), quorum, grace_s)
         self.syncer.begin()
         self.sizes, self.codec = sizes, of_bits(bits)
         self.sent: list[tuple[Note, torch.Tensor | None]] = []
@@ -146,7 +147,7 @@ def test_every_push_is_in_one_version_exactly_once_also_over_a_checkpoint(seed: 
 
 
 def test_what_arrives_before_the_state_is_loaded_waits_for_it() -> None:
-    syncer = Syncer(SITES, True, (4,), of_bits(32), 1, 0.0)
+    syncer = Syncer(SITES, True, Hooks(), (4,), of_bits(32), 1, 0.0)
     syncer.deliver |= dict.fromkeys(SITES, lambda note, tensor: None)
     for site in SITES:
         push = {"kind": "push", "fragment": 0, "push": 6, "tokens": 1}

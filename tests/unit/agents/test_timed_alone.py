@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from builders.loopback_ranks import run
-from testbed_agents import calibration, evidence, strategies
+from testbed_agents import calibration, strategies
 from testbed_agents.board import Board
 from testbed_agents.calibration import Meeting, calibrate, time_compute
+from testbed_agents.evidence import Evidence
 from testbed_agents.groups import Groups
 from testbed_agents.model import GPT, Shape
 from testbed_agents.records import Records
@@ -112,7 +113,7 @@ def test_exchanges_that_are_timed_change_no_bit(tmp_path: Path) -> None:
             before = [it.clone() for it in tensors]
             with meeting(tmp_path / name / str(len(found)), rank, len(SITES)) as met:
                 times = calibrate(of, context.groups, met, strategy, list(model.parameters()))
-            assert not evidence.current().recording
+            assert not context.groups.hooks.evidence.recording
             same = all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
             exchanged = [times[index] for index, it in enumerate(of) if it["kind"] == "exchange"]
             found.append((same and strategy.outer_version == 0, [sum(t > 0 for t in each) for each in exchanged]))
@@ -134,16 +135,16 @@ def test_all_that_is_recorded_of_an_exchange_is_part_of_what_it_takes(tmp_path: 
         strategy = strategies.make("sparse-loco", {"every": 2})
         strategy.prepare(model, Context(Groups(rank, SITES), steps=LAYOUT.steps))
         restarts: list[bool] = []
-        plain = evidence.Evidence.outer_taken
+        plain = Evidence.outer_taken
 
-        def outer_taken(self: evidence.Evidence, line: Mapping[str, object]) -> None:
+        def outer_taken(self: Evidence, line: Mapping[str, object]) -> None:
             restarts.append(bool(line["restarted"]))
             plain(self, line)
 
-        evidence.Evidence.outer_taken = outer_taken  # type: ignore[method-assign]
+        Evidence.outer_taken = outer_taken  # type: ignore[method-assign]
         with meeting(tmp_path, rank, len(SITES)) as met:
             calibrate(planned, strategy.context.groups, met, strategy, list(model.parameters()))
-        evidence.install(evidence.Evidence(Records(tmp_path / f"{rank}.jsonl")))
+        strategy.context.groups.hooks.evidence = Evidence(Records(tmp_path / f"{rank}.jsonl"))
         strategy.after_step(2)
         return restarts
 

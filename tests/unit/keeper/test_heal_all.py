@@ -13,7 +13,7 @@ import pytest
 from builders.fault_bench import FAULT, FaultBench, bench, cut
 
 from testbed.core.faults.fault_kind import Compiled
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.core.plan.properties import Carrier, Paused
 from testbed.core.plan.resources import Fibers
 from testbed.core.plan.step import Property
@@ -32,7 +32,7 @@ from testbed.lab import teardown
 
 __all__ = ["bench"]  # a fixture
 ENDS = ("north-a", "north-b")
-FIBERS = Fibers("plant", (Direction("north:west", *ENDS, Impairment()),))
+FIBERS = Fibers("plant", (EmulatedDirection("north:west", *ENDS, Impairment()),))
 
 
 class Ports:

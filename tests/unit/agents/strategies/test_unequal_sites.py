@@ -18,8 +18,8 @@ from builders import json_files, loopback_ranks, trainer_over_loopback
 from builders.replica_jobs import Job, bits, distance, layout, twin_of
 from builders.trainer_over_loopback import check_logs
 from oracles import replica_reference
-from testbed_agents import evidence
 from testbed_agents.evaluation import Plan
+from testbed_agents.evidence import Evidence
 from testbed_agents.groups import Groups
 from testbed_agents.site_pace import InnerSteps
 from torch import Tensor
@@ -75,9 +75,8 @@ def _train(rank: int) -> dict[str, tuple[Tensor, list[dict[str, Any]]]]:
     for name, case in CASES.items():
         weighed = Weighed()
         job = Job(groups, case.strategy, case.options, STEPS, RATE, speeds=case.speeds)
-        evidence.install(evidence.Evidence(weighed, 0, lambda job=job: job.context.step))  # type: ignore[arg-type,misc]
+        groups.hooks.evidence = Evidence(weighed, 0, lambda job=job: job.context.step)  # type: ignore[arg-type,misc]
         outer[name] = job.run().result().outer, weighed.lines
-        evidence.install(None)
     return outer
 
 
