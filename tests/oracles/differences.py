@@ -33,25 +33,39 @@ class Difference:
 
 
 class Templates:
-    """Accepted changes of wording: pairs of an old and a new template, in which ``{name}`` stands for any text."""
+    """Accepted changes of wording: pairs of an old and a new template, in which ``{name}`` stands for any text.
+
+    A template may be a part of a line, as a headline is that stands behind its verdict; a name at its beginning or end
+    then stands for one word.
+    """
 
     def __init__(self, pairs: Sequence[Sequence[str]]) -> None:
-        self._pairs = [(_pattern(old), new) for old, new in pairs]
+        self._pairs = [(_pattern(old), _pattern(old, ends=r"\S+"), new) for old, new in pairs]
 
     def accept(self, old: str, new: str) -> bool:
-        for pattern, template in self._pairs:
-            if (match := pattern.fullmatch(old)) and template.format(**match.groupdict()) == new:
+        reworded = old
+        for whole, part, template in self._pairs:
+            if (match := whole.fullmatch(old)) and template.format(**match.groupdict()) == new:
+                return True
+            reworded = _reword(part, template, reworded)
+            if new in (reworded, _reword(part, template, old)):
                 return True
         return False
 
 
-def _pattern(template: str) -> re.Pattern[str]:
+def _reword(part: re.Pattern[str], template: str, text: str) -> str:
+    return part.sub(lambda match: template.format(**match.groupdict()), text)
+
+
+def _pattern(template: str, ends: str = ".*?") -> re.Pattern[str]:
+    """Return the pattern of a template; ``ends``: what a name at its beginning or end stands for."""
     parts = re.split(r"\{(\w+)\}", template)
     names, literals = parts[1::2], parts[::2]
     pattern, seen = re.escape(literals[0]), set[str]()
-    for name, literal in zip(names, literals[1:], strict=True):
-        pattern += f"(?P={name})" if name in seen else f"(?P<{name}>.*?)"
-        pattern += re.escape(literal)
+    for index, name in enumerate(names):
+        at_end = (index == 0 and not literals[0]) or (index == len(names) - 1 and not literals[-1])
+        pattern += f"(?P={name})" if name in seen else f"(?P<{name}>{ends if at_end else '.*?'})"
+        pattern += re.escape(literals[index + 1])
         seen.add(name)
     return re.compile(pattern, re.DOTALL)
 

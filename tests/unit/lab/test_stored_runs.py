@@ -58,3 +58,15 @@ def test_words_that_differ_are_prose() -> None:
 def test_a_template_accepts_new_words_with_the_same_values(new: str, accepted: bool) -> None:
     templates = Templates([["after {time} rank {rank} ended", "rank {rank}: ended after {time}"]])
     assert templates.accept("after 12 s rank 3 ended", new) == accepted
+
+
+def test_templates_accept_parts_of_a_line_each() -> None:
+    templates = Templates(
+        [["It trained across {what}.", "Training crossed {what}."], ["{n} steps lost", "lost: {n} steps"]]
+    )
+    old, new = "pass: It trained across the fiber. 3 steps lost", "pass: Training crossed the fiber. lost: 3 steps"
+    assert templates.accept("# It trained across the fiber.", "# Training crossed the fiber.")
+    assert not templates.accept("# It trained across the fiber.", "# Training crossed a fiber.")
+    assert templates.accept("It trained across the fiber.", "Training crossed the fiber.")
+    assert templates.accept(old, new)
+    assert not templates.accept(old, new.replace("3", "4"))
