@@ -8,8 +8,8 @@ strategy. A strategy decides what is exchanged, when and with whom. In the order
 Also a library outside a lab: give ``prepare`` a :class:`Context` of any initialised process group
 (``Context.of_default_group``), and call the methods in this order from a training loop of your own.
 
-Each strategy has a pure twin of the same file name in ``testbed/core/training``, which knows the operations of a step,
-their bytes, and which tensors must be equal. The checkers compare what the strategy did with the twin.
+Each strategy has a pure twin of the same file name in ``testbed/core/training/strategies``, which knows the operations
+of a step, their bytes, and which tensors must be equal. The checkers compare what the strategy did with the twin.
 """
 
 from __future__ import annotations
