@@ -31,7 +31,7 @@ sys.path.insert(0, "tests")
 from builders.noop import NoHandler
 from testbed.core.faults.fault_kind import Compiled, Phase
 from testbed.core.plan.properties import Carrier
-from testbed.keeper import event_log, faults
+from testbed.keeper import clock, event_log, faults
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.journal import Journal
 
@@ -47,7 +47,7 @@ class Clock:
 
 class Sleep(threading.Condition):
     def wait(self, timeout=None):
-        if timeout is None:
+        if timeout == threading.TIMEOUT_MAX:
             ended.set()  # nothing will ever be due again
         else:
             Clock.now += timeout
@@ -60,16 +60,17 @@ class Handler(NoHandler):
 
 
 counted, ended = [], threading.Event()
-faults.time, faults.use_realtime_priority = Clock, lambda: None
+faults.time = clock.time = Clock
+clock.use_realtime_priority = lambda: None
 event_log.bound_log(folder / "keeper.log", folder / "keeper.log.1")
 engine = Engine(Journal.create(folder / "journal.jsonl", "lab", "boot", (1, 1)), {Carrier: Handler()})
 engine.apply(LAB, (LIT,))
 bench = faults.Faults(engine, lambda work: work(), event_log.EventLog(most=100), lambda fault, cuts: None)
-bench._timers_changed = Sleep()
-fault = {"type": "flap", "target": "north", "links": ["north"], "nodes": [], "parameters": {}, "for_s": None}
+bench.phases._changed = Sleep()
+fault = {"type": "flap", "target": "north", "parameters": {}, "for_s": None, "planned_t": None, "scheduled": None}
 timeline = (Phase(0.0, "dark", (DARK,)), Phase(0.2, "lit", ()))
-bench.inject(fault, Compiled(timeline, ("north",), 1.0, phases / 2 - 0.5))
-bench.run(ended)
+bench.begin([(fault, Compiled(timeline, ("north",), 1.0, phases / 2 - 0.5))])
+bench.phases.run(ended)
 print(len(counted))
 """
 
