@@ -10,7 +10,7 @@ from torch import Tensor
 
 from testbed_agents.admission import Admission
 from testbed_agents.checksums import crc32
-from testbed_agents.delayed_nesterov import DelayedNesterov
+from testbed_agents.exchange.outer_optimizers import DelayedNesterov
 from testbed_agents.hooks import Hooks
 from testbed_agents.outer_server import OuterServer, as_floats
 from testbed_agents.parcels import Note

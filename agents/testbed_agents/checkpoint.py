@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 
 from testbed_agents.data import Windows
 from testbed_agents.fence import Fence, Fenced
-from testbed_agents.shards import local
+from testbed_agents.model import local
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)\.a(\d+)")

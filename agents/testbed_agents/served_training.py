@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from testbed_agents.checksums import crc32
-from testbed_agents.exchange import gather_into
+from testbed_agents.exchange.sums import gather_into
 from testbed_agents.outer_server import OuterServer
 from testbed_agents.parcels import TOKEN_BYTES, Channel, Dialer, Note, Post
-from testbed_agents.strategies.diloco import ReplicaTraining
+from testbed_agents.strategies.periodic_exchange import ReplicaTraining
 from testbed_agents.strategies.strategy import Context
 
 __all__ = ["ServedTraining"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from testbed_agents.codec import Codec
+from testbed_agents.exchange.codec import Codec
 from testbed_agents.hooks import Hooks
 from testbed_agents.outer_server import OuterServer
 from testbed_agents.parcels import Note

@@ -23,7 +23,7 @@ GROUP = "testbed.strategies"
 _FILES: Mapping[str, str] = {
     "ddp": "ddp:Ddp",
     "hierarchical": "hierarchical:Hierarchical",
-    "local-sgd": "diloco:LocalSgd",
+    "local-sgd": "local_sgd:LocalSgd",
     "diloco": "diloco:Diloco",
     "streaming-diloco": "streaming_diloco:StreamingDiloco",
     "sparse-loco": "sparse_loco:SparseLoco",

@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from testbed_agents.admission import Admission
 from testbed_agents.async_server import AsyncServer
 from testbed_agents.checksums import crc32
-from testbed_agents.delayed_nesterov import DelayedNesterov
+from testbed_agents.exchange.outer_optimizers import DelayedNesterov
+from testbed_agents.exchange.slices import Slice
 from testbed_agents.movement import Movement
-from testbed_agents.outer import Slice
 from testbed_agents.outer_server import OuterServer, as_floats
 from testbed_agents.parcels import Note
 from testbed_agents.served_training import ServedTraining
 from testbed_agents.site_pace import SitePace
-from testbed_agents.strategies.strategy import unflatten
 
 __all__ = ["AsyncDiloco"]
 
@@ -197,10 +196,8 @@ class AsyncDiloco(ServedTraining):
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
         return {**super().fingerprints(), "outer": [self._movement.outer]}
 
-    def outer_parameters(self) -> list[Tensor]:
-        found = [torch.empty_like(each) for each in self.parameters]
-        unflatten(self.slice.gather(self._movement.outer), found)
-        return found
+    def outer_slices(self) -> Iterable[tuple[Slice, Tensor]]:
+        return [(self.slice, self._movement.outer)]
 
     @property
     def outer_version(self) -> int:

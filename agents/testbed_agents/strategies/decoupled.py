@@ -20,14 +20,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from testbed_agents.checksums import crc32
-from testbed_agents.codec import Codec, of_bits
-from testbed_agents.fragments import Schedule, cut
+from testbed_agents.exchange.codec import Codec, of_bits
+from testbed_agents.exchange.fragments import Schedule, cut
+from testbed_agents.exchange.outer_optimizers import Nesterov
+from testbed_agents.exchange.slices import Slice
 from testbed_agents.movement import Movement
-from testbed_agents.outer import Nesterov, Slice
 from testbed_agents.outer_server import OuterServer
 from testbed_agents.parcels import Note
 from testbed_agents.served_training import ServedTraining
-from testbed_agents.strategies.strategy import unflatten
 from testbed_agents.syncer import Syncer
 
 __all__ = ["Decoupled"]
@@ -190,11 +190,8 @@ class Decoupled(ServedTraining):
         outer = [tensor for each in self._fragments for tensor in (each.movement.outer, each.optimizer.momentum)]
         return {**super().fingerprints(), "outer": outer}
 
-    def outer_parameters(self) -> list[Tensor]:
-        found = {id(each): torch.empty_like(each) for each in self.parameters}
-        for fragment in self._fragments:
-            unflatten(fragment.slice.gather(fragment.movement.outer), [found[id(each)] for each in fragment.parameters])
-        return [found[id(each)] for each in self.parameters]
+    def outer_slices(self) -> Iterable[tuple[Slice, Tensor]]:
+        return [(fragment.slice, fragment.movement.outer) for fragment in self._fragments]
 
     @property
     def outer_version(self) -> int:

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from testbed_agents.exchange import begin_sum
-from testbed_agents.shards import gather_slices, reduce_gradients
+from testbed_agents.exchange.gradients import reduce_gradients
+from testbed_agents.exchange.sums import begin_sum, gather_slices, reduce_scatter_into
 from testbed_agents.strategies.strategy import Context, Strategy
 
 __all__ = ["Moe"]
@@ -102,7 +102,7 @@ class Moe(Strategy):
             each = -(-size // ranks)
             mine = flat.new_empty(each)
             padded = torch.cat((flat, flat.new_zeros(each * ranks - size)))
-            dist.reduce_scatter_tensor(mine, padded, group=replicas.inside)
+            reduce_scatter_into(mine, padded, group=replicas.inside)
         mine = begin_sum(mine, replicas.across, replicas.across_ranks).wait()
         return gather_slices(mine, size, replicas.inside, ranks)
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from testbed_agents.shards import reduce_gradients
+from testbed_agents.exchange.gradients import reduce_gradients
 from testbed_agents.strategies.strategy import Context, Strategy, filled, flatten, unflatten
 
 __all__ = ["Pipeline", "needed_in_flight"]

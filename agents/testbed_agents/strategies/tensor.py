@@ -21,9 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
-from testbed_agents.exchange import begin_sum
+from testbed_agents.exchange.gradients import reduce_gradients
+from testbed_agents.exchange.sums import begin_sum, gather_slices
 from testbed_agents.groups import equal_sites
-from testbed_agents.shards import exchange_tokens, gather_slices, local, reduce_gradients
+from testbed_agents.model import local
 from testbed_agents.strategies.strategy import Context, Strategy, flatten
 
 __all__ = ["TensorParallel"]
@@ -85,7 +86,7 @@ class TensorParallel(Strategy):
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with self.context.waiting():
-            inputs, targets = exchange_tokens(inputs, targets, self._group, self._size)
+            inputs, targets = _exchange_tokens(inputs, targets, self._group, self._size)
         loss = self.context.loss(self.module(inputs), targets)
         self.context.before_backward(loss.detach())
         loss.backward()  # type: ignore[no-untyped-call]
@@ -133,6 +134,16 @@ class TensorParallel(Strategy):
             whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             found.append(_by_part(whole, self._size) if ".attention.inward." in name else whole)
         return found
+
+
+def _exchange_tokens(inputs: Tensor, targets: Tensor, group: Any, ranks: int) -> tuple[Tensor, Tensor]:
+    """Return the windows of all ``ranks`` of ``group`` in their order: each (ranks × batch, time), sent as int32."""
+    if ranks == 1:
+        return inputs, targets
+    own = torch.stack((inputs, targets)).to(torch.int32)
+    gathered = gather_slices(own.reshape(-1), ranks * own.numel(), group, ranks).view(ranks, *own.shape)
+    windows = gathered.to(inputs.dtype).transpose(0, 1).flatten(1, 2)
+    return windows[0], windows[1]
 
 
 def _is_split(parameter: Tensor) -> bool:

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from testbed_agents.exchange import gather_into
-from testbed_agents.strategies.diloco import ReplicaTraining
+from testbed_agents.exchange.sums import gather_into
+from testbed_agents.strategies.periodic_exchange import ReplicaTraining
 from testbed_agents.strategies.strategy import Context
 
 __all__ = ["TorchftDiloco"]

@@ -1,6 +1,6 @@
 """Bytes of coded values: what the agents' codecs put on the wire, said a second time.
 
-The formats are those of ``testbed_agents.codec``, blocks those of ``testbed_agents.blocks``; no code is shared, so
+The formats are those of ``testbed_agents.exchange.codec``, blocks those of sparse-loco; no code is shared, so
 tests compare the two for any length and shape.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from oracles import oracle
-from testbed_agents.codec import of_bits
+from testbed_agents.exchange.codec import of_bits
 from testbed_agents.hooks import Hooks
 from testbed_agents.parcels import Note
 from testbed_agents.syncer import Syncer, merged
