@@ -66,7 +66,7 @@ class Exporter(Collector):
     def __init__(self, topology: Topology, sources: Sources, gateways: Mapping[str, Path]) -> None:
         self._topology, self._sources = topology, sources
         self._sites = {site.gateway: site.name for site in topology.sites}
-        self._leaves = {
+        self._leaves: dict[str, tuple[str, str]] = {
             direction: (link.name, site)
             for link in topology.links
             # A direction is named after the site that it leads to, a series after the one that it leaves.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.physics import calibration
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.core.plan.properties import Calibrated, Changed, Paused, Shape, Slowed, Throttled
 from testbed.core.plan.resources import Agents, Fibers, Prometheus
 from testbed.core.plan.step import Property, Step
@@ -103,7 +103,7 @@ class EmulatorHandler:
             return []
         return emulator.differences({name: self._calibrated(name, it) for name, it in expected.items()})
 
-    def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
+    def _senders(self, directions: Sequence[EmulatedDirection]) -> dict[str, tuple[Path, str]]:
         """Return the gateway's end of each cable of the plant, by the plant's end."""
         # The egress end faces the site that the direction leads to.
         return {it.egress: (self._driver.path(f"{it.toward}-gw"), it.receiver or it.link) for it in directions}

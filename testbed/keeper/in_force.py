@@ -25,7 +25,7 @@ class InForce:
 
     def __init__(self, journal: Journal, topology: Topology) -> None:
         self._journal = journal
-        self._ends = {
+        self._ends: dict[str, tuple[str, str]] = {
             direction: topology.interfaces.ends(link.name) for link in topology.links for direction in link.directions
         }
 

@@ -43,7 +43,6 @@ from testbed.errors import LabError, StorageError
 from testbed.host.linux.descriptor import write_all
 
 VERSION = 3
-"""Older ones can be read too: version 1 has no ``forgotten`` lines, version 2 was never compacted."""
 
 COMPACT_BYTES: Final = 256 * 1024
 """A smaller journal is not compacted; nor is one that has not doubled since it was."""
@@ -160,7 +159,7 @@ class Journal:
 
     def _replay(self, record: Mapping[str, Any], line: bytes) -> None:
         if "journal" in record:
-            if record["journal"] not in range(1, VERSION + 1):
+            if record["journal"] != VERSION:
                 raise LabError(_OTHER_VERSION.format(path=self.path))
             self.lab, self.boot = record["lab"], record["boot"]
             self.keeper = (record["keeper"][0], record["keeper"][1])

@@ -56,15 +56,15 @@ def ways(topology: Topology, gradient_bytes: float = GRADIENT_BYTES, compute_s: 
         return ()
     parameters = max(gradient_bytes / FLOAT32_BYTES, MODEL_LAYERS * topology.scale)
     compute, network = DeclaredCompute(compute_s, model=parameters), Network.of_topology(topology)
-    found = []
+    computed = []
     for name, twin in BUILT.items():
         options = vars(twin).get("shown")
         if options is None:
             continue
         workload = AgentWorkload(strategy=name, options=dict(options), compute=compute, layers=MODEL_LAYERS)
         with suppress(TooMany):  # then the table goes without it
-            found.append(_way(job_on(workload, topology, network)))
-    return tuple(found)
+            computed.append(_way(job_on(workload, topology, network)))
+    return tuple(computed)
 
 
 def _way(job: Job) -> Way:

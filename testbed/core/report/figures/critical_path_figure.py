@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from testbed.core.analysis.critical_path import PARTS
-from testbed.core.report import critical_path_section, formats
+from testbed.core.report import formats
 from testbed.core.report.document import Report
-from testbed.core.report.fault_marks import fault_marks
-from testbed.core.report.plotly_figure import (
+from testbed.core.report.figures.fault_marks import fault_marks
+from testbed.core.report.figures.plotly_figure import (
     BLUE,
     GREEN,
     GREY,
@@ -23,6 +23,7 @@ from testbed.core.report.plotly_figure import (
     made,
     over_time,
 )
+from testbed.core.report.sections import critical_path_section
 
 __all__ = ["COLOR_OF_PART", "critical_path"]
 

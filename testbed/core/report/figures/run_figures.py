@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from testbed.core.report.critical_path_figure import critical_path
 from testbed.core.report.document import Report
-from testbed.core.report.fault_marks import time_span
-from testbed.core.report.fiber_figures import lateness, throughput
-from testbed.core.report.plotly_figure import Figure
-from testbed.core.report.rank_time_figures import rank_seconds, time_of_ranks
-from testbed.core.report.training_figures import step_time, tokens_over_time, train_loss
+from testbed.core.report.figures.critical_path_figure import critical_path
+from testbed.core.report.figures.fault_marks import time_span
+from testbed.core.report.figures.fiber_figures import lateness, throughput
+from testbed.core.report.figures.plotly_figure import Figure
+from testbed.core.report.figures.rank_time_figures import rank_seconds, time_of_ranks
+from testbed.core.report.figures.training_figures import step_time, tokens_over_time, train_loss
 
 __all__ = ["Figure", "figures"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.core.report import formats
-from testbed.core.report.drawing_parts import (
+from testbed.core.report.figures.drawing_parts import (
     NAME,
     SMALL,
     Box,
@@ -21,7 +21,7 @@ from testbed.core.report.drawing_parts import (
     text_width,
     wrapped,
 )
-from testbed.core.report.drawn_link import DrawnLink
+from testbed.core.report.figures.drawn_link import DrawnLink
 from testbed.core.topology.model import Site
 
 __all__ = ["rows"]

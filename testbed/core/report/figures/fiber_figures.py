@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from testbed.core.physics.full_scale import at_full_scale, full_rate_bps, stands_for
 from testbed.core.report import formats
 from testbed.core.report.document import FiberSeries, Report
-from testbed.core.report.fault_marks import fault_marks, with_faults
-from testbed.core.report.plotly_figure import (
+from testbed.core.report.figures.fault_marks import fault_marks, with_faults
+from testbed.core.report.figures.plotly_figure import (
     CYCLE,
     GREY,
     Figure,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from testbed.core.report import formats
 from testbed.core.report.document import Report
-from testbed.core.report.fault_effects import Effect, effects
-from testbed.core.report.fault_marks import time_span
-from testbed.core.report.faults_section import Fault
+from testbed.core.report.figures.fault_effects import Effect, effects
+from testbed.core.report.figures.fault_marks import time_span
+from testbed.core.report.sections.faults_section import Fault
 
 __all__ = ["Bar", "Row", "Tick", "Timeline", "timeline"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from testbed.core.report import formats
-from testbed.core.report.drawing_parts import (
+from testbed.core.report.figures.drawing_parts import (
     LINK,
     NAME,
     SMALL,
@@ -30,7 +30,7 @@ from testbed.core.report.drawing_parts import (
     text_width,
     wrapped,
 )
-from testbed.core.report.drawn_link import DrawnLink
+from testbed.core.report.figures.drawn_link import DrawnLink
 from testbed.core.topology.model import Site
 
 __all__ = ["ring"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from testbed.core.analysis.traffic_gaps import Silence, TrafficGaps, TrafficTrack
 from testbed.core.report import formats
-from testbed.core.report.faults_section import Fault
 from testbed.core.report.report_table import Table
+from testbed.core.report.sections.faults_section import Fault
 
 __all__ = ["BackLine", "Silent", "TrafficLine", "came_back", "lead", "lines", "sentences", "table"]
 

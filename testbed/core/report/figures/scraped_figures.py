@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from testbed.core.analysis.scraped_metrics import RankTrack
 from testbed.core.report import formats
 from testbed.core.report.document import Report
-from testbed.core.report.fault_marks import fault_marks, time_span
-from testbed.core.report.plotly_figure import (
+from testbed.core.report.figures.fault_marks import fault_marks, time_span
+from testbed.core.report.figures.plotly_figure import (
     BLUE,
     CYCLE,
     DASHES,

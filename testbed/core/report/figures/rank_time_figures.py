@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from testbed.core.analysis.rank_seconds import RankSeconds
-from testbed.core.report import formats, rank_seconds_section
+from testbed.core.report import formats
 from testbed.core.report.document import Report
-from testbed.core.report.plotly_figure import (
+from testbed.core.report.figures.plotly_figure import (
     BLUE,
     GREEN,
     GREY,
@@ -21,6 +21,7 @@ from testbed.core.report.plotly_figure import (
     made,
     plain,
 )
+from testbed.core.report.sections import rank_seconds_section
 
 __all__ = ["rank_seconds", "time_of_ranks"]
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from testbed.core.analysis.recovery import BACK
 from testbed.core.report import formats
 from testbed.core.report.document import Report, StepSeries
-from testbed.core.report.fault_marks import fault_marks, shaded, violations, with_faults
-from testbed.core.report.plotly_figure import (
+from testbed.core.report.figures.fault_marks import fault_marks, shaded, violations, with_faults
+from testbed.core.report.figures.plotly_figure import (
     BLUE,
     Figure,
     Json,

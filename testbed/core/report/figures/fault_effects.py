@@ -10,9 +10,9 @@ import enum
 from collections.abc import Iterable, Mapping
 
 from testbed.core.report.document import Report
-from testbed.core.report.faults_section import Fault
-from testbed.core.report.in_force_section import InForce
-from testbed.core.report.plotly_figure import BLUE, GREY, VERMILLION
+from testbed.core.report.figures.plotly_figure import BLUE, GREY, VERMILLION
+from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.sections.in_force_section import InForce
 
 __all__ = ["Effect", "effect", "effects"]
 

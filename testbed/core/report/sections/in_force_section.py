@@ -13,8 +13,8 @@ from testbed.core.fields import Fields, mapping, sequence, text, texts
 from testbed.core.physics import full_scale
 from testbed.core.records.event import Event
 from testbed.core.report import formats
-from testbed.core.report.faults_section import Fault
 from testbed.core.report.report_table import Table
+from testbed.core.report.sections.faults_section import Fault
 
 __all__ = ["InForce", "ValueInForce", "lines", "table"]
 

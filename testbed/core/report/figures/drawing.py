@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from testbed.core.physics.full_scale import stands_for
 from testbed.core.report import formats
 from testbed.core.report.document import Report
-from testbed.core.report.drawing_parts import Drawing
-from testbed.core.report.drawing_ring import ring
-from testbed.core.report.drawing_rows import rows
-from testbed.core.report.drawn_link import DrawnLink
-from testbed.core.report.fault_effects import Effect, effects
-from testbed.core.report.faults_section import Fault
+from testbed.core.report.figures.drawing_parts import Drawing
+from testbed.core.report.figures.drawing_ring import ring
+from testbed.core.report.figures.drawing_rows import rows
+from testbed.core.report.figures.drawn_link import DrawnLink
+from testbed.core.report.figures.fault_effects import Effect, effects
+from testbed.core.report.sections.faults_section import Fault
 from testbed.core.topology.model import Link, Topology
 
 __all__ = ["draw", "drawings"]

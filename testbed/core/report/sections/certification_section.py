@@ -18,8 +18,8 @@ from testbed.core.fields import Fields, number, text
 from testbed.core.physics import full_scale
 from testbed.core.records.run_info import RunInfo
 from testbed.core.report import formats
-from testbed.core.report.fidelity_section import Fidelity, Machine
 from testbed.core.report.report_table import Table
+from testbed.core.report.sections.fidelity_section import Fidelity, Machine
 from testbed.core.topology.model import Topology
 from testbed.core.units import format_number, format_percent
 

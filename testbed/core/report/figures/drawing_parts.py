@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from testbed.core.report.fault_effects import Effect
+from testbed.core.report.figures.fault_effects import Effect
 
 __all__ = [
     "Box",

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from testbed.core.report.document import Report
-from testbed.core.report.fault_effects import effects
-from testbed.core.report.faults_section import Fault
-from testbed.core.report.hypothesis import Steady
-from testbed.core.report.plotly_figure import PURPLE, Json, Marks, Span, plain, short
+from testbed.core.report.figures.fault_effects import effects
+from testbed.core.report.figures.plotly_figure import PURPLE, Json, Marks, Span, plain, short
+from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.sections.steady_section import Steady
 
 __all__ = ["fault_marks", "shaded", "time_span", "violations", "with_faults"]
 

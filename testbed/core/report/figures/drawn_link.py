@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.core.report.drawing_parts import LINK, SMALL, KeyLine, Line, wrapped
-from testbed.core.report.fault_effects import Effect
+from testbed.core.report.figures.drawing_parts import LINK, SMALL, KeyLine, Line, wrapped
+from testbed.core.report.figures.fault_effects import Effect
 
 __all__ = ["DrawnLink"]
 
