@@ -1,4 +1,4 @@
-"""The syncer: who counts in which round, with which weight, and that nobody counts twice."""
+"""The server: who counts in which round, with which weight, and that nobody counts twice."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import torch
 from oracles import oracle
 from testbed_agents.exchange.codec import of_bits
 from testbed_agents.hooks import Hooks
-from testbed_agents.parcels import Note
-from testbed_agents.syncer import Syncer, merged
+from testbed_agents.parameter_server.messages import Header
+from testbed_agents.parameter_server.quorum_server import QuorumServer, merged
 
 BOUND_S = 20.0
 SITES = ("a", "b", "c")
 
 
 class Desk:
-    """A syncer of one slice with what it has sent to site a."""
+    """A server of one slice with what it has sent to site a."""
 
     def __init__(self, quorum: int, grace_s: float, sizes: tuple[int, ...] = (4,), bits: int = 32) -> None:
-        self.syncer = Syncer(SITES, True, Hooks(), sizes, of_bits(bits), quorum, grace_s)
-        self.syncer.begin()
+        self.server = QuorumServer(SITES, True, Hooks(), sizes, of_bits(bits), quorum, grace_s)
+        self.server.begin()
         self.sizes, self.codec = sizes, of_bits(bits)
-        self.sent: list[tuple[Note, torch.Tensor | None]] = []
-        self.syncer.deliver |= dict.fromkeys(SITES, lambda note, tensor: None)
-        self.syncer.deliver["a"] = lambda note, tensor: self.sent.append((note, tensor))
+        self.sent: list[tuple[Header, torch.Tensor | None]] = []
+        self.server.deliver |= dict.fromkeys(SITES, lambda note, tensor: None)
+        self.server.deliver["a"] = lambda note, tensor: self.sent.append((note, tensor))
         self.pushed = dict.fromkeys(SITES, 0)
 
     def push(self, site: str, value: float, tokens: int = 1, fragment: int = 0) -> None:
         self.pushed[site] += 1
         note = {"kind": "push", "fragment": fragment, "push": self.pushed[site], "tokens": tokens}
         values = torch.full((self.sizes[fragment],), value)
-        self.syncer.receive(site, note, self.codec.encode(values))
+        self.server.receive(site, note, self.codec.encode(values))
 
     def say(self, site: str, kind: str) -> None:
-        self.syncer.receive(site, {"kind": kind}, torch.empty(0))
+        self.server.receive(site, {"kind": kind}, torch.empty(0))
 
     @property
     def rounds(self) -> list[tuple[float, dict[str, int]]]:
@@ -109,8 +109,8 @@ def test_every_push_is_in_one_version_exactly_once_also_over_a_checkpoint(seed: 
             pushes[fragment, site].append(desk.pushed[site])
             expected[fragment][site] += 1
 
-    def collect(syncer: Syncer) -> None:
-        for entry in syncer.take_log():
+    def collect(server: QuorumServer) -> None:
+        for entry in server.take_log():
             if entry.get("what") == "received":
                 continue
             for site, numbers in entry["taken"].items():
@@ -120,26 +120,26 @@ def test_every_push_is_in_one_version_exactly_once_also_over_a_checkpoint(seed: 
     for site in SITES:
         desk.say(site, "settled")
     assert desk.sent[-1][0]["kind"] == "settled"
-    collect(desk.syncer)
+    collect(desk.server)
     # Another process, restored from the tensors: what one site had delivered is one push there, its last.
     restored = Desk(quorum=2, grace_s=0.0, sizes=(3, 5))
-    for name, tensor in desk.syncer.saved.items():
-        restored.syncer.saved[name].copy_(tensor)
+    for name, tensor in desk.server.saved.items():
+        restored.server.saved[name].copy_(tensor)
     waiting = {
-        (fragment, site): [number for number, *_ in desk.syncer._waiting[fragment][site]]
+        (fragment, site): [number for number, *_ in desk.server._waiting[fragment][site]]
         for fragment in range(2)
         for site in SITES
     }
-    with desk.syncer.lock:
-        for timer in desk.syncer._timers.values():
+    with desk.server.lock:
+        for timer in desk.server._timers.values():
             timer.cancel()
     restored.pushed, desk = desk.pushed, restored
-    desk.syncer.loaded()
+    desk.server.loaded()
     some(drawn.randrange(1, 30))
     for site in SITES:
         desk.say(site, "end")
     assert desk.sent[-1][0]["kind"] == "final"
-    collect(desk.syncer)
+    collect(desk.server)
     for key, numbers in pushes.items():
         fragment, site = key
         merged_away = waiting[key][:-1]
@@ -147,14 +147,14 @@ def test_every_push_is_in_one_version_exactly_once_also_over_a_checkpoint(seed: 
 
 
 def test_what_arrives_before_the_state_is_loaded_waits_for_it() -> None:
-    syncer = Syncer(SITES, True, Hooks(), (4,), of_bits(32), 1, 0.0)
-    syncer.deliver |= dict.fromkeys(SITES, lambda note, tensor: None)
+    server = QuorumServer(SITES, True, Hooks(), (4,), of_bits(32), 1, 0.0)
+    server.deliver |= dict.fromkeys(SITES, lambda note, tensor: None)
     for site in SITES:
         push = {"kind": "push", "fragment": 0, "push": 6, "tokens": 1}
-        syncer.receive(site, push, of_bits(32).encode(torch.ones(4)))
-    syncer.saved["syncer.numbers"][0] = torch.tensor([5, 5, 5, 5, 0, 0, 0, 0, 0, 0])
-    syncer.loaded()
-    assert syncer.take_log() == []
-    syncer.begin()
-    served = [entry for entry in syncer.take_log() if entry.get("what") != "received"]
+        server.receive(site, push, of_bits(32).encode(torch.ones(4)))
+    server.saved["syncer.numbers"][0] = torch.tensor([5, 5, 5, 5, 0, 0, 0, 0, 0, 0])
+    server.loaded()
+    assert server.take_log() == []
+    server.begin()
+    served = [entry for entry in server.take_log() if entry.get("what") != "received"]
     assert [(entry["version"], entry["taken"]) for entry in served] == [(6, {site: [6] for site in SITES})]
