@@ -132,7 +132,7 @@ class AsynchronousServer(ParameterServer):
             optimizer.values = self.saved["server.values"].clone()
             optimizer.momentum.copy_(self.saved["server.momentum"])
             optimizer.gathered.copy_(self.saved["server.gathered"])
-            optimizer.pushes, self._admission.version, *rest = self.saved["server.numbers"].tolist()
-            held, tokens = rest[: len(self.sites)], rest[len(self.sites) :]
+            optimizer.pushes, self._admission.version, *numbers = self.saved["server.numbers"].tolist()
+            held, tokens = numbers[: len(self.sites)], numbers[len(self.sites) :]
             self._tokens = {site: count for site, count in zip(self.sites, tokens, strict=True) if count}
             self._admission.resume(dict(zip(self.sites, held, strict=True)))

@@ -179,7 +179,7 @@ class ParameterServerTraining(ReplicaTraining):
         mine = torch.tensor(values if self.replicas.slice is not None else [_UNKNOWN] * len(values))
         if self._site_size > 1:
             dist.all_reduce(mine, op=dist.ReduceOp.MIN, group=self._in_site)
-        return tuple(int(it) for it in mine)
+        return tuple(int(number) for number in mine)
 
     def close(self) -> None:
         """Deliver what is left, and end all connections; one that is disconnected for the job's timeout is given up."""
