@@ -51,31 +51,33 @@ def positions(seed: int, group: str, sequence: int, count_of: int, count: int) -
     if count_of <= 2 * ELEMENTS_DRAWN:
         return random.Random(zlib.crc32(key)).sample(range(count_of), count_of)[:count]
     # A digest costs a tenth of seeding a generator, which is done for each operation.
-    found: dict[int, None] = {}
+    chosen: dict[int, None] = {}
     block = 0
-    while len(found) < count:
+    while len(chosen) < count:
         digest = hashlib.blake2b(key, salt=block.to_bytes(4, "little")).digest()
-        found.update(dict.fromkeys(word % count_of for word in _WORDS.unpack(digest)))
+        chosen.update(dict.fromkeys(word % count_of for word in _WORDS.unpack(digest)))
         block += 1
-    return list(found)[:count]
+    return list(chosen)[:count]
 
 
-def elements(tensors: Sequence[Tensor], at: Sequence[int]) -> Tensor:
+def elements(tensors: Sequence[Tensor], places: Sequence[int]) -> Tensor:
     """Return the elements at these positions of the concatenated tensors, copied."""
     if len(tensors) == 1:
         flat = tensors[0].detach().reshape(-1)
         if flat.dtype in _IN_NUMPY:
-            return torch.from_numpy(flat.numpy().take(at)) if at else flat[:0].clone()  # a quarter of torch's time
-        return flat[list(at)]
-    found: dict[int, Tensor] = {}
+            return (
+                torch.from_numpy(flat.numpy().take(places)) if places else flat[:0].clone()
+            )  # a quarter of torch's time
+        return flat[list(places)]
+    by_place: dict[int, Tensor] = {}
     begin = 0
     for tensor in tensors:
         end = begin + tensor.numel()
-        if within := [position for position in at if begin <= position < end]:
+        if within := [position for position in places if begin <= position < end]:
             flat = tensor.detach().reshape(-1)
-            found.update(zip(within, flat[[position - begin for position in within]], strict=True))
+            by_place.update(zip(within, flat[[position - begin for position in within]], strict=True))
         begin = end
-    return torch.stack([found[position] for position in at]) if at else torch.zeros(0)
+    return torch.stack([by_place[position] for position in places]) if places else torch.zeros(0)
 
 
 def hexadecimal(tensor: Tensor) -> str:

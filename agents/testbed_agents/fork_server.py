@@ -72,23 +72,23 @@ class ForkServer:
             for agent in list(self._agents.values()):
                 self._forget(agent)
 
-    def say(self, event: str, **fields: object) -> None:
+    def report(self, event: str, **fields: object) -> None:
         """Write one event as one line. Raises BrokenPipeError if no process reads the events any more."""
         line = json.dumps({"event": event, "t": time.monotonic(), **fields}).encode() + b"\n"
         while line:
             line = line[os.write(self._events, line) :]
 
     def _read_commands(self) -> bool:
-        got = os.read(self._commands, READ_BYTES)
-        *lines, self._unread = (self._unread + got).split(b"\n")
+        received = os.read(self._commands, READ_BYTES)
+        *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
             try:
-                self._obey(json.loads(line))
+                self._execute(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 print(f"invalid command ({type(error).__name__}: {error}): {line[:200]!r}", file=sys.stderr, flush=True)
-        return bool(got)
+        return bool(received)
 
-    def _obey(self, message: Mapping[str, Any]) -> None:
+    def _execute(self, message: Mapping[str, Any]) -> None:
         match message["do"]:
             case "rank":
                 if old := self._agents.get(message["rank"]):
@@ -101,7 +101,7 @@ class ForkServer:
                 if agent := self._agents.get(message["rank"]):
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(agent.pidfd, signal.Signals[message["signal"]])
-                self.say("signalled", rank=message["rank"], signal=message["signal"])
+                self.report("signalled", rank=message["rank"], signal=message["signal"])
             case "slow":
                 if agent := self._agents.get(message["rank"]):
                     self._pass_on(agent, message)
@@ -118,10 +118,10 @@ class ForkServer:
         missing = [rank for rank in ranks if rank not in self._agents]
         used = [rank for rank in ranks if rank not in missing and self._agents[rank].job is not None]
         if missing or used:
-            which = ", ".join(map(str, missing or used))
-            reason = f"no process for rank {which}" if missing else f"rank {which} already had a job"
+            unusable = ", ".join(map(str, missing or used))
+            reason = f"no process for rank {unusable}" if missing else f"rank {unusable} already had a job"
             for rank in ranks:
-                self.say("finished", rank=rank, job=job, status="failed", reason=f"{reason}: deploy a fresh one")
+                self.report("finished", rank=rank, job=job, status="failed", reason=f"{reason}: deploy a fresh one")
             return
         for rank in ranks:
             self._agents[rank].job = job
@@ -176,22 +176,22 @@ class ForkServer:
         if dead is not None:
             self._forget(agent)
             how = {"code": dead.si_status} if dead.si_code == os.CLD_EXITED else {"signal": dead.si_status}
-            self.say("died", rank=agent.rank, pid=agent.pid, **how)
+            self.report("died", rank=agent.rank, pid=agent.pid, **how)
 
     def _relay(self, agent: Agent) -> None:
         while True:
             try:
-                words = agent.channel.recv(READ_BYTES)
+                line = agent.channel.recv(READ_BYTES)
             except BlockingIOError:
                 return
             except OSError:
-                words = b""
-            if not words:  # closed; would wake the selector until the pidfd reports the end
+                line = b""
+            if not line:  # closed; would wake the selector until the pidfd reports the end
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(agent.channel)
                 return
-            event = json.loads(words)
-            self.say(event.pop("event"), **event)
+            event = json.loads(line)
+            self.report(event.pop("event"), **event)
 
     def _kill(self, agent: Agent) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -276,7 +276,7 @@ def main() -> None:
         raise SystemExit(f"training agents need torch: {error}") from error
     parent = ForkServer(commands, events, _planter())
     with contextlib.suppress(BrokenPipeError):
-        parent.say("warm", torch=version)
+        parent.report("warm", torch=version)
         parent.run()
     # Skip interpreter shutdown, which takes most of a second with torch, and reports leaks in some builds.
     sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""What a job attaches to its operations and optimizers: who observes and records them, and a planted error.
+"""Hooks of a job in its operations and outer optimizers: an observer, records, waits, and a planted error of a test.
 
-One object per job. The trainer makes it with the process groups (``Groups.hooks``) and fills it; whoever records or
-waits gets it passed. Without a trainer it does nothing.
+One object per job, made with the process groups (``Groups.hooks``), attached by the trainer, and passed to all code
+that records or waits. Without a trainer it does nothing.
 """
 
 from __future__ import annotations

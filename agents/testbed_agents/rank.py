@@ -57,9 +57,9 @@ def live(message: Mapping[str, Any], parent: int, channel: socket.socket, plant:
     except OSError as error:
         raise OSError(error.errno, f"cannot serve /metrics on {address}:{port}: {error.strerror}") from error
     rank = Rank(seat, metrics, channel, plant)
-    rank.say("ready", pid=os.getpid())
-    while order := channel.recv(MESSAGE_BYTES):
-        rank.obey(json.loads(order))
+    rank.report("ready", pid=os.getpid())
+    while command := channel.recv(MESSAGE_BYTES):
+        rank.execute(json.loads(command))
 
 
 class Rank:
@@ -74,7 +74,7 @@ class Rank:
         self._over = threading.Lock()
         """Acquired by the thread that reports the end of the job and never released, so that it is reported once."""
 
-    def obey(self, message: Mapping[str, Any]) -> None:
+    def execute(self, message: Mapping[str, Any]) -> None:
         if message["do"] == "train" and self._trainer is None:
             self._job = str(message["job"])
             self._trainer = threading.Thread(target=self._train, args=(message,), name="trainer", daemon=True)
@@ -90,7 +90,7 @@ class Rank:
             self._trainer.join(STOP_GRACE_S)
             self._finish("stopped", f"asked to stop; its step did not end within {STOP_GRACE_S:g} s")
 
-    def say(self, event: str, **fields: object) -> None:
+    def report(self, event: str, **fields: object) -> None:
         line = {"event": event, "rank": self._seat.rank, **fields, "t": time.monotonic()}
         with contextlib.suppress(OSError):  # the fork server has ended, and this process is about to
             self._channel.send(json.dumps(line).encode())
@@ -119,7 +119,7 @@ class Rank:
             self._finish("failed", f"{type(error).__name__}: {reason_of(error)}")
 
     def _began(self) -> None:
-        self.say("began", job=self._job)
+        self.report("began", job=self._job)
 
     def _finish(
         self,
@@ -133,19 +133,19 @@ class Rank:
         """Report the end of the job, once. ``storage``: the disk failed, not the job."""
         if not self._over.acquire(blocking=False):
             return
-        more: dict[str, object] = {}
+        parameters: dict[str, object] = {}
         if outcome is not None:
-            step, more = outcome.step, {"parameters_sha256": outcome.fingerprint}
+            step, parameters = outcome.step, {"parameters_sha256": outcome.fingerprint}
         if self._records is not None:
             try:
                 last = self._metrics.last_step if step is None else step
-                self._records.write("end", t=time.monotonic(), status=status, reason=reason, step=last, **more)
+                self._records.write("end", t=time.monotonic(), status=status, reason=reason, step=last, **parameters)
             except RecordsError as error:
                 if status == "ok":
                     status, reason, storage = "failed", str(error), True
             self._records.close()  # a trainer that returns later must not write
         self._metrics.job_state(self._job, {"ok": "finished", "saved": "stopped"}.get(status, status))
-        self.say("finished", job=self._job, status=status, reason=reason, storage=storage)
+        self.report("finished", job=self._job, status=status, reason=reason, storage=storage)
         if outcome is None:
             _hang_up(self._metrics.port)
 

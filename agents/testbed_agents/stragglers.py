@@ -3,9 +3,9 @@
 Sites that train alone may legally be many steps apart (H steps of DiLoCo), and the first one waits for the other.
 gloo's timeout runs from the beginning of an operation, so that it would end every attempt in which a site is slower by
 more than the timeout in H steps. Groups whose ranks do not step together (``Groups.new``, ``apart``) therefore have a
-timeout of gloo's that never ends a job. Their ranks wait here, by the steps on the board, until all have entered the
-step of the operation; only then the timeout runs. The wait ends with an error if no rank that is behind begins another
-step for the timeout.
+timeout of gloo's that never ends a job. Their ranks wait here, by the steps in the status file, until all have entered
+the step of the operation; only then the timeout runs. The wait ends with an error if no rank that is behind begins
+another step for the timeout.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Stragglers:
         last_behind: tuple[int, ...] = ()
         moved_t = time.monotonic()
         while not (done() or self._ended()):
-            now, entered = time.monotonic(), self._entered(ranks)
+            now_t, entered = time.monotonic(), self._entered(ranks)
             behind = tuple(number for number in entered if number < step)
             if not behind:
                 return
             if behind != last_behind:
-                last_behind, moved_t = behind, now
-            if now - moved_t > self._timeout_s:
+                last_behind, moved_t = behind, now_t
+            if now_t - moved_t > self._timeout_s:
                 late = [rank for rank, number in zip(ranks, entered, strict=True) if number < step]
                 raise RuntimeError(
                     f"Timed out waiting {1e3 * self._timeout_s:.0f}ms for rank {late[0]} to begin another step"

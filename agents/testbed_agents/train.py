@@ -8,7 +8,7 @@ seconds of CLOCK_MONOTONIC, which all processes of a host share::
 
 ``t_ready``: this rank has computed its last gradient. ``t_sync``: gradients are usable. compute = (t_ready - t_begin) +
 (t_stepped - t_sync); exposed communication = (t_sync - t_ready) + (t_end - t_stepped), of which the first part may be
-waiting for a slower rank. Those times, train_loss and orders to stop or save are exchanged on the ``board``, not over
+waiting for a slower rank. Those times, train_loss and orders to stop or save are exchanged by the status file, not over
 the network: nothing but the strategy's own exchanges crosses a fiber.
 
 Can also be run as a program, in torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)::
@@ -30,18 +30,18 @@ import torch
 from torch import Tensor
 
 from testbed_agents import data, strategies
-from testbed_agents.board import Board, Order
-from testbed_agents.calibration import Meeting, write_calibration
+from testbed_agents.calibration import StartBarrier, write_calibration
 from testbed_agents.check_log import Checks
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
 from testbed_agents.compute import Compute
 from testbed_agents.evaluation import Evaluation, hold_out
+from testbed_agents.groups import join
 from testbed_agents.hooks import PlantedError
-from testbed_agents.metrics import InterfaceBytes, RankMetrics
+from testbed_agents.interfaces import InterfaceBytes, address_of
+from testbed_agents.metrics import RankMetrics
 from testbed_agents.model import GPT, fingerprint, parameter_count
-from testbed_agents.own_address import own_address
 from testbed_agents.records import Records
-from testbed_agents.rendezvous import rendezvous
+from testbed_agents.status_file import Order, StatusFile
 from testbed_agents.stragglers import Stragglers
 from testbed_agents.strategies import Context, Strategy
 from testbed_agents.tcp_info import Connections
@@ -116,7 +116,7 @@ class Trainer:
             raise TrainingFailed(f"invalid train message: compute: {error}") from error
         self._compute = compute
         self._corpus = self._held_out = data.load(job.data)
-        if job.evaluate.every:
+        if job.evaluate_every:
             self._corpus, self._held_out = hold_out(self._corpus, job.shape.context)
         self._windows = data.Windows(
             self._corpus, batch=job.batch, context=job.shape.context, seed=job.seed, rank=seat.rank
@@ -128,11 +128,11 @@ class Trainer:
         self._done = job.resume[0] if job.resume else 0
         self._opened = contextlib.ExitStack()
         # Below the checkpoints, because ranks may make files there, and nowhere else in the folder of the job.
-        board = job.directory / "checkpoints" / "rank-0" / f"board.a{job.attempt}"
-        self._board = Board(board, seat.rank, job.world_size)
-        self._opened.callback(self._board.close)
+        path = job.directory / "checkpoints" / "rank-0" / f"board.a{job.attempt}"
+        self._status = StatusFile(path, seat.rank, job.world_size)
+        self._opened.callback(self._status.close)
         if seat.rank == 0:
-            self._opened.callback(self._board.remove_name)  # it still has one if the ranks did not meet
+            self._opened.callback(self._status.unlink)  # it still has one if the ranks did not meet
         self._progress_t = 0.0
 
     def run(self) -> Outcome:
@@ -167,21 +167,21 @@ class Trainer:
     def _prepare(self) -> None:
         """Join the process group, prepare the strategy, load the checkpoint to resume from, and attach the hooks."""
         job = self._job
-        groups = rendezvous(job, self._seat, self._board)
+        groups = join(job, self._seat, self._status)
         self._hooks = groups.hooks
         self._hooks.planted = self._planted
         self._context = Context(
             groups,
             job.timeout_s,
             self._compute.loss,
-            own_address(job.interface),
+            address_of(job.interface),
             steps=job.steps,
             compute=self._compute,
             speeds=job.speeds,
         )
         self._strategy = strategies.make(job.strategy, job.options)
         self._evaluation = None
-        if job.evaluate.every and isinstance(self._model, GPT):  # a sleeping model learns nothing of the text
+        if job.evaluate_every and isinstance(self._model, GPT):  # a sleeping model learns nothing of the text
             share = groups.local_rank, len(groups.members[groups.site])
             self._evaluation = Evaluation(job.shape, self._held_out, share)
         trained = self._strategy.prepare(self._model, self._context)
@@ -194,8 +194,8 @@ class Trainer:
             self._strategy.loaded()
             self._metrics.last_step = self._done
         if job.calibrate and job.attempt == 1:
-            meeting = Meeting(self._board, job.timeout_s)
-            write_calibration(job, groups, meeting, self._records, self._strategy, self._model)
+            barrier = StartBarrier(self._status, job.timeout_s)
+            write_calibration(job, groups, barrier, self._records, self._strategy, self._model)
         self._attach_hooks()
 
     def _attach_hooks(self) -> None:
@@ -220,7 +220,7 @@ class Trainer:
         self._opened.callback(self._hooks.detach)
         self._hooks.count_blocked(self._context.waiting)
         self._hooks.stragglers = Stragglers(
-            self._board.entered,
+            self._status.entered,
             lambda: self._context.step,
             job.timeout_s,
             range(job.world_size),
@@ -262,7 +262,7 @@ class Trainer:
 
     def _enter(self, step: int) -> Order:
         """Return the order to end before ``step``; empty if there is none, and after the last step."""
-        return self._board.enter(step, self._control.request) if step <= self._job.steps else ""
+        return self._status.enter(step, self._control.request) if step <= self._job.steps else ""
 
     def _begin_step(self, number: int) -> _Step:
         self._context.begin(number)
@@ -285,7 +285,7 @@ class Trainer:
                 step.add_compute(self._compute.end(step.inner_begin_t, self._context.ready_t, step.sync_t, updated_t))
                 self._context.next_inner_step(step.sync_t)
                 step.inner_begin_t = updated_t
-        step.train_loss = self._board.mean_loss(step.number, self._step_group)
+        step.train_loss = self._status.mean_loss(step.number, self._step_group)
         if not math.isfinite(step.train_loss):  # the mean over ranks that step together, so all of them end here
             reason = f"step {step.number}: train_loss is {step.train_loss}: training diverged"
             raise TrainingFailed(reason, self._done)
@@ -308,13 +308,13 @@ class Trainer:
 
     def _record(self, step: _Step) -> None:
         """Write the record of the step."""
-        context, board = self._context, self._board
+        context, status = self._context, self._status
         # Waiting inside forward and backward pass is not compute.
         step.compute_s = (context.ready_t - step.begin_t) - context.waited_s + (step.stepped_t - step.sync_t)
         step.add_compute(self._compute.end(step.inner_begin_t, context.ready_t, step.sync_t, step.stepped_t))
-        step.peer_wait_s = min(board.later(step.number, self._step_group), step.sync_t - context.ready_t)
+        step.peer_wait_s = min(status.gradients_lag_s(step.number, self._step_group), step.sync_t - context.ready_t)
         step.peer_wait_s += min(
-            board.later_updated(step.number, range(self._job.world_size)), step.end_t - step.stepped_t
+            status.update_lag_s(step.number, range(self._job.world_size)), step.end_t - step.stepped_t
         )
         step.exposed_s = (step.sync_t - context.ready_t) + (step.end_t - step.stepped_t) + context.waited_s
         traffic, totals_before = self._interface.read(), self._connections.across
@@ -368,10 +368,10 @@ class Trainer:
             self._progress_t = step.end_t + PROGRESS_EVERY_S
         if saves:
             size = self._checkpoints.save(number, self._state)
-            self._checkpoints.confirm(self._board.saved(number))
+            self._checkpoints.confirm(self._status.saved(number))
             t = time.monotonic()
             self._records.write("checkpoint", t=t, step=number, bytes=size, took_s=t - step.end_t)
-        if self._evaluation is not None and job.evaluate.due(number, job.steps):
+        if self._evaluation is not None and job.evaluates_after(number):
             with self._hooks.unobserved():  # its operations are no exchange of the strategy's
                 fields = self._evaluation.run(self._strategy, number)
             self._records.write("evaluation", **fields)
@@ -397,8 +397,8 @@ class Trainer:
         self._note(self._step)
 
     def _note(self, step: _Step) -> None:
-        """Tell the other ranks of the step, over the board."""
-        self._board.note(step.number, ready_t=step.ready_t, updated_t=step.stepped_t, loss=step.own_loss)
+        """Publish the state of the step to the other ranks."""
+        self._status.publish(step.number, ready_t=step.ready_t, updated_t=step.stepped_t, loss=step.own_loss)
 
 
 def main() -> None:

@@ -8,11 +8,11 @@ All groups have the hooks of the default group (``WatchedGroup.hooks``), one of 
 group only counts its operations. The observer decides what is done with the tensors: :mod:`testbed_agents.check_log`
 takes checksums and samples of them.
 
-An operation has *ended* when its result is there and before anybody who waits for it can go on: for those with a
+An operation has *ended* when its result is there and before a caller that waits for it continues: for those with a
 future, in gloo's thread; for send and recv, which have none, in ``wait``. So an observer reads a result before the
-caller can overwrite it, without a copy. Only who waits for the future itself (the reducer of DistributedDataParallel)
-may be ahead of the observer: torch wakes it before it calls back. ``Operation.over`` tells, and an observer must wait
-for those before the step ends and its buckets are filled again.
+caller can overwrite it, without a copy. Only a caller that waits for the future itself (the reducer of
+DistributedDataParallel) may be ahead of the observer: torch wakes it before it calls back. An observer must wait for
+those operations (``Operation.over``) before the step ends and its buckets are filled again.
 
 Operations are numbered from 0 in each group, in the order in which this rank begins them, which is the same on all
 ranks of the group. A message is numbered among those of its source, destination and tag.
@@ -109,7 +109,7 @@ class Operation:
         self.inputs, self.outputs, self.sent, self.received = [], [], None, None
 
     def first_end(self) -> bool:
-        """Return True once: to the one who may note the end."""
+        """Return True once: to the caller that notes the end."""
         return self._ended.acquire(blocking=False)
 
 
@@ -127,8 +127,8 @@ def flat(tensors: Any) -> Iterator[Tensor]:
     if isinstance(tensors, Tensor):
         yield tensors
     else:
-        for each in tensors:
-            yield from flat(each)
+        for part in tensors:
+            yield from flat(part)
 
 
 def listed(tensors: Any) -> list[Tensor]:
@@ -139,7 +139,7 @@ def listed(tensors: Any) -> list[Tensor]:
 
 
 def size_of(tensors: Any) -> int:
-    return sum(int(each.nbytes) for each in listed(tensors))
+    return sum(int(tensor.nbytes) for tensor in listed(tensors))
 
 
 class WatchedWork(Work):
@@ -220,7 +220,7 @@ class _Nothing(Work):
 
 
 class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
-    """A gloo process group that tells of its operations. ``ranks``: the global ones, in the group's order.
+    """A gloo process group that calls ``hooks`` at its operations. ``ranks``: the global ones, in the group's order.
 
     A group of two has a connection for messages of each direction. gloo announces each receipt to the sender; behind
     what the receiver itself is sending, this would come late, and two large messages would take turns.
@@ -256,7 +256,8 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def label(self) -> str:
-        """The name in records: ``group_desc``, ``world`` for the default group; told apart from others of its ranks."""
+        """The name in records: ``group_desc``; ``world`` for the default group; numbered from the second group of the
+        same ranks on."""
         if self._label:
             return self._label
         with self._lock:
@@ -497,8 +498,8 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, outputs: Any, inputs: Any, *options: Any, **named: Any) -> Any:
         operation = self._operation("all_to_all", inputs, outputs)
-        operation.sent = lambda: [[each] for each in inputs]
-        operation.received = lambda: [[each] for each in outputs]
+        operation.sent = lambda: [[tensor] for tensor in inputs]
+        operation.received = lambda: [[tensor] for tensor in outputs]
         return self._do(operation, inputs, lambda given: self._inner.alltoall(outputs, given, *options, **named))
 
     def all_to_all_single(
@@ -550,7 +551,7 @@ def _plain_group(store: Any, rank: int, size: int) -> Any:
 
 
 class _Numbered:
-    """Numbers a message of which the source was not known when its receipt began."""
+    """Numbers a message whose source was unknown when its receipt began."""
 
     def __init__(self, group: WatchedGroup, observer: Observer) -> None:
         self._group, self._observer = group, observer
@@ -570,8 +571,8 @@ class _Numbered:
 
 def _chunks(tensors: Sequence[Tensor], size: int) -> Parts:
     """Return the part of each rank: one chunk of each tensor, all of them of equal size."""
-    cut = [each.reshape(size, -1) if each.numel() else each.reshape(size, 0) for each in tensors]
-    return [[each[position] for each in cut] for position in range(size)]
+    cut = [tensor.reshape(size, -1) if tensor.numel() else tensor.reshape(size, 0) for tensor in tensors]
+    return [[parts[position] for parts in cut] for position in range(size)]
 
 
 def _rows(tensor: Tensor, rows: Sequence[int], size: int) -> Parts:
@@ -581,17 +582,17 @@ def _rows(tensor: Tensor, rows: Sequence[int], size: int) -> Parts:
 
 
 def _option(options: Sequence[Any], named: dict[str, Any], name: str) -> Any:
-    for each in (*options, *named.values()):
-        if hasattr(each, name):
-            return getattr(each, name)
+    for option in (*options, *named.values()):
+        if hasattr(option, name):
+            return getattr(option, name)
     return None
 
 
 def _reduction(options: Sequence[Any], named: dict[str, Any]) -> str:
-    found = _option(options, named, "reduceOp")
-    if found is None:
-        found = next((each for each in (*options, *named.values()) if isinstance(each, dist.ReduceOp)), None)
-    return "sum" if found is None else _name(getattr(found, "op", found))
+    reduction = _option(options, named, "reduceOp")
+    if reduction is None:
+        reduction = next((option for option in (*options, *named.values()) if isinstance(option, dist.ReduceOp)), None)
+    return "sum" if reduction is None else _name(getattr(reduction, "op", reduction))
 
 
 @functools.cache
@@ -600,10 +601,10 @@ def _name(reduction: Any) -> str:
 
 
 def _root(options: Sequence[Any], named: dict[str, Any]) -> int:
-    found = _option(options, named, "rootRank")
-    if found is None:
-        found = named.get("root", options[0] if options and isinstance(options[0], int) else 0)
-    return int(found)
+    root = _option(options, named, "rootRank")
+    if root is None:
+        root = named.get("root", options[0] if options and isinstance(options[0], int) else 0)
+    return int(root)
 
 
 def _create(options: Any, _: Any = None) -> WatchedGroup:

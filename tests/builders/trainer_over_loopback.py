@@ -131,7 +131,7 @@ def _forked(rank: int, job: Job, broken: str, stops_at: int, slow_s: float, save
 
         class Scripted(Control):
             @property
-            def slower_by(self) -> float:  # read at the beginning of each step
+            def slower_by(self) -> float:  # type: ignore[override]  # read at the beginning of each step
                 if next(begun) == stops_at and rank == 0:
                     (self.save if saves else self.stop).set()
                 if job.sites[rank] == "b":

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from testbed_agents import watched, work_beside
+from testbed_agents import background_work, watched
 from testbed_agents.evidence import Evidence
 from testbed_agents.exchange.codec import Codec
 from testbed_agents.groups import Replicas
@@ -90,7 +90,7 @@ class _SumAtAggregator(Exchange):
         self._error: BaseException | None = None
         self._total: Tensor | None = None
         self._previous = self._latest.get(group)
-        work_beside.begin()
+        background_work.begin()
         self._thread = self._latest[group] = threading.Thread(target=self._add, name="aggregator", daemon=True)
         self._thread.start()
 
@@ -108,7 +108,7 @@ class _SumAtAggregator(Exchange):
         except BaseException as error:
             self._error = error
         finally:
-            work_beside.end()
+            background_work.end()
 
     def wait(self) -> Tensor:
         self._thread.join()

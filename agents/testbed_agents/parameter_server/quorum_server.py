@@ -1,4 +1,4 @@
-"""The parameter server of decoupled: merges a fragment once a quorum of sites has delivered it, after a grace time."""
+"""The server of decoupled training: merges a fragment once a quorum of sites has delivered it, after a grace time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def merged(pushes: Sequence[Sequence[Push]]) -> Tensor:
 
     What one site delivered in several pushes is one movement: their sum. All parts add in the same order.
     """
-    moved = [(sum(tokens for _, tokens, _ in each), _sum([values for *_, values in each])) for each in pushes if each]
+    moved = [
+        (sum(tokens for _, tokens, _ in site_pushes), _sum([values for *_, values in site_pushes]))
+        for site_pushes in pushes
+        if site_pushes
+    ]
     total = sum(tokens for tokens, _ in moved)
     return _sum([values * (tokens / total if total else 1 / len(moved)) for tokens, values in moved])
 
@@ -65,10 +69,10 @@ class QuorumServer(ParameterServer):
             self._resumes = False
 
     def _consider(self, fragment: int) -> None:
-        here = sum(1 for pushes in self._waiting[fragment].values() if pushes)
-        if here == len(self.sites):
+        delivered = sum(1 for pushes in self._waiting[fragment].values() if pushes)
+        if delivered == len(self.sites):
             self._due.add(fragment)
-        elif here >= self._quorum and fragment not in self._timers:
+        elif delivered >= self._quorum and fragment not in self._timers:
             timer = self._timers[fragment] = threading.Timer(self._grace_s, self._grace_over, (fragment,))
             timer.daemon = True
             timer.start()
@@ -108,19 +112,19 @@ class QuorumServer(ParameterServer):
     def apply(self, order: Header) -> None:
         fragment, version, upto = order["fragment"], order["version"], order["upto"]
         waiting = self._waiting[fragment]
-        taken = [[it for it in waiting[site] if it[0] <= upto.get(site, 0)] for site in self.sites]
+        taken = [[push for push in waiting[site] if push[0] <= upto.get(site, 0)] for site in self.sites]
         for site in self.sites:
-            waiting[site] = [it for it in waiting[site] if it[0] > upto.get(site, 0)]
+            waiting[site] = [push for push in waiting[site] if push[0] > upto.get(site, 0)]
         code = self._codec.encode(merged(taken))
         self._versions[fragment] = version
         self._included[fragment] |= upto
-        by_site = {site: each for site, each in zip(self.sites, taken, strict=True) if each}
+        by_site = {site: site_pushes for site, site_pushes in zip(self.sites, taken, strict=True) if site_pushes}
         self.log.append(
             {
                 "fragment": fragment,
                 "version": version,
-                "taken": {site: [number for number, *_ in each] for site, each in by_site.items()},
-                "tokens": {site: sum(tokens for _, tokens, _ in each) for site, each in by_site.items()},
+                "taken": {site: [number for number, *_ in site_pushes] for site, site_pushes in by_site.items()},
+                "tokens": {site: sum(tokens for _, tokens, _ in site_pushes) for site, site_pushes in by_site.items()},
             }
         )
         header = {
@@ -136,7 +140,7 @@ class QuorumServer(ParameterServer):
         self._due.clear()
         while self._timers:
             self._timers.popitem()[1].cancel()
-        pending = [{site: it[-1][0] for site, it in waiting.items() if it} for waiting in self._waiting]
+        pending = [{site: pushes[-1][0] for site, pushes in waiting.items() if pushes} for waiting in self._waiting]
         return {"pending": pending}
 
     def snapshot(self, order: Header) -> None:
@@ -178,6 +182,6 @@ class QuorumServer(ParameterServer):
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
     total = tensors[0]
-    for each in tensors[1:]:
-        total = total + each
+    for tensor in tensors[1:]:
+        total = total + tensor
     return total

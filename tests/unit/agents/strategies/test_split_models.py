@@ -19,9 +19,9 @@ from testbed_agents import watched
 from testbed_agents.checkpoint import Checkpoints, State
 from testbed_agents.compute import Compute, Kind
 from testbed_agents.data import Corpus, Windows
-from testbed_agents.fence import Fence
 from testbed_agents.groups import Groups
 from testbed_agents.model import GPT, Shape, cross_entropy
+from testbed_agents.records import Fence
 from testbed_agents.strategies import Strategy
 from torch import Tensor
 

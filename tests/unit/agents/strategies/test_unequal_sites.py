@@ -18,7 +18,6 @@ from builders import json_files, loopback_ranks, trainer_over_loopback
 from builders.replica_jobs import Job, bits, distance, layout, twin_of
 from builders.trainer_over_loopback import check_logs
 from oracles import replica_reference
-from testbed_agents.evaluation import Plan
 from testbed_agents.evidence import Evidence
 from testbed_agents.groups import Groups
 from testbed_agents.site_pace import InnerSteps
@@ -203,7 +202,7 @@ def test_a_job_with_inner_steps_and_evaluations_is_right(tmp_path: Path) -> None
     """Site b is half as fast. What a rank evaluates is no exchange: its operations are not the strategy's."""
     compute = {"seconds": 0.02, "real": True, "speeds": {"b": 0.5}}
     options = {"every": 4, "pace": "time", "weigh": "tokens"}
-    ended = trainer_over_loopback.train(tmp_path, "diloco", options, 10, compute=compute, evaluate=Plan(3))
+    ended = trainer_over_loopback.train(tmp_path, "diloco", options, 10, compute=compute, evaluate_every=3)
     ended.check()
     assert "exchanges" in ended.holds
     for rank, (tokens, updates) in enumerate(((2, 20), (2, 20), (1, 10), (1, 10))):

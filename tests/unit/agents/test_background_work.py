@@ -9,7 +9,7 @@ PROGRAM = """
 import sys, threading
 from datetime import timedelta
 import torch.distributed as dist
-from testbed_agents import work_beside
+from testbed_agents import background_work
 
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 inside = threading.Event()
@@ -22,9 +22,9 @@ def work():
         pass
     finally:
         print("done", flush=True)
-        work_beside.end()
+        background_work.end()
 
-work_beside.begin()
+background_work.begin()
 threading.Thread(target=work, daemon=True).start()
 inside.wait()
 sys.exit(3)

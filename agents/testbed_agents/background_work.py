@@ -1,4 +1,4 @@
-"""Work that threads do beside a training program, in torch: the program's end waits for it.
+"""Background work of threads in torch: the end of the program waits for it.
 
 Otherwise a rank that has nothing more to do ends with exchanges that its peers still wait for, which then fail; and a
 thread that comes back from torch into a Python that is being finalised is ended inside C++, which may end the process
@@ -20,7 +20,7 @@ _begun = 0
 
 
 def begin() -> None:
-    """Count one more piece of work; from where it is asked for, so that none is between two threads."""
+    """Count one more piece of work. Call it before the thread starts, so that no work is uncounted."""
     global _begun
     with _changed:
         _begun += 1
