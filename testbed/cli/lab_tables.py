@@ -267,7 +267,7 @@ def fiber_line(fiber: FiberStatus) -> Text:
     if fiber.differences:
         for difference in fiber.differences:
             line.append(f"\n  the emulator differs from what is in force: {difference}", style=BAD)
-    elif fiber.differences is not None:
+    else:
         line.append(
             f"\n  read back from {fiber.emulator}: it applies exactly the values below", style="default not bold"
         )
