@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from oracles import oracle
-from testbed_agents.codec import of_bits
+from testbed_agents.exchange.codec import of_bits
 from testbed_agents.hooks import Hooks
-from testbed_agents.parcels import Note
-from testbed_agents.quorum_server import QuorumServer, merged
+from testbed_agents.parameter_server.messages import Header
+from testbed_agents.parameter_server.quorum_server import QuorumServer, merged
 
 BOUND_S = 20.0
 SITES = ("a", "b", "c")
@@ -26,7 +26,7 @@ class Desk:
         self.server = QuorumServer(SITES, True, Hooks(), sizes, of_bits(bits), quorum, grace_s)
         self.server.begin()
         self.sizes, self.codec = sizes, of_bits(bits)
-        self.sent: list[tuple[Note, torch.Tensor | None]] = []
+        self.sent: list[tuple[Header, torch.Tensor | None]] = []
         self.server.deliver |= dict.fromkeys(SITES, lambda note, tensor: None)
         self.server.deliver["a"] = lambda note, tensor: self.sent.append((note, tensor))
         self.pushed = dict.fromkeys(SITES, 0)
