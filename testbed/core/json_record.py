@@ -67,7 +67,7 @@ _EXACT: Final = 2**53
 """Larger integers are rounded, as JSON readers may read them as floats."""
 
 UNREAD: Final = object()
-"""Marks a field that is written, but never read."""
+"""Marks a field that is not read from its key: it is given, or has its default."""
 
 
 class JsonRecord:

@@ -158,7 +158,7 @@ class JobSlot:
             return [record.copy() for record in (*self._ended, *current)]
 
     def stop(self, job: str, why: str) -> JobRecord:
-        """End a job, and return its record once it has ended: see :meth:`~testbed.keeper.keeper_api.KeeperApi.end_job`."""
+        """End a job, and return its record once it has ended: see ``KeeperApi.end_job``."""
         with self._changed:
             held = self._held
             if held is None or held.record["id"] != job:

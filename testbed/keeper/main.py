@@ -36,9 +36,9 @@ def main(arguments: list[str]) -> int:
     # The main thread forks, because PDEATHSIG follows the forking thread and this one lives as long as the process.
     child = fork_server.start() if "--agents" in arguments and not containers else None
     gc.disable()  # imports create no garbage
-    from testbed.keeper.keeper_api import KeeperApi
     from testbed.keeper.event_log import bound_log
     from testbed.keeper.keeper import Keeper
+    from testbed.keeper.keeper_api import KeeperApi
     from testbed.keeper.protocol import decode_call
     from testbed.keeper.service import Service
 

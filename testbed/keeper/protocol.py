@@ -1,9 +1,9 @@
 """The records that cross the socket of a lab's keeper, and how both ends write and read them.
 
-The methods of :class:`testbed.keeper.keeper_api.KeeperApi` are the requests: the verb is the name of a method, the arguments
-are those of the method, by name, and the answer is what the method returns. The client (``client.py``) sends each call
-of a method; mypy checks it as a call of that method. One JSON object per line, over the Unix socket in the lab's
-folder::
+The methods of :class:`~testbed.keeper.keeper_api.KeeperApi` are the requests: the verb is the name of a method, the
+arguments are those of the method, by name, and the answer is what the method returns. The client (``client.py``) sends
+each call of a method; mypy checks it as a call of that method. One JSON object per line, over the Unix socket in the
+lab's folder::
 
     {"call": "inject", "fault": {…}}                       a request: its verb and its arguments
     {"notice": "Fibers"}                                   progress, any number of times before the answer
@@ -428,15 +428,15 @@ def decode_answer(message: Mapping[str, Any]) -> Any:
 
 
 def _raised(kind: str, message: str) -> TestbedError:
-    found = getattr(errors, kind, None)
-    plain = isinstance(found, type) and issubclass(found, TestbedError)
+    error_class = getattr(errors, kind, None)
+    plain = isinstance(error_class, type) and issubclass(error_class, TestbedError)
     if not plain or kind in ("FileMistakes", "UnknownName", "MissingTool"):
         # Their constructors take more than a message; the message is what matters here.
         error = LabError(message)
-        error.exit_code = found.exit_code if plain else 3  # type: ignore[union-attr]
+        error.exit_code = error_class.exit_code if plain else 3  # type: ignore[union-attr]
         return error
-    assert isinstance(found, type) and issubclass(found, TestbedError)
-    return found(message)
+    assert isinstance(error_class, type) and issubclass(error_class, TestbedError)
+    return error_class(message)
 
 
 @functools.cache
@@ -450,14 +450,14 @@ def _fits(value: object, hint: Any) -> bool:
     if hint is Any:
         return True
     if origin is types.UnionType:
-        return any(_fits(value, each) for each in inner)
+        return any(_fits(value, member) for member in inner)
     if origin is list:
-        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
+        return isinstance(value, list) and all(_fits(element, inner[0]) for element in value)
     if origin is dict:
-        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
+        return isinstance(value, dict) and all(_fits(element, inner[1]) for element in value.values())
     if typing.is_typeddict(hint):
         return isinstance(value, dict) and all(
-            key in value and _fits(value[key], it) for key, it in _hints(hint).items()
+            key in value and _fits(value[key], kind) for key, kind in _hints(hint).items()
         )
     if origin is Literal:
         return isinstance(value, str) and value in inner

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from testbed.core.fields import Fields, Malformed, integer, need_number, need_text, numbers, sequence, text
-from testbed.core.json_record import JsonRecord, Or, read_kinds
+from testbed.core.json_record import UNREAD, JsonRecord, Or, read_kinds
 from testbed.core.records.exchange_record import ExchangeRecord
 from testbed.core.records.operation_record import (
     Attempt,
@@ -62,7 +62,7 @@ class CheckedStep(JsonRecord):
     attempt: Attempt
     step: int
     optimizer_steps: int
-    operations: tuple[tuple[Tag, Done], ...]
+    operations: Annotated[tuple[tuple[Tag, Done], ...], UNREAD]
     trained_on: Annotated[str, Or("")]
     became: Annotated[str, Or("")]
     t: float = 0.0

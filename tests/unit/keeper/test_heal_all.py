@@ -21,10 +21,10 @@ from testbed.errors import HostError, LabError, StorageError, TestbedError, rais
 from testbed.host.drivers.netns import NetnsDriver
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
-from testbed.keeper.keeper_api import KeeperApi
 from testbed.keeper.engine import LAB
 from testbed.keeper.journal import EMULATOR_DIED, PROTECTED, Journal
 from testbed.keeper.keeper import Keeper
+from testbed.keeper.keeper_api import KeeperApi
 from testbed.keeper.program_ranks import ProgramRanks
 from testbed.keeper.rank_faults import RankFaultHandler
 from testbed.keeper.service import Caller

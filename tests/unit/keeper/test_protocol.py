@@ -24,8 +24,8 @@ from testbed.errors import FidelityError, LabError, UnknownName, UserError
 from testbed.host.files import catalog
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import client, protocol
-from testbed.keeper.keeper_api import KeeperApi
 from testbed.keeper.event_log import EventLog
+from testbed.keeper.keeper_api import KeeperApi
 from testbed.keeper.protocol import Call, decode_call
 from testbed.keeper.service import Caller, Service
 
