@@ -170,11 +170,11 @@ def rank_at(site: str, sites: Sequence[str], ranks: Sequence[int]) -> int | None
     """
     if not site or not ranks:
         return None
-    there = [rank for rank in ranks if sites[rank] == site]
-    if not there:
+    at_site = [rank for rank in ranks if sites[rank] == site]
+    if not at_site:
         names = ", ".join(sites[rank] for rank in ranks)
         raise ValueError(f"expected aggregate_at to name a site of {names}, got {site}")
-    return there[0]
+    return at_site[0]
 
 
 def begin_sum(tensor: Tensor, group: Any, ranks: Sequence[int], aggregator: int | None = None) -> Exchange:

@@ -1,4 +1,4 @@
-"""The server of decoupled training: merges a fragment once a quorum of sites has delivered it, after a grace time."""
+"""The parameter server of decoupled: merges a fragment once a quorum of sites has delivered it, after a grace time."""
 
 from __future__ import annotations
 
