@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from testbed_agents.exchange.gradients import FULL_ENOUGH, LEAST_BUCKET_BYTES
-from testbed_agents.metrics import RankMetrics
-from testbed_agents.model import GPT, Shape
-from testbed_agents.records import Records
+from testbed_agents.recording.metrics import RankMetrics
+from testbed_agents.recording.records import Records
 from testbed_agents.train import Trainer
-from testbed_agents.training_job import Control, Job, Seat
+from testbed_agents.training.job import Control, Job, Seat
+from testbed_agents.training.model import GPT, Shape
 
 from benchmarks import bare_training
 from benchmarks.cost_place import METRICS_PORT, WARM_UP, Place

@@ -26,9 +26,10 @@ import torch
 # The first optimizer of a process imports it, which takes a second: once here, not in every rank.
 import torch._dynamo
 import torch.distributed as dist
-from testbed_agents import data, strategies
-from testbed_agents.evaluation import Evaluation, hold_out
-from testbed_agents.model import GPT, Shape, parameter_count
+from testbed_agents import strategies
+from testbed_agents.training import data
+from testbed_agents.training.evaluation import Evaluation, hold_out
+from testbed_agents.training.model import GPT, Shape, parameter_count
 
 from benchmarks.common import Parts, command_by_parts
 

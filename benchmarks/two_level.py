@@ -34,7 +34,7 @@ PROGRAM = """
 import json, os, sys, time
 import torch
 import torch.distributed as dist
-from testbed_agents import watched
+from testbed_agents.process_groups import watched
 from testbed_agents.strategies.hierarchical import TwoLevelMean
 from testbed_agents.strategies.strategy import Context
 

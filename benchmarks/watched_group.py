@@ -81,7 +81,7 @@ def _places(words: argparse.Namespace) -> Iterator[list[Place]]:
 
 def _measured(words: argparse.Namespace, places: list[Place], folder: Path) -> dict[str, Any]:
     fork_server.warm_up()  # sets the number of threads before it imports torch
-    from testbed_agents.data import standard_library
+    from testbed_agents.training.data import standard_library
 
     from benchmarks import cost_ranks
 

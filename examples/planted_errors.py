@@ -2,7 +2,7 @@
 
 The environment variable ``TESTBED_BREAK`` names one error, ``KIND:step=N``, which occurs once, at the first opportunity
 from step N on, in the first attempt; on rank R with ``rank=R``, else on every rank. It breaks any strategy. The fork
-server of a clone loads this file, and passes each rank its error (``testbed_agents.hooks.PlantedError``).
+server of a clone loads this file, and passes each rank its error as a hook (``testbed_agents.process_groups.hooks``).
 
 In the watched process group (``group=NAME`` and ``operation=KIND`` choose another operation than the first one):
 
@@ -37,9 +37,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from testbed_agents import watched
+from testbed_agents.process_groups import watched
+from testbed_agents.process_groups.watched import Operation
 from testbed_agents.strategies import Strategy
-from testbed_agents.watched import Operation
 from torch import Tensor
 
 IN_GROUP = ("wrong-sum", "lost-input", "unsent", "hang")

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from testbed_agents.hooks import PlantedError
+    from testbed_agents.process_groups.hooks import PlantedError
 
 READ_BYTES = 1 << 16
 
@@ -228,7 +228,8 @@ def warm_up() -> str:
     # The first optimizer of a process imports it (by torch._compile), which takes a second: once here, not per rank.
     import torch._dynamo
 
-    from testbed_agents import data, rank  # noqa: F401
+    from testbed_agents import rank  # noqa: F401
+    from testbed_agents.training import data
 
     with contextlib.suppress(data.CorpusError):  # reported by a rank whose job needs it
         data.standard_library()

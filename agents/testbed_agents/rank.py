@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from testbed_agents import namespaces
-from testbed_agents.checkpoint import CheckpointError
-from testbed_agents.data import CorpusError
-from testbed_agents.hooks import PlantedError
-from testbed_agents.metrics import RankMetrics
-from testbed_agents.records import Records, RecordsError
+from testbed_agents.process_groups.hooks import PlantedError
+from testbed_agents.recording.metrics import RankMetrics
+from testbed_agents.recording.records import Records, RecordsError
 from testbed_agents.train import Trainer
-from testbed_agents.training_job import Control, Job, Outcome, Seat, TrainingFailed, reason_of
+from testbed_agents.training.checkpoint import CheckpointError
+from testbed_agents.training.data import CorpusError
+from testbed_agents.training.job import Control, Job, Outcome, Seat, TrainingFailed, reason_of
 
 STOP_GRACE_S = 2.0
 """Time for a stopped job to finish its step."""

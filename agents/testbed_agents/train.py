@@ -29,23 +29,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from testbed_agents import data, strategies
-from testbed_agents.calibration import StartBarrier, write_calibration
-from testbed_agents.check_log import Checks
-from testbed_agents.checkpoint import CheckpointError, Checkpoints, State
-from testbed_agents.compute import Compute
-from testbed_agents.evaluation import Evaluation, hold_out
-from testbed_agents.groups import join
-from testbed_agents.hooks import PlantedError
-from testbed_agents.interfaces import InterfaceBytes, address_of
-from testbed_agents.metrics import RankMetrics
-from testbed_agents.model import GPT, fingerprint, parameter_count
-from testbed_agents.records import Records
-from testbed_agents.status_file import Order, StatusFile
-from testbed_agents.stragglers import Stragglers
+from testbed_agents import strategies
+from testbed_agents.process_groups.groups import join
+from testbed_agents.process_groups.hooks import PlantedError
+from testbed_agents.process_groups.status_file import Order, StatusFile
+from testbed_agents.process_groups.stragglers import Stragglers
+from testbed_agents.recording.check_log import Checks
+from testbed_agents.recording.interfaces import InterfaceBytes, address_of
+from testbed_agents.recording.metrics import RankMetrics
+from testbed_agents.recording.records import Records
+from testbed_agents.recording.tcp_info import Connections
 from testbed_agents.strategies import Context, Strategy
-from testbed_agents.tcp_info import Connections
-from testbed_agents.training_job import Control, Job, Outcome, Seat, TrainingFailed, reason_of
+from testbed_agents.training import data
+from testbed_agents.training.calibration import StartBarrier, write_calibration
+from testbed_agents.training.checkpoint import CheckpointError, Checkpoints, State
+from testbed_agents.training.compute import Compute
+from testbed_agents.training.evaluation import Evaluation, hold_out
+from testbed_agents.training.job import Control, Job, Outcome, Seat, TrainingFailed, reason_of
+from testbed_agents.training.model import GPT, fingerprint, parameter_count
 
 PROGRESS_EVERY_S = 1.0
 """Minimum interval between two lines of progress."""

@@ -22,13 +22,13 @@ import torch
 
 # The first optimizer of a process imports it, which takes a second: once here, not in every rank.
 import torch._dynamo
-from testbed_agents import data
 from testbed_agents.fork_server import planted_errors
-from testbed_agents.metrics import RankMetrics
-from testbed_agents.model import Shape
-from testbed_agents.records import Records
+from testbed_agents.recording.metrics import RankMetrics
+from testbed_agents.recording.records import Records
 from testbed_agents.train import Trainer
-from testbed_agents.training_job import Control, Job, Seat
+from testbed_agents.training import data
+from testbed_agents.training.job import Control, Job, Seat
+from testbed_agents.training.model import Shape
 
 from builders.replica_jobs import twin_of
 from testbed.core.checkers.checks import check

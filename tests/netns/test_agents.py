@@ -148,7 +148,7 @@ def test_four_ranks_train_one_model(ranks: Ranks) -> None:
 def test_gradients_are_the_mean_over_all_ranks(ranks: Ranks) -> None:
     """Against the same training in this process: every rank's windows, gradients averaged by hand, no DDP."""
     import torch
-    from testbed_agents import data, model
+    from testbed_agents.training import data, model
 
     trained(ranks, steps=5)
 

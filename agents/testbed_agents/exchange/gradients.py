@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from testbed_agents.model import local
+from testbed_agents.process_groups.watched import WatchedGroup
 from testbed_agents.strategies.strategy import Context
-from testbed_agents.watched import WatchedGroup
+from testbed_agents.training.model import local
 
 Reduced = torch.futures.Future[Tensor]
 Reduce = Callable[[Tensor], Reduced]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from testbed_agents.checksums import crc32
-from testbed_agents.evidence import Delayed, Evidence
-from testbed_agents.hooks import Hooks
+from testbed_agents.process_groups.hooks import Hooks
+from testbed_agents.recording.checksums import crc32
+from testbed_agents.recording.evidence import Delayed, Evidence
 
 __all__ = ["DelayedNesterov", "Nesterov"]
 

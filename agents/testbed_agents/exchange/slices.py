@@ -15,7 +15,7 @@ from torch import Tensor
 
 from testbed_agents.exchange.codec import Codec
 from testbed_agents.exchange.sums import CodedExchange, Exchange, begin_sum, gather_slices, weighted
-from testbed_agents.groups import Replicas
+from testbed_agents.process_groups.groups import Replicas
 from testbed_agents.strategies.strategy import flatten, unflatten
 
 __all__ = ["Slice"]

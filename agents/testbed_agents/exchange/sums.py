@@ -25,10 +25,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from testbed_agents import background_work, watched
-from testbed_agents.evidence import Evidence
+from testbed_agents.exchange import background_work
 from testbed_agents.exchange.codec import Codec
-from testbed_agents.groups import Replicas
+from testbed_agents.process_groups import watched
+from testbed_agents.process_groups.groups import Replicas
+from testbed_agents.recording.evidence import Evidence
 
 __all__ = [
     "CodedExchange",

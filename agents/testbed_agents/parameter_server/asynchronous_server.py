@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from testbed_agents.checksums import crc32
 from testbed_agents.exchange.outer_optimizers import DelayedNesterov
-from testbed_agents.hooks import Hooks
 from testbed_agents.parameter_server.admission import Admission
 from testbed_agents.parameter_server.messages import Header
 from testbed_agents.parameter_server.server import ParameterServer, as_floats
+from testbed_agents.process_groups.hooks import Hooks
+from testbed_agents.recording.checksums import crc32
 
 __all__ = ["AsynchronousServer"]
 

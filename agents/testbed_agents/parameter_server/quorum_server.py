@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from testbed_agents.exchange.codec import Codec
-from testbed_agents.hooks import Hooks
 from testbed_agents.parameter_server.messages import Header
 from testbed_agents.parameter_server.server import ParameterServer
+from testbed_agents.process_groups.hooks import Hooks
 
 __all__ = ["QuorumServer", "merged"]
 

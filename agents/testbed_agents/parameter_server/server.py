@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from testbed_agents.checksums import crc32
-from testbed_agents.hooks import Hooks
 from testbed_agents.parameter_server.messages import Header
+from testbed_agents.process_groups.hooks import Hooks
+from testbed_agents.recording.checksums import crc32
 
 __all__ = ["Deliver", "ParameterServer"]
 

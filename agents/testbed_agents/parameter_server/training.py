@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from testbed_agents.checksums import crc32
 from testbed_agents.exchange.sums import gather_into
 from testbed_agents.parameter_server.messages import TOKEN_BYTES, Channel, Connector, Header, Listener
 from testbed_agents.parameter_server.server import ParameterServer
+from testbed_agents.recording.checksums import crc32
 from testbed_agents.strategies.periodic_exchange import ReplicaTraining
 from testbed_agents.strategies.strategy import Context
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from testbed_agents.checksums import crc32
 from testbed_agents.exchange.outer_optimizers import DelayedNesterov
+from testbed_agents.exchange.site_pace import SitePace
 from testbed_agents.exchange.slices import Slice
 from testbed_agents.parameter_server.admission import Admission
 from testbed_agents.parameter_server.asynchronous_server import AsynchronousServer
@@ -25,7 +25,7 @@ from testbed_agents.parameter_server.messages import Header
 from testbed_agents.parameter_server.movement import Movement
 from testbed_agents.parameter_server.server import ParameterServer, as_floats
 from testbed_agents.parameter_server.training import ParameterServerTraining
-from testbed_agents.site_pace import SitePace
+from testbed_agents.recording.checksums import crc32
 
 __all__ = ["AsyncDiloco"]
 

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from testbed_agents.checksums import crc32
 from testbed_agents.exchange.codec import Codec, of_bits
 from testbed_agents.exchange.fragments import Schedule, cut
 from testbed_agents.exchange.outer_optimizers import Nesterov
@@ -29,6 +28,7 @@ from testbed_agents.parameter_server.movement import Movement
 from testbed_agents.parameter_server.quorum_server import QuorumServer
 from testbed_agents.parameter_server.server import ParameterServer
 from testbed_agents.parameter_server.training import ParameterServerTraining
+from testbed_agents.recording.checksums import crc32
 
 __all__ = ["Decoupled"]
 

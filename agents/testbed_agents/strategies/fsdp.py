@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from testbed_agents.groups import Groups
-from testbed_agents.model import local
+from testbed_agents.process_groups.groups import Groups
 from testbed_agents.strategies.strategy import Context, Strategy
+from testbed_agents.training.model import local
 
 __all__ = ["Fsdp"]
 

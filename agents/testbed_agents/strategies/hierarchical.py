@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from testbed_agents import background_work
+from testbed_agents.exchange import background_work
 from testbed_agents.exchange.gradients import BUCKETS, Reduce, Reduced, done
 from testbed_agents.exchange.sums import Exchange, begin_sum, gather_slices, rank_at, reduce_scatter_into
 from testbed_agents.strategies.ddp import Ddp

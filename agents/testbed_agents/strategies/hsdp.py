@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from testbed_agents.groups import Groups, equal_sites
+from testbed_agents.process_groups.groups import Groups, equal_sites
 from testbed_agents.strategies.fsdp import Fsdp
 
 __all__ = ["Hsdp"]

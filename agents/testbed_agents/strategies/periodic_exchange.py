@@ -27,10 +27,10 @@ from testbed_agents.exchange.codec import Codec, Float32
 from testbed_agents.exchange.fragments import Schedule, cut
 from testbed_agents.exchange.gradients import BucketedGradients, mean_over
 from testbed_agents.exchange.outer_optimizers import Nesterov
+from testbed_agents.exchange.site_pace import InnerSteps
 from testbed_agents.exchange.slices import Slice
 from testbed_agents.exchange.sums import CodedExchange, Exchange, mean_of, rank_at
-from testbed_agents.groups import Replicas
-from testbed_agents.site_pace import InnerSteps
+from testbed_agents.process_groups.groups import Replicas
 from testbed_agents.strategies.strategy import Context, Strategy, unflatten
 
 __all__ = ["FragmentExchange", "PeriodicExchange", "Received", "ReplicaTraining", "Update"]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from testbed_agents.exchange.codec import TopK
 from testbed_agents.exchange.slices import Slice
-from testbed_agents.groups import Replicas
+from testbed_agents.process_groups.groups import Replicas
 from testbed_agents.strategies.periodic_exchange import FragmentExchange, PeriodicExchange, Update
 from testbed_agents.strategies.strategy import Context
 

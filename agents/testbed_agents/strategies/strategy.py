@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from testbed_agents.evidence import Evidence
-from testbed_agents.groups import Groups
-from testbed_agents.model import cross_entropy
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.recording.evidence import Evidence
+from testbed_agents.training.model import cross_entropy
 
 __all__ = ["Context", "Strategy"]
 
@@ -46,7 +46,7 @@ class Context:
         step: the step that is running, from 1; set by the loop.
         late_s: how long ``after_step`` waited for what was to have arrived by this step; reset by the loop.
         ready_t: when this rank's last gradient of the step was ready (CLOCK_MONOTONIC, s).
-        compute: how time passes in forward and backward (``testbed_agents.compute``); None outside a job.
+        compute: how time passes in forward and backward (``testbed_agents.training.compute``); None outside a job.
         speeds: of slower sites, as declared, relative to the others (1.0).
         waited_s: how long this step has waited for communication before its gradients were ready.
     """

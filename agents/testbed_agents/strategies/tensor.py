@@ -23,9 +23,9 @@ from torch.nn import functional
 
 from testbed_agents.exchange.gradients import reduce_gradients
 from testbed_agents.exchange.sums import begin_sum, gather_slices
-from testbed_agents.groups import equal_sites
-from testbed_agents.model import local
+from testbed_agents.process_groups.groups import equal_sites
 from testbed_agents.strategies.strategy import Context, Strategy, flatten
+from testbed_agents.training.model import local
 
 __all__ = ["TensorParallel"]
 

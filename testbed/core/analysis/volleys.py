@@ -1,10 +1,11 @@
 """A strategy's own operations, timed alone before the job: which, how often, after which idle time. Pure.
 
-The twin knows the operations; :func:`volleys` says which of them the agents time (``testbed_agents.calibration``): each
-distinct one of a cycle, at its size and after as long an idle time as in the job, with all groups that do it at the
-same time. Of operations that go on beside the backward pass part by part, a burst of parts is timed, too: what they
-take behind one another is not what one takes alone. Of strategies with an outer loop the whole of an exchange is timed,
-what each rank computes for it included, by the strategy itself: with equal parameters it changes nothing.
+The twin knows the operations; :func:`volleys` says which of them the agents time
+(``testbed_agents.training.calibration``): each distinct one of a cycle, at its size and after as long an idle time as
+in the job, with all groups that do it at the same time. Of operations that go on beside the backward pass part by part,
+a burst of parts is timed, too: what they take behind one another is not what one takes alone. Of strategies with an
+outer loop the whole of an exchange is timed, what each rank computes for it included, by the strategy itself: with
+equal parameters it changes nothing.
 """
 
 from __future__ import annotations

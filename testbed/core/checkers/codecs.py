@@ -1,6 +1,6 @@
 """What strategies encode, decode and add themselves, and the steps of their outer optimizers.
 
-Of a sum of decoded values (``testbed_agents.evidence``), in the recorded elements:
+Of a sum of decoded values (``testbed_agents.recording.evidence``), in the recorded elements:
 
 - this rank's own decoded values are within the codec's bound of what it encoded;
 - every rank decoded the same values of a member: those that the member itself decoded;

@@ -1,8 +1,8 @@
 """Is a weighted mean that of its members' values, with the shares that the strategy's twin says?
 
 Each member records, of the same elements, what it wanted to add before it was multiplied, its share, and the mean
-(``testbed_agents.evidence``). A share that is wrong, on one rank or on all alike, is not the twin's; a mean that was
-taken with other shares than the recorded ones is not the sum of share times value.
+(``testbed_agents.recording.evidence``). A share that is wrong, on one rank or on all alike, is not the twin's; a mean
+that was taken with other shares than the recorded ones is not the sum of share times value.
 
 Each product and each addition rounds to float32, and so does the share itself: n products and n - 1 additions are off
 by at most gamma(n + 1) of the sum of the absolute products (Higham, as in ``sums.py``).

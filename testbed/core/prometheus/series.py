@@ -1,8 +1,8 @@
 """Table of all series exported by the keeper of an observed lab: name, kind, labels and help text.
 
 Names follow https://prometheus.io/docs/practices/naming/. ``link`` and ``site`` together are the direction that leaves
-``site`` over ``link``. ``agents/testbed_agents/metrics.py`` has the series of agents; docs/observability.md explains
-both.
+``site`` over ``link``. ``agents/testbed_agents/recording/metrics.py`` has the series of agents; docs/observability.md
+explains both.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Done(JsonRecord):
 
 @dataclass(frozen=True)
 class Encoded(JsonRecord):
-    """Elements of a sum of decoded values on one rank (``testbed_agents.evidence``).
+    """Elements of a sum of decoded values on one rank (``testbed_agents.recording.evidence``).
 
     ``decoded``: by member, in the order of addition; ``own``: this rank's index. ``residual``, ``before``, ``added``:
     of error feedback, empty without; their checksums likewise.

@@ -87,7 +87,7 @@ class Layout:
 
 
 def gpt_tensors(layers: int = 4, width: int = 96, context: int = 64, vocabulary: int = 256) -> tuple[Tensor, ...]:
-    """Return the tensors of the agents' GPT in the order of ``testbed_agents.model.GPT.parameters()``.
+    """Return the tensors of the agents' GPT in the order of ``testbed_agents.training.model.GPT.parameters()``.
 
     >>> sum(tensor.elements for tensor in gpt_tensors())
     478272

@@ -1,6 +1,6 @@
 """Groups and operations that several strategies share: slices between replicas, sums over replicas, gathers in a site.
 
-Names of groups are those of ``testbed_agents.groups``.
+Names of groups are those of ``testbed_agents.process_groups.groups``.
 """
 
 from __future__ import annotations

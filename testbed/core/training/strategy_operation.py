@@ -23,7 +23,7 @@ class Operation:
         byte_count: of an all_reduce, reduce_scatter, broadcast, send: the tensor; of an all_gather: the gathered whole;
             of an all_to_all: what one rank puts in, its own part included.
         what: gradients, parameters, pseudo-gradients, activations, tokens, state.
-        group: name of the process group (``testbed_agents.groups``), by which records are matched.
+        group: name of the process group (``testbed_agents.process_groups.groups``), by which records are matched.
         fragment: which part of the model; None for all of it.
         lands: how many steps later its result is used; 0: the step waits for it.
         watched: whether the process group of the ranks records it, in this step. Not so if a strategy or its library

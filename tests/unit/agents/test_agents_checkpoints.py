@@ -20,11 +20,11 @@ import pytest
 import torch
 from builders import json_files
 from builders.tables import table
-from testbed_agents.checkpoint import CheckpointError, Checkpoints, State, verified
-from testbed_agents.data import Corpus, Windows
-from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint
-from testbed_agents.records import Fence, Records, RecordsError
-from testbed_agents.status_file import StatusFile
+from testbed_agents.process_groups.status_file import StatusFile
+from testbed_agents.recording.records import Fence, Records, RecordsError
+from testbed_agents.training.checkpoint import CheckpointError, Checkpoints, State, verified
+from testbed_agents.training.data import Corpus, Windows
+from testbed_agents.training.model import GPT, Shape, cross_entropy, fingerprint
 
 from testbed.host.files import checkpoints as host
 from testbed.host.files.checkpoints import Checkpoint

@@ -15,11 +15,11 @@ from oracles import oracle
 
 torch = pytest.importorskip("torch", reason="the training agents need torch")
 
-from testbed_agents.check_log import EVERY, Checks, drawn, optimizer_steps  # noqa: E402
-from testbed_agents.checksums import crc32, elements, hexadecimal, positions  # noqa: E402
 from testbed_agents.fork_server import planted_errors  # noqa: E402
-from testbed_agents.records import Records  # noqa: E402
-from testbed_agents.watched import Operation  # noqa: E402
+from testbed_agents.process_groups.watched import Operation  # noqa: E402
+from testbed_agents.recording.check_log import EVERY, Checks, drawn, optimizer_steps  # noqa: E402
+from testbed_agents.recording.checksums import crc32, elements, hexadecimal, positions  # noqa: E402
+from testbed_agents.recording.records import Records  # noqa: E402
 
 TIMEOUT_S = 0.4
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders.tables import table
-from testbed_agents.data import Corpus, CorpusError, Windows, load
+from testbed_agents.training.data import Corpus, CorpusError, Windows, load
 
 
 def content(corpus: Corpus) -> bytes:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint, parameter_count
+from testbed_agents.training.model import GPT, Shape, cross_entropy, fingerprint, parameter_count
 
 SMALL = Shape(layers=2, heads=2, width=32, context=32)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from builders import json_files
-from testbed_agents.records import Records, RecordsError
+from testbed_agents.recording.records import Records, RecordsError
 
 from testbed.lab.jobs.step_tail import StepTail
 
@@ -48,7 +48,7 @@ def test_a_line_that_a_full_disk_tore_takes_no_other_with_it(tmp_path: Path) -> 
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     program = (
-        "import os, pathlib, signal, sys; from testbed_agents.records import Records\n"
+        "import os, pathlib, signal, sys; from testbed_agents.recording.records import Records\n"
         "records = Records(pathlib.Path(sys.argv[1]))\n"
         "for step in range(100): records.write('step', step=step)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testbed_agents.training_job import Job, TrainingFailed, reason_of
+from testbed_agents.training.job import Job, TrainingFailed, reason_of
 
 MESSAGE: dict[str, Any] = {
     "do": "train",

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from builders import loopback_ranks
 from builders.replica_jobs import Job
 from testbed_agents.exchange.sums import begin_sum, rank_at
-from testbed_agents.groups import Groups
+from testbed_agents.process_groups.groups import Groups
 
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, Tensor

@@ -9,7 +9,7 @@ PROGRAM = """
 import sys, threading
 from datetime import timedelta
 import torch.distributed as dist
-from testbed_agents import background_work
+from testbed_agents.exchange import background_work
 
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 inside = threading.Event()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from testbed_agents.compute import Compute
-from testbed_agents.model import Shape
+from testbed_agents.training.compute import Compute
+from testbed_agents.training.model import Shape
 
 
 def test_a_step_has_the_cpu_time_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from testbed_agents.exchange.outer_optimizers import DelayedNesterov
-from testbed_agents.hooks import Hooks
+from testbed_agents.process_groups.hooks import Hooks
 
 
 def algorithm_3(theta: float, gradients: list[float], eps: float, beta: float, n: int, c: float) -> list[float]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from testbed_agents.data import Corpus, CorpusError, Windows
-from testbed_agents.evaluation import WINDOWS, Evaluation, hold_out
-from testbed_agents.model import GPT, Shape, cross_entropy
 from testbed_agents.strategies.strategy import Strategy
-from testbed_agents.training_job import Job
+from testbed_agents.training.data import Corpus, CorpusError, Windows
+from testbed_agents.training.evaluation import WINDOWS, Evaluation, hold_out
+from testbed_agents.training.job import Job
+from testbed_agents.training.model import GPT, Shape, cross_entropy
 
 SHAPE = Shape(layers=1, heads=2, width=8, context=16)
 TEXT = Corpus("a text", torch.randint(256, (4000,), generator=torch.Generator().manual_seed(1)).to(torch.uint8))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from testbed_agents.exchange.outer_optimizers import Nesterov
-from testbed_agents.hooks import Hooks
+from testbed_agents.process_groups.hooks import Hooks
 
 VALUES = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20)
 

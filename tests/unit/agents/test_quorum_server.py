@@ -11,9 +11,9 @@ import pytest
 import torch
 from oracles import oracle
 from testbed_agents.exchange.codec import of_bits
-from testbed_agents.hooks import Hooks
 from testbed_agents.parameter_server.messages import Header
 from testbed_agents.parameter_server.quorum_server import QuorumServer, merged
+from testbed_agents.process_groups.hooks import Hooks
 
 BOUND_S = 20.0
 SITES = ("a", "b", "c")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testbed_agents.records import RecordsError
-from testbed_agents.status_file import Order, StatusFile
+from testbed_agents.process_groups.status_file import Order, StatusFile
+from testbed_agents.recording.records import RecordsError
 
 
 def in_threads(call: Callable[[int], Any], ranks: int) -> list[Any]:
@@ -92,7 +92,7 @@ def test_times_and_losses_are_those_of_the_step(statuses: list[StatusFile]) -> N
 def test_a_note_that_is_being_written_again_is_seen_whole(tmp_path: Path) -> None:
     """By another process, while its owner adds what it knows: never as zeros."""
     program = (
-        "import sys; from pathlib import Path; from testbed_agents.status_file import StatusFile\n"
+        "import sys; from pathlib import Path; from testbed_agents.process_groups.status_file import StatusFile\n"
         "status = StatusFile(Path(sys.argv[1]), 1, 2)\n"
         "for _ in range(100_000): status.publish(5, ready_t=10.0, updated_t=20.0, loss=2.0)\n"
     )

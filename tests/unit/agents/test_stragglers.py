@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from builders import loopback_ranks
 from builders.trainer_over_loopback import train
-from testbed_agents import watched
-from testbed_agents.groups import Groups
-from testbed_agents.stragglers import Stragglers
+from testbed_agents.process_groups import watched
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.process_groups.stragglers import Stragglers
 
 
 @pytest.mark.thorough

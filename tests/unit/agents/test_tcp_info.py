@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from testbed_agents import tcp_info
-from testbed_agents.tcp_info import Connections
+from testbed_agents.recording import tcp_info
+from testbed_agents.recording.tcp_info import Connections
 
 
 @contextlib.contextmanager

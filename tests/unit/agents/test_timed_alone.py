@@ -12,14 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from builders.loopback_ranks import run
-from testbed_agents import calibration, strategies
-from testbed_agents.calibration import StartBarrier, calibrate, time_compute
-from testbed_agents.evidence import Evidence
-from testbed_agents.groups import Groups
-from testbed_agents.model import GPT, Shape
-from testbed_agents.records import Records
-from testbed_agents.status_file import StatusFile
+from testbed_agents import strategies
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.process_groups.status_file import StatusFile
+from testbed_agents.recording.evidence import Evidence
+from testbed_agents.recording.records import Records
 from testbed_agents.strategies import Context
+from testbed_agents.training import calibration
+from testbed_agents.training.calibration import StartBarrier, calibrate, time_compute
+from testbed_agents.training.model import GPT, Shape
 
 from testbed.core.analysis.volleys import volleys
 from testbed.core.training import strategies_built

@@ -20,7 +20,7 @@ import yaml
 from builders import ROOT
 from builders.programs import python, run
 from oracles import exported_series
-from testbed_agents.metrics import RankMetrics
+from testbed_agents.recording.metrics import RankMetrics
 
 from testbed.host.emulators.emulator import DROP_CAUSES
 

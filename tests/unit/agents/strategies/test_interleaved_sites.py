@@ -14,7 +14,7 @@ import torch.distributed as dist
 from builders import loopback_ranks
 from builders.replica_jobs import Job, distance
 from oracles import replica_reference
-from testbed_agents.groups import Groups
+from testbed_agents.process_groups.groups import Groups
 
 SITES = ("a", "b", "b", "a")
 RANKS = ([0, 3], [1, 2])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from builders import loopback_ranks, replica_jobs
 from builders.trainer_over_loopback import check_logs
-from testbed_agents.checksums import crc32
-from testbed_agents.groups import Groups
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.recording.checksums import crc32
 
 from testbed.core.checkers.checks import check
 from testbed.core.records.rank_log import EndRecord, RankLog

@@ -12,8 +12,8 @@ import torch
 from builders import loopback_ranks, replica_jobs
 from builders.replica_jobs import Job, bits, check_steps, distance, twin_of
 from oracles import replica_reference
-from testbed_agents.evidence import Evidence
-from testbed_agents.groups import Groups
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.recording.evidence import Evidence
 
 SITES = {"two": ("a", "a", "a", "b", "b"), "three": ("a", "b", "c")}
 """Rank 2 has no slice: site b has none for it."""

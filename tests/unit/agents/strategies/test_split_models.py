@@ -15,14 +15,14 @@ import pytest
 import torch
 from builders import loopback_ranks
 from builders.replica_jobs import Job, distance, vector
-from testbed_agents import watched
-from testbed_agents.checkpoint import Checkpoints, State
-from testbed_agents.compute import Compute, Kind
-from testbed_agents.data import Corpus, Windows
-from testbed_agents.groups import Groups
-from testbed_agents.model import GPT, Shape, cross_entropy
-from testbed_agents.records import Fence
+from testbed_agents.process_groups import watched
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.recording.records import Fence
 from testbed_agents.strategies import Strategy
+from testbed_agents.training.checkpoint import Checkpoints, State
+from testbed_agents.training.compute import Compute, Kind
+from testbed_agents.training.data import Corpus, Windows
+from testbed_agents.training.model import GPT, Shape, cross_entropy
 from torch import Tensor
 
 from testbed.core.training import strategies_built
@@ -139,7 +139,7 @@ def _train(rank: int, folder: Path) -> dict[str, Any]:
 
 
 def _evaluated(strategy: Strategy) -> float | None:
-    """Return the loss of the outer parameters on one window, as :mod:`testbed_agents.evaluation` does."""
+    """Return the loss of the outer parameters on one window, as :mod:`testbed_agents.training.evaluation` does."""
     inputs, targets = Windows(CORPUS, batch=1, context=SHAPE.context, seed=9, rank=9).draw()
     with torch.no_grad():
         model = strategy.outer_model(GPT(SHAPE))

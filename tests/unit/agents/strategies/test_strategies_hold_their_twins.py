@@ -9,7 +9,7 @@ import torch
 from builders import loopback_ranks
 from builders.replica_jobs import Result, check_steps, twin_of
 from testbed_agents import strategies
-from testbed_agents.groups import Groups
+from testbed_agents.process_groups.groups import Groups
 from trained import BATCH, SHAPE, Case, interrupt, train
 
 from testbed.core.training import strategies_built

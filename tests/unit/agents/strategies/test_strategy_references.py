@@ -8,8 +8,8 @@ import pytest
 import torch
 from builders import loopback_ranks
 from builders.replica_jobs import Result, distance
-from testbed_agents.groups import Groups
-from testbed_agents.model import cross_entropy
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.training.model import cross_entropy
 from trained import Case, Reference, train, windows
 
 STEPS = 40 if os.environ.get("TESTBED_THOROUGH") else 14

@@ -14,8 +14,8 @@ import torch
 from builders import loopback_ranks
 from builders.replica_jobs import Job, tiny
 from testbed_agents import strategies
-from testbed_agents.evidence import Evidence
-from testbed_agents.groups import Groups
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.recording.evidence import Evidence
 from trained import Case, interrupt
 
 Ranks = list[dict[str, Any]]

@@ -18,9 +18,9 @@ from builders import json_files, loopback_ranks, trainer_over_loopback
 from builders.replica_jobs import Job, bits, distance, layout, twin_of
 from builders.trainer_over_loopback import check_logs
 from oracles import replica_reference
-from testbed_agents.evidence import Evidence
-from testbed_agents.groups import Groups
-from testbed_agents.site_pace import InnerSteps
+from testbed_agents.exchange.site_pace import InnerSteps
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.recording.evidence import Evidence
 from torch import Tensor
 
 from testbed.core.checkers.weighed_means import weighed_means

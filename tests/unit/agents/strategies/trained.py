@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from builders.replica_jobs import Job, Result, interrupted
-from testbed_agents.groups import Groups
-from testbed_agents.model import GPT, Shape, cross_entropy
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.training.model import GPT, Shape, cross_entropy
 from torch import Tensor, nn
 
 SHAPE = Shape(layers=3, heads=2, width=16, context=16)

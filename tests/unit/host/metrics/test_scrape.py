@@ -18,7 +18,7 @@ from builders.dead_exporters import listening
 from builders.processes import open_files
 from builders.tables import table
 from oracles import oracle
-from testbed_agents.metrics import RankMetrics
+from testbed_agents.recording.metrics import RankMetrics
 
 from testbed.core.records.samples import SCRAPED, RankSample, read_metrics
 from testbed.host.metrics.scrape import Scraped, scrape_all

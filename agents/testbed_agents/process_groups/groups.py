@@ -19,11 +19,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from testbed_agents.hooks import Hooks
-from testbed_agents.interfaces import interface_bytes
-from testbed_agents.status_file import StatusFile
-from testbed_agents.training_job import Job, Seat, TrainingFailed, reason_of
-from testbed_agents.watched import BACKEND, WatchedGroup
+from testbed_agents.process_groups.hooks import Hooks
+from testbed_agents.process_groups.status_file import StatusFile
+from testbed_agents.process_groups.watched import BACKEND, WatchedGroup
+from testbed_agents.recording.interfaces import interface_bytes
+from testbed_agents.training.job import Job, Seat, TrainingFailed, reason_of
 
 __all__ = ["Groups", "Replicas", "equal_sites", "join"]
 
@@ -93,7 +93,7 @@ class Groups:
     def new(self, ranks: Sequence[int], name: str, apart: bool = False) -> ProcessGroup | None:
         """Make a group of ``ranks``, which torch sorts; None if this rank is not in it. A collective call.
 
-        ``apart``: its ranks may be many steps apart, and wait for each other by :mod:`testbed_agents.stragglers`.
+        ``apart``: its ranks may be many steps apart, and wait for each other by ``Hooks.stragglers``.
 
         The same name returns the same group; operations that overlap each other need
         groups of different names.

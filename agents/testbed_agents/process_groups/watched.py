@@ -5,8 +5,8 @@ to gloo, so DDP, FSDP2, functional collectives, pipelining and a strategy's own 
 group, what kind, how many bytes, when it began and ended. Sums and orders of addition are gloo's, bit for bit.
 
 All groups have the hooks of the default group (``WatchedGroup.hooks``), one of which is the observer; without one the
-group only counts its operations. The observer decides what is done with the tensors: :mod:`testbed_agents.check_log`
-takes checksums and samples of them.
+group only counts its operations. The observer decides what is done with the tensors:
+:mod:`testbed_agents.recording.check_log` takes checksums and samples of them.
 
 An operation has *ended* when its result is there and before a caller that waits for it continues: for those with a
 future, in gloo's thread; for send and recv, which have none, in ``wait``. So an observer reads a result before the
@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Work
 
-from testbed_agents.hooks import Hooks, Observer
+from testbed_agents.process_groups.hooks import Hooks, Observer
 
 __all__ = ["BACKEND", "Operation", "Parts", "WatchedGroup", "added"]
 

@@ -10,7 +10,7 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 
-from testbed_agents.interfaces import network_of
+from testbed_agents.recording.interfaces import network_of
 
 __all__ = ["Connections", "Sums"]
 

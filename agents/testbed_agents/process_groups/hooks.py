@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from testbed_agents.evidence import Evidence
-from testbed_agents.stragglers import Stragglers
+from testbed_agents.process_groups.stragglers import Stragglers
+from testbed_agents.recording.evidence import Evidence
 
 if TYPE_CHECKING:
-    from testbed_agents.watched import Operation
+    from testbed_agents.process_groups.watched import Operation
 
 __all__ = ["Hooks", "Observer", "PlantedError"]
 

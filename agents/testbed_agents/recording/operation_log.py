@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from testbed_agents.checksums import ELEMENTS, ELEMENTS_DRAWN, crc32, elements, hexadecimal, positions
-from testbed_agents.watched import MESSAGES, REDUCTIONS, Operation
+from testbed_agents.process_groups.watched import MESSAGES, REDUCTIONS, Operation
+from testbed_agents.recording.checksums import ELEMENTS, ELEMENTS_DRAWN, crc32, elements, hexadecimal, positions
 
 __all__ = ["OperationLog"]
 

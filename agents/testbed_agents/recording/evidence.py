@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from testbed_agents.checksums import ELEMENTS_DRAWN, crc32, elements, hexadecimal
-from testbed_agents.records import Records
+from testbed_agents.recording.checksums import ELEMENTS_DRAWN, crc32, elements, hexadecimal
+from testbed_agents.recording.records import Records
 
 __all__ = ["Delayed", "Evidence"]
 

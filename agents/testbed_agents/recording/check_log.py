@@ -3,8 +3,8 @@
 A falling train_loss does not prove that the sums were correct. So each rank records in ``rank-<r>.checks.jsonl``
 (format: docs/checkers.md):
 
-* each operation of the process groups, tagged with attempt, group and sequence (:mod:`~testbed_agents.operation_log`);
-* what strategies add and decode themselves (:mod:`~testbed_agents.evidence`);
+* each operation of the process groups, tagged with attempt, group and sequence (``operation_log.py``);
+* what strategies add and decode themselves (``evidence.py``);
 * of steps selected by the seed, and after exchanges: checksums of the tensors that a strategy names
   (``Strategy.fingerprints``); of every step a checksum of some of their elements;
 * what the rank was waiting for if that took too long.
@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from testbed_agents.checksums import crc32, elements
-from testbed_agents.evidence import Evidence
-from testbed_agents.operation_log import OperationLog
-from testbed_agents.records import Records
+from testbed_agents.recording.checksums import crc32, elements
+from testbed_agents.recording.evidence import Evidence
+from testbed_agents.recording.operation_log import OperationLog
+from testbed_agents.recording.records import Records
 from testbed_agents.strategies import Strategy
 
 __all__ = ["EVERY", "Checks", "drawn", "optimizer_steps"]

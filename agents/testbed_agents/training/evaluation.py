@@ -11,9 +11,9 @@ import time
 
 import torch
 
-from testbed_agents.data import Corpus, CorpusError, Windows
-from testbed_agents.model import GPT, Shape, cross_entropy
 from testbed_agents.strategies.strategy import Strategy
+from testbed_agents.training.data import Corpus, CorpusError, Windows
+from testbed_agents.training.model import GPT, Shape, cross_entropy
 
 __all__ = ["Evaluation", "hold_out"]
 

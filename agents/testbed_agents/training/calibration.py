@@ -26,16 +26,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from testbed_agents.compute import Compute
-from testbed_agents.evidence import Evidence
 from testbed_agents.exchange.sums import begin_sum, gather_into, reduce_scatter_into
-from testbed_agents.groups import Groups
-from testbed_agents.hooks import Hooks
-from testbed_agents.operation_log import OperationLog
-from testbed_agents.records import Records
-from testbed_agents.status_file import StatusFile
+from testbed_agents.process_groups.groups import Groups
+from testbed_agents.process_groups.hooks import Hooks
+from testbed_agents.process_groups.status_file import StatusFile
+from testbed_agents.recording.evidence import Evidence
+from testbed_agents.recording.operation_log import OperationLog
+from testbed_agents.recording.records import Records
 from testbed_agents.strategies.strategy import Strategy
-from testbed_agents.training_job import Job
+from testbed_agents.training.compute import Compute
+from testbed_agents.training.job import Job
 
 __all__ = ["StartBarrier", "calibrate", "time_compute", "write_calibration"]
 

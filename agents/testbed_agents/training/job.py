@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed_agents.model import Shape
-from testbed_agents.records import Fence
-from testbed_agents.status_file import Order
+from testbed_agents.process_groups.status_file import Order
+from testbed_agents.recording.records import Fence
+from testbed_agents.training.model import Shape
 
 __all__ = ["Control", "Job", "Outcome", "Seat", "TrainingFailed", "reason_of"]
 

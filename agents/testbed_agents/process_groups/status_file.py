@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from testbed_agents.records import RecordsError
+from testbed_agents.recording.records import RecordsError
 
 __all__ = ["Order", "StatusFile"]
 

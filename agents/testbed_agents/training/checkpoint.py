@@ -33,9 +33,9 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
-from testbed_agents.data import Windows
-from testbed_agents.model import local
-from testbed_agents.records import Fence, Fenced
+from testbed_agents.recording.records import Fence, Fenced
+from testbed_agents.training.data import Windows
+from testbed_agents.training.model import local
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)\.a(\d+)")

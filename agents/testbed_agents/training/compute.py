@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from testbed_agents.model import GPT, Shape, cross_entropy
+from testbed_agents.training.model import GPT, Shape, cross_entropy
 
 __all__ = ["VECTORS_PER_BLOCK", "Compute", "Pace", "SleepingModel"]
 

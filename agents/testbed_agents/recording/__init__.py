@@ -1,0 +1,1 @@
+"""What a rank records: steps, checksums and samples of operations, metrics, and counters of the kernel."""
