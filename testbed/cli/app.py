@@ -16,9 +16,8 @@ from testbed.cli import (
     audit_verb,
     capture_verb,
     console,
-    container_verbs,
     fault_verbs,
-    host_verb,
+    host_verbs,
     inspect_verbs,
     job_verbs,
     lab_verbs,
@@ -47,8 +46,7 @@ _VERBS = (
     capture_verb,
     audit_verb,
     predict_verb,
-    host_verb,
-    container_verbs,
+    host_verbs,
 )  # importing these modules registers their verbs
 _JOB_VERBS = ("compare", "run", "launch", "report", "fetch", "train", "jobs", "stop", "attach", "validate")
 """In the order of ``testbed --help``; the other verbs come as they were imported."""

@@ -1,30 +1,41 @@
-"""Verbs that run whole experiments and report on them: run, compare, report."""
+"""Verbs that run experiments and programs, and report on them: run, compare, launch, report."""
 
 from __future__ import annotations
 
+import shlex
+import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, detached_run, reports, verb
+from testbed.cli.job_verbs import detached
 from testbed.cli.on_host import Written
 from testbed.cli.options import (
+    AllowUncertified,
     AsJson,
     Detach,
     JobOptions,
+    LabName,
     LabOptions,
     Overrides,
     RunArgument,
+    RunsFolder,
     StrategyOption,
+    Strict,
     read_overrides,
 )
 from testbed.cli.verb import Result
-from testbed.errors import UserError
+from testbed.errors import Interrupted, TestbedError, UserError
+from testbed.host.linux.signals import ENDING, handled
 
 if TYPE_CHECKING:
     from testbed.core.report.document import Report
+    from testbed.core.workload.progress_source import Progress
+    from testbed.lab.jobs.program_job import ProgramJob
+    from testbed.lab.lab import Lab
 
 JUnitFile = Annotated[
     Path | None,
@@ -158,6 +169,227 @@ def compare(
             **vars(lab),
         )
     return reports.of_comparison(outcome.found, outcome.page, outcome.exit_code)
+
+
+AsRoot = Annotated[
+    bool,
+    typer.Option(
+        "--as-root", help="Run the program as root, which can change every file of this host.", show_default=False
+    ),
+]
+ReadOnly = Annotated[
+    bool,
+    typer.Option(
+        "--read-only",
+        help="The program writes nothing in the current folder: start it even if its user cannot.",
+        show_default=False,
+    ),
+]
+RanksPerNode = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, max=64, help="Ranks on each node, as torchrun's --nproc-per-node.", show_default=False
+    ),
+]
+ProgressSpecs = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SPEC",
+        help="Where the program's steps are read: nanogpt, torchtitan, hf-trainer, lightning, a pattern of its "
+        "output with (?P<step>…), or KEY=VALUE (csv=FILE, tensorboard=FOLDER, prometheus=PORT, step=NAME, "
+        "train_loss=NAME, tokens=NUMBER); repeatable. Default: its calls of testbed_agents.step.",
+        show_default=False,
+    ),
+]
+Mpi = Annotated[
+    bool,
+    typer.Option(
+        "--mpi",
+        help="Start the ranks by the program's own MPI, MPICH or Open MPI, over the fabric.",
+        show_default=False,
+    ),
+]
+Mpiexec = Annotated[
+    str,
+    typer.Option(
+        metavar="PROGRAM",
+        help="The mpiexec that starts the ranks (default: that of the library the program is linked with).",
+        show_default=False,
+    ),
+]
+PerNode = Annotated[
+    bool,
+    typer.Option(
+        "--per-node",
+        help="Run the program once on each node; it starts the ranks itself, as torchrun does.",
+        show_default=False,
+    ),
+]
+KeepScratch = Annotated[
+    bool,
+    typer.Option(
+        "--keep-scratch",
+        help="Keep each node's TESTBED_SCRATCH with the run, in scratch/NODE; else it goes with the lab.",
+        show_default=False,
+    ),
+]
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed launch -- .venv/bin/python train.py --epochs 3",
+    "testbed launch -l metro-40km -- ./a.out",
+    "testbed launch --ranks-per-node 2 -- python train.py",
+    "testbed launch --progress nanogpt -- python train.py",
+    "testbed launch --per-node -- torchrun --nproc-per-node 2 train.py",
+    "testbed launch --mpi -- ./osu_allreduce",
+    "testbed launch --detach -- python train.py # then jobs, attach, logs --job, stop",
+    own_status=125,
+    passes_on_arguments=True,
+)
+def launch(
+    command: Annotated[
+        list[str], typer.Argument(metavar="[--] COMMAND...", help="Program and arguments, run unchanged once per rank.")
+    ],
+    lab: LabName = None,
+    runs: RunsFolder = None,
+    as_root: AsRoot = False,
+    read_only: ReadOnly = False,
+    ranks_per_node: RanksPerNode = 1,
+    progress: ProgressSpecs = None,
+    mpi: Mpi = False,
+    mpiexec: Mpiexec = "",
+    per_node: PerNode = False,
+    keep_scratch: KeepScratch = False,
+    detach: Detach = False,
+    strict: Strict = False,
+    allow_uncertified: AllowUncertified = False,
+) -> Result | int:
+    """Run your own program once per rank, inside the rank's node, with torchrun's environment.
+
+    It runs without privileges: as the user who called sudo, else the owner of the working directory, else uid 60700
+    (in containers 1000). In containers this user must be able to write in the working directory, unless --read-only.
+
+    Sets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest),
+    GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME and USER. Each node has a folder of its
+    own on disk, TESTBED_SCRATCH, with TMPDIR inside, and its own /tmp if nothing of the program lies in /tmp.
+
+    Output lines are prefixed with the rank and kept; those of stderr go to stderr. The exit status is that of the worst
+    rank; 125 is an error of the testbed itself, 126 a command that cannot be executed, 127 one that is not found, 2 a
+    lab where another job is running. Ctrl-C reaches the program as SIGINT, the second as SIGTERM, the third as SIGKILL.
+
+    With --mpi, the program's mpiexec starts the ranks, restricted to TCP over the fabric; its daemons are reached
+    without ssh and without a fiber. With --per-node, torchrun needs no address, port or number of nodes: PET_NNODES,
+    PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are set, from which it takes them; other launchers find
+    TESTBED_NODES, TESTBED_NODE_RANK, MASTER_ADDR and MASTER_PORT. Programs start others in other nodes by
+    $TESTBED_RSH NODE COMMAND, which takes the place of ssh.
+    """
+    from testbed.core.workload import progress_schema
+
+    source = progress_schema.parse_words(progress or ())
+    if per_node and (mpi or mpiexec):
+        raise UserError("--per-node and --mpi exclude each other: mpiexec runs once, and starts the ranks of all nodes")
+    target = verb.attach_to_change(lab)
+    target.strict, target.allow_uncertified = strict, allow_uncertified
+    request = {  # values that JSON has, for the process of a detached job
+        "as_root": as_root,
+        "read_only": read_only,
+        "ranks_per_node": ranks_per_node,
+        "keep_scratch": keep_scratch,
+        "start": "mpi" if mpi or mpiexec else "per-node" if per_node else "direct",
+        "mpiexec": mpiexec,
+    }
+    return _launch(target, command, source, request, runs, detach)
+
+
+def _launch(
+    target: Lab,
+    command: list[str],
+    source: Progress | None,
+    request: dict[str, Any],
+    runs: Path | None,
+    detach: bool,
+) -> Result | int:
+    """Start a program in its own process, or here and follow it."""
+    from testbed.core.physics import full_scale
+    from testbed.core.workload.progress_source import to_dict
+
+    if of_scale := full_scale.of_program(target.topology.scale):
+        console.say(f"note: {of_scale}")
+    if detach:
+        source_fields = None if source is None else to_dict(source)
+        what = shlex.join(command)
+        request = {**request, "argv": command, "progress": source_fields, "what": what}
+        return detached(target, "launch", request, runs, target.strict, target.allow_uncertified)
+    has_begun = False
+
+    def begun(where: str) -> None:
+        nonlocal has_begun
+        has_begun = True
+        console.say(where, style="dim")
+
+    try:
+        job = target.launch(
+            command,
+            directory=runs,
+            echo=console.show_line,
+            echo_error=console.show_error_line,
+            tell=begun,
+            progress=source,
+            note=console.say,
+            **request,
+        )
+        return _follow_program(job)
+    finally:
+        if has_begun and target.run_directory is not None:
+            path = target.run_directory.path
+            console.say(f"output and measurements: {path}", style="dim")
+            console.say(f"report: {invocation.command('report', _report_name(path))}", style="dim")
+
+
+def _follow_program(job: ProgramJob) -> int:
+    """Wait for the end of a program, passing signals on to its ranks; return its exit status."""
+    from testbed.lab.jobs.same_files import describe
+
+    signals: list[int] = []
+
+    def interrupt(number: int) -> None:
+        signals.append(number)
+        sent = job.interrupt()
+        following = {signal.SIGINT: "; Ctrl-C again sends SIGTERM", signal.SIGTERM: "; Ctrl-C again sends SIGKILL"}
+        console.say(f"interrupted: {sent.name} to all ranks{following.get(sent, '')}", style="yellow")
+
+    def terminate(number: int) -> None:
+        signals.append(number)
+        job.terminate()
+
+    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: terminate, signal.SIGHUP: terminate}
+    with handled(handlers, unless_ignored=ENDING):
+        status = job.exit_status()
+    if failure := job.failure():
+        console.error(failure)
+    if same_files := describe(job.same_files):
+        console.say(f"note: {same_files}")
+    if signals:
+        raise KeyboardInterrupt
+    if job.interrupted and not status:
+        raise Interrupted(f"job {job.id} ended: {job.interrupted}")
+    return status
+
+
+def _report_name(run: Path) -> str:
+    """Return what `testbed report` finds a run by: its name, if it is where runs are looked for, else its path.
+
+    Behind sudo it is the path: sudo removes variables that say where the caller's own shell looks for runs.
+    """
+    from testbed.host.files import runs_folder
+    from testbed.host.linux import program_user
+
+    try:
+        is_found = program_user.caller() is None and run.parent in runs_folder.searched()
+    except TestbedError:
+        is_found = False
+    return run.name if is_found else str(run)
 
 
 @verb.verb(

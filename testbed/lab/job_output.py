@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from testbed.lab.log_tail import LogTail
@@ -19,10 +19,13 @@ _LOG = re.compile(r"rank-(\d+)\.log")
 
 
 class JobOutput:
-    """The lines in the logs of a run's ranks that have not been read yet. ``rank``: of one rank alone, unprefixed."""
+    """The lines in the logs of a run's ranks that have not been read yet.
 
-    def __init__(self, run: Path, rank: int | None = None) -> None:
-        self._folder, self._rank = run / "ranks", rank
+    ``ranks``: of these alone; the lines of a single one have no prefix.
+    """
+
+    def __init__(self, run: Path, ranks: Collection[int] | None = None) -> None:
+        self._folder, self._ranks = run / "ranks", ranks
         self._run = run
         self._tails: dict[int, LogTail] = {}
         self._nodes: dict[int, str] | None = None
@@ -30,11 +33,14 @@ class JobOutput:
     def read(self, *, torn: bool = False) -> Iterator[str]:
         """Yield the lines since the last call; ``torn``: also last ones without their newline."""
         for path in self._folder.glob("rank-*.log"):
-            if (found := _LOG.fullmatch(path.name)) and self._rank in (None, int(found[1])):
-                self._tails.setdefault(int(found[1]), LogTail(path))
+            if name := _LOG.fullmatch(path.name):
+                rank = int(name[1])
+                if self._ranks is None or rank in self._ranks:
+                    self._tails.setdefault(rank, LogTail(path))
         for rank in sorted(self._tails):
             for line in self._tails[rank].lines(torn=torn):
-                yield line if self._rank is not None else f"[{self._label(rank)}] {line}"
+                alone = self._ranks is not None and len(self._ranks) == 1
+                yield line if alone else f"[{self._label(rank)}] {line}"
 
     def _label(self, rank: int) -> str:
         if self._nodes is None:
@@ -51,9 +57,9 @@ def _programs(run: Path) -> dict[int, str]:
     return {}
 
 
-def lines(run: Path, rank: int | None, over: Callable[[], bool], *, follow: bool) -> Iterator[str]:
-    """Yield what the ranks of a run have printed; ``follow``: and what they print until the job is ``over``."""
-    output = JobOutput(run, rank)
+def lines(run: Path, ranks: Collection[int] | None, over: Callable[[], bool], *, follow: bool) -> Iterator[str]:
+    """Yield what ranks of a run have printed; ``follow``: and what they print until the job is ``over``."""
+    output = JobOutput(run, ranks)
     while follow and not over():
         yield from output.read()
         time.sleep(POLL_S)

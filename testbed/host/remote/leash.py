@@ -9,7 +9,7 @@ runs and files; the client fetches what it wants, and ends.
 
 The client is gone when its end of stdin is, or when it was not heard for 30 s: its cable may be dark, of which no TCP
 tells. Then the command gets SIGINT, which undoes, and later SIGTERM and SIGKILL, to its whole process group
-(:mod:`testbed.host.remote.escalation`). A lab that is up is no part of the command, and stays.
+(:class:`Escalation`). A lab that is up is no part of the command, and stays.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn, TypeAlias
 
 from testbed.core.remote.leash_frames import (
     BEAT_S,
@@ -47,11 +47,10 @@ from testbed.core.remote.leash_frames import (
     Kind,
     hello,
 )
+from testbed.host.linux import process
 from testbed.host.linux.descriptor import write_all
-from testbed.host.remote import sender
 from testbed.host.remote.command_folder import CommandFolder, told_what_helps
-from testbed.host.remote.escalation import Escalation
-from testbed.host.remote.leash_streams import Shown, Spool, Task
+from testbed.host.remote.leash_streams import Shown, Spool, Task, send_file, send_run
 from testbed.version import __version__
 
 __all__ = ["main"]
@@ -75,6 +74,54 @@ _SILENT = (
 
 GONE = 129
 """Exit status where the client went before it named a command: 128 + SIGHUP."""
+
+
+# ---- ending the command of a client that is gone: a command that undoes what it began has time for that; a user's
+# program has nothing that the testbed would undo, and is gone after 5 s, even if it ignores signals
+
+
+_Order: TypeAlias = Sequence[tuple[float, signal.Signals]]
+"""Signals, and the seconds from the first of them to each."""
+
+_UNDOES: Final[_Order] = ((0.0, signal.SIGINT), (20.0, signal.SIGTERM), (30.0, signal.SIGKILL))
+
+_ENDS_RANKS: Final[_Order] = ((0.0, signal.SIGINT), (2.0, signal.SIGINT), (3.0, signal.SIGINT), *_UNDOES[1:])
+"""Each further SIGINT is the next signal for a program's ranks, as each further Ctrl-C. The command itself writes the
+report, and ``run`` takes its lab down."""
+
+_BY_VERB: Final[Mapping[str, _Order]] = {
+    "exec": ((0.0, signal.SIGINT), (2.0, signal.SIGTERM), (3.0, signal.SIGKILL)),
+    "launch": _ENDS_RANKS,
+    "run": _ENDS_RANKS,
+}
+
+
+class Escalation:
+    """The end of the command whose process leads process group and session ``leader``; it begins with :meth:`go_on`."""
+
+    def __init__(self, leader: int, verb: str) -> None:
+        self._leader = leader
+        self._left = list(_BY_VERB.get(verb, _UNDOES))
+        self._begun_t: float | None = None
+
+    def go_on(self) -> None:
+        """Send the signals that are due."""
+        now = time.monotonic()
+        self._begun_t = self._begun_t or now
+        while self._left and now >= self._begun_t + self._left[0][0]:
+            _, number = self._left.pop(0)
+            _signal_group(self._leader, number)
+            if number == signal.SIGKILL:
+                # A program without a terminal, and a shell's jobs, have process groups of their own.
+                process.kill_session(self._leader)
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, number)
+
+
+# ---- the command
 
 
 class _Files:
@@ -303,8 +350,8 @@ class _Leash:
     def _reply(self, wanted: dict[str, Any]) -> Callable[[], None]:
         """Return what sends a run, or a file that the command wrote for the client."""
         if "file" in wanted:
-            return functools.partial(sender.send_file, 1, functools.partial(self._files.open_written, wanted["file"]))
-        return functools.partial(sender.send_run, 1, Path(wanted["path"]))
+            return functools.partial(send_file, 1, functools.partial(self._files.open_written, wanted["file"]))
+        return functools.partial(send_run, 1, Path(wanted["path"]))
 
     def _act(self, kind: Kind, content: bytes) -> None:
         command = self._command

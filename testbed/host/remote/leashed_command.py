@@ -80,7 +80,7 @@ class Request:
         folders: folders below the one there that have to exist.
         stdout: descriptor that takes the command's stdout.
         written_arrived: called with each of them that the command wrote, and its content.
-        verb: decides how the command is ended there if this client goes (testbed.host.remote.escalation).
+        verb: decides how the command is ended there if this client goes (testbed.host.remote.leash).
     """
 
     words: Sequence[str]

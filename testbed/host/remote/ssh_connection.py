@@ -3,8 +3,8 @@
 paramiko is the client, with four differences from its own ways. Settings come from ssh, because paramiko ignores
 ``Include``. Files of host keys are read by :mod:`testbed.core.remote.known_hosts`, because one line with a marker makes
 a whole file unreadable to paramiko (paramiko#771). A dead peer is noticed by TCP_USER_TIMEOUT, and behind a jump host
-by :mod:`testbed.host.remote.peer_watch`, because paramiko's keepalive asks for no answer. Signals go through the leash,
-because paramiko has none (paramiko#203).
+by :func:`_watch`, because paramiko's keepalive asks for no answer. Signals go through the leash, because paramiko has
+none (paramiko#203).
 
 Never learns a host's key, never forwards an agent, never asks for a password.
 """
@@ -20,16 +20,17 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from testbed.core.remote import known_hosts, ssh_settings
 from testbed.core.remote.known_hosts import HostKey, Judgement
 from testbed.core.remote.ssh_settings import SshSettings
 from testbed.core.user_text import printable, shown
 from testbed.errors import HostError, MissingTool, UserError
-from testbed.host.remote import peer_watch
 
 if TYPE_CHECKING:
     import paramiko
@@ -162,7 +163,7 @@ def _open(where: str, settings: SshSettings, stream: Any) -> paramiko.Transport:
 
     known = _known(where, settings)
     logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors are told here, once
-    heard = peer_watch.HeardStream(stream)
+    heard = _HeardStream(stream)
     transport = paramiko.Transport(heard)  # type: ignore[arg-type]
     try:
         transport.banner_timeout = transport.auth_timeout = ANSWER_S
@@ -180,7 +181,7 @@ def _open(where: str, settings: SshSettings, stream: Any) -> paramiko.Transport:
     except BaseException:
         transport.close()
         raise
-    peer_watch.watch(transport, heard, DEAD_AFTER_S)
+    _watch(transport, heard, DEAD_AFTER_S)
     return transport
 
 
@@ -313,3 +314,50 @@ def _keys(settings: SshSettings, tried: list[str]) -> list[tuple[str, paramiko.P
     if settings.identities_only:
         agent = [(name, key) for name, key in agent if key.asbytes() in of_files]
     return [*agent, *found]
+
+
+# ---- watching the peer: TCP_USER_TIMEOUT sees the cable of the first host on the way alone: one after it may be dark
+# while that host goes on to acknowledge
+
+
+_ASKS_EVERY_S: Final = 5.0
+_LOOKS_EVERY_S: Final = 1.0
+
+
+class _HeardStream:
+    """The stream below an SSH connection; ``byte_count`` is how much has arrived."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.byte_count = 0
+
+    def recv(self, count: int) -> bytes:
+        piece: bytes = self._stream.recv(count)
+        self.byte_count += len(piece)
+        return piece
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _watch(transport: paramiko.Transport, heard: _HeardStream, silence_s: float) -> None:
+    """Close the connection once nothing has arrived for ``silence_s``, though the peer is asked for an answer."""
+    for work in (lambda: _ask(transport), lambda: _look(transport, heard, silence_s)):
+        threading.Thread(target=work, daemon=True, name="peer watch").start()
+
+
+def _ask(transport: paramiko.Transport) -> None:
+    with contextlib.suppress(Exception):  # paramiko raises many kinds where the connection is closed meanwhile
+        while transport.is_active():
+            transport.global_request("keepalive@openssh.com", wait=True)  # refused, which is an answer
+            time.sleep(_ASKS_EVERY_S)
+
+
+def _look(transport: paramiko.Transport, heard: _HeardStream, silence_s: float) -> None:
+    # Looks are counted, not seconds: this process may have been stopped, and has not read yet what arrived meanwhile.
+    before, silent = -1, 0
+    while transport.is_active() and silent * _LOOKS_EVERY_S < silence_s:
+        time.sleep(_LOOKS_EVERY_S)
+        silent = silent + 1 if heard.byte_count == before else 0
+        before = heard.byte_count
+    transport.close()

@@ -20,17 +20,10 @@ def lines(lab: LabFolder, topology: Topology, job: str, what: str | None, follow
 
     ``follow``: until the job has ended. Raises UnknownName, LabError.
     """
-    found = AttachedJob(lab, job)
-    run = found.run
-    if run is None:
-        return
-    ranks = None if what is None else _ranks(run, topology, what)
-    if ranks is None or len(ranks) == 1:
-        yield from job_output.lines(run, ranks[0] if ranks else None, found.over, follow=follow)
-        return
-    for line in job_output.lines(run, None, found.over, follow=follow):
-        if int(line[len("[rank ") : line.index("]")]) in ranks:
-            yield line
+    attached = AttachedJob(lab, job)
+    if (run := attached.run) is not None:
+        ranks = None if what is None else _ranks(run, topology, what)
+        yield from job_output.lines(run, ranks, attached.over, follow=follow)
 
 
 def _ranks(run: Path, topology: Topology, what: str) -> list[int]:

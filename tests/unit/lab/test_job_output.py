@@ -29,4 +29,4 @@ def test_each_line_has_the_label_that_launch_shows(tmp_path: Path, workload: obj
     if workload is not None:
         (tmp_path / "run.json").write_text(json.dumps({"workload": workload}))
     assert list(JobOutput(tmp_path).read()) == [f"{it} line" for it in labels]
-    assert list(JobOutput(tmp_path, 1).read()) == ["line"]
+    assert list(JobOutput(tmp_path, [1]).read()) == ["line"]

@@ -105,4 +105,4 @@ def test_output_is_that_of_all_ranks_each_line_once(run: Path) -> None:
     with (run / "ranks" / "rank-2.log").open("a") as log:
         log.write("rn\n")
     assert list(output.read()) == ["[rank 2] torn"]
-    assert list(lines(run, 2, lambda: True, follow=True)) == ["two", "torn"]
+    assert list(lines(run, [2], lambda: True, follow=True)) == ["two", "torn"]

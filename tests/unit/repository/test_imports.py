@@ -45,11 +45,11 @@ def test_a_contract_that_is_broken_is_found(tmp_path: Path) -> None:
     assert "upside down BROKEN" in done.stdout
 
 
-MODULES = "app verb console on_host options streams tables reports lab_verbs inspect_verbs run_verbs"
+MODULES = "app verb console on_host options streams tables reports lab_verbs inspect_verbs job_verbs run_verbs"
 QUICK = {
     *("typer", "typer.core", "rich", "testbed", "testbed.core.units", "testbed.errors", "testbed.version"),
     "testbed.cli",
-    *(f"testbed.cli.{name}" for name in ("console", "on_host", "options", "streams", "tables", "verb")),
+    *(f"testbed.cli.{name}" for name in ("console", "job_verbs", "on_host", "options", "streams", "tables", "verb")),
     "testbed.host.linux.invocation",  # which needs nothing but Python's own library, see below
     "testbed.host.linux.signals",
 }

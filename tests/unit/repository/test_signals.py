@@ -13,7 +13,6 @@ OWN_CHILDREN = {
     "testbed/host/drivers/containerlab.py": {"killpg"},
     "testbed/host/launcher_proxy.py": {"killpg"},
     "testbed/host/linux/attended.py": {"killpg"},
-    "testbed/host/remote/escalation.py": {"killpg"},
     "testbed/host/remote/leash.py": {"killpg"},
     "testbed/lab/jobs/rank_signals.py": {"killpg"},
     "testbed/lab/validation/rank_programs.py": {"killpg"},
