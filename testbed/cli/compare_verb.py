@@ -15,8 +15,8 @@ from testbed.cli.verb import AsJson, RunArgument
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+    from testbed.core.report.blocks import Table
     from testbed.core.report.comparison.ways_compared import WaysCompared
-    from testbed.core.report.report_table import Table
 
 _MOST_COLUMNS = 4
 """Of a table in the terminal beside the name of the way; the page has one table."""

@@ -171,10 +171,8 @@ def _train(target: Lab, what: str, workload: dict[str, object], runs: Path | Non
         console.show_paragraph(line)
     if not console.quiet():
         console.show(tables.answers(report))
-        if told := tables.rank_seconds(report):
-            console.show(told)
-        if told := tables.declared(report):
-            console.show(told)
+        for line in tables.lines(report):
+            console.show(line)
     console.show(f"report: {directory.path / 'index.html'}")
     return status
 

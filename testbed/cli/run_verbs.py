@@ -96,14 +96,8 @@ def run(
         console.show_paragraph(line)
     if not console.quiet():
         console.show(tables.answers(report))
-        if told := tables.rank_seconds(report):
-            console.show(told)
-        if told := tables.declared(report):
-            console.show(told)
-        if told := tables.prediction(report):
-            console.show(told)
-        if offered := tables.offer(report):
-            console.show(offered)
+        for line in tables.lines(report):
+            console.show(line)
     console.show(f"report: {outcome.directory / 'index.html'}")
     return outcome.exit_code
 
@@ -384,14 +378,8 @@ def _report_one(run: Path | None, *, open_: bool, as_json: bool) -> int:
             console.show_paragraph(line)
         if not console.quiet():
             console.show(tables.answers(document))
-            if told := tables.rank_seconds(document):
-                console.show(told)
-            if told := tables.declared(document):
-                console.show(told)
-            if told := tables.prediction(document):
-                console.show(told)
-            if offered := tables.offer(document):
-                console.show(offered)
+            for line in tables.lines(document):
+                console.show(line)
         console.show(f"report: {page}")
     if open_:
         open_page(page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from testbed.core.records.check_record import Grouped
 
@@ -21,9 +22,11 @@ class Finding:
     attempt: int
     step: int
     sequence: int | None
+    """Which operation of its group; null: it concerns none."""
     ranks: tuple[int, ...]
     text: str
     group: str = ""
+    """Process group, or name of the exchange; empty: none."""
     fragment: int | None = None
 
 
@@ -33,12 +36,15 @@ class Checker:
     unit of its metric: sums, hangs, steps, updates; ``findings`` are in the order of steps, the first likely the cause
     of the others."""
 
-    id: str
+    id: Annotated[str, {"enum": ["sums", "hangs", "parameters", "updates", "exchanges", "served"]}]
     holds: bool | None
+    """Null: too little was recorded to tell; why says what."""
     looked_at: str
     why: str
     found: int
+    """Wrong sums, hangs, steps on other parameters, lost updates, wrong exchanges."""
     findings: tuple[Finding, ...]
+    """The first of them."""
 
     @property
     def metric(self) -> float | None:

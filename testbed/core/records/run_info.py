@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from testbed.core.fields import Fields, mapping, number, sequence, text
 from testbed.core.records.capture_record import CaptureRecord
@@ -22,7 +23,7 @@ class Expectation:
     text: str
     holds: bool | None = None
     measured: float | None = None
-    bound: str = ""
+    bound: Annotated[str, {"enum": ["", "at least", "at most"]}] = ""
     low: float | None = None
     high: float | None = None
 
