@@ -163,8 +163,8 @@ def _descriptions(class_: type) -> Mapping[str, str]:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 descriptions[name] = inspect.cleandoc(text).replace("\n", " ")
     for member in body.body:
-        if isinstance(member, ast.FunctionDef) and (text := ast.get_docstring(member)):
-            descriptions[member.name] = text.replace("\n", " ")
+        if isinstance(member, ast.FunctionDef) and (docs := ast.get_docstring(member)):
+            descriptions[member.name] = docs.replace("\n", " ")
     return {**dict(_attributes(inspect.getdoc(class_) or "")), **descriptions}
 
 

@@ -66,8 +66,8 @@ def netns(lab: LabFolder, node: str) -> Path:
 
     Raises HostError if it is a container that has exited.
     """
-    if driver(lab) == "containerlab" and (found := living_netns(lab.name, node)):
-        return found
+    if driver(lab) == "containerlab" and (living := living_netns(lab.name, node)):
+        return living
     return namespace.netns_path(namespace_name(lab.name, node))
 
 

@@ -20,6 +20,7 @@ from testbed.core.analysis.wire_check import WireCut, WireVerdict
 from testbed.core.analysis.wire_directions import DirectionBytes
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.finding import Checker
+from testbed.core.experiment.steady import SteadyCheck
 from testbed.core.fields import text
 from testbed.core.json_form import JsonForm, Schema
 from testbed.core.records.run_info import RunInfo
@@ -268,6 +269,12 @@ class Report:
         return self.training.train_loss_last
 
 
+def _steady_check(check: SteadyCheck) -> dict[str, object]:
+    """Return a condition with its violations as (began, ended, measured)."""
+    violations = [(violation.began_t, violation.ended_t, violation.measured) for violation in check.violations]
+    return {**vars(check), "violations": violations}
+
+
 FORM: Final = JsonForm(
     derived={
         DirectionBytes: ("ratio", "ok"),
@@ -275,10 +282,14 @@ FORM: Final = JsonForm(
         DeclaredSteps: ("verdict",),
         PredictedRun: ("residual", "residual_uncertainty"),
     },
-    omitted={FaultLine: ("scale",), Topology: ("origins",)},
+    omitted={FaultLine: ("scale",), Topology: ("origins",), SteadyCheck: ("samples",)},
     optional={Site: ("fabric_bps", "oversubscription"), Topology: ("congestion",)},
     extensible=frozenset({Link}),
-    written={Certificate: (Certificate.to_dict, CertificateDocument), Topology: (topology_to_dict, Topology)},
+    written={
+        Certificate: (Certificate.to_dict, CertificateDocument),
+        Topology: (topology_to_dict, Topology),
+        SteadyCheck: (_steady_check, dict[str, object]),
+    },
 )
 
 

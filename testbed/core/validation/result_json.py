@@ -53,15 +53,18 @@ def from_json(value: object) -> Validation:
     mistakes = [f"{where}: expected a finite number, JSON has no NaN or Infinity" for where in _infinite(value)]
     try:
         # As JSON, because only then does strict reading take a list for a tuple, and neither "1" nor true for a number.
-        found = _adapter().validate_json(json.dumps(_with_nan(value)), strict=True)
+        validation = _adapter().validate_json(json.dumps(_with_nan(value)), strict=True)
     except ValidationError as error:
-        mistakes += [f"{_place(it['loc'])}: {it['msg']}" for it in error.errors(include_url=False, include_input=False)]
+        mistakes += [
+            f"{_place(mistake['loc'])}: {mistake['msg']}"
+            for mistake in error.errors(include_url=False, include_input=False)
+        ]
     else:
-        mistakes += _doubled(found)
+        mistakes += _doubled(validation)
         if not mistakes:
-            return found
-    more = len(mistakes) - _MOST_MISTAKES
-    raise ValueError("; ".join(mistakes[:_MOST_MISTAKES]) + (f"; and {more} more" if more > 0 else ""))
+            return validation
+    unlisted = len(mistakes) - _MOST_MISTAKES
+    raise ValueError("; ".join(mistakes[:_MOST_MISTAKES]) + (f"; and {unlisted} more" if unlisted > 0 else ""))
 
 
 def json_schema() -> Schema:
@@ -83,11 +86,11 @@ def _infinite(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[str]:
     if isinstance(value, float) and not math.isfinite(value):
         yield _place(place)
     elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _infinite(each, (*place, key))
+        for key, nested in value.items():
+            yield from _infinite(nested, (*place, key))
     elif isinstance(value, list):
-        for number, each in enumerate(value):
-            yield from _infinite(each, (*place, number))
+        for number, nested in enumerate(value):
+            yield from _infinite(nested, (*place, number))
 
 
 def _doubled(validation: Validation) -> Iterator[str]:
@@ -102,14 +105,14 @@ def _with_nan(value: Mapping[str, Any]) -> dict[str, Any]:
 
     def numbers(values: Any) -> Any:
         if isinstance(values, Mapping):
-            return {key: math.nan if each is None else numbers(each) for key, each in values.items()}
-        return [math.nan if each is None else each for each in values] if isinstance(values, list) else values
+            return {key: math.nan if nested is None else numbers(nested) for key, nested in values.items()}
+        return [math.nan if number is None else number for number in values] if isinstance(values, list) else values
 
-    def library(each: Any) -> Any:
-        if not isinstance(each, Mapping) or not isinstance(each.get("speeds", ()), list):
-            return each
-        return {**each, "speeds": [numbers(speed) for speed in each["speeds"]]}
+    def library(result: Any) -> Any:
+        if not isinstance(result, Mapping) or not isinstance(result.get("speeds", ()), list):
+            return result
+        return {**result, "speeds": [numbers(speed) for speed in result["speeds"]]}
 
     libraries = value.get("libraries")
-    listed = [library(each) for each in libraries] if isinstance(libraries, list) else libraries
+    listed = [library(result) for result in libraries] if isinstance(libraries, list) else libraries
     return {**value, "links": numbers(value.get("links")), "libraries": listed}

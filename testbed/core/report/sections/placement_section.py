@@ -9,7 +9,7 @@ from testbed.core.analysis.job_twin import twin_of
 from testbed.core.records.rank_log import RankLog
 from testbed.core.report.blocks import Bullets, Section
 from testbed.core.topology.model import Topology
-from testbed.core.training import placement_words
+from testbed.core.training import placement
 
 if TYPE_CHECKING:
     from testbed.core.report.document import Report
@@ -23,7 +23,7 @@ _LEAD = (
 
 
 def lines(logs: Sequence[RankLog], workload: Mapping[str, object], topology: Topology | None) -> tuple[str, ...]:
-    """Return the lines of ``placement_words``; none while strategy, ranks or topology are unknown.
+    """Return the lines of ``placement.describe``; none while strategy, ranks or topology are unknown.
 
     What crossed each direction is compared with the same operations by the wire check.
     """
@@ -32,8 +32,8 @@ def lines(logs: Sequence[RankLog], workload: Mapping[str, object], topology: Top
     twin = twin_of(logs, workload)
     sites = {site.name for site in topology.sites}
     if twin is None or not sites.issuperset(twin.layout.sites):
-        return placement_words.tiers(topology)
-    return (*placement_words.lines(twin, topology), *placement_words.tiers(topology))
+        return placement.describe_tiers(topology)
+    return (*placement.describe(twin, topology), *placement.describe_tiers(topology))
 
 
 def section(report: Report) -> Section | None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from testbed.core.analysis.host_noise import UNWATCHED, StallLog
 from testbed.core.analysis.steady_noise import within_noise
+from testbed.core.experiment.steady import SteadyCheck
 from testbed.core.fields import integer, text
-from testbed.core.records.run_info import RunInfo, SteadyCheck
+from testbed.core.records.run_info import RunInfo
 from testbed.core.report import formats
 from testbed.core.report.blocks import Section, Table
 from testbed.core.units import format_number
@@ -60,7 +61,7 @@ def steady(info: RunInfo, origin: float, noise: StallLog = UNWATCHED) -> tuple[S
 def _steady(check: SteadyCheck, origin: float, noise: StallLog) -> Steady:
     if check.holds is False and within_noise(check.text, check.bound, check.violations, noise):
         check = replace(check, holds=None, why=_STALLS)
-    violations = tuple(Violated(began - origin, ended - origin, value) for began, ended, value in check.violations)
+    violations = tuple(Violated(it.began_t - origin, it.ended_t - origin, it.measured) for it in check.violations)
     return Steady(check.when, check.text, check.holds, check.measured, check.bound, check.why, violations)
 
 
