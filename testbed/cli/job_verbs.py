@@ -171,8 +171,8 @@ def _train(target: Lab, what: str, workload: dict[str, object], runs: Path | Non
         console.show_paragraph(line)
     if not console.quiet():
         console.show(tables.answers(report))
-        for line in tables.lines(report):
-            console.show(line)
+        for summary in tables.lines(report):
+            console.show(summary)
     console.show(f"report: {directory.path / 'index.html'}")
     return status
 

@@ -96,8 +96,8 @@ def run(
         console.show_paragraph(line)
     if not console.quiet():
         console.show(tables.answers(report))
-        for line in tables.lines(report):
-            console.show(line)
+        for summary in tables.lines(report):
+            console.show(summary)
     console.show(f"report: {outcome.directory / 'index.html'}")
     return outcome.exit_code
 
@@ -378,8 +378,8 @@ def _report_one(run: Path | None, *, open_: bool, as_json: bool) -> int:
             console.show_paragraph(line)
         if not console.quiet():
             console.show(tables.answers(document))
-            for line in tables.lines(document):
-                console.show(line)
+            for summary in tables.lines(document):
+                console.show(summary)
         console.show(f"report: {page}")
     if open_:
         open_page(page)

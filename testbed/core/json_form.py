@@ -2,7 +2,7 @@
 
 The docstring of a dataclass, those below its fields and those of its properties are the descriptions. All properties
 are required; the object of a dataclass has no others, that of a ``TypedDict`` may have some.
-``Annotated[type, {...}]`` replaces or adds keywords of the schema.
+``Annotated[type, Keywords(minimum=0)]`` replaces or adds keywords of the schema.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, get_args, get_or
 
 from testbed.core.fields import json_values
 
-__all__ = ["JsonForm", "Schema"]
+__all__ = ["JsonForm", "Keywords", "Schema"]
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _SCALARS: Final = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
@@ -28,6 +28,13 @@ _ATTRIBUTE: Final = re.compile(r"([a-z_, `]+): (.+)")
 
 Schema = dict[str, Any]
 Names = Mapping[type, tuple[str, ...]]
+
+
+class Keywords:
+    """Keywords of a JSON schema, as metadata of a type."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +112,8 @@ class JsonForm:
     def _annotated(self, type_: Any, metadata: tuple[object, ...]) -> Schema:
         schema = self.schema(type_)
         for keywords in metadata:
-            if isinstance(keywords, Mapping):
-                schema |= keywords
+            if isinstance(keywords, Keywords):
+                schema |= keywords.values
         return schema
 
     def _union(self, members: tuple[Any, ...]) -> Schema:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from testbed.core.fields import number, text
+from testbed.core.json_form import Keywords
 from testbed.core.prediction.machine_limits import cpu_share
 from testbed.core.records.rank_log import RankLog
 
@@ -36,7 +37,7 @@ class DeclaredSteps:
         speeds: of slower sites, relative to the others.
     """
 
-    kind: Annotated[str, {"enum": ["declared", "paced"]}]
+    kind: Annotated[str, Keywords(enum=["declared", "paced"])]
     seconds: float
     noise: float
     declared_s: float
@@ -59,7 +60,7 @@ class DeclaredSteps:
         return self.kind == "declared"
 
     @property
-    def verdict(self) -> Annotated[str, {"enum": [HELD, CPU_BOUND]}]:
+    def verdict(self) -> Annotated[str, Keywords(enum=[HELD, CPU_BOUND])]:
         """:data:`HELD`, or :data:`CPU_BOUND`: layers that sleep are late for want of a core, and of nothing else."""
         late_s = self.measured_s - self.declared_s
         return HELD if late_s <= max(TOLERANCE_S, TOLERANCE_SHARE * self.declared_s) else CPU_BOUND

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple, get_args
 
 from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.json_form import Keywords
 from testbed.core.prediction.library_costs import GLOO, LibraryCosts
 from testbed.core.prediction.simulator import Cost
 from testbed.core.records.check_record import CheckLog
@@ -37,7 +38,7 @@ _MOST = 400
 """Operations of a size that are looked at, evenly over the run."""
 
 
-NotNegative = Annotated[float, {"minimum": 0}]
+NotNegative = Annotated[float, Keywords(minimum=0)]
 
 
 class Size(NamedTuple):

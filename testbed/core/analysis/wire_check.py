@@ -21,6 +21,7 @@ from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.analysis.wire_directions import HEADERS, LEAST_STEPS, RING, TOLERANCE, DirectionBytes, compare
 from testbed.core.analysis.wire_loads import Exchanges, attempt_loads
+from testbed.core.json_form import Keywords
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology
@@ -71,7 +72,7 @@ class WireVerdict:
     """Payload, over all cuts."""
     algorithm: str = ""
     """Of the all-reduce, as in gloo ring; empty: unknown."""
-    compared_with: Annotated[str, {"enum": ["algorithm", "bound", ""]}] = ""
+    compared_with: Annotated[str, Keywords(enum=["algorithm", "bound", ""])] = ""
     directions: tuple[DirectionBytes, ...] = ()
     """Payload of TCP in calm steps, compared with what the algorithm moves."""
 

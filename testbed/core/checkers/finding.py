@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from testbed.core.json_form import Keywords
 from testbed.core.records.check_record import Grouped
 
 __all__ = ["Checker", "Finding", "conclude", "named"]
@@ -36,7 +37,7 @@ class Checker:
     unit of its metric: sums, hangs, steps, updates; ``findings`` are in the order of steps, the first likely the cause
     of the others."""
 
-    id: Annotated[str, {"enum": ["sums", "hangs", "parameters", "updates", "exchanges", "served"]}]
+    id: Annotated[str, Keywords(enum=["sums", "hangs", "parameters", "updates", "exchanges", "served"])]
     holds: bool | None
     """Null: too little was recorded to tell; why says what."""
     looked_at: str

@@ -12,6 +12,7 @@ from testbed.core.analysis.goodput import JobEvidence
 from testbed.core.analysis.wire_check import EXCESS
 from testbed.core.checkers.checks import Checked
 from testbed.core.fields import number, sequence, text
+from testbed.core.json_form import Keywords
 from testbed.core.records.run_info import Expectation, RunInfo
 from testbed.core.report import formats, open_metrics
 from testbed.core.report.sections import (
@@ -52,7 +53,7 @@ class Answer:
 
     id: str
     question: str
-    answer: Annotated[str, {"enum": ["yes", "no", "unknown", "not measurable", "noisy host"]}]
+    answer: Annotated[str, Keywords(enum=["yes", "no", "unknown", "not measurable", "noisy host"])]
     text: str
     lines: tuple[str, ...] = ()
     """What the text sums up, a sentence each; empty where it sums up nothing."""

@@ -48,6 +48,7 @@ from testbed.core.report.sections import (
     steady_section,
     traffic_section,
 )
+from testbed.core.report.sections.fidelity_section import Fidelity
 from testbed.core.report.sections.rank_seconds_section import TimeShares
 from testbed.core.training.twin import Twin
 
@@ -100,13 +101,8 @@ def _measured(
 ) -> Report:
     """Return the report before any answer is given."""
     origin, topology = _origin(run, job), run.topology
-    links = topology.links if topology else ()
     scale = topology.scale if topology else 1.0
-    loads = fidelity.under_load(
-        run.fibers, job.began_t, job.ended_t, noise, {link.name: link.rate_bps for link in links}
-    )
-    emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
-    mtu = {link.name: link.mtu for link in links}
+    mtu = {link.name: link.mtu for link in topology.links} if topology else {}
     attempts = program.attempts if program else attempt_history.evaluate(logs, run.events, windows, job)
     attempt_lines = restarts_section.lines(attempts, origin)
     faults = faults_section.lines(job.faults, origin, scale)
@@ -125,7 +121,7 @@ def _measured(
         training=_training(job, None if program else strategy_words(logs)),
         faults=faults,
         certificate=run.certificate,
-        fidelity=tuple(fidelity_section.direction(load, emulator) for load in loads),
+        fidelity=_under_load(run, job, noise),
         wire=wire_check.check(logs, run.fibers, mtu, topology, windows, twin, _exchanges(run)),
         topology=topology,
         events=events_section.lines(run.events, origin, {fault.fault: fault.parameters for fault in faults}, scale),
@@ -152,6 +148,13 @@ def _measured(
         noise=noise.summary(job.began_t, job.ended_t),
         uncertainty=ranges,
     )
+
+
+def _under_load(run: RunData, job: JobEvidence, noise: StallLog) -> tuple[Fidelity, ...]:
+    rates = {link.name: link.rate_bps for link in run.topology.links} if run.topology else {}
+    emulator = run.info.emulator or (run.certificate.emulator if run.certificate else "")
+    loads = fidelity.under_load(run.fibers, job.began_t, job.ended_t, noise, rates)
+    return tuple(fidelity_section.direction(load, emulator) for load in loads)
 
 
 def _unpredicted(run: RunData, logs: Sequence[RankLog], twin: Twin | None, prediction: PredictedRun | None) -> str:

@@ -22,7 +22,7 @@ from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.finding import Checker
 from testbed.core.experiment.steady import SteadyCheck
 from testbed.core.fields import text
-from testbed.core.json_form import JsonForm, Schema
+from testbed.core.json_form import JsonForm, Keywords, Schema
 from testbed.core.records.run_info import RunInfo
 from testbed.core.report import formats
 from testbed.core.report.answers import Answer
@@ -74,7 +74,7 @@ class Training:
     goodput: float | None
     """(productive + fault-free exposed communication) / (world size x wall time), 0..1; of a launched program, its
     steps at their fault-free pace / wall time."""
-    compute_utilization: Annotated[float | None, {"minimum": 0, "maximum": 1}]
+    compute_utilization: Annotated[float | None, Keywords(minimum=0, maximum=1)]
     """Compute / (compute + exposed)."""
     compute_s: float | None
     """Rank-seconds; null of a launched program, which does not tell."""
@@ -142,8 +142,8 @@ class FiberSeries:
 class Report:
     """The result of a run. ``verdict`` is pass, fail or unknown; ``answers`` give the reasons, most important first."""
 
-    version: Annotated[int, {"const": VERSION}]
-    verdict: Annotated[str, {"enum": ["pass", "fail", "unknown"]}]
+    version: Annotated[int, Keywords(const=VERSION)]
+    verdict: Annotated[str, Keywords(enum=["pass", "fail", "unknown"])]
     headline: str
     answers: tuple[Answer, ...]
     run: RunInfo
@@ -195,7 +195,9 @@ class Report:
     """Metrics of which only a bound is known, as the job did not come back, or as the program prints seldom."""
     noise: NoiseSummary | None = None
     """The host's stalls during the job; None where they were not recorded."""
-    uncertainty: Mapping[str, Annotated[Range, {"items": {"type": ["number", "null"]}}]] = field(default_factory=dict)
+    uncertainty: Mapping[str, Annotated[Range, Keywords(items={"type": ["number", "null"]})]] = field(
+        default_factory=dict
+    )
     """The ranges of figures that stalls make uncertain, by name."""
 
     @property

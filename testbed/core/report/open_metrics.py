@@ -18,6 +18,7 @@ from typing import Annotated
 
 from testbed.core.analysis.goodput import JobEvidence
 from testbed.core.experiment import expect
+from testbed.core.json_form import Keywords
 from testbed.core.records.run_info import Expectation
 from testbed.core.report import formats
 from testbed.core.report.sections.restarts_section import AttemptLine
@@ -43,7 +44,7 @@ class OpenMetric:
 
     seen: float
     """In SI units."""
-    bound: Annotated[str, {"enum": [AT_LEAST, AT_MOST]}]
+    bound: Annotated[str, Keywords(enum=[AT_LEAST, AT_MOST])]
     over: bool
     """The job died, so no later step can meet an expectation."""
     resolved: bool = False

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from testbed.core.analysis.host_noise import NoiseSummary
+from testbed.core.json_form import Keywords
 
 SCHEMA_VERSION = 1
 
-Measured = Annotated[float, {"type": ["number", "null"]}]
+Measured = Annotated[float, Keywords(type=["number", "null"])]
 """A number that is null in JSON where it is not finite."""
 
 Verdict = Literal["holds", "does not hold", "unknown", "skipped"]
@@ -139,7 +140,7 @@ class Validation:
     libraries: tuple[LibraryResult, ...]
     verdict: Verdict
     interrupted: bool = False
-    schema_version: Annotated[int, {"const": SCHEMA_VERSION}] = SCHEMA_VERSION
+    schema_version: Annotated[int, Keywords(const=SCHEMA_VERSION)] = SCHEMA_VERSION
     scale: float = 1.0
     """Of the topology: rates of the lab are divided by it. 1 in files of versions that did not write it."""
     noisy: bool = False

@@ -38,8 +38,15 @@ def html(compared: SideBySide) -> str:
 
 def page(compared: SideBySide) -> Page:
     title = f"{compared.a.name} beside {compared.b.name}"
-    first, *others = [*_quantities(compared)] or [None]
-    sections = (_inputs(compared), _answers(compared), first, _over_time(compared), *others, _changes(compared))
+    quantities = tuple(_quantities(compared))
+    sections = (
+        _inputs(compared),
+        _answers(compared),
+        *quantities[:1],
+        _over_time(compared),
+        *quantities[1:],
+        _changes(compared),
+    )
     return Page(
         kind="comparison",
         title=title,

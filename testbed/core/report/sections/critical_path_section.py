@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from testbed.core.analysis.critical_path import PARTS, CriticalPath, Parts
 from testbed.core.analysis.operation_times import OperationTime
+from testbed.core.json_form import Keywords
 from testbed.core.report import formats
 from testbed.core.report.blocks import Heading, Section, Table, Text
 
@@ -48,11 +49,11 @@ _OPERATION_PARTS: Mapping[str, str] = {
 }
 
 
-_PARTS = {
-    "required": [*PARTS],
-    "propertyNames": {"enum": [*PARTS]},
-    "additionalProperties": {"type": "array", "items": {"type": "number", "minimum": 0}},
-}
+_PARTS = Keywords(
+    required=[*PARTS],
+    propertyNames={"enum": [*PARTS]},
+    additionalProperties={"type": "array", "items": {"type": "number", "minimum": 0}},
+)
 
 
 @dataclass(frozen=True)

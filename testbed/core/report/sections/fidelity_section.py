@@ -14,6 +14,7 @@ from typing import Annotated
 
 from testbed.core.analysis import fidelity
 from testbed.core.certification.certificate import Certificate
+from testbed.core.json_form import Keywords
 from testbed.core.records.samples import HostSample
 from testbed.core.report import formats
 
@@ -56,7 +57,7 @@ class Fidelity:
     bounds_s: tuple[float, ...]
     counts: tuple[float, ...]
     """One more than bounds: the last is later than every bound."""
-    verdict: Annotated[str, {"enum": [*_VERDICTS]}] = "unknown"
+    verdict: Annotated[str, Keywords(enum=[*_VERDICTS])] = "unknown"
     queue_bytes_most: int | None = None
     """Longest queue seen."""
 

@@ -10,6 +10,7 @@ from testbed.core.analysis.host_noise import UNWATCHED, StallLog
 from testbed.core.analysis.steady_noise import within_noise
 from testbed.core.experiment.steady import SteadyCheck
 from testbed.core.fields import integer, text
+from testbed.core.json_form import Keywords
 from testbed.core.records.run_info import RunInfo
 from testbed.core.report import formats
 from testbed.core.report.blocks import Section, Table
@@ -41,7 +42,7 @@ class Violated:
 class Steady:
     """A condition of the steady state; ``measured`` was compared with ``bound``."""
 
-    when: Annotated[str, {"enum": ["before", "during", "after", "always"]}]
+    when: Annotated[str, Keywords(enum=["before", "during", "after", "always"])]
     text: str
     holds: bool | None
     measured: float | None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from testbed.core.analysis.traffic_gaps import Silence, TrafficGaps, TrafficTrack
+from testbed.core.json_form import Keywords
 from testbed.core.report import formats
 from testbed.core.report.blocks import Bullets, Section, Table
 from testbed.core.report.sections.faults_section import FaultLine
@@ -46,7 +47,7 @@ class TrafficLine:
     """One track: ``kind`` is site (all fibers toward it), fiber or node. Times since the job began."""
 
     name: str
-    kind: Annotated[str, {"enum": ["site", "fiber", "node"]}]
+    kind: Annotated[str, Keywords(enum=["site", "fiber", "node"])]
     """Site: all fibers that end there."""
     byte_count: int
     """L2 bytes while the program ran."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -117,27 +117,16 @@ def matrix(validation: Validation) -> tuple[MatrixRow, ...]:
 
 
 def headline(validation: Validation) -> str:
-    """Return the verdict in a sentence, the worst first."""
-    by: dict[Verdict, list[str]] = {}
-    for library in validation.libraries:
-        by.setdefault(library.verdict, []).append(library.name)
+    """Return the libraries by result, the worst first. Skipped libraries are named too: they must not seem to hold."""
     wrong = [library.name for library in validation.libraries if _wrong(library)]
-    if wrong:
-        first = f"{_list(wrong)} {'gives' if len(wrong) == 1 else 'give'} wrong results without an error"
-        others = [name for name in by.get("does not hold", []) if name not in wrong]
-        clauses = [first, *([f"{_list(others)} {_do(others)} not hold"] if others else [])]
-    elif by.get("does not hold"):
-        clauses = [f"{_list(by['does not hold'])} {_do(by['does not hold'])} not hold"]
-    else:
-        clauses = []
-    if by.get("holds"):
-        clauses.append(f"{_list(by['holds'])} {'holds' if len(by['holds']) == 1 else 'hold'}")
-    if by.get("unknown"):
-        clauses.append(f"the verdict on {_list(by['unknown'])} is unknown")
-    begin = f"On {validation.topology}, " if clauses else f"Nothing was validated on {validation.topology}; "
-    if by.get("skipped"):  # skipped must not look as if it held
-        clauses.append(f"{_list(by['skipped'])} {'was' if len(by['skipped']) == 1 else 'were'} skipped")
-    return (begin + "; ".join(clauses)).removesuffix("; ") + "."
+    by_result: dict[str, list[str]] = {"wrong results without an error": wrong}
+    for verdict in ("does not hold", "holds", "unknown", "skipped"):
+        by_result[verdict] = [library.name for library in validation.libraries if library.verdict == verdict]
+    by_result["does not hold"] = [name for name in by_result["does not hold"] if name not in wrong]
+    results = [f"{result}: {formats.listed(names)}" for result, names in by_result.items() if names]
+    if all(library.verdict == "skipped" for library in validation.libraries):
+        return f"{'; '.join((f'Nothing was validated on {validation.topology}', *results))}."
+    return f"On {validation.topology}: {'; '.join(results)}."
 
 
 def times(cell: Cell) -> str:
@@ -227,15 +216,6 @@ def _wrong(library: LibraryResult) -> bool:
     return any(cell.outcome == "wrong result" for cell in library.cells) or any(
         case.state == "wrong" for case in library.cases
     )
-
-
-def _list(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _do(names: Sequence[str]) -> str:
-    return "does" if len(names) == 1 else "do"
 
 
 def _ratio(value: float) -> str:

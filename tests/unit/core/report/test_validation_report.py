@@ -180,15 +180,15 @@ def test_faster_than_light_is_bad_however_fast_the_rest():
 @pytest.mark.parametrize(
     ("libraries", "sentence"),
     [
-        ([LIBRARY], "On metro-40km, torch-gloo holds."),
-        ([LIBRARY, factory.library("b", title="B")], "On metro-40km, torch-gloo and b hold."),
+        ([LIBRARY], "On metro-40km: holds: torch-gloo."),
+        ([LIBRARY, factory.library("b", title="B")], "On metro-40km: holds: torch-gloo and b."),
         (
             [LIBRARY, factory.broken(), factory.too_fast()],
-            "On metro-40km, lame-ring gives wrong results without an error; mpich does not hold; torch-gloo holds.",
+            "On metro-40km: wrong results without an error: lame-ring; does not hold: mpich; holds: torch-gloo.",
         ),
-        ([factory.library(verdict="unknown")], "On metro-40km, the verdict on torch-gloo is unknown."),
-        ([LIBRARY, SKIPPED], "On metro-40km, torch-gloo holds; jax was skipped."),
-        ([SKIPPED], "Nothing was validated on metro-40km; jax was skipped."),
+        ([factory.library(verdict="unknown")], "On metro-40km: unknown: torch-gloo."),
+        ([LIBRARY, SKIPPED], "On metro-40km: holds: torch-gloo; skipped: jax."),
+        ([SKIPPED], "Nothing was validated on metro-40km; skipped: jax."),
     ],
 )
 def test_the_headline_says_the_worst_first(libraries, sentence):
@@ -267,7 +267,7 @@ def test_nothing_at_all_has_a_report():
 
 def test_markdown_has_the_matrix_and_every_library():
     text = markdown(WHOLE)
-    assert text.startswith("# ✗ On metro-40km, lame-ring gives wrong results")
+    assert text.startswith("# ✗ On metro-40km: wrong results without an error: lame-ring")
     assert "| cut, long | ! error within its bound" in text and "≠ WRONG RESULT" in text
     assert all(f"## {name}" in text for name in ("torch gloo", "lame ring", "MPICH", "jax gloo"))
 
