@@ -239,7 +239,7 @@ class Banner:
 class Page:
     """``kind`` is the class of the page's body, ``title`` the name of its window, ``scripts`` are assets.
 
-    Only the page shows ``source``: what it was built from.
+    Only the page shows ``source``: what it was built from. The other forms show ``summary`` instead of the eyebrow.
     """
 
     kind: Literal["run", "validation", "comparison", "ways"]
@@ -249,6 +249,7 @@ class Page:
     header: tuple[Block, ...]
     sections: tuple[Section, ...]
     source: str
+    summary: str = ""
     footer: tuple[str, ...] = ()
     banners: tuple[Banner, ...] = ()
     badge: Badge | None = None

@@ -14,8 +14,7 @@ def markdown(page: Page) -> str:
     sign = f"{page.badge.sign} " if page.badge and page.badge.sign else ""
     parts = [f"# {sign}{escape(page.headline)}"]
     parts += [f"**{escape(banner.short or banner.text)}**" for banner in page.banners]
-    verdict = f"verdict: {page.badge.word}" if page.badge else ""
-    parts.append(escape(" · ".join(filter(None, (page.eyebrow, verdict)))))
+    parts.append(escape(page.summary or page.eyebrow))
     parts += [part for block in page.header for part in _parts(block)]
     for section in page.sections:
         if shown := [part for block in section.blocks for part in _parts(block)]:

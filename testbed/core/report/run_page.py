@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from testbed.core.report import capture_note, formats, html_page, noise_section
-from testbed.core.report.blocks import Badge, Banner, Block, Page, Picture, Section, Table, Text
+from testbed.core.report.blocks import Badge, Banner, Page, Picture, Section, Table
 from testbed.core.report.document import Report
 from testbed.core.report.sections import (
     certification_section,
@@ -82,9 +82,10 @@ def page(report: Report) -> Page:
         headline=report.headline,
         banners=_banners(report),
         badge=Badge(report.verdict, verdict),
-        header=_header(report),
+        header=(_header(report),),
         sections=sections(report),
         source=_SOURCE,
+        summary=f"Run {run.name or 'without a name'}, status {run.status or 'unknown'}; verdict: {report.verdict}.",
         footer=report.shortcomings,
     )
 
@@ -105,9 +106,8 @@ def _banners(report: Report) -> tuple[Banner, ...]:
     )
 
 
-def _header(report: Report) -> tuple[Block, ...]:
+def _header(report: Report) -> Picture:
     reason = report.run.reason if report.run.reason not in report.headline else ""
     rows = [(answer.answer, answer.question, answer.text) for answer in report.answers]
-    values = {"tiles": training_section.tiles(report), "answers": report.answers}
-    answers = Picture("run_header.html", values, Table.of(("", "question", "why"), rows, "Answers"))
-    return (*((Text(reason),) if reason else ()), answers)
+    values = {"reason": reason, "tiles": training_section.tiles(report), "answers": report.answers}
+    return Picture("run_header.html", values, Table.of(("", "question", "why"), rows, "Answers"))

@@ -27,7 +27,6 @@ def facts(report: Report) -> tuple[tuple[str, str], ...]:
     hidden = {*_RECORDS, "strategy"} if training.strategy else _RECORDS
     pairs = [
         ("steps lost", "" if report.is_program and not report.has_steps else formats.count(training.steps_lost)),
-        ("status", run.status),
         ("lab", run.lab),
         ("driver", run.driver),
         ("emulator", run.emulator),

@@ -62,7 +62,10 @@ def steady(info: RunInfo, origin: float, noise: StallLog = UNWATCHED) -> tuple[S
 def _steady(check: SteadyCheck, origin: float, noise: StallLog) -> Steady:
     if check.holds is False and within_noise(check.text, check.bound, check.violations, noise):
         check = replace(check, holds=None, why=_STALLS)
-    violations = tuple(Violated(it.began_t - origin, it.ended_t - origin, it.measured) for it in check.violations)
+    violations = tuple(
+        Violated(violation.began_t - origin, violation.ended_t - origin, violation.measured)
+        for violation in check.violations
+    )
     return Steady(check.when, check.text, check.holds, check.measured, check.bound, check.why, violations)
 
 

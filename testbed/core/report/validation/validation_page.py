@@ -83,7 +83,7 @@ def page(validation: Validation, comparison: Comparison | None = None) -> Page:
     sections = (
         _at_a_glance(validation),
         _against_baseline(comparison) if comparison else None,
-        Section.of("Speed, side by side", Plots(lambda: figures(validation), _INSTEAD)),
+        _speed(validation),
         *(_library(library, validation) for library in validation.libraries),
         _fibers(validation),
         Section.of("Versions and machine", Facts(validation_tables.facts(validation))),
@@ -143,6 +143,14 @@ def _at_a_glance(validation: Validation) -> Section | None:
     )
 
 
+def _speed(validation: Validation) -> Section | None:
+    plots = figures(validation)
+    if not any(library.speeds for library in validation.libraries):
+        return None
+    lead = Text(validation_tables.leads(validation)["speed"])
+    return Section.of("Speed, side by side", lead, Plots(lambda: plots, _INSTEAD), on_page=bool(plots))
+
+
 def _against_baseline(comparison: Comparison) -> Section:
     count = len(comparison.regressions)
     against = formats.moment(comparison.against_unix_s)
@@ -185,7 +193,7 @@ def _library_blocks(library: LibraryResult, validation: Validation, place: str) 
         if len(bad) > _SHOWN_CASES:
             yield Text(f"And {formats.count(len(bad) - _SHOWN_CASES)} more, in validate.json.")
     if speed := validation_tables.speed_table(library.speeds):
-        yield from (Heading("Speed", f"{place}-speed"), Text(leads["speed"]), speed)
+        yield from (Heading("Speed", f"{place}-speed"), speed)
     if wire := validation_tables.wire_table(library.speeds):
         yield from (Heading("On the fiber"), Text(leads["wire"]), wire)
     if library.cells:

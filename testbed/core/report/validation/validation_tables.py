@@ -21,7 +21,7 @@ __all__ = [
     "FAULT_FACTS",
     "NOISY",
     "NOT_RIGHT_HEAD",
-    "Efficiency",
+    "Graded",
     "Grid",
     "change_rows",
     "error_rows",
@@ -94,12 +94,12 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Efficiency:
-    """A cell of the table of speeds, which the page shows with a bar of ``percent`` of its width."""
+class Graded:
+    """A colored cell, which the page shows with a bar of ``percent`` of its width, if that is given."""
 
     kind: Kind
-    percent: int
     text: str
+    percent: int | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -126,7 +126,10 @@ def _operation(case: CaseResult) -> str:
 def grid_table(cases: Sequence[CaseResult], label: str) -> Table | None:
     """The grid as a table; None without cases."""
     counted = grid(cases)
-    rows = ((operation, *(mark or formats.UNKNOWN for mark in marks)) for operation, marks in counted.rows)
+    rows = (
+        (operation, *(Graded(mark.kind, str(mark)) if mark else formats.UNKNOWN for mark in marks))
+        for operation, marks in counted.rows
+    )
     return Table.of(("operation", *counted.types), rows, label)
 
 
@@ -174,11 +177,11 @@ def _by_stalls(speed: Speed) -> str:
     return f" ± {formats.duration(speed.uncertainty_s)} by stalls" if speed.uncertainty_s > 0 else ""
 
 
-def _efficiency(speed: Speed) -> Efficiency:
+def _efficiency(speed: Speed) -> Graded:
     share = 0.0 if math.isnan(speed.efficiency) else min(1.0, max(0.0, speed.efficiency))
     beyond = too_fast(speed)
     text = f"{_percent(speed.efficiency)}{': faster than light' if beyond else ''}"
-    return Efficiency("bad" if beyond else "plain", round(share * 100), text)
+    return Graded("bad" if beyond else "plain", text, round(share * 100))
 
 
 def wire_table(speeds: Iterable[Speed]) -> Table | None:
