@@ -1,7 +1,7 @@
-"""Training at the sites' own paces: sites exchange with a server at a home site, and do not step together.
+"""Training with a parameter server: sites push to a server at a home site, and do not step together.
 
 Inside a site, gradients are averaged in every step. Rank i of a site speaks to rank i of the home site about slice i of
-the parameters, by parcels; the home site's own messages stay in the process. All ranks of a site must go over to what
+the parameters, by messages; the home site's own messages stay in the process. All ranks of a site must go over to what
 they received after the same step: after each step they agree on what all of them have, by an all-reduce of a few bytes
 inside the site.
 """
@@ -22,38 +22,38 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from testbed_agents.checksums import crc32
-from testbed_agents.exchange import gather_into
-from testbed_agents.outer_server import OuterServer
-from testbed_agents.parcels import TOKEN_BYTES, Channel, Dialer, Note, Post
-from testbed_agents.strategies.diloco import ReplicaTraining
+from testbed_agents.exchange.sums import gather_into
+from testbed_agents.parameter_server.messages import TOKEN_BYTES, Channel, Connector, Header, Listener
+from testbed_agents.parameter_server.server import ParameterServer
+from testbed_agents.strategies.periodic_exchange import ReplicaTraining
 from testbed_agents.strategies.strategy import Context
 
-__all__ = ["ServedTraining"]
+__all__ = ["ParameterServerTraining"]
 
 _ADDRESS_BYTES = 64
 """Of "ADDRESS PORT" in ASCII, padded."""
 _ORDER_BYTES = 1 << 16
 _UNKNOWN = 2**62
-"""What a rank says that does not know: more than any number of another."""
+"""The number of a rank without a slice: more than that of any other rank."""
 TURN = 0.25
 """Share of the timeout after which ranks that wait for messages meet those of their site that have none to wait for."""
 
 
-class ServedTraining(ReplicaTraining):
+class ParameterServerTraining(ReplicaTraining):
     """``home``: the site of the server; empty for the first one."""
 
     def __init__(self, home: str = "") -> None:
         super().__init__("site")
         self._home = home
-        self.server: OuterServer | None = None
+        self.server: ParameterServer | None = None
         """The part of the server at this rank."""
         self._uplink: Channel | None = None
-        self._inbox: deque[tuple[Note, Tensor]] = deque()
+        self._inbox: deque[tuple[Header, Tensor]] = deque()
         self._news = threading.Condition()
         self._channels: dict[str, Channel] = {}
         """Of the server's part: to the sites by name."""
         self._orders: list[Channel] = []
-        self._post: Post | None = None
+        self._listener: Listener | None = None
         self.tokens = 0
         """Of all ranks of this site, as far as a strategy counts them."""
 
@@ -86,7 +86,7 @@ class ServedTraining(ReplicaTraining):
         """Make what is needed of the parameters before the sites are connected."""
 
     @abstractmethod
-    def make_server(self, lead: bool) -> OuterServer:
+    def make_server(self, lead: bool) -> ParameterServer:
         """Return the part of the server for this rank's slice."""
 
     @abstractmethod
@@ -94,44 +94,44 @@ class ServedTraining(ReplicaTraining):
         """Return the bytes of the largest tensor that is sent."""
 
     @abstractmethod
-    def take(self, note: Note, payload: Tensor) -> None:
+    def take(self, header: Header, payload: Tensor) -> None:
         """Take notice of a message of the server, in the training thread."""
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def send(self, note: dict[str, Any], tensor: Tensor | None = None) -> None:
-        """Send a message to the server; a rank without a slice has nothing to say. ``tensor`` is given away."""
+    def send(self, header: dict[str, Any], tensor: Tensor | None = None) -> None:
+        """Send a message to the server; a rank without a slice sends nothing. ``tensor`` is given away."""
         if self.server is not None:
             payload = torch.empty(0, dtype=torch.uint8) if tensor is None else tensor.view(torch.uint8)
             self.server.begin()  # an attempt that resumes after the last step runs none
-            self.server.receive(self.site, note, payload)
+            self.server.receive(self.site, header, payload)
         elif self._uplink is not None:
-            self._uplink.send(note, tensor)
+            self._uplink.send(header, tensor)
 
-    def push(self, note: dict[str, Any], payload: Tensor) -> None:
+    def push(self, header: dict[str, Any], payload: Tensor) -> None:
         """Send a push, and record it. ``payload``: (bytes,) uint8 or (elements,) float32, given away."""
-        fields: dict[str, Any] = {name: value for name, value in note.items() if name != "kind"}
+        fields: dict[str, Any] = {name: value for name, value in header.items() if name != "kind"}
         if self.replicas.slice is not None:
-            parcel = payload.view(torch.uint8)
-            fields |= {"slice": self.replicas.slice, "bytes": len(parcel), "parcel_crc": crc32([parcel])}
+            message = payload.view(torch.uint8)
+            fields |= {"slice": self.replicas.slice, "bytes": len(message), "parcel_crc": crc32([message])}
         self.context.checks.exchange(what="pushed", site=self.site, **fields)
-        self.send(note, payload)
+        self.send(header, payload)
 
-    def wait_for(self, found: Callable[[], bool], what: str) -> None:
-        """Take messages until ``found``, without a bound as long as the connection is there: a slow site is no fault.
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        """Take messages until ``condition``, without a bound while there is a connection: a slow site is no fault.
 
         In a :attr:`mixed` site a collective call of its ranks. Raises RuntimeError if there was no connection for the
         job's timeout.
         """
         began_t = time.monotonic()
         while True:
-            here = self.replicas.slice is None or self._found(found, what, began_t)
+            here = self.replicas.slice is None or self._wait_in_turn(condition, what, began_t)
             if not self.mixed:
                 return
             # Those without a slice wait for the others in the process group, whose waits have a bound: so in turns.
-            told = torch.tensor([int(here)])
-            dist.all_reduce(told, op=dist.ReduceOp.MIN, group=self.replicas.inside)
-            if told.item():
+            all_here = torch.tensor([int(here)])
+            dist.all_reduce(all_here, op=dist.ReduceOp.MIN, group=self.replicas.inside)
+            if all_here.item():
                 return
 
     @property
@@ -139,16 +139,16 @@ class ServedTraining(ReplicaTraining):
         """Whether some ranks of this site have no slice."""
         return self._site_size > self.replicas.slices
 
-    def _found(self, found: Callable[[], bool], what: str, began_t: float) -> bool:
-        """Take messages until ``found``, and return True; in a mixed site return False after a part of the timeout."""
+    def _wait_in_turn(self, condition: Callable[[], bool], what: str, began_t: float) -> bool:
+        """Take messages until ``condition``; in a mixed site return False after a part of the timeout, else True."""
         until_t = time.monotonic() + (TURN * self.context.timeout_s if self.mixed else math.inf)
         while True:
             self.read()
-            if found():
+            if condition():
                 return True
-            dark_s, peer = self._dark()
-            if dark_s > self.context.timeout_s and time.monotonic() - began_t > self.context.timeout_s:
-                raise RuntimeError(f"no connection to {peer} for {dark_s:.0f} s while waiting for {what}")
+            disconnected_s, peer = self._longest_gap()
+            if disconnected_s > self.context.timeout_s and time.monotonic() - began_t > self.context.timeout_s:
+                raise RuntimeError(f"no connection to {peer} for {disconnected_s:.0f} s while waiting for {what}")
             if time.monotonic() > until_t:
                 return False
             with self._news:
@@ -165,8 +165,8 @@ class ServedTraining(ReplicaTraining):
             with self._news:
                 if not self._inbox:
                     break
-                note, payload = self._inbox.popleft()
-            self.take(note, payload)
+                header, payload = self._inbox.popleft()
+            self.take(header, payload)
         if self.server is not None:
             for entry in self.server.take_log():
                 if entry.get("what") == "outer":
@@ -179,26 +179,26 @@ class ServedTraining(ReplicaTraining):
         mine = torch.tensor(values if self.replicas.slice is not None else [_UNKNOWN] * len(values))
         if self._site_size > 1:
             dist.all_reduce(mine, op=dist.ReduceOp.MIN, group=self._in_site)
-        return tuple(int(it) for it in mine)
+        return tuple(int(number) for number in mine)
 
     def close(self) -> None:
-        """Deliver what is left, and end all connections; one that is dark for the job's timeout is given up."""
+        """Deliver what is left, and end all connections; one that is disconnected for the job's timeout is given up."""
         for channel in (self._uplink, *self._channels.values(), *self._orders):
             if channel is not None:
                 channel.close(self.context.timeout_s)
-        if self._post is not None:
-            self._post.close()
+        if self._listener is not None:
+            self._listener.close()
 
-    def _dark(self) -> tuple[float, str]:
+    def _longest_gap(self) -> tuple[float, str]:
         """Return how long a connection has been missing, the longest, and to whom."""
-        dark = [(channel.dark_s, f"site {name}") for name, channel in self._channels.items()]
+        gaps = [(channel.disconnected_s, f"site {name}") for name, channel in self._channels.items()]
         if self._uplink is not None:
-            dark.append((self._uplink.dark_s, f"the server at {self.home}"))
-        return max(dark, default=(0.0, ""))
+            gaps.append((self._uplink.disconnected_s, f"the server at {self.home}"))
+        return max(gaps, default=(0.0, ""))
 
-    def _arrived(self, note: Note, payload: Tensor) -> None:
+    def _arrived(self, header: Header, payload: Tensor) -> None:
         with self._news:
-            self._inbox.append((note, payload))
+            self._inbox.append((header, payload))
             self._news.notify_all()
 
     # -- connections -------------------------------------------------------------------------------------------------
@@ -211,50 +211,50 @@ class ServedTraining(ReplicaTraining):
         key = bytes(token.tolist())
         at_home = self.site == self.home and index is not None
         if at_home:
-            self._post = Post(self.context.address, key)
+            self._listener = Listener(self.context.address, key)
             self._register(key, index == 0)
-        own = f"{self.context.address} {self._post.port}" if self._post else ""
+        own = f"{self.context.address} {self._listener.port}" if self._listener else ""
         written = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
         written[: len(own)] = torch.tensor(list(own.encode()), dtype=torch.uint8)
         everyone = torch.empty(groups.world_size * _ADDRESS_BYTES, dtype=torch.uint8)
         gather_into(everyone, written)
-        addresses = [_address(each) for each in everyone.view(-1, _ADDRESS_BYTES).tolist()]
-        if self._post is not None:
-            self._post.open()
+        addresses = [_address(row) for row in everyone.view(-1, _ADDRESS_BYTES).tolist()]
+        if self._listener is not None:
+            self._listener.open()
         home_ranks = groups.members[self.home]
         if index is None:
             return
         if not at_home:
             self._uplink = Channel(_name(self.site, index), key, self.most_bytes(), self._arrived)
-            Dialer(self._uplink, self.context.address, addresses[home_ranks[index]])
+            Connector(self._uplink, self.context.address, addresses[home_ranks[index]])
         elif index > 0 and self.server is not None:
             server = self.server
-            orders = Channel(f"orders {index}", key, _ORDER_BYTES, lambda note, _: server.order(note))
+            orders = Channel(f"orders {index}", key, _ORDER_BYTES, lambda header, _: server.order(header))
             self._orders.append(orders)
-            Dialer(orders, self.context.address, addresses[home_ranks[0]])
+            Connector(orders, self.context.address, addresses[home_ranks[0]])
 
     def _register(self, key: bytes, lead: bool) -> None:
-        server, post, index = self.make_server(lead), self._post, self.replicas.slice
-        assert post is not None and index is not None
+        server, listener, index = self.make_server(lead), self._listener, self.replicas.slice
+        assert listener is not None and index is not None
         self.server = server
         for name in self.sites:
             if name == self.home:
-                server.deliver[name] = lambda note, tensor: self._arrived(
-                    note, torch.empty(0, dtype=torch.uint8) if tensor is None else tensor.view(torch.uint8)
+                server.deliver[name] = lambda header, tensor: self._arrived(
+                    header, torch.empty(0, dtype=torch.uint8) if tensor is None else tensor.view(torch.uint8)
                 )
                 continue
-            channel = post.add(Channel(_name(name, index), key, self.most_bytes(), _receiver(server, name)))
+            channel = listener.add(Channel(_name(name, index), key, self.most_bytes(), _receiver(server, name)))
             self._channels[name] = channel
             server.deliver[name] = channel.send
         if lead:
             for other in range(1, self.replicas.slices):
-                orders = post.add(Channel(f"orders {other}", key, 0, lambda note, payload: None))
+                orders = listener.add(Channel(f"orders {other}", key, 0, lambda header, payload: None))
                 self._orders.append(orders)
                 server.followers.append(orders.send)
 
 
-def _receiver(server: OuterServer, site: str) -> Callable[[Note, Tensor], None]:
-    return lambda note, payload: server.receive(site, note, payload)
+def _receiver(server: ParameterServer, site: str) -> Callable[[Header, Tensor], None]:
+    return lambda header, payload: server.receive(site, header, payload)
 
 
 def _name(site: str, index: int) -> str:

@@ -1,12 +1,12 @@
-"""Parcels: messages with a tensor between two ranks, each delivered once and in order, over connections that break.
+"""Reliable messages between two ranks: a header and a tensor, delivered once and in order even if connections break.
 
 gloo cannot serve a peer that is slow on purpose: a ``recv`` that times out while idle closes the pair for good. So
 strategies whose sites do not step together use TCP connections of their own, on the ranks' addresses on the fabric.
 
-A :class:`Channel` outlives its connections. Each parcel has a sequence number; the sender keeps it until the receiver
-has acknowledged it, and after a break both say how many they have received, so the sender begins again with the first
-one that is missing. A receiver hands a number to its owner only once: a parcel whose acknowledgement was lost is sent
-again, and dropped. So no break of a connection loses a parcel, or applies one twice.
+A :class:`Channel` outlives its connections. Each message has a sequence number; the sender keeps it until the receiver
+has acknowledged it, and after a break both send how many they have received, so the sender begins again with the first
+one that is missing. A receiver hands a number to its owner only once: a message whose acknowledgement was lost is sent
+again, and dropped. So no break of a connection loses a message, or applies one twice.
 
 Each frame ends with a keyed BLAKE2b of its bytes. The key is the job's token, which the ranks exchange over their
 process group; a frame of anyone else ends the connection. Lengths are checked against bounds before a frame is read.
@@ -30,35 +30,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["TOKEN_BYTES", "Channel", "Dialer", "Note", "ParcelError", "Post"]
+__all__ = ["TOKEN_BYTES", "Channel", "Connector", "Header", "Listener", "MessageError"]
 
-Note = Mapping[str, Any]
-"""What a parcel says beside its tensor; must be JSON of at most ``MOST_NOTE_BYTES``."""
+Header = Mapping[str, Any]
+"""What a message has beside its tensor; must be JSON of at most ``MOST_HEADER_BYTES``."""
 
-Received = Callable[[Note, Tensor], None]
-"""Takes a parcel: its note and its bytes, (bytes,) uint8. Called by one thread at a time."""
+Received = Callable[[Header, Tensor], None]
+"""Takes a message: its header and its bytes, (bytes,) uint8. Called by one thread at a time."""
 
 TOKEN_BYTES = 32
-MOST_NOTE_BYTES = 1 << 16
+MOST_HEADER_BYTES = 1 << 16
 CONNECT_S = 2.0
 """Bound of one attempt to connect: long enough for any fiber on earth, short enough to try again soon after a cut."""
-REDIAL_S = 0.2
+RECONNECT_S = 0.2
 GREET_S = 5.0
 """Time for the first frame of a connection."""
 SILENCE_MS = 5000
-"""A connection whose peer acknowledges nothing for so long is given up, and dialled again. TCP alone would wait for its
+"""A connection whose peer acknowledges nothing for so long is given up, and made again. TCP alone would wait for its
 own next retransmission, which comes later the longer a cut lasts."""
-MOST_STRANGERS = 64
-"""Connections that have not said yet who they are."""
+MOST_UNIDENTIFIED = 64
+"""Connections whose channel is not known yet."""
 
 _MAGIC = b"tbp1"
 _HEAD = struct.Struct("!4sBQIQ")
-"""Magic, kind, number, bytes of the note, bytes of the tensor."""
+"""Magic, kind, number, bytes of the header, bytes of the tensor."""
 _MAC_BYTES = 16
-_GREETING, _PARCEL, _RECEIVED = 1, 2, 3
+_GREETING, _MESSAGE, _RECEIVED = 1, 2, 3
 
 
-class ParcelError(Exception):
+class MessageError(Exception):
     """A peer sent what no rank of this job sends; the message says what."""
 
 
@@ -66,11 +66,11 @@ class ParcelError(Exception):
 class _Frame:
     kind: int
     number: int
-    note: bytes = b""
+    header: bytes = b""
     payload: memoryview = field(default_factory=lambda: memoryview(b""))
 
     def write(self, connection: socket.socket, token: bytes) -> None:
-        head = _HEAD.pack(_MAGIC, self.kind, self.number, len(self.note), len(self.payload)) + self.note
+        head = _HEAD.pack(_MAGIC, self.kind, self.number, len(self.header), len(self.payload)) + self.header
         mac = hashlib.blake2b(head, key=token, digest_size=_MAC_BYTES)
         mac.update(self.payload)
         connection.sendall(head)
@@ -80,24 +80,24 @@ class _Frame:
 
     @classmethod
     def read(cls, connection: socket.socket, token: bytes, most_bytes: int) -> _Frame:
-        """Read a frame. Raises OSError when the connection ends, ParcelError for a frame of anyone else."""
+        """Read a frame. Raises OSError when the connection ends, MessageError for a frame of anyone else."""
         head = _receive(connection, _HEAD.size)
-        magic, kind, number, note_bytes, payload_bytes = _HEAD.unpack(head)
-        if magic != _MAGIC or note_bytes > MOST_NOTE_BYTES or payload_bytes > most_bytes:
-            raise ParcelError(f"expected a parcel of at most {most_bytes} bytes, got one of {payload_bytes}")
-        note, payload = _receive(connection, note_bytes), _receive(connection, payload_bytes)
+        magic, kind, number, header_bytes, payload_bytes = _HEAD.unpack(head)
+        if magic != _MAGIC or header_bytes > MOST_HEADER_BYTES or payload_bytes > most_bytes:
+            raise MessageError(f"expected a message of at most {most_bytes} bytes, got one of {payload_bytes}")
+        header, payload = _receive(connection, header_bytes), _receive(connection, payload_bytes)
         mac = hashlib.blake2b(head, key=token, digest_size=_MAC_BYTES)
-        mac.update(note)
+        mac.update(header)
         mac.update(payload)
         if not hmac.compare_digest(mac.digest(), bytes(_receive(connection, _MAC_BYTES))):
-            raise ParcelError("expected a parcel of this job, got one with another token")
-        return cls(kind, number, bytes(note), memoryview(payload))
+            raise MessageError("expected a message of this job, got one with another token")
+        return cls(kind, number, bytes(header), memoryview(payload))
 
 
 class Channel:
     """One direction each way between this rank and a peer. ``name`` is the same at both, and unique among the peer's.
 
-    ``most_bytes``: of a tensor that may be received. ``received`` takes the peer's parcels, in order, once each.
+    ``most_bytes``: of a tensor that may be received. ``received`` takes the peer's messages, in order, once each.
     """
 
     def __init__(self, name: str, token: bytes, most_bytes: int, received: Received) -> None:
@@ -111,52 +111,52 @@ class Channel:
         """Of those that were made for this channel; only it may become ``_connection``."""
         self._waiting: deque[_Frame] = deque()
         """Not acknowledged yet, in order."""
-        self._made = self._sent = self._received = self._told = 0
-        """Numbers of the last parcel made, sent on this connection, received, and acknowledged to the peer."""
-        self._dark_since: float | None = time.monotonic()
+        self._made = self._sent = self._received = self._acknowledged = 0
+        """Numbers of the last message made, sent on this connection, received, and acknowledged to the peer."""
+        self._disconnected_since: float | None = time.monotonic()
         self._closed = False
 
-    def send(self, note: Note, tensor: Tensor | None = None) -> None:
-        """Give a parcel away; returns at once. ``tensor``: contiguous, on the CPU, not changed afterwards."""
-        written = json.dumps(note).encode()
-        if len(written) > MOST_NOTE_BYTES:
-            raise ValueError(f"expected a note of at most {MOST_NOTE_BYTES} bytes, got {len(written)}")
+    def send(self, header: Header, tensor: Tensor | None = None) -> None:
+        """Give a message away; returns at once. ``tensor``: contiguous, on the CPU, not changed afterwards."""
+        written = json.dumps(header).encode()
+        if len(written) > MOST_HEADER_BYTES:
+            raise ValueError(f"expected a header of at most {MOST_HEADER_BYTES} bytes, got {len(written)}")
         payload = memoryview(b"") if tensor is None else memoryview(tensor.view(torch.uint8).numpy().data)
         with self._changed:
             self._made += 1
-            self._waiting.append(_Frame(_PARCEL, self._made, written, payload))
+            self._waiting.append(_Frame(_MESSAGE, self._made, written, payload))
             self._changed.notify_all()
 
     @property
     def undelivered(self) -> int:
-        """The number of parcels that the peer has not acknowledged."""
+        """The number of messages that the peer has not acknowledged."""
         with self._changed:
             return len(self._waiting)
 
     @property
-    def dark_s(self) -> float:
+    def disconnected_s(self) -> float:
         """How long there has been no connection; 0 while there is one."""
         with self._changed:
-            return 0.0 if self._dark_since is None else time.monotonic() - self._dark_since
+            return 0.0 if self._disconnected_since is None else time.monotonic() - self._disconnected_since
 
     @property
     def closed(self) -> bool:
         with self._changed:
             return self._closed
 
-    def close(self, dark_s: float | None = None) -> bool:
+    def close(self, disconnected_s: float | None = None) -> bool:
         """Deliver what is left, then end; return whether all was delivered. Idempotent.
 
-        Gives up after ``dark_s`` without a connection; while there is one, the peer will read on. None: end at once.
+        Gives up after ``disconnected_s`` without a connection; while there is one, the peer reads on. None: at once.
         """
         with self._changed:
-            while not (done := self._closed or (not self._waiting and self._told == self._received)):
-                if dark_s is None:
+            while not (done := self._closed or (not self._waiting and self._acknowledged == self._received)):
+                if disconnected_s is None:
                     break
-                if self._dark_since is None:
+                if self._disconnected_since is None:
                     self._changed.wait()
                     continue
-                left_s = self._dark_since + dark_s - time.monotonic()
+                left_s = self._disconnected_since + disconnected_s - time.monotonic()
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
@@ -169,8 +169,8 @@ class Channel:
         self.failure = error
         self.close()
 
-    def dial(self, connection: socket.socket) -> None:
-        """Use a connection that this side has made, until it breaks. Raises OSError or ParcelError."""
+    def run_connected(self, connection: socket.socket) -> None:
+        """Use a connection that this side has made, until it breaks. Raises OSError or MessageError."""
         connection.settimeout(GREET_S)
         with self._changed:
             self._newest = connection
@@ -179,11 +179,11 @@ class Channel:
             greeting = _Frame.read(connection, self._token, 0)
             self._serve(connection, greeting)
 
-    def answer(self, connection: socket.socket, greeting: _Frame) -> None:
-        """Use a connection that the peer has made, until it breaks. Raises OSError or ParcelError.
+    def run_accepted(self, connection: socket.socket, greeting: _Frame) -> None:
+        """Use a connection that the peer has made, until it breaks. Raises OSError or MessageError.
 
         The connection that it replaces is ended first, so that nothing is still being received from it. One that the
-        peer has replaced meanwhile is not used: over a dark fiber nothing would tell that its other end is gone.
+        peer has replaced meanwhile is not used: over a cut fiber nothing shows that its other end is gone.
         """
         with self._changed:
             self._newest = connection
@@ -195,22 +195,22 @@ class Channel:
             self._serve(connection, greeting)
 
     def _greet(self, connection: socket.socket) -> None:
-        note = json.dumps({"channel": self.name}).encode()
-        _Frame(_GREETING, self._received, note).write(connection, self._token)
-        self._told = self._received
+        header = json.dumps({"channel": self.name}).encode()
+        _Frame(_GREETING, self._received, header).write(connection, self._token)
+        self._acknowledged = self._received
 
     def _serve(self, connection: socket.socket, greeting: _Frame) -> None:
         if greeting.kind != _GREETING:
-            raise ParcelError(f"expected a greeting, got a frame of kind {greeting.kind}")
+            raise MessageError(f"expected a greeting, got a frame of kind {greeting.kind}")
         connection.settimeout(None)
         with self._changed:
             if self._closed or self._newest is not connection:
                 return
             self._forget(greeting.number)
             self._sent = greeting.number
-            self._connection, self._dark_since = connection, None
+            self._connection, self._disconnected_since = connection, None
             self._changed.notify_all()
-        writer = threading.Thread(target=self._write, args=(connection,), name=f"parcels-{self.name}", daemon=True)
+        writer = threading.Thread(target=self._write, args=(connection,), name=f"messages-{self.name}", daemon=True)
         writer.start()
         try:
             self._read(connection)
@@ -230,8 +230,8 @@ class Channel:
                 with self._changed:
                     self._forget(frame.number)
                     self._changed.notify_all()
-            elif frame.kind != _PARCEL or frame.number > self._received + 1:
-                raise ParcelError(f"expected parcel {self._received + 1}, got {frame.number}")
+            elif frame.kind != _MESSAGE or frame.number > self._received + 1:
+                raise MessageError(f"expected message {self._received + 1}, got {frame.number}")
             elif frame.number == self._received + 1:  # else it was delivered, and its acknowledgement was lost
                 self._deliver(frame)
 
@@ -240,10 +240,10 @@ class Channel:
             torch.frombuffer(frame.payload, dtype=torch.uint8) if frame.payload else torch.empty(0, dtype=torch.uint8)
         )
         try:
-            self._take(json.loads(frame.note), payload)
+            self._take(json.loads(frame.header), payload)
         except BaseException as error:
             self.fail(error)
-            raise ParcelError(f"cannot use a parcel of {self.name}: {error}") from error
+            raise MessageError(f"cannot use a message of {self.name}: {error}") from error
         with self._changed:
             self._received += 1
             self._changed.notify_all()
@@ -256,10 +256,10 @@ class Channel:
                     if self._connection is not connection:
                         return
                     number, frame = self._received, self._next()
-                if self._told < number:
+                if self._acknowledged < number:
                     _Frame(_RECEIVED, number).write(connection, self._token)
                     with self._changed:
-                        self._told = number
+                        self._acknowledged = number
                         self._changed.notify_all()
                 if frame is not None:
                     frame.write(connection, self._token)
@@ -270,15 +270,15 @@ class Channel:
                 connection.shutdown(socket.SHUT_RDWR)  # wakes the reader
 
     def _has_news(self) -> bool:
-        return self._told < self._received or self._sent < self._made
+        return self._acknowledged < self._received or self._sent < self._made
 
     def _next(self) -> _Frame | None:
         return next((frame for frame in self._waiting if frame.number > self._sent), None)
 
     def _forget(self, number: int) -> None:
-        """Forget parcels up to ``number``, which the peer has received. Raises ParcelError for one not made yet."""
+        """Forget messages up to ``number``, which the peer has received. Raises MessageError for one not made yet."""
         if number > self._made:
-            raise ParcelError(f"expected an acknowledgement of at most {self._made}, got {number}")
+            raise MessageError(f"expected an acknowledgement of at most {self._made}, got {number}")
         while self._waiting and self._waiting[0].number <= number:
             self._waiting.popleft()
 
@@ -286,12 +286,12 @@ class Channel:
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
-            self._connection, self._dark_since = None, time.monotonic()
+            self._connection, self._disconnected_since = None, time.monotonic()
         self._changed.notify_all()
 
 
-class Dialer:
-    """Keeps a channel connected to a peer's :class:`Post`, from the address ``own``, until the channel is closed.
+class Connector:
+    """Keeps a channel connected to a peer's :class:`Listener`, from the address ``own``, until the channel is closed.
 
     It also ends with the thread that made it: a trainer that failed must not go on sending.
     """
@@ -299,30 +299,30 @@ class Dialer:
     def __init__(self, channel: Channel, own: str, peer: tuple[str, int]) -> None:
         self._channel, self._own, self._peer = channel, own, peer
         self._owner = threading.current_thread()
-        threading.Thread(target=self._run, name=f"dial-{channel.name}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"connect-{channel.name}", daemon=True).start()
 
     def _run(self) -> None:
         try:
             while not self._channel.closed and self._owner.is_alive():
                 with (
-                    contextlib.suppress(OSError, ParcelError),
+                    contextlib.suppress(OSError, MessageError),
                     socket.create_connection(self._peer, CONNECT_S, (self._own, 0)) as connection,
                 ):
                     _tune(connection)
-                    self._channel.dial(connection)
-                time.sleep(REDIAL_S)
-        except Exception as error:  # a bug, or no room for a thread: else no thread would dial again
+                    self._channel.run_connected(connection)
+                time.sleep(RECONNECT_S)
+        except Exception as error:  # a bug, or no room for a thread: else no thread would connect again
             self._channel.fail(error)
 
 
-class Post:
+class Listener:
     """Listens on ``own``, an address on the fabric, for the peers of registered channels. ``port`` is any free one."""
 
     def __init__(self, own: str, token: bytes) -> None:
         self._token = token
         self._channels: dict[str, Channel] = {}
         self._owner = threading.current_thread()
-        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._unidentified = threading.BoundedSemaphore(MOST_UNIDENTIFIED)
         self._closed = False
         self._listener = socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET)
         self._listener.settimeout(0.5)
@@ -335,7 +335,7 @@ class Post:
 
     def open(self) -> None:
         """Begin to accept connections."""
-        threading.Thread(target=self._run, name="post", daemon=True).start()
+        threading.Thread(target=self._run, name="listener", daemon=True).start()
 
     def close(self) -> None:
         self._closed = True
@@ -348,27 +348,29 @@ class Post:
                 except TimeoutError:
                     continue
                 except OSError:  # of one connection, or no room for its descriptor
-                    time.sleep(REDIAL_S)
+                    time.sleep(RECONNECT_S)
                     continue
-                if not self._strangers.acquire(blocking=False):
+                if not self._unidentified.acquire(blocking=False):
                     connection.close()
                     continue
                 try:
-                    threading.Thread(target=self._meet, args=(connection,), name="post-peer", daemon=True).start()
-                except RuntimeError:  # no room for a thread; the peer dials again
-                    self._strangers.release()
+                    threading.Thread(
+                        target=self._identify, args=(connection,), name="listener-peer", daemon=True
+                    ).start()
+                except RuntimeError:  # no room for a thread; the peer connects again
+                    self._unidentified.release()
                     connection.close()
 
-    def _meet(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError, ParcelError, ValueError, KeyError, TypeError):
+    def _identify(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError, MessageError, ValueError, KeyError, TypeError):
             try:
                 _tune(connection)
                 connection.settimeout(GREET_S)
                 greeting = _Frame.read(connection, self._token, 0)
-                channel = self._channels[json.loads(greeting.note)["channel"]]
+                channel = self._channels[json.loads(greeting.header)["channel"]]
             finally:
-                self._strangers.release()
-            channel.answer(connection, greeting)
+                self._unidentified.release()
+            channel.run_accepted(connection, greeting)
 
 
 def _tune(connection: socket.socket) -> None:
@@ -387,8 +389,8 @@ def _receive(connection: socket.socket, count: int) -> bytearray:
     while view:
         # Over a slow fiber data arrives in small pieces. The kernel collects them, so that not every piece takes the
         # GIL from the trainer.
-        got = connection.recv_into(view, len(view), socket.MSG_WAITALL)
-        if not got:
+        count = connection.recv_into(view, len(view), socket.MSG_WAITALL)
+        if not count:
             raise ConnectionResetError("the peer closed the connection")
-        view = view[got:]
+        view = view[count:]
     return data

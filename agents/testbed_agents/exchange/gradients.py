@@ -1,11 +1,12 @@
 # No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
-"""The mean gradient of a group, in buckets beside the backward pass: torch's DistributedDataParallel with a hook.
+"""Mean gradients: in buckets beside the backward pass, or all at once after it.
 
-The hook is the seam: it says how a bucket is reduced. ``mean_over`` is the plain all-reduce.
+In buckets they are torch's DistributedDataParallel with a hook, which decides how a bucket is reduced. ``mean_over`` is
+the plain all-reduce.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from testbed_agents.model import local
 from testbed_agents.strategies.strategy import Context
 from testbed_agents.watched import WatchedGroup
 
@@ -41,7 +43,9 @@ class BucketedGradients:
     ) -> None:
         self._context = context
         self.reduce, self._local = reduce, False
-        payload = sum(each.numel() * each.element_size() for each in module.parameters() if each.requires_grad)
+        payload = sum(
+            parameter.numel() * parameter.element_size() for parameter in module.parameters() if parameter.requires_grad
+        )
         # A declared model is cut as often as at full scale, so that as many delays follow one another as there.
         least = 0 if getattr(module, "declared", False) else min(payload, LEAST_BUCKET_BYTES)
         size_mib = max(FULL_ENOUGH * payload / buckets, least) / 2**20
@@ -87,3 +91,15 @@ def mean_over(group: object, size: int) -> Reduce:
         return reduced
 
     return reduce
+
+
+def reduce_gradients(parameters: Sequence[nn.Parameter], reduce: Callable[[Tensor], Tensor]) -> None:
+    """Replace the gradients, or this rank's shards of them, by ``reduce`` of all of them as one vector."""
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return
+    flat = reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    begin = 0
+    for gradient in gradients:
+        gradient.copy_(flat[begin : begin + gradient.numel()].view_as(gradient))
+        begin += gradient.numel()

@@ -1,4 +1,4 @@
-"""Parcels arrive once and in order, however often and wherever a connection breaks; nothing of a stranger arrives."""
+"""Messages arrive once and in order, however often and wherever a connection breaks; nobody else's arrive."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from oracles import oracle
-from testbed_agents import parcels
-from testbed_agents.parcels import TOKEN_BYTES, Channel, Dialer, Note, ParcelError, Post, _Frame
+from testbed_agents.parameter_server import messages
+from testbed_agents.parameter_server.messages import (
+    TOKEN_BYTES,
+    Channel,
+    Connector,
+    Header,
+    Listener,
+    MessageError,
+    _Frame,
+)
 
-Served = tuple[Post, Channel, list[Note]]
+Served = tuple[Listener, Channel, list[Header]]
 TOKEN = bytes(range(TOKEN_BYTES))
-GREETING = _Frame(parcels._GREETING, 0, b'{"channel": "x"}')
-PARCEL = _Frame(parcels._PARCEL, 1, b'{"n": 1}')
+GREETING = _Frame(messages._GREETING, 0, b'{"channel": "x"}')
+MESSAGE = _Frame(messages._MESSAGE, 1, b'{"n": 1}')
 BOUND_S = 30.0
 
 
@@ -44,20 +52,20 @@ def connect(a: Channel, b: Channel, budget: int, other_budget: int) -> list[thre
     one, relay_one = socket.socketpair()
     other, relay_other = socket.socketpair()
 
-    def dial() -> None:
-        with one, contextlib.suppress(OSError, ParcelError):
-            a.dial(one)
+    def connect_out() -> None:
+        with one, contextlib.suppress(OSError, MessageError):
+            a.run_connected(one)
 
     def answer() -> None:
         with other:
             try:
                 other.settimeout(5)
-                b.answer(other, _Frame.read(other, TOKEN, 0))
-            except (OSError, ParcelError):
+                b.run_accepted(other, _Frame.read(other, TOKEN, 0))
+            except (OSError, MessageError):
                 pass
 
     threads = [
-        threading.Thread(target=dial, daemon=True),
+        threading.Thread(target=connect_out, daemon=True),
         threading.Thread(target=answer, daemon=True),
         threading.Thread(target=copy_bytes, args=(relay_one, relay_other, budget), daemon=True),
         threading.Thread(target=copy_bytes, args=(relay_other, relay_one, other_budget), daemon=True),
@@ -67,19 +75,19 @@ def connect(a: Channel, b: Channel, budget: int, other_budget: int) -> list[thre
     return threads
 
 
-def keep(notes: list[Note]) -> Callable[[Note, torch.Tensor], None]:
-    return lambda note, payload: notes.append(note)
+def keep(headers: list[Header]) -> Callable[[Header, torch.Tensor], None]:
+    return lambda header, payload: headers.append(header)
 
 
-def dialled(post: Post, take: Callable[[Note, torch.Tensor], None]) -> Channel:
-    """Return a channel that dials the one of ``post``."""
+def connected(incoming: Listener, take: Callable[[Header, torch.Tensor], None]) -> Channel:
+    """Return a channel that connects to the one of ``incoming``."""
     client = Channel("x", TOKEN, 4096, take)
-    Dialer(client, "127.0.0.1", ("127.0.0.1", post.port))
+    Connector(client, "127.0.0.1", ("127.0.0.1", incoming.port))
     return client
 
 
-def numbered(into: list[tuple[int, int]]) -> Callable[[Note, torch.Tensor], None]:
-    return lambda note, payload: into.append((note["number"], int(payload.view(torch.int32).sum())))
+def numbered(into: list[tuple[int, int]]) -> Callable[[Header, torch.Tensor], None]:
+    return lambda header, payload: into.append((header["number"], int(payload.view(torch.int32).sum())))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -111,22 +119,24 @@ def test_each_parcel_arrives_once_and_in_order_whenever_connections_break(seed: 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    got: list[Note] = []
-    post = Post("127.0.0.1", TOKEN)
-    channel = post.add(Channel("x", TOKEN, 4096, lambda note, payload: got.append({**note, "bytes": len(payload)})))
-    post.open()
-    yield post, channel, got
+    got: list[Header] = []
+    incoming = Listener("127.0.0.1", TOKEN)
+    channel = incoming.add(
+        Channel("x", TOKEN, 4096, lambda header, payload: got.append({**header, "bytes": len(payload)}))
+    )
+    incoming.open()
+    yield incoming, channel, got
     channel.close()
-    post.close()
+    incoming.close()
 
 
-def test_a_connection_that_breaks_is_dialled_again(served: Served) -> None:
-    post, server, got = served
-    back: list[Note] = []
-    client = dialled(post, keep(back))
+def test_a_connection_that_breaks_is_made_again(served: Served) -> None:
+    incoming, server, got = served
+    back: list[Header] = []
+    client = connected(incoming, keep(back))
     client.send({"n": 1}, torch.zeros(10))
     eventually(lambda: got == [{"n": 1, "bytes": 40}])
-    assert server.dark_s == 0
+    assert server.disconnected_s == 0
     with server._changed:
         server._drop()  # as when TCP gives up
     server.send({"n": 2})
@@ -137,42 +147,42 @@ def test_a_connection_that_breaks_is_dialled_again(served: Served) -> None:
 
 def test_of_two_connections_the_newer_one_is_used() -> None:
     """The peer has given the older one up, and a dark fiber keeps that to itself: it stays open here."""
-    got: list[Note] = []
+    got: list[Header] = []
     channel = Channel("x", TOKEN, 4096, keep(got))
     peers: list[socket.socket] = []
 
     def answer(here: socket.socket) -> None:
         with here, contextlib.suppress(OSError):
-            channel.answer(here, _Frame.read(here, TOKEN, 0))
+            channel.run_accepted(here, _Frame.read(here, TOKEN, 0))
 
-    with channel._serving:  # as while a parcel of the connection before is still being taken
+    with channel._serving:  # as while a message of the connection before is still being taken
         for _ in range(2):
             peer, here = socket.socketpair()
             peers.append(peer)
-            _Frame(parcels._GREETING, 0).write(peer, TOKEN)
+            _Frame(messages._GREETING, 0).write(peer, TOKEN)
             threading.Thread(target=answer, args=(here,), daemon=True).start()
             eventually(lambda here=here: channel._newest is here)
     older, newer = peers
     newer.settimeout(BOUND_S)
-    assert _Frame.read(newer, TOKEN, 0).kind == parcels._GREETING
-    PARCEL.write(newer, TOKEN)
+    assert _Frame.read(newer, TOKEN, 0).kind == messages._GREETING
+    MESSAGE.write(newer, TOKEN)
     eventually(lambda: got == [{"n": 1}])
     channel.close()
     older.close()
     newer.close()
 
 
-def test_the_end_waits_for_a_peer_that_is_connected_and_not_for_one_that_is_dark(
+def test_the_end_waits_for_a_peer_that_is_connected_and_not_for_one_that_is_not(
     served: Served,
 ) -> None:
-    post, server, _ = served
+    incoming, server, _ = served
     began, may = threading.Event(), threading.Event()
 
-    def take_slowly(note: Note, payload: torch.Tensor) -> None:
+    def take_slowly(header: Header, payload: torch.Tensor) -> None:
         began.set()
         assert may.wait(BOUND_S)
 
-    dialled(post, take_slowly)
+    connected(incoming, take_slowly)
     server.send({"n": 1})
     assert began.wait(BOUND_S)
     found: list[bool] = []
@@ -189,27 +199,27 @@ def test_the_end_waits_for_a_peer_that_is_connected_and_not_for_one_that_is_dark
 
 
 def test_the_last_parcel_arrives_although_its_connection_broke(served: Served) -> None:
-    post, server, _ = served
+    incoming, server, _ = served
     server.send({"n": "the end"})
     found: list[bool] = []
     closing = threading.Thread(target=lambda: found.append(server.close(BOUND_S)), daemon=True)
     closing.start()
-    breaking = socket.create_connection(("127.0.0.1", post.port), 5)
+    breaking = socket.create_connection(("127.0.0.1", incoming.port), 5)
     GREETING.write(breaking, TOKEN)
     _Frame.read(breaking, TOKEN, 0)
     assert _Frame.read(breaking, TOKEN, 0).number == 1  # it was sent, and this peer never says that it has it
     breaking.close()
-    back: list[Note] = []
-    client = dialled(post, keep(back))
+    back: list[Header] = []
+    client = connected(incoming, keep(back))
     closing.join(BOUND_S)
     assert found == [True] and back == [{"n": "the end"}]
     client.close()
 
 
 def test_an_error_of_one_connection_does_not_end_the_listener() -> None:
-    post = Post("127.0.0.1", TOKEN)
-    channel = post.add(Channel("x", TOKEN, 4096, keep([])))
-    listener, errors = post._listener, [OSError(errno.EMFILE, "no room")]
+    incoming = Listener("127.0.0.1", TOKEN)
+    channel = incoming.add(Channel("x", TOKEN, 4096, keep([])))
+    listener, errors = incoming._listener, [OSError(errno.EMFILE, "no room")]
 
     class Flaky:
         def __enter__(self) -> None: ...
@@ -222,32 +232,32 @@ def test_an_error_of_one_connection_does_not_end_the_listener() -> None:
                 raise errors.pop()
             return listener.accept()
 
-    post._listener = Flaky()  # type: ignore[assignment]
-    post.open()
-    client = dialled(post, keep([]))
-    eventually(lambda: not channel.dark_s)
+    incoming._listener = Flaky()  # type: ignore[assignment]
+    incoming.open()
+    client = connected(incoming, keep([]))
+    eventually(lambda: not channel.disconnected_s)
     for each in (client, channel):
         each.close()
-    post.close()
+    incoming.close()
 
 
 def test_a_dialer_that_cannot_go_on_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(parcels, "_tune", no_room)
+    monkeypatch.setattr(messages, "_tune", no_room)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = Channel("x", TOKEN, 4096, keep([]))
-        Dialer(client, "127.0.0.1", listener.getsockname())
+        Connector(client, "127.0.0.1", listener.getsockname())
         eventually(lambda: client.closed)
     assert "new thread" in str(client.failure)
 
 
-def test_nothing_of_a_stranger_arrives(served: Served) -> None:
-    post, server, got = served
+def test_nothing_of_an_unknown_peer_arrives(served: Served) -> None:
+    incoming, server, got = served
 
     def say(*frames: _Frame, token: bytes = TOKEN) -> bytes:
-        with socket.create_connection(("127.0.0.1", post.port), 5) as connection:
+        with socket.create_connection(("127.0.0.1", incoming.port), 5) as connection:
             connection.settimeout(5)
             try:
                 for frame in frames:
@@ -258,27 +268,27 @@ def test_nothing_of_a_stranger_arrives(served: Served) -> None:
                 return b""
         return b""
 
-    say(GREETING, PARCEL, token=bytes(TOKEN_BYTES))  # another token
-    say(_Frame(parcels._GREETING, 0, b'{"channel": "y"}'))  # an unknown channel
-    say(_Frame(parcels._GREETING, 7, GREETING.note), PARCEL)  # acknowledges what never was
-    say(GREETING, _Frame(parcels._PARCEL, 2, b'{"n": 2}'))  # the first one is missing
-    say(GREETING, _Frame(parcels._PARCEL, 1, b"{}", memoryview(bytes(5000))))  # larger than any tensor of the job
+    say(GREETING, MESSAGE, token=bytes(TOKEN_BYTES))  # another token
+    say(_Frame(messages._GREETING, 0, b'{"channel": "y"}'))  # an unknown channel
+    say(_Frame(messages._GREETING, 7, GREETING.header), MESSAGE)  # acknowledges what never was
+    say(GREETING, _Frame(messages._MESSAGE, 2, b'{"n": 2}'))  # the first one is missing
+    say(GREETING, _Frame(messages._MESSAGE, 1, b"{}", memoryview(bytes(5000))))  # larger than any tensor of the job
     say(GREETING, _Frame(9, 1))
     assert got == []
-    say(GREETING, PARCEL, PARCEL, _Frame(9, 1))  # sent twice: taken once
+    say(GREETING, MESSAGE, MESSAGE, _Frame(9, 1))  # sent twice: taken once
     assert [it["n"] for it in got] == [1]
     assert server.failure is None
 
 
 def test_a_parcel_that_cannot_be_used_ends_the_channel(served: Served) -> None:
-    post, server, _ = served
+    incoming, server, _ = served
 
-    def refuse(note: Note, payload: torch.Tensor) -> None:
+    def refuse(header: Header, payload: torch.Tensor) -> None:
         raise ValueError("no such fragment")
 
-    client = dialled(post, refuse)
+    client = connected(incoming, refuse)
     server.send({"n": 1})
     eventually(lambda: client.closed)
     assert isinstance(client.failure, ValueError)
-    with pytest.raises(ValueError, match="note of at most"):
+    with pytest.raises(ValueError, match="header of at most"):
         client.send({"n": "x" * (1 << 17)})

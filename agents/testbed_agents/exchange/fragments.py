@@ -33,12 +33,12 @@ def cut(named: Iterable[tuple[str, T]], count: int, tied_twice: bool = False) ->
     ``named``: as of ``named_parameters``, each parameter once. ``tied_twice`` plants a bug: the first parameter of no
     layer that is a weight is also in the first fragment. Raises ValueError if there are more fragments than layers.
     """
-    found: list[list[T]] = [[] for _ in range(count)]
+    fragments: list[list[T]] = [[] for _ in range(count)]
     layers = set()
     tied: list[T] = []
     for name, parameter in named:
         layer = layer_of(name)
-        found[count - 1 if layer is None else layer % count].append(parameter)
+        fragments[count - 1 if layer is None else layer % count].append(parameter)
         if layer is not None:
             layers.add(layer)
         elif name.endswith("weight"):
@@ -46,8 +46,8 @@ def cut(named: Iterable[tuple[str, T]], count: int, tied_twice: bool = False) ->
     if count > max(1, len(layers)):
         raise ValueError(f"expected at most {max(1, len(layers))} fragments, one a layer, got {count}")
     if tied_twice:
-        found[0] += tied[:1]
-    return found
+        fragments[0] += tied[:1]
+    return fragments
 
 
 class Schedule:
@@ -61,7 +61,7 @@ class Schedule:
 
     def due(self, step: int) -> list[int]:
         """Return the fragments whose exchange begins after ``step``, from 1."""
-        return [it for it, offset in enumerate(self._offsets) if step >= 1 and step % self.every == offset]
+        return [fragment for fragment, offset in enumerate(self._offsets) if step >= 1 and step % self.every == offset]
 
     def before(self, fragment: int, step: int) -> int:
         """Return the last step before ``step`` after which ``fragment`` was due; 0 for none."""

@@ -262,17 +262,17 @@ class TopK(Codec):
 
     def kept(self, elements: int) -> int:
         """Return how many of ``elements`` values are sent."""
-        return sum(each.count * each.keep for each in self._groups(elements))
+        return sum(group.count * group.keep for group in self._groups(elements))
 
     def bytes(self, elements: int) -> int:
         return sum(self._parts(self._groups(elements)))
 
     def encode(self, values: Tensor, generator: torch.Generator | None = None) -> Tensor:
         checked = self._checked(values)
-        coded = [self._encoded(each.of(checked), each.keep) for each in self._groups(checked.numel())]
+        coded = [self._encoded(group.of(checked), group.keep) for group in self._groups(checked.numel())]
         if not coded:
             return checked.new_zeros(0, dtype=torch.uint8)
-        positions, magnitudes, codes = (torch.cat([it[part].reshape(-1) for it in coded]) for part in range(3))
+        positions, magnitudes, codes = (torch.cat([code[part].reshape(-1) for code in coded]) for part in range(3))
         return torch.cat((magnitudes.view(torch.uint8), _packed12(positions), self._packed(codes)))
 
     def decode(self, code: Tensor, elements: int) -> Tensor:
@@ -281,7 +281,7 @@ class TopK(Codec):
         self._checked_code(code, elements)
         if not groups:
             return torch.zeros(elements)
-        kept = torch.cat([torch.full((each.count,), each.keep) for each in groups])
+        kept = torch.cat([torch.full((group.count,), group.keep) for group in groups])
         count = int(kept.sum())
         magnitudes = _as(code[:heads], torch.bfloat16).to(torch.float32).view(-1, 2)
         positions = _unpacked12(code[heads : heads + places], count)
@@ -290,7 +290,7 @@ class TopK(Codec):
             pair = magnitudes.repeat_interleave(kept, 0)
             magnitude = torch.where(coded >= 2, pair[:, 1], pair[:, 0])
             coded = torch.where(coded % 2 == 1, -magnitude, magnitude)
-        begins = torch.cat([each.begins for each in groups]).repeat_interleave(kept)
+        begins = torch.cat([group.begins for group in groups]).repeat_interleave(kept)
         return torch.zeros(elements).scatter_(0, begins + positions, coded)
 
     def bound(self, values: Tensor) -> Tensor:
@@ -299,20 +299,20 @@ class TopK(Codec):
         A stronger property is what error feedback needs: the squares of the errors add up to no more than those of the
         values (arXiv:1901.09847), because each magnitude is the mean of what it stands for.
         """
-        found = values.abs()
-        for each in self._groups(values.numel()):
-            magnitude = each.of(values).abs()
+        bounds = values.abs()
+        for group in self._groups(values.numel()):
+            magnitude = group.of(values).abs()
             largest = magnitude.amax(1, keepdim=True)
-            least = magnitude.topk(each.keep, 1).values[:, -1:]
+            least = magnitude.topk(group.keep, 1).values[:, -1:]
             # A value that is sent lies between least and largest, and so does the magnitude that stands for it.
             sent = (largest - least + largest * 2.0**-8) if self.bits == 2 else torch.zeros_like(least)
-            found[each.places()] = torch.where(magnitude > least, sent, torch.maximum(magnitude, sent))
-        return found + SMALLEST_NORMAL
+            bounds[group.places()] = torch.where(magnitude > least, sent, torch.maximum(magnitude, sent))
+        return bounds + SMALLEST_NORMAL
 
     def _parts(self, groups: Sequence[_Blocks]) -> tuple[int, int, int]:
         """Return the bytes of magnitudes, positions and values."""
-        kept = sum(each.count * each.keep for each in groups)
-        heads = 4 * sum(each.count for each in groups) if self.bits == 2 else 0
+        kept = sum(group.count * group.keep for group in groups)
+        heads = 4 * sum(group.count for group in groups) if self.bits == 2 else 0
         return heads, _count(3 * kept, 2), _count(kept, 4) if self.bits == 2 else 4 * kept
 
     def _groups(self, elements: int) -> list[_Blocks]:
@@ -329,8 +329,8 @@ class TopK(Codec):
     def _lengths(self, elements: int) -> tuple[int, ...]:
         if self.blocks is not None:
             return self.blocks
-        full, rest = divmod(elements, CHUNK)
-        return (CHUNK,) * full + (rest,) * (rest > 0)
+        full, remainder = divmod(elements, CHUNK)
+        return (CHUNK,) * full + (remainder,) * (remainder > 0)
 
     def _encoded(self, chunks: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return positions, magnitudes and codes of (chunks, length): (chunks, keep), (chunks, 2), (chunks, keep)."""
@@ -400,9 +400,9 @@ def of_bits(bits: int, stochastic: bool = False) -> Codec:
     raise ValueError(f"expected 32, 16, 8 or 4 bits a value, got {bits}")
 
 
-def _count(elements: int, each: int) -> int:
+def _count(elements: int, part_size: int) -> int:
     """Return how many parts of at most ``each`` elements there are."""
-    return -(-elements // each)
+    return -(-elements // part_size)
 
 
 def _padded(values: Tensor, width: int) -> Tensor:

@@ -43,7 +43,7 @@ class Admission:
         return _feasible(left, self.version + 1, self.staleness)
 
     def apply(self, site: str) -> int:
-        """Note that the next push of ``site`` is applied; return the version that it makes."""
+        """Header that the next push of ``site`` is applied; return the version that it makes."""
         self.version += 1
         following = () if site in self._resting else (self.version,)
         self._bases[site] = [*self._bases[site][1:], *following]

@@ -1,4 +1,4 @@
-"""The server of decoupled training: merges a fragment once a quorum of sites has delivered it, after a grace time."""
+"""The parameter server of decoupled: merges a fragment once a quorum of sites has delivered it, after a grace time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from testbed_agents.codec import Codec
+from testbed_agents.exchange.codec import Codec
 from testbed_agents.hooks import Hooks
-from testbed_agents.outer_server import OuterServer
-from testbed_agents.parcels import Note
+from testbed_agents.parameter_server.messages import Header
+from testbed_agents.parameter_server.server import ParameterServer
 
 __all__ = ["QuorumServer", "merged"]
 
@@ -33,7 +33,7 @@ def merged(pushes: Sequence[Sequence[Push]]) -> Tensor:
     return _sum([values * (tokens / total if total else 1 / len(moved)) for tokens, values in moved])
 
 
-class QuorumServer(OuterServer):
+class QuorumServer(ParameterServer):
     """``sizes``: elements of each fragment's slice. ``quorum``: K sites. ``grace_s``: time for the others, then."""
 
     def __init__(
@@ -57,14 +57,14 @@ class QuorumServer(OuterServer):
         self.saved = {f"syncer.{index}": torch.zeros(len(sites), size) for index, size in enumerate(sizes)}
         self.saved["syncer.numbers"] = torch.zeros(len(sizes), 1 + 3 * len(sites), dtype=torch.int64)
 
-    def put(self, site: str, note: Note, payload: Tensor) -> None:
-        fragment = int(note["fragment"])
+    def keep(self, site: str, header: Header, payload: Tensor) -> None:
+        fragment = int(header["fragment"])
         values = self._codec.decode(payload, self._sizes[fragment])
-        self._waiting[fragment][site].append((int(note["push"]), int(note["tokens"]), values))
+        self._waiting[fragment][site].append((int(header["push"]), int(header["tokens"]), values))
 
-    def heard(self, site: str, note: Note) -> None:
-        if note["kind"] == "push":
-            for fragment in range(len(self._sizes)) if self._resumes else (int(note["fragment"]),):
+    def observe(self, site: str, header: Header) -> None:
+        if header["kind"] == "push":
+            for fragment in range(len(self._sizes)) if self._resumes else (int(header["fragment"]),):
                 self._consider(fragment)
             self._resumes = False
 
@@ -84,24 +84,24 @@ class QuorumServer(OuterServer):
                 return  # all were there before
             self._due.add(fragment)
             try:
-                self.go_on()
+                self.proceed()
             except Exception as error:
                 self.failure = error
 
-    def decide(self) -> Note | None:
+    def decide(self) -> Header | None:
         if not self._due:
             return None
         fragment = min(self._due)
         self._due.remove(fragment)
         return self._merge(fragment)
 
-    def _merge(self, fragment: int) -> Note:
+    def _merge(self, fragment: int) -> Header:
         if timer := self._timers.pop(fragment, None):
             timer.cancel()
         upto = {site: pushes[-1][0] for site, pushes in self._waiting[fragment].items() if pushes}
         return {"do": "merge", "fragment": fragment, "version": self._versions[fragment] + 1, "upto": upto}
 
-    def ready(self, order: Note) -> bool:
+    def ready(self, order: Header) -> bool:
         needed = order["pending"] if order["do"] == "settle" else [{}] * order["fragment"] + [order["upto"]]
         return all(
             any(number == push for number, *_ in self._waiting[fragment][site])
@@ -109,7 +109,7 @@ class QuorumServer(OuterServer):
             for site, push in upto.items()
         )
 
-    def apply(self, order: Note) -> None:
+    def apply(self, order: Header) -> None:
         fragment, version, upto = order["fragment"], order["version"], order["upto"]
         waiting = self._waiting[fragment]
         taken = [[push for push in waiting[site] if push[0] <= upto.get(site, 0)] for site in self.sites]
@@ -127,18 +127,23 @@ class QuorumServer(OuterServer):
                 "tokens": {site: sum(tokens for _, tokens, _ in site_pushes) for site, site_pushes in by_site.items()},
             }
         )
-        note = {"kind": "merged", "fragment": fragment, "version": version, "included": dict(self._included[fragment])}
+        header = {
+            "kind": "merged",
+            "fragment": fragment,
+            "version": version,
+            "included": dict(self._included[fragment]),
+        }
         for site in self.sites:
-            self.deliver[site](note, code)
+            self.deliver[site](header, code)
 
-    def settle(self, notes: dict[str, Note]) -> Note:
+    def settle(self, headers: dict[str, Header]) -> Header:
         self._due.clear()
         while self._timers:
             self._timers.popitem()[1].cancel()
         pending = [{site: pushes[-1][0] for site, pushes in waiting.items() if pushes} for waiting in self._waiting]
         return {"pending": pending}
 
-    def snapshot(self, order: Note) -> None:
+    def snapshot(self, order: Header) -> None:
         numbers = self.saved["syncer.numbers"].zero_()
         for fragment, waiting in enumerate(self._waiting):
             row = [self._versions[fragment], *(self._included[fragment][site] for site in self.sites)]
@@ -153,7 +158,7 @@ class QuorumServer(OuterServer):
         # Nothing is merged until a site has gone on: the checkpoint has what all sites have applied.
         self._resumes = True
 
-    def last_orders(self) -> Sequence[Note]:
+    def last_orders(self) -> Sequence[Header]:
         self._due.clear()
         return [self._merge(index) for index, waiting in enumerate(self._waiting) if any(waiting.values())]
 
