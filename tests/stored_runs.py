@@ -34,7 +34,7 @@ from typing import Any
 
 from builders.damaged_runs import SEED
 from builders.stored_outputs import PAGES, Document, Subject, outputs, preload, subjects
-from oracles.differences import Difference, Templates, differences, text_differences
+from oracles.differences import Difference, Templates, differences, sentence_differences, text_differences
 
 STORED = Path(__file__).resolve().parent / "golden" / "stored_runs"
 RUNS, EXPECTED, ACCEPTED = STORED / "runs.tar.xz", STORED / "expected.json.xz", STORED / "accepted_texts.json"
@@ -52,7 +52,9 @@ def compared(expected: Document, made: Document) -> Iterator[Difference]:
             continue
         for key in [*old, *(key for key in new if key not in old)]:
             path = f"{command}: {key}"
-            compare = text_differences if _is_text(old.get(key)) and _is_text(new.get(key)) else differences
+            compare = differences
+            if _is_text(old.get(key)) and _is_text(new.get(key)):
+                compare = sentence_differences if key.endswith(".md") else text_differences
             yield from compare(old.get(key), new.get(key), path)
 
 

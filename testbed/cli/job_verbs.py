@@ -162,7 +162,7 @@ def _train(target: Lab, what: str, request: dict[str, object], runs: Path | None
             claim.release("stopped", claim.stop_why, Interrupted.exit_code)
             raise Interrupted(f"job {job.id} ended: {claim.stop_why}; the measurements are in {directory.path}")
         claim.release("failed" if job.failure() else "finished", job.failure(), status)
-    return reports.of_report(report, directory.path / "index.html", status, predicted=False)
+    return reports.of_report(report, directory.path / "index.html", status)
 
 
 def _live_state(target: Lab, job: Job) -> LiveState:

@@ -17,10 +17,10 @@ from testbed.errors import TestbedError, UserError
 
 if TYPE_CHECKING:
     from testbed.core.analysis.host_noise import NoiseSummary
+    from testbed.core.report.blocks import Table as ReportTable
     from testbed.core.report.comparison.comparison import Compared, SideBySide
     from testbed.core.report.comparison.ways_compared import WaysCompared
     from testbed.core.report.document import Report
-    from testbed.core.report.report_table import Table as ReportTable
     from testbed.core.validation.baseline import Comparison
     from testbed.core.validation.result import Validation
 
@@ -88,25 +88,29 @@ def junit_file(file: Path | None, name: str, render: Callable[[Reported], str]) 
 # ---- a run
 
 
-def of_report(report: Report, page: Path, status: int, *, predicted: bool = True) -> Result:
-    """Return the report of a run; ``predicted``: with its prediction, and how its steps could be read."""
+def of_report(report: Report, page: Path, status: int) -> Result:
+    """Return the report of a run: its answers, and the line of each section that has one."""
     from testbed.core.report.document import to_json
 
     return Result(
         data=lambda: to_json(report),
         lead=[headline(report.verdict, report.headline), *noise(report.noise)],
-        tables=_details(report, predicted),
+        tables=_details(report),
         tail=[f"report: {page}"],
         status=status,
     )
 
 
-def _details(report: Report, predicted: bool) -> Iterator[Shown]:
+def _details(report: Report) -> Iterator[Shown]:
     yield answers(report)
-    sentences = [rank_seconds(report), declared(report)]
-    if predicted:
-        sentences += [prediction(report), offer(report)]
-    yield from filter(None, sentences)
+    yield from lines(report)
+
+
+def lines(report: Report) -> list[str]:
+    """Return the lines of a run's sections."""
+    from testbed.core.report import run_page
+
+    return [section.line for section in run_page.sections(report) if section.line]
 
 
 def answers(report: Report) -> Table:
@@ -122,36 +126,6 @@ def answers(report: Report) -> Table:
     table = tables.table(("", "", ""), rows)
     table.show_header = False
     return table
-
-
-def rank_seconds(report: Report) -> str:
-    """Return goodput and the classes of rank-seconds that it is made from in a line; empty if nothing is known."""
-    from testbed.core.report import run_page
-    from testbed.core.report.sections import rank_seconds_section
-
-    sentence = rank_seconds_section.sentence(report.rank_seconds)
-    return sentence if not sentence or report.goodput is None else f"goodput {run_page.goodput(report)}; {sentence}"
-
-
-def offer(report: Report) -> str:
-    """Return how the steps of a launched program could be read, if its output has any; empty otherwise."""
-    from testbed.core.report.sections import program_section
-
-    return program_section.summary(report.program) if report.program else ""
-
-
-def declared(report: Report) -> str:
-    """Return declared against measured compute of a run in a line; empty for real compute."""
-    from testbed.core.report.sections import declared_section
-
-    return declared_section.sentence(report.declared)
-
-
-def prediction(report: Report) -> str:
-    """Return prediction and residual of a run in a line, or why there is none; empty for a program."""
-    from testbed.core.report.sections import prediction_section
-
-    return prediction_section.sentence(report.prediction, report.unpredicted)
 
 
 # ---- a comparison of strategies

@@ -101,12 +101,19 @@ def parse(
     return parsed, malformed
 
 
-def json_values(value: Any) -> Any:
-    """Return ``value`` as JSON can hold it: dataclasses as objects, tuples as lists, null for numbers not finite."""
+def _properties(value: Any) -> Mapping[str, object]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def json_values(value: Any, properties: Callable[[Any], Mapping[str, object]] = _properties) -> Any:
+    """Return ``value`` as JSON can hold it: dataclasses as objects, tuples as lists, null for numbers not finite.
+
+    ``properties`` returns those of a dataclass, by default its fields.
+    """
     if dataclasses.is_dataclass(value):
-        return {field.name: json_values(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        value = properties(value)
     if isinstance(value, Mapping):
-        return {str(key): json_values(nested) for key, nested in value.items()}
+        return {str(key): json_values(member, properties) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [json_values(nested) for nested in value]
+        return [json_values(member, properties) for member in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

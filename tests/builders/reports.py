@@ -10,16 +10,17 @@ from typing import Any
 
 from oracles import report_schema
 
+from testbed.core.report import run_page
 from testbed.core.report.answers import Answer
-from testbed.core.report.document import Report, to_json
+from testbed.core.report.document import Report, json_schema, to_json
 from testbed.core.report.figures.plotly_figure import Figure
 from testbed.core.report.figures.run_figures import figures
-from testbed.core.report.markdown import markdown
+from testbed.core.report.markdown import markdown as markdown_of_page
 from testbed.core.report.run_page import html
-from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.sections.faults_section import FaultLine
 from testbed.host.files.store import RunDirectory, build_report
 
-SCHEMA = report_schema.validator("report.schema.json")
+SCHEMA = report_schema.validator(json_schema)
 
 
 def report_of(run: Path) -> Report:
@@ -31,6 +32,10 @@ def document_of(report: Report) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(json.dumps(to_json(report), allow_nan=False))
     SCHEMA.validate(document)
     return document
+
+
+def markdown(report: Report) -> str:
+    return markdown_of_page(run_page.page(report))
 
 
 def pages_of(report: Report) -> tuple[str, str]:
@@ -97,8 +102,8 @@ def figure(report: Report, id: str) -> Figure:
     return drawn
 
 
-def fault(type: str = "cut", target: str = "north", **fields: Any) -> Fault:
+def fault(type: str = "cut", target: str = "north", **fields: Any) -> FaultLine:
     """Return a fault of one link, from 10 s to 15 s; nothing is known of its effect."""
     unknown = ("carrier_s", "longest_gap_s", "back_s", "back_after_end_s", "recovered")
     times = {"began_s": 10.0, "ended_s": 15.0, **dict.fromkeys(unknown)}
-    return Fault(**{"fault": "f1", "type": type, "target": target, "links": (target,), **times, **fields})
+    return FaultLine(**{"fault": "f1", "type": type, "target": target, "links": (target,), **times, **fields})

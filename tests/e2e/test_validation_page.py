@@ -28,7 +28,7 @@ def test_it_is_drawn_without_an_error_or_a_request(page_folder, visit, width, sc
     assert page.said == []
     assert page.asked == [(page_folder / "index.html").as_uri()]
     assert width_of(page) <= width
-    assert "lame-ring gives wrong results without an error" in page.inner_text("h1")
+    assert "wrong results without an error: lame-ring" in page.inner_text("h1")
 
 
 def contrast(page, locator) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,20 @@ def text_differences(old: Sequence[str], new: Sequence[str], path: str) -> Itera
                 old_line = old[from_old + index] if from_old + index < to_old else MISSING
                 new_line = new[from_new + index] if from_new + index < to_new else MISSING
                 yield Difference(path, old_line, new_line, prose=True)
+
+
+def sentence_differences(old: Sequence[str], new: Sequence[str], path: str) -> Iterator[Difference]:
+    """Yield the sentences that only one of two Markdown texts has, wherever they stand and whatever list or heading."""
+    former, latter = Counter(_sentences(old)), Counter(_sentences(new))
+    for sentence in (former - latter).elements():
+        yield Difference(path, sentence, MISSING, prose=True)
+    for sentence in (latter - former).elements():
+        yield Difference(path, MISSING, sentence, prose=True)
+
+
+def _sentences(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        yield from (sentence.rstrip(".") for sentence in re.split(r"(?<=\.) ", line.lstrip("#- ")))
 
 
 def _equal(old: Any, new: Any) -> bool:

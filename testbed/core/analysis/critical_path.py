@@ -35,7 +35,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from testbed.core.analysis.operation_times import OperationTime
+from testbed.core.analysis.operation_times import NotNegative, OperationTime
 from testbed.core.records.rank_log import StepRecord
 
 __all__ = ["PARTS", "CriticalPath", "Parts", "StepCost", "StepPath", "TimedOperation", "WindowCost", "critical_path"]
@@ -45,14 +45,22 @@ __all__ = ["PARTS", "CriticalPath", "Parts", "StepCost", "StepPath", "TimedOpera
 class Parts:
     """Seconds of a step by part, as in the module; none is negative."""
 
-    compute_s: float = 0.0
-    peer_wait_s: float = 0.0
-    late_s: float = 0.0
-    propagation_s: float = 0.0
-    serialization_s: float = 0.0
-    tcp_s: float = 0.0
-    software_s: float = 0.0
-    rest_s: float = 0.0
+    compute_s: NotNegative = 0.0
+    """Forward, backward, optimizer."""
+    peer_wait_s: NotNegative = 0.0
+    """Until the last rank took part."""
+    late_s: NotNegative = 0.0
+    """Waiting for fragments that were to have arrived."""
+    propagation_s: NotNegative = 0.0
+    """One-way delays in sequence."""
+    serialization_s: NotNegative = 0.0
+    """Bytes over the certified payload rate."""
+    tcp_s: NotNegative = 0.0
+    """Retransmission, and slow start after idling."""
+    software_s: NotNegative = 0.0
+    """Inside the site, and the library's own."""
+    rest_s: NotNegative = 0.0
+    """Not explained."""
 
     @property
     def total_s(self) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 from testbed.core.fields import number, text
+from testbed.core.json_form import Keywords
 from testbed.core.prediction.machine_limits import cpu_share
 from testbed.core.records.rank_log import RankLog
 
@@ -36,15 +37,17 @@ class DeclaredSteps:
         speeds: of slower sites, relative to the others.
     """
 
-    kind: str
+    kind: Annotated[str, Keywords(enum=["declared", "paced"])]
     seconds: float
     noise: float
     declared_s: float
     measured_s: float
     steps: int
     overruns: int
+    """Steps that took longer than declared by more than 2 % or 1 ms."""
     overrun_s: float
     worst_s: float
+    """The longest of those."""
     cpu_s: float | None
     ranks: int
     cores: int | None
@@ -57,7 +60,7 @@ class DeclaredSteps:
         return self.kind == "declared"
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Annotated[str, Keywords(enum=[HELD, CPU_BOUND])]:
         """:data:`HELD`, or :data:`CPU_BOUND`: layers that sleep are late for want of a core, and of nothing else."""
         late_s = self.measured_s - self.declared_s
         return HELD if late_s <= max(TOLERANCE_S, TOLERANCE_SHARE * self.declared_s) else CPU_BOUND

@@ -36,7 +36,9 @@ class FaultCost:
     """What all disturbances of one label cost, in rank-seconds. ``count``: how many there were."""
 
     label: str
+    """Type and target, as in cut north; of faults that overlap, all of them; restart, without a fault."""
     count: int
+    """How often, those that overlap counted once."""
     slowed_by_faults_s: float
     lost_work_s: float
     detection_and_restart_s: float

@@ -43,11 +43,14 @@ class NoiseSummary:
 
     stalls: int
     stalled_s: float
+    """Time in which at least one core was stalled."""
     stalled_share: float
+    """Of the job's time."""
     longest_s: float
     timeouts: int
     """TCP retransmission timeouts that began in a stall."""
     noisy: bool
+    """The stalls are large enough to matter: more than 1 % of the time, or longer than 20 ms."""
 
 
 @dataclass(frozen=True)

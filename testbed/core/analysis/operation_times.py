@@ -16,9 +16,10 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, get_args
+from typing import Annotated, NamedTuple, get_args
 
 from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.json_form import Keywords
 from testbed.core.prediction.library_costs import GLOO, LibraryCosts
 from testbed.core.prediction.simulator import Cost
 from testbed.core.records.check_record import CheckLog
@@ -35,6 +36,9 @@ _HALVINGS = 30
 """Of the interval in which the software of an operation is looked for."""
 _MOST = 400
 """Operations of a size that are looked at, evenly over the run."""
+
+
+NotNegative = Annotated[float, Keywords(minimum=0)]
 
 
 class Size(NamedTuple):
@@ -58,14 +62,18 @@ class OperationTime:
     """
 
     size: Size
+    """Operations of one size cost the same."""
     count: int
-    slot_s: float
-    took_s: float
-    propagation_s: float
-    serialization_s: float
-    queueing_s: float
-    tcp_s: float
-    software_s: float
+    slot_s: NotNegative
+    took_s: NotNegative
+    propagation_s: NotNegative
+    serialization_s: NotNegative
+    """Of its bytes over the certified payload rate."""
+    queueing_s: NotNegative
+    tcp_s: NotNegative
+    """Slow start after idling."""
+    software_s: NotNegative
+    """The rest."""
 
 
 @dataclass(eq=False)

@@ -64,14 +64,23 @@ class RankSeconds:
     """Rank-seconds by class, as in the module."""
 
     productive_s: float = 0.0
+    """Compute of committed steps, at most at its fault-free pace."""
     exposed_communication_s: float = 0.0
+    """Of committed steps, at most at its fault-free pace."""
     checkpoint_s: float = 0.0
+    """Saving state, and waiting for a peer that did."""
     lost_work_s: float = 0.0
+    """Steps done again, or never finished by all ranks."""
     detection_and_restart_s: float = 0.0
+    """From a rank's last step in an attempt that failed to its first in the next."""
     slowed_by_faults_s: float = 0.0
+    """What committed steps during faults and their aftermath took beyond the fault-free pace."""
     begin_and_end_s: float = 0.0
+    """Before the first step, after the last one, and between steps."""
     not_told_apart_s: float = 0.0
+    """The records do not tell, as of a launched program."""
     evaluation_s: float = 0.0
+    """On held-out text, between two steps."""
 
     @property
     def total_s(self) -> float:

@@ -78,6 +78,7 @@ class Comparison:
     scraped: float
     recorded: float
     disagreement: float
+    """Largest of any scrape, relative to the step records."""
     rank: int | None
 
 
@@ -93,6 +94,7 @@ class ScrapedMetrics:
     comparisons: tuple[Comparison, ...] = ()
     compared: int = 0
     unmatched: int = 0
+    """Scrapes that count steps without a record."""
     late_s: float | None = None
     late_rank: int | None = None
 

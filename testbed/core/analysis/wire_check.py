@@ -15,11 +15,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.analysis.wire_directions import HEADERS, LEAST_STEPS, RING, TOLERANCE, DirectionBytes, compare
 from testbed.core.analysis.wire_loads import Exchanges, attempt_loads
+from testbed.core.json_form import Keywords
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology
@@ -42,7 +44,9 @@ class WireCut:
     expected_bytes: float
     minimum_bytes: float
     measured_bytes: float
+    """Payload."""
     wire_bytes: int
+    """L2."""
 
     @property
     def ok(self) -> bool:
@@ -61,11 +65,16 @@ class WireVerdict:
     steps: int = 0
     cuts: tuple[WireCut, ...] = ()
     expected_bytes: float = 0.0
+    """Payload of a ring, over all cuts."""
     minimum_bytes: float = 0.0
+    """Payload of any all-reduce, over all cuts."""
     measured_bytes: float = 0.0
+    """Payload, over all cuts."""
     algorithm: str = ""
-    compared_with: str = ""
+    """Of the all-reduce, as in gloo ring; empty: unknown."""
+    compared_with: Annotated[str, Keywords(enum=["algorithm", "bound", ""])] = ""
     directions: tuple[DirectionBytes, ...] = ()
+    """Payload of TCP in calm steps, compared with what the algorithm moves."""
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -73,6 +73,7 @@ class DirectionBytes:
     least_bytes: float
     most_bytes: float
     measured_bytes: float
+    """Without retransmissions."""
     retransmitted_bytes: float
     dropped_bytes: float
 

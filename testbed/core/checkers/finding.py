@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from testbed.core.json_form import Keywords
 from testbed.core.records.check_record import Grouped
 
 __all__ = ["Checker", "Finding", "conclude", "named"]
@@ -21,9 +23,11 @@ class Finding:
     attempt: int
     step: int
     sequence: int | None
+    """Which operation of its group; null: it concerns none."""
     ranks: tuple[int, ...]
     text: str
     group: str = ""
+    """Process group, or name of the exchange; empty: none."""
     fragment: int | None = None
 
 
@@ -33,12 +37,15 @@ class Checker:
     unit of its metric: sums, hangs, steps, updates; ``findings`` are in the order of steps, the first likely the cause
     of the others."""
 
-    id: str
+    id: Annotated[str, Keywords(enum=["sums", "hangs", "parameters", "updates", "exchanges", "served"])]
     holds: bool | None
+    """Null: too little was recorded to tell; why says what."""
     looked_at: str
     why: str
     found: int
+    """Wrong sums, hangs, steps on other parameters, lost updates, wrong exchanges."""
     findings: tuple[Finding, ...]
+    """The first of them."""
 
     @property
     def metric(self) -> float | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from testbed.core.experiment.steady import SteadyCheck
 from testbed.core.fields import Fields
+from testbed.core.json_form import Keywords
 from testbed.core.json_record import UNREAD, JsonRecord, Or
 from testbed.core.records.capture_record import CaptureRecord
 
@@ -24,7 +25,7 @@ class Expectation(JsonRecord):
     text: Annotated[str, Or("")]
     holds: bool | None = None
     measured: float | None = None
-    bound: str = ""
+    bound: Annotated[str, Keywords(enum=["", "at least", "at most"])] = ""
     low: Annotated[float | None, UNREAD] = None
     high: Annotated[float | None, UNREAD] = None
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from testbed.core.analysis import blame, launched_end
 from testbed.core.analysis.blame import Blame
 from testbed.core.analysis.goodput import JobEvidence
-from testbed.core.analysis.wire_check import EXCESS, WireVerdict
-from testbed.core.certification.certificate import Certificate
+from testbed.core.analysis.wire_check import EXCESS
 from testbed.core.checkers.checks import Checked
 from testbed.core.fields import number, sequence, text
+from testbed.core.json_form import Keywords
 from testbed.core.records.run_info import Expectation, RunInfo
 from testbed.core.report import formats, open_metrics
 from testbed.core.report.sections import (
@@ -23,15 +23,16 @@ from testbed.core.report.sections import (
     steady_section,
     traffic_section,
 )
-from testbed.core.report.sections.faults_section import Fault
-from testbed.core.report.sections.fidelity_section import Fidelity, Machine
+from testbed.core.report.sections.faults_section import FaultLine
+from testbed.core.report.sections.fidelity_section import Fidelity
 from testbed.core.report.sections.program_section import ProgramSteps
 from testbed.core.report.sections.restarts_section import AttemptLine
-from testbed.core.report.sections.steady_section import Steady
-from testbed.core.report.sections.traffic_section import TrafficLine
 from testbed.core.units import format_number
 
-__all__ = ["EXIT_CODES", "Answer", "Evidence", "answer", "headline", "verdict"]
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
+
+__all__ = ["EXIT_CODES", "Answer", "answer", "headline", "verdict"]
 
 
 EXIT_CODES: Final = {"pass": 0, "fail": 1, "unknown": 3}
@@ -52,77 +53,46 @@ class Answer:
 
     id: str
     question: str
-    answer: str
+    answer: Annotated[str, Keywords(enum=["yes", "no", "unknown", "not measurable", "noisy host"])]
     text: str
     lines: tuple[str, ...] = ()
+    """What the text sums up, a sentence each; empty where it sums up nothing."""
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The evidence for all answers; ``emulator`` is the one that emulated the fibers."""
-
-    info: RunInfo
-    job: JobEvidence
-    faults: tuple[Fault, ...]
-    attempts: tuple[AttemptLine, ...]
-    certificate: Certificate | None
-    under_load: tuple[Fidelity, ...]
-    machine: Machine
-    emulator: str
-    wire: WireVerdict
-    checked: Checked
-    blame: Blame
-    steady: tuple[Steady, ...]
-    program: ProgramSteps | None = None
-    traffic: tuple[TrafficLine, ...] = ()
-    asleep: bool = False
-    """Whether layers only slept, so that train_loss says nothing."""
-
-
-def answer(found: Evidence) -> tuple[Answer, ...]:
+def answer(report: Report, job: JobEvidence, checked: Checked, ended: Blame) -> tuple[Answer, ...]:
     """Return the answers, most important first. A launched program gets fewer questions: its purpose is unknown."""
-    told = _answer(found)
-    why = found.info.unknown_because or ("; ".join(map(blame.describe, found.blame.unexplained)))
-    return tuple(_untold(it, why) for it in told) if why else told
+    answered = _answer(report, job, checked, ended)
+    why = report.run.unknown_because or "; ".join(map(blame.describe, ended.unexplained))
+    return tuple(_excused(given, why) for given in answered) if why else answered
 
 
-def _untold(told: Answer, why: str) -> Answer:
+def _excused(answered: Answer, why: str) -> Answer:
     """Turn a no into unknown: the failure of the lab may have caused it, so it says nothing about job or fibers."""
-    if told.answer != "no":
-        return told
-    return replace(told, answer="unknown", text=f"{told.text} The cause may be: {why.rstrip('.')}.")
+    if answered.answer != "no":
+        return answered
+    return replace(answered, answer="unknown", text=f"{answered.text} The cause may be: {why.rstrip('.')}.")
 
 
-def _answer(found: Evidence) -> tuple[Answer, ...]:
-    info = found.info
+def _answer(report: Report, job: JobEvidence, checked: Checked, ended: Blame) -> tuple[Answer, ...]:
+    info, wire = report.run, report.wire
     launched = text(info.workload, "command")
+    wire_lines = () if wire.ok else wire.lines
+    crossed = Answer("wire", "Did the bytes cross the fiber?", word(wire.ok), wire.sentence, wire_lines)
     return (
-        _ran(info, launched) if launched else _trained(info, found.job, found.asleep),
-        *(_of_program(found, found.program) if found.program else ()),
-        *([_came_through(found.faults)] if found.faults and not launched else []),
-        *([_went_on(found.attempts)] if len(found.attempts) > 1 else []),
-        _held(found.emulator, info.uncertified, found.certificate, found.under_load, found.machine),
-        *(
-            []
-            if launched
-            else [
-                Answer(
-                    "wire",
-                    "Did the bytes cross the fiber?",
-                    word(found.wire.ok),
-                    found.wire.sentence,
-                    found.wire.lines if not found.wire.ok else (),
-                )
-            ]
-        ),
-        *_right(found.checked),
-        *_ended(found.blame, bool(launched)),
+        _ran(info, launched) if launched else _trained(info, job, report.asleep),
+        *(_of_program(report, job, report.program) if report.program else ()),
+        *([_came_through(report.faults)] if report.faults and not launched else []),
+        *([_went_on(report.attempts)] if len(report.attempts) > 1 else []),
+        _held(report),
+        *([] if launched else [crossed]),
+        *_right(checked),
+        *_ended(ended, bool(launched)),
         *_happened(info),
         *(
-            Answer(f"steady-{index}", "Did the steady state hold?", word(each.holds), steady_section.sentence(each))
-            for index, each in enumerate(found.steady, 1)
+            Answer(f"steady-{number}", "Did the steady state hold?", word(check.holds), steady_section.sentence(check))
+            for number, check in enumerate(report.steady, 1)
         ),
-        *(_expected(index, each) for index, each in enumerate(info.expectations, 1)),
+        *(_expected(number, expectation) for number, expectation in enumerate(info.expectations, 1)),
     )
 
 
@@ -134,16 +104,16 @@ def _trained(info: RunInfo, job: JobEvidence, asleep: bool) -> Answer:
     ranks = f" on {formats.plural(job.world_size, 'rank')}" if job.world_size else ""
     if not done:
         why = "; ".join(job.failures) or info.reason or "no step was committed by all ranks"
-        told = "no" if info.status == "failed" else "unknown"
-        return Answer("trained", question, told, f"It did not train: {why.rstrip('.')}.")
+        verdict = "no" if info.status == "failed" else "unknown"
+        return Answer("trained", question, verdict, f"It did not train: {why.rstrip('.')}.")
     if asleep:
         went = f"{steps}{ranks}, whose layers sleep: train_loss says nothing"
         return _ended_early(info, job, went) or Answer("trained", question, "yes", f"{went}.")
     if first is None or last is None:
         return Answer("trained", question, "unknown", f"{steps}{ranks}, but train_loss has no numeric value.")
     if done == planned == 1 and not job.failures:
-        said = f"train_loss was {formats.loss(first)} in {steps}{ranks}; one step has no trend."
-        return Answer("trained", question, "yes", said)
+        trend = f"train_loss was {formats.loss(first)} in {steps}{ranks}; one step has no trend."
+        return Answer("trained", question, "yes", trend)
     went = f"train_loss went from {formats.loss(first)} to {formats.loss(last)} in {steps}{ranks}"
     return _ended_early(info, job, went) or Answer("trained", question, word(last < first), f"{went}.")
 
@@ -154,77 +124,76 @@ def _ended_early(info: RunInfo, job: JobEvidence, went: str) -> Answer | None:
     if job.failures:
         return Answer("trained", question, "no", f"{went}; then {'; '.join(job.failures).rstrip('.')}.")
     if job.steps_planned and len(job.commits) < job.steps_planned:
-        told = "unknown" if info.status in ("interrupted", "running") else "no"
-        return Answer("trained", question, told, f"{went}; the job did not reach its last step.")
+        verdict = "unknown" if info.status in ("interrupted", "running") else "no"
+        return Answer("trained", question, verdict, f"{went}; the job did not reach its last step.")
     return None
 
 
 def _ran(info: RunInfo, command: str) -> Answer:
     """Judge a launched program by the exit statuses of its ranks, the only evidence there is."""
-    statuses = [it if isinstance(it, int) else None for it in sequence(info.workload, "statuses")]
+    statuses = [status if isinstance(status, int) else None for status in sequence(info.workload, "statuses")]
     bad = [f"rank {rank} with {status}" for rank, status in enumerate(statuses) if status]
     ended = [f"rank {rank}" for rank, status in enumerate(statuses) if status is None]
-    said = f"{command} ran on {formats.plural(len(statuses), 'rank')}" if statuses else f"{command} was launched"
+    ran = f"{command} ran on {formats.plural(len(statuses), 'rank')}" if statuses else f"{command} was launched"
     if bad:
         first = launched_end.sentence(info.workload)
-        why = f" {first[0].upper()}{first[1:]}." if first else ""
-        return Answer("ran", "Did it run?", "no", f"{said}; ended: {', '.join(bad)}.{why}")
+        why = f" {formats.upper_first(first)}." if first else ""
+        return Answer("ran", "Did it run?", "no", f"{ran}; ended: {', '.join(bad)}.{why}")
     if info.workload.get("exceeded"):
-        return Answer("ran", "Did it run?", "no", f"{said}; {text(info.workload, 'exceeded')}.")
+        return Answer("ran", "Did it run?", "no", f"{ran}; {text(info.workload, 'exceeded')}.")
     if info.workload.get("ended_in_order") and (lasts_s := number(info.workload, "for_s")):
-        return Answer("ran", "Did it run?", "yes", f"{said} for {formats.duration(lasts_s)}, as it was to.")
+        return Answer("ran", "Did it run?", "yes", f"{ran} for {formats.duration(lasts_s)}, as it was to.")
     if not statuses or ended:
         how = f"; ended by the testbed: {', '.join(ended)}" if ended else ""
-        return Answer("ran", "Did it run?", "unknown", f"{said}{how}.")
-    return Answer("ran", "Did it run?", "yes", f"{said}; each ended with status 0.")
+        return Answer("ran", "Did it run?", "unknown", f"{ran}{how}.")
+    return Answer("ran", "Did it run?", "yes", f"{ran}; each ended with status 0.")
 
 
-def _of_program(found: Evidence, program: ProgramSteps) -> tuple[Answer, ...]:
+def _of_program(report: Report, job: JobEvidence, program: ProgramSteps) -> tuple[Answer, ...]:
     """Answer by a program's printed steps; where none are known, by the traffic around its faults."""
-    job = found.job
+    faults, question = report.faults, "Did it make progress?"
     if not job.commits:
-        asked = "Did it make progress?"
-        told = program.unread or "no step was read, although the run was told where the program reports them"
-        told = f"{told[:1].upper()}{told[1:].rstrip('.')}."
-        said = (Answer("progressed", asked, "unknown", told),) if program.asked else ()
-        lines = traffic_section.sentences(found.traffic, found.faults)
+        why = program.unread or "no step was read, although the run was told where the program reports them"
+        unread = Answer("progressed", question, "unknown", f"{formats.upper_first(why).rstrip('.')}.")
+        unread_steps = (unread,) if program.asked else ()
+        lines = traffic_section.sentences(report.traffic, faults)
         if not lines:
-            return said
+            return unread_steps
         # A program that ended well needed no more traffic; of one that did not, the first question tells.
-        back = traffic_section.came_back(found.traffic, found.faults) or job.complete or None
+        back = traffic_section.came_back(report.traffic, faults) or job.complete or None
         text = lines[0] if len(lines) == 1 else f"{formats.plural(len(lines), 'fault')} while it ran."
-        return (*said, Answer("traffic", "Did the traffic come back?", word(back), text, lines if lines[1:] else ()))
+        traffic = Answer("traffic", "Did the traffic come back?", word(back), text, lines if lines[1:] else ())
+        return (*unread_steps, traffic)
     ranks = formats.plural(len(program.printing), "rank")
     steps = f"{formats.plural(job.steps_committed, 'step')}, as printed by {ranks}"
     if job.median_step_s is not None:
         steps += f"; the fault-free median is {formats.duration(job.median_step_s)}"
     if job.train_loss_first is not None and job.train_loss_last is not None:
         steps += f"; train_loss went from {formats.loss(job.train_loss_first)} to {formats.loss(job.train_loss_last)}"
-    progressed = Answer("progressed", "Did it make progress?", "yes", f"{steps}.")
-    return (progressed, *([_came_through(found.faults)] if found.faults else []))
+    progressed = Answer("progressed", question, "yes", f"{steps}.")
+    return (progressed, *([_came_through(faults)] if faults else []))
 
 
-def _came_through(faults: tuple[Fault, ...]) -> Answer:
-    question, told = "Did it come through?", word(_all(fault.recovered for fault in faults))
+def _came_through(faults: tuple[FaultLine, ...]) -> Answer:
+    question, verdict = "Did it come through?", word(_all(fault.recovered for fault in faults))
     sentences = tuple(faults_section.sentence(fault) for fault in faults)
     if len(sentences) == 1:
-        return Answer("recovered", question, told, sentences[0])
-    return Answer("recovered", question, told, faults_section.summary(faults), sentences)
+        return Answer("recovered", question, verdict, sentences[0])
+    return Answer("recovered", question, verdict, faults_section.summary(faults), sentences)
 
 
 def _went_on(tried: tuple[AttemptLine, ...]) -> Answer:
-    resumed = all(it.time_to_resume_s is not None for it in tried[:-1]) and not tried[-1].why
+    resumed = all(attempt.time_to_resume_s is not None for attempt in tried[:-1]) and not tried[-1].why
     return Answer("restarted", "Did it resume?", word(resumed), restarts_section.sentence(tried))
 
 
-def _held(
-    emulator: str, uncertified: bool, certificate: Certificate | None, loaded: tuple[Fidelity, ...], host: Machine
-) -> Answer:
-    certified, before = fidelity_section.certified(certificate, uncertified)
-    held, during = fidelity_section.under_load(loaded, emulator, host)
+def _held(report: Report) -> Answer:
+    emulator = report.run.emulator or (report.certificate.emulator if report.certificate else "")
+    certified, before = fidelity_section.certified(report.certificate, report.run.uncertified)
+    held, during = fidelity_section.under_load(report.fidelity, emulator, report.machine)
     answer = word(_all((certified, held)))
     if answer == "unknown" and certified and held is None:
-        answer = _why_open(loaded) or answer
+        answer = _why_open(report.fidelity) or answer
     return Answer("fidelity", "Did the fiber stay within tolerance?", answer, f"{before}; {during}.")
 
 
@@ -238,31 +207,34 @@ def _why_open(loaded: tuple[Fidelity, ...]) -> str:
     return fidelity_section.NOT_MEASURABLE if not_measurable else ""
 
 
-def _right(found: Checked) -> tuple[Answer, ...]:
+def _right(checked: Checked) -> tuple[Answer, ...]:
     """Skip the question if the ranks recorded nothing for the checkers."""
-    if not found.checkers:
+    if not checked.checkers:
         return ()
     return (
         Answer(
-            "checked", "Is the training correct?", word(checkers_section.right(found)), checkers_section.sentence(found)
+            "checked",
+            "Is the training correct?",
+            word(checkers_section.right(checked)),
+            checkers_section.sentence(checked),
         ),
     )
 
 
 def _happened(info: RunInfo) -> tuple[Answer, ...]:
     """A fault that did not happen proves nothing: the verdict stays open."""
-    said = steady_section.missing_faults(info)
-    return (Answer("scheduled", "Did all faults happen?", "unknown", said),) if said else ()
+    missing = steady_section.missing_faults(info)
+    return (Answer("scheduled", "Did all faults happen?", "unknown", missing),) if missing else ()
 
 
-def _ended(found: Blame, launched: bool) -> tuple[Answer, ...]:
+def _ended(blamed: Blame, launched: bool) -> tuple[Answer, ...]:
     """Skip the question if every process ended well, or by the testbed. The exit statuses of a launched program are the
     answer to the first question already."""
     question = "Did every process end well?"
-    if found.unexplained:
-        return (Answer(UNEXPLAINED, question, "unknown", f"{found.sentence}."),)
-    if found.own and not (launched and not any(it.signal for it in found.own)):
-        return (Answer("ended", question, "no", f"{found.sentence}."),)
+    if blamed.unexplained:
+        return (Answer(UNEXPLAINED, question, "unknown", f"{blamed.sentence}."),)
+    if blamed.own and not (launched and not any(end.signal for end in blamed.own)):
+        return (Answer("ended", question, "no", f"{blamed.sentence}."),)
     return ()
 
 
@@ -278,8 +250,8 @@ def _expected(index: int, expectation: Expectation) -> Answer:
 def _expected_alone(index: int, expectation: Expectation) -> Answer:
     value = expectation.measured
     if expectation.bound:
-        said = f"{expectation.text}. Measured: {open_metrics.words(expectation)}."
-        return Answer(f"expected-{index}", "As expected?", word(expectation.holds), said)
+        sentence = f"{expectation.text}. Measured: {open_metrics.words(expectation)}."
+        return Answer(f"expected-{index}", "As expected?", word(expectation.holds), sentence)
     measured = "" if value is None else f" Measured: {format_number(value, 4)}."
     if value is not None and value > 1 and expectation.text.startswith("goodput"):
         measured = f" Measured: {format_number(value, 4)}, {formats.goodput_means(value)}."
@@ -306,17 +278,17 @@ def verdict(info: RunInfo, answers: tuple[Answer, ...]) -> str:
 
 
 def headline(
-    verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: tuple[Fault, ...], cause: str = ""
+    verdict: str, info: RunInfo, answers: tuple[Answer, ...], faults: tuple[FaultLine, ...], cause: str = ""
 ) -> str:
     """Return the result in one sentence; ``cause`` says why a job that died did not come back, if that is known."""
     if verdict == "pass":
         ran = answers[0].id == "ran"
-        if ran and not any(it.id == "recovered" for it in answers):
+        if ran and not any(answered.id == "recovered" for answered in answers):
             return "The program ran across the fiber."
         if not faults:
             return "It trained across the fiber."
-        first, more = faults[0].named, len(faults) - 1
-        also = f" and {formats.plural(more, 'more fault')}" if more else ""
+        first, others = faults[0].named, len(faults) - 1
+        also = f" and {formats.plural(others, 'more fault')}" if others else ""
         return f"{'The program ran' if ran else 'It trained'}, and came through {first}{also}."
     if info.status == "interrupted":
         return "The run was interrupted; this is what was measured."

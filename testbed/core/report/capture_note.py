@@ -11,31 +11,35 @@ __all__ = ["sentence", "whose"]
 
 def whose(run: RunInfo) -> tuple[str, ...]:
     """Return whose packets were captured and where, each once: ``north:west behind the fiber``."""
-    return tuple(dict.fromkeys(_whose(it) for it in run.captures))
+    return tuple(dict.fromkeys(_whose(capture) for capture in run.captures))
 
 
-def _whose(it: CaptureRecord) -> str:
-    return f"{', '.join(it.directions)} {'before' if it.before else 'behind'} the fiber"
+def _whose(capture: CaptureRecord) -> str:
+    return f"{', '.join(capture.directions)} {'before' if capture.before else 'behind'} the fiber"
 
 
 def sentence(run: RunInfo) -> str:
     """Return the note; empty if nothing was captured."""
     if not run.captures:
         return ""
-    told = "; ".join(_one(it) for it in run.captures)
+    captures = "; ".join(_one(capture) for capture in run.captures)
     return (
-        f"Packets were captured while this was measured: {told}. Capturing costs CPU, so steps may have been slower and"
-        " packets later than without it."
+        f"Packets were captured while this was measured: {captures}. Capturing costs CPU, so steps may have been slower"
+        " and packets later than without it."
     )
 
 
-def _one(it: CaptureRecord) -> str:
+def _one(capture: CaptureRecord) -> str:
     lasted = ""
-    if it.began_t is not None and it.ended_t is not None:
-        lasted = f" for {formats.duration(it.ended_t - it.began_t)}"
-    elif it.ended_t is None:
+    if capture.began_t is not None and capture.ended_t is not None:
+        lasted = f" for {formats.duration(capture.ended_t - capture.began_t)}"
+    elif capture.ended_t is None:
         lasted = " until the end"
-    if it.packets is None:
-        return f"{_whose(it)}{lasted}"
-    lost = f"{formats.count(it.dropped)} more dropped by the kernel" if it.dropped else "none dropped by the kernel"
-    return f"{_whose(it)}{lasted} ({formats.plural(it.packets, 'packet')}, {lost})"
+    if capture.packets is None:
+        return f"{_whose(capture)}{lasted}"
+    lost = (
+        f"{formats.count(capture.dropped)} more dropped by the kernel"
+        if capture.dropped
+        else "none dropped by the kernel"
+    )
+    return f"{_whose(capture)}{lasted} ({formats.plural(capture.packets, 'packet')}, {lost})"

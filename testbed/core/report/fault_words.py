@@ -31,39 +31,39 @@ def in_full(type: str, target: str, parameters: Mapping[str, str]) -> str:
 
 def named(type: str, target: str, parameters: Mapping[str, str]) -> str:
     """Return the same within a sentence: ``the cut of north``, ``loss 0.5 % on north``."""
-    said = _joined(type, target, parameters, " of")
-    return said if type == "impair" and parameters else f"the {said}"
+    sentence = _joined(type, target, parameters, " of")
+    return sentence if type == "impair" and parameters else f"the {sentence}"
 
 
 def _joined(type: str, target: str, parameters: Mapping[str, str], joined: str) -> str:
-    what, more = _parts(type, parameters)
+    what, details = _parts(type, parameters)
     where = _where(type, target)
     if not what or not where:
-        return (what or where) + more
-    return f"{what}{' on' if what != type else joined} {where}{more}"
+        return (what or where) + details
+    return f"{what}{' on' if what != type else joined} {where}{details}"
 
 
 def short(type: str, target: str, parameters: Mapping[str, str]) -> str:
     """Return the fault for a label of a plot: ``cut north``, ``loss 0.5 % north:west``."""
-    what, more = _parts(type, parameters)
-    return f"{what} {target}".strip() + more
+    what, details = _parts(type, parameters)
+    return f"{what} {target}".strip() + details
 
 
 def at_link(type: str, target: str, parameters: Mapping[str, str]) -> str:
     """Return what the fault does, without the name of its link, for a label beside that link."""
-    what, more = _parts(type, parameters)
+    what, details = _parts(type, parameters)
     toward = target.partition(":")[2]
-    return f"{what} toward {toward}{more}" if toward else what + more
+    return f"{what} toward {toward}{details}" if toward else what + details
 
 
 def _parts(type: str, parameters: Mapping[str, str]) -> tuple[str, str]:
     """Return what happens, and further parameters in parentheses."""
     if type == "impair" and parameters:
         return ", ".join(_said(parameters)), ""
-    key, words = _TEMPLATES.get(type, ("", ""))
+    key, template = _TEMPLATES.get(type, ("", ""))
     if key in parameters:
-        rest = _said({name: value for name, value in parameters.items() if name != key})
-        return words.format(_value(key, parameters[key])), f" ({', '.join(rest)})" if rest else ""
+        others = _said({name: value for name, value in parameters.items() if name != key})
+        return template.format(_value(key, parameters[key])), f" ({', '.join(others)})" if others else ""
     return type, f" ({', '.join(_said(parameters))})" if parameters else ""
 
 

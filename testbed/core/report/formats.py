@@ -20,6 +20,7 @@ __all__ = [
     "share",
     "size",
     "small_share",
+    "upper_first",
 ]
 
 UNKNOWN = "–"
@@ -108,3 +109,7 @@ def goodput_means(goodput: float | None) -> str:
         "over 100 %: nothing was lost, to within the noise of step times; the fault-free pace comes from the steps"
         " outside the faults, which happened to be the slower ones"
     )
+
+
+def upper_first(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

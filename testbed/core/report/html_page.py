@@ -1,4 +1,4 @@
-"""Render the HTML templates: each page is one self-contained file with its style, scripts and plots inline.
+"""Render a page as one self-contained HTML file with its style, scripts and plots inline.
 
 A page opens offline and requests nothing, which its own content security policy enforces. The template engine escapes
 all text, and a template that names an undefined value raises. Templates, stylesheet and scripts are data of this
@@ -11,22 +11,24 @@ bundle would put 4.8 MB into every report.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-from testbed.core.report.figures.run_figures import Figure
+from testbed.core.report.blocks import Page, Picture, Plots, tone
 from testbed.core.report.meanings import meaning
-from testbed.core.report.report_table import tone
 
 __all__ = ["environment", "render"]
 
 
-def render(template: str, figures: Sequence[Figure], **values: object) -> str:
-    """Return the whole page of ``template`` with ``figures`` as its plots; ``values`` are the template's variables."""
+def render(page: Page) -> str:
+    """Return the whole file."""
+    sections = [(section, blocks) for section in page.sections if (blocks := section.page_blocks)]
+    blocks = (*page.header, *(block for _, shown in sections for block in shown))
+    figures = (figure for block in blocks if isinstance(block, Plots | Picture) for figure in block.figures)
     specs = {figure.id: figure.spec for figure in figures}
-    return environment().get_template(template).render(figures=figures, specs=specs, **values)
+    return environment().get_template("page.html").render(page=page, sections=sections, specs=specs)
 
 
 @functools.cache
@@ -42,10 +44,16 @@ def environment() -> Environment:
         auto_reload=False,
     )
     made.filters["tone"] = tone
+    made.filters["type"] = lambda value: type(value).__name__
+    made.filters["picture"] = _picture
     made.globals["asset"] = _asset
     made.globals["meaning"] = meaning
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return made
+
+
+def _picture(picture: Picture) -> Markup:
+    return Markup(environment().get_template(picture.template).render(picture.values))  # the template escapes
 
 
 @functools.cache

@@ -10,18 +10,18 @@ from testbed.core.analysis.outage import Outage, longest_outage
 from testbed.core.fields import number
 from testbed.core.records.run_record import RunData
 from testbed.core.report import formats
-from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.sections.faults_section import FaultLine
 
 __all__ = ["sentence"]
 
 _NAMED = 3
 
 
-def sentence(run: RunData, job: JobEvidence, faults: Sequence[Fault]) -> str:
+def sentence(run: RunData, job: JobEvidence, faults: Sequence[FaultLine]) -> str:
     """Return the sentence; empty if the job did not die, or died without a fault."""
     if not job.died or job.ended_t is None or job.seen_t is None:
         return ""
-    standing = [it for it in faults if it.gap_open]
+    standing = [fault for fault in faults if fault.gap_open]
     if not standing or not job.commits:
         return ""
     last = job.commits[-1]
@@ -31,22 +31,22 @@ def sentence(run: RunData, job: JobEvidence, faults: Sequence[Fault]) -> str:
         if outage is not None:
             links = [link.name for link in run.topology.links]
             return f"{stopped}: {_outage(outage, links, number(run.info.workload, 'timeout_s'), job.seen_t)}."
-    named = [f"{it.named} at {formats.duration(it.began_s)}" for it in standing[:_NAMED]]
-    more = len(standing) - len(named)
-    also = f" and {formats.plural(more, 'more fault')}" if more else ""
+    named = [f"{fault.named} at {formats.duration(fault.began_s)}" for fault in standing[:_NAMED]]
+    others = len(standing) - len(named)
+    also = f" and {formats.plural(others, 'more fault')}" if others else ""
     why = f": {run.info.reason.rstrip('.')}" if run.info.reason else ""
     return f"{stopped} after {' and '.join(named)}{also}{why}."
 
 
 def _outage(outage: Outage, links: Sequence[str], timeout_s: float | None, seen_t: float) -> str:
     lasted_s = (seen_t if outage.ended_t is None else outage.ended_t) - outage.began_t
-    said = f"{_fibers(outage.links, links)} dark for"
+    dark = f"{_fibers(outage.links, links)} dark for"
     if timeout_s is None:
-        return f"{said} {formats.duration(lasted_s)}"
+        return f"{dark} {formats.duration(lasted_s)}"
     timeout = f"the group's timeout of {formats.duration(timeout_s)}"
     if lasted_s >= timeout_s:
-        return f"{said} longer than {timeout}"
-    return f"{said} {formats.duration(lasted_s)}, and no data came through within {timeout}"
+        return f"{dark} longer than {timeout}"
+    return f"{dark} {formats.duration(lasted_s)}, and no data came through within {timeout}"
 
 
 def _fibers(dark: Sequence[str], links: Sequence[str]) -> str:

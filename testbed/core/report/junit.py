@@ -27,8 +27,10 @@ def junit(report: Report) -> str:
     No is a failure and unknown an error; not measurable (by this emulator) and noisy host are skipped.
     """
     suite = suite_of(str(report.run.experiment.get("name") or report.run.name or "run"))
-    expected = {f"expected-{index}": it.text for index, it in enumerate(report.run.expectations, 1)}
-    steady = {f"steady-{index}": f"{it.when}: {it.text}" for index, it in enumerate(report.steady, 1)}
+    expected = {f"expected-{index}": condition.text for index, condition in enumerate(report.run.expectations, 1)}
+    steady = {
+        f"steady-{index}": f"{condition.when}: {condition.text}" for index, condition in enumerate(report.steady, 1)
+    }
     named = {**_CASES, **expected, **steady}
     for answer in report.answers:
         case = _case(suite, named.get(answer.id, answer.question))
@@ -66,17 +68,17 @@ def _case(suite: TestSuite, name: str) -> TestCase:
 
 def printable(text: str) -> str:
     """Replace control characters, which XML cannot hold: a reason may be the last output of a rank."""
-    return "".join(each if each.isprintable() else " " for each in text)
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def written(name: str, suites: Sequence[TestSuite], took_s: float | None) -> str:
     """Return the whole file; ``took_s`` is the time of a single suite."""
     whole = JUnitXml(name)
-    took = [took_s if took_s is not None and len(suites) == 1 else suite.time or None for suite in suites]
+    durations = [took_s if took_s is not None and len(suites) == 1 else suite.time or None for suite in suites]
     for suite in suites:
         whole.add_testsuite(suite)
     whole.update_statistics()  # sets the time of each suite to the sum of its cases
-    for suite, own in zip(whole, took, strict=True):
+    for suite, own in zip(whole, durations, strict=True):
         suite.time = suite.time if own is None else own
     whole.time = round(sum(suite.time for suite in whole), 3)
     text = whole.tostring()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from testbed.core.report.report_table import Table
+from testbed.core.report.blocks import Table
 
 __all__ = ["legend", "meaning"]
 
@@ -205,5 +205,5 @@ def meaning(table: str, head: str) -> str:
 
 def legend(*tables: Table | None) -> tuple[tuple[str, str], ...]:
     """Return the columns of the tables with their meanings, each once, for a reader without a pointer or a script."""
-    listed = {head: told for it in tables if it for head in it.head if (told := meaning(it.label, head))}
+    listed = {head: text for table in tables if table for head in table.head if (text := meaning(table.label, head))}
     return tuple(listed.items())

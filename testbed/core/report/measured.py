@@ -17,8 +17,11 @@ __all__ = ["judged", "measured"]
 def judged(expectations: Iterable[expect.Expectation], report: Report) -> tuple[Expectation, ...]:
     """Judge the expectations of an experiment by the report of its run, as run.json records them. One whose metric is
     only bounded, because the job did not come back, is never met."""
-    found = measured(report)
-    recorded = (Expectation(it.text, expect.judge(it, found), found.get(it.metric)) for it in expectations)
+    metrics = measured(report)
+    recorded = (
+        Expectation(expectation.text, expect.judge(expectation, metrics), metrics.get(expectation.metric))
+        for expectation in expectations
+    )
     return noise_section.judged(open_metrics.judged(tuple(recorded), report.open_metrics), report.uncertainty)
 
 

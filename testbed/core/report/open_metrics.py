@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from testbed.core.analysis.goodput import JobEvidence
 from testbed.core.experiment import expect
+from testbed.core.json_form import Keywords
 from testbed.core.records.run_info import Expectation
 from testbed.core.report import formats
 from testbed.core.report.sections.restarts_section import AttemptLine
@@ -41,26 +43,29 @@ class OpenMetric:
     """
 
     seen: float
-    bound: str
+    """In SI units."""
+    bound: Annotated[str, Keywords(enum=[AT_LEAST, AT_MOST])]
     over: bool
+    """The job died, so no later step can meet an expectation."""
     resolved: bool = False
+    """The bound is due to how seldom the program prints, and it did come back."""
 
 
 def open_metrics(job: JobEvidence, attempts: Sequence[AttemptLine], origin: float) -> Mapping[str, OpenMetric]:
     """Return the open metrics by name; empty for a job that came back from every fault, and told it exactly."""
-    found: dict[str, OpenMetric] = {}
+    metrics: dict[str, OpenMetric] = {}
     if job.recovery_open and job.recovery_s is not None:
-        found["recovery"] = OpenMetric(job.recovery_s, AT_LEAST, job.died)
+        metrics["recovery"] = OpenMetric(job.recovery_s, AT_LEAST, job.died)
     elif job.gap_at_most and job.recovery_s is not None:
-        found["recovery"] = OpenMetric(job.recovery_s, AT_MOST, False, resolved=True)
+        metrics["recovery"] = OpenMetric(job.recovery_s, AT_MOST, False, resolved=True)
     if job.died and job.goodput is not None:
-        found["goodput"] = OpenMetric(job.goodput, AT_MOST, True)
+        metrics["goodput"] = OpenMetric(job.goodput, AT_MOST, True)
     last = attempts[-1] if attempts else None
     if job.died and last is not None and last.ended_s is not None and job.seen_t is not None and last.why:
-        resumed = [it.time_to_resume_s for it in attempts if it.time_to_resume_s is not None]
+        resumed = [attempt.time_to_resume_s for attempt in attempts if attempt.time_to_resume_s is not None]
         seen_s = max([*resumed, max(0.0, job.seen_t - origin - last.ended_s)])
-        found["time_to_resume"] = OpenMetric(seen_s, AT_LEAST, True)
-    return found
+        metrics["time_to_resume"] = OpenMetric(seen_s, AT_LEAST, True)
+    return metrics
 
 
 def judge(expectation: expect.Expectation, metric: OpenMetric) -> bool | None:
@@ -80,7 +85,7 @@ def judge(expectation: expect.Expectation, metric: OpenMetric) -> bool | None:
 def judged(expectations: Sequence[Expectation], metrics: Mapping[str, OpenMetric]) -> tuple[Expectation, ...]:
     """Return the expectations with those of open metrics judged again, as :func:`judge` does. Runs of earlier versions
     recorded a bound as if it were the metric."""
-    return tuple(_judged(it, metrics) for it in expectations)
+    return tuple(_judged(expectation, metrics) for expectation in expectations)
 
 
 def _judged(recorded: Expectation, metrics: Mapping[str, OpenMetric]) -> Expectation:
@@ -97,7 +102,7 @@ def _judged(recorded: Expectation, metrics: Mapping[str, OpenMetric]) -> Expecta
 def words(expectation: Expectation) -> str:
     """Return the measured bound of an expectation and why it is one: ``>= 41.2 s, training did not come back``."""
     name = expectation.text.split()[0] if expectation.text.split() else ""
-    name = next((it for it in _WHY if name.startswith(it)), "")
+    name = next((metric for metric in _WHY if name.startswith(metric)), "")
     value = expectation.measured
     if name == "recovery" and expectation.bound == AT_MOST:
         return f"<= {formats.duration(value)}, less than two prints of the program take"

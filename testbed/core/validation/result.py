@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from testbed.core.analysis.host_noise import NoiseSummary
+from testbed.core.json_form import Keywords
 
 SCHEMA_VERSION = 1
+
+Measured = Annotated[float, Keywords(type=["number", "null"])]
+"""A number that is null in JSON where it is not finite."""
 
 Verdict = Literal["holds", "does not hold", "unknown", "skipped"]
 """Verdict on a library or on a whole validation. ``unknown``: the lab or the machine failed, or evidence is missing."""
@@ -51,21 +55,21 @@ class Speed:
 
     operation: str
     size: int
-    times_s: tuple[float, ...]
-    median_s: float
-    low_s: float
+    times_s: tuple[Measured, ...]
+    median_s: Measured
+    low_s: Measured
     """Lower end of the 95 % interval of the median (order statistics)."""
-    high_s: float
-    algorithm_rate: float
-    bus_rate: float
+    high_s: Measured
+    algorithm_rate: Measured
+    bus_rate: Measured
     """As nccl-tests define them (doc/PERFORMANCE.md)."""
-    bound_s: float
+    bound_s: Measured
     """Lower bound over the path in use."""
-    bound_all_s: float
+    bound_all_s: Measured
     """Lower bound over all paths that are up."""
-    efficiency: float
+    efficiency: Measured
     """``bound_s / median_s``; above 1 something bypassed the fiber, or the certificate is wrong."""
-    one_way_delays: float
+    one_way_delays: Measured
     """``median_s`` in one-way delays of the path in use: what a small message costs."""
     crossing: Mapping[str, int]
     """Bytes of one operation that crossed each direction (``north:east``), the median over the repeats."""
@@ -73,7 +77,7 @@ class Speed:
     """Bytes that must cross toward the site that receives most; 0 where none must."""
     pattern: str = ""
     """Diagnosis of the algorithm from its bytes: ``flat ring``, ``hierarchical``, ``bypass``, …; empty: none."""
-    uncertainty_s: float = 0.0
+    uncertainty_s: Measured = 0.0
     """Of the median, by stalls of the host."""
 
 
@@ -131,12 +135,12 @@ class Validation:
     machine: str
     """Processor, cores, kernel."""
     versions: Mapping[str, str]
-    links: Mapping[str, Mapping[str, float]]
+    links: Mapping[str, Mapping[str, Measured]]
     """By direction (``north:east``): ``delay_s`` and ``rate`` (payload byte/s) as certified."""
     libraries: tuple[LibraryResult, ...]
     verdict: Verdict
     interrupted: bool = False
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, Keywords(const=SCHEMA_VERSION)] = SCHEMA_VERSION
     scale: float = 1.0
     """Of the topology: rates of the lab are divided by it. 1 in files of versions that did not write it."""
     noisy: bool = False

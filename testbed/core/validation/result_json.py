@@ -1,7 +1,6 @@
 """A validation as JSON: write and read validate.json, and its schema.
 
-The schema is generated from the dataclasses of :mod:`testbed.core.validation.result`, so that the two cannot drift
-apart; the shipped copy is ``testbed/core/report/validate.schema.json``.
+The schema is generated from the dataclasses of :mod:`testbed.core.validation.result`.
 """
 
 from __future__ import annotations
@@ -11,24 +10,26 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from testbed.core.analysis.host_noise import NoiseSummary
 from testbed.core.fields import json_values
+from testbed.core.json_form import JsonForm, Schema
 from testbed.core.user_text import shown
-from testbed.core.validation.result import SCHEMA_VERSION, Validation
+from testbed.core.validation.result import SCHEMA_VERSION, CaseResult, Cell, LibraryResult, Speed, Validation
 
 __all__ = ["from_json", "json_schema", "to_json"]
 
 _MOST_MISTAKES = 12
 """Most mistakes that one message names."""
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _DESCRIPTION = (
     "SI units; rates in byte/s. Times of a cell count from the beginning of its fault. A number that is unknown or not"
     " finite is null. A later version may add properties; it removes none."
 )
+_FORM: Final = JsonForm(extensible=frozenset({Validation, LibraryResult, CaseResult, Speed, Cell, NoiseSummary}))
 
 
 def to_json(validation: Validation) -> dict[str, Any]:
@@ -66,27 +67,9 @@ def from_json(value: object) -> Validation:
     raise ValueError("; ".join(mistakes[:_MOST_MISTAKES]) + (f"; and {unlisted} more" if unlisted > 0 else ""))
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> Schema:
     """Return the JSON schema of what :func:`to_json` writes: every property is always present."""
-    made = _adapter().json_schema()
-    defined = made.pop("$defs")
-    numbers = defined["Speed"]["properties"]
-    for name in numbers:
-        if numbers[name].get("type") == "number":
-            numbers[name] = {"type": ["number", "null"]}
-    numbers["times_s"]["items"] = {"type": ["number", "null"]}
-    made["properties"]["links"]["additionalProperties"]["additionalProperties"] = {"type": ["number", "null"]}
-    made["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    for definition in (made, *defined.values()):
-        definition["required"] = list(definition["properties"])
-    whole = {
-        "$schema": _DIALECT,
-        "title": f"Result of testbed validate, version {SCHEMA_VERSION}",
-        "description": _DESCRIPTION,
-        **{key: value for key, value in made.items() if key not in ("title", "description")},
-        "$defs": defined,
-    }
-    return {key: _bare(value) for key, value in whole.items()}
+    return _FORM.document(Validation, f"Result of testbed validate, version {SCHEMA_VERSION}", _DESCRIPTION)
 
 
 @functools.cache
@@ -133,18 +116,3 @@ def _with_nan(value: Mapping[str, Any]) -> dict[str, Any]:
     libraries = value.get("libraries")
     listed = [library(result) for result in libraries] if isinstance(libraries, list) else libraries
     return {**value, "links": numbers(value.get("links")), "libraries": listed}
-
-
-def _bare(value: Any) -> Any:
-    """Drop the titles and defaults that pydantic writes: a title repeats the name."""
-    if isinstance(value, list):
-        return [_bare(nested) for nested in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {key: nested for key, nested in value.items() if not (key == "default" or _is_title(key, nested, value))}
-    return {key: _bare(nested) for key, nested in kept.items()}
-
-
-def _is_title(key: str, nested: Any, within: Mapping[str, Any]) -> bool:
-    """A property may have the name "title"; the keyword is a string beside a type or a reference."""
-    return key == "title" and isinstance(nested, str) and bool({"type", "anyOf", "$ref", "enum"} & set(within))

@@ -538,7 +538,7 @@ def list_runs(*roots: Path, begun: bool = False) -> list[RunDirectory]:
 
 def build_report(run: RunDirectory) -> Report:
     """Build the report from the run directory's current content; writes nothing. Raises StorageError."""
-    from testbed.core.report.document import build  # takes 0.1 s; a keeper and `up` do not need it
+    from testbed.core.report.build import build  # takes 0.1 s; a keeper and `up` do not need it
 
     return build(run.read())
 
@@ -585,14 +585,15 @@ def save_beneath(root: Path, folder: str, files: Mapping[str, str]) -> None:
 
 
 def _report_files(report: Report) -> dict[str, str]:
+    from testbed.core.report import html_page, run_page
     from testbed.core.report.document import to_json
     from testbed.core.report.markdown import markdown
-    from testbed.core.report.run_page import html
 
+    page = run_page.page(report)
     return {
         "report.json": _document(to_json(report)),
-        "report.md": markdown(report),
-        "index.html": html(report),
+        "report.md": markdown(page),
+        "index.html": html_page.render(page),
     }
 
 

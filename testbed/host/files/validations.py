@@ -9,7 +9,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from testbed.core.report.validation import validation_junit, validation_markdown, validation_page
+from testbed.core.report import html_page
+from testbed.core.report.markdown import markdown
+from testbed.core.report.validation import validation_junit, validation_page
 from testbed.core.validation.baseline import Comparison, compare
 from testbed.core.validation.result import Validation
 from testbed.core.validation.result_json import from_json, to_json
@@ -83,7 +85,8 @@ def _read(file: Path) -> bytes:
 
 def _render(run: RunDirectory, validation: Validation, baseline: Validation | None) -> Comparison | None:
     comparison = compare(baseline, validation) if baseline is not None else None
-    run.write_text("index.html", validation_page.html(validation, comparison))
-    run.write_text("validate.md", validation_markdown.markdown(validation, comparison))
+    page = validation_page.page(validation, comparison)
+    run.write_text("index.html", html_page.render(page))
+    run.write_text("validate.md", markdown(page))
     run.write_text("junit.xml", validation_junit.junit(validation, comparison))
     return comparison

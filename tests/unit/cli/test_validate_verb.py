@@ -87,7 +87,7 @@ def test_validate_shows_matrix_reasons_and_page(cli: Cli, faked: Procedure) -> N
 
 def test_validate_quiet_prints_verdict_and_page(cli: Cli, faked: Procedure) -> None:
     verdict, _ = cli("validate ring -q").out.splitlines()
-    assert verdict.endswith("; jax was skipped.")
+    assert verdict.endswith("; skipped: jax.")
 
 
 @table(

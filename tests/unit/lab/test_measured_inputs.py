@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import run_factory, validation_factory
+from builders.reports import pages_of
 from builders.tables import table
 
 import testbed
@@ -18,9 +19,7 @@ from testbed.core.analysis.measured_workload import measured_job, steady_step
 from testbed.core.analysis.predicted_run import expected_step, predicted_run
 from testbed.core.prediction.library_costs import PlainLibrary
 from testbed.core.records.rank_log import CalibrationRecord, RankLog
-from testbed.core.report.document import build
-from testbed.core.report.markdown import markdown
-from testbed.core.report.run_page import html
+from testbed.core.report.build import build
 from testbed.core.report.sections import prediction_section
 from testbed.core.training.layout import gpt_tensors
 from testbed.core.validation.measured_collective import measured_collective
@@ -206,7 +205,7 @@ def test_predicted_run_is_from_its_own_compute_and_certificate(run: Path) -> Non
     assert found.wire_kappa == pytest.approx(1.5 * bits / (found.rate_bps * found.compute_s))
     report = build(data)
     assert report.prediction == found
-    page, text = html(report), markdown(report)
+    page, text = pages_of(report)
     residual = f"{100 * found.residual:+.1f} percentage points"
     assert residual in page and residual in text and residual in prediction_section.sentence(found)
     assert "loss and windows are not similar" in text
@@ -237,7 +236,7 @@ def test_prediction_needs_steps(run: Path) -> None:
     remove_steps(run)
     report = build(RunDirectory(run).read())
     assert report.prediction is None
-    assert "## Prediction" not in markdown(report)
+    assert "## Prediction" not in pages_of(report)[1]
 
 
 def test_measured_library_is_that_of_a_validation_run(run: Path) -> None:

@@ -38,7 +38,10 @@ PROSE = {
     "testbed/core/plan/clab.py": {"`testbed render` prints it", "whose rates `testbed up` limits"},
     "testbed/core/plan/resources.py": {", as in: testbed render"},
     "testbed/core/prometheus/scrape_config.py": {"written by `testbed up --observe`"},
-    "testbed/core/report/fidelity_section.py": {"(testbed doctor says"},  # a page, read anywhere
+    "testbed/core/report/comparison/comparison_page.py": {"testbed report, two runs"},
+    "testbed/core/report/comparison/ways_page.py": {"testbed compare"},
+    "testbed/core/report/sections/fidelity_section.py": {"(testbed doctor says"},  # a page, read anywhere
+    "testbed/core/report/document.py": {"Report of a testbed run, version "},
     "testbed/core/report/junit.py": {"testbed run"},
     "testbed/core/report/validation/validation_junit.py": {"testbed validate"},
     "testbed/core/report/validation/validation_page.py": {"testbed validate, suite "},

@@ -109,13 +109,13 @@ def compare(a: Side, b: Side) -> SideBySide:
     """Compare two runs of any kind; what only one of them has is kept, with nothing beside it."""
     unlike, same = _inputs(a.inputs, b.inputs)
     telling = _CHOSEN if a.kind == b.kind else frozenset()
-    differing = tuple(it for it in unlike if it.group in telling or None not in (it.a, it.b))
-    one_sided = tuple(it for it in unlike if it not in differing)
+    differing = tuple(pair for pair in unlike if pair.group in telling or None not in (pair.a, pair.b))
+    one_sided = tuple(pair for pair in unlike if pair not in differing)
     changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
     if a.validation and b.validation:
-        found = compare_validations(a.validation, b.validation)
-        changes, notes = found.changes, found.notes
+        baseline = compare_validations(a.validation, b.validation)
+        changes, notes = baseline.changes, baseline.notes
     sections = {
         key: _quantities(a.sections.get(key, ()), b.sections.get(key, ()))
         for key in SECTIONS
@@ -125,7 +125,7 @@ def compare(a: Side, b: Side) -> SideBySide:
 
 
 def _inputs(a: Sequence[Input], b: Sequence[Input]) -> tuple[tuple[InputPair, ...], tuple[Input, ...]]:
-    mine, theirs = ({(it.group, it.name): it.value for it in side} for side in (a, b))
+    mine, theirs = ({(given.group, given.name): given.value for given in side} for side in (a, b))
     differing, same = [], []
     for key in _union(mine, theirs):
         left, right = mine.get(key), theirs.get(key)
@@ -142,18 +142,18 @@ def _lines(left: str | None, right: str | None) -> tuple[str | None, str | None]
         return left, right
     mine, theirs = left.splitlines(), right.splitlines()
     return (
-        "\n".join(it for it in mine if it not in theirs) or "nothing else",
-        "\n".join(it for it in theirs if it not in mine) or "nothing else",
+        "\n".join(line for line in mine if line not in theirs) or "nothing else",
+        "\n".join(line for line in theirs if line not in mine) or "nothing else",
     )
 
 
 def _answers(a: Side, b: Side) -> tuple[AnswerPair, ...]:
-    mine, theirs = ({_asked(side, it): it for it in side.answers} for side in (a, b))
+    mine, theirs = ({_asked(side, answer): answer for answer in side.answers} for side in (a, b))
     pairs = ((key, mine.get(key), theirs.get(key)) for key in _union(mine, theirs))
     return tuple(
-        AnswerPair(told.id, " ".join(it for it in (told.question, condition) if it), left, right)
+        AnswerPair(either.id, " ".join(part for part in (either.question, condition) if part), left, right)
         for (_, condition), left, right in pairs
-        if (told := left or right)
+        if (either := left or right)
     )
 
 
@@ -164,28 +164,28 @@ def _asked(side: Side, answer: Answer) -> tuple[str, str]:
 
 
 def _quantities(a: Iterable[Quantity], b: Iterable[Quantity]) -> tuple[Compared, ...]:
-    mine, theirs = ({it.id: it for it in side} for side in (a, b))
-    found = (_compared(mine.get(key), theirs.get(key)) for key in _union(mine, theirs))
-    return tuple(it for it in found if it is not None)
+    mine, theirs = ({quantity.id: quantity for quantity in side} for side in (a, b))
+    compared = (_compared(mine.get(key), theirs.get(key)) for key in _union(mine, theirs))
+    return tuple(quantity for quantity in compared if quantity is not None)
 
 
 def _compared(a: Quantity | None, b: Quantity | None) -> Compared | None:
     """Return the pair; None if neither run has a value, or any of something that may be absent."""
-    told = a or b
-    if told is not None and told.unit in _ABSENT and not (a and a.value) and not (b and b.value):
+    either = a or b
+    if either is not None and either.unit in _ABSENT and not (a and a.value) and not (b and b.value):
         return None
-    left, right = (None if it is None else _finite(it.value) for it in (a, b))
-    if told is None or (left is None and right is None and not (a and a.detail) and not (b and b.detail)):
+    left, right = (None if quantity is None else _finite(quantity.value) for quantity in (a, b))
+    if either is None or (left is None and right is None and not (a and a.detail) and not (b and b.detail)):
         return None
     difference = ratio = None
-    bounded = any(it and it.bound for it in (a, b))
+    bounded = any(quantity and quantity.bound for quantity in (a, b))
     if left is not None and right is not None and not bounded:
         difference = right - left
         ratio = right / left if left else None
     judged = _judge(left, right, a, b)
     if bounded and left is not None and right is not None:
         judged = "only a bound"
-    return Compared(told.id, told.name, told.unit, a, b, difference, ratio, judged)
+    return Compared(either.id, either.name, either.unit, a, b, difference, ratio, judged)
 
 
 def _finite(value: float | None) -> float | None:
@@ -209,15 +209,15 @@ def _judge(left: float | None, right: float | None, a: Quantity | None, b: Quant
 
 def _union(a: Iterable[Key], b: Iterable[Key]) -> list[Key]:
     """Return the keys of both, those of ``b`` that are new behind the key that they follow there."""
-    found = list(a)
+    keys = list(a)
     last = -1
     for key in b:
-        if key in found:
-            last = found.index(key)
+        if key in keys:
+            last = keys.index(key)
         else:
             last += 1
-            found.insert(last, key)
-    return found
+            keys.insert(last, key)
+    return keys
 
 
 def to_json(comparison: SideBySide) -> dict[str, object]:
@@ -241,7 +241,7 @@ def to_json(comparison: SideBySide) -> dict[str, object]:
             **sides,
             "inputs": {"differ": comparison.differing, "only_one": comparison.one_sided, "same": comparison.same},
             "answers": comparison.answers,
-            "quantities": {key: [_plain(it) for it in found] for key, found in comparison.sections.items()},
+            "quantities": {key: [_plain(pair) for pair in pairs] for key, pairs in comparison.sections.items()},
             "changes": comparison.changes,
             "notes": comparison.notes,
         }

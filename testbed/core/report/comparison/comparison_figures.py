@@ -20,12 +20,12 @@ _AXES = ("xaxis", "yaxis")
 def pairs(a: Side, b: Side) -> tuple[tuple[Figure | None, Figure | None], ...]:
     """Return the plots of A and B beside each other; None where a run has nothing for one."""
     mine, theirs = _own(a), _own(b)
-    found = [(mine.get(id), theirs.get(id)) for id in SHOWN if id in mine or id in theirs]
-    return tuple(_alike(left, right) for left, right in found)
+    own = [(mine.get(id), theirs.get(id)) for id in SHOWN if id in mine or id in theirs]
+    return tuple(_alike(left, right) for left, right in own)
 
 
 def _own(side: Side) -> Mapping[str, Figure]:
-    return {it.id: it for it in figures(side.report) if it.id in SHOWN} if side.report else {}
+    return {figure.id: figure for figure in figures(side.report) if figure.id in SHOWN} if side.report else {}
 
 
 def _alike(left: Figure | None, right: Figure | None) -> tuple[Figure | None, Figure | None]:
@@ -56,8 +56,8 @@ def _layout(figure: Figure) -> Mapping[str, object]:
 
 
 def _axis(figure: Figure, axis: str) -> Mapping[str, object]:
-    found = _layout(figure).get(axis)
-    return found if isinstance(found, Mapping) else {}
+    own = _layout(figure).get(axis)
+    return own if isinstance(own, Mapping) else {}
 
 
 def _kind(figure: Figure, axis: str) -> object:
@@ -66,7 +66,7 @@ def _kind(figure: Figure, axis: str) -> object:
 
 def _common(left: Figure, right: Figure, axis: str) -> tuple[float, float] | None:
     """Return the range of ``axis`` that holds both plots; of a logarithmic one in powers of ten, as plotly takes it."""
-    reach = [it for figure in (left, right) for it in _reach(figure, axis)]
+    reach = [end for figure in (left, right) for end in _reach(figure, axis)]
     if not reach:
         return None
     low, high = min(reach), max(reach)
@@ -79,21 +79,23 @@ def _common(left: Figure, right: Figure, axis: str) -> tuple[float, float] | Non
 def _reach(figure: Figure, axis: str) -> Iterator[float]:
     """Yield the ends of a plot's own range, or those of its data where it leaves the range to plotly."""
     given = _axis(figure, axis).get("range")
-    if isinstance(given, Sequence) and all(isinstance(it, int | float) for it in given):
+    if isinstance(given, Sequence) and all(isinstance(end, int | float) for end in given):
         yield from given
         return
     logarithmic = _kind(figure, axis) == "log"
     data = figure.spec.get("data")
     for trace in data if isinstance(data, Sequence) else ():
         values = trace.get(axis[0]) if isinstance(trace, Mapping) else None
-        numbers = [it for it in values if isinstance(it, int | float)] if isinstance(values, Sequence) else []
+        numbers = (
+            [number for number in values if isinstance(number, int | float)] if isinstance(values, Sequence) else []
+        )
         if logarithmic:
-            numbers = [math.log10(it) for it in numbers if it > 0]
+            numbers = [math.log10(number) for number in numbers if number > 0]
         if numbers:
             yield min(numbers)
             yield max(numbers)
 
 
-def placed(found: Sequence[tuple[Figure | None, Figure | None]]) -> tuple[Figure, ...]:
-    """Return all plots of ``found`` in a row, for the page's script."""
-    return tuple(figure for pair in found for figure in pair if figure is not None)
+def placed(pairs: Sequence[tuple[Figure | None, Figure | None]]) -> tuple[Figure, ...]:
+    """Return all plots of ``own`` in a row, for the page's script."""
+    return tuple(figure for pair in pairs for figure in pair if figure is not None)

@@ -51,13 +51,13 @@ _BUSIER = 0.1
 """Smallest difference of the CPU's free share that is told."""
 
 
-def value(found: Quantity | None) -> str:
+def value(quantity: Quantity | None) -> str:
     """Return a value with its unit; a rate with its meaning at full scale."""
-    if found is None or found.value is None:
+    if quantity is None or quantity.value is None:
         return formats.UNKNOWN
-    shown = f"{open_metrics.SIGN[found.bound]} " if found.bound else ""
-    shown += amount(found.unit, found.value)
-    full = at_full_scale(found.value, found.scale, 3) if found.unit == "bit/s" else ""
+    shown = f"{open_metrics.SIGN[quantity.bound]} " if quantity.bound else ""
+    shown += amount(quantity.unit, quantity.value)
+    full = at_full_scale(quantity.value, quantity.scale, 3) if quantity.unit == "bit/s" else ""
     return f"{shown} for {full}" if full else shown
 
 
@@ -127,34 +127,34 @@ def against(pair: Compared) -> str:
     return f"{difference(pair)} (× {times})" if times != formats.UNKNOWN and pair.difference else difference(pair)
 
 
-def inputs_lead(found: SideBySide) -> str:
+def inputs_lead(compared: SideBySide) -> str:
     """Return the first sentence: what differs in what the runs were given."""
-    if found.a.kind != found.b.kind:
-        kinds = f"The runs are of different kinds: A is a {found.a.kind}, B is a {found.b.kind}. "
+    if compared.a.kind != compared.b.kind:
+        kinds = f"The runs are of different kinds: A is a {compared.a.kind}, B is a {compared.b.kind}. "
     else:
         kinds = ""
-    told = f"{formats.count(len(found.one_sided))} more"
-    beside = f" Of {told} only one run tells." if found.one_sided else ""
-    if not found.differing and not found.same:
+    others = f"{formats.count(len(compared.one_sided))} more"
+    beside = f" Of {others} only one run tells." if compared.one_sided else ""
+    if not compared.differing and not compared.same:
         return f"{kinds}The run directories share no input that could be compared.{beside}"
-    if found.a.folder == found.b.folder:
+    if compared.a.folder == compared.b.folder:
         return "A and B are the same run."
-    if not found.differing and found.one_sided:
-        return f"{kinds}None of the {formats.plural(len(found.same), 'input')} that both runs tell differs.{beside}"
-    if not found.differing:
-        same = formats.plural(len(found.same), "recorded input")
+    if not compared.differing and compared.one_sided:
+        return f"{kinds}None of the {formats.plural(len(compared.same), 'input')} that both runs tell differs.{beside}"
+    if not compared.differing:
+        same = formats.plural(len(compared.same), "recorded input")
         sure = "So what differs below shows how far two runs of the same thing are apart."
-        return f"{kinds}No input differs: {same} {'is' if len(found.same) == 1 else 'are'} the same. {sure}"
-    names = list(dict.fromkeys(it.name for it in found.differing))
+        return f"{kinds}No input differs: {same} {'is' if len(compared.same) == 1 else 'are'} the same. {sure}"
+    names = list(dict.fromkeys(pair.name for pair in compared.differing))
     named = formats.listed(names) if len(names) <= _MOST_NAMED else f"{', '.join(names[:_MOST_NAMED])} and more"
-    count, of = len(found.differing), len(found.differing) + len(found.same)
+    count, of = len(compared.differing), len(compared.differing) + len(compared.same)
     return f"{kinds}{count} of {formats.plural(of, 'input')} differ{'s' if count == 1 else ''}: {named}.{beside}"
 
 
-def verdict_lead(found: SideBySide) -> str:
+def verdict_lead(compared: SideBySide) -> str:
     """Return both verdicts in a sentence."""
-    a, b = VERDICTS[found.a.verdict], VERDICTS[found.b.verdict]
-    if found.same_verdict:
+    a, b = VERDICTS[compared.a.verdict], VERDICTS[compared.b.verdict]
+    if compared.same_verdict:
         return f"Both runs {a}." if a != "no verdict" else "Neither run has a verdict."
     return f"{_verdict('A', a)}; {_verdict('B', b)}."
 
@@ -163,21 +163,21 @@ def _verdict(side: str, word: str) -> str:
     return f"{side} has no verdict" if word == "no verdict" else f"{side} {word}"
 
 
-def conditions(found: SideBySide) -> Iterator[str]:
+def conditions(compared: SideBySide) -> Iterator[str]:
     """Yield sentences on conditions that may explain a difference: the host's load, and missing data."""
-    a, b = found.a.cpu_free, found.b.cpu_free
+    a, b = compared.a.cpu_free, compared.b.cpu_free
     if a is not None and b is not None and abs(a - b) >= _BUSIER:
         busier, other = ("A", "B") if a < b else ("B", "A")
         yield (
             f"The host was busier before {busier}: {formats.share(min(a, b))} of its CPU was free while the fibers were"
             f" certified, and {formats.share(max(a, b))} before {other}."
         )
-    for name, side in (("A", found.a), ("B", found.b)):
+    for name, side in (("A", compared.a), ("B", compared.b)):
         source = side.report or side.validation
         if source is not None and (noisy := noise_section.sentence(source.noise)):
             yield f"{name}: {noisy}"
         yield from (f"{name}: {sentence}" for sentence in _missing(side))
-    yield from found.notes
+    yield from compared.notes
 
 
 def _missing(side: Side) -> Iterator[str]:

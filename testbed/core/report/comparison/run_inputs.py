@@ -44,13 +44,13 @@ _MEASURED = frozenset(
 
 def of_run(run: RunData) -> tuple[Input, ...]:
     """Return the inputs of a run, without those that its directory does not tell."""
-    found = (*_software(run), *_emulation(run.info), *_host(run.info, run), *_of_topology(run.topology))
-    return tuple(it for it in (*found, *_workload(run), *_experiment(run.info)) if it.value)
+    setup = (*_software(run), *_emulation(run.info), *_host(run.info, run), *_of_topology(run.topology))
+    return tuple(given for given in (*setup, *_workload(run), *_experiment(run.info)) if given.value)
 
 
 def of_validation(validation: Validation) -> tuple[Input, ...]:
     """Return the inputs of a validation; the libraries and their versions are its workload."""
-    found = [
+    inputs = [
         *(Input("software", _named(name), version) for name, version in validation.versions.items()),
         Input("emulation", "driver", validation.driver),
         Input("emulation", "emulator", validation.emulator),
@@ -58,16 +58,20 @@ def of_validation(validation: Validation) -> tuple[Input, ...]:
         Input("topology", "topology", validation.topology),
         Input("topology", "scale", f"{validation.scale:g}" if validation.scale != 1 else ""),
         Input("workload", "suite", validation.suite),
-        *(Input("workload", f"library {it.name}", it.version or "not installed") for it in validation.libraries),
+        *(
+            Input("workload", f"library {library.name}", library.version or "not installed")
+            for library in validation.libraries
+        ),
     ]
-    return tuple(it for it in found if it.value)
+    return tuple(given for given in inputs if given.value)
 
 
 def _machine(written: str) -> Iterator[Input]:
     """Split a validation's machine into the inputs that a run has, ``AMD EPYC, 2 cores, Linux 6.18``."""
-    if found := re.fullmatch(r"(.*), (\d+) cores?, Linux (.*)", written):
+    if match := re.fullmatch(r"(.*), (\d+) cores?, Linux (.*)", written):
         yield from (
-            Input("host", name, it) for name, it in zip(("cpu model", "cpus", "kernel"), found.groups(), strict=True)
+            Input("host", name, value)
+            for name, value in zip(("cpu model", "cpus", "kernel"), match.groups(), strict=True)
         )
     else:
         yield Input("host", "machine", written)
@@ -95,8 +99,8 @@ def _emulation(info: RunInfo) -> Iterator[Input]:
 
 def _host(info: RunInfo, run: RunData) -> Iterator[Input]:
     # An old run.json has nothing of the host; the certificate may.
-    known = info.host or (run.certificate.host if run.certificate else {})
-    for name, value in _flat(known):
+    recorded = info.host or (run.certificate.host if run.certificate else {})
+    for name, value in _flat(recorded):
         yield Input("host", name, value)
 
 
@@ -105,9 +109,11 @@ def _of_topology(topology: Topology | None) -> Iterator[Input]:
         return
     yield Input("topology", "topology", topology.name)
     yield Input("topology", "scale", f"{topology.scale:g}")
-    yield Input("topology", "sites", ", ".join(f"{it.name} ({it.nodes} nodes)" for it in topology.sites))
-    shared = {power for it in topology.sites if (power := it.power) != it.name}
-    yield Input("topology", "power domains", ", ".join(f"{it.name} on {it.power}" for it in topology.sites if shared))
+    yield Input("topology", "sites", ", ".join(f"{site.name} ({site.nodes} nodes)" for site in topology.sites))
+    shared = {power for site in topology.sites if (power := site.power) != site.name}
+    yield Input(
+        "topology", "power domains", ", ".join(f"{site.name} on {site.power}" for site in topology.sites if shared)
+    )
     for site in topology.sites:
         if site.fabric_bps:
             rate = full_scale.written(site.fabric_bps, topology.scale)
@@ -123,7 +129,7 @@ def _of_topology(topology: Topology | None) -> Iterator[Input]:
 def _of_link(link: Link, scale: float) -> Iterator[tuple[str, str]]:
     yield "between", " – ".join(link.between)
     yield "length", units.format_length(link.length_m)
-    yield "ducts", ", ".join(it for it in link.via if it != link.name)
+    yield "ducts", ", ".join(duct for duct in link.via if duct != link.name)
     yield "fiber", link.fiber
     yield "optics", f"{link.optics}, {link.waves} waves" if link.waves != 1 else link.optics
     yield "one-way delay", units.format_delay(link.delay_s)
@@ -139,10 +145,10 @@ def _of_link(link: Link, scale: float) -> Iterator[tuple[str, str]]:
 
 def _impaired(link: Link, direction: str, scale: float) -> str:
     """Return what a direction has beyond the link's own values, as users write it; empty if nothing."""
-    found, bare = link.impairment(direction), Impairment(link.delay_s, link.rate_bps, link.queue_bytes, link.loss)
+    impairment, bare = link.impairment(direction), Impairment(link.delay_s, link.rate_bps, link.queue_bytes, link.loss)
     values = []
     for key, parameter in parameters.PARAMETERS.items():
-        value = getattr(found, parameter.field)
+        value = getattr(impairment, parameter.field)
         if value != getattr(bare, parameter.field):
             values.append(
                 f"{key}={full_scale.stands_for(value, scale) if key == 'rate' else parameters.text(key, value)}"
@@ -151,7 +157,7 @@ def _impaired(link: Link, direction: str, scale: float) -> str:
 
 
 def _workload(run: RunData) -> Iterator[Input]:
-    for name, value in _flat({key: it for key, it in run.info.workload.items() if key not in _MEASURED}):
+    for name, value in _flat({key: value for key, value in run.info.workload.items() if key not in _MEASURED}):
         yield Input("workload", name, value)
     jobs = [log.jobs[0] for log in run.ranks if log.jobs]
     if not jobs:
@@ -179,14 +185,14 @@ def _experiment(info: RunInfo) -> Iterator[Input]:
 
 def _planned(line: Fields) -> str:
     """Return a line of the schedule: ``cut north, after step 125, for 5 s``."""
-    rest = {key: it for key, it in line.items() if key not in _MEASURED | {"inject", "target"}}
-    if rest.get("repeat") == 1:
-        del rest["repeat"]
-    times = {"every": number(rest, "every_s") or None, "for": number(rest, "lasts_s")}
-    rest = {key: it for key, it in rest.items() if key not in ("lasts_s", "every_s")}
+    details = {key: value for key, value in line.items() if key not in _MEASURED | {"inject", "target"}}
+    if details.get("repeat") == 1:
+        del details["repeat"]
+    times = {"every": number(details, "every_s") or None, "for": number(details, "lasts_s")}
+    details = {key: value for key, value in details.items() if key not in ("lasts_s", "every_s")}
     lasting = [f"{word} {formats.duration(seconds)}" for word, seconds in times.items() if seconds is not None]
-    said = " ".join(it for it in (text(line, "inject"), text(line, "target")) if it)
-    return ", ".join([said, *(f"{name} {value}" for name, value in _flat(rest)), *lasting])
+    title = " ".join(filter(None, (text(line, "inject"), text(line, "target"))))
+    return ", ".join([title, *(f"{name} {value}" for name, value in _flat(details)), *lasting])
 
 
 def _flat(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, str]]:

@@ -12,12 +12,13 @@ from testbed.core.analysis.inside_noise import Range, range_of_parts
 from testbed.core.fields import text
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample
-from testbed.core.report import document, formats, open_metrics
+from testbed.core.report import formats, open_metrics
+from testbed.core.report.build import build
 from testbed.core.report.comparison import run_inputs
 from testbed.core.report.comparison.side import Quantity, Side
-from testbed.core.report.document import Fault, Report
-from testbed.core.report.run_page import shortcomings
+from testbed.core.report.document import Report
 from testbed.core.report.sections import rank_seconds_section
+from testbed.core.report.sections.faults_section import FaultLine
 
 __all__ = ["side_of_run", "stalled_share"]
 
@@ -27,7 +28,7 @@ _LEAST_SAMPLES = 2
 
 def side_of_run(name: str, folder: str, run: RunData) -> Side:
     """Return the side of a run; every file of its directory may be missing."""
-    report = document.build(run)
+    report = build(run)
     sections = {
         "figures": tuple(_uncertain(quantity, report) for quantity in _figures(report)),
         "rank_seconds": tuple(_rank_seconds(report)),
@@ -47,11 +48,14 @@ def side_of_run(name: str, folder: str, run: RunData) -> Side:
         started_unix_s=report.run.started_unix_s,
         inputs=run_inputs.of_run(run),
         answers=report.answers,
-        sections={key: found for key, found in sections.items() if found},
-        shortcomings=shortcomings(report),
+        sections={key: quantities for key, quantities in sections.items() if quantities},
+        shortcomings=report.shortcomings,
         conditions={
-            **{f"steady-{number}": f"{it.when}: {it.text}" for number, it in enumerate(report.steady, 1)},
-            **{f"expected-{number}": it.text for number, it in enumerate(report.run.expectations, 1)},
+            **{
+                f"steady-{number}": f"{condition.when}: {condition.text}"
+                for number, condition in enumerate(report.steady, 1)
+            },
+            **{f"expected-{number}": condition.text for number, condition in enumerate(report.run.expectations, 1)},
         },
         cpu_free=_cpu_free(report),
         report=report,
@@ -81,7 +85,11 @@ def _figures(report: Report) -> Iterator[Quantity]:
     if calm and (training.tokens or report.program is None):
         tokens_of_a_step = sum(steps.tokens) / sum(steps.covers)
         of_parts = range_of_parts(calm, middle=statistics.fmean)
-        noise = Range(*(tokens_of_a_step / it for it in reversed(of_parts))) if of_parts and of_parts.low > 0 else None
+        noise = (
+            Range(*(tokens_of_a_step / tokens_share for tokens_share in reversed(of_parts)))
+            if of_parts and of_parts.low > 0
+            else None
+        )
         mean_s = statistics.fmean(calm)
         pace = Quantity(
             "tokens_per_s_outside_faults",
@@ -134,13 +142,13 @@ def stalled_share(report: Report) -> float:
     return (wall.high - wall_s) / wall_s if wall is not None and wall_s else 0.0
 
 
-def _bounded(found: Quantity, report: Report) -> Quantity:
-    """Return ``found``, as a bound where the job did not come back."""
-    metric = report.open_metrics.get(found.id.removesuffix("_s"))
-    return replace(found, bound=metric.bound) if metric else found
+def _bounded(quantity: Quantity, report: Report) -> Quantity:
+    """Return ``quantities``, as a bound where the job did not come back."""
+    metric = report.open_metrics.get(quantity.id.removesuffix("_s"))
+    return replace(quantity, bound=metric.bound) if metric else quantity
 
 
-def _disturbed(faults: Sequence[Fault], begin_s: float, end_s: float) -> bool:
+def _disturbed(faults: Sequence[FaultLine], begin_s: float, end_s: float) -> bool:
     """Return whether a fault, or the time until the job was back after its end, touches begin to end."""
     for fault in faults:
         over_s = float("inf") if fault.ended_s is None else fault.ended_s + (fault.back_after_end_s or 0.0)
@@ -190,17 +198,25 @@ def _certificate(report: Report) -> Iterator[Quantity]:
     if report.certificate is None:
         return
     for link in report.certificate.links:
-        for each in link.directions:
-            told = {"ok": "certified", "bad": "outside tolerance"}.get(each.verdict, each.verdict)
-            allowed = f"± {formats.duration(each.tolerance_s)} of {formats.duration(each.target_s)}, {told}"
-            yield Quantity(each.direction, _arrow(each.direction), "s", each.error_median_s, detail=allowed)
+        for direction in link.directions:
+            verdict = {"ok": "certified", "bad": "outside tolerance"}.get(direction.verdict, direction.verdict)
+            allowed = (
+                f"± {formats.duration(direction.tolerance_s)} of {formats.duration(direction.target_s)}, {verdict}"
+            )
+            yield Quantity(
+                direction.direction, _arrow(direction.direction), "s", direction.error_median_s, detail=allowed
+            )
 
 
 def _fidelity(report: Report) -> Iterator[Quantity]:
-    for each in report.fidelity:
-        late = "" if each.p99_s is None else f"p99 {formats.duration(each.p99_s)}, "
+    for direction in report.fidelity:
+        late = "" if direction.p99_s is None else f"p99 {formats.duration(direction.p99_s)}, "
         yield Quantity(
-            each.direction, _arrow(each.direction), "s", each.median_s, detail=f"{late}{each.verdict.partition(':')[0]}"
+            direction.direction,
+            _arrow(direction.direction),
+            "s",
+            direction.median_s,
+            detail=f"{late}{direction.verdict.partition(':')[0]}",
         )
 
 
@@ -220,16 +236,16 @@ def _wire(fibers: Sequence[FiberSample], report: Report) -> Iterator[Quantity]:
 
 def _traffic(report: Report) -> Iterator[Quantity]:
     """Yield the longest silence toward each site and on each fiber, of a launched program; 0 where there was none."""
-    for it in report.traffic:
-        if it.kind == "node":
+    for track in report.traffic:
+        if track.kind == "node":
             continue
-        silence = it.longest
-        told = "none seen" if silence is None else "to the end"
+        silence = track.longest
+        detail = "none seen" if silence is None else "to the end"
         if silence is not None and silence.most_s is not None:
-            told = f"at most {formats.duration(silence.most_s)}, at {formats.duration(silence.began_s)}"
+            detail = f"at most {formats.duration(silence.most_s)}, at {formats.duration(silence.began_s)}"
         seconds = 0.0 if silence is None else silence.least_s
         bound = open_metrics.AT_LEAST if silence is not None else ""
-        yield Quantity(it.name, _arrow(it.name), "s", seconds, detail=told, bound=bound)
+        yield Quantity(track.name, _arrow(track.name), "s", seconds, detail=detail, bound=bound)
 
 
 def _throughput(report: Report) -> Iterator[Quantity]:

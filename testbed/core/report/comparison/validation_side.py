@@ -34,15 +34,20 @@ def side_of_validation(name: str, folder: str, validation: Validation) -> Side:
         started_unix_s=validation.started_unix_s,
         inputs=run_inputs.of_validation(validation),
         answers=tuple(_answers(validation)),
-        sections={key: found for key, found in sections.items() if found},
+        sections={key: quantities for key, quantities in sections.items() if quantities},
         validation=validation,
     )
 
 
 def _answers(validation: Validation) -> Iterator[Answer]:
-    for it in validation.libraries:
-        why = "; ".join(it.why) or "No failure was found."
-        yield Answer(f"library-{it.name}", f"Does {it.title} hold?", _ANSWERS.get(it.verdict, it.verdict), why)
+    for library in validation.libraries:
+        why = "; ".join(library.why) or "No failure was found."
+        yield Answer(
+            f"library-{library.name}",
+            f"Does {library.title} hold?",
+            _ANSWERS.get(library.verdict, library.verdict),
+            why,
+        )
     where = ", on a noisy host" if validation.noisy else ""
     certified = f"Certified before the validation{where}."
     answer, text = ("yes", certified) if validation.certified else ("no", "Not certified.")

@@ -49,8 +49,8 @@ class WayRun:
     quantities: Mapping[str, Quantity]
 
     def value(self, id: str) -> float | None:
-        found = self.quantities.get(id)
-        return found.value if found else None
+        quantity = self.quantities.get(id)
+        return quantity.value if quantity else None
 
     def reach(self, id: str) -> Range:
         """Return the range of a known value within the uncertainty by stalls of the host."""
@@ -122,8 +122,8 @@ class WaysCompared:
         """The budget by column of the held-out curve, as the shortest run that did not end early has it."""
         early = self.ended_early
         curves = [run.heldout for run in self.runs if run not in early]
-        found = {column: equal_budget(curves, column) for column in BUDGETS}
-        return {column: budget for column, budget in found.items() if budget}
+        budgets = {column: equal_budget(curves, column) for column in BUDGETS}
+        return {column: budget for column, budget in budgets.items() if budget}
 
     @property
     def baseline(self) -> str:
@@ -155,21 +155,23 @@ class WaysCompared:
     @property
     def ended_early(self) -> tuple[WayRun, ...]:
         """Runs that did not commit their last step."""
-        known = [(it, it.side.report.training) for it in self.runs if it.side.report is not None]
-        return tuple(it for it, of in known if of.steps_planned and of.steps_committed < of.steps_planned)
+        trainings = [(run, run.side.report.training) for run in self.runs if run.side.report is not None]
+        return tuple(run for run, of in trainings if of.steps_planned and of.steps_committed < of.steps_planned)
 
     def _incomplete(self) -> Iterator[str]:
         """Yield a sentence on runs that are missing, and one on those that ended before their last step."""
         for way, seed, why in self.failed:
             yield f"Failed before its first step: {_run(way, seed)} ({why})."
-        had = {(it.way, it.seed) for it in self.runs} | {(way, seed) for way, seed, _ in self.failed}
+        had = {(run.way, run.seed) for run in self.runs} | {(way, seed) for way, seed, _ in self.failed}
         if missing := [_run(way, seed) for seed in self.seeds for way in self.ways if (way, seed) not in had]:
             yield f"Missing: {', '.join(missing)}{f' ({self.ended})' if self.ended else ''}."
         early = []
-        for it in self.ended_early:
-            assert it.side.report is not None
-            done = it.side.report.training
-            early.append(f"{_run(it.way, it.seed)} after step {done.steps_committed} of {done.steps_planned}")
+        for early_run in self.ended_early:
+            assert early_run.side.report is not None
+            done = early_run.side.report.training
+            early.append(
+                f"{_run(early_run.way, early_run.seed)} after step {done.steps_committed} of {done.steps_planned}"
+            )
         if early:
             yield f"Ended early: {', '.join(early)}; what is said of them is of their steps until then."
 
@@ -224,16 +226,16 @@ class WaysCompared:
     def _unlike(self) -> Iterator[str]:
         """Yield a sentence on ways whose steps have other tokens than the baseline's."""
         base = self._tokens_of_a_step(self.baseline)
-        found = {way: tokens / base for way in self.ways if base and (tokens := self._tokens_of_a_step(way))}
-        if others := [f"{way} {ratio:.3g} times" for way, ratio in found.items() if abs(ratio - 1) > 1e-3]:
+        ratios = {way: tokens / base for way in self.ways if base and (tokens := self._tokens_of_a_step(way))}
+        if others := [f"{way} {ratio:.3g} times" for way, ratio in ratios.items() if abs(ratio - 1) > 1e-3]:
             yield (
                 f"Tokens differ: in a step, {', '.join(others)} as many as {self.baseline}. Compare over time or"
                 " tokens, not over steps."
             )
 
     def _tokens_of_a_step(self, way: str) -> float | None:
-        for it in self.of(way):
-            training = None if it.side.report is None else it.side.report.training
+        for run in self.of(way):
+            training = None if run.side.report is None else run.side.report.training
             if training and training.tokens and training.steps_committed:
                 return training.tokens / training.steps_committed
         return None
@@ -241,17 +243,17 @@ class WaysCompared:
     @property
     def verdict(self) -> str:
         """fail if a run failed; unknown if one has no verdict or is missing; else pass."""
-        verdicts = [it.side.verdict for it in self.runs]
+        verdicts = [run.side.verdict for run in self.runs]
         if "fail" in verdicts or self.failed:
             return "fail"
         return "pass" if verdicts.count("pass") == self.planned else "unknown"
 
     def of(self, way: str) -> tuple[WayRun, ...]:
-        return tuple(it for it in self.runs if it.way == way)
+        return tuple(run for run in self.runs if run.way == way)
 
     def mean(self, way: str, id: str) -> float | None:
         """Return the mean over seeds; None if no run has the quantity."""
-        values = [value for it in self.of(way) if (value := it.value(id)) is not None]
+        values = [value for run in self.of(way) if (value := run.value(id)) is not None]
         return statistics.fmean(values) if values else None
 
     def paired(self, way: str, id: str) -> Paired | None:
@@ -276,17 +278,19 @@ class WaysCompared:
 
     def mean_path(self, way: str) -> Parts | None:
         """Return the mean step by part, over seeds; None if no run has it."""
-        found = [it.path for it in self.of(way) if it.path is not None]
-        return sum(found, Parts()) * (1 / len(found)) if found else None
+        paths = [run.path for run in self.of(way) if run.path is not None]
+        return sum(paths, Parts()) * (1 / len(paths)) if paths else None
 
     @property
     def ids(self) -> tuple[str, ...]:
         """The quantities that any run has, in their order."""
-        return tuple(dict.fromkeys(id for it in self.runs for id, of in it.quantities.items() if of.value is not None))
+        return tuple(
+            dict.fromkeys(id for run in self.runs for id, of in run.quantities.items() if of.value is not None)
+        )
 
     def quantity(self, id: str) -> Quantity:
         """Return one of the quantity, for its name and unit."""
-        return next(it.quantities[id] for it in self.runs if id in it.quantities)
+        return next(run.quantities[id] for run in self.runs if id in run.quantities)
 
 
 def _run(way: str, seed: int) -> str:
@@ -327,7 +331,7 @@ def way_of_run(way: str, seed: int, name: str, folder: str, run: RunData) -> Way
     curve = held_out(run.ranks, run.fibers, mtu, began_t)
     path = report.critical_path.mean if report.critical_path else None
     listed = _quantities(run, side, curve, path, mtu)
-    return WayRun(way, seed, side, curve, path, {it.id: it for it in listed})
+    return WayRun(way, seed, side, curve, path, {quantity.id: quantity for quantity in listed})
 
 
 def _quantities(
@@ -339,10 +343,10 @@ def _quantities(
     # Of a job that did not reach its last step it is not the loss after as many tokens as the others'.
     whole = bool(curve.step) and curve.step[-1] == training.steps_planned
     yield Quantity("heldout_loss", "held-out loss", "nats", curve.loss[-1] if whole else None)
-    known = {it.id: it for it in side.sections.get("figures", ())}
+    figures = {quantity.id: quantity for quantity in side.sections.get("figures", ())}
     for id in ("compute_utilization", "goodput", "tokens_per_s"):
-        if id in known:
-            yield replace(known[id], name="tokens per second") if id == "tokens_per_s" else known[id]
+        if id in figures:
+            yield replace(figures[id], name="tokens per second") if id == "tokens_per_s" else figures[id]
     evaluated_s = report.rank_seconds.total.evaluation_s if report.rank_seconds else 0.0
     wall_s, ranks = training.wall_s, training.world_size or 1
     stalled = stalled_share(report)
@@ -365,10 +369,10 @@ def _quantities(
     twin = twin_of(run.ranks, run.info.workload)
     theory = _theory_bytes_per_token(twin) if twin and training.steps_committed == training.steps_planned else None
     yield Quantity("theory_bytes_per_token", "by theory", "B", theory)
-    if "recovery_s" in known:
-        yield replace(known["recovery_s"], name="recovery")
-    if "steps_lost" in known:
-        yield known["steps_lost"]
+    if "recovery_s" in figures:
+        yield replace(figures["recovery_s"], name="recovery")
+    if "steps_lost" in figures:
+        yield figures["steps_lost"]
 
 
 def _compute(run: RunData) -> Iterator[Quantity]:
@@ -392,13 +396,15 @@ def _compute(run: RunData) -> Iterator[Quantity]:
 
 def _measured_bytes(run: RunData, mtu: Mapping[str, int]) -> float | None:
     """Return the payload that all directions carried until the job had ended."""
-    times = [record.t for log in run.ranks for record in log.ends] + [it.t_end for log in run.ranks for it in log.steps]
+    times = [record.t for log in run.ranks for record in log.ends] + [
+        step.t_end for log in run.ranks for step in log.steps
+    ]
     if not run.fibers or not times:
         return None
     # A direction that was read last before the job's end carried a little more: the last sample has it.
     crossed = payload_until(run.fibers, mtu)
     # What was timed before the first step is not the job's.
-    before = crossed(min((it.t_begin for log in run.ranks for it in log.steps), default=0.0)) or 0.0
+    before = crossed(min((step.t_begin for log in run.ranks for step in log.steps), default=0.0)) or 0.0
     all_of_it = crossed(max(max(times), run.fibers[-1].t))
     return None if all_of_it is None else all_of_it - before
 
@@ -419,38 +425,40 @@ def _theory_bytes_per_token(twin: Twin) -> float | None:
     return total / tokens
 
 
-def to_json(found: WaysCompared) -> dict[str, object]:
+def to_json(compared: WaysCompared) -> dict[str, object]:
     """Return plain JSON values; a number that is not finite is null. docs/reference.md describes them."""
     document = json_values(
         {
             "version": VERSION,
-            "topology": found.topology,
-            "ways": found.ways,
-            "baseline": found.baseline,
-            "seeds": found.seeds,
-            "planned": found.planned,
-            "verdict": found.verdict,
-            "ended": found.ended,
-            "failed": [{"way": way, "seed": seed, "reason": why} for way, seed, why in found.failed],
-            "notes": found.notes,
-            "budgets": {BUDGETS[column]: budget for column, budget in found.budgets.items()},
-            "quantities": {id: {"name": found.quantity(id).name, "unit": found.quantity(id).unit} for id in found.ids},
-            "means": {way: {id: found.mean(way, id) for id in found.ids} for way in found.ways},
-            "differences": [_plain(it) for it in _all_paired(found)],
-            "path": {way: found.mean_path(way) for way in found.ways},
+            "topology": compared.topology,
+            "ways": compared.ways,
+            "baseline": compared.baseline,
+            "seeds": compared.seeds,
+            "planned": compared.planned,
+            "verdict": compared.verdict,
+            "ended": compared.ended,
+            "failed": [{"way": way, "seed": seed, "reason": why} for way, seed, why in compared.failed],
+            "notes": compared.notes,
+            "budgets": {BUDGETS[column]: budget for column, budget in compared.budgets.items()},
+            "quantities": {
+                id: {"name": compared.quantity(id).name, "unit": compared.quantity(id).unit} for id in compared.ids
+            },
+            "means": {way: {id: compared.mean(way, id) for id in compared.ids} for way in compared.ways},
+            "differences": [_plain(paired) for paired in _all_paired(compared)],
+            "path": {way: compared.mean_path(way) for way in compared.ways},
             "runs": [
                 {
-                    "way": it.way,
-                    "seed": it.seed,
-                    "name": it.side.name,
-                    "folder": it.side.folder,
-                    "verdict": it.side.verdict,
-                    "headline": it.side.headline,
-                    "values": {id: it.value(id) for id in found.ids},
-                    "heldout": it.heldout,
-                    "path": it.path,
+                    "way": run.way,
+                    "seed": run.seed,
+                    "name": run.side.name,
+                    "folder": run.side.folder,
+                    "verdict": run.side.verdict,
+                    "headline": run.side.headline,
+                    "values": {id: run.value(id) for id in compared.ids},
+                    "heldout": run.heldout,
+                    "path": run.path,
                 }
-                for it in found.runs
+                for run in compared.runs
             ],
         }
     )
@@ -458,9 +466,9 @@ def to_json(found: WaysCompared) -> dict[str, object]:
     return document
 
 
-def _all_paired(found: WaysCompared) -> Iterable[Paired]:
-    pairs: Sequence[Paired | None] = [found.paired(way, id) for way in found.ways for id in found.ids]
-    return [it for it in pairs if it is not None]
+def _all_paired(compared: WaysCompared) -> Iterable[Paired]:
+    pairs: Sequence[Paired | None] = [compared.paired(way, id) for way in compared.ways for id in compared.ids]
+    return [pair for pair in pairs if pair is not None]
 
 
 def _plain(pair: Paired) -> dict[str, object]:

@@ -32,28 +32,32 @@ FEW = 4
 """Ways whose names have room beside each other in half of the page's width."""
 
 
-def ways_figures(found: WaysCompared) -> tuple[Figure, ...]:
+def ways_figures(compared: WaysCompared) -> tuple[Figure, ...]:
     """Return every plot that there is data for."""
     drawn = (
-        _losses(found, "steps", "step", lambda it: it.heldout.step),
-        _losses(found, "time", "time of training (s)", lambda it: it.heldout.t_s),
-        _losses(found, "bytes", "payload on all fibers (MB)", _megabytes),
-        _paths(found),
+        _losses(compared, "steps", "step", lambda run: run.heldout.step),
+        _losses(compared, "time", "time of training (s)", lambda run: run.heldout.t_s),
+        _losses(compared, "bytes", "payload on all fibers (MB)", _megabytes),
+        _paths(compared),
     )
-    return tuple(it for it in drawn if it is not None)
+    return tuple(figure for figure in drawn if figure is not None)
 
 
 def _megabytes(run: WayRun) -> Sequence[float | None]:
-    return [None if it is None else it / 1e6 for it in run.heldout.fiber_bytes]
+    return [None if byte_count is None else byte_count / 1e6 for byte_count in run.heldout.fiber_bytes]
 
 
 def _losses(
-    found: WaysCompared, over: str, title: str, across: Callable[[WayRun], Sequence[float | None]]
+    compared: WaysCompared, over: str, title: str, across: Callable[[WayRun], Sequence[float | None]]
 ) -> Figure | None:
     lines: list[Json] = []
-    for number, way in enumerate(found.ways):
+    for number, way in enumerate(compared.ways):
         color, dash = CYCLE[number % len(CYCLE)], DASHES[number // len(CYCLE) % len(DASHES)]
-        runs = [it for it in found.of(way) if it.heldout.loss and any(x is not None for x in across(it))]
+        runs = [
+            heldout_run
+            for heldout_run in compared.of(way)
+            if heldout_run.heldout.loss and any(x is not None for x in across(heldout_run))
+        ]
         for index, run in enumerate(runs):
             lines.append(
                 {
@@ -77,10 +81,12 @@ def _losses(
     if not lines:
         return None
     last = ", ".join(
-        f"{way} {formats.loss(loss)}" for way in found.ways if (loss := found.mean(way, "heldout_loss")) is not None
+        f"{way} {formats.loss(loss)}"
+        for way in compared.ways
+        if (loss := compared.mean(way, "heldout_loss")) is not None
     )
-    seeds = "; a line for each seed" if len(found.seeds) > 1 else ""
-    at_end = f"; at the end {last or 'unknown'}" if len(found.ways) <= FEW else ""
+    seeds = "; a line for each seed" if len(compared.seeds) > 1 else ""
+    at_end = f"; at the end {last or 'unknown'}" if len(compared.ways) <= FEW else ""
     return made(
         f"heldout-over-{over}",
         f"Held-out loss over {over} {TOY}",
@@ -94,8 +100,8 @@ def _losses(
     )
 
 
-def _paths(found: WaysCompared) -> Figure | None:
-    paths = {way: path for way in found.ways if (path := found.mean_path(way)) is not None}
+def _paths(compared: WaysCompared) -> Figure | None:
+    paths = {way: path for way in compared.ways if (path := compared.mean_path(way)) is not None}
     if not paths:
         return None
     bars: list[Json] = [

@@ -9,10 +9,10 @@ from typing import Final
 from testbed.core.analysis.critical_path import PARTS
 from testbed.core.analysis.paired_interval import LEAST_DIFFERENCES
 from testbed.core.report import formats
+from testbed.core.report.blocks import Table
 from testbed.core.report.comparison import comparison_words
 from testbed.core.report.comparison.side import Quantity
 from testbed.core.report.comparison.ways_compared import Paired, WaysCompared, budget_text, loss_id
-from testbed.core.report.report_table import Table
 
 __all__ = [
     "budgets_table", "curves_table", "headline", "interval_label", "lead", "paired_table", "path_table", "runs_table",
@@ -29,9 +29,9 @@ _OF_LOSS = (
 _WITHOUT_LOSS = " No run has a held-out loss."
 
 
-def lead(found: WaysCompared) -> str:
+def lead(compared: WaysCompared) -> str:
     """Return what is alike in all runs, and what their held-out loss means if there is one."""
-    return LEAD + (_OF_LOSS if any(run.heldout.loss for run in found.runs) else _WITHOUT_LOSS)
+    return LEAD + (_OF_LOSS if any(run.heldout.loss for run in compared.runs) else _WITHOUT_LOSS)
 
 
 _OF_SUMMARY = (
@@ -53,73 +53,75 @@ _LEAST = {"share": 0.0005, "nats": 0.00005, "s": 1e-6}
 _THEORY = "theory_bytes_per_token"
 
 
-def headline(found: WaysCompared) -> str:
+def headline(compared: WaysCompared) -> str:
     """Return what was compared, and how much of it there is."""
-    seeds = formats.plural(len(found.seeds), "seed")
-    what = f"{formats.plural(len(found.ways), 'way')} of training on {found.topology}, {seeds} each"
-    if len(found.runs) == found.planned:
-        return f"{what}, {found.ended}" if found.ended else what
-    return f"{what}: {len(found.runs)} of {found.planned} runs" + (f", {found.ended}" if found.ended else "")
+    seeds = formats.plural(len(compared.seeds), "seed")
+    what = f"{formats.plural(len(compared.ways), 'way')} of training on {compared.topology}, {seeds} each"
+    if len(compared.runs) == compared.planned:
+        return f"{what}, {compared.ended}" if compared.ended else what
+    return f"{what}: {len(compared.runs)} of {compared.planned} runs" + (
+        f", {compared.ended}" if compared.ended else ""
+    )
 
 
-def summary(found: WaysCompared) -> Table | None:
+def summary(compared: WaysCompared) -> Table | None:
     """Return means over the seeds, a row for each way; behind the loss its difference to the baseline's."""
-    ids = [id for id in _OF_SUMMARY if id in found.ids]
+    ids = [id for id in _OF_SUMMARY if id in compared.ids]
     head = ["way"]
     for id in ids:
-        head.append(found.quantity(id).name)
-        if id == "heldout_loss" and len(found.ways) > 1:
-            head.append(_less(found))
+        head.append(compared.quantity(id).name)
+        if id == "heldout_loss" and len(compared.ways) > 1:
+            head.append(_less(compared))
     rows: list[Sequence[object]] = []
-    for way in found.ways:
+    for way in compared.ways:
         cells = [way]
         for id in ids:
-            cells.append(_value(found.quantity(id), found.mean(way, id)))
-            if id == "heldout_loss" and len(found.ways) > 1:
-                cells.append(difference(found, found.paired(way, id)))
+            cells.append(_value(compared.quantity(id), compared.mean(way, id)))
+            if id == "heldout_loss" and len(compared.ways) > 1:
+                cells.append(difference(compared, compared.paired(way, id)))
         rows.append(cells)
     return Table.of(head, rows, "Ways of training", range(1, len(head)))
 
 
-def interval_label(found: WaysCompared) -> str:
+def interval_label(compared: WaysCompared) -> str:
     """Return what a difference shows: mean and 95 % interval, or why it has no interval."""
-    if len(found.seeds) < LEAST_DIFFERENCES:
+    if len(compared.seeds) < LEAST_DIFFERENCES:
         return TOO_FEW
     return "mean (95 % interval)"
 
 
-def _less(found: WaysCompared) -> str:
-    return f"less {found.baseline}, same seed; {interval_label(found)}"
+def _less(compared: WaysCompared) -> str:
+    return f"less {compared.baseline}, same seed; {interval_label(compared)}"
 
 
-def budgets_table(found: WaysCompared) -> Table | None:
+def budgets_table(compared: WaysCompared) -> Table | None:
     """Return the held-out loss at equal tokens, time and bytes: a row for each budget and way.
 
     Means over different seeds must not be compared, so a loss that only some seeds have is marked.
     """
     rows: list[Sequence[object]] = []
-    for column, budget in found.budgets.items():
+    for column, budget in compared.budgets.items():
         id = loss_id(column)
-        for way in found.ways:
-            seeds = sum(run.value(id) is not None for run in found.of(way))
-            partial = f" ({seeds} of {len(found.seeds)} seeds)" if 0 < seeds < len(found.seeds) else ""
+        for way in compared.ways:
+            seeds = sum(run.value(id) is not None for run in compared.of(way))
+            partial = f" ({seeds} of {len(compared.seeds)} seeds)" if 0 < seeds < len(compared.seeds) else ""
             cells = [budget_text(column, budget), way]
-            cells.append(_value(found.quantity(id), found.mean(way, id)) + partial)
-            if len(found.ways) > 1:
-                cells.append(difference(found, found.paired(way, id)))
+            cells.append(_value(compared.quantity(id), compared.mean(way, id)) + partial)
+            if len(compared.ways) > 1:
+                cells.append(difference(compared, compared.paired(way, id)))
             rows.append(cells)
-    head = ("budget", "way", "held-out loss", *([_less(found)] if len(found.ways) > 1 else []))
+    head = ("budget", "way", "held-out loss", *([_less(compared)] if len(compared.ways) > 1 else []))
     return Table.of(head, rows, "Held-out loss at equal budgets (toy scale)", range(2, len(head)))
 
 
-def curves_table(found: WaysCompared) -> Table | None:
+def curves_table(compared: WaysCompared) -> Table | None:
     """Return every evaluation: the values of the curves, for a reader without JavaScript."""
     rows = [
         (
             run.way, run.seed, formats.count(step), formats.count(tokens), formats.duration(t_s),
             formats.size(crossed), f"{loss:.4f}",
         )
-        for run in found.runs
+        for run in compared.runs
         for step, tokens, t_s, crossed, loss in itertools.zip_longest(
             run.heldout.step, run.heldout.tokens, run.heldout.t_s, run.heldout.fiber_bytes, run.heldout.loss
         )
@@ -128,17 +130,19 @@ def curves_table(found: WaysCompared) -> Table | None:
     return Table.of(head, rows, "Held-out loss by evaluation", range(1, len(head)))
 
 
-def paired_table(found: WaysCompared) -> Table | None:
+def paired_table(compared: WaysCompared) -> Table | None:
     """Return each way's differences to the baseline: mean over the seeds, with its interval."""
-    others = found.ways[1:]
-    ids = [id for id in found.ids if id != _THEORY and any(found.paired(way, id) for way in others)]
-    rows = [[found.quantity(id).name, *(difference(found, found.paired(way, id)) for way in others)] for id in ids]
+    others = compared.ways[1:]
+    ids = [id for id in compared.ids if id != _THEORY and any(compared.paired(way, id) for way in others)]
+    rows = [
+        [compared.quantity(id).name, *(difference(compared, compared.paired(way, id)) for way in others)] for id in ids
+    ]
     return Table.of(("quantity", *others), rows, "Differences", range(1, len(others) + 1))
 
 
-def path_table(found: WaysCompared) -> Table | None:
+def path_table(compared: WaysCompared) -> Table | None:
     """Return the mean step of each way by part."""
-    paths = {way: path for way in found.ways if (path := found.mean_path(way)) is not None}
+    paths = {way: path for way in compared.ways if (path := compared.mean_path(way)) is not None}
     parts = [name for name in PARTS if any(getattr(path, name) > 0 for path in paths.values())]
     rows = [
         [way, *(formats.duration(getattr(path, name)) for name in parts), formats.duration(path.total_s)]
@@ -148,27 +152,27 @@ def path_table(found: WaysCompared) -> Table | None:
     return Table.of(head, rows, "Critical path of a step", range(1, len(head)))
 
 
-def runs_table(found: WaysCompared) -> Table | None:
+def runs_table(compared: WaysCompared) -> Table | None:
     """Return each run: its seed, its verdict, where it is."""
     rows = [
-        [it.way, it.seed, comparison_words.VERDICTS[it.side.verdict], it.side.headline, it.side.folder]
-        for it in found.runs
+        [run.way, run.seed, comparison_words.VERDICTS[run.side.verdict], run.side.headline, run.side.folder]
+        for run in compared.runs
     ]
     return Table.of(("way", "seed", "verdict", "result", "run"), rows, "Runs", (1,))
 
 
-def difference(found: WaysCompared, of: Paired | None) -> str:
+def difference(compared: WaysCompared, of: Paired | None) -> str:
     """Return mean and 95 % interval, ``+0.0310 (+0.0285 to +0.0335)``; of too few seeds the mean alone.
 
     A pair that lacks seeds which others have says so: the label of its column promises an interval.
     """
     if of is None:
         return formats.UNKNOWN
-    quantity = found.quantity(of.id)
+    quantity = compared.quantity(of.id)
     mean = _signed(quantity, of.mean)
     noise = ", within noise" if of.within_noise else ""
     if of.interval is None:
-        return mean + (f", {TOO_FEW}" if len(found.seeds) >= LEAST_DIFFERENCES else "") + noise
+        return mean + (f", {TOO_FEW}" if len(compared.seeds) >= LEAST_DIFFERENCES else "") + noise
     low, high = (_signed(quantity, bound) for bound in of.interval)
     return f"{mean}{noise}" if low == high == mean else f"{mean} ({low} to {high}){noise}"
 

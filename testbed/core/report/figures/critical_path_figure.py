@@ -17,7 +17,7 @@ from testbed.core.report.figures.plotly_figure import (
     YELLOW,
     Figure,
     Json,
-    Span,
+    TimeSpan,
     axis,
     level,
     made,
@@ -33,19 +33,21 @@ COLOR_OF_PART = dict(zip(PARTS, (BLUE, PURPLE, ORANGE, VERMILLION, YELLOW, "#7A0
 """Neighbors in a bar differ most."""
 
 
-def critical_path(report: Report, span: Span) -> Figure | None:
+def critical_path(report: Report, span: TimeSpan) -> Figure | None:
     """Return the plot; None without the path."""
-    found = report.critical_path
-    if found is None:
+    path = report.critical_path
+    if path is None:
         return None
-    middles, widths, means, labels = critical_path_section.binned(found)
+    middles, widths, means, labels = critical_path_section.binned(path)
     bars: list[Json] = [
         {
             "type": "bar",
-            "x": [round(it, 6) for it in middles],
-            "width": [round(it, 6) for it in widths],
-            "y": [float(f"{1e3 * it:.5g}") for it in means[name]],
-            "customdata": [[label, formats.duration(it)] for label, it in zip(labels, means[name], strict=True)],
+            "x": [round(seconds, 6) for seconds in middles],
+            "width": [round(seconds, 6) for seconds in widths],
+            "y": [float(f"{1e3 * seconds:.5g}") for seconds in means[name]],
+            "customdata": [
+                [label, formats.duration(seconds)] for label, seconds in zip(labels, means[name], strict=True)
+            ],
             "name": called,
             "marker": {"color": COLOR_OF_PART[name], "line": {"width": 0}},
             "hovertemplate": "%{customdata[0]}: %{customdata[1]}",
@@ -58,7 +60,7 @@ def critical_path(report: Report, span: Span) -> Figure | None:
     return made(
         "critical-path",
         "Critical path of a step",
-        f"The time of each step by part, of the rank that ended it last: {critical_path_section.sentence(found)}.",
+        f"The time of each step by part, of the rank that ended it last: {critical_path_section.sentence(path)}.",
         bars,
         {
             **over_time(span),

@@ -16,7 +16,7 @@ from testbed.core.report.figures.drawing_ring import ring
 from testbed.core.report.figures.drawing_rows import rows
 from testbed.core.report.figures.drawn_link import DrawnLink
 from testbed.core.report.figures.fault_effects import Effect, effects
-from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.sections.faults_section import FaultLine
 from testbed.core.topology.model import Link, Topology
 
 __all__ = ["draw", "drawings"]
@@ -32,7 +32,7 @@ def drawings(report: Report) -> tuple[Drawing, ...]:
 
 
 def draw(
-    topology: Topology, faults: Sequence[Fault] = (), effects: Mapping[str, Effect] | None = None
+    topology: Topology, faults: Sequence[FaultLine] = (), effects: Mapping[str, Effect] | None = None
 ) -> tuple[Drawing, ...]:
     """Place sites and fibers; ``faults`` mark the links that they touched, by the effect of each."""
     links = tuple(_link(link, topology.scale, faults, effects or {}) for link in topology.links)
@@ -42,23 +42,23 @@ def draw(
     return tuple(place(topology.sites, links, size, title, width) for size, width in _WIDTHS.items())
 
 
-def _link(link: Link, scale: float, faults: Sequence[Fault], by: Mapping[str, Effect]) -> DrawnLink:
+def _link(link: Link, scale: float, faults: Sequence[FaultLine], by: Mapping[str, Effect]) -> DrawnLink:
     touching = [(fault, by.get(fault.fault, Effect.CUT)) for fault in faults if link.name in fault.links]
-    found = {effect for _, effect in touching}
+    effects_of_link = {effect for _, effect in touching}
     rate = f" · {stands_for(link.rate_bps, scale, 3)}" if link.rate_bps else ""
-    said = [(_when(fault), effect) for fault, effect in touching[:_SHOWN_FAULTS]]
+    whens = [(_when(fault), effect) for fault, effect in touching[:_SHOWN_FAULTS]]
     if len(touching) > _SHOWN_FAULTS:
-        more = f"and {formats.plural(len(touching) - _SHOWN_FAULTS, 'fault')} more"
-        said.append((more, touching[_SHOWN_FAULTS][1]))
+        others = f"and {formats.plural(len(touching) - _SHOWN_FAULTS, 'fault')} more"
+        whens.append((others, touching[_SHOWN_FAULTS][1]))
     return DrawnLink(
         link.name,
         link.between,
         f"{link.length_m / 1e3:g} km · {formats.duration(link.delay_s)}{rate}",
-        tuple(said),
-        tuple(each for each in Effect if each in found),
+        tuple(whens),
+        tuple(kind for kind in Effect if kind in effects_of_link),
     )
 
 
-def _when(fault: Fault) -> str:
+def _when(fault: FaultLine) -> str:
     began = f"{fault.at_link} at {formats.duration(fault.began_s)}"
     return began if fault.ended_s is None else f"{began} for {formats.duration(fault.ended_s - fault.began_s)}"

@@ -13,7 +13,7 @@ from testbed.core.report.figures.fault_effects import Effect
 __all__ = [
     "Box",
     "Drawing",
-    "Fiber",
+    "DrawnFiber",
     "KeyLine",
     "Label",
     "Line",
@@ -100,7 +100,7 @@ class SiteShape:
 
 
 @dataclass(frozen=True)
-class Fiber:
+class DrawnFiber:
     """A quadratic curve; ``effects`` are those of the faults that touched the link, ``signs`` where each is drawn."""
 
     start: Point
@@ -144,7 +144,7 @@ class Drawing:
     title: str
     width: float
     height: float
-    fibers: tuple[Fiber, ...]
+    fibers: tuple[DrawnFiber, ...]
     sites: tuple[SiteShape, ...]
     labels: tuple[Label, ...]
     site_key: tuple[KeyLine, ...] = ()
@@ -158,7 +158,11 @@ class Drawing:
     @property
     def effects(self) -> tuple[Effect, ...]:
         """Return those that its legend explains."""
-        return tuple(each for each in Effect if any(each in fiber.effects for fiber in self.fibers))
+        return tuple(
+            effect_of_fiber
+            for effect_of_fiber in Effect
+            if any(effect_of_fiber in fiber.effects for fiber in self.fibers)
+        )
 
 
 def text_width(text: str, size: float) -> float:

@@ -18,7 +18,7 @@ from testbed.core.report.figures.drawing_parts import (
     SMALL,
     Box,
     Drawing,
-    Fiber,
+    DrawnFiber,
     KeyLine,
     Label,
     Line,
@@ -84,7 +84,7 @@ def _boxes(sites: Sequence[Site], width: float) -> _Sites:
         + wrapped(formats.plural(site.nodes, "node"), "small middle", SMALL, column - 16)
         for site in sites
     }
-    tall = max(sum(map(leading, each)) for each in lines.values()) + 14
+    tall = max(sum(map(leading, line)) for line in lines.values()) + 14
     across = (width - column) / 2 - _MARGIN
     down = max(150.0 + 16 * len(sites), len(sites) * tall / 3, across if width < 600 else 0.0)
     height = 2 * (down + tall / 2 + _MARGIN)
@@ -160,7 +160,9 @@ def _box_of(line: Line) -> Box:
     return Box(left - 6, top - 6, abs(end.x - line.x) + 12, abs(end.y - line.y) + 12)
 
 
-def _fibers(links: Sequence[DrawnLink], places: Mapping[str, Point], center: Point, count: int) -> tuple[Fiber, ...]:
+def _fibers(
+    links: Sequence[DrawnLink], places: Mapping[str, Point], center: Point, count: int
+) -> tuple[DrawnFiber, ...]:
     """Return a curve for each link: parallel ones bow apart, and among many sites long ones bow toward the center."""
     height = 2 * center.y
     pairs: dict[frozenset[str], list[DrawnLink]] = {}
@@ -182,16 +184,16 @@ def _fibers(links: Sequence[DrawnLink], places: Mapping[str, Point], center: Poi
             middle.x + pull * (center.x - middle.x) - (end.y - start.y) / length * bow,
             middle.y + pull * (center.y - middle.y) + (end.x - start.x) / length * bow,
         )
-        fibers.append(Fiber(start, control, end, link.effects))
+        fibers.append(DrawnFiber(start, control, end, link.effects))
     return tuple(fibers)
 
 
 def _placed(
-    texts: Mapping[int, tuple[Line, ...]], fibers: Sequence[Fiber], taken: Sequence[Box], whole: Box
+    texts: Mapping[int, tuple[Line, ...]], fibers: Sequence[DrawnFiber], taken: Sequence[Box], whole: Box
 ) -> dict[int, Label]:
     """Return a label for each fiber whose text found a place, in the order of ``texts``."""
     occupied = list(taken)
-    found: dict[int, Label] = {}
+    labels: dict[int, Label] = {}
     for index, lines in texts.items():
         free = [
             label
@@ -199,12 +201,14 @@ def _placed(
             if _inside(label.box, whole) and not any(label.box.overlaps(other) for other in occupied)
         ]
         if free:
-            found[index] = free[0] if len(texts) > 40 else min(free, key=lambda it: _hidden(it.box, index, fibers))
-            occupied.append(found[index].box)
-    return found
+            labels[index] = (
+                free[0] if len(texts) > 40 else min(free, key=lambda candidate: _hidden(candidate.box, index, fibers))
+            )
+            occupied.append(labels[index].box)
+    return labels
 
 
-def _hidden(box: Box, own: int, fibers: Sequence[Fiber]) -> int:
+def _hidden(box: Box, own: int, fibers: Sequence[DrawnFiber]) -> int:
     """Return how many other fibers pass below ``box``, which one would take for theirs."""
     return sum(
         any(box.holds(fiber.at(step / 24)) for step in range(25)) for index, fiber in enumerate(fibers) if index != own
@@ -215,13 +219,13 @@ def _inside(box: Box, whole: Box) -> bool:
     return box.x >= 0 and box.y >= 0 and box.x + box.width <= whole.width and box.y + box.height <= whole.height
 
 
-def _signed(fiber: Fiber, covered: Sequence[Box]) -> Fiber:
+def _signed(fiber: DrawnFiber, covered: Sequence[Box]) -> DrawnFiber:
     """Put a sign for each effect onto the fiber, where it can be seen."""
     free = _free(fiber, covered)
     return replace(fiber, signs=tuple(zip(fiber.effects, free, strict=False)))
 
 
-def _free(fiber: Fiber, covered: Sequence[Box]) -> Iterator[Point]:
+def _free(fiber: DrawnFiber, covered: Sequence[Box]) -> Iterator[Point]:
     for step in range(2, 19):
         share = 0.5 + (step // 2) * 0.05 * (-1 if step % 2 else 1)
         at = fiber.at(share)

@@ -10,7 +10,7 @@ from testbed.core.report.figures.drawing_parts import (
     SMALL,
     Box,
     Drawing,
-    Fiber,
+    DrawnFiber,
     Label,
     Line,
     NodeBox,
@@ -38,7 +38,7 @@ def rows(sites: Sequence[Site], links: Sequence[DrawnLink], size: str, title: st
     column = min(200.0, round(width * 0.25)) if len(sites) == 2 else min(240.0, width - 2 * _MARGIN)
     room = width - 2 * (column + _MARGIN) - 2 * _INSIDE
     left, right = column + _MARGIN, width - column - _MARGIN
-    fibers: list[Fiber] = []
+    fibers: list[DrawnFiber] = []
     labels: list[Label] = []
     y = 2 * _MARGIN
     for link in links if len(sites) == 2 else ():
@@ -47,10 +47,10 @@ def rows(sites: Sequence[Site], links: Sequence[DrawnLink], size: str, title: st
         end = at + (_SIGN if link.touched else 0) + _BELOW + sum(map(leading, below))
         # A site's box has its first site at the left, whichever way a link is written.
         signs = tuple(
-            (each, Point(width / 2 + (index - (len(link.effects) - 1) / 2) * 4 * _SIGN, at))
-            for index, each in enumerate(link.effects)
+            (effect, Point(width / 2 + (index - (len(link.effects) - 1) / 2) * 4 * _SIGN, at))
+            for index, effect in enumerate(link.effects)
         )
-        fibers.append(Fiber(Point(left, at), Point(width / 2, at), Point(right, at), link.effects, signs))
+        fibers.append(DrawnFiber(Point(left, at), Point(width / 2, at), Point(right, at), link.effects, signs))
         labels.append(_label(above, width / 2, y, room))
         labels.append(_label(below, width / 2, end - sum(map(leading, below)), room))
         y = end + _GAP

@@ -29,8 +29,8 @@ class DrawnLink:
 
     def details(self, room: float) -> tuple[Line, ...]:
         lines = wrapped(self.facts, "small middle", SMALL, room)
-        for said, effect in self.faults:
-            lines += wrapped(said, f"small middle {effect.css}-words", SMALL, room)
+        for when, effect in self.faults:
+            lines += wrapped(when, f"small middle {effect.css}-words", SMALL, room)
         return lines
 
     def key(self, number: int) -> KeyLine:
@@ -38,6 +38,6 @@ class DrawnLink:
             number,
             self.name,
             f"{' – '.join(self.between)}, {self.facts}",
-            "; ".join(said for said, _ in self.faults),
+            "; ".join(when for when, _ in self.faults),
             self.effects,
         )

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from testbed.core.report.document import Report
 from testbed.core.report.figures.plotly_figure import BLUE, GREY, VERMILLION
-from testbed.core.report.sections.faults_section import Fault
-from testbed.core.report.sections.in_force_section import InForce
+from testbed.core.report.sections.faults_section import FaultLine
+from testbed.core.report.sections.in_force_section import InForceLine
 
 __all__ = ["Effect", "effect", "effects"]
 
@@ -35,13 +35,13 @@ def effects(report: Report) -> Mapping[str, Effect]:
     return {fault.fault: effect(fault, report.in_force) for fault in report.faults}
 
 
-def effect(fault: Fault, in_force: Iterable[InForce]) -> Effect:
+def effect(fault: FaultLine, in_force: Iterable[InForceLine]) -> Effect:
     """Return what ``fault`` did, by what was in force; runs of older versions do not tell, so then by its carrier."""
-    told = tuple(in_force)
-    if fault.type in _CUTS or any(fault.fault in it.dark_by for it in told):
+    stretches = tuple(in_force)
+    if fault.type in _CUTS or any(fault.fault in stretch.dark_by for stretch in stretches):
         return Effect.CUT
-    if any(fault.fault in value.by for it in told for value in it.values):
+    if any(fault.fault in value.by for stretch in stretches for value in stretch.values):
         return Effect.IMPAIRED
-    if not told and fault.carrier_s is not None:
+    if not stretches and fault.carrier_s is not None:
         return Effect.CUT
     return Effect.IMPAIRED if fault.links else Effect.NODES

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from testbed.core.report.document import Report
 from testbed.core.report.figures.fault_effects import effects
-from testbed.core.report.figures.plotly_figure import PURPLE, Json, Marks, Span, plain, short
-from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.figures.plotly_figure import PURPLE, Json, Marks, TimeSpan, plain, short
+from testbed.core.report.sections.faults_section import FaultLine
 from testbed.core.report.sections.steady_section import Steady
 
 __all__ = ["fault_marks", "shaded", "time_span", "violations", "with_faults"]
@@ -22,17 +22,17 @@ _MARGIN = 0.01
 _LONGEST_CONDITION = 36
 
 
-def time_span(report: Report) -> Span:
+def time_span(report: Report) -> TimeSpan:
     """Return the time from the beginning of the job to the last thing that is known of the run."""
     begins = [fault.began_s for fault in report.faults]
     ends = [fault.ended_s for fault in report.faults if fault.ended_s is not None]
-    series = [report.steps.t_s, *(it.t_s for it in report.fibers), *(it.t_s for it in report.scraped.ranks)]
+    series = [report.steps.t_s, *(fiber.t_s for fiber in report.fibers), *(rank.t_s for rank in report.scraped.ranks)]
     ends += [t_s[-1] for t_s in series if t_s]
-    ends += [gap.ended_s for it in report.scraped.ranks for gap in it.gaps]
-    ends += [it.ended_s for check in report.steady for it in check.violations]
+    ends += [gap.ended_s for rank in report.scraped.ranks for gap in rank.gaps]
+    ends += [violation.ended_s for check in report.steady for violation in check.violations]
     first, last = min([0.0, *begins]), max([report.training.wall_s or 0.0, *begins, *ends])
     margin = _MARGIN * (last - first) or 0.5
-    return Span(first - margin, last + margin)
+    return TimeSpan(first - margin, last + margin)
 
 
 def with_faults(report: Report) -> str:
@@ -40,13 +40,13 @@ def with_faults(report: Report) -> str:
     return ", with the faults shaded" if report.faults else ""
 
 
-def fault_marks(report: Report, span: Span) -> Marks:
+def fault_marks(report: Report, span: TimeSpan) -> Marks:
     """Mark every fault of the run on a plot over time."""
     return shaded(report, report.faults, span.first_s, span.last_s, lambda t_s: t_s)
 
 
 def shaded(
-    report: Report, faults: Sequence[Fault], first: float, last: float, place: Callable[[float], float]
+    report: Report, faults: Sequence[FaultLine], first: float, last: float, place: Callable[[float], float]
 ) -> Marks:
     """Mark each of ``faults`` from its beginning to its end, ``last`` if it has none.
 
@@ -58,11 +58,11 @@ def shaded(
     shapes: list[Json] = []
     for fault, left in zip(faults, lefts, strict=True):
         right = last if fault.ended_s is None else place(fault.ended_s)
-        it = by[fault.fault]
-        bare: Json = {"fillcolor": it.fill, "line": {"width": 0}, "layer": "below"}
+        effect = by[fault.fault]
+        bare: Json = {"fillcolor": effect.fill, "line": {"width": 0}, "layer": "below"}
         shapes.append({"type": "rect", "x0": left, "x1": right, **across, **bare})
         # A fault of milliseconds would be too narrow to see.
-        edge: Json = {"color": it.color, "width": 1.5, "dash": it.dash}
+        edge: Json = {"color": effect.color, "width": 1.5, "dash": effect.dash}
         shapes.append({"type": "line", "x0": left, "x1": left, **across, "line": edge})
     at: Json = {"xref": "x", "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 3}
     annotations = (
@@ -105,9 +105,9 @@ def violations(checks: tuple[Steady, ...]) -> Marks:
     at: Json = {"xref": "x", "y": 0.05, "yref": "paper", "xanchor": "left", "yanchor": "bottom", "showarrow": False}
     return Marks(
         tuple(
-            {"type": "rect", "x0": each.began_s, "x1": each.ended_s, **foot}
+            {"type": "rect", "x0": violation.began_s, "x1": violation.ended_s, **foot}
             for check in checks
-            for each in check.violations
+            for violation in check.violations
         ),
         # One label for all intervals of a condition: they may be close together.
         tuple(

@@ -15,7 +15,7 @@ from testbed.core.report import formats
 from testbed.core.report.document import Report
 from testbed.core.report.figures.fault_effects import Effect, effects
 from testbed.core.report.figures.fault_marks import time_span
-from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.sections.faults_section import FaultLine
 
 __all__ = ["Bar", "Row", "Tick", "Timeline", "timeline"]
 
@@ -75,18 +75,18 @@ def timeline(report: Report) -> Timeline | None:
     return Timeline(span.first_s, span.last_s, ticks, rows, used)
 
 
-_Numbered = tuple[int, Fault]
+_Numbered = tuple[int, FaultLine]
 
 
 def _groups(
     numbered: Sequence[_Numbered], by: Mapping[str, Effect]
 ) -> Mapping[tuple[str, Effect], Sequence[_Numbered]]:
     """Return what each row shows, by its label: repetitions of a fault share a row, and if need be faults of a type."""
-    found: dict[tuple[str, Effect], list[_Numbered]] = {}
+    rows: dict[tuple[str, Effect], list[_Numbered]] = {}
     for number, fault in numbered:
-        found.setdefault((fault.label, by[fault.fault]), []).append((number, fault))
-    if len(found) <= _MOST_ROWS:
-        return found
+        rows.setdefault((fault.label, by[fault.fault]), []).append((number, fault))
+    if len(rows) <= _MOST_ROWS:
+        return rows
     coarse: dict[tuple[str, Effect], list[_Numbered]] = {}
     for number, fault in numbered:
         coarse.setdefault((fault.type or "fault", by[fault.fault]), []).append((number, fault))
@@ -103,15 +103,15 @@ def _row(label: str, effect: Effect, faults: Sequence[_Numbered], last_s: float)
     return Row(shown, label, when, effect, tuple(_bar(number, fault, last_s) for number, fault in faults))
 
 
-def _bar(number: int, fault: Fault, last_s: float) -> Bar:
-    told = f"{number}. {fault.words}: from {formats.duration(fault.began_s)}, {_lasted(fault)}"
+def _bar(number: int, fault: FaultLine, last_s: float) -> Bar:
+    hover = f"{number}. {fault.words}: from {formats.duration(fault.began_s)}, {_lasted(fault)}"
     if fault.longest_gap_s is not None:
-        told += f"; longest gap between commits {fault.gap}"
+        hover += f"; longest gap between commits {fault.gap}"
     ended_s = last_s if fault.ended_s is None else fault.ended_s
-    return Bar(fault.began_s, ended_s, fault.ended_s is None, told)
+    return Bar(fault.began_s, ended_s, fault.ended_s is None, hover)
 
 
-def _lasted(fault: Fault) -> str:
+def _lasted(fault: FaultLine) -> str:
     return fault.lasted if fault.ended_s is None else f"for {fault.lasted}"
 
 

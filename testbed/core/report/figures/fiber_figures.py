@@ -14,7 +14,7 @@ from testbed.core.report.figures.plotly_figure import (
     GREY,
     Figure,
     Json,
-    Span,
+    TimeSpan,
     axis,
     made,
     over_time,
@@ -32,7 +32,7 @@ _MOST_OF_A_NAME = 26
 _TICKS = 4
 
 
-def throughput(report: Report, span: Span) -> Figure | None:
+def throughput(report: Report, span: TimeSpan) -> Figure | None:
     shown = [series for series in report.fibers if series.t_s]
     if not shown:
         return None
@@ -51,7 +51,9 @@ def throughput(report: Report, span: Span) -> Figure | None:
             "marker": {"size": 4},
             "hovertemplate": "%{x:.1f} s: %{y:.1f} Mb/s%{customdata}",
         }
-        for series, (name, color, second) in zip(shown, _links([each.direction for each in shown]), strict=True)
+        for series, (name, color, second) in zip(
+            shown, _links([direction.direction for direction in shown]), strict=True
+        )
     ]
     rates = list(_rates(report, links, span, scale))
     most = max([0.0, *(value for series in shown for value in series.bps), *_own_rates(report, links).values()])
@@ -120,12 +122,12 @@ def _nice(value: float) -> float:
     return next(step * power for step in (1.0, 2.0, 2.5, 5.0, 10.0) if step * power >= value * (1 - 1e-9))
 
 
-def _rates(report: Report, links: frozenset[str], span: Span, scale: float) -> Iterator[Json]:
+def _rates(report: Report, links: frozenset[str], span: TimeSpan, scale: float) -> Iterator[Json]:
     """Yield the line of each rate that the shown links have, and that of a direction in which a fault changed it."""
     own = _own_rates(report, links)
     names = dict(zip(own, told_apart(list(own), _MOST_OF_A_NAME), strict=True))
     for rate_bps in dict.fromkeys(own.values()):
-        named = [names[link] for link, each in own.items() if each == rate_bps]
+        named = [names[link] for link, direction in own.items() if direction == rate_bps]
         of = ", ".join(named)
         if len(named) > 3 or (len(named) > 1 and len(of) > _MOST_OF_A_NAME):
             of = f"{len(named)} links"
@@ -159,24 +161,24 @@ def _rate_line(times: Sequence[float], values: Sequence[float], name: str, dash:
 
 def _changed_rates(report: Report, own: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
     """Return link -> (time, b/s from then on) where faults changed the rate; of its directions the first one told."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    told: dict[str, str] = {}
+    windows: dict[str, list[tuple[float, float]]] = {}
+    texts: dict[str, str] = {}
     for stretch in report.in_force:
         link = _link(stretch.direction)
         rates = [value.last for value in stretch.values if value.key == "rate"]
-        if not rates or link not in own or told.setdefault(link, stretch.direction) != stretch.direction:
+        if not rates or link not in own or texts.setdefault(link, stretch.direction) != stretch.direction:
             continue
         try:
             bps = parse_rate_bps(rates[0])
         except ValueError:
             continue  # "unlimited"
-        track = found.setdefault(link, [])
+        track = windows.setdefault(link, [])
         if track and track[-1][0] >= stretch.began_s:
             track.pop()  # the next stretch begins where the last one ended
         track.append((stretch.began_s, bps))
         if stretch.ended_s is not None:
             track.append((stretch.ended_s, own[link]))
-    return found
+    return windows
 
 
 def _links(directions: Sequence[str]) -> list[tuple[str, str, bool]]:
@@ -190,18 +192,18 @@ def _links(directions: Sequence[str]) -> list[tuple[str, str, bool]]:
 
 
 def lateness(report: Report) -> Figure | None:
-    known = [each for each in report.fidelity if sum(each.counts) > 0]
-    if not known or any(each.bounds_s != known[0].bounds_s for each in known):
+    measured = [direction for direction in report.fidelity if sum(direction.counts) > 0]
+    if not measured or any(load.bounds_s != measured[0].bounds_s for load in measured):
         return None
-    links = list(dict.fromkeys(_link(each.direction) for each in sorted(known, key=lambda it: -sum(it.counts))))
-    shown = [each for each in known if _link(each.direction) in links[:_MOST_LINKS]]
-    used = 1 + max(index for each in shown for index, count in enumerate(each.counts) if count > 0)
+    links = list(dict.fromkeys(_link(load.direction) for load in sorted(measured, key=lambda load: -sum(load.counts))))
+    shown = [load for load in measured if _link(load.direction) in links[:_MOST_LINKS]]
+    used = 1 + max(index for load in shown for index, count in enumerate(load.counts) if count > 0)
     labels = [f"≤ {formats.duration(bound)}" for bound in shown[0].bounds_s] + ["later"]
     bars: list[Json] = [
         {
             "type": "bar",
             "x": labels[:used],
-            "y": [100.0 * count / sum(each.counts) for count in each.counts[:used]],
+            "y": [100.0 * count / sum(load.counts) for count in load.counts[:used]],
             "name": plain(name),
             "marker": {
                 "color": color,
@@ -209,7 +211,7 @@ def lateness(report: Report) -> Figure | None:
             },
             "hovertemplate": "%{x}: %{y:.2f} %",
         }
-        for each, (name, color, second) in zip(shown, _links([each.direction for each in shown]), strict=True)
+        for load, (name, color, second) in zip(shown, _links([load.direction for load in shown]), strict=True)
     ]
     return made(
         "lateness",

@@ -28,7 +28,7 @@ __all__ = [
     "Figure",
     "Json",
     "Marks",
-    "Span",
+    "TimeSpan",
     "axis",
     "categories",
     "level",
@@ -78,12 +78,12 @@ class Marks:
     shapes: tuple[Json, ...] = ()
     annotations: tuple[Json, ...] = ()
 
-    def __add__(self, more: Marks) -> Marks:
-        return Marks(self.shapes + more.shapes, self.annotations + more.annotations)
+    def __add__(self, other: Marks) -> Marks:
+        return Marks(self.shapes + other.shapes, self.annotations + other.annotations)
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     """The time that every plot over time shows, in seconds since the job began."""
 
     first_s: float
@@ -94,7 +94,7 @@ class Span:
         return self.last_s - self.first_s
 
 
-def level(span: Span, height: float, name: str, color: str = GREEN) -> Json:
+def level(span: TimeSpan, height: float, name: str, color: str = GREEN) -> Json:
     """A horizontal line across the plot."""
     return {
         "type": "scatter",
@@ -111,16 +111,16 @@ def made(id: str, title: str, summary: str, data: Sequence[Json], layout: Json, 
     """Return the figure with ``marks`` in its layout; JSON has no NaN, so numbers that are not finite become null."""
     over = marks or Marks()
     drawn: Json = {"shapes": over.shapes, "annotations": over.annotations}
-    spec = json_values({"data": data, "layout": layout | {name: each for name, each in drawn.items() if each}})
+    spec = json_values({"data": data, "layout": layout | {name: items for name, items in drawn.items() if items}})
     assert isinstance(spec, dict)
     return Figure(id, title, summary, spec)
 
 
-def axis(title: str, **more: object) -> Json:
-    return {"title": {"text": title}, **more}
+def axis(title: str, **keywords: object) -> Json:
+    return {"title": {"text": title}, **keywords}
 
 
-def over_time(span: Span) -> Json:
+def over_time(span: TimeSpan) -> Json:
     """Return the part of a layout that makes a plot one of those over time: the same range in the same place of the
     page, so that what happened at one time stands in one line from the timeline down to the last plot."""
     shown = [span.first_s, span.last_s]
@@ -131,8 +131,8 @@ def categories(names: Sequence[str], most: int = 18) -> Json:
     """Return the part of an axis that names its categories, long names shortened: they would leave no room to draw."""
     return {
         "type": "category",
-        "tickvals": [plain(it) for it in names],
-        "ticktext": [plain(short(it, most)) for it in names],
+        "tickvals": [plain(name) for name in names],
+        "ticktext": [plain(short(name, most)) for name in names],
     }
 
 
@@ -153,13 +153,13 @@ def told_apart(names: Sequence[str], most: int) -> list[str]:
     ['bay-area…north:san…', 'bay-area…south:san…']
     """
     split = [_words(name) for name in names]
-    seen = Counter(word for words in split for word in set(words))
+    seen = Counter(word for parts_of_name in split for word in set(parts_of_name))
     shorter = [
-        name if len(name) <= most else short(_without(words, seen, most), most)
-        for name, words in zip(names, split, strict=True)
+        name if len(name) <= most else short(_without(parts_of_name, seen, most), most)
+        for name, parts_of_name in zip(names, split, strict=True)
     ]
     alike = Counter(shorter)
-    return [name if alike[each] > 1 else each for name, each in zip(names, shorter, strict=True)]
+    return [name if alike[shortened] > 1 else shortened for name, shortened in zip(names, shorter, strict=True)]
 
 
 def _words(name: str) -> list[tuple[int, str]]:
@@ -167,21 +167,21 @@ def _words(name: str) -> list[tuple[int, str]]:
     return [(at, word) for at, part in enumerate(name.split(":")) for word in part.split("-")]
 
 
-def _without(words: Sequence[tuple[int, str]], seen: Mapping[tuple[int, str], int], most: int) -> str:
-    """Return ``words`` without those ``seen`` most often, the last first, until ``most`` characters hold the rest."""
-    kept = set(range(len(words)))
-    for index in sorted(kept, key=lambda it: (-seen[words[it]], -it)):
-        if len(_joined(words, kept)) <= most:
+def _without(parts: Sequence[tuple[int, str]], seen: Mapping[tuple[int, str], int], most: int) -> str:
+    """Return ``parts`` without those ``seen`` most often, the last first, until ``most`` characters hold the rest."""
+    kept = set(range(len(parts)))
+    for index in sorted(kept, key=lambda place: (-seen[parts[place]], -place)):
+        if len(_joined(parts, kept)) <= most:
             break
-        if any(words[other][0] == words[index][0] for other in kept - {index}):
+        if any(parts[other][0] == parts[index][0] for other in kept - {index}):
             kept.remove(index)
-    return _joined(words, kept)
+    return _joined(parts, kept)
 
 
-def _joined(words: Sequence[tuple[int, str]], kept: Collection[int]) -> str:
+def _joined(parts_of_name: Sequence[tuple[int, str]], kept: Collection[int]) -> str:
     parts = []
-    for part in dict.fromkeys(at for at, _ in words):
-        shown = [word if index in kept else "…" for index, (at, word) in enumerate(words) if at == part]
+    for part in dict.fromkeys(at for at, _ in parts_of_name):
+        shown = [word if index in kept else "…" for index, (at, word) in enumerate(parts_of_name) if at == part]
         parts.append(re.sub("-?(…-?)+", "…", "-".join(shown)))
     return ":".join(parts)
 

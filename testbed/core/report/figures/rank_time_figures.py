@@ -34,14 +34,14 @@ _ROOM_OF_A_SHARE = 8
 
 
 def time_of_ranks(report: Report) -> Figure | None:
-    if not any(each.compute_s + each.peer_wait_s + each.network_s for each in report.ranks):
+    if not any(rank.compute_s + rank.peer_wait_s + rank.network_s for rank in report.ranks):
         return None
     if len(report.ranks) <= _SHOWN_RANKS:
-        groups = {f"{each.rank} · {each.node}": [each] for each in report.ranks}
+        groups = {f"{rank.rank} · {rank.node}": [rank] for rank in report.ranks}
         name = "rank"
     else:
-        sites = dict.fromkeys(each.site for each in report.ranks)
-        groups = {site: [each for each in report.ranks if each.site == site] for site in sites}
+        sites = dict.fromkeys(rank.site for rank in report.ranks)
+        groups = {site: [rank for rank in report.ranks if rank.site == site] for site in sites}
         name = "site (all of its ranks)"
     if len(groups) > _SHOWN_RANKS:
         groups, name = {"all ranks": list(report.ranks)}, ""
@@ -49,7 +49,7 @@ def time_of_ranks(report: Report) -> Figure | None:
     bars: list[Json] = [
         {
             "type": "bar",
-            "x": [sum(getattr(each, field) for each in ranks) for ranks in groups.values()],
+            "x": [sum(getattr(rank, field) for rank in ranks) for ranks in groups.values()],
             "y": [plain(group) for group in groups],
             "name": part,
             "orientation": "h",
@@ -79,18 +79,20 @@ def rank_seconds(report: Report) -> Figure | None:
     # Of a program all is one bar: not told apart.
     if shares is None or shares.total.total_s <= 0 or report.program is not None:
         return None
-    spans = [each for each in shares.spans if not each.restart and each.seconds.total_s > 0]
+    spans = [span for span in shares.spans if not span.restart and span.seconds.total_s > 0]
     rows: dict[str, RankSeconds] = {"over all": shares.total}
     if 1 < len(spans) <= _SHOWN_ATTEMPTS:
-        rows |= {each.label: each.seconds for each in spans}
+        rows |= {span.label: span.seconds for span in spans}
     classes = rank_seconds_section.shown_classes(shares)
     colors = dict(zip(rank_seconds_section.CLASSES, _COLOR_OF_CLASS, strict=True))
     bars: list[Json] = []
     for key, name in classes.items():
         if not shares.total.by_class()[key]:
             continue
-        seconds = [each.by_class()[key] for each in rows.values()]
-        percent = [100.0 * part / each.total_s for part, each in zip(seconds, rows.values(), strict=True)]
+        seconds = [row.by_class()[key] for row in rows.values()]
+        percent = [
+            100.0 * part / seconds_of_rank.total_s for part, seconds_of_rank in zip(seconds, rows.values(), strict=True)
+        ]
         bars.append(
             {
                 "type": "bar",

@@ -22,7 +22,7 @@ from testbed.core.report.figures.plotly_figure import (
     VERMILLION,
     Figure,
     Json,
-    Span,
+    TimeSpan,
     axis,
     made,
     over_time,
@@ -54,7 +54,7 @@ _QUANTITIES = (
         "Throughput per rank",
         "Tokens per second that each rank trained on, between two scrapes.",
         "tokens/s",
-        lambda it: it.tokens_per_s,
+        lambda track: track.tokens_per_s,
         digits=0,
     ),
     _Quantity(
@@ -62,7 +62,7 @@ _QUANTITIES = (
         "Exposed share per rank",
         "Exposed communication as a share of compute plus exposed communication, of the steps between two scrapes.",
         "%",
-        lambda it: it.exposed_share,
+        lambda track: track.exposed_share,
         scale=100.0,
     ),
     _Quantity(
@@ -70,7 +70,7 @@ _QUANTITIES = (
         "CPU per rank",
         "Cores that each rank's process kept busy, between two scrapes.",
         "cores",
-        lambda it: it.cpu_cores,
+        lambda track: track.cpu_cores,
         digits=2,
     ),
     _Quantity(
@@ -78,7 +78,7 @@ _QUANTITIES = (
         "Memory per rank",
         "Resident memory of each rank's process, with the pages that ranks share.",
         "MB",
-        lambda it: it.memory_bytes,
+        lambda track: track.memory_bytes,
         scale=1e-6,
         digits=0,
     ),
@@ -89,18 +89,22 @@ def scraped_figures(report: Report) -> tuple[Figure, ...]:
     """Return every plot that there are scrapes for."""
     tracks = report.scraped.ranks
     span = time_span(report)
-    known = [it for it in _QUANTITIES if any(value is not None for track in tracks for value in it.of(track))]
-    return (*(_over_time(report, it, span) for it in known), _gaps(report, span)) if tracks else ()
+    quantities = [
+        quantity
+        for quantity in _QUANTITIES
+        if any(value is not None for track in tracks for value in quantity.of(track))
+    ]
+    return (*(_over_time(report, quantity, span) for quantity in quantities), _gaps(report, span)) if tracks else ()
 
 
-def _over_time(report: Report, quantity: _Quantity, span: Span) -> Figure:
+def _over_time(report: Report, quantity: _Quantity, span: TimeSpan) -> Figure:
     tracks = report.scraped.ranks
     grouped = ""
     if len(tracks) <= MOST_LINES:
         lines = _lines_of_ranks(tracks, quantity)
     elif len(sites := dict.fromkeys(track.site for track in tracks)) <= MOST_LINES:
         grouped = " Per site: the median of its ranks, and their range."
-        lines = _lines_of_groups({site: [it for it in tracks if it.site == site] for site in sites}, quantity)
+        lines = _lines_of_groups({site: [track for track in tracks if track.site == site] for site in sites}, quantity)
     else:
         grouped = " The median of all ranks, and their range."
         lines = _lines_of_groups({"all ranks": tracks}, quantity)
@@ -122,7 +126,7 @@ def _over_time(report: Report, quantity: _Quantity, span: Span) -> Figure:
 def _lines_of_ranks(tracks: Iterable[RankTrack], quantity: _Quantity) -> list[Json]:
     return [
         {
-            **_line(track.t_s, [None if it is None else it * quantity.scale for it in quantity.of(track)]),
+            **_line(track.t_s, [None if value is None else value * quantity.scale for value in quantity.of(track)]),
             "name": f"rank {track.rank}",
             "line": {
                 "color": CYCLE[number % len(CYCLE)],
@@ -140,15 +144,15 @@ def _lines_of_groups(groups: Mapping[str, Sequence[RankTrack]], quantity: _Quant
     names = told_apart(list(groups), _MOST_OF_A_NAME)
     for number, (name, tracks) in enumerate(zip(names, groups.values(), strict=True)):
         color = CYCLE[number % len(CYCLE)]
-        found = _spread(tracks, quantity)
-        times = list(found)
+        spread = _spread(tracks, quantity)
+        times = list(spread)
         bare: Json = {"line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "connectgaps": False}
-        lines.append({**_line(times, [low for low, _, _ in found.values()]), **bare})
+        lines.append({**_line(times, [low for low, _, _ in spread.values()]), **bare})
         band: Json = {"fill": "tonexty", "fillcolor": _faint(color)}
-        lines.append({**_line(times, [high for _, _, high in found.values()]), **bare, **band})
+        lines.append({**_line(times, [high for _, _, high in spread.values()]), **bare, **band})
         lines.append(
             {
-                **_line(times, [middle for _, middle, _ in found.values()]),
+                **_line(times, [middle for _, middle, _ in spread.values()]),
                 "name": plain(name),
                 "line": {"color": color, "dash": DASHES[number // len(CYCLE) % len(DASHES)], "width": 2},
                 "hovertemplate": f"%{{x:.1f}} s: median %{{y:.{quantity.digits}f}} {quantity.unit}",
@@ -164,16 +168,24 @@ def _spread(tracks: Iterable[RankTrack], quantity: _Quantity) -> Mapping[float, 
         for t_s, value in zip(track.t_s, quantity.of(track), strict=True):
             if value is not None:
                 values.setdefault(round(t_s), []).append(value * quantity.scale)
-    return {float(t_s): (min(each), statistics.median(each), max(each)) for t_s, each in sorted(values.items())}
+    return {
+        float(t_s): (min(values_then), statistics.median(values_then), max(values_then))
+        for t_s, values_then in sorted(values.items())
+    }
 
 
 def _line(t_s: Sequence[float], values: Sequence[float | None]) -> Json:
-    return {"type": "scatter", "mode": trace_mode(values), "x": [round(it, 3) for it in t_s], "y": _rounded(values)}
+    return {
+        "type": "scatter",
+        "mode": trace_mode(values),
+        "x": [round(seconds, 3) for seconds in t_s],
+        "y": _rounded(values),
+    }
 
 
 def _rounded(values: Sequence[float | None]) -> list[float | None]:
     """Six digits: a plot shows no more, and every report has all of them."""
-    return [None if it is None else float(f"{it:.6g}") for it in values]
+    return [None if number is None else float(f"{number:.6g}") for number in values]
 
 
 def _faint(color: str) -> str:
@@ -184,14 +196,14 @@ def _faint(color: str) -> str:
 # ---- gaps
 
 
-def _gaps(report: Report, span: Span) -> Figure:
+def _gaps(report: Report, span: TimeSpan) -> Figure:
     tracks = report.scraped.ranks
-    worst = sorted(tracks, key=lambda it: (it.answered - it.asked, it.rank))[:MOST_LINES]
-    shown = sorted(worst, key=lambda it: it.rank)
-    names = [plain(f"{it.rank} · {it.node}") for it in shown]
-    ends = [max([*it.t_s, *(gap.ended_s for gap in it.gaps)], default=0.0) for it in shown]
-    missed = sum(it.asked - it.answered or sum(gap.missed for gap in it.gaps) for it in tracks)
-    with_gaps = sum(bool(it.gaps) for it in tracks)
+    worst = sorted(tracks, key=lambda track: (track.answered - track.asked, track.rank))[:MOST_LINES]
+    shown = sorted(worst, key=lambda track: track.rank)
+    names = [plain(f"{track.rank} · {track.node}") for track in shown]
+    ends = [max([*track.t_s, *(gap.ended_s for gap in track.gaps)], default=0.0) for track in shown]
+    missed = sum(track.asked - track.answered or sum(gap.missed for gap in track.gaps) for track in tracks)
+    with_gaps = sum(bool(track.gaps) for track in tracks)
     bars: list[Json] = [
         {
             **_bar(names, [0.0] * len(shown), ends, "scraped", BLUE, 0.35),
@@ -215,15 +227,15 @@ def _gaps(report: Report, span: Span) -> Figure:
                 "hovertemplate": "%{y}, from %{base:.1f} s: %{customdata} missed<extra></extra>",
             }
         )
-    said = "Every scrape was answered."
+    summary = "Every scrape was answered."
     if with_gaps:
-        said = f"{formats.plural(missed, 'scrape')} of {formats.plural(with_gaps, 'rank')} had no answer."
+        summary = f"{formats.plural(missed, 'scrape')} of {formats.plural(with_gaps, 'rank')} had no answer."
     if len(tracks) > len(shown):
-        said += f" Shown are the {len(shown)} ranks with the most."
+        summary += f" Shown are the {len(shown)} ranks with the most."
     return made(
         "scrape-gaps",
         "Gaps in scraping",
-        f"When each rank answered its scrapes, and when it did not. {said}",
+        f"When each rank answered its scrapes, and when it did not. {summary}",
         bars,
         {
             "barmode": "overlay",
@@ -233,7 +245,7 @@ def _gaps(report: Report, span: Span) -> Figure:
                 "rank",
                 type="category",
                 tickvals=names,
-                ticktext=[str(it.rank) for it in shown],
+                ticktext=[str(track.rank) for track in shown],
                 autorange="reversed",
             ),
             "showlegend": True,
@@ -249,8 +261,8 @@ def _bar(
         "type": "bar",
         "orientation": "h",
         "y": list(names),
-        "base": [round(it, 3) for it in begins],
-        "x": [round(it, 3) for it in lengths],
+        "base": [round(begin_s, 3) for begin_s in begins],
+        "x": [round(length_s, 3) for length_s in lengths],
         "name": name,
         "marker": {"color": color},
         "opacity": opacity,

@@ -13,7 +13,7 @@ from testbed.core.report.figures.plotly_figure import (
     BLUE,
     Figure,
     Json,
-    Span,
+    TimeSpan,
     axis,
     level,
     made,
@@ -60,7 +60,7 @@ def train_loss(report: Report) -> Figure | None:
     )
 
 
-def step_time(report: Report, span: Span) -> Figure | None:
+def step_time(report: Report, span: TimeSpan) -> Figure | None:
     """Plot the time between commits; what is called the pace is a series of its own, no annotation (see Marks)."""
     steps = report.steps
     median = report.training.median_step_s
@@ -101,7 +101,7 @@ def step_time(report: Report, span: Span) -> Figure | None:
     )
 
 
-def tokens_over_time(report: Report, span: Span) -> Figure | None:
+def tokens_over_time(report: Report, span: TimeSpan) -> Figure | None:
     """Plot how fast committed tokens were trained on; a step's tokens count evenly over the time it took."""
     steps = report.steps
     if not sum(steps.tokens):

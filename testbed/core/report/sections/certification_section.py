@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from testbed.core.certification.certificate import CERTIFIED, NOISY, NOT_MEASURABLE, OUTSIDE, Certificate
 from testbed.core.certification.in_words import sentences
@@ -14,33 +15,22 @@ from testbed.core.certification.link_certificate import (
     LinkCertificate,
     RoundTrip,
 )
-from testbed.core.fields import Fields, number, text
 from testbed.core.physics import full_scale
-from testbed.core.records.run_info import RunInfo
-from testbed.core.report import formats
-from testbed.core.report.report_table import Table
+from testbed.core.report import formats, meanings
+from testbed.core.report.blocks import Block, Bullets, Details, Heading, Legend, Section, Table, Text
 from testbed.core.report.sections.fidelity_section import Fidelity, Machine
 from testbed.core.topology.model import Topology
 from testbed.core.units import format_number, format_percent
 
-__all__ = [
-    "checks_table",
-    "findings",
-    "headroom",
-    "in_words",
-    "load_table",
-    "meaning",
-    "noise",
-    "notes",
-    "scale",
-    "segmentation",
-    "stands_for",
-    "table",
-    "title",
-    "validity_lead",
-    "validity_table",
-]
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
 
+__all__ = ["checks_table", "load_table", "meaning", "noise", "section", "segmentation", "table"]
+
+_LEAD = (
+    "Error = measured − target − baseline (the same path with zero delay). Lateness = sent − due, measured in the"
+    " emulator while the job ran."
+)
 Row = tuple[str, ...]
 
 _TITLES = {
@@ -54,7 +44,6 @@ _HEAD = (
     *("taken off us", "jitter us", "lost", "rate", "verdict"),
 )
 _CHECKS_HEAD = ("fiber", "quantity", "expected", "measured", "accepted", "verdict", "why")
-_VALIDITY_HEAD = ("fiber", "quantity", "here", "at full scale", "verdict", "why, and what helps")
 _LOAD_HEAD = ("direction", "packets", "late us, median / p99", "longest queue", "dropped by the emulator", "verdict")
 
 
@@ -77,20 +66,20 @@ def table(certificate: Certificate, scale: float = 1.0) -> Table:
 def _rows(certificate: Certificate, scale: float) -> Iterator[Row]:
     """A row per direction, and one per round trip below those of its link."""
     for link in certificate.links:
-        for each in link.directions:
-            jitter, rate = each.check("jitter"), each.rate
+        for direction in link.directions:
+            jitter, rate = direction.check("jitter"), direction.rate
             yield (
-                each.direction,
-                *_times(each, each.tolerance_s),
-                formats.microseconds(each.taken_off_s) if each.taken_off_s else "",
+                direction.direction,
+                *_times(direction, direction.tolerance_s),
+                formats.microseconds(direction.taken_off_s) if direction.taken_off_s else "",
                 formats.microseconds(jitter.measured if jitter else None),
-                f"{formats.count(each.lost)} of {formats.count(each.probes)}",
+                f"{formats.count(direction.lost)} of {formats.count(direction.probes)}",
                 _rate(rate.measured_bps if rate else None, scale),
-                _told(each),
+                _told(direction),
             )
         if link.rtt:
-            told = _told(link.rtt) if link.rtt.measured or not link.rtt.ok else formats.UNKNOWN
-            yield (_trip(link), *_times(link.rtt, link.rtt.tolerance_s), "", "", "", "", told)
+            verdict = _told(link.rtt) if link.rtt.measured or not link.rtt.ok else formats.UNKNOWN
+            yield (_trip(link), *_times(link.rtt, link.rtt.tolerance_s), "", "", "", "", verdict)
 
 
 def _rate(measured_bps: float | None, scale: float) -> str:
@@ -98,15 +87,15 @@ def _rate(measured_bps: float | None, scale: float) -> str:
     return f"{formats.bits_per_s(measured_bps)} for {full}" if full else formats.bits_per_s(measured_bps)
 
 
-def _told(each: DirectionCertificate | RoundTrip) -> str:
-    return {"ok": "certified", "bad": "outside tolerance"}.get(each.verdict, each.verdict)
+def _told(measurement: DirectionCertificate | RoundTrip) -> str:
+    return {"ok": "certified", "bad": "outside tolerance"}.get(measurement.verdict, measurement.verdict)
 
 
-def _times(each: DirectionCertificate | RoundTrip, tolerance_s: float) -> Row:
+def _times(measurement: DirectionCertificate | RoundTrip, tolerance_s: float) -> Row:
     return (
-        formats.microseconds(each.target_s),
-        formats.microseconds(each.measured.median if each.measured else None),
-        f"{formats.microseconds(each.error_min_s)} / {formats.microseconds(each.error_median_s)}",
+        formats.microseconds(measurement.target_s),
+        formats.microseconds(measurement.measured.median if measurement.measured else None),
+        f"{formats.microseconds(measurement.error_min_s)} / {formats.microseconds(measurement.error_median_s)}",
         formats.microseconds(tolerance_s),
     )
 
@@ -119,16 +108,16 @@ def checks_table(certificate: Certificate, scale: float = 1.0) -> Table | None:
 
 def _check_rows(certificate: Certificate, scale: float) -> Iterator[Row]:
     for fabric in certificate.fabrics:
-        for each in fabric.rates:
-            ends = [_rate(share * each.target_bps, scale) for share in (1 - RATE_TOLERANCE, 1 + RATE_TOLERANCE)]
+        for rate in fabric.rates:
+            ends = [_rate(share * rate.target_bps, scale) for share in (1 - RATE_TOLERANCE, 1 + RATE_TOLERANCE)]
             yield (
-                f"fabric of {fabric.site}, {each.path}",
+                f"fabric of {fabric.site}, {rate.path}",
                 "rate",
-                _rate(each.target_bps, scale),
-                _rate(each.measured_bps, scale),
+                _rate(rate.target_bps, scale),
+                _rate(rate.measured_bps, scale),
                 " to ".join(ends),
-                NOT_TOLD if each.verdict == "inconclusive" else each.verdict,
-                full_scale.in_text(each.why or each.note, scale),
+                NOT_TOLD if rate.verdict == "inconclusive" else rate.verdict,
+                full_scale.in_text(rate.why or rate.note, scale),
             )
     for link in certificate.links:
         for name, check in _checks(link):
@@ -142,9 +131,9 @@ def _check_rows(certificate: Certificate, scale: float) -> Iterator[Row]:
 
 
 def _checks(link: LinkCertificate) -> Iterator[tuple[str, Check]]:
-    for each in link.directions:
-        for check in each.checks:
-            yield each.direction, check
+    for direction in link.directions:
+        for check in direction.checks:
+            yield direction.direction, check
     for check in link.rtt.checks if link.rtt else ():
         yield _trip(link), check
 
@@ -156,7 +145,9 @@ def _trip(link: LinkCertificate) -> str:
 
 def meaning(certificate: Certificate) -> str:
     """Return a sentence on what calibration takes off; empty for a lab that is not calibrated."""
-    off = [each.taken_off_s for link in certificate.links for each in link.directions if each.taken_off_s]
+    off = [
+        direction.taken_off_s for link in certificate.links for direction in link.directions if direction.taken_off_s
+    ]
     if not off:
         return ""
     least, most = formats.microseconds(min(off)), formats.microseconds(max(off))
@@ -182,82 +173,37 @@ def _value(check: Check, value: float | None, scale: float) -> str:
     return format_percent(value, 3)
 
 
-def load_table(found: Sequence[Fidelity]) -> Table | None:
+def load_table(directions: Sequence[Fidelity]) -> Table | None:
     """What each direction did while the job ran."""
-    return Table.of(_LOAD_HEAD, _load_rows(found), "Fidelity under load", (1, 2, 3, 4), verdicts=5)
+    return Table.of(_LOAD_HEAD, _load_rows(directions), "Fidelity under load", (1, 2, 3, 4), verdicts=5)
 
 
-def _load_rows(found: Sequence[Fidelity]) -> Iterator[Row]:
-    for each in found:
-        queue = each.queue_bytes_most
+def _load_rows(directions: Sequence[Fidelity]) -> Iterator[Row]:
+    for direction in directions:
+        queue = direction.queue_bytes_most
         yield (
-            each.direction,
-            formats.count(each.packets),
-            f"{formats.microseconds(each.median_s)} / {formats.microseconds(each.p99_s)}",
+            direction.direction,
+            formats.count(direction.packets),
+            f"{formats.microseconds(direction.median_s)} / {formats.microseconds(direction.p99_s)}",
             formats.UNKNOWN if queue is None else f"{format_number(queue / 1e3, 3)} kB",
-            formats.count(each.own_drops),
-            f"{each.verdict}: {each.why}" if each.why else each.verdict,
+            formats.count(direction.own_drops),
+            f"{direction.verdict}: {direction.why}" if direction.why else direction.verdict,
         )
-
-
-def validity_table(run: RunInfo) -> Table | None:
-    """The quantities that scaling biases; None if nothing is scaled."""
-    return Table.of(_VALIDITY_HEAD, _validity_rows(run), "Scale model", (2, 3))
-
-
-def _validity_rows(run: RunInfo) -> Iterator[Row]:
-    for fiber, each in _worst(run):
-        if text(each, "verdict") != "holds":
-            why = "; ".join(it for it in (text(each, "reason"), text(each, "change")) if it)
-            bias = " ".join(it for it in (text(each, "verdict"), text(each, "direction")) if it)
-            amounts = (_amount(number(each, key), text(each, "unit")) for key in ("lab", "real"))
-            yield (fiber, text(each, "quantity"), *amounts, bias, why)
-
-
-def _worst(run: RunInfo) -> Iterator[tuple[str, Fields]]:
-    """Return each quantity once, as it is on the fiber with the largest bias: the reasons of the others are the same,
-    with other numbers."""
-    groups: dict[tuple[str, str, str], list[Fields]] = {}
-    for each in run.validity:
-        key = (text(each, "quantity"), text(each, "verdict"), text(each, "direction"))
-        groups.setdefault(key, []).append(each)
-    for alike in groups.values():
-        worst = max(alike, key=lambda it: number(it, "error") or 0.0)
-        fiber = text(worst, "fiber")
-        yield (f"{fiber}, the worst of {len(alike)}" if len(alike) > 1 else fiber), worst
-
-
-def validity_lead(run: RunInfo) -> str:
-    """Return a sentence about how much of the scale model holds; empty if it was not checked."""
-    if not run.validity:
-        return ""
-    quantities = {text(each, "quantity") for each in run.validity}
-    biased = {text(each, "quantity") for each in run.validity if text(each, "verdict") != "holds"}
-    return (
-        f"Rates and payloads are divided by the scale, latency is not: {len(quantities - biased)} of {len(quantities)}"
-        " quantities hold unchanged on every fiber."
-    )
-
-
-def _amount(value: float | None, unit: str) -> str:
-    if value is None:
-        return formats.UNKNOWN
-    return formats.duration(value) if unit == "s" else f"{format_number(value, 3)} {unit}"
 
 
 def headroom(certificate: Certificate | None, host: Machine) -> str:
     """Return the machine's CPU headroom before and during the job; empty if neither is known."""
-    said = []
+    parts = []
     if certificate is not None and certificate.took_s is not None:
-        said.append(f"{formats.share(certificate.headroom.free)} while it was certified")
+        parts.append(f"{formats.share(certificate.headroom.free)} while it was certified")
     if host.cpu_headroom is not None:
         least = ""
         if host.cpu_headroom_least is not None and host.cpu_headroom_least < host.cpu_headroom:
             # Less than nothing is impossible: in the busiest twentieth of the time there was none.
             none = host.cpu_headroom_least < 0.0005
             least = f" (5 % of the time {'none' if none else f'at most {formats.share(host.cpu_headroom_least)}'})"
-        said.append(f"{formats.share(host.cpu_headroom)} at the median while the job ran{least}")
-    return f"CPU headroom: {', '.join(said)}." if said else ""
+        parts.append(f"{formats.share(host.cpu_headroom)} at the median while the job ran{least}")
+    return f"CPU headroom: {', '.join(parts)}." if parts else ""
 
 
 def in_words(certificate: Certificate, topology: Topology | None) -> str:
@@ -265,14 +211,9 @@ def in_words(certificate: Certificate, topology: Topology | None) -> str:
     return " ".join((*sentences(certificate), stands_for(topology))).strip()
 
 
-def scale(topology: Topology | None) -> float:
-    """Return the scale of a run's topology; 1, at which nothing is said, where the run has none."""
-    return topology.scale if topology else 1.0
-
-
 def stands_for(topology: Topology | None) -> str:
     """Return a sentence on the rates of the links at full scale; empty at scale 1, or without a topology."""
-    return full_scale.sentence((it.rate_bps for it in topology.links), topology.scale) if topology else ""
+    return full_scale.sentence((link.rate_bps for link in topology.links), topology.scale) if topology else ""
 
 
 def findings(certificate: Certificate, scale: float = 1.0) -> tuple[str, ...]:
@@ -289,8 +230,8 @@ def segmentation(certificate: Certificate) -> str:
     """Return what segmented super-packets into MTU-sized ones; empty if the certificate does not say."""
     by: dict[str, list[str]] = {}
     for link in certificate.links:
-        for each in link.directions:
-            by.setdefault(each.segmentation, []).append(each.direction)
+        for direction in link.directions:
+            by.setdefault(direction.segmentation, []).append(direction.direction)
     if set(by) == {"emulator"}:
         return f"{certificate.emulator} segments super-packets itself: random impairments apply to MTU-sized packets."
     if "sender" in by:
@@ -303,3 +244,30 @@ def segmentation(certificate: Certificate) -> str:
         if set(by) == {"none"}
         else ""
     )
+
+
+def section(report: Report) -> Section | None:
+    certificate, load = report.certificate, load_table(report.fidelity)
+    shown = table(certificate, report.scale) if certificate else None
+    return Section.of(
+        "Fidelity",
+        *(_certificate_blocks(certificate, report) if certificate else ()),
+        Text("Nothing was measured.", "") if not (certificate or load) else None,
+        Heading("Under load") if load else None,
+        load,
+        Text(headroom(certificate, report.machine)),
+        Legend(meanings.legend(shown, load)),
+        lead=_LEAD,
+    )
+
+
+def _certificate_blocks(certificate: Certificate, report: Report) -> Iterator[Block]:
+    yield Heading(title(certificate))
+    yield Text(in_words(certificate, report.topology), "in-words")
+    yield table(certificate, report.scale)
+    yield from (Text(finding, "finding") for finding in findings(certificate, report.scale))
+    around = "No path around the fiber was found." if certificate.around_ok else certificate.around_why
+    sentences = (around, meaning(certificate), segmentation(certificate))
+    yield Text(" ".join(filter(None, sentences)), "lead" if certificate.around_ok else "banner")
+    yield Bullets(notes(certificate))
+    yield Details(checks_table(certificate, report.scale), "Every quantity: expected, measured, and the accepted range")

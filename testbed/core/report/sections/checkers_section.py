@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from testbed.core.checkers.checks import Checked
 from testbed.core.checkers.finding import Checker
 from testbed.core.report import formats
-from testbed.core.report.report_table import Table
+from testbed.core.report.blocks import Section, Table
 
-__all__ = ["LEAD", "found_table", "right", "sentence", "table"]
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
+
+__all__ = ["LEAD", "found_table", "right", "section", "sentence", "table"]
 
 _HEAD = ("checker", "what was checked", "found", "held")
 _FOUND_HEAD = ("checker", "attempt", "step", "collective", "finding")
@@ -40,8 +43,8 @@ _FOUND: Final = {
 def right(checked: Checked) -> bool | None:
     """Return whether the training is correct. A hang makes it late, not wrong: only the experiment knows whether a hang
     was expected."""
-    told = [each.holds for each in checked.checkers if each.id != "hangs"]
-    return False if False in told else None if None in told or not told else True
+    verdicts = [checker.holds for checker in checked.checkers if checker.id != "hangs"]
+    return False if False in verdicts else None if None in verdicts or not verdicts else True
 
 
 def sentence(checked: Checked) -> str:
@@ -49,13 +52,13 @@ def sentence(checked: Checked) -> str:
     table has it, not the sentence that says that training is correct."""
     verdict = right(checked)
     if verdict is False:
-        said = "; ".join(f"{_count(each)}: {_where(each)}" for each in checked.checkers if each.found)
-        return f"{said[:1].upper()}{said[1:]}."
+        findings = "; ".join(f"{_count(checker)}: {_where(checker)}" for checker in checked.checkers if checker.found)
+        return f"{formats.upper_first(findings)}."
     if verdict is None:
-        untold = next((each.why for each in checked.checkers if each.holds is None), "too little was recorded")
+        untold = next((checker.why for checker in checked.checkers if checker.holds is None), "too little was recorded")
         return f"Could not be determined: {untold}."
-    sums = next((each.looked_at for each in checked.checkers if each.id == "sums"), "")
-    hung = any(each.found for each in checked.checkers if each.id == "hangs")
+    sums = next((checker.looked_at for checker in checked.checkers if checker.id == "sums"), "")
+    hung = any(checker.found for checker in checked.checkers if checker.id == "hangs")
     held = ["every sum is right", "no rank trained on other parameters", "no update was lost"]
     return f"{sums}: {', '.join(held + ([] if hung else ['no collective hung']))}."
 
@@ -66,10 +69,15 @@ def table(checkers: Iterable[Checker]) -> Table | None:
 
 
 def _rows(checkers: Iterable[Checker]) -> Iterator[tuple[str, ...]]:
-    for each in checkers:
-        looked_at = each.looked_at + (f"; {each.why}" if each.why else "")
-        found = formats.UNKNOWN if each.holds is None else formats.count(each.found)
-        yield _NAMES[each.id], looked_at, found, "unknown" if each.holds is None else "yes" if each.holds else "no"
+    for checker in checkers:
+        looked_at = checker.looked_at + (f"; {checker.why}" if checker.why else "")
+        count = formats.UNKNOWN if checker.holds is None else formats.count(checker.found)
+        yield (
+            _NAMES[checker.id],
+            looked_at,
+            count,
+            "unknown" if checker.holds is None else "yes" if checker.holds else "no",
+        )
 
 
 def found_table(checkers: Iterable[Checker]) -> Table | None:
@@ -78,10 +86,10 @@ def found_table(checkers: Iterable[Checker]) -> Table | None:
 
 
 def _found_rows(checkers: Iterable[Checker]) -> Iterator[tuple[str, ...]]:
-    for each in checkers:
-        for found in each.findings:
-            collective = formats.UNKNOWN if found.sequence is None else str(found.sequence)
-            yield each.id, str(found.attempt), str(found.step), collective, found.text
+    for checker in checkers:
+        for finding in checker.findings:
+            collective = formats.UNKNOWN if finding.sequence is None else str(finding.sequence)
+            yield checker.id, str(finding.attempt), str(finding.step), collective, finding.text
 
 
 def _count(checker: Checker) -> str:
@@ -96,3 +104,7 @@ def _where(checker: Checker) -> str:
     attempt = f" of attempt {first.attempt}" if first.attempt > 1 else ""
     collective = "" if first.sequence is None else f", collective {first.sequence}"
     return f"{'first, ' if checker.found > 1 else ''}step {first.step}{attempt}{collective}, {first.text}"
+
+
+def section(report: Report) -> Section | None:
+    return Section.of("Checkers", table(report.checkers), found_table(report.checkers), lead=LEAD)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from testbed.core.fields import Fields, integer, mapping, number, text, texts
 from testbed.core.physics import full_scale
 from testbed.core.records import capture_record
 from testbed.core.records.event import Event
 from testbed.core.report import fault_words, formats
-from testbed.core.report.report_table import Table
+from testbed.core.report.blocks import Details, Section, Table
 from testbed.core.units import format_number
 
-__all__ = ["SHOWN", "EventLine", "folded", "lines", "table"]
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
+
+__all__ = ["SHOWN", "EventLine", "folded", "lines", "section", "table"]
 
 SHOWN: Final = 20
 _AT_ONCE: Final = frozenset({"impaired", "jitter", "squeezed", "corrupt", "black hole", "killed", "stopped", "slowed"})
@@ -28,6 +31,7 @@ _AT_ONCE: Final = frozenset({"impaired", "jitter", "squeezed", "corrupt", "black
 @dataclass(frozen=True)
 class EventLine:
     t_s: float
+    """Since the job began."""
     event: str
     text: str
 
@@ -42,9 +46,9 @@ def lines(
 
     ``scale`` is the topology's, for what a rate stands for.
     """
-    known = parameters or {}
+    by_fault = parameters or {}
     return tuple(
-        EventLine(event.t - origin, event.event, full_scale.in_text(_text(_whole(event, known)), scale))
+        EventLine(event.t - origin, event.event, full_scale.in_text(_text(_whole(event, by_fault)), scale))
         for event in events
     )
 
@@ -59,14 +63,14 @@ def _whole(event: Event, parameters: Mapping[str, Mapping[str, str]]) -> Event:
 def table(events: Sequence[EventLine]) -> Table | None:
     """The first :data:`SHOWN` events; None if there are none."""
     shown = _shown(events)
-    return _table((each for index, each in enumerate(events) if index in shown), "Events")
+    return _table((event for index, event in enumerate(events) if index in shown), "Events")
 
 
 def folded(events: Sequence[EventLine]) -> Table | None:
     """The other events; None if there are none. Its label says how many there are."""
     shown = _shown(events)
-    rest = [each for index, each in enumerate(events) if index not in shown]
-    return _table(rest, formats.plural(len(rest), "more event")) if rest else None
+    others = [event for index, event in enumerate(events) if index not in shown]
+    return _table(others, formats.plural(len(others), "more event")) if others else None
 
 
 def _shown(events: Sequence[EventLine]) -> frozenset[int]:
@@ -76,13 +80,13 @@ def _shown(events: Sequence[EventLine]) -> frozenset[int]:
 
 
 def _table(events: Iterable[EventLine], label: str) -> Table | None:
-    rows = ((f"{round(each.t_s, 3) + 0.0:.3f}", each.event.replace("-", " "), each.text) for each in events)
+    rows = ((f"{round(event.t_s, 3) + 0.0:.3f}", event.event.replace("-", " "), event.text) for event in events)
     return Table.of(("time s", "event", "what"), rows, label, (0,))
 
 
 def _text(event: Event) -> str:
-    said = SENTENCES.get(event.event, _any)(event.fields)
-    return said or _any(event.fields)
+    text_of_event = SENTENCES.get(event.event, _any)(event.fields)
+    return text_of_event or _any(event.fields)
 
 
 def _fault(fields: Fields, lasts: str = "") -> str:
@@ -210,10 +214,10 @@ def _rerouted(fields: Fields) -> str:
 
 def _any(fields: Fields) -> str:
     """What an unknown event carries; the value alone if it is the only one."""
-    rest = {key: value for key, value in fields.items() if key not in ("t", "event")}
-    if len(rest) == 1:
-        return str(next(iter(rest.values())))
-    said_of = {key: value for key, value in rest.items() if isinstance(value, str | int | float) and value != ""}
+    others = {key: value for key, value in fields.items() if key not in ("t", "event")}
+    if len(others) == 1:
+        return str(next(iter(others.values())))
+    said_of = {key: value for key, value in others.items() if isinstance(value, str | int | float) and value != ""}
     return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in said_of.items())
 
 
@@ -221,8 +225,8 @@ def _capture(fields: Fields) -> str:
     """Return whose packets were captured, and at the end what was captured."""
     where = "before" if fields.get("before") is True else "behind"
     counted = mapping(fields, "counted")
-    found, lost = integer(counted, "packets"), integer(counted, "dropped")
-    many = "" if found is None else f": {formats.plural(found, 'packet')}"
+    packets, lost = integer(counted, "packets"), integer(counted, "dropped")
+    many = "" if packets is None else f": {formats.plural(packets, 'packet')}"
     missing = f", {formats.plural(lost, 'more packet')} dropped by the kernel" if lost else ""
     return f"packets of {', '.join(texts(fields, 'directions'))}, {where} the fiber{many}{missing}"
 
@@ -249,3 +253,8 @@ SENTENCES: dict[str, Callable[[Fields], str]] = {
     "rerouted": _rerouted,
     "restart-waits": _restart_waits,
 }
+
+
+def section(report: Report) -> Section | None:
+    others = folded(report.events)
+    return Section.of("Events", table(report.events), Details(others, others.label) if others else None)

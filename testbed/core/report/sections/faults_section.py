@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from testbed.core.analysis.recovery import BACK, FaultRecovery
 from testbed.core.physics import full_scale
 from testbed.core.report import fault_words, formats
-from testbed.core.report.report_table import Table
+from testbed.core.report.blocks import Section, Table
 
-__all__ = ["Fault", "lines", "sentence", "summary", "table"]
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
+
+__all__ = ["FaultLine", "lines", "section", "sentence", "summary", "table"]
+
+_LEAD = "Overlapping faults share their gaps. Where names do not fit, the plots show the faults' numbers."
 
 _HEAD = (
     "#",
@@ -27,7 +33,7 @@ _OF_RECOVERY = _HEAD.index("longest gap")
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultLine:
     """One fault; ``ended_s`` is None if the record does not hold its end, so it was still active then.
 
     ``longest_gap_s`` is at least that if ``gap_open``: no step came after the fault; at most that if ``gap_at_most``:
@@ -39,19 +45,27 @@ class Fault:
     target: str
     links: tuple[str, ...]
     began_s: float
+    """Since the job began."""
     ended_s: float | None
+    """Since the job began; null: its end is not in the record."""
     carrier_s: float | None
+    """Until the last gateway port had lost its carrier."""
     longest_gap_s: float | None
+    """Between commits, without the checkpoint in it; at least this long if gap_open."""
     back_s: float | None
+    """From its beginning to a step of 1.1 x the median; 0: never slower."""
     back_after_end_s: float | None
     recovered: bool | None
     gap_began_s: float | None = None
     """When the longest gap began, since the job began."""
     gap_open: bool = False
+    """No step came after the fault: training did not come back as far as the run was observed."""
     parameters: Mapping[str, str] = field(default_factory=dict)
+    """As written; of runs whose events lack them, the values that the fault gave its directions."""
     scale: float = 1.0
     """The topology's, for what a rate stands for; report.json has it with the topology."""
     gap_at_most: bool = False
+    """Longest_gap_s is an upper bound: it is less than two prints of the program take."""
     uncertainty_s: float = 0.0
     """Of the longest gap, by stalls of the host."""
 
@@ -75,8 +89,8 @@ class Fault:
         """The same without the name of its link, for a label beside that link: ``cut``, ``loss 0.5 % toward west``."""
         return self._scaled(fault_words.at_link(self.type, self.target, self.parameters)) or self.fault
 
-    def _scaled(self, said: str) -> str:
-        return full_scale.in_text(said, self.scale)
+    def _scaled(self, words_at_scale: str) -> str:
+        return full_scale.in_text(words_at_scale, self.scale)
 
     @property
     def gap(self) -> str:
@@ -88,9 +102,9 @@ class Fault:
         return "to the end" if self.ended_s is None else formats.duration(self.ended_s - self.began_s)
 
 
-def lines(faults: Iterable[FaultRecovery], origin: float, scale: float = 1.0) -> tuple[Fault, ...]:
+def lines(faults: Iterable[FaultRecovery], origin: float, scale: float = 1.0) -> tuple[FaultLine, ...]:
     return tuple(
-        Fault(
+        FaultLine(
             fault=recovery.window.fault,
             type=recovery.window.type,
             target=recovery.window.target,
@@ -120,17 +134,17 @@ def gap_words(gap_s: float | None, is_open: bool, at_most: bool = False) -> str:
     return f">= {formats.duration(gap_s)}" if is_open and gap_s is not None else formats.duration(gap_s)
 
 
-def table(faults: Iterable[Fault]) -> Table | None:
+def table(faults: Iterable[FaultLine]) -> Table | None:
     """The faults; their numbers are those of the plots. What is known of none, as with a launched program or faults
     outside the training, has no columns."""
     listed = tuple(faults)
-    if all(it.recovered is None and it.longest_gap_s is None for it in listed):
-        last = _OF_RECOVERY - all(it.carrier_s is None for it in listed)
+    if all(fault.recovered is None and fault.longest_gap_s is None for fault in listed):
+        last = _OF_RECOVERY - all(fault.carrier_s is None for fault in listed)
         return Table.of(_HEAD[:last], (row[:last] for row in _rows(listed)), "Faults", (0, *range(2, last)))
     return Table.of(_HEAD, _rows(listed), "Faults", (0, *range(2, 8)), verdicts=8)
 
 
-def _rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
+def _rows(faults: Iterable[FaultLine]) -> Iterator[tuple[str, ...]]:
     for number, fault in enumerate(faults, 1):
         yield (
             str(number),
@@ -145,31 +159,31 @@ def _rows(faults: Iterable[Fault]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def summary(faults: Sequence[Fault]) -> str:
+def summary(faults: Sequence[FaultLine]) -> str:
     """Return how many faults there were, how many the job came through, and the cost of the worst."""
-    told = [it for it in faults if it.recovered is not None]
-    bad = [it for it in told if not it.recovered]
-    if not told:
+    judged = [fault for fault in faults if fault.recovered is not None]
+    bad = [fault for fault in judged if not fault.recovered]
+    if not judged:
         return f"{formats.plural(len(faults), 'fault')}, all outside the training: there is no recovery to measure."
-    through = f"{len(told) - len(bad)} of {formats.plural(len(faults), 'fault')}"
-    said = f"It came through {through}"
-    if len(told) < len(faults):
-        said += f"; {len(faults) - len(told)} fell outside the training"
-    measured = [it for it in told if it.longest_gap_s is not None]
-    worst = max(measured, key=lambda it: (it.gap_open, it.longest_gap_s or 0), default=None)
+    through = f"{len(judged) - len(bad)} of {formats.plural(len(faults), 'fault')}"
+    sentence = f"It came through {through}"
+    if len(judged) < len(faults):
+        sentence += f"; {len(faults) - len(judged)} fell outside the training"
+    measured = [fault for fault in judged if fault.longest_gap_s is not None]
+    worst = max(measured, key=lambda fault: (fault.gap_open, fault.longest_gap_s or 0), default=None)
     if worst is not None:
         at = formats.duration(worst.began_s)
         if worst.gap_open:
             gap = formats.duration(worst.longest_gap_s)
-            return f"{said}; after {worst.named} at {at} training did not come back: the gap is at least {gap}."
-        said += f"; the longest gap between commits, {worst.gap}, was at {worst.named} at {at}"
-    return f"{said}."
+            return f"{sentence}; after {worst.named} at {at} training did not come back: the gap is at least {gap}."
+        sentence += f"; the longest gap between commits, {worst.gap}, was at {worst.named} at {at}"
+    return f"{sentence}."
 
 
-def sentence(fault: Fault) -> str:
+def sentence(fault: FaultLine) -> str:
     """Return what happened, and how the job fared."""
     lasted = ", to the end of the record" if fault.ended_s is None else f" for {fault.lasted}"
-    began = _first_upper(f"{fault.words} at {formats.duration(fault.began_s)}{lasted}")
+    began = formats.upper_first(f"{fault.words} at {formats.duration(fault.began_s)}{lasted}")
     if fault.recovered is None:
         return f"{began}: it fell outside the training, so there is no recovery to measure."
     if fault.gap_open:
@@ -197,11 +211,7 @@ def sentence(fault: Fault) -> str:
     )
 
 
-def _first_upper(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
-def _since(fault: Fault) -> str:
+def _since(fault: FaultLine) -> str:
     """Return since when no step came."""
     if fault.gap_began_s is None:
         return ""
@@ -210,7 +220,7 @@ def _since(fault: Fault) -> str:
     return f" from {formats.duration(abs(from_s))} {edge} to the end of the record"
 
 
-def _where(fault: Fault) -> str:
+def _where(fault: FaultLine) -> str:
     """Return when the longest gap was, as it may lie before or after the time to the first good step."""
     if fault.gap_began_s is None or fault.longest_gap_s is None:
         return ""
@@ -219,3 +229,7 @@ def _where(fault: Fault) -> str:
     if from_s < 0:
         return f" (from {formats.duration(-from_s)} before it began to {formats.duration(to_s)} after)"
     return f" (from {formats.duration(from_s)} to {formats.duration(to_s)} after it began)"
+
+
+def section(report: Report) -> Section | None:
+    return Section.of("Faults", table(report.faults), lead=_LEAD)

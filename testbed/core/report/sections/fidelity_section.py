@@ -10,9 +10,11 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from testbed.core.analysis import fidelity
 from testbed.core.certification.certificate import Certificate
+from testbed.core.json_form import Keywords
 from testbed.core.records.samples import HostSample
 from testbed.core.report import formats
 
@@ -32,6 +34,9 @@ _NO_TIMES = frozenset({"netem"})
 """Emulators that do not measure the lateness of packets."""
 
 
+_VERDICTS = ("held", "did not hold", NOISY_HOST, "nothing crossed", "unknown", f"{NOT_MEASURABLE} on netem")
+
+
 @dataclass(frozen=True)
 class Fidelity:
     """One direction under load; ``median_s``, ``p99_s`` are None when nothing crossed or beyond the last bound.
@@ -43,14 +48,18 @@ class Fidelity:
     direction: str
     packets: int
     median_s: float | None
+    """Of lateness; null: nothing crossed, or beyond the last bound."""
     p99_s: float | None
     own_drops: int
+    """Packets that the emulator itself dropped."""
     held: bool | None
     why: str
     bounds_s: tuple[float, ...]
     counts: tuple[float, ...]
-    verdict: str = "unknown"
+    """One more than bounds: the last is later than every bound."""
+    verdict: Annotated[str, Keywords(enum=[*_VERDICTS])] = "unknown"
     queue_bytes_most: int | None = None
+    """Longest queue seen."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,9 @@ class Machine:
     cpu_busy: float | None = None
     emulator_cores: float | None = None
     cpu_headroom: float | None = None
+    """Median share of all cores that was free."""
     cpu_headroom_least: float | None = None
+    """Its 5th percentile."""
 
 
 def direction(measured: fidelity.DirectionFidelity, emulator: str) -> Fidelity:
@@ -129,10 +140,10 @@ def certified(certificate: Certificate | None, uncertified: bool) -> tuple[bool 
     if certificate.unmeasured:
         return None, f"Not measurable on this host before the job ({'; '.join(certificate.unmeasured)})"
     errors = [
-        abs(each.error_median_s)
+        abs(measured.error_median_s)
         for link in certificate.links
-        for each in link.directions
-        if each.error_median_s is not None
+        for measured in link.directions
+        if measured.error_median_s is not None
     ]
     worst = f" within {formats.duration(max(errors))} at the median" if errors else ""
     noisy = ", on a noisy host" if certificate.noisy else ""
@@ -187,8 +198,8 @@ def _listed(reasons: Sequence[Fidelity], every: Sequence[Fidelity]) -> str:
     return "; ".join(parts)
 
 
-def _link(each: Fidelity) -> str:
-    return each.direction.partition(":")[0]
+def _link(measured: Fidelity) -> str:
+    return measured.direction.partition(":")[0]
 
 
 def _remedy(host: Machine) -> str:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.records.rank_log import RankLog
+from testbed.core.report.blocks import Bullets, Section
 from testbed.core.topology.model import Topology
 from testbed.core.training import placement
 
-__all__ = ["lines"]
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
+
+__all__ = ["lines", "section"]
+
+_LEAD = (
+    "Payload per step that each dimension of parallelism sends over each direction, by the strategy; n = bytes of all"
+    " parameters. The checks of bytes compare the same with what crossed."
+)
 
 
 def lines(logs: Sequence[RankLog], workload: Mapping[str, object], topology: Topology | None) -> tuple[str, ...]:
@@ -20,7 +30,11 @@ def lines(logs: Sequence[RankLog], workload: Mapping[str, object], topology: Top
     if topology is None:
         return ()
     twin = twin_of(logs, workload)
-    known = {site.name for site in topology.sites}
-    if twin is None or not known.issuperset(twin.layout.sites):
+    sites = {site.name for site in topology.sites}
+    if twin is None or not sites.issuperset(twin.layout.sites):
         return placement.describe_tiers(topology)
     return (*placement.describe(twin, topology), *placement.describe_tiers(topology))
+
+
+def section(report: Report) -> Section | None:
+    return Section.of("Placement", Bullets(report.placement), lead=_LEAD)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from testbed.core.analysis.predicted_run import PredictedRun
 from testbed.core.report import formats
-from testbed.core.report.report_table import Table
+from testbed.core.report.blocks import Section, Table, Text
 
-__all__ = ["LEAD", "lead", "missing", "sentence", "table"]
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
+
+__all__ = ["LEAD", "lead", "missing", "section", "sentence", "table"]
 
 LEAD = (
     "What a step of the strategy was predicted to take over the slowest certified fiber in use. The residual is"
@@ -19,38 +24,43 @@ def missing(why: str) -> str:
     return f"no prediction of a step: {why}" if why else ""
 
 
-def lead(found: PredictedRun | None, unpredicted: str = "") -> str:
+def lead(prediction: PredictedRun | None, unpredicted: str = "") -> str:
     """Return what the table means, and what this lab stands for at full scale; without a prediction why there is
     none."""
-    if found is None:
-        return f"{told[0].upper()}{told[1:]}." if (told := missing(unpredicted)) else ""
+    if prediction is None:
+        return f"{formats.upper_first(why)}." if (why := missing(unpredicted)) else ""
     how = (
         " Before the first step the ranks timed the strategy's own operations, and the compute unless it is declared;"
         " the prediction composes these."
-        if found.calibrated
+        if prediction.calibrated
         else " No operation was timed before the job: costs are gloo's default costs, and the compute is the run's own."
     )
+    rate, compute = formats.bits_per_s(prediction.full_rate_bps), formats.duration(prediction.compute_s)
     return (
-        f"{LEAD}{how} By the similarity law a lab with the same w kappa ({found.wire_kappa:.3g}), lambda"
-        f" ({found.propagation:.3g}) and o/T ({found.software:.3g}) has the same utilization: this one shows"
-        f" {found.length_m / 1e3:.4g} km at {formats.bits_per_s(found.full_rate_bps)} of payload if the full model's"
-        f" step takes {formats.duration(found.compute_s)} of compute, too, and phi times the distance and 1/phi of the"
-        " rate if it takes phi times as long. TCP's loss and windows are not similar."
+        f"{LEAD}{how} By the similarity law a lab with the same w kappa ({prediction.wire_kappa:.3g}), lambda"
+        f" ({prediction.propagation:.3g}) and o/T ({prediction.software:.3g}) has the same utilization: this one shows"
+        f" {prediction.length_m / 1e3:.4g} km at {rate} of payload if the full model's step takes {compute} of compute,"
+        " too, and phi times the distance and 1/phi of the rate if it takes phi times as long. TCP's loss and windows"
+        " are not similar."
     )
 
 
-def table(found: PredictedRun | None) -> Table | None:
+def table(prediction: PredictedRun | None) -> Table | None:
     """Predicted, measured and residual; None if nothing was predicted."""
-    if found is None:
+    if prediction is None:
         return None
     times = {
-        "time of a step": (found.step_s, found.measured_step_s),
-        "compute of a step": (found.compute_s, found.measured_compute_s),
-        "exposed communication per step": (found.exposed_s, found.measured_exposed_s),
-        **{f"of it {name}": both for name, both in found.parts.items() if max(both) > 0},
+        "time of a step": (prediction.step_s, prediction.measured_step_s),
+        "compute of a step": (prediction.compute_s, prediction.measured_compute_s),
+        "exposed communication per step": (prediction.exposed_s, prediction.measured_exposed_s),
+        **{f"of it {name}": both for name, both in prediction.parts.items() if max(both) > 0},
     }
     rows = [(name, _ms(a), _ms(b), _ms(b - a, "+")) for name, (a, b) in times.items()]
-    utilization = (formats.share(found.utilization), formats.share(found.measured_utilization), _points(found))
+    utilization = (
+        formats.share(prediction.utilization),
+        formats.share(prediction.measured_utilization),
+        _points(prediction),
+    )
     rows.insert(2, ("compute utilization", *utilization))
     return Table.of(("quantity", "predicted", "measured", "residual"), rows, "Prediction", range(1, 4))
 
@@ -78,3 +88,8 @@ def _ms(seconds: float, sign: str = "") -> str:
     """Format always in ms, so that a column can be compared."""
     digits = 1 if abs(seconds) >= 0.01 else 2
     return f"{round(1e3 * seconds, digits) + 0.0:{sign}.{digits}f} ms"
+
+
+def section(report: Report) -> Section | None:
+    prediction, why = report.prediction, report.unpredicted
+    return Section.of("Prediction", Text(lead(prediction, why)), table(prediction), line=sentence(prediction, why))

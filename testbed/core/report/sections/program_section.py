@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from testbed.core.analysis.program_evidence import ProgramEvidence
 from testbed.core.fields import Fields, mapping, text
 from testbed.core.records.run_info import RunInfo
 from testbed.core.report import formats
+from testbed.core.report.blocks import Code, Section, Text
+from testbed.core.report.sections import rank_seconds_section
 from testbed.core.workload import step_lines
 from testbed.core.workload.progress_lines import LineParser
 from testbed.core.workload.progress_presets import PRESETS
 from testbed.core.workload.step_lines import Offer
 
-__all__ = ["UNKNOWN_OF_PROGRAMS", "OfferLine", "ProgramSteps", "lead", "offered", "steps", "summary"]
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
+
+__all__ = ["UNKNOWN_OF_PROGRAMS", "OfferLine", "ProgramSteps", "lead", "offered", "section", "steps", "summary"]
 
 UNKNOWN_OF_PROGRAMS = (
     "Compute and exposed communication, rank-seconds by class, the checkers and the bytes that must cross the fiber are"
@@ -30,10 +36,14 @@ class OfferLine:
     """
 
     preset: str
+    """Name of a preset; empty for a pattern."""
     pattern: str
     yaml: str
+    """Line for the workload of an experiment."""
     option: str
+    """The same for the command line."""
     sample: str
+    """A line of the output that it reads; empty: there is none, this is an example."""
     ranks: tuple[int, ...]
 
 
@@ -47,22 +57,28 @@ class ProgramSteps:
     """
 
     source: str
+    """In words; empty where no step was read."""
     printing: tuple[int, ...]
+    """Ranks that print steps."""
     steps_a_print: int | None
+    """From one print to the next, usually."""
     starts_s: float | None
+    """From the start of the first process to the first step that counts."""
     asked: bool
+    """The run was told where the program reports its steps."""
     offer: OfferLine | None
     unread: str = ""
+    """Why no step could be read there, if that is known."""
 
 
-def steps(info: RunInfo, found: ProgramEvidence, output: Mapping[int, Sequence[str]]) -> ProgramSteps:
-    job, asked = found.job, mapping(info.workload, "progress")
+def steps(info: RunInfo, evidence: ProgramEvidence, output: Mapping[int, Sequence[str]]) -> ProgramSteps:
+    job, asked = evidence.job, mapping(info.workload, "progress")
     seen = bool(job.commits)
     return ProgramSteps(
         source=_source(asked) if seen else "",
-        printing=found.printing if seen else (),
-        steps_a_print=found.steps_a_print,
-        starts_s=found.first_step_t - job.began_t if found.first_step_t and job.began_t is not None else None,
+        printing=evidence.printing if seen else (),
+        steps_a_print=evidence.steps_a_print,
+        starts_s=evidence.first_step_t - job.began_t if evidence.first_step_t and job.began_t is not None else None,
         asked=bool(asked) and asked.get("calls") is not True,
         offer=None if seen else _offer(output),
         unread=text(info.workload, "progress_unread"),
@@ -89,8 +105,8 @@ def _offer(output: Mapping[int, Sequence[str]]) -> OfferLine:
     return _line(step_lines.offer(output, presets) or step_lines.EXAMPLE)
 
 
-def _line(it: Offer) -> OfferLine:
-    return OfferLine(it.preset, it.pattern, it.yaml, it.option, it.sample, it.ranks)
+def _line(offer: Offer) -> OfferLine:
+    return OfferLine(offer.preset, offer.pattern, offer.yaml, offer.option, offer.sample, offer.ranks)
 
 
 def lead(shown: ProgramSteps) -> str:
@@ -121,15 +137,15 @@ def offered(shown: ProgramSteps) -> str:
     """Return the words before the offered line; empty where nothing is offered."""
     if shown.offer is None:
         return ""
-    it = shown.offer
-    if not it.sample:
+    offer = shown.offer
+    if not offer.sample:
         return (
             "No line of the output looks like a step. If the program prints one, say how; this is an example of a"
             " pattern. Without any output, call testbed_agents.step from the program."
         )
-    ranks = formats.listed([str(rank) for rank in it.ranks]) if it.ranks else ""
-    of = f" of rank{'s' if len(it.ranks) > 1 else ''} {ranks}" if ranks else ""
-    return f"This output{of} looks like steps: {it.sample!r}. To have them measured, add:"
+    ranks = formats.listed([str(rank) for rank in offer.ranks]) if offer.ranks else ""
+    of = f" of rank{'s' if len(offer.ranks) > 1 else ''} {ranks}" if ranks else ""
+    return f"This output{of} looks like steps: {offer.sample!r}. To have them measured, add:"
 
 
 def summary(shown: ProgramSteps) -> str:
@@ -137,3 +153,20 @@ def summary(shown: ProgramSteps) -> str:
     if shown.offer is None or not shown.offer.sample:
         return ""
     return f"steps can be read from its output: {shown.offer.yaml}, or {shown.offer.option}"
+
+
+def section(report: Report) -> Section | None:
+    program = report.program
+    if program is None:
+        return None
+    return Section.of(
+        "Steps of the program",
+        Text(lead(program)),
+        Text(rank_seconds_section.lead(program=True)),
+        *(
+            (Text(offered(program), ""), Code(offer.yaml, "yaml"), Code(offer.option))
+            if (offer := program.offer)
+            else ()
+        ),
+        line=summary(program),
+    )

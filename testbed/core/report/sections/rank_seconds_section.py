@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from testbed.core.analysis.disturbances import FaultCost
 from testbed.core.analysis.rank_seconds import RankSeconds, Span
 from testbed.core.report import formats
-from testbed.core.report.report_table import Table
+from testbed.core.report.blocks import Section, Table, Text
+
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
 
 __all__ = [
     "CLASSES",
@@ -18,6 +22,7 @@ __all__ = [
     "cost_table",
     "lead",
     "measure",
+    "section",
     "sentence",
     "shown_classes",
     "table",
@@ -66,7 +71,9 @@ class RankSecondsLine:
     """One attempt until its end was detected, or the restart after it, in seconds since the job began."""
 
     attempt: int
+    """From 1."""
     restart: bool
+    """False: the attempt until its end was detected; true: from then to the next one."""
     began_s: float
     ended_s: float
     seconds: RankSeconds
@@ -87,7 +94,10 @@ class TimeShares:
     wall_s: float
     total: RankSeconds
     spans: tuple[RankSecondsLine, ...]
+    """In order, without gaps."""
     fault_costs: tuple[FaultCost, ...] = ()
+    """What faults and restarts cost, aftermath included, those of one label together; empty without a fault-free
+    pace."""
 
 
 def measure(
@@ -99,10 +109,10 @@ def measure(
     return TimeShares(
         world_size=world_size,
         wall_s=spans[-1].ended_t - spans[0].began_t,
-        total=sum((it.seconds for it in spans), RankSeconds()),
+        total=sum((span.seconds for span in spans), RankSeconds()),
         spans=tuple(
-            RankSecondsLine(it.attempt, it.restart, it.began_t - origin, it.ended_t - origin, it.seconds)
-            for it in spans
+            RankSecondsLine(span.attempt, span.restart, span.began_t - origin, span.ended_t - origin, span.seconds)
+            for span in spans
         ),
         fault_costs=fault_costs,
     )
@@ -132,8 +142,8 @@ def _rows(shares: TimeShares, classes: Sequence[str]) -> Iterator[tuple[str, ...
     yield ("over all", formats.duration(shares.total.total_s), *(formats.duration(total[key]) for key in classes))
     yield _row("share of all", shares.total, classes)
     if len(shares.spans) > 1:
-        for each in shares.spans:
-            yield _row(each.label, each.seconds, classes)
+        for span in shares.spans:
+            yield _row(span.label, span.seconds, classes)
 
 
 def _row(label: str, seconds: RankSeconds, classes: Iterable[str]) -> tuple[str, ...]:
@@ -156,7 +166,7 @@ def cost_table(shares: TimeShares | None) -> Table | None:
             formats.duration(cost.lost_work_s),
             formats.duration(cost.detection_and_restart_s),
         )
-        for cost in sorted(shares.fault_costs, key=lambda it: -it.total_s)
+        for cost in sorted(shares.fault_costs, key=lambda cost: -cost.total_s)
     )
     return Table.of(head, rows, "Cost of faults", range(1, len(head)))
 
@@ -168,3 +178,14 @@ def sentence(shares: TimeShares | None) -> str:
     by_class, total = shares.total.by_class(), shares.total.total_s
     parts = (f"{name} {formats.small_share(by_class[key] / total)}" for key, name in CLASSES.items() if by_class[key])
     return f"rank-seconds {formats.duration(total)}: {', '.join(parts)}"
+
+
+def section(report: Report) -> Section | None:
+    """Return the classes of a job's rank-seconds; those of a launched program are in a line alone."""
+    shares, summary = report.rank_seconds, sentence(report.rank_seconds)
+    line = f"goodput {report.training.goodput_words}; {summary}" if summary and report.goodput is not None else summary
+    if report.is_program:
+        return Section.of("Rank-seconds", line=line)
+    costs = cost_table(shares)
+    blocks = (table(shares), Text(COST_LEAD) if costs else None, costs)
+    return Section.of("Rank-seconds", *blocks, lead=lead(program=False), line=line)

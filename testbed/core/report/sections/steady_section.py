@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 from testbed.core.analysis.host_noise import UNWATCHED, StallLog
 from testbed.core.analysis.steady_noise import within_noise
 from testbed.core.experiment.steady import SteadyCheck
 from testbed.core.fields import integer, text
+from testbed.core.json_form import Keywords
 from testbed.core.records.run_info import RunInfo
 from testbed.core.report import formats
-from testbed.core.report.report_table import Table
+from testbed.core.report.blocks import Section, Table
 from testbed.core.units import format_number
 
-__all__ = ["Steady", "Violated", "missing_faults", "sentence", "steady", "table"]
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
+
+__all__ = ["Steady", "Violated", "missing_faults", "section", "sentence", "steady", "table"]
+
+_LEAD = (
+    "Conditions that the job had to meet before, during and after its faults. The experiment may allow a grace period."
+)
 
 _STALLS = "stalls of the host may account for that"
 _HEAD = ("when", "condition", "measured", "bound", "violated", "held")
@@ -33,7 +42,7 @@ class Violated:
 class Steady:
     """A condition of the steady state; ``measured`` was compared with ``bound``."""
 
-    when: str
+    when: Annotated[str, Keywords(enum=["before", "during", "after", "always"])]
     text: str
     holds: bool | None
     measured: float | None
@@ -53,7 +62,10 @@ def steady(info: RunInfo, origin: float, noise: StallLog = UNWATCHED) -> tuple[S
 def _steady(check: SteadyCheck, origin: float, noise: StallLog) -> Steady:
     if check.holds is False and within_noise(check.text, check.bound, check.violations, noise):
         check = replace(check, holds=None, why=_STALLS)
-    violations = tuple(Violated(it.began_t - origin, it.ended_t - origin, it.measured) for it in check.violations)
+    violations = tuple(
+        Violated(violation.began_t - origin, violation.ended_t - origin, violation.measured)
+        for violation in check.violations
+    )
     return Steady(check.when, check.text, check.holds, check.measured, check.bound, check.why, violations)
 
 
@@ -61,10 +73,10 @@ def sentence(check: Steady) -> str:
     """Return the result in words."""
     condition = f"{check.when}: {check.text}"
     if check.violations:
-        times = "; ".join(_words(each) for each in check.violations[:3])
-        more = len(check.violations) - 3
+        times = "; ".join(_words(violation) for violation in check.violations[:3])
+        others = len(check.violations) - 3
         stalls = f"; {_STALLS}" if check.holds is None and check.why == _STALLS else ""
-        return f"{condition} was violated {times}{f'; and {more} more times' if more > 0 else ''}{stalls}."
+        return f"{condition} was violated {times}{f'; and {others} others times' if others > 0 else ''}{stalls}."
     if check.holds is not True:
         return f"{condition} {check.why or 'could not be determined'}."
     measured = "" if check.measured is None else f" Measured last: {format_number(check.measured, 4)}."
@@ -83,26 +95,30 @@ def _rows(checks: Iterable[Steady]) -> Iterator[tuple[str, ...]]:
             check.text,
             _number(check.measured),
             _number(check.bound),
-            "; ".join(_words(each) for each in check.violations) or check.why,
+            "; ".join(_words(violation) for violation in check.violations) or check.why,
             "unknown" if check.holds is None else "yes" if check.holds else "no",
         )
 
 
 def missing_faults(info: RunInfo) -> str:
     """Return a sentence about planned faults that did not happen; empty if all did."""
-    planned = sum(integer(it, "repeat") or 1 for it in info.schedule)
-    missing = [it for it in info.schedule if (integer(it, "began") or 0) < (integer(it, "repeat") or 1)]
+    planned = sum(integer(fault, "repeat") or 1 for fault in info.schedule)
+    missing = [fault for fault in info.schedule if (integer(fault, "began") or 0) < (integer(fault, "repeat") or 1)]
     if not missing:
         return ""
-    names = ", ".join(dict.fromkeys(f"{text(it, 'inject')} {text(it, 'target')}" for it in missing))
-    began = sum(integer(it, "began") or 0 for it in info.schedule)
+    names = ", ".join(dict.fromkeys(f"{text(name, 'inject')} {text(name, 'target')}" for name in missing))
+    began = sum(integer(fault, "began") or 0 for fault in info.schedule)
     return f"{began} of {formats.plural(planned, 'fault')} happened; missing, or fewer than planned: {names}."
 
 
-def _words(each: Violated) -> str:
-    worst = "" if each.measured is None else f" (worst {format_number(each.measured, 4)})"
-    return f"from {formats.duration(each.began_s)} to {formats.duration(each.ended_s)}{worst}"
+def _words(violation: Violated) -> str:
+    worst = "" if violation.measured is None else f" (worst {format_number(violation.measured, 4)})"
+    return f"from {formats.duration(violation.began_s)} to {formats.duration(violation.ended_s)}{worst}"
 
 
 def _number(value: float | None) -> str:
     return formats.UNKNOWN if value is None else format_number(value, 4)
+
+
+def section(report: Report) -> Section | None:
+    return Section.of("Steady state", table(report.steady), lead=_LEAD)

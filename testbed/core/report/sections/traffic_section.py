@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from testbed.core.analysis.traffic_gaps import Silence, TrafficGaps, TrafficTrack
+from testbed.core.json_form import Keywords
 from testbed.core.report import formats
-from testbed.core.report.report_table import Table
-from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.blocks import Bullets, Section, Table
+from testbed.core.report.sections.faults_section import FaultLine
 
-__all__ = ["BackLine", "Silent", "TrafficLine", "came_back", "lead", "lines", "sentences", "table"]
+if TYPE_CHECKING:
+    from testbed.core.report.document import Report
+
+__all__ = ["BackLine", "SilenceLine", "TrafficLine", "came_back", "lead", "lines", "section", "sentences", "table"]
 
 _HEAD = ("traffic", "moved", "silences", "longest silence", "from", "longest outside faults")
 _MOST_NODES = 16
 
 
 @dataclass(frozen=True)
-class Silent:
+class SilenceLine:
     """A silence: it lasted between ``least_s`` and ``most_s`` (None: to the end of what was seen)."""
 
     began_s: float
+    """Since the job began."""
     least_s: float
     most_s: float | None
+    """Null: it lasted to the end of what was seen."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,9 @@ class BackLine:
     """What a fault did: ``back_within_s`` is an upper bound, from the fault's beginning; None: it did not return."""
 
     fault: str
-    silence: Silent
+    silence: SilenceLine
     back_within_s: float | None
+    """From the fault's beginning, an upper bound; null: traffic did not come back."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +47,20 @@ class TrafficLine:
     """One track: ``kind`` is site (all fibers toward it), fiber or node. Times since the job began."""
 
     name: str
-    kind: str
+    kind: Annotated[str, Keywords(enum=["site", "fiber", "node"])]
+    """Site: all fibers that end there."""
     byte_count: int
+    """L2 bytes while the program ran."""
     interval_s: float
+    """Between two readings of the counter."""
     silences: int
-    longest: Silent | None
-    longest_calm: Silent | None
+    longest: SilenceLine | None
+    longest_calm: SilenceLine | None
     back: tuple[BackLine, ...]
+    """Faults near which there was a silence."""
 
 
-def lines(found: TrafficGaps, origin: float, ranks: Mapping[str, Sequence[int]]) -> tuple[TrafficLine, ...]:
+def lines(gaps: TrafficGaps, origin: float, ranks: Mapping[str, Sequence[int]]) -> tuple[TrafficLine, ...]:
     """Return the tracks in the order of table and JSON; ``ranks`` are those of each node."""
     return tuple(
         TrafficLine(
@@ -60,12 +72,12 @@ def lines(found: TrafficGaps, origin: float, ranks: Mapping[str, Sequence[int]])
             longest=_silent(track.longest, origin),
             longest_calm=_silent(track.longest_calm, origin),
             back=tuple(
-                BackLine(it.fault, silence, it.back_within_s)
-                for it in track.back
-                if (silence := _silent(it.silence, origin)) is not None
+                BackLine(returned.fault, silence, returned.back_within_s)
+                for returned in track.back
+                if (silence := _silent(returned.silence, origin)) is not None
             ),
         )
-        for track in found.tracks
+        for track in gaps.tracks
     )
 
 
@@ -77,82 +89,91 @@ def _name(track: TrafficTrack, ranks: Mapping[str, Sequence[int]]) -> str:
     return f"rank{'s' if len(of) > 1 else ''} {', '.join(map(str, of))} on {node}, {way}"
 
 
-def _silent(silence: Silence | None, origin: float) -> Silent | None:
-    return None if silence is None else Silent(silence.began_t - origin, silence.least_s, silence.most_s)
+def _silent(silence: Silence | None, origin: float) -> SilenceLine | None:
+    return None if silence is None else SilenceLine(silence.began_t - origin, silence.least_s, silence.most_s)
 
 
-def _shown(found: Sequence[TrafficLine]) -> list[TrafficLine]:
+def _shown(tracks: Sequence[TrafficLine]) -> list[TrafficLine]:
     """Return all tracks of sites and fibers, and of nodes those with the longest silences."""
-    nodes = sorted((it for it in found if it.kind == "node"), key=lambda it: -(it.longest.least_s if it.longest else 0))
+    nodes = sorted(
+        (track for track in tracks if track.kind == "node"),
+        key=lambda track: -(track.longest.least_s if track.longest else 0),
+    )
     kept = set(map(id, nodes[:_MOST_NODES]))
-    return [it for it in found if it.kind != "node" or id(it) in kept]
+    return [track for track in tracks if track.kind != "node" or id(track) in kept]
 
 
-def lead(found: Sequence[TrafficLine], idle: Sequence[str]) -> str:
+def lead(tracks: Sequence[TrafficLine], idle: Sequence[str]) -> str:
     """Return what the table shows; empty without traffic."""
-    if not found:
+    if not tracks:
         return ""
-    interval = formats.duration(max(it.interval_s for it in found))
-    said = (
+    interval = formats.duration(max(track.interval_s for track in tracks))
+    sentence = (
         f"The bytes of fibers and nodes are counted every {interval}, so a silence is known to within that at either"
         " end, and one that is shorter is not seen. Nothing before the first traffic counts, and nothing after the last"
         " of a program that ended well."
     )
-    left_out = len(found) - len(_shown(found))
+    left_out = len(tracks) - len(_shown(tracks))
     if left_out:
-        said += f" Of the nodes, the {_MOST_NODES} with the longest silences are shown."
-    return f"{said} No traffic at all: {formats.listed(idle)}." if idle else said
+        sentence += f" Of the nodes, the {_MOST_NODES} with the longest silences are shown."
+    return f"{sentence} No traffic at all: {formats.listed(idle)}." if idle else sentence
 
 
-def table(found: Sequence[TrafficLine]) -> Table | None:
-    return Table.of(_HEAD, _rows(_shown(found)), "Traffic", range(1, len(_HEAD)))
+def table(tracks: Sequence[TrafficLine]) -> Table | None:
+    return Table.of(_HEAD, _rows(_shown(tracks)), "Traffic", range(1, len(_HEAD)))
 
 
-def _rows(found: Iterable[TrafficLine]) -> Iterator[tuple[str, ...]]:
-    for it in found:
+def _rows(tracks: Iterable[TrafficLine]) -> Iterator[tuple[str, ...]]:
+    for track in tracks:
         yield (
-            it.name,
-            formats.size(it.byte_count),
-            formats.count(it.silences),
-            _words(it.longest) if it.longest else "none",
-            formats.duration(it.longest.began_s) if it.longest else "",
-            _words(it.longest_calm) if it.longest_calm else "none",
+            track.name,
+            formats.size(track.byte_count),
+            formats.count(track.silences),
+            _words(track.longest) if track.longest else "none",
+            formats.duration(track.longest.began_s) if track.longest else "",
+            _words(track.longest_calm) if track.longest_calm else "none",
         )
 
 
-def _words(silence: Silent) -> str:
+def _words(silence: SilenceLine) -> str:
     """``8 s to 10 s``; ``>= 12 s`` of a silence that lasted to the end."""
     if silence.most_s is None:
         return f">= {formats.duration(silence.least_s)}"
     return f"{formats.duration(silence.least_s)} to {formats.duration(silence.most_s)}"
 
 
-def came_back(found: Sequence[TrafficLine], faults: Sequence[Fault]) -> bool | None:
+def came_back(tracks: Sequence[TrafficLine], faults: Sequence[FaultLine]) -> bool | None:
     """Return whether traffic toward every site was back after every fault; None if no site had any."""
-    sites = [it for it in found if it.kind == "site"]
+    sites = [track for track in tracks if track.kind == "site"]
     if not sites or not faults:
         return None
-    return all(back.back_within_s is not None for it in sites for back in it.back)
+    return all(back.back_within_s is not None for site in sites for back in site.back)
 
 
-def sentences(found: Sequence[TrafficLine], faults: Sequence[Fault]) -> tuple[str, ...]:
+def sentences(tracks: Sequence[TrafficLine], faults: Sequence[FaultLine]) -> tuple[str, ...]:
     """Return a sentence for each fault: where it silenced traffic, and by when that was back."""
-    sites = [it for it in found if it.kind == "site"]
+    sites = [track for track in tracks if track.kind == "site"]
     return tuple(_sentence(fault, sites) for fault in faults) if sites else ()
 
 
-def _sentence(fault: Fault, sites: Sequence[TrafficLine]) -> str:
+def _sentence(fault: FaultLine, sites: Sequence[TrafficLine]) -> str:
     lasted = ", to the end of the record" if fault.ended_s is None else f" for {fault.lasted}"
-    words = f"{fault.words[:1].upper()}{fault.words[1:]} at {formats.duration(fault.began_s)}{lasted}"
-    silent = [(it, back) for it in sites for back in it.back if back.fault == fault.fault]
+    began = f"{formats.upper_first(fault.words)} at {formats.duration(fault.began_s)}{lasted}"
+    silent = [(site, back) for site in sites for back in site.back if back.fault == fault.fault]
     if not silent:
-        interval = formats.duration(max(it.interval_s for it in sites))
-        return f"{words}: traffic between the sites never stopped for as long as {interval} between two readings."
-    lost = [it.name for it, back in silent if back.back_within_s is None]
-    longest = max((back.silence for _, back in silent), key=lambda it: it.least_s)
-    names = formats.listed([it.name for it, _ in silent])
-    said = f"{words}: no traffic {names} for {_words(longest)}"
+        interval = formats.duration(max(site.interval_s for site in sites))
+        return f"{began}: traffic between the sites never stopped for as long as {interval} between two readings."
+    lost = [track.name for track, back in silent if back.back_within_s is None]
+    longest = max((back.silence for _, back in silent), key=lambda silence: silence.least_s)
+    names = formats.listed([track.name for track, _ in silent])
+    silence_text = f"{began}: no traffic {names} for {_words(longest)}"
     if lost:
-        return f"{said}; {formats.listed(lost)} it did not come back."
+        return f"{silence_text}; {formats.listed(lost)} it did not come back."
     within = max(back.back_within_s or 0.0 for _, back in silent)
-    return f"{said}; it was back at most {formats.duration(within)} after the fault began."
+    return f"{silence_text}; it was back at most {formats.duration(within)} after the fault began."
+
+
+def section(report: Report) -> Section | None:
+    tracks = report.traffic
+    bullets = Bullets(sentences(tracks, report.faults))
+    return Section.of("Traffic", table(tracks), bullets, lead=lead(tracks, report.idle))

@@ -75,8 +75,8 @@ def _line(index: int, name: str, speeds: Sequence[Speed]) -> Json:
 
 
 def _shown(speeds: Iterable[Speed], operation: str) -> list[Speed]:
-    of = (each for each in speeds if each.operation == operation and each.size > 0 and _drawable(each.median_s))
-    return sorted(of, key=lambda each: each.size)
+    of = (speed for speed in speeds if speed.operation == operation and speed.size > 0 and _drawable(speed.median_s))
+    return sorted(of, key=lambda speed: speed.size)
 
 
 def _drawable(seconds: float) -> bool:

@@ -27,9 +27,9 @@ def junit(validation: Validation, comparison: Comparison | None = None) -> str:
     an error. The verdict is a case too, so that no reason against a library is missing; with a ``comparison``, each
     regression is one.
     """
-    suites = [_suite(validation, each, comparison) for each in validation.libraries]
+    suites = [_suite(validation, library, comparison) for library in validation.libraries]
     whole = suite_of("validation")
-    if validation.interrupted or all(each.verdict == "skipped" for each in validation.libraries):
+    if validation.interrupted or all(library.verdict == "skipped" for library in validation.libraries):
         why = "it was interrupted" if validation.interrupted else "no library was validated"
         _add(whole, "Was all of it run?", Error(why, "Unknown"))
     if not validation.certified:
@@ -48,64 +48,64 @@ def _suite(validation: Validation, library: LibraryResult, comparison: Compariso
         _add(suite, f"correctness: {name}", _of_cases(cases))
     for speed in library.speeds:
         why = f"bound ÷ median is {speed.efficiency:.3g}: traffic bypassed the fiber, or the certificate is wrong"
-        told = Failure(why, "FasterThanLight") if too_fast(speed) else None
-        _add(suite, f"speed: {speed.operation}, {formats.size(speed.size)}", told, speed.median_s)
+        result = Failure(why, "FasterThanLight") if too_fast(speed) else None
+        _add(suite, f"speed: {speed.operation}, {formats.size(speed.size)}", result, speed.median_s)
     for cell in library.cells:
         _add(suite, f"fault: {cell.fault}", _of_cell(cell))
     for change in comparison.regressions if comparison else ():
         if change.library == library.name:
-            told = Failure(printable(f"{change.before} in the baseline, {change.after} now"), "Regression")
-            _add(suite, f"baseline: {change.what}", told)
+            result = Failure(printable(f"{change.before} in the baseline, {change.after} now"), "Regression")
+            _add(suite, f"baseline: {change.what}", result)
     _add(suite, "verdict", _of_verdict(validation, library))
     suite.time = library.took_s
     return suite
 
 
-def _add(suite: TestSuite, name: str, told: Told, took_s: float | None = None) -> None:
+def _add(suite: TestSuite, name: str, result: Told, took_s: float | None = None) -> None:
     case = TestCase(printable(name), f"testbed.validate.{suite.name}", took_s)
-    if told is not None:
-        case.result = [told]
+    if result is not None:
+        case.result = [result]
     suite.add_testcase(case)
 
 
 def _by_operation(cases: Sequence[CaseResult]) -> Iterator[tuple[str, list[CaseResult]]]:
     by: dict[str, list[CaseResult]] = {}
-    for each in cases:
-        by.setdefault(f"{each.operation} {each.reduction}".strip() + f", {each.type}", []).append(each)
+    for case in cases:
+        by.setdefault(f"{case.operation} {case.reduction}".strip() + f", {case.type}", []).append(case)
     yield from by.items()
 
 
 def _of_cases(cases: Sequence[CaseResult]) -> Told:
     order = list(STATES)
-    worst = min(cases, key=lambda each: order.index(each.state) if each.state != "right" else len(order))
+    worst = min(cases, key=lambda case: order.index(case.state) if case.state != "right" else len(order))
     if worst.state == "right":
         return None
-    count = sum(each.state == worst.state for each in cases)
+    count = sum(case.state == worst.state for case in cases)
     where = f"{formats.count(worst.count)} elements, group {worst.group}"
-    said = printable(f"{count} of {len(cases)} {worst.state}; {where}: {worst.detail}".removesuffix(": "))
+    message = printable(f"{count} of {len(cases)} {worst.state}; {where}: {worst.detail}".removesuffix(": "))
     if worst.state == "unsupported":
         # Right in everything that the library supports is right.
-        return None if any(each.state == "right" for each in cases) else Skipped(said)
-    return Error(said, "Unknown") if worst.state == "not run" else Failure(said, _type(worst.state))
+        return None if any(case.state == "right" for case in cases) else Skipped(message)
+    return Error(message, "Unknown") if worst.state == "not run" else Failure(message, _type(worst.state))
 
 
 def _of_cell(cell: Cell) -> Told:
     if cell.outcome in _PASSES:
         return None
-    said = printable(": ".join(part for part in (cell.outcome, summary(cell)) if part))
+    message = printable(": ".join(part for part in (cell.outcome, summary(cell)) if part))
     if cell.outcome == "unsupported":
-        return Skipped(said)
+        return Skipped(message)
     if cell.outcome in ("fault not exercised", "not run"):
-        return Error(said, "Unknown")
-    return Failure(said, _type(cell.outcome))
+        return Error(message, "Unknown")
+    return Failure(message, _type(cell.outcome))
 
 
 def _of_verdict(validation: Validation, library: LibraryResult) -> Told:
     if library.verdict == "holds":
         return None
-    said = printable("; ".join(library.why) or headline(validation))
-    return Error(said, "Unknown") if library.verdict == "unknown" else Failure(said, "DoesNotHold")
+    message = printable("; ".join(library.why) or headline(validation))
+    return Error(message, "Unknown") if library.verdict == "unknown" else Failure(message, "DoesNotHold")
 
 
-def _type(words_: str) -> str:
-    return "".join(word.capitalize() for word in words_.split())
+def _type(outcome: str) -> str:
+    return "".join(word.capitalize() for word in outcome.split())

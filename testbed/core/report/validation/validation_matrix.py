@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from testbed.core.report import formats
+from testbed.core.report.blocks import Mark
 from testbed.core.units import format_number
 from testbed.core.validation.result import CaseState, Cell, LibraryResult, Outcome, Speed, Validation, Verdict
 from testbed.core.validation.verdict import too_fast
@@ -22,9 +23,8 @@ __all__ = [
     "OUTCOMES",
     "STATES",
     "VERDICTS",
-    "Entry",
-    "Mark",
-    "Row",
+    "MatrixEntry",
+    "MatrixRow",
     "anchor",
     "headline",
     "matrix",
@@ -32,22 +32,9 @@ __all__ = [
     "too_fast",
 ]
 
-Kind = Literal["good", "fair", "bad", "worst", "unknown", "absent", "plain"]
-"""Good; tolerable; bad; wrong without an error; unknown; absent; a number without a judgement."""
-
 
 @dataclass(frozen=True)
-class Mark:
-    kind: Kind
-    sign: str
-    word: str
-
-    def __str__(self) -> str:
-        return f"{self.sign} {self.word}".strip()
-
-
-@dataclass(frozen=True)
-class Entry:
+class MatrixEntry:
     """One field of the matrix: ``note`` is a second, smaller line, ``anchor`` links to the detail on the page."""
 
     mark: Mark
@@ -55,11 +42,15 @@ class Entry:
     anchor: str = ""
     detail: str = ""
 
+    def __str__(self) -> str:
+        text = str(self.mark) if self.anchor else formats.UNKNOWN
+        return f"{text} ({self.note})" if self.note else text
+
 
 @dataclass(frozen=True)
-class Row:
+class MatrixRow:
     title: str
-    entries: tuple[Entry, ...]
+    entries: tuple[MatrixEntry, ...]
 
 
 VERDICTS: Final[dict[Verdict, Mark]] = {
@@ -110,60 +101,51 @@ _PLURALS: Final[dict[CaseState, str]] = {"error": "errors", "hang": "hangs", "cr
 _ASIDE: Final = frozenset({"unsupported", "not run"})
 
 
-def matrix(validation: Validation) -> tuple[Row, ...]:
+def matrix(validation: Validation) -> tuple[MatrixRow, ...]:
     """Return the rows in the order of the tests: verdict, correctness, speed, each fault of any library."""
     libraries = validation.libraries
     faults = dict.fromkeys(cell.fault for library in libraries for cell in library.cells)
     rows = [
-        Row("verdict", tuple(_verdict(each) for each in libraries)),
-        Row("correctness", tuple(_correctness(each) for each in libraries)),
-        Row("speed", tuple(_speed(each) for each in libraries)),
-        *(Row(fault, tuple(_fault(each, fault) for each in libraries)) for fault in faults),
+        MatrixRow("verdict", tuple(_verdict(library) for library in libraries)),
+        MatrixRow("correctness", tuple(_correctness(library) for library in libraries)),
+        MatrixRow("speed", tuple(_speed(library) for library in libraries)),
+        *(MatrixRow(fault, tuple(_fault(library, fault) for library in libraries)) for fault in faults),
     ]
-    return tuple(row for row in rows if row.title == "verdict" or any(it.mark is not _NOTHING for it in row.entries))
+    return tuple(
+        row for row in rows if row.title == "verdict" or any(entry.mark is not _NOTHING for entry in row.entries)
+    )
 
 
 def headline(validation: Validation) -> str:
-    """Return the verdict in a sentence, the worst first."""
-    by: dict[Verdict, list[str]] = {}
-    for each in validation.libraries:
-        by.setdefault(each.verdict, []).append(each.name)
-    wrong = [each.name for each in validation.libraries if _wrong(each)]
-    if wrong:
-        first = f"{_list(wrong)} {'gives' if len(wrong) == 1 else 'give'} wrong results without an error"
-        others = [each for each in by.get("does not hold", []) if each not in wrong]
-        said = [first, *([f"{_list(others)} {_do(others)} not hold"] if others else [])]
-    elif by.get("does not hold"):
-        said = [f"{_list(by['does not hold'])} {_do(by['does not hold'])} not hold"]
-    else:
-        said = []
-    if by.get("holds"):
-        said.append(f"{_list(by['holds'])} {'holds' if len(by['holds']) == 1 else 'hold'}")
-    if by.get("unknown"):
-        said.append(f"the verdict on {_list(by['unknown'])} is unknown")
-    begin = f"On {validation.topology}, " if said else f"Nothing was validated on {validation.topology}; "
-    if by.get("skipped"):  # skipped must not look as if it held
-        said.append(f"{_list(by['skipped'])} {'was' if len(by['skipped']) == 1 else 'were'} skipped")
-    return (begin + "; ".join(said)).removesuffix("; ") + "."
+    """Return the libraries by result, the worst first. Skipped libraries are named too: they must not seem to hold."""
+    wrong = [library.name for library in validation.libraries if _wrong(library)]
+    by_result: dict[str, list[str]] = {"wrong results without an error": wrong}
+    for verdict in ("does not hold", "holds", "unknown", "skipped"):
+        by_result[verdict] = [library.name for library in validation.libraries if library.verdict == verdict]
+    by_result["does not hold"] = [name for name in by_result["does not hold"] if name not in wrong]
+    results = [f"{result}: {formats.listed(names)}" for result, names in by_result.items() if names]
+    if all(library.verdict == "skipped" for library in validation.libraries):
+        return f"{'; '.join((f'Nothing was validated on {validation.topology}', *results))}."
+    return f"On {validation.topology}: {'; '.join(results)}."
 
 
 def times(cell: Cell) -> str:
     """Return what happened when, in a few words; empty if unknown."""
-    said = ""
+    when = ""
     if cell.outcome == "right after healing" and cell.done_s is not None and cell.healed_s is not None:
-        said = f"{formats.duration(max(0.0, cell.done_s - cell.healed_s))} after healing"
+        when = f"{formats.duration(max(0.0, cell.done_s - cell.healed_s))} after healing"
     elif cell.outcome in ("right", "wrong result") and cell.done_s is not None:
-        said = f"done after {formats.duration(cell.done_s)}"
+        when = f"done after {formats.duration(cell.done_s)}"
     elif cell.outcome in ("error within its bound", "error late") and cell.error_s is not None:
-        said = f"after {formats.duration(cell.error_s)}"
-        said += f" of {formats.duration(cell.bound_s)}" if cell.bound_s is not None else ""
+        when = f"after {formats.duration(cell.error_s)}"
+        when += f" of {formats.duration(cell.bound_s)}" if cell.bound_s is not None else ""
     elif cell.outcome == "hang" and cell.bound_s is not None:
-        said = f"bound {formats.duration(cell.bound_s)}"
+        when = f"bound {formats.duration(cell.bound_s)}"
     if cell.rebuilt is not None:
-        took = f" in {formats.duration(cell.rebuild_s)}" if cell.rebuild_s is not None and cell.rebuilt else ""
-        again = f"rebuilt{took}" if cell.rebuilt else "not rebuilt"
-        said = f"{said}; {again}" if said else again
-    return said
+        duration = f" in {formats.duration(cell.rebuild_s)}" if cell.rebuild_s is not None and cell.rebuilt else ""
+        again = f"rebuilt{duration}" if cell.rebuilt else "not rebuilt"
+        when = f"{when}; {again}" if when else again
+    return when
 
 
 def anchor(*parts: str) -> str:
@@ -174,75 +156,66 @@ def anchor(*parts: str) -> str:
 _NOTHING: Final = Mark("absent", "", "")
 
 
-def _verdict(library: LibraryResult) -> Entry:
+def _verdict(library: LibraryResult) -> MatrixEntry:
     why = library.why[0] if library.why else ""
     version = f"version {library.version}" if library.version else ""
-    return Entry(VERDICTS[library.verdict], version, anchor("library", library.name), why)
+    return MatrixEntry(VERDICTS[library.verdict], version, anchor("library", library.name), why)
 
 
-def _correctness(library: LibraryResult) -> Entry:
-    counted = Counter(each.state for each in library.cases)
+def _correctness(library: LibraryResult) -> MatrixEntry:
+    counted = Counter(case.state for case in library.cases)
     asked = sum(number for state, number in counted.items() if state not in _ASIDE)
     place = anchor("library", library.name, "correctness")
     for state, mark in STATES.items():
         if state not in ("right", *_ASIDE) and counted[state]:
-            first = next(each for each in library.cases if each.state == state)
+            first = next(case for case in library.cases if case.state == state)
             noun = mark.word if counted[state] == 1 else _PLURALS.get(state, mark.word)
             word = f"{formats.count(counted[state])} {noun}"
-            return Entry(Mark(mark.kind, mark.sign, word), f"of {formats.count(asked)}", place, first.detail)
+            return MatrixEntry(Mark(mark.kind, mark.sign, word), f"of {formats.count(asked)}", place, first.detail)
     if asked:
         note = f"{formats.count(counted['not run'])} not run" if counted["not run"] else ""
-        return Entry(Mark("good", "✓", f"{formats.count(asked)} right"), note, place)
+        return MatrixEntry(Mark("good", "✓", f"{formats.count(asked)} right"), note, place)
     if counted["not run"]:
-        return Entry(STATES["not run"], "", place)
-    return Entry(STATES["unsupported"], "", place) if counted else Entry(_NOTHING)
+        return MatrixEntry(STATES["not run"], "", place)
+    return MatrixEntry(STATES["unsupported"], "", place) if counted else MatrixEntry(_NOTHING)
 
 
-def _speed(library: LibraryResult) -> Entry:
+def _speed(library: LibraryResult) -> MatrixEntry:
     """Return how close the largest all_reduce (else another operation) came to its bound, and the cost of the smallest
     message."""
     if not library.speeds:
-        return Entry(_NOTHING)
+        return MatrixEntry(_NOTHING)
     place = anchor("library", library.name, "speed")
-    beyond = [each for each in library.speeds if too_fast(each)]
+    beyond = [speed for speed in library.speeds if too_fast(speed)]
     if beyond:
-        first = max(beyond, key=lambda each: each.efficiency)
+        first = max(beyond, key=lambda speed: speed.efficiency)
         note = f"{first.operation}, {formats.size(first.size)}: {_ratio(first.efficiency)} × its bound"
-        return Entry(Mark("bad", "✗", "faster than light"), note, place)
+        return MatrixEntry(Mark("bad", "✗", "faster than light"), note, place)
     chosen = _of_one_operation(library.speeds)
-    largest, smallest = max(chosen, key=lambda each: each.size), min(chosen, key=lambda each: each.size)
+    largest, smallest = max(chosen, key=lambda speed: speed.size), min(chosen, key=lambda speed: speed.size)
     word = f"{largest.efficiency * 100:.0f} % of the bound" if math.isfinite(largest.efficiency) else formats.UNKNOWN
     note = f"{largest.operation}, {formats.size(largest.size)}"
     if smallest is not largest and math.isfinite(smallest.one_way_delays):
         note += f"; {formats.size(smallest.size)} in {_ratio(smallest.one_way_delays)} one-way delays"
-    return Entry(Mark("plain", "", word), note, place)
+    return MatrixEntry(Mark("plain", "", word), note, place)
 
 
 def _of_one_operation(speeds: Sequence[Speed]) -> list[Speed]:
-    wanted = "all_reduce" if any(each.operation == "all_reduce" for each in speeds) else speeds[0].operation
-    return [each for each in speeds if each.operation == wanted]
+    wanted = "all_reduce" if any(speed.operation == "all_reduce" for speed in speeds) else speeds[0].operation
+    return [speed for speed in speeds if speed.operation == wanted]
 
 
-def _fault(library: LibraryResult, fault: str) -> Entry:
-    cell = next((each for each in library.cells if each.fault == fault), None)
+def _fault(library: LibraryResult, fault: str) -> MatrixEntry:
+    cell = next((cell for cell in library.cells if cell.fault == fault), None)
     if cell is None:
-        return Entry(_NOTHING)
-    return Entry(OUTCOMES[cell.outcome], times(cell), anchor("library", library.name, fault), cell.detail)
+        return MatrixEntry(_NOTHING)
+    return MatrixEntry(OUTCOMES[cell.outcome], times(cell), anchor("library", library.name, fault), cell.detail)
 
 
 def _wrong(library: LibraryResult) -> bool:
-    return any(each.outcome == "wrong result" for each in library.cells) or any(
-        each.state == "wrong" for each in library.cases
+    return any(cell.outcome == "wrong result" for cell in library.cells) or any(
+        case.state == "wrong" for case in library.cases
     )
-
-
-def _list(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _do(names: Sequence[str]) -> str:
-    return "does" if len(names) == 1 else "do"
 
 
 def _ratio(value: float) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from testbed.core.physics import full_scale
 from testbed.core.report import formats
-from testbed.core.report.report_table import Table
-from testbed.core.report.validation.validation_matrix import STATES, Kind, Mark, times, too_fast
+from testbed.core.report.blocks import Kind, Mark, Table
+from testbed.core.report.validation.validation_matrix import STATES, times, too_fast
 from testbed.core.units import format_number
 from testbed.core.validation.baseline import Comparison
 from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Speed, Validation
@@ -21,7 +21,7 @@ __all__ = [
     "FAULT_FACTS",
     "NOISY",
     "NOT_RIGHT_HEAD",
-    "Efficiency",
+    "Graded",
     "Grid",
     "change_rows",
     "error_rows",
@@ -74,9 +74,12 @@ _LEADS = {
 
 def leads(validation: Validation) -> Mapping[str, str]:
     """Return what a reader must know of each kind of table, with what the lab's rates stand for at full scale."""
-    rates = (rate for it in validation.links.values() if (rate := it.get("rate")) and math.isfinite(rate))
-    said = full_scale.sentence(rates, validation.scale, _rate)
-    return {key: f"{told} {said}" if said and key in ("speed", "links") else told for key, told in _LEADS.items()}
+    rates = (rate for link in validation.links.values() if (rate := link.get("rate")) and math.isfinite(rate))
+    rates_text = full_scale.sentence(rates, validation.scale, _rate)
+    return {
+        key: f"{lead} {rates_text}" if rates_text and key in ("speed", "links") else lead
+        for key, lead in _LEADS.items()
+    }
 
 
 _TYPES = ("int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -91,12 +94,12 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Efficiency:
-    """A cell of the table of speeds, which the page shows with a bar of ``percent`` of its width."""
+class Graded:
+    """A colored cell, which the page shows with a bar of ``percent`` of its width, if that is given."""
 
     kind: Kind
-    percent: int
     text: str
+    percent: int | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -105,12 +108,15 @@ class Efficiency:
 def grid(cases: Sequence[CaseResult]) -> Grid:
     """Return the operations in the order of the tests, with a row for each reduction."""
     by: dict[tuple[str, str], list[CaseResult]] = {}
-    for each in cases:
-        by.setdefault((_operation(each), each.type), []).append(each)
-    named = {each.type for each in cases}
-    types = tuple(it for it in _TYPES if it in named) + tuple(sorted(named - set(_TYPES)))
-    operations = dict.fromkeys(_operation(each) for each in cases)
-    return Grid(types, tuple((it, tuple(_sum(by.get((it, type_), ())) for type_ in types)) for it in operations))
+    for case in cases:
+        by.setdefault((_operation(case), case.type), []).append(case)
+    named = {case.type for case in cases}
+    types = tuple(type_name for type_name in _TYPES if type_name in named) + tuple(sorted(named - set(_TYPES)))
+    operations = dict.fromkeys(_operation(case) for case in cases)
+    return Grid(
+        types,
+        tuple((operation, tuple(_sum(by.get((operation, type_), ())) for type_ in types)) for operation in operations),
+    )
 
 
 def _operation(case: CaseResult) -> str:
@@ -119,13 +125,16 @@ def _operation(case: CaseResult) -> str:
 
 def grid_table(cases: Sequence[CaseResult], label: str) -> Table | None:
     """The grid as a table; None without cases."""
-    found = grid(cases)
-    rows = ((operation, *(each or formats.UNKNOWN for each in marks)) for operation, marks in found.rows)
-    return Table.of(("operation", *found.types), rows, label)
+    counted = grid(cases)
+    rows = (
+        (operation, *(Graded(mark.kind, str(mark)) if mark else formats.UNKNOWN for mark in marks))
+        for operation, marks in counted.rows
+    )
+    return Table.of(("operation", *counted.types), rows, label)
 
 
 def _sum(cases: Iterable[CaseResult]) -> Mark | None:
-    counted = Counter(each.state for each in cases)
+    counted = Counter(case.state for case in cases)
     if not counted:
         return None
     asked = sum(number for state, number in counted.items() if state != "unsupported")
@@ -140,15 +149,15 @@ def _sum(cases: Iterable[CaseResult]) -> Mark | None:
 def not_right_rows(cases: Iterable[CaseResult]) -> Iterator[Sequence[object]]:
     """Yield every case that is not right, the worst first, as :data:`NOT_RIGHT_HEAD`."""
     order = list(STATES)
-    bad = [each for each in cases if each.state not in ("right", "unsupported", "not run")]
-    for each in sorted(bad, key=lambda it: order.index(it.state)):
-        detail = each.detail or formats.UNKNOWN
-        yield STATES[each.state], _operation(each), each.type, formats.count(each.count), each.group, detail
+    bad = [case for case in cases if case.state not in ("right", "unsupported", "not run")]
+    for case in sorted(bad, key=lambda case: order.index(case.state)):
+        detail = case.detail or formats.UNKNOWN
+        yield STATES[case.state], _operation(case), case.type, formats.count(case.count), case.group, detail
 
 
 def speed_table(speeds: Iterable[Speed]) -> Table | None:
     """Time, bound and bandwidth of each operation and size; None if nothing was timed."""
-    return Table.of(_SPEED_HEAD, (_speed_row(each) for each in speeds), "Speed", (1, 2, 3, 4))
+    return Table.of(_SPEED_HEAD, (_speed_row(speed) for speed in speeds), "Speed", (1, 2, 3, 4))
 
 
 def _speed_row(speed: Speed) -> Sequence[object]:
@@ -168,11 +177,11 @@ def _by_stalls(speed: Speed) -> str:
     return f" ± {formats.duration(speed.uncertainty_s)} by stalls" if speed.uncertainty_s > 0 else ""
 
 
-def _efficiency(speed: Speed) -> Efficiency:
+def _efficiency(speed: Speed) -> Graded:
     share = 0.0 if math.isnan(speed.efficiency) else min(1.0, max(0.0, speed.efficiency))
     beyond = too_fast(speed)
     text = f"{_percent(speed.efficiency)}{': faster than light' if beyond else ''}"
-    return Efficiency("bad" if beyond else "plain", round(share * 100), text)
+    return Graded("bad" if beyond else "plain", text, round(share * 100))
 
 
 def wire_table(speeds: Iterable[Speed]) -> Table | None:
@@ -245,8 +254,8 @@ def links_table(validation: Validation) -> Table | None:
 
 def change_rows(comparison: Comparison) -> Iterator[Text]:
     """Yield the regressions, then the improvements, as :data:`CHANGES_HEAD`."""
-    for each in comparison.changes:
-        yield each.kind, each.library, each.what, each.before, each.after
+    for change in comparison.changes:
+        yield change.kind, change.library, change.what, change.before, change.after
 
 
 def fibers(validation: Validation) -> str:
@@ -267,7 +276,7 @@ def facts(validation: Validation) -> tuple[tuple[str, str], ...]:
         ("machine", validation.machine),
         ("took", formats.duration(validation.took_s)),
         *((f"version of {name}", version) for name, version in validation.versions.items()),
-        *((each.title, _of_library(each)) for each in validation.libraries),
+        *((library.title, _of_library(library)) for library in validation.libraries),
     ]
     return tuple((name, value) for name, value in listed if value)
 

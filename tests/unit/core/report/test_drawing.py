@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from testbed.core.report.figures.drawing import draw
 from testbed.core.report.figures.drawing_parts import SMALL, Drawing, Label, wrapped
 from testbed.core.report.figures.fault_effects import Effect
-from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.sections.faults_section import FaultLine
 from testbed.core.topology.model import Site, Topology
 
 LONG = "a-very-long-name-of-forty-characters-no-"
@@ -56,7 +56,7 @@ SHAPES = {
 }
 
 
-def faults_of(shown: Topology) -> tuple[tuple[Fault, ...], dict[str, Effect]]:
+def faults_of(shown: Topology) -> tuple[tuple[FaultLine, ...], dict[str, Effect]]:
     """A cut of the first link, jitter on the second, and both on the third."""
     kinds = [(0, "cut"), (1, "jitter"), (2, "cut"), (2, "jitter")]
     made = [

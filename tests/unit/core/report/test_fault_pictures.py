@@ -13,17 +13,17 @@ from builders.reports import fault, figures, html, report_of
 from testbed.core.report.document import Report
 from testbed.core.report.figures.fault_effects import Effect, effect, effects
 from testbed.core.report.figures.fault_timeline import timeline
-from testbed.core.report.sections.faults_section import Fault
-from testbed.core.report.sections.in_force_section import InForce, ValueInForce
+from testbed.core.report.sections.faults_section import FaultLine
+from testbed.core.report.sections.in_force_section import InForceLine, InForceValue
 
 
 def report_of_kind(tmp_path: Path, kind: str) -> Report:
     return report_of(run_kinds.make(tmp_path / kind, kind))
 
 
-def in_force(dark_by: tuple[str, ...] = (), by: tuple[str, ...] = ()) -> tuple[InForce, ...]:
-    values = (ValueInForce("loss", "1%", "1%", by),) if by else ()
-    return (InForce("north:west", 10.0, 15.0, 1 if dark_by else 0, dark_by, values, ()),)
+def in_force(dark_by: tuple[str, ...] = (), by: tuple[str, ...] = ()) -> tuple[InForceLine, ...]:
+    values = (InForceValue("loss", "1%", "1%", by),) if by else ()
+    return (InForceLine("north:west", 10.0, 15.0, 1 if dark_by else 0, dark_by, values, ()),)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def in_force(dark_by: tuple[str, ...] = (), by: tuple[str, ...] = ()) -> tuple[I
         (fault("loss"), (), Effect.IMPAIRED),
     ],
 )
-def test_an_effect_is_what_was_in_force(fault: Fault, told: tuple[InForce, ...], expected: Effect) -> None:
+def test_an_effect_is_what_was_in_force(fault: FaultLine, told: tuple[InForceLine, ...], expected: Effect) -> None:
     assert effect(fault, told) is expected
 
 
@@ -95,7 +95,7 @@ def test_a_fault_without_an_end_is_drawn_to_the_end(tmp_path: Path) -> None:
 def test_repetitions_share_a_row_and_many_kinds_share_one_by_type(tmp_path: Path) -> None:
     report = report_of_kind(tmp_path, "none")
 
-    def timeline_of(faults: list[Fault]) -> list[tuple[str, int]]:
+    def timeline_of(faults: list[FaultLine]) -> list[tuple[str, int]]:
         drawn = timeline(dataclasses.replace(report, faults=tuple(faults)))
         return [(row.label, len(row.bars)) for row in drawn.rows]
 

@@ -21,7 +21,7 @@ from builders.run_factory import edit, make_run
 from jinja2 import StrictUndefined, TemplateNotFound, UndefinedError
 
 from testbed.core.report import html_page
-from testbed.core.report.report_table import Table
+from testbed.core.report.blocks import Table
 from testbed.core.report.validation import validation_page
 
 ROOT = Path(__file__).parents[4]
@@ -64,10 +64,10 @@ def test_an_undefined_value_raises(source: str) -> None:
         html_page.environment().from_string(source).render(report=object())
 
 
-@pytest.mark.parametrize("template", ["run.html", "validation.html"])
-def test_a_page_without_its_values_raises(template: str) -> None:
+@pytest.mark.parametrize("template", ["page.html", "run_header.html", "matrix.html", "fault_cells.html"])
+def test_a_template_without_its_values_raises(template: str) -> None:
     with pytest.raises(UndefinedError):
-        html_page.render(template, (), title="t")
+        html_page.environment().get_template(template).render(title="t")
 
 
 def test_every_template_compiles_and_no_other_is_found() -> None:
@@ -82,7 +82,7 @@ def test_every_template_compiles_and_no_other_is_found() -> None:
 
 
 def test_text_is_escaped_wherever_it_is_shown() -> None:
-    source = '{% from "macros.html" import table %}<p title="{{ text }}">{{ text }}</p>{{ table(shown) }}'
+    source = '{% from "blocks.html" import table %}<p title="{{ text }}">{{ text }}</p>{{ table(shown) }}'
     shown = Table((HOSTILE,), ((HOSTILE,),), label=HOSTILE, verdicts=0)
     read = Reader(html_page.environment().from_string(source).render(text=HOSTILE, shown=shown))
     assert read.texts.count(HOSTILE) == 5, "each is one text or one attribute, as it was written"
