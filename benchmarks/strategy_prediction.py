@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import testbed
 from benchmarks.common import exit_on_sigterm, load, machine
-from testbed.core.analysis.predicted_run import PredictedRun, predicted_run
+from testbed.core.analysis.costs.predicted_run import PredictedRun, predicted_run
 from testbed.core.workload import workload_words
 from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import TestbedError

@@ -32,7 +32,7 @@ from testbed.errors import FileMistakes, Finding, LabError, TestbedError, Unknow
 if TYPE_CHECKING:
     from testbed.core.faults.fault_kind import FaultKind
     from testbed.core.topology.model import Topology
-    from testbed.core.validation.library import Library
+    from testbed.core.validation.library import CollectiveLibrary
     from testbed.host.doctor import Check
 
 WATCH_EVERY_S = 1.0
@@ -135,7 +135,7 @@ def _libraries() -> Result:
 _INSTALL = "; install it with: "
 
 
-def _library_tables(libraries: Sequence[tuple[Library, str]], broken: Mapping[str, str]) -> Iterator[Shown]:
+def _library_tables(libraries: Sequence[tuple[CollectiveLibrary, str]], broken: Mapping[str, str]) -> Iterator[Shown]:
     rows: list[tables.Row] = [
         [library.name, tables.verdict("missing" if why else "ok"), _title_and_lack(library.title, why)]
         for library, why in libraries

@@ -30,7 +30,7 @@ from testbed.core.units import parse_duration_s, parse_step_s
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.core.analysis.measured_workload import MeasuredJob
+    from testbed.core.analysis.costs.measured_workload import MeasuredJob
     from testbed.core.prediction.prediction import Prediction
 
 

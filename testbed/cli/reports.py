@@ -16,12 +16,12 @@ from testbed.cli.verb import Result
 from testbed.errors import TestbedError, UserError
 
 if TYPE_CHECKING:
-    from testbed.core.analysis.host_noise import NoiseSummary
+    from testbed.core.analysis.noise.host_noise import NoiseSummary
     from testbed.core.report.blocks import Table as ReportTable
     from testbed.core.report.comparison.comparison import Compared, SideBySide
     from testbed.core.report.comparison.ways_compared import WaysCompared
     from testbed.core.report.document import Report
-    from testbed.core.validation.baseline import Comparison
+    from testbed.core.validation.baseline import BaselineComparison
     from testbed.core.validation.result import Validation
 
 Reported = TypeVar("Reported")
@@ -247,7 +247,7 @@ def _title(heading: str, rows: int) -> str:
 
 
 def of_validation(
-    validation: Validation, comparison: Comparison | None, page: Path, status: int, *, label: str
+    validation: Validation, comparison: BaselineComparison | None, page: Path, status: int, *, label: str
 ) -> Result:
     """Return the verdict; then the matrix, the reasons, and changes against the baseline."""
     from testbed.core.report.validation.validation_matrix import headline as sentence
@@ -262,7 +262,7 @@ def of_validation(
     )
 
 
-def _validated(validation: Validation, comparison: Comparison | None) -> Iterator[Shown]:
+def _validated(validation: Validation, comparison: BaselineComparison | None) -> Iterator[Shown]:
     yield _matrix(validation)
     if not validation.certified:
         yield "the lab was not certified (see certificate.json), so the result is inconclusive"

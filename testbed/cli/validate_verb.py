@@ -25,7 +25,7 @@ from testbed.cli.options import (
 from testbed.cli.verb import Result
 
 if TYPE_CHECKING:
-    from testbed.core.validation.baseline import Comparison
+    from testbed.core.validation.baseline import BaselineComparison
     from testbed.core.validation.result import Validation
 
 DEFAULT_TOPOLOGY = "metro-40km"
@@ -136,7 +136,7 @@ def validate(
     )
 
 
-def _junit(result: tuple[Validation, Comparison | None]) -> str:
+def _junit(result: tuple[Validation, BaselineComparison | None]) -> str:
     from testbed.core.report.validation.validation_junit import junit
 
     return junit(*result)

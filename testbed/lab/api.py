@@ -18,14 +18,14 @@ from testbed.host import installation, lab_folder, lab_owner
 from testbed.host.linux import invocation
 
 if TYPE_CHECKING:
-    from testbed.core.analysis.measured_workload import MeasuredJob
+    from testbed.core.analysis.costs.measured_workload import MeasuredJob
     from testbed.core.plan.step import Plan
     from testbed.core.prediction.library_costs import Library
     from testbed.core.prediction.prediction import Failures, Power, Prediction, Tcp
     from testbed.core.report.comparison.comparison import SideBySide
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Topology
-    from testbed.core.validation.baseline import Comparison
+    from testbed.core.validation.baseline import BaselineComparison
     from testbed.core.validation.result import Validation
     from testbed.core.workload.workload import AgentWorkload, ProgramWorkload
     from testbed.host.files.store import RunDirectory
@@ -269,7 +269,7 @@ def predict(
 
 def measured_job(run: Path) -> MeasuredJob:
     """Return what a run of the agents says of other jobs, for :func:`predict`. Raises UserError."""
-    from testbed.core.analysis import measured_workload
+    from testbed.core.analysis.costs import measured_workload
 
     return measured_workload.measured_job(_chosen(run).read())
 
@@ -419,7 +419,7 @@ def report(run: Path | None = None) -> tuple[Report, Path]:
     return store.write_report(chosen), chosen.path / "index.html"
 
 
-def validation_report(run: Path | None = None) -> tuple[Validation, Comparison | None, Path] | None:
+def validation_report(run: Path | None = None) -> tuple[Validation, BaselineComparison | None, Path] | None:
     """Like :func:`report`, for a run directory of ``testbed validate``: return the result, the comparison with its
     baseline and the path of its page. None if the run is not a validation, or there are no runs."""
     from testbed.host.files import runs_folder, store

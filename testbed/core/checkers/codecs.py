@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.core.checkers.finding import Finding, named
+from testbed.core.checkers.finding import CheckerFinding, named
 from testbed.core.checkers.rounding import in_order, same
 from testbed.core.records.check_record import Grouped
 from testbed.core.records.operation_record import Encoded, OuterStep
@@ -36,7 +36,7 @@ _Chain = tuple[int, str, int | None, tuple[int, ...]]
 class Coded:
     """Findings, what was looked at (empty for nothing), and why something could not be decided."""
 
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckerFinding, ...] = ()
     looked_at: str = ""
     undecided: str = ""
 
@@ -48,7 +48,7 @@ def codecs(records: Grouped) -> Coded:
         for each in listed:
             chain = (each.attempt, each.what, each.fragment, each.ranks)
             chains.setdefault(chain, {}).setdefault(each.number, {})[rank] = each
-    findings: list[Finding] = []
+    findings: list[CheckerFinding] = []
     undecided = ""
     for numbers in chains.values():
         for number, ranks in sorted(numbers.items()):
@@ -69,9 +69,9 @@ def codecs(records: Grouped) -> Coded:
     return Coded(tuple(findings), looked_at, undecided)
 
 
-def _finding(each: Encoded, rank: int, text: str) -> Finding:
+def _finding(each: Encoded, rank: int, text: str) -> CheckerFinding:
     where = f"{_name(each)}, exchange {each.number}: rank {rank}: {text}"
-    return Finding(each.attempt, each.step, each.number, (rank,), where, each.what, each.fragment)
+    return CheckerFinding(each.attempt, each.step, each.number, (rank,), where, each.what, each.fragment)
 
 
 def _name(each: Encoded) -> str:
@@ -156,7 +156,7 @@ def _follows(each: Encoded, before: Mapping[int, Encoded], rank: int) -> list[st
 
 def outer_steps(records: Grouped) -> Coded:
     """Judge all steps of outer optimizers of a job."""
-    findings: list[Finding] = []
+    findings: list[CheckerFinding] = []
     count = 0
     for rank, listed in sorted(records.outer.items()):
         last: dict[tuple[int, str], OuterStep] = {}
@@ -173,7 +173,7 @@ def outer_steps(records: Grouped) -> Coded:
                 texts.append(f"step {each.number} of the outer optimizer follows its step {before.number}")
             last[each.attempt, each.name] = each
             findings += [
-                Finding(each.attempt, each.step, None, (rank,), f"{each.name}: rank {rank}: {text}", each.name)
+                CheckerFinding(each.attempt, each.step, None, (rank,), f"{each.name}: rank {rank}: {text}", each.name)
                 for text in texts
             ]
     return Coded(tuple(findings), f"{count} steps of outer optimizers recomputed" if count else "")

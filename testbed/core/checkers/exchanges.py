@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from testbed.core.checkers.finding import Checker, Finding, conclude, named
+from testbed.core.checkers.finding import Checker, CheckerFinding, conclude, named
 from testbed.core.fields import number
 from testbed.core.records.check_record import Grouped
 from testbed.core.training.strategy_operation import Operation
@@ -39,7 +39,7 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
     """Judge the bytes of all operations of all ranks, over all attempts."""
     moved = _recorded(records)
     said = _Said(twin)
-    findings: list[Finding] = []
+    findings: list[CheckerFinding] = []
     compared, silent = 0, set[str]()
     for attempt in sorted({of for of, _ in records.steps}):
         known = {group for (of, _, _), places in moved.items() if of == attempt for group, _ in places}
@@ -57,7 +57,7 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
                 if text:
                     wrong[step, group, text].append(rank)
         findings += [
-            Finding(attempt, step, None, tuple(sorted(ranks)), f"{group}: {named(ranks)} {text}", group)
+            CheckerFinding(attempt, step, None, tuple(sorted(ranks)), f"{group}: {named(ranks)} {text}", group)
             for (step, group, text), ranks in wrong.items()
         ]
     parcels = _parcels(records, twin)
@@ -71,7 +71,7 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
         )
     for attempt, written in records.versions.items() if twin.together else ():
         wrong_ones = twin.wrong_exchanges([it.fields for _, it in written])
-        findings += [Finding(attempt, 0, None, (), text, "versions") for text in wrong_ones]
+        findings += [CheckerFinding(attempt, 0, None, (), text, "versions") for text in wrong_ones]
         compared += len(written)
     count = len({(it.attempt, it.step, it.group) for it in findings})
     return conclude("exchanges", records, looked_at, findings, count, undecided)
@@ -80,7 +80,7 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
 @dataclass
 class _Parcels:
     compared: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckerFinding] = field(default_factory=list)
 
 
 def _parcels(records: Grouped, twin: Twin) -> _Parcels:
@@ -95,7 +95,9 @@ def _parcels(records: Grouped, twin: Twin) -> _Parcels:
             if text := _differ("recv" if it.what in ("received", "pulled") else "send", expected, moved):
                 which = f"push {it.push}" if it.what != "pulled" else f"version {it.version}"
                 text = f"{which} of {it.site}: rank {rank} {text}"
-                found.findings.append(Finding(attempt, it.step or 0, None, (rank,), text, "parcels", it.fragment))
+                found.findings.append(
+                    CheckerFinding(attempt, it.step or 0, None, (rank,), text, "parcels", it.fragment)
+                )
     return found
 
 

@@ -9,11 +9,11 @@ from typing import Annotated
 from testbed.core.json_form import Keywords
 from testbed.core.records.check_record import Grouped
 
-__all__ = ["Checker", "Finding", "conclude", "named"]
+__all__ = ["Checker", "CheckerFinding", "conclude", "named"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckerFinding:
     """A violation; ``sequence`` is None where it concerns no single operation, ``ranks`` are those it names.
 
     ``group`` is the process group, or the name of the exchange; empty in records of former versions, and where it
@@ -44,7 +44,7 @@ class Checker:
     why: str
     found: int
     """Wrong sums, hangs, steps on other parameters, lost updates, wrong exchanges."""
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckerFinding, ...]
     """The first of them."""
 
     @property
@@ -57,7 +57,7 @@ _FINDINGS_KEPT = 20
 
 
 def conclude(
-    name: str, records: Grouped, looked_at: str, findings: Sequence[Finding], found: int, undecided: str = ""
+    name: str, records: Grouped, looked_at: str, findings: Sequence[CheckerFinding], found: int, undecided: str = ""
 ) -> Checker:
     """Conclude a checker: true only if nothing was found, nothing is missing, and everything could be decided."""
     ordered = sorted(findings, key=lambda it: (it.attempt, it.step, it.sequence or 0, it.ranks))

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from testbed.core.checkers.codecs import Coded
-from testbed.core.checkers.finding import Finding, named
+from testbed.core.checkers.finding import CheckerFinding, named
 from testbed.core.records.check_record import Grouped
 from testbed.core.records.operation_record import Weighed
 from testbed.core.training.twin import Twin
@@ -33,13 +33,15 @@ def weighed_means(records: Grouped, twin: Twin) -> Coded:
     for rank, listed in records.weighed.items():
         for each in listed:
             means.setdefault((each.attempt, each.taken, each.name, each.ranks), {})[rank] = each
-    findings: list[Finding] = []
+    findings: list[CheckerFinding] = []
     undecided = ""
     for (attempt, taken, name, ranks), members in sorted(means.items()):
         shares = twin.shares(taken, name)
         for rank, each in sorted(members.items()):
             texts = [*_share(each, shares.get(rank)), *_mean(each, members)]
-            findings += [Finding(attempt, each.step, None, (rank,), f"{name}: rank {rank}: {it}", name) for it in texts]
+            findings += [
+                CheckerFinding(attempt, each.step, None, (rank,), f"{name}: rank {rank}: {it}", name) for it in texts
+            ]
         missing = [rank for rank in ranks if rank not in members]
         late = taken > records.last_step(attempt) - records.longest_gap
         if missing and not late and not undecided:

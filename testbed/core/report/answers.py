@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 from testbed.core.analysis import blame, launched_end
 from testbed.core.analysis.blame import Blame
 from testbed.core.analysis.goodput import JobEvidence
-from testbed.core.analysis.wire_check import EXCESS
+from testbed.core.analysis.wire.wire_check import EXCESS
 from testbed.core.checkers.checks import Checked
 from testbed.core.fields import number, sequence, text
 from testbed.core.json_form import Keywords
-from testbed.core.records.run_info import Expectation, RunInfo
+from testbed.core.records.run_info import JudgedExpectation, RunInfo
 from testbed.core.report import formats, open_metrics
 from testbed.core.report.sections import (
     checkers_section,
@@ -238,7 +238,7 @@ def _ended(blamed: Blame, launched: bool) -> tuple[Answer, ...]:
     return ()
 
 
-def _expected(index: int, expectation: Expectation) -> Answer:
+def _expected(index: int, expectation: JudgedExpectation) -> Answer:
     answered = _expected_alone(index, expectation)
     if not expectation.within_noise:
         return answered
@@ -247,7 +247,7 @@ def _expected(index: int, expectation: Expectation) -> Answer:
     return replace(answered, text=text)
 
 
-def _expected_alone(index: int, expectation: Expectation) -> Answer:
+def _expected_alone(index: int, expectation: JudgedExpectation) -> Answer:
     value = expectation.measured
     if expectation.bound:
         sentence = f"{expectation.text}. Measured: {open_metrics.words(expectation)}."

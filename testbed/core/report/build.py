@@ -6,26 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from testbed.core.analysis import (
-    attempt_history,
-    blame,
-    fidelity,
-    launched_seconds,
-    program_evidence,
-    run_path,
-    scraped_metrics,
-    traffic_gaps,
-    uncertainty,
-    wire_check,
-    wire_loads,
-)
+from testbed.core.analysis import attempt_history, blame, launched_seconds, program_evidence, scraped_metrics
+from testbed.core.analysis.costs import run_path
+from testbed.core.analysis.costs.predicted_run import PredictedRun, predicted_run, why_unpredicted
 from testbed.core.analysis.declared_steps import declared_steps
 from testbed.core.analysis.goodput import JobEvidence, evaluate
-from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.job_twin import strategy_words, twin_of
-from testbed.core.analysis.predicted_run import PredictedRun, predicted_run, why_unpredicted
+from testbed.core.analysis.noise import uncertainty
+from testbed.core.analysis.noise.host_noise import StallLog
 from testbed.core.analysis.program_evidence import ProgramEvidence
 from testbed.core.analysis.timeline import FaultWindow, fault_windows
+from testbed.core.analysis.wire import fidelity, traffic_gaps, wire_check, wire_loads
 from testbed.core.checkers.checks import check
 from testbed.core.fields import integer, sequence, text
 from testbed.core.records.process_end import read_ends

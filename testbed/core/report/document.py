@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
+from testbed.core.analysis.costs.predicted_run import PredictedRun
 from testbed.core.analysis.declared_steps import DeclaredSteps
-from testbed.core.analysis.host_noise import NoiseSummary
-from testbed.core.analysis.inside_noise import Range
-from testbed.core.analysis.predicted_run import PredictedRun
+from testbed.core.analysis.noise.host_noise import NoiseSummary
+from testbed.core.analysis.noise.inside_noise import Range
 from testbed.core.analysis.rank_times import RankTime
 from testbed.core.analysis.scraped_metrics import ScrapedMetrics
-from testbed.core.analysis.wire_check import WireCut, WireVerdict
-from testbed.core.analysis.wire_directions import DirectionBytes
+from testbed.core.analysis.wire.wire_check import WireCut, WireVerdict
+from testbed.core.analysis.wire.wire_directions import DirectionBytes
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.finding import Checker
 from testbed.core.experiment.steady import SteadyCheck

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from testbed.core.checkers.checks import Checked
 from testbed.core.experiment import expect
-from testbed.core.records.run_info import Expectation
+from testbed.core.records.run_info import JudgedExpectation
 from testbed.core.report import noise_section, open_metrics
 from testbed.core.report.document import Report
 from testbed.core.report.sections import restarts_section
@@ -14,12 +14,12 @@ from testbed.core.report.sections import restarts_section
 __all__ = ["judged", "measured"]
 
 
-def judged(expectations: Iterable[expect.Expectation], report: Report) -> tuple[Expectation, ...]:
+def judged(expectations: Iterable[expect.Expectation], report: Report) -> tuple[JudgedExpectation, ...]:
     """Judge the expectations of an experiment by the report of its run, as run.json records them. One whose metric is
     only bounded, because the job did not come back, is never met."""
     metrics = measured(report)
     recorded = (
-        Expectation(expectation.text, expect.judge(expectation, metrics), metrics.get(expectation.metric))
+        JudgedExpectation(expectation.text, expect.judge(expectation, metrics), metrics.get(expectation.metric))
         for expectation in expectations
     )
     return noise_section.judged(open_metrics.judged(tuple(recorded), report.open_metrics), report.uncertainty)

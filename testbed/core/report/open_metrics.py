@@ -19,7 +19,7 @@ from typing import Annotated
 from testbed.core.analysis.goodput import JobEvidence
 from testbed.core.experiment import expect
 from testbed.core.json_form import Keywords
-from testbed.core.records.run_info import Expectation
+from testbed.core.records.run_info import JudgedExpectation
 from testbed.core.report import formats
 from testbed.core.report.sections.restarts_section import AttemptLine
 from testbed.core.units import Unreadable
@@ -82,13 +82,15 @@ def judge(expectation: expect.Expectation, metric: OpenMetric) -> bool | None:
     return False if violated or metric.over else None
 
 
-def judged(expectations: Sequence[Expectation], metrics: Mapping[str, OpenMetric]) -> tuple[Expectation, ...]:
+def judged(
+    expectations: Sequence[JudgedExpectation], metrics: Mapping[str, OpenMetric]
+) -> tuple[JudgedExpectation, ...]:
     """Return the expectations with those of open metrics judged again, as :func:`judge` does. Runs of earlier versions
     recorded a bound as if it were the metric."""
     return tuple(_judged(expectation, metrics) for expectation in expectations)
 
 
-def _judged(recorded: Expectation, metrics: Mapping[str, OpenMetric]) -> Expectation:
+def _judged(recorded: JudgedExpectation, metrics: Mapping[str, OpenMetric]) -> JudgedExpectation:
     try:
         expectation = expect.parse(recorded.text)
     except Unreadable:
@@ -99,7 +101,7 @@ def _judged(recorded: Expectation, metrics: Mapping[str, OpenMetric]) -> Expecta
     return replace(recorded, holds=judge(expectation, metric), measured=metric.seen, bound=metric.bound)
 
 
-def words(expectation: Expectation) -> str:
+def words(expectation: JudgedExpectation) -> str:
     """Return the measured bound of an expectation and why it is one: ``>= 41.2 s, training did not come back``."""
     name = expectation.text.split()[0] if expectation.text.split() else ""
     name = next((metric for metric in _WHY if name.startswith(metric)), "")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from testbed.core.analysis.host_noise import NoiseSummary
+from testbed.core.analysis.noise.host_noise import NoiseSummary
 from testbed.core.json_form import Keywords
 
 SCHEMA_VERSION = 1

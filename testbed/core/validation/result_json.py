@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from testbed.core.analysis.host_noise import NoiseSummary
+from testbed.core.analysis.noise.host_noise import NoiseSummary
 from testbed.core.fields import json_values
 from testbed.core.json_form import JsonForm, Schema
 from testbed.core.user_text import shown

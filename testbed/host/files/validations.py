@@ -12,7 +12,7 @@ from typing import Final
 from testbed.core.report import html_page
 from testbed.core.report.markdown import markdown
 from testbed.core.report.validation import validation_junit, validation_page
-from testbed.core.validation.baseline import Comparison, compare
+from testbed.core.validation.baseline import BaselineComparison, compare
 from testbed.core.validation.result import Validation
 from testbed.core.validation.result_json import from_json, to_json
 from testbed.errors import StorageError
@@ -29,7 +29,7 @@ LONGEST_BYTES: Final = 64 << 20
 
 def write_validation(
     run: RunDirectory, validation: Validation, baseline: Validation | None = None
-) -> Comparison | None:
+) -> BaselineComparison | None:
     """Write validate.json, index.html, validate.md and junit.xml into the run directory.
 
     They include the comparison with ``baseline``, which is kept as baseline.json so that all can be rebuilt. Returns
@@ -44,7 +44,7 @@ def write_validation(
     return _render(run, validation, baseline)
 
 
-def rebuild_validation(run: RunDirectory) -> tuple[Validation, Comparison | None]:
+def rebuild_validation(run: RunDirectory) -> tuple[Validation, BaselineComparison | None]:
     """Rebuild the report from validate.json, and baseline.json if it exists.
 
     Raises:
@@ -83,7 +83,7 @@ def _read(file: Path) -> bytes:
         return stream.read(LONGEST_BYTES)
 
 
-def _render(run: RunDirectory, validation: Validation, baseline: Validation | None) -> Comparison | None:
+def _render(run: RunDirectory, validation: Validation, baseline: Validation | None) -> BaselineComparison | None:
     comparison = compare(baseline, validation) if baseline is not None else None
     page = validation_page.page(validation, comparison)
     run.write_text("index.html", html_page.render(page))

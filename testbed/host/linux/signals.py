@@ -34,9 +34,7 @@ def handled(
         return
     kept = {number for number in unless_ignored if signal.getsignal(number) is signal.SIG_IGN}
     before = {
-        number: signal.signal(number, _of_frames(handler))
-        for number, handler in handlers.items()
-        if number not in kept
+        number: signal.signal(number, _of_frames(handler)) for number, handler in handlers.items() if number not in kept
     }
     try:
         yield

@@ -22,7 +22,7 @@ from testbed_agents.training import calibration
 from testbed_agents.training.calibration import StartBarrier, calibrate, time_compute
 from testbed_agents.training.model import GPT, Shape
 
-from testbed.core.analysis.volleys import volleys
+from testbed.core.analysis.costs.volleys import volleys
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, gpt_tensors
 

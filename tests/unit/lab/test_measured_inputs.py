@@ -13,10 +13,10 @@ from builders.reports import pages_of
 from builders.tables import table
 
 import testbed
-from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.measured_workload import measured_job, steady_step
+from testbed.core.analysis.costs.predicted_run import expected_step, predicted_run
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.measured_workload import measured_job, steady_step
-from testbed.core.analysis.predicted_run import expected_step, predicted_run
 from testbed.core.prediction.library_costs import PlainLibrary
 from testbed.core.records.rank_log import CalibrationRecord, RankLog
 from testbed.core.report.build import build

@@ -10,9 +10,9 @@ from testbed.core.certification.in_words import sentences
 from testbed.core.certification.link_certificate import (
     NOT_TOLD,
     RATE_TOLERANCE,
-    Check,
     DirectionCertificate,
     LinkCertificate,
+    QuantityCheck,
     RoundTrip,
 )
 from testbed.core.physics import full_scale
@@ -130,7 +130,7 @@ def _check_rows(certificate: Certificate, scale: float) -> Iterator[Row]:
             yield name, check.what, target, measured, accepted, check.shown_verdict, why
 
 
-def _checks(link: LinkCertificate) -> Iterator[tuple[str, Check]]:
+def _checks(link: LinkCertificate) -> Iterator[tuple[str, QuantityCheck]]:
     for direction in link.directions:
         for check in direction.checks:
             yield direction.direction, check
@@ -158,7 +158,7 @@ def meaning(certificate: Certificate) -> str:
     )
 
 
-def _value(check: Check, value: float | None, scale: float) -> str:
+def _value(check: QuantityCheck, value: float | None, scale: float) -> str:
     if value is None:
         return formats.UNKNOWN
     kind = check.what.partition(",")[0]

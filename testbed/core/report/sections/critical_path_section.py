@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from testbed.core.analysis.critical_path import PARTS, CriticalPath, Parts
-from testbed.core.analysis.operation_times import OperationTime
+from testbed.core.analysis.costs.critical_path import PARTS, CriticalPath, StepParts
+from testbed.core.analysis.costs.operation_times import OperationTime
 from testbed.core.json_form import Keywords
 from testbed.core.report import formats
 from testbed.core.report.blocks import Heading, Section, Table, Text
@@ -64,7 +64,7 @@ class PathSeries:
         t_s: when the step ended, since the job began.
         rank: which rank ended it last.
         exchange: whether the step waits for an operation across a fiber.
-        parts: seconds by part, the fields of ``core.analysis.critical_path.Parts``.
+        parts: seconds by part, the fields of ``core.analysis.critical_path.StepParts``.
         mean: of all steps. ``mean_of_exchanges``: of those with an exchange; None without one.
         operations: what operations between sites took, by size.
     """
@@ -75,8 +75,8 @@ class PathSeries:
     rank: tuple[int, ...]
     exchange: tuple[bool, ...]
     parts: Annotated[Mapping[str, tuple[float, ...]], _PARTS]
-    mean: Parts
-    mean_of_exchanges: Parts | None = None
+    mean: StepParts
+    mean_of_exchanges: StepParts | None = None
     operations: tuple[OperationTime, ...] = ()
 
 

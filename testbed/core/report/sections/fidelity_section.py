@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from testbed.core.analysis import fidelity
+from testbed.core.analysis.wire import fidelity
 from testbed.core.certification.certificate import Certificate
 from testbed.core.json_form import Keywords
 from testbed.core.records.samples import HostSample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from testbed.core.analysis.predicted_run import PredictedRun
+from testbed.core.analysis.costs.predicted_run import PredictedRun
 from testbed.core.report import formats
 from testbed.core.report.blocks import Section, Table, Text
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from testbed.core.analysis.disturbances import FaultCost
-from testbed.core.analysis.rank_seconds import RankSeconds, Span
+from testbed.core.analysis.rank_seconds import AttemptSpan, RankSeconds
 from testbed.core.report import formats
 from testbed.core.report.blocks import Section, Table, Text
 
@@ -101,7 +101,7 @@ class TimeShares:
 
 
 def measure(
-    world_size: int, spans: Sequence[Span], origin: float, fault_costs: tuple[FaultCost, ...] = ()
+    world_size: int, spans: Sequence[AttemptSpan], origin: float, fault_costs: tuple[FaultCost, ...] = ()
 ) -> TimeShares | None:
     """Return the classes; None if the wall time is unknown."""
     if not spans:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from testbed.core.analysis.scraped_metrics import Comparison, RankTrack, ScrapedMetrics
+from testbed.core.analysis.scraped_metrics import RankTrack, ScrapeComparison, ScrapedMetrics
 from testbed.core.report import formats
 from testbed.core.report.blocks import Details, Plots, Section, Table, Text
 from testbed.core.report.figures.scraped_figures import scraped_figures
@@ -54,7 +54,7 @@ def table(scraped: ScrapedMetrics) -> Table | None:
     return Table.of(head, rows, "Scraped metrics against step records", (1, 2), 4)
 
 
-def _row(comparison: Comparison) -> tuple[str, str, str, str, str]:
+def _row(comparison: ScrapeComparison) -> tuple[str, str, str, str, str]:
     def value(number: float) -> str:
         return f"{formats.count(number)}" if comparison.unit == "tokens" else f"{number:.2f} s"
 

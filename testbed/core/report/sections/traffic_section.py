@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from testbed.core.analysis.traffic_gaps import Silence, TrafficGaps, TrafficTrack
+from testbed.core.analysis.wire.traffic_gaps import Silence, TrafficGaps, TrafficTrack
 from testbed.core.json_form import Keywords
 from testbed.core.report import formats
 from testbed.core.report.blocks import Bullets, Section, Table

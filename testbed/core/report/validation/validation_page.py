@@ -33,7 +33,7 @@ from testbed.core.report.validation.validation_matrix import (
     headline,
     matrix,
 )
-from testbed.core.validation.baseline import Comparison
+from testbed.core.validation.baseline import BaselineComparison
 from testbed.core.validation.result import Cell, LibraryResult, Validation
 
 __all__ = ["html", "page"]
@@ -71,11 +71,11 @@ class _FaultCell:
     errors: tuple[tuple[str, str], ...]
 
 
-def html(validation: Validation, comparison: Comparison | None = None) -> str:
+def html(validation: Validation, comparison: BaselineComparison | None = None) -> str:
     return html_page.render(page(validation, comparison))
 
 
-def page(validation: Validation, comparison: Comparison | None = None) -> Page:
+def page(validation: Validation, comparison: BaselineComparison | None = None) -> Page:
     """Return the page; ``comparison`` is the one with the baseline."""
     verdict = VERDICTS[validation.verdict]
     started = formats.moment(validation.started_unix_s)
@@ -114,7 +114,7 @@ def _banners(validation: Validation) -> Iterator[Banner]:
         yield Banner(f"Noisy host. {validation_tables.NOISY}")
 
 
-def _header(validation: Validation, comparison: Comparison | None) -> Iterator[Block]:
+def _header(validation: Validation, comparison: BaselineComparison | None) -> Iterator[Block]:
     if comparison and comparison.regressions:
         regressions = formats.plural(len(comparison.regressions), "regression")
         yield Text(f"✗ {regressions} against the baseline; see below.", "finding")
@@ -151,7 +151,7 @@ def _speed(validation: Validation) -> Section | None:
     return Section.of("Speed, side by side", lead, Plots(lambda: plots, _INSTEAD), on_page=bool(plots))
 
 
-def _against_baseline(comparison: Comparison) -> Section:
+def _against_baseline(comparison: BaselineComparison) -> Section:
     count = len(comparison.regressions)
     against = formats.moment(comparison.against_unix_s)
     lead = f"{formats.plural(count, 'regression')} beyond noise." if count else "No regression beyond noise."

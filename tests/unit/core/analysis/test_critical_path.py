@@ -11,16 +11,16 @@ from builders.tables import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.analysis.critical_path import (
+from testbed.core.analysis.costs.critical_path import (
     PARTS,
-    Parts,
     StepCost,
+    StepParts,
     TimedOperation,
     WindowCost,
     critical_path,
 )
-from testbed.core.analysis.fiber_model import FiberModel
-from testbed.core.analysis.step_costs import step_costs
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.step_costs import step_costs
 from testbed.core.records.rank_log import StepRecord
 from testbed.core.training.layout import Layout, gpt_tensors
 from testbed.core.training.strategies.ddp import Ddp
@@ -95,12 +95,12 @@ def test_critical_path_parts_add_up_and_none_is_negative(data: st.DataObject, wo
     assert found.mean.total_s == pytest.approx(sum(it.parts.total_s for it in found.steps) / len(rows))
 
 
-def parts(row: dict[int, StepRecord], of: StepCost, operations: list[TimedOperation] | None = None) -> Parts:
+def parts(row: dict[int, StepRecord], of: StepCost, operations: list[TimedOperation] | None = None) -> StepParts:
     listed = None if operations is None else lambda rank, record: operations
     return critical_path([row], lambda step: of, listed).steps[0].parts
 
 
-def values(found: Parts, *names: str) -> list[float]:
+def values(found: StepParts, *names: str) -> list[float]:
     return [getattr(found, f"{name}_s") for name in names]
 
 

@@ -25,7 +25,7 @@ from testbed.core.report.validation.validation_junit import junit
 from testbed.core.report.validation.validation_matrix import OUTCOMES, STATES, MatrixEntry, headline, matrix
 from testbed.core.report.validation.validation_page import html, page
 from testbed.core.report.validation.validation_tables import error_rows, grid, wire_rows
-from testbed.core.validation.baseline import Comparison, compare
+from testbed.core.validation.baseline import BaselineComparison, compare
 from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Outcome, Speed, Validation
 from testbed.core.validation.result_json import from_json, json_schema, to_json
 from testbed.errors import StorageError, UserError
@@ -40,7 +40,7 @@ LIBRARY = factory.library()
 SKIPPED = factory.skipped()
 
 
-def markdown(validation: Validation, comparison: Comparison | None = None) -> str:
+def markdown(validation: Validation, comparison: BaselineComparison | None = None) -> str:
     return markdown_of(page(validation, comparison))
 
 

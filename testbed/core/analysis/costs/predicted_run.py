@@ -12,16 +12,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from testbed.core.analysis import run_path
-from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
-from testbed.core.analysis.critical_path import Parts
-from testbed.core.analysis.fiber_model import FiberModel
-from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.costs import run_path
+from testbed.core.analysis.costs.calibrated_step import StepPrediction, predict_step
+from testbed.core.analysis.costs.critical_path import StepParts
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.volleys import timed, why_not
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.volleys import timed, why_not
+from testbed.core.analysis.noise.host_noise import StallLog
 from testbed.core.certification.certificate import Certificate
 from testbed.core.prediction.network import length_m
-from testbed.core.prediction.simulator import Parts as Predicted
+from testbed.core.prediction.simulator import StepParts as Predicted
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.run_record import RunData
 from testbed.core.topology.model import Topology
@@ -186,7 +186,7 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     )
 
 
-def _parts(predicted: Predicted, measured: Parts) -> dict[str, tuple[float, float]]:
+def _parts(predicted: Predicted, measured: StepParts) -> dict[str, tuple[float, float]]:
     values = (
         predicted.propagation_s,
         predicted.serialization_s + predicted.queueing_s,

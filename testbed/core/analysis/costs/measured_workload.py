@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from testbed.core.analysis import run_path
-from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.analysis.costs import run_path
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.measured_library import MeasuredLibrary, measured_library
+from testbed.core.analysis.costs.volleys import timed
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.measured_library import MeasuredLibrary, measured_library
-from testbed.core.analysis.volleys import timed
 from testbed.core.prediction.library_costs import GLOO, Library
 from testbed.core.prediction.simulator import TooMany
 from testbed.core.prediction.workload_job import job_on

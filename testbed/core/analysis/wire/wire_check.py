@@ -19,8 +19,8 @@ from typing import Annotated
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow
-from testbed.core.analysis.wire_directions import HEADERS, LEAST_STEPS, RING, TOLERANCE, DirectionBytes, compare
-from testbed.core.analysis.wire_loads import Exchanges, attempt_loads
+from testbed.core.analysis.wire.wire_directions import HEADERS, LEAST_STEPS, RING, TOLERANCE, DirectionBytes, compare
+from testbed.core.analysis.wire.wire_loads import Exchanges, attempt_loads
 from testbed.core.json_form import Keywords
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.samples import FiberSample

@@ -35,14 +35,23 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from testbed.core.analysis.operation_times import NotNegative, OperationTime
+from testbed.core.analysis.costs.operation_times import NotNegative, OperationTime
 from testbed.core.records.rank_log import StepRecord
 
-__all__ = ["PARTS", "CriticalPath", "Parts", "StepCost", "StepPath", "TimedOperation", "WindowCost", "critical_path"]
+__all__ = [
+    "PARTS",
+    "CriticalPath",
+    "StepCost",
+    "StepParts",
+    "StepPath",
+    "TimedOperation",
+    "WindowCost",
+    "critical_path",
+]
 
 
 @dataclass(frozen=True)
-class Parts:
+class StepParts:
     """Seconds of a step by part, as in the module; none is negative."""
 
     compute_s: NotNegative = 0.0
@@ -70,11 +79,11 @@ class Parts:
     def exposed_s(self) -> float:
         return self.total_s - self.compute_s
 
-    def __add__(self, more: Parts) -> Parts:
-        return Parts(**{it.name: getattr(self, it.name) + getattr(more, it.name) for it in fields(self)})
+    def __add__(self, more: StepParts) -> StepParts:
+        return StepParts(**{it.name: getattr(self, it.name) + getattr(more, it.name) for it in fields(self)})
 
-    def __mul__(self, factor: float) -> Parts:
-        return Parts(**{it.name: getattr(self, it.name) * factor for it in fields(self)})
+    def __mul__(self, factor: float) -> StepParts:
+        return StepParts(**{it.name: getattr(self, it.name) * factor for it in fields(self)})
 
 
 PARTS: Mapping[str, str] = {
@@ -87,7 +96,7 @@ PARTS: Mapping[str, str] = {
     "software_s": "software",
     "rest_s": "unattributed",
 }
-"""Fields of :class:`Parts` and the names of the parts, in the order of plots and tables."""
+"""Fields of :class:`StepParts` and the names of the parts, in the order of plots and tables."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ class StepPath:
     rank: int
     began_t: float
     ended_t: float
-    parts: Parts
+    parts: StepParts
     exchange: bool = False
     """Whether an operation that the step waits for crosses a fiber, as the twin says."""
 
@@ -158,18 +167,18 @@ class CriticalPath:
     operations: tuple[OperationTime, ...] = ()
 
     @property
-    def total(self) -> Parts:
-        return sum((it.parts for it in self.steps), Parts())
+    def total(self) -> StepParts:
+        return sum((it.parts for it in self.steps), StepParts())
 
     @property
-    def mean(self) -> Parts:
+    def mean(self) -> StepParts:
         return self.total * (1 / max(1, len(self.steps)))
 
     @property
-    def mean_of_exchanges(self) -> Parts | None:
+    def mean_of_exchanges(self) -> StepParts | None:
         """The mean of the steps with an exchange across the fiber; None if no step has one."""
         found = [it.parts for it in self.steps if it.exchange]
-        return sum(found, Parts()) * (1 / len(found)) if found else None
+        return sum(found, StepParts()) * (1 / len(found)) if found else None
 
 
 Row = Mapping[int, StepRecord]
@@ -313,7 +322,7 @@ def _retransmitted(row: Row) -> bool:
 
 def _path(found: _Found, usual: Mapping[tuple[str, int], float]) -> StepPath:
     own = found.record
-    parts = Parts(compute_s=max(0.0, own.t_end - own.t_begin - sum(it.length_s for it in found.windows)))
+    parts = StepParts(compute_s=max(0.0, own.t_end - own.t_begin - sum(it.length_s for it in found.windows)))
     resent = _retransmitted(found.row)
     left = _Left.of(found)
     for number, window in enumerate(found.windows):
@@ -349,7 +358,7 @@ class _Left:
         return float(taken)
 
 
-def _parts(window: _Window, excess_s: float, left: _Left) -> Parts:
+def _parts(window: _Window, excess_s: float, left: _Left) -> StepParts:
     """Split a window. Each part takes from what is left of it, so their sum is the window and none is negative."""
     late_s = window.late_s
     # A late fragment's time was seen as time across the fiber, as a wait, or not at all.
@@ -365,7 +374,7 @@ def _parts(window: _Window, excess_s: float, left: _Left) -> Parts:
     network_s -= (cold_s := left.take("cold_s", network_s))
     # What the library takes is known from records of operations. What is more is unattributed.
     network_s -= (library_s := left.take("library_s", network_s))
-    return Parts(
+    return StepParts(
         peer_wait_s=wait_s,
         late_s=late_s - late,
         propagation_s=propagation_s,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple, get_args
 
-from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.analysis.costs.fiber_model import FiberModel
 from testbed.core.json_form import Keywords
 from testbed.core.prediction.library_costs import GLOO, LibraryCosts
 from testbed.core.prediction.simulator import Cost
