@@ -105,7 +105,11 @@ class JobEvidence:
     def gap_at_most(self) -> bool:
         """Whether :attr:`recovery_s` is an upper bound, as the program prints too seldom to tell."""
         gaps = [fault for fault in self.faults if fault.longest_gap_s is not None]
-        return max(gaps, key=lambda it: (it.longest_gap_s or 0.0, not it.gap_at_most)).gap_at_most if gaps else False
+        return (
+            max(gaps, key=lambda fault: (fault.longest_gap_s or 0.0, not fault.gap_at_most)).gap_at_most
+            if gaps
+            else False
+        )
 
     @property
     def goodput(self) -> float | None:
@@ -116,7 +120,7 @@ class JobEvidence:
     @property
     def rank_seconds(self) -> RankSeconds:
         """World size x wall time, by class."""
-        return sum((each.seconds for each in self.spans), RankSeconds())
+        return sum((span.seconds for span in self.spans), RankSeconds())
 
     def share_of(self, rank_seconds: float, wall_s: float | None) -> float | None:
         """Return ``rank_seconds`` over those of ``wall_s``; None where no step tells the fault-free pace."""
@@ -126,11 +130,11 @@ class JobEvidence:
 
     @property
     def compute_s(self) -> float:
-        return sum(each.compute_s for each in self.rank_times)
+        return sum(rank_time.compute_s for rank_time in self.rank_times)
 
     @property
     def exposed_s(self) -> float:
-        return sum(each.exposed_s for each in self.rank_times)
+        return sum(rank_time.exposed_s for rank_time in self.rank_times)
 
     @property
     def compute_utilization(self) -> float | None:
@@ -214,7 +218,7 @@ def evaluate(
                 observed_end=ended_t is not None,
                 detected=detected or {},
                 twin=twin,
-                committed={(it.attempt, it.step) for it in committed},
+                committed={(commit.attempt, commit.step) for commit in committed},
             )
     return JobEvidence(
         world_size=job.world_size if job else None,

@@ -70,7 +70,7 @@ class WireVerdict:
     @property
     def lines(self) -> tuple[str, ...]:
         """A line per direction that was compared with the algorithm."""
-        return tuple(_line(it) for it in self.directions)
+        return tuple(_line(direction) for direction in self.directions)
 
 
 def check(
@@ -162,7 +162,10 @@ def check(
         )
         ok, sentence = not bypassed, _sentence(cuts, steps, why)
     else:
-        ok, sentence = all(it.ok for it in directions), _compared(directions, f"{twin.name} moves with gloo")
+        ok, sentence = (
+            all(direction.ok for direction in directions),
+            _compared(directions, f"{twin.name} moves with gloo"),
+        )
     return WireVerdict(
         ok=ok,
         sentence=sentence,
@@ -200,24 +203,24 @@ def _compared(directions: Sequence[DirectionBytes], moves: str) -> str:
 
     ``moves``: who moves the bytes, as in ``ddp moves with gloo``.
     """
-    steps = round(max(it.steps for it in directions))
-    if few := [it for it in directions if it.too_few]:
-        worst = min(few, key=lambda it: it.ratio or 0.0)
+    steps = round(max(direction.steps for direction in directions))
+    if few := [direction for direction in directions if direction.too_few]:
+        worst = min(few, key=lambda direction: direction.ratio or 0.0)
         return (
             f"A collective bypassed the fiber: {_bytes(worst.measured_bytes)} crossed {worst.direction} in {steps} calm"
             f" steps, {worst.ratio or 0:.3f} of the {_bytes(worst.expected_bytes)} that {moves}."
         )
-    if many := [it for it in directions if it.too_many]:
-        worst = max(many, key=lambda it: it.measured_bytes - it.expected_bytes)
+    if many := [direction for direction in directions if direction.too_many]:
+        worst = max(many, key=lambda direction: direction.measured_bytes - direction.expected_bytes)
         return (
             f"{EXCESS} crossed the fiber: {_bytes(worst.measured_bytes)} on {worst.direction} in {steps} calm steps,"
             f" of which the job accounts for {_bytes(worst.expected_bytes)}: what {moves}."
         )
-    used = [it for it in directions if it.ratio is not None]
-    ratios = ", ".join(f"{it.ratio:.3f} on {it.direction}" for it in used[:_MOST_NAMED])
-    more = f" and {len(used) - _MOST_NAMED} more" if len(used) > _MOST_NAMED else ""
-    carried = f"The fibers carried what {moves}: in {steps} calm steps {ratios}{more} of its payload"
-    far = max(used, key=lambda it: abs((it.ratio or 0.0) - 1.0), default=None)
+    used = [direction for direction in directions if direction.ratio is not None]
+    ratios = ", ".join(f"{direction.ratio:.3f} on {direction.direction}" for direction in used[:_MOST_NAMED])
+    unnamed = f" and {len(used) - _MOST_NAMED} more" if len(used) > _MOST_NAMED else ""
+    carried = f"The fibers carried what {moves}: in {steps} calm steps {ratios}{unnamed} of its payload"
+    far = max(used, key=lambda direction: abs((direction.ratio or 0.0) - 1.0), default=None)
     if far is None or far.ratio is None or abs(far.ratio - 1.0) <= TOLERANCE:
         return f"{carried}, each within {TOLERANCE:.0%}."
     least, most = far.accepted
@@ -228,13 +231,14 @@ def _compared(directions: Sequence[DirectionBytes], moves: str) -> str:
     )
 
 
-def _line(found: DirectionBytes) -> str:
-    resent = f", {_bytes(found.retransmitted_bytes)} retransmitted" if found.retransmitted_bytes else ""
-    ratio = f", ratio {found.ratio:.3f}" if found.ratio is not None else ""
-    word = "too few" if found.too_few else "too many" if found.too_many else "ok"
+def _line(compared: DirectionBytes) -> str:
+    resent = f", {_bytes(compared.retransmitted_bytes)} retransmitted" if compared.retransmitted_bytes else ""
+    ratio = f", ratio {compared.ratio:.3f}" if compared.ratio is not None else ""
+    word = "too few" if compared.too_few else "too many" if compared.too_many else "ok"
+    measured, expected = _bytes(compared.measured_bytes), _bytes(compared.expected_bytes)
     return (
-        f"{found.direction}: {_bytes(found.measured_bytes)} of payload, expected {_bytes(found.expected_bytes)}"
-        f" in {found.steps:.1f} calm steps{ratio}{resent}: {word}"
+        f"{compared.direction}: {measured} of payload, expected {expected}"
+        f" in {compared.steps:.1f} calm steps{ratio}{resent}: {word}"
     )
 
 
