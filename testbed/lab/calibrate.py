@@ -20,7 +20,7 @@ from testbed.errors import HostError
 from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
 from testbed.host.measure.probing import Echo, Probe, ProbePath, Prober, rounds
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.fiber_measurement import RESOLVING_S, SETTLE_S, Tell
 from testbed.lab.packet_log import PacketLog, split_by_host
 
@@ -74,7 +74,7 @@ class NodePaths:
 
 def idle_nodes(lab: LabFolder, topology: Topology) -> dict[str, str]:
     """Return the first node of each site that no fault is acting on; lacks sites without such a node."""
-    active = (it for it in client.ask(lab, protocol.Faults()) if it["ended_t"] is None)
+    active = (it for it in client.keeper(lab).faults() if it["ended_t"] is None)
     struck = {node for it in active for node in it["nodes"]}
     idle = {site.name: [it for it in site.node_names if it not in struck] for site in topology.sites}
     return {site: nodes[0] for site, nodes in idle.items() if nodes}
@@ -83,7 +83,7 @@ def idle_nodes(lab: LabFolder, topology: Topology) -> dict[str, str]:
 def links_to_probe(lab: LabFolder, topology: Topology, nodes: Mapping[str, str], calibrated: bool) -> tuple[Link, ...]:
     """Return the links to measure from node to node: those that are ``calibrated``, or that are to be."""
     if calibrated:
-        known = client.ask(lab, protocol.Hello()).get("taken_off_s", {})
+        known = client.keeper(lab).hello().get("taken_off_s", {})
         links = [link for link in topology.links if known.keys() & set(link.directions)]
     else:
         links = [link for link in topology.links if any(_targets([link]))]
@@ -137,8 +137,8 @@ def calibrate(lab: LabFolder, topology: Topology, paths: NodePaths, tell: Tell) 
 
 
 def _apply(lab: LabFolder, plan: Iterable[Calibrated]) -> None:
-    client.ask(lab, protocol.Undo(owner=OWNER))
-    client.ask(lab, protocol.Apply(owner=OWNER, plan=tuple(plan)))
+    client.keeper(lab).undo(owner=OWNER)
+    client.keeper(lab).apply(owner=OWNER, plan=tuple(plan))
 
 
 def _inside(path: ProbePath, tell: Tell) -> float | None:

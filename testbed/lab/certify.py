@@ -26,7 +26,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import netlink
 from testbed.host.linux.file_lock import FileLock
 from testbed.host.measure.probing import ProbePath, congestion_control
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import calibrate
 from testbed.lab.bypass_check import check_bypass
 from testbed.lab.fabric_measurement import measure_fabrics
@@ -77,7 +77,7 @@ def certify(
         fabrics = measure_fabrics(lab, topology, tell)
         # Last: in a lab that has just come up, not every gateway has seen its carriers before.
         around = check_bypass(lab, topology)
-    hello = client.ask(lab, protocol.Hello())
+    hello = client.keeper(lab).hello()
     return Certificate(
         lab=lab.name,
         topology=topology.name,
@@ -99,7 +99,7 @@ def certify(
         around_unmeasured=around.unmeasured,
         faults=tuple(
             ConcurrentFault(f"{it['id']} ({it['type']} {it['target']})", tuple(it["links"]))
-            for it in client.ask(lab, protocol.Faults())
+            for it in client.keeper(lab).faults()
             if it["ended_t"] is None
         ),
     )
@@ -112,17 +112,17 @@ def _reference(lab: LabFolder, topology: Topology, beside: Plan) -> Iterator[tup
     if not topology.links:
         yield ()
         return
-    client.ask(lab, protocol.Undo(owner=REFERENCE))  # left by a certification that was killed
+    client.keeper(lab).undo(owner=REFERENCE)  # left by a certification that was killed
     plan = (*build.reference(topology.links[0]), *beside)
     try:
-        client.ask(lab, protocol.Apply(owner=REFERENCE, plan=plan))
+        client.keeper(lab).apply(owner=REFERENCE, plan=plan)
         a, b = _handle(lab, "ref-a"), _handle(lab, "ref-b")
         yield (
             ProbePath("bare:b", a, "10.254.0.0", b, "10.254.0.1", "ref0"),
             ProbePath("bare:a", b, "10.254.0.1", a, "10.254.0.0", "ref0"),
         )
     finally:
-        client.ask(lab, protocol.Undo(owner=REFERENCE))
+        client.keeper(lab).undo(owner=REFERENCE)
 
 
 def _handle(lab: LabFolder, node: str) -> Path:

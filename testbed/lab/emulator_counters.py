@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from testbed.core.analysis.fidelity import OWN_DROPS
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 
 __all__ = ["Counters", "read"]
 
@@ -43,5 +43,5 @@ def read(lab: LabFolder) -> dict[str, Counters]:
             dropped=sum(it["drops"].values()),
             duplicated=it.get("duplicated"),
         )
-        for it in client.ask(lab, protocol.Stats())["directions"]
+        for it in client.keeper(lab).stats()["directions"]
     }

@@ -20,7 +20,7 @@ from testbed.errors import HostBusy, LabError
 from testbed.host import lab_folder
 from testbed.host.linux.file_lock import FileLock
 from testbed.host.linux.process import ProcessRecord
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.progress import Progress
 
 __all__ = ["Holder", "held", "holder"]
@@ -107,6 +107,6 @@ def _busy_labs(own: str) -> Iterator[str]:
     for folder in lab_folder.folders():
         with contextlib.suppress(LabError):
             if folder.name != own:
-                for job in client.ask(folder, protocol.Jobs()):
+                for job in client.keeper(folder).jobs():
                     if job["state"] in ("running", "stopping"):
                         yield f"lab {folder.name} is running job {job['id']} ({job['what']})"

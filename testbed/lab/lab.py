@@ -41,7 +41,7 @@ from testbed.host.lab_owner import Owner
 from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics.port_forward import Forwarder, into_namespace
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
 from testbed.lab import fiber_status, job_status, lab_logs, program_rights, program_start, ssh_access, status, teardown
@@ -120,10 +120,7 @@ class Lab:
             )
         written = {key.removesuffix("_"): str(value) for key, value in parameters.items()}
         self._refuse_fault(fault, target, written)
-        record = client.ask(
-            self._folder,
-            protocol.Inject(fault={"type": fault, "target": target, "for_s": for_s, "parameters": written}),
-        )
+        record = client.keeper(self._folder).inject(kind=fault, target=target, parameters=written, for_s=for_s)
         mine = Fault.of(record, self)
         if wait and mine.lasts_s is not None:
             self._await_end(mine, time.monotonic() + mine.lasts_s + 5.0)
@@ -132,22 +129,22 @@ class Lab:
     def _refuse_fault(self, fault: str, target: str, parameters: Mapping[str, str]) -> None:
         """Raise UserError or UnknownName for a fault that the keeper, which compiles it again, would refuse."""
         kind = registry().get(fault)
-        of_ranks = kind is not None and kind.compile_ranks is not None
+        of_ranks = kind is not None and kind.of_ranks
         compile_fault(
             self.topology,
             fault,
             target,
             parameters,
-            client.ask(self._folder, protocol.RanksPerNode()) if of_ranks else 1,
+            client.keeper(self._folder).ranks_per_node() if of_ranks else 1,
         )
 
     def _await_end(self, fault: Fault, until: float) -> None:
         """Return when ``fault`` has ended, or at ``until``. The keeper answers when something has happened."""
-        with client.Connection(self._folder) as keeper:
-            since = keeper.ask(protocol.Events(since=_FUTURE))["next"]
+        with client.Connection(self._folder) as connection:
+            since = connection.keeper.events(since=_FUTURE)["next"]
             fault.refresh()
             while fault.ended is None and (left_s := until - time.monotonic()) > 0:
-                since = keeper.ask(protocol.Events(since=since, wait_s=left_s))["next"]
+                since = connection.keeper.events(since=since, wait_s=left_s)["next"]
                 fault.refresh()
 
     def cut(self, target: str, *, for_s: float | None = None, carrier: str | None = None) -> Fault:
@@ -171,7 +168,7 @@ class Lab:
         chosen = [it for it in active if what in (None, it.id, it.target, *it.links, *it.nodes)]
         if what is not None and not chosen:
             self._refuse_unknown(what, {name for it in self.faults() for name in (it.id, it.target)})
-        ended = client.ask(self._folder, protocol.Heal(ids=[it.id for it in chosen], everything=what is None))
+        ended = client.keeper(self._folder).heal(ids=[it.id for it in chosen], everything=what is None)
         return tuple(Fault.of(it, self) for it in ended)
 
     def _refuse_unknown(self, what: str, faults: Set[str]) -> None:
@@ -187,7 +184,7 @@ class Lab:
 
     def faults(self) -> tuple[Fault, ...]:
         """Return all faults since the lab came up, including ended ones (of thousands of those, the latest)."""
-        return tuple(Fault.of(it, self) for it in client.ask(self._folder, protocol.Faults()))
+        return tuple(Fault.of(it, self) for it in client.keeper(self._folder).faults())
 
     # ---- looking
 
@@ -255,7 +252,7 @@ class Lab:
     @property
     def prometheus(self) -> str:
         """``address:port`` of Prometheus in the lab's management network; empty if none is running."""
-        return str(client.ask(self._folder, protocol.Hello())["prometheus"])
+        return str(client.keeper(self._folder).hello()["prometheus"])
 
     def observe(self, port: int = PROMETHEUS_PORT) -> Forwarder:
         """Forward ``port`` of 127.0.0.1 to the lab's Prometheus until the forwarder is closed.
@@ -263,7 +260,7 @@ class Lab:
         Raises UserError when the lab was brought up without ``observe`` or the port is not available; LabError when
         Prometheus has ended.
         """
-        hello = client.ask(self._folder, protocol.Hello())
+        hello = client.keeper(self._folder).hello()
         if hello["prometheus_ended"]:
             logs = invocation.command("logs", "-l", self.name)
             raise LabError(f"Prometheus of lab {self.name} {hello['prometheus_ended']}; see: {logs}")
@@ -290,7 +287,7 @@ class Lab:
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Return all jobs since the lab came up, of this process and of others, with their figures."""
-        return tuple(job_status.of(it) for it in client.ask(self._folder, protocol.Jobs()))
+        return tuple(job_status.of(it) for it in client.keeper(self._folder).jobs())
 
     def job(self, id: str) -> RunningJob:
         """Return a job by its id (``j1``), of this process or of another one, to wait for it or to stop it.
@@ -555,7 +552,7 @@ class Lab:
     def _train(self, workload: AgentWorkload) -> Job:
         workload_layout.refuse_mistakes(workload, self.topology)
         self._refuse_uncertified()
-        if not client.ask(self._folder, protocol.Ranks()):
+        if not client.keeper(self._folder).ranks():
             raise LabError(
                 f"lab {self.name} has no training agents: it was brought up with --no-agents, torch is not installed,"
                 " or the ranks' user cannot run this Python"
@@ -607,7 +604,7 @@ class Lab:
         """Mount ``folder`` into all nodes. Raises UserError if programs of ``user`` cannot write in it."""
         place = lab_nodes.place(self._folder, self.topology.node_names[0], job=True, user=user)
         assert isinstance(place, ContainerPlace)
-        client.ask(self._folder, protocol.ShareFolder(folder=str(folder)))
+        client.keeper(self._folder).share_folder(folder=str(folder))
         program_rights.refuse_in_container(user, place, argv, folder, read_only=read_only)
         program_start.refuse_unstartable_in_container(place, argv, folder)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from testbed.errors import UserError
 from testbed.host import lab_nodes
 from testbed.host.files.store import RunDirectory
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.lab import Lab
 from testbed.pytest_plugin import worker
 from testbed.pytest_plugin.failures import RankFailure, RanksFailed
@@ -118,7 +118,7 @@ class Ranks:
 
     def _show(self, folder: Path) -> None:
         """Make a folder visible inside containers, at the same path; without containers it already is."""
-        client.ask(self._lab._folder, protocol.ShareFolder(folder=str(folder)))
+        client.keeper(self._lab._folder).share_folder(folder=str(folder))
 
     def __enter__(self) -> Ranks:
         return self

@@ -47,9 +47,8 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
         for step, rank in _steps(records, twin, attempt):
             expected = predicted.of(rank, step)
             recorded = moved.get((attempt, step, rank), {})
-            for place in expected.keys() | {
-                moved_place for moved_place in recorded if moved_place[0] in predicted.groups
-            }:
+            unexpected = {place for place in recorded if place[0] in predicted.groups}
+            for place in sorted(expected.keys() | unexpected):
                 group, kind = place
                 if group not in seen_groups:
                     silent.add(group)

@@ -14,12 +14,12 @@ from testbed.core.prediction.job_failures import Failures, UnderFailures
 from testbed.core.prediction.library_costs import GLOO
 from testbed.core.prediction.network import PAYLOAD_SHARE
 from testbed.core.prediction.predicted_job import Job, Tcp
-from testbed.core.prediction.published_quality import Published, published_quality
 from testbed.core.prediction.required_rate import least_rate_bps
 from testbed.core.prediction.similar_lab import SimilarLab
 from testbed.core.prediction.similarity import Groups, groups
 from testbed.core.prediction.simulator import Parts, Simulated, TooMany
 from testbed.core.training.exchange import Exchange
+from testbed.core.training.published_quality import PublishedQuality
 from testbed.errors import UserError
 
 __all__ = ["Failures", "Job", "Merges", "Power", "Prediction", "SimilarLab", "SingleExchange", "Tcp", "predict"]
@@ -198,9 +198,10 @@ class Prediction:
         return None if self.power is None else self.power.step(self.job, self.outcome)
 
     @property
-    def quality(self) -> tuple[Published, ...]:
+    def quality(self) -> tuple[PublishedQuality, ...]:
         """What others published about the quality of models: no prediction."""
-        return published_quality(self.strategy)
+        quality: tuple[PublishedQuality, ...] = vars(type(self.job.twin)).get("quality", ())
+        return quality
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, in SI units; what is infinite is None. ``rate_bps`` is that of ``target``."""

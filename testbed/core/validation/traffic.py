@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from testbed.core.training.strategies.hierarchical import Hierarchical
 from testbed.core.validation.bound import Placed
 from testbed.core.validation.operation import OperationName
 
@@ -278,9 +279,12 @@ def _whole(placed: Placed) -> float:
     return float(placed.size)
 
 
+_TWO_LEVEL: Final = Hierarchical.name
+"""Collectives in two levels have the name of the strategy that averages gradients so."""
+
 _PATTERNS: Final[Mapping[OperationName, Mapping[str, Callable[[Placed], Iterator[Message]]]]] = {
     "all_reduce": {
-        "hierarchical": _ring_of_sites,
+        _TWO_LEVEL: _ring_of_sites,
         "flat ring": _ring(2),
         "recursive halving, nearest first": _halving(nearest_first=True),
         "recursive halving, farthest first": _halving(nearest_first=False),
@@ -289,7 +293,7 @@ _PATTERNS: Final[Mapping[OperationName, Mapping[str, Callable[[Placed], Iterator
         "direct exchange": _direct(_whole),
     },
     "reduce_scatter": {
-        "hierarchical": _blocks_of_sites(True),
+        _TWO_LEVEL: _blocks_of_sites(True),
         "flat ring": _ring(1),
         "direct exchange": _direct(_block),
         "recursive halving, nearest first": _halving(nearest_first=True, back=False),
@@ -297,20 +301,20 @@ _PATTERNS: Final[Mapping[OperationName, Mapping[str, Callable[[Placed], Iterator
         "all_reduce in a flat ring": _ring(2),
     },
     "all_gather": {
-        "hierarchical": _blocks_of_sites(False),
+        _TWO_LEVEL: _blocks_of_sites(False),
         "flat ring": _ring(1),
         "direct exchange": _direct(_block),
         "recursive doubling": _halving(nearest_first=False, there=False),
     },
     "broadcast": {
-        "hierarchical": _tree_of_sites(True),
+        _TWO_LEVEL: _tree_of_sites(True),
         "binomial tree": _binomial(True, False),
         "chain": _chain(True),
         "scatter, then a ring": _scattered,
         "root to each": _flat(True),
     },
     "reduce": {
-        "hierarchical": _tree_of_sites(False),
+        _TWO_LEVEL: _tree_of_sites(False),
         "binomial tree": _binomial(False, True),
         "chain": _chain(False),
         "ring, then gather": _ring_and_gather,

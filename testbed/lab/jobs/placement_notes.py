@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from testbed.core.topology.model import Topology
-from testbed.core.training import placement_words
+from testbed.core.training import placement
 from testbed.core.workload import workload_layout
 from testbed.core.workload.workload import AgentWorkload
 
@@ -13,4 +13,4 @@ __all__ = ["placement_notes"]
 def placement_notes(workload: AgentWorkload, topology: Topology) -> tuple[str, ...]:
     """Return a line per dimension that exchanges anything, and one per tier of a topology with fabrics."""
     twin = workload_layout.twin_of(workload, topology)
-    return (*placement_words.lines(twin, topology), *placement_words.tiers(topology))
+    return (*placement.describe(twin, topology), *placement.describe_tiers(topology))

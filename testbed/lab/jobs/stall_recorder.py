@@ -28,12 +28,12 @@ class StallRecorder:
         self.stalls: deque[Stall] = deque(maxlen=MOST_KEPT)
         self.watching: bool | None = None
 
-    def sample(self, keeper: client.Connection) -> None:
+    def sample(self, connection: client.Connection) -> None:
         """Append the stalls since the last call; the first call begins the log. Raises StorageError."""
         if self.watching is False:
             return
         try:
-            answer = keeper.ask(protocol.Stalls(since=self._next))
+            answer = connection.keeper.stalls(since=self._next)
         except LabError:  # the request for counters reports a keeper that has ended
             self.watching = bool(self.watching)
             return

@@ -38,7 +38,7 @@ from testbed.host import lab_folder
 from testbed.host.files import runs_folder, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.linux import invocation
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import deploy, host_slot, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
@@ -239,7 +239,7 @@ def _conclude(
     """
     progress.phase("report", str(run_directory.path))
     try:
-        client.ask(lab_folder.folder(lab.name), protocol.Hello())
+        client.keeper(lab_folder.folder(lab.name)).hello()
     except TestbedError as error:
         # This may be noticed after its effects: without its keeper no job can continue.
         how.fail(str(error), tells_nothing=True)

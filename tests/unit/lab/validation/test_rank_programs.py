@@ -87,7 +87,7 @@ def make_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         monkeypatch.setattr(lab_nodes, "driver", lambda lab: driver)
         monkeypatch.setattr(lab_nodes, "place", lambda *words, **more: SimpleNamespace(user="", enter=enter))
         monkeypatch.setattr(lab_nodes, "netns", lambda lab, node: Path("/proc/self/ns/net"))
-        monkeypatch.setattr(client, "ask", lambda lab, request: None)
+        monkeypatch.setattr(client, "keeper", lambda lab: SimpleNamespace(share_folder=lambda folder, management: None))
         monkeypatch.setattr(Starter, "_give", lambda starter, path: None)
         monkeypatch.setattr(launcher_proxy, "start", refuse)
         library = Library("flood", "a flood", argv=(sys.executable, "-c", FLOOD), launcher=launcher)
