@@ -64,9 +64,9 @@ class Star(Adapter):
 
 
 def registered():
-    from testbed.core.validation.library import PYTHON, Library
+    from testbed.core.validation.library import PYTHON, CollectiveLibrary
 
-    return Library("star", "star over TCP", argv=(PYTHON, "-m", "validate_my_library"), modules=("numpy",))
+    return CollectiveLibrary("star", "star over TCP", argv=(PYTHON, "-m", "validate_my_library"), modules=("numpy",))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from testbed.core.certification.certificate import Certificate
-    from testbed.core.certification.link_certificate import Check, DirectionCertificate, LinkCertificate, RoundTrip
+    from testbed.core.certification.link_certificate import (
+        DirectionCertificate,
+        LinkCertificate,
+        QuantityCheck,
+        RoundTrip,
+    )
     from testbed.core.topology.model import Link, Topology
 
 MOST_LINKS = 12
@@ -98,7 +103,7 @@ def _error(measured: DirectionCertificate | RoundTrip) -> str:
     return "-" if measured.error_median_s is None else f"{measured.error_median_s * 1e6:+.1f} us"
 
 
-def _jitter(check: Check | None) -> str:
+def _jitter(check: QuantityCheck | None) -> str:
     if check is None or check.measured is None:
         return "-"
     measured = f"{check.measured * 1e6:.1f} us"

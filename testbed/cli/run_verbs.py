@@ -33,7 +33,7 @@ from testbed.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from testbed.core.report.document import Report
-    from testbed.core.validation.baseline import Comparison
+    from testbed.core.validation.baseline import BaselineComparison
     from testbed.core.validation.result import Validation
     from testbed.lab.jobs.program_job import ProgramJob
 
@@ -399,7 +399,7 @@ def _report_one(run: Path | None, *, open_: bool, as_json: bool) -> int:
 
 
 def _show_validation(
-    validation: Validation, comparison: Comparison | None, page: Path, *, as_json: bool, open_: bool
+    validation: Validation, comparison: BaselineComparison | None, page: Path, *, as_json: bool, open_: bool
 ) -> int:
     from testbed.core.validation.verdict import exit_code
 

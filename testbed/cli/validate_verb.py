@@ -29,7 +29,7 @@ from testbed.cli.verb import (
 )
 
 if TYPE_CHECKING:
-    from testbed.core.validation.baseline import Comparison
+    from testbed.core.validation.baseline import BaselineComparison
     from testbed.core.validation.result import Validation
     from testbed.lab.validation.validation import Part, Suite
 
@@ -180,7 +180,7 @@ def _part(name: PartName) -> Part:
     return parts[name]
 
 
-def _junit(result: tuple[Validation, Comparison | None]) -> str:
+def _junit(result: tuple[Validation, BaselineComparison | None]) -> str:
     from testbed.core.report.validation.validation_junit import junit
 
     return junit(*result)
@@ -189,7 +189,7 @@ def _junit(result: tuple[Validation, Comparison | None]) -> str:
 # ---- what is shown
 
 
-def show(validation: Validation, comparison: Comparison | None) -> None:
+def show(validation: Validation, comparison: BaselineComparison | None) -> None:
     """Print the verdict; then, unless quiet, the matrix, the reasons, and changes against the baseline."""
     from testbed.core.report.validation.validation_matrix import headline
 

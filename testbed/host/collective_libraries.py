@@ -16,7 +16,7 @@ from typing import Final, get_args
 
 from testbed.core.user_text import shown
 from testbed.core.validation import shipped_libraries
-from testbed.core.validation.library import ENTRY_POINT_GROUP, PYTHON, Launcher, Library
+from testbed.core.validation.library import ENTRY_POINT_GROUP, PYTHON, CollectiveLibrary, Launcher
 from testbed.errors import UnknownName, UserError
 from testbed.host import installation
 from testbed.host.linux import invocation
@@ -55,7 +55,7 @@ _GPU: Final = Path("/dev/nvidiactl")
 """Exists once NVIDIA's driver is loaded and has found a GPU."""
 
 
-def registry() -> dict[str, Library]:
+def registry() -> dict[str, CollectiveLibrary]:
     """Return all named libraries: the shipped ones, then entry points that can be loaded (see also :func:`broken`).
 
     An entry point with the name of a shipped library is ignored.
@@ -81,7 +81,7 @@ def broken() -> dict[str, str]:
     return errors
 
 
-def find(name_or_path: str) -> Library:
+def find(name_or_path: str) -> CollectiveLibrary:
     """Return the library of a name, or a user's rank program by its path.
 
     ``./ranks.py`` is run by the nodes' Python; any other file must be executable. The deliberately broken rings also
@@ -98,12 +98,12 @@ def find(name_or_path: str) -> Library:
     raise UnknownName("library", name_or_path, [*shipped_libraries.SHIPPED, *(point.name for point in points)])
 
 
-def lacking(library: Library) -> tuple[str, ...]:
+def lacking(library: CollectiveLibrary) -> tuple[str, ...]:
     """Return the required modules that this Python, which nodes that are namespaces share, cannot import."""
     return tuple(name for name in library.modules if not _importable(name))
 
 
-def lacking_inside(library: Library, enter: Callable[[Sequence[str]], Sequence[str]]) -> tuple[str, ...]:
+def lacking_inside(library: CollectiveLibrary, enter: Callable[[Sequence[str]], Sequence[str]]) -> tuple[str, ...]:
     """Return the required modules and programs that a container does not have; all of them if its Python fails.
 
     ``enter`` turns an argument list into one that runs inside the container.
@@ -121,7 +121,7 @@ def lacking_inside(library: Library, enter: Callable[[Sequence[str]], Sequence[s
     return tuple(done.stdout.split()) if done.returncode == 0 else needed
 
 
-def why_not(library: Library) -> str:
+def why_not(library: CollectiveLibrary) -> str:
     """Return why a library cannot be validated in namespaces of this host, with the fix; empty if it can."""
     if library.needs_gpu and (why := gpu_missing()):
         return why
@@ -135,7 +135,7 @@ def program(name: str) -> Path | None:
     return Path(path) if path else None
 
 
-def said(library: Library, modules: Sequence[str]) -> str:
+def said(library: CollectiveLibrary, modules: Sequence[str]) -> str:
     """Return the message that ``modules`` are missing, with the fix; empty if there are none."""
     if not modules:
         return ""
@@ -159,22 +159,22 @@ def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
     return tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _load(point: importlib.metadata.EntryPoint) -> Library:
+def _load(point: importlib.metadata.EntryPoint) -> CollectiveLibrary:
     """Load a registered library. Raises UserError, with the package that registered it, for any exception."""
     who = f"library {point.name}, registered by {point.dist.name if point.dist else 'a package'} as {point.value}"
     try:
         made = point.load()
-        made = made if isinstance(made, Library) else made()
+        made = made if isinstance(made, CollectiveLibrary) else made()
     except Exception as error:
         raise UserError(f"{who}: {type(error).__name__}: {error}") from error
-    if not isinstance(made, Library):
+    if not isinstance(made, CollectiveLibrary):
         raise UserError(f"{who}: expected a testbed.core.validation.library.Library or a function that returns one")
     if why := _unsound(made):
         raise UserError(f"{who}: {why}")
     return made
 
 
-def _unsound(library: Library) -> str:
+def _unsound(library: CollectiveLibrary) -> str:
     """Return what is invalid in a registered library; empty if nothing is. Its name becomes the name of a folder."""
     if not isinstance(library.name, str) or not _NAME.fullmatch(library.name):
         return f"name must consist of letters, digits and . _ + -, without a leading dot; got {shown(library.name)}"
@@ -191,7 +191,7 @@ def _unsound(library: Library) -> str:
     return ""
 
 
-def _own(name: str) -> Library:
+def _own(name: str) -> CollectiveLibrary:
     path = Path(name).absolute()
     if path.is_dir():
         raise UserError(f"expected a rank program, got the folder {shown(name)}; name the file in it")
@@ -201,10 +201,10 @@ def _own(name: str) -> Library:
     if not _NAME.fullmatch(path.stem):
         raise UserError(f"{shown(name)}: a rank program's file name may have letters, digits and . _ + -; rename it")
     if path.suffix == ".py":
-        return Library(path.stem, f"{path.name}, a rank program", (PYTHON, str(path)))
+        return CollectiveLibrary(path.stem, f"{path.name}, a rank program", (PYTHON, str(path)))
     if not os.access(path, os.X_OK):
         raise UserError(f"{name} is not executable; fix it with: chmod +x {shlex.quote(name)}")
-    return Library(path.stem, f"{path.name}, a rank program", (str(path),))
+    return CollectiveLibrary(path.stem, f"{path.name}, a rank program", (str(path),))
 
 
 def _importable(name: str) -> bool:

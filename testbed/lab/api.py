@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from testbed.core.report.comparison.comparison import SideBySide
     from testbed.core.report.document import Report
     from testbed.core.topology.model import Topology
-    from testbed.core.validation.baseline import Comparison
+    from testbed.core.validation.baseline import BaselineComparison
     from testbed.core.validation.result import Validation
     from testbed.core.workload.workload import AgentWorkload, ProgramWorkload
     from testbed.host.files.store import RunDirectory
@@ -419,7 +419,7 @@ def report(run: Path | None = None) -> tuple[Report, Path]:
     return store.write_report(chosen), chosen.path / "index.html"
 
 
-def validation_report(run: Path | None = None) -> tuple[Validation, Comparison | None, Path] | None:
+def validation_report(run: Path | None = None) -> tuple[Validation, BaselineComparison | None, Path] | None:
     """Like :func:`report`, for a run directory of ``testbed validate``: return the result, the comparison with its
     baseline and the path of its page. None if the run is not a validation, or there are no runs."""
     from testbed.host.files import runs_folder, store

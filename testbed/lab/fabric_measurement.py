@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Final
 
-from testbed.core.certification.dispersion import FEWEST_PAIRS, Arrival, pair_rates_bps, rate_bps
+from testbed.core.certification.dispersion import FEWEST_PAIRS, TrainArrival, pair_rates_bps, rate_bps
 from testbed.core.certification.fabric_certificate import FabricCertificate, FabricRate
 from testbed.core.certification.host_log import HostLog
 from testbed.core.physics import fabric_queue
@@ -181,7 +181,7 @@ def _pair_rates(
     for passage in passages:
         for since_s, bits, _ in passage.arrivals:
             arrived_t = offset_s + passage.epoch_ns * 1e-9 + since_s
-            arrivals.append(Arrival(arrived_t, bits, *kernel_log.is_on_time("", None, arrived_t)))
+            arrivals.append(TrainArrival(arrived_t, bits, *kernel_log.is_on_time("", None, arrived_t)))
     last_bits = sum(arrival.bits for arrival in arrivals) - 8 * 1.2 * skipped_bytes
     return pair_rates_bps(arrivals, target_bps, last_bits=last_bits) if last_bits > 0 else ()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from testbed.core.certification.dispersion import FEWEST_PAIRS, Arrival, pair_rates_bps, rate_bps
+from testbed.core.certification.dispersion import FEWEST_PAIRS, TrainArrival, pair_rates_bps, rate_bps
 from testbed.core.certification.host_log import HostLog
 from testbed.core.physics.impairment import DISTRIBUTIONS, Impairment
 from testbed.core.topology.model import Link, Topology
@@ -212,7 +212,7 @@ def rates_on_time(plan: TrainPlan, passages: Sequence[Passage], log: HostLog) ->
             last_bits = passage.queued_bytes / (plan.train.mtu + 14) * plan.train.frame_bits
         began_t = passage.epoch_ns * 1e-9 + monotonic_offset_s()
         arrivals = (
-            Arrival(at_s, bits, *log.is_on_time(plan.name, mark, began_t + at_s))
+            TrainArrival(at_s, bits, *log.is_on_time(plan.name, mark, began_t + at_s))
             for at_s, bits, mark in passage.arrivals
         )
         rates = pair_rates_bps(list(arrivals), plan.target.rate_bps, plan.edge_s, last_bits)

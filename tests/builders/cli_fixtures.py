@@ -17,7 +17,7 @@ import pytest
 from testbed.cli import app, console
 from testbed.core.certification.certificate import Certificate, HostNoise
 from testbed.core.certification.judge import DirectionSample, Stream, judge_direction
-from testbed.core.certification.link_certificate import Check, LinkCertificate
+from testbed.core.certification.link_certificate import LinkCertificate, QuantityCheck
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import UnknownName
 from testbed.host.files import catalog
@@ -160,7 +160,7 @@ def unmeasured(certificate: Certificate) -> Certificate:
     """Return ``certificate`` with a rate that is not measurable, in the first direction."""
     link, *others = certificate.links
     direction, *directions = link.directions
-    rate = Check(
+    rate = QuantityCheck(
         "rate", 8e8, None, verdict="unmeasured", why="the rate is not measurable: 2 pairs of packets, 5 needed"
     )
     direction = dataclasses.replace(direction, checks=(*direction.checks, rate))

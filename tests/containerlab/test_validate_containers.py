@@ -21,7 +21,7 @@ from builders.labs import NODES, Lab, bring_up, lab_without_leftovers
 from oracles import oracle
 
 from testbed.core.validation import cases, fault_matrix
-from testbed.core.validation.library import PYTHON, Library
+from testbed.core.validation.library import PYTHON, CollectiveLibrary
 from testbed.core.validation.result import CaseResult, Cell
 from testbed.host import collective_libraries, lab_folder
 from testbed.host.drivers import images
@@ -118,7 +118,7 @@ def test_the_ring_is_right_and_is_told_of_a_killed_rank(lab: Lab, tmp_path: Path
 
 def test_what_the_image_lacks_is_a_skip_that_says_so(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {
-        "lacking": Library("lacking", "needs what is nowhere", (PYTHON,), modules=("json", "no_such_module")),
+        "lacking": CollectiveLibrary("lacking", "needs what is nowhere", (PYTHON,), modules=("json", "no_such_module")),
         "no-mpi": dataclasses.replace(collective_libraries.find("mpich"), name="no-mpi", programs=("mpiexec.nowhere",)),
     }
     monkeypatch.setattr(collective_libraries, "find", known.__getitem__)

@@ -38,11 +38,20 @@ from dataclasses import dataclass, field, fields
 from testbed.core.analysis.operation_times import OperationTime
 from testbed.core.records.rank_log import StepRecord
 
-__all__ = ["PARTS", "CriticalPath", "Parts", "StepCost", "StepPath", "TimedOperation", "WindowCost", "critical_path"]
+__all__ = [
+    "PARTS",
+    "CriticalPath",
+    "StepCost",
+    "StepParts",
+    "StepPath",
+    "TimedOperation",
+    "WindowCost",
+    "critical_path",
+]
 
 
 @dataclass(frozen=True)
-class Parts:
+class StepParts:
     """Seconds of a step by part, as in the module; none is negative."""
 
     compute_s: float = 0.0
@@ -62,11 +71,11 @@ class Parts:
     def exposed_s(self) -> float:
         return self.total_s - self.compute_s
 
-    def __add__(self, other: Parts) -> Parts:
-        return Parts(**{part.name: getattr(self, part.name) + getattr(other, part.name) for part in fields(self)})
+    def __add__(self, other: StepParts) -> StepParts:
+        return StepParts(**{part.name: getattr(self, part.name) + getattr(other, part.name) for part in fields(self)})
 
-    def __mul__(self, factor: float) -> Parts:
-        return Parts(**{part.name: getattr(self, part.name) * factor for part in fields(self)})
+    def __mul__(self, factor: float) -> StepParts:
+        return StepParts(**{part.name: getattr(self, part.name) * factor for part in fields(self)})
 
 
 PARTS: Mapping[str, str] = {
@@ -79,7 +88,7 @@ PARTS: Mapping[str, str] = {
     "software_s": "software",
     "rest_s": "unattributed",
 }
-"""Fields of :class:`Parts` and the names of the parts, in the order of plots and tables."""
+"""Fields of :class:`StepParts` and the names of the parts, in the order of plots and tables."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ class StepPath:
     rank: int
     began_t: float
     ended_t: float
-    parts: Parts
+    parts: StepParts
     exchange: bool = False
     """Whether an operation that the step waits for crosses a fiber, as the twin says."""
 
@@ -150,18 +159,18 @@ class CriticalPath:
     operations: tuple[OperationTime, ...] = ()
 
     @property
-    def total(self) -> Parts:
-        return sum((path.parts for path in self.steps), Parts())
+    def total(self) -> StepParts:
+        return sum((path.parts for path in self.steps), StepParts())
 
     @property
-    def mean(self) -> Parts:
+    def mean(self) -> StepParts:
         return self.total * (1 / max(1, len(self.steps)))
 
     @property
-    def mean_of_exchanges(self) -> Parts | None:
+    def mean_of_exchanges(self) -> StepParts | None:
         """The mean of the steps with an exchange across the fiber; None if no step has one."""
         parts_of_exchanges = [path.parts for path in self.steps if path.exchange]
-        return sum(parts_of_exchanges, Parts()) * (1 / len(parts_of_exchanges)) if parts_of_exchanges else None
+        return sum(parts_of_exchanges, StepParts()) * (1 / len(parts_of_exchanges)) if parts_of_exchanges else None
 
 
 Row = Mapping[int, StepRecord]
@@ -307,7 +316,7 @@ def _retransmitted(row: Row) -> bool:
 
 def _path(measured_step: _Found, usual: Mapping[tuple[str, int], float]) -> StepPath:
     own = measured_step.record
-    parts = Parts(
+    parts = StepParts(
         compute_s=max(0.0, own.t_end - own.t_begin - sum(window.length_s for window in measured_step.windows))
     )
     resent = _retransmitted(measured_step.row)
@@ -345,7 +354,7 @@ class _Left:
         return float(taken)
 
 
-def _parts(window: _Window, excess_s: float, left: _Left) -> Parts:
+def _parts(window: _Window, excess_s: float, left: _Left) -> StepParts:
     """Split a window. Each part takes from what is left of it, so their sum is the window and none is negative."""
     late_s = window.late_s
     # A late fragment's time was seen as time across the fiber, as a wait, or not at all.
@@ -361,7 +370,7 @@ def _parts(window: _Window, excess_s: float, left: _Left) -> Parts:
     network_s -= (cold_s := left.take("cold_s", network_s))
     # What the library takes is known from records of operations. What is more is unattributed.
     network_s -= (library_s := left.take("library_s", network_s))
-    return Parts(
+    return StepParts(
         peer_wait_s=wait_s,
         late_s=late_s - late,
         propagation_s=propagation_s,

@@ -25,7 +25,7 @@ from testbed.core.analysis.disturbances import FaultCost
 from testbed.core.analysis.exchange_schedule import ExchangeSchedule, ExchangeTimes
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.paced import pace
-from testbed.core.analysis.rank_seconds import RankSeconds, Span, account
+from testbed.core.analysis.rank_seconds import AttemptSpan, RankSeconds, account
 from testbed.core.analysis.rank_times import RankTime, rank_times
 from testbed.core.analysis.recovery import FaultRecovery, JobSpan
 from testbed.core.analysis.timeline import FaultWindow
@@ -56,7 +56,7 @@ class JobEvidence:
     faults: tuple[FaultRecovery, ...]
     failures: tuple[str, ...]
     """Failures that ranks reported, as in ``ranks 0, 2 failed at step 17: connection reset``."""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[AttemptSpan, ...] = ()
     """Every rank-second by class, attempt by attempt; empty if the wall time is unknown."""
     died: bool = False
     """Whether a rank failed and nothing restarted the job: it never reached its last step, and did not come back."""
@@ -203,23 +203,21 @@ def evaluate(
     seen = ended if ended is None or seen_t is None or not died else max(ended, seen_t)
     span = None if began is None or ended is None or seen is None else JobSpan(began, ended, seen, complete, died)
     paced = pace(committed, ran, windows, span, ExchangeTimes(logs, ExchangeSchedule(twin)).after)
-    spans: tuple[Span, ...] = ()
+    spans: tuple[AttemptSpan, ...] = ()
     costs: tuple[FaultCost, ...] = ()
-    if job and job.world_size > 0 and began is not None and ended is not None:
-        wall = job.world_size * (ended - began)
-        if 0 < wall < math.inf:
-            spans, costs = account(
-                logs,
-                job.world_size,
-                began,
-                ended,
-                paced.disturbances,
-                complete=complete,
-                observed_end=ended_t is not None,
-                detected=detected or {},
-                twin=twin,
-                committed={(commit.attempt, commit.step) for commit in committed},
-            )
+    if job and span and 0 < job.world_size * (span.ended_t - span.began_t) < math.inf:
+        spans, costs = account(
+            logs,
+            job.world_size,
+            span.began_t,
+            span.ended_t,
+            paced.disturbances,
+            complete=complete,
+            observed_end=ended_t is not None,
+            detected=detected or {},
+            twin=twin,
+            committed={(commit.attempt, commit.step) for commit in committed},
+        )
     return JobEvidence(
         world_size=job.world_size if job else None,
         steps_planned=job.steps if job else None,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 
-from testbed.core.analysis.rank_seconds import RankSeconds, Span
+from testbed.core.analysis.rank_seconds import AttemptSpan, RankSeconds
 from testbed.core.fields import Malformed, number, numbers, sequence
 from testbed.core.records.run_info import RunInfo
 
 __all__ = ["account", "times"]
 
 
-def account(info: RunInfo) -> tuple[int, tuple[Span, ...]]:
+def account(info: RunInfo) -> tuple[int, tuple[AttemptSpan, ...]]:
     """Return the number of ranks and their time as one span; no span if the record does not tell when they ran.
 
     A run of a version that recorded no times of ranks has one span from its beginning to its end.
@@ -34,7 +34,7 @@ def account(info: RunInfo) -> tuple[int, tuple[Span, ...]]:
     if not 0 < wall < math.inf:
         return world, ()
     seconds = RankSeconds(begin_and_end_s=max(0.0, wall - ran), not_told_apart_s=ran)
-    return world, (Span(1, False, first, last, seconds),)
+    return world, (AttemptSpan(1, False, first, last, seconds),)
 
 
 def times(info: RunInfo) -> tuple[dict[int, float], dict[int, float]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from testbed.core.analysis.commits import Commit
 from testbed.core.analysis.disturbances import Disturbance, Interruption, join
-from testbed.core.analysis.recovery import FaultRecovery, JobSpan, Pace, recover, restart_end_t
+from testbed.core.analysis.recovery import FaultRecovery, JobSpan, StepPace, recover, restart_end_t
 from testbed.core.analysis.timeline import FaultWindow, Stretches
 from testbed.core.training.strategy_operation import Operation
 
@@ -28,7 +28,7 @@ class Paced:
     or without any; what the others usually take more is no fault's doing (``Commit.exchange_s``).
     """
 
-    pace: Pace | None
+    pace: StepPace | None
     faults: tuple[FaultRecovery, ...]
     quiet: tuple[Commit, ...]
     disturbances: tuple[Disturbance, ...]
@@ -61,7 +61,7 @@ def pace(
     usually = _usual_exchanges([commit for commit in committed if _is_calm(commit, stretches)])
     committed, ran = _without(usually, committed), _without(usually, ran)
     calm = [commit for commit in committed if _is_calm(commit, stretches)]
-    usual = Pace.of(calm)
+    usual = StepPace.of(calm)
     faults = tuple(recover(committed, ran, window, stretches, usual, span, exchanged) for window in windows)
     disturbances = join([*_of_faults(faults, span), *_of_restarts(committed, stretches, usual, exchanged)])
     disturbed = Stretches((disturbance.began_t, disturbance.ended_t) for disturbance in disturbances)
@@ -115,7 +115,7 @@ def _of_faults(faults: Sequence[FaultRecovery], span: JobSpan | None) -> list[In
 
 
 def _of_restarts(
-    committed: Sequence[Commit], faults: Stretches, pace: Pace | None, exchanged: Callable[[float], float]
+    committed: Sequence[Commit], faults: Stretches, pace: StepPace | None, exchanged: Callable[[float], float]
 ) -> list[Interruption]:
     interruptions = []
     for commit in committed:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from testbed.core.analysis import run_path
 from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
-from testbed.core.analysis.critical_path import Parts
+from testbed.core.analysis.critical_path import CriticalPath, StepParts
 from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.job_twin import twin_of
@@ -153,15 +153,14 @@ def why_unpredicted(
     return "a step has too many exchanges to simulate"
 
 
-def predicted_run(run: RunData) -> PredictedRun | None:
-    """Return prediction and measurement of a run of agents.
+def predicted_run(run: RunData, path: CriticalPath | None) -> PredictedRun | None:
+    """Return prediction and measurement of a run of agents, with the path of its steps.
 
     None without steps, a certificate or a second site, and for a strategy that is not predicted.
     """
     if run.info.workload.get("command"):
         return None  # what a program of the user exchanges is not known
     twin = twin_of(run.ranks, run.info.workload)
-    path = run_path.evaluate(run, run.ranks) if twin else None
     if twin is None or path is None:
         return None
     calm = run_path.calm(path, run)
@@ -192,7 +191,7 @@ def predicted_run(run: RunData) -> PredictedRun | None:
     )
 
 
-def _parts(predicted: Predicted, measured: Parts) -> dict[str, tuple[float, float]]:
+def _parts(predicted: Predicted, measured: StepParts) -> dict[str, tuple[float, float]]:
     values = (
         predicted.propagation_s,
         predicted.serialization_s + predicted.queueing_s,

@@ -27,7 +27,7 @@ from testbed.core.analysis.attempt_history import Attempt
 from testbed.core.analysis.commits import Commit
 from testbed.core.analysis.goodput import JobEvidence
 from testbed.core.analysis.paced import Paced, pace
-from testbed.core.analysis.program_steps import Counted, ProgressMerge, merged
+from testbed.core.analysis.program_steps import CountedStep, ProgressMerge, merged
 from testbed.core.analysis.recovery import JobSpan
 from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.fields import sequence
@@ -109,17 +109,17 @@ def evaluate(
     )
 
 
-def _commits(merge: ProgressMerge, counted: Sequence[Counted]) -> tuple[tuple[Commit, ...], tuple[Commit, ...]]:
+def _commits(merge: ProgressMerge, counted: Sequence[CountedStep]) -> tuple[tuple[Commit, ...], tuple[Commit, ...]]:
     """Return the commits in the lineage of what the program went on with, and every one that ever counted."""
 
-    def kept(counted_step: Counted) -> bool:
+    def kept(counted_step: CountedStep) -> bool:
         later = (step for attempt, step in merge.first_printed.items() if attempt > counted_step.attempt)
         return counted_step.step < min(later, default=math.inf)
 
     return _chain([record for record in counted if kept(record)], counted), _chain(counted, counted)
 
 
-def _chain(counted: Sequence[Counted], every: Sequence[Counted]) -> tuple[Commit, ...]:
+def _chain(counted: Sequence[CountedStep], every: Sequence[CountedStep]) -> tuple[Commit, ...]:
     chain: list[Commit] = []
     at = 0  # the next one of ``every`` that may have been lost before the next commit
     for record in counted:

@@ -25,11 +25,11 @@ from dataclasses import dataclass, field, replace
 from testbed.core.records.progress_record import ProgressRecord
 from testbed.core.records.rank_log import RankLog
 
-__all__ = ["Counted", "ProgressMerge", "merged", "printing_ranks"]
+__all__ = ["CountedStep", "ProgressMerge", "merged", "printing_ranks"]
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedStep:
     """Every printing rank had done ``step`` at ``t``.
 
     Attributes:
@@ -79,7 +79,7 @@ class ProgressMerge:
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
 
-    def take(self, rank: int, record: ProgressRecord) -> Counted | None:
+    def take(self, rank: int, record: ProgressRecord) -> CountedStep | None:
         """Take one record; return the step that counts now, if that is a later one than before."""
         if self.printers is not None and rank not in self.printers:
             return None
@@ -105,7 +105,7 @@ class ProgressMerge:
             return None  # it was ahead already, and others hold it back
         return self._counted(record.t)
 
-    def gone(self, rank: int, t: float) -> Counted | None:
+    def gone(self, rank: int, t: float) -> CountedStep | None:
         """Note that a rank's process ended at ``t``; return the step that counts now that it holds nothing back."""
         self._gone.add(rank)
         return self._counted(t)
@@ -116,7 +116,7 @@ class ProgressMerge:
         for own in self._ranks.values():
             own.step = own.late = None
 
-    def _counted(self, t: float) -> Counted | None:
+    def _counted(self, t: float) -> CountedStep | None:
         present = [record for rank, record in self._ranks.items() if self._counts(rank) and rank not in self._gone]
         steps = [printer.step for printer in present if printer.step is not None]
         missing = self.printers is not None and any(
@@ -130,7 +130,7 @@ class ProgressMerge:
         before, self.step = self.step, step
         rates = [printer.tokens_per_step for printer in present if printer.tokens_per_step is not None]
         losses = [printer.train_loss for printer in present if printer.train_loss is not None]
-        return Counted(
+        return CountedStep(
             step=step,
             t=t,
             attempt=self.attempt,
@@ -154,7 +154,7 @@ def printing_ranks(logs: Iterable[RankLog]) -> frozenset[int]:
     return frozenset(rank for rank, count in distinct.items() if 0 < least <= count)
 
 
-def merged(logs: Sequence[RankLog], ended_t: Mapping[int, float]) -> tuple[ProgressMerge, tuple[Counted, ...]]:
+def merged(logs: Sequence[RankLog], ended_t: Mapping[int, float]) -> tuple[ProgressMerge, tuple[CountedStep, ...]]:
     """Merge all records of a run; ``ended_t`` is when the process of each rank ended, where that is known."""
     merge = ProgressMerge(printing_ranks(logs))
     lines: list[tuple[float, int, ProgressRecord | None]] = [

@@ -37,7 +37,7 @@ from testbed.core.analysis.peer_waits import all_meet_after, peer_waits
 from testbed.core.records.rank_log import CheckpointRecord, EvaluationRecord, RankLog, StepRecord
 from testbed.core.training.twin import Twin
 
-__all__ = ["RankSeconds", "Span", "account"]
+__all__ = ["AttemptSpan", "RankSeconds", "account"]
 
 Sums = dict[str, float]
 """Seconds by class."""
@@ -92,7 +92,7 @@ class RankSeconds:
 
 
 @dataclass(frozen=True)
-class Span:
+class AttemptSpan:
     """A part of the job's wall time: an attempt until its end was detected, or the restart after it."""
 
     attempt: int
@@ -146,7 +146,7 @@ def account(
     detected: Mapping[int, float],
     twin: Twin | None = None,
     committed: Collection[tuple[int, int]] | None = None,
-) -> tuple[tuple[Span, ...], tuple[FaultCost, ...]]:
+) -> tuple[tuple[AttemptSpan, ...], tuple[FaultCost, ...]]:
     """Return the spans of the job in order, which together are its wall time, and what the disturbances cost in them.
 
     ``complete``: every planned step is committed. ``observed_end``: the job was observed to end. ``detected``: when an
@@ -180,7 +180,7 @@ def account(
     # A rank without any records: its time is known, what it did is not.
     for (_, _, begin_t, end_t), total in zip(spans, sums, strict=True):
         total[_UNTOLD] += float(world_size - len(logs)) * (end_t - begin_t)
-    accounted = tuple(Span(*span, RankSeconds(**total)) for span, total in zip(spans, sums, strict=True))
+    accounted = tuple(AttemptSpan(*span, RankSeconds(**total)) for span, total in zip(spans, sums, strict=True))
     return accounted, _costs(disturbances, costs)
 
 

@@ -37,7 +37,7 @@ from typing import NamedTuple
 from testbed.core.analysis.commits import Commit
 from testbed.core.analysis.timeline import FaultWindow, Stretches
 
-__all__ = ["BACK", "FaultRecovery", "JobSpan", "Pace", "recover", "restart_end_t"]
+__all__ = ["BACK", "FaultRecovery", "JobSpan", "StepPace", "recover", "restart_end_t"]
 
 BACK = 1.1
 """A job is back to its pace when a step takes at most this multiple of the fault-free median."""
@@ -87,7 +87,7 @@ class FaultRecovery:
     uncertainty_s: float = 0.0
 
 
-class Pace(NamedTuple):
+class StepPace(NamedTuple):
     """The fault-free pace of a job: the median step, and the median time and number of steps from commit to commit."""
 
     step_s: float
@@ -95,7 +95,7 @@ class Pace(NamedTuple):
     steps: int
 
     @classmethod
-    def of(cls, calm: Sequence[Commit]) -> Pace | None:
+    def of(cls, calm: Sequence[Commit]) -> StepPace | None:
         """Return the pace of commits outside every fault; None if there are none."""
         if not calm:
             return None
@@ -131,7 +131,7 @@ def recover(
     ran: Sequence[Commit],
     window: FaultWindow,
     faults: Stretches,
-    pace: Pace | None,
+    pace: StepPace | None,
     job: JobSpan | None,
     exchanged: Callable[[float], float],
 ) -> FaultRecovery:
@@ -185,7 +185,7 @@ def recover(
 
 
 def restart_end_t(
-    committed: Sequence[Commit], resumed: Commit, faults: Stretches, pace: Pace, exchanged: Callable[[float], float]
+    committed: Sequence[Commit], resumed: Commit, faults: Stretches, pace: StepPace, exchanged: Callable[[float], float]
 ) -> float | None:
     """Return when the aftermath of a restart ended, whose first commit is ``resumed``; None if it outlasted the job."""
     began_t = max(resumed.stood_t, resumed.ran_t)
@@ -221,7 +221,7 @@ def _aftermath_end(
         t = exchanged(math.nextafter(last.t, math.inf))
 
 
-def _open_gap(last_t: float, job: JobSpan, pace: Pace | None) -> Commit | None:
+def _open_gap(last_t: float, job: JobSpan, pace: StepPace | None) -> Commit | None:
     """Return the time since the last commit, as the step that did not come; None if the job went on to its end."""
     stalled = pace is not None and job.ended_t - last_t > _STALL_STEPS * pace.commit_s
     if job.complete or not (job.died or stalled):
@@ -232,7 +232,7 @@ def _open_gap(last_t: float, job: JobSpan, pace: Pace | None) -> Commit | None:
 
 
 def _gaps(
-    done: Sequence[Commit], window: FaultWindow, faults: Stretches, settle_s: float, pace: Pace | None
+    done: Sequence[Commit], window: FaultWindow, faults: Stretches, settle_s: float, pace: StepPace | None
 ) -> list[_Gap]:
     """Return the longest step of each commit in ``done`` (in the order of time) that counts for a fault."""
     behind = (done[at] for at in range(_first_after(done, window.began_t), len(done)))
@@ -240,7 +240,7 @@ def _gaps(
     return [_gap(commit, pace) for commit in near if _is_of(commit, window, faults)]
 
 
-def _gap(commit: Commit, pace: Pace | None) -> _Gap:
+def _gap(commit: Commit, pace: StepPace | None) -> _Gap:
     whole_s = commit.whole_s
     if commit.steps > 1 and pace is not None and whole_s < _TWO_PRINTS * pace.commit_s:
         return _Gap(whole_s, commit.t - whole_s, at_most=True)

@@ -16,7 +16,7 @@ from typing import Final
 from testbed.core.records.rank_log import RankLog, StepRecord
 from testbed.core.records.samples import DECIMALS, DIGITS, RankSample
 
-__all__ = ["Comparison", "RankTrack", "ScrapeGap", "ScrapedMetrics", "evaluate"]
+__all__ = ["RankTrack", "ScrapeComparison", "ScrapeGap", "ScrapedMetrics", "evaluate"]
 
 MOST_ROWS: Final = 500
 """Rows of a track; a longer run is thinned, which leaves means between rows exact, because counters accumulate."""
@@ -66,7 +66,7 @@ class RankTrack:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ScrapeComparison:
     """A quantity by the last scrape of each rank and attempt, and by the records of the same steps, summed up.
 
     ``disagreement`` is the largest of any scrape, relative to the records, and of ``rank``; 0 if none disagrees. A
@@ -90,7 +90,7 @@ class ScrapedMetrics:
 
     interval_s: float | None = None
     ranks: tuple[RankTrack, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[ScrapeComparison, ...] = ()
     compared: int = 0
     unmatched: int = 0
     late_s: float | None = None
@@ -333,7 +333,7 @@ def _compare(sample: RankSample, attempt: _Attempt, tally: _Tally) -> None:
         tally.late.note(max(0.0, sample.t - attempt.steps[done].t_end), sample.rank)
 
 
-def _comparison(quantity: _Quantity, attempts: Iterable[_Attempt], worst: _Worst) -> Comparison:
+def _comparison(quantity: _Quantity, attempts: Iterable[_Attempt], worst: _Worst) -> ScrapeComparison:
     scraped = recorded = 0.0
     for attempt in attempts:
         assert attempt.last is not None
@@ -341,6 +341,6 @@ def _comparison(quantity: _Quantity, attempts: Iterable[_Attempt], worst: _Worst
         if value is not None:
             scraped += value
             recorded += attempt.sums[quantity.name][attempt.last.steps or 0]
-    return Comparison(
+    return ScrapeComparison(
         quantity.name, quantity.unit, scraped, recorded, worst.disagreement, worst.rank if worst.disagreement else None
     )

@@ -19,8 +19,8 @@ from itertools import pairwise
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.analysis.wire_directions import HEADERS, LEAST_STEPS, RING, TOLERANCE, DirectionBytes, compare
-from testbed.core.analysis.wire_loads import Exchanges, attempt_loads
-from testbed.core.records.rank_log import RankLog
+from testbed.core.analysis.wire_loads import Exchanges, WireLoad, attempt_loads
+from testbed.core.records.rank_log import JobRecord, RankLog
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology
 from testbed.core.training.twin import Twin
@@ -92,28 +92,13 @@ def check(
     """
     logs = sorted(logs, key=lambda log: log.rank)
     jobs = [log.job for log in logs if log.job]
-    if not jobs:
-        return WireVerdict(None, "No rank recorded a job, so there is nothing to compare the fibers' counters with.")
-    if len(jobs) < jobs[0].world_size:
-        return WireVerdict(
-            None, f"The bytes were not checked: only {len(jobs)} of {jobs[0].world_size} ranks recorded a job."
-        )
     twin = twin or twin_of(logs)
-    if twin is None:
-        return WireVerdict(
-            None, "The bytes were not checked: what this job exchanges, or the size of its model, is unknown."
-        )
-    sites = [job.site for job in jobs]
-    if len(set(sites)) < 2:
-        return WireVerdict(True, "All ranks are at one site: nothing had to cross a fiber.")
     tracks: dict[str, list[FiberSample]] = {}
     for sample in fibers:
         tracks.setdefault(sample.direction, []).append(sample)
-    missing = sorted(site for site in set(sites) if not any(track[0].toward == site for track in tracks.values()))
-    if missing:
-        return WireVerdict(
-            None, f"The bytes were not checked: the fibers toward {' and '.join(missing)} were never sampled."
-        )
+    if (undecided := _incomparable(jobs, twin, tracks)) is not None:
+        return undecided
+    assert twin is not None
     first_t = max(track[0].t for track in tracks.values())
     last_t = min(track[-1].t for track in tracks.values())
     steps = _steps_between(logs, first_t, last_t)
@@ -127,57 +112,85 @@ def check(
         for load in attempt.loads
         if first_t <= load.begin_t and load.crossed_t <= last_t
     ]
-    cuts = []
-    for toward in dict.fromkeys(sites):
-        wire = 0
-        payload = 0.0
-        for direction, track in tracks.items():
-            if track[0].toward != toward:
-                continue
-            moved = _increase(track)
-            frame = (mtu or {}).get(direction.partition(":")[0], 1500) + 14
-            wire += moved
-            payload += moved * (frame - HEADERS) / frame
-        expected = sum(count for load in whole for (_, there), count in load.moved.items() if there == toward)
-        minimum = sum(load.least.get(toward, 0.0) for load in whole)
-        cuts.append(WireCut(toward, expected, minimum, payload, wire))
-    algorithm = jobs[0].algorithm
+    cuts = tuple(_cut(toward, tracks, whole, mtu or {}) for toward in dict.fromkeys(job.site for job in jobs))
     directions = compare(topology, logs, fibers, windows, twin, exchanges) if topology else ()
-    bypassed = not all(cut.ok for cut in cuts)
-    by_bound = bypassed or not directions
-    ok: bool | None
-    if by_bound and not bypassed and not any(cut.minimum_bytes for cut in cuts):
-        ok, sentence = (
-            None,
-            (
-                f"The bytes were not checked: no exchange of {twin.name} between sites lies between two samples of the"
-                " fibers' counters."
-            ),
-        )
-    elif by_bound:
-        why = (
-            "the algorithm of the exchanges is unknown"
-            if algorithm != RING
-            else f"fewer than {LEAST_STEPS} calm steps, or no calm exchange, were sampled, or the routes are unknown"
-        )
-        ok, sentence = not bypassed, _sentence(cuts, steps, why)
-    else:
-        ok, sentence = (
-            all(direction.ok for direction in directions),
-            _compared(directions, f"{twin.name} moves with gloo"),
-        )
+    by_bound = not directions or not all(cut.ok for cut in cuts)
+    ok, sentence = (
+        _by_bound(cuts, steps, twin, jobs[0].algorithm)
+        if by_bound
+        else (all(direction.ok for direction in directions), _compared(directions, f"{twin.name} moves with gloo"))
+    )
     return WireVerdict(
         ok=ok,
         sentence=sentence,
         steps=steps,
-        cuts=tuple(cuts),
+        cuts=cuts,
         expected_bytes=sum(cut.expected_bytes for cut in cuts),
         minimum_bytes=sum(cut.minimum_bytes for cut in cuts),
         measured_bytes=sum(cut.measured_bytes for cut in cuts),
-        algorithm=algorithm,
+        algorithm=jobs[0].algorithm,
         compared_with="" if ok is None else "bound" if by_bound else "algorithm",
         directions=directions,
     )
+
+
+def _incomparable(
+    jobs: Sequence[JobRecord], twin: Twin | None, tracks: Mapping[str, Sequence[FiberSample]]
+) -> WireVerdict | None:
+    """Return the verdict on a job whose bytes cannot be compared, or need not be; None if they can."""
+    if not jobs:
+        return WireVerdict(None, "No rank recorded a job, so there is nothing to compare the fibers' counters with.")
+    if len(jobs) < jobs[0].world_size:
+        return WireVerdict(
+            None, f"The bytes were not checked: only {len(jobs)} of {jobs[0].world_size} ranks recorded a job."
+        )
+    if twin is None:
+        return WireVerdict(
+            None, "The bytes were not checked: what this job exchanges, or the size of its model, is unknown."
+        )
+    sites = {job.site for job in jobs}
+    if len(sites) < 2:
+        return WireVerdict(True, "All ranks are at one site: nothing had to cross a fiber.")
+    missing = sorted(site for site in sites if not any(track[0].toward == site for track in tracks.values()))
+    if missing:
+        return WireVerdict(
+            None, f"The bytes were not checked: the fibers toward {' and '.join(missing)} were never sampled."
+        )
+    return None
+
+
+def _cut(
+    toward: str, tracks: Mapping[str, Sequence[FiberSample]], loads: Sequence[WireLoad], mtu: Mapping[str, int]
+) -> WireCut:
+    """Return the bytes that crossed toward a site, and those that had to."""
+    wire = 0
+    payload = 0.0
+    for direction, track in tracks.items():
+        if track[0].toward != toward:
+            continue
+        moved = _increase(track)
+        frame = mtu.get(direction.partition(":")[0], 1500) + 14
+        wire += moved
+        payload += moved * (frame - HEADERS) / frame
+    expected = sum(count for load in loads for (_, there), count in load.moved.items() if there == toward)
+    minimum = sum(load.least.get(toward, 0.0) for load in loads)
+    return WireCut(toward, expected, minimum, payload, wire)
+
+
+def _by_bound(cuts: Sequence[WireCut], steps: int, twin: Twin, algorithm: str) -> tuple[bool | None, str]:
+    """Judge by the least bytes that any algorithm must move: (whether they crossed, sentence)."""
+    ok = all(cut.ok for cut in cuts)
+    if ok and not any(cut.minimum_bytes for cut in cuts):
+        return None, (
+            f"The bytes were not checked: no exchange of {twin.name} between sites lies between two samples of the"
+            " fibers' counters."
+        )
+    why = (
+        "the algorithm of the exchanges is unknown"
+        if algorithm != RING
+        else f"fewer than {LEAST_STEPS} calm steps, or no calm exchange, were sampled, or the routes are unknown"
+    )
+    return ok, _sentence(cuts, steps, why)
 
 
 def _steps_between(logs: Sequence[RankLog], first_t: float, last_t: float) -> int:

@@ -27,7 +27,7 @@ from itertools import pairwise
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow, Stretches
-from testbed.core.analysis.wire_loads import AttemptLoads, Exchanges, Moved, attempt_loads
+from testbed.core.analysis.wire_loads import AttemptLoads, Exchanges, MovedBytes, attempt_loads
 from testbed.core.plan import routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.records.rank_log import JobRecord, RankLog
@@ -229,7 +229,7 @@ def _direction(
 ) -> DirectionBytes | None:
     """Compare one direction; ``sites``: how often the traffic of a pair of sites crosses it."""
     whole, share, slack = 0, 0.0, 0.0
-    moved = Moved()
+    moved = MovedBytes()
     payload = dropped = retransmitted = listed = 0.0
     for track_number, track in enumerate(tracks):
         for first, last, steps, loads in _stretches(track, attempts, faults):

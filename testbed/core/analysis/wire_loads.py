@@ -25,7 +25,7 @@ from testbed.core.training.gloo_bytes import header_bytes, least_into, site_byte
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Twin
 
-__all__ = ["AttemptLoads", "Exchanges", "Load", "Moved", "attempt_loads"]
+__all__ = ["AttemptLoads", "Exchanges", "MovedBytes", "WireLoad", "attempt_loads"]
 
 Sites = tuple[str, str]
 """Source and destination."""
@@ -40,7 +40,7 @@ _AT_MOST_TIMES = 2
 
 
 @dataclass(frozen=True)
-class Load:
+class WireLoad:
     """``moved``: bytes by source and destination site, with gloo's own in ``headers``. ``least``: those that must enter
     each site in any case. ``payload``: bytes of the operations themselves. ``most``: those of both that may cross,
     where the sites' paces decide. ``late_until``: a fault may have held it back, until then."""
@@ -66,28 +66,28 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedBytes:
     """Bytes of loads wholly within an interval, with shares of those that are cut, and of all that touch it."""
 
     whole: float = 0.0
     share: float = 0.0
     touched: float = 0.0
 
-    def __add__(self, other: Moved) -> Moved:
-        return Moved(self.whole + other.whole, self.share + other.share, self.touched + other.touched)
+    def __add__(self, other: MovedBytes) -> MovedBytes:
+        return MovedBytes(self.whole + other.whole, self.share + other.share, self.touched + other.touched)
 
 
 @dataclass(frozen=True)
 class AttemptLoads:
     """The loads of one attempt that cross fibers. ``per_step``: their payload over the number of steps."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[WireLoad, ...]
     known_until: float
     per_step: float
 
-    def between(self, first_t: float, last_t: float, sites: Mapping[Sites, float]) -> Moved:
+    def between(self, first_t: float, last_t: float, sites: Mapping[Sites, float]) -> MovedBytes:
         """Return what crossed between two times, each pair of sites counted as often as ``sites`` says."""
-        between = Moved()
+        between = MovedBytes()
         for load in self.loads:
             inside = min(load.crossed_t, last_t) - max(load.begin_t, first_t)
             byte_count = _bytes(load, sites) if inside >= 0 else 0.0
@@ -96,11 +96,11 @@ class AttemptLoads:
                 whole = load.begin_t >= first_t and load.crossed_t <= last_t
                 share = inside / lasted if lasted > 0 else 1.0
                 most = load.times * sum(times * load.most.get(site, 0.0) for site, times in sites.items())
-                between += Moved(byte_count if whole else 0.0, share * byte_count, most)
+                between += MovedBytes(byte_count if whole else 0.0, share * byte_count, most)
         return between
 
 
-def _bytes(load: Load, sites: Mapping[Sites, float]) -> float:
+def _bytes(load: WireLoad, sites: Mapping[Sites, float]) -> float:
     return sum(times * (load.moved.get(site, 0.0) + load.headers.get(site, 0.0)) for site, times in sites.items())
 
 
@@ -141,7 +141,7 @@ def _held_back(of: AttemptLoads, windows: Sequence[FaultWindow], in_order: bool)
         begins.append(begin_t)
         ends.append(max([held_until, *ends[-1:]]))
 
-    def late_until(load: Load) -> float:
+    def late_until(load: WireLoad) -> float:
         before = bisect.bisect_left(begins, load.end_t)
         return min(ends[before - 1], last_t) if before and ends[before - 1] > load.begin_t else -math.inf
 
@@ -204,7 +204,7 @@ class _Crossing:
     def crosses(self, operation: Operation) -> bool:
         return bool(self._of(operation)[0])
 
-    def load(self, begin_t: float, end_t: float, operations: Sequence[Operation]) -> Load:
+    def load(self, begin_t: float, end_t: float, operations: Sequence[Operation]) -> WireLoad:
         parts = [self._of(operation) for operation in operations]
         payload = sum(operation.byte_count for operation in operations)
         moved, headers, least = (
@@ -217,7 +217,7 @@ class _Crossing:
             for operation, of in zip(operations, parts, strict=True)
             for bytes_by_pair in of[:2]
         )
-        return Load(begin_t, end_t, moved, headers, _total(least), payload, most)
+        return WireLoad(begin_t, end_t, moved, headers, _total(least), payload, most)
 
     def _of(self, operation: Operation) -> tuple[Mapping[Sites, float], Mapping[Sites, float], Mapping[str, float]]:
         if operation not in self._known:

@@ -15,7 +15,7 @@ from typing import Final
 
 from testbed.core.physics.impairment import GilbertElliott, Impairment
 
-__all__ = ["Interval", "binomial", "continuing", "lost", "needed", "needed_shares", "runs", "would_show"]
+__all__ = ["ConfidenceInterval", "binomial", "continuing", "lost", "needed", "needed_shares", "runs", "would_show"]
 
 MISS: Final = 1e-6
 """Probability that an interval does not hold the true value, both sides together."""
@@ -38,7 +38,7 @@ _RARE: Final = 0.1
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A closed interval."""
 
     low: float
@@ -48,15 +48,15 @@ class Interval:
         return self.low <= value <= self.high
 
 
-def binomial(count: int, share: float) -> Interval:
+def binomial(count: int, share: float) -> ConfidenceInterval:
     """Return how many of ``count`` independent packets may be hit, each with the probability ``share`` (0..1)."""
     if count <= 0 or share <= 0:
-        return Interval(0, 0)
+        return ConfidenceInterval(0, 0)
     if share >= 1:
-        return Interval(count, count)
+        return ConfidenceInterval(count, count)
     if share > 0.5:
         complement = binomial(count, 1.0 - share)
-        return Interval(count - complement.high, count - complement.low)
+        return ConfidenceInterval(count - complement.high, count - complement.low)
     if count * share > _EXACT:
         deviation = math.sqrt(count * share * (1.0 - share))
         return _normal(count, count * share, deviation, (1.0 - 2.0 * share) / deviation)
@@ -73,7 +73,7 @@ def binomial(count: int, share: float) -> Interval:
     return _summed(chances(), count, first)
 
 
-def lost(count: int, impairment: Impairment) -> Interval:
+def lost(count: int, impairment: Impairment) -> ConfidenceInterval:
     """Return how many of ``count`` consecutive packets may be lost."""
     chain = impairment.chain
     share = impairment.mean_loss
@@ -92,15 +92,15 @@ def lost(count: int, impairment: Impairment) -> Interval:
     bursts = _bursts(count, chain)
     if chain.k == 1.0 and not corrupt and share <= _RARE:
         return bursts
-    return Interval(min(wide.low, bursts.low), max(wide.high, bursts.high))
+    return ConfidenceInterval(min(wide.low, bursts.low), max(wide.high, bursts.high))
 
 
-def _bursts(count: int, chain: GilbertElliott) -> Interval:
+def _bursts(count: int, chain: GilbertElliott) -> ConfidenceInterval:
     """Pólya and Aeppli's distribution: a Poisson number of bursts, each of a geometric length (Johnson, Kotz, Kemp,
     "Univariate Discrete Distributions", 9.7)."""
     hurts = (1.0 - chain.h) / (1.0 - chain.h * (1.0 - chain.r))  # probability that a stay loses anything at all
     if hurts <= 0:
-        return Interval(0, 0)
+        return ConfidenceInterval(0, 0)
     expected = count * chain.bad * chain.r * hurts
     goes_on = 1.0 - 1.0 / max(1.0, (1.0 - chain.h) / chain.r / hurts)
 
@@ -124,12 +124,12 @@ def continuing(impairment: Impairment) -> float | None:
     return (1.0 - chain.r) * (1.0 - chain.h)
 
 
-def runs(number: int, goes_on: float) -> Interval:
+def runs(number: int, goes_on: float) -> ConfidenceInterval:
     """Return the mean length that ``number`` runs may have, each geometric with the probability ``goes_on``."""
     if number <= 0 or goes_on >= 1:
-        return Interval(1, math.inf)
+        return ConfidenceInterval(1, math.inf)
     if goes_on <= 0:
-        return Interval(1, 1)
+        return ConfidenceInterval(1, 1)
     extra = number * goes_on / (1.0 - goes_on)
     if number * -math.log1p(-goes_on) > _EXACT:
         deviation = math.sqrt(extra / (1.0 - goes_on))
@@ -144,7 +144,7 @@ def runs(number: int, goes_on: float) -> Interval:
                 index += 1
 
         total = _summed(chances(), math.inf)
-    return Interval(1.0 + total.low / number, 1.0 + total.high / number)
+    return ConfidenceInterval(1.0 + total.low / number, 1.0 + total.high / number)
 
 
 def would_show(count: int, accepted: float = 0.0) -> float:
@@ -181,7 +181,7 @@ def _least(tells: Callable[[int], bool]) -> int | None:
     return high
 
 
-def _summed(chances: Iterator[float], most: float, first: int = 0) -> Interval:
+def _summed(chances: Iterator[float], most: float, first: int = 0) -> ConfidenceInterval:
     """Return the ends beyond each of which at most half of :data:`MISS` lies, from the probabilities of ``first`` and
     the counts that follow; those of smaller counts must be negligible."""
     below, low, value = 0.0, None, first
@@ -191,11 +191,11 @@ def _summed(chances: Iterator[float], most: float, first: int = 0) -> Interval:
             low = value
         if 1.0 - below < MISS / 2 or value >= most:
             break
-    return Interval(low or 0, value)
+    return ConfidenceInterval(low or 0, value)
 
 
-def _normal(most: float, mean: float, deviation: float, skew: float) -> Interval:
+def _normal(most: float, mean: float, deviation: float, skew: float) -> ConfidenceInterval:
     """Return a normal interval, its ends moved by the skewness (Cornish and Fisher's first term), and a count wider."""
     moved = skew * (_SIGMAS**2 - 1.0) / 6.0
     low = mean - (_SIGMAS - min(moved, _SIGMAS)) * deviation - 1.0
-    return Interval(max(0.0, low), min(most, mean + (_SIGMAS + moved) * deviation + 1.0))
+    return ConfidenceInterval(max(0.0, low), min(most, mean + (_SIGMAS + moved) * deviation + 1.0))

@@ -12,7 +12,7 @@ from typing import Final
 
 from testbed.core.certification import chance
 from testbed.core.certification.expected import overtakable
-from testbed.core.certification.link_certificate import Check
+from testbed.core.certification.link_certificate import QuantityCheck
 from testbed.core.physics.impairment import Impairment
 from testbed.core.units import format_percent
 
@@ -72,7 +72,9 @@ class Stream:
         return late
 
 
-def judge_counts(target: Impairment, sent: int, lost: int, stream: Stream | None, own_drops: int) -> Iterator[Check]:
+def judge_counts(
+    target: Impairment, sent: int, lost: int, stream: Stream | None, own_drops: int
+) -> Iterator[QuantityCheck]:
     """Judge what was lost of ``sent`` packets, and of ``stream`` runs of losses, order, duplicates and corruption.
 
     ``own_drops`` are the emulator's own, by its counters. ``stream`` is None where no full-sized packets were sent.
@@ -81,7 +83,7 @@ def judge_counts(target: Impairment, sent: int, lost: int, stream: Stream | None
     if stream is None or not stream.sent:
         for what in ("burst", "reordering", "duplication"):
             why = f"{what}: no full-sized packets could be sent"
-            yield Check(what, None, None, verdict="inconclusive", why=why)
+            yield QuantityCheck(what, None, None, verdict="inconclusive", why=why)
         return
     if target.mean_loss:  # otherwise any loss at all is bad already
         yield _burst(target, stream.lost_runs())
@@ -94,17 +96,17 @@ def judge_counts(target: Impairment, sent: int, lost: int, stream: Stream | None
         yield _share("corruption", "corrupted", target.corrupt, stream.wrong, arrived, (low, allowed.high))
 
 
-def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int) -> Check:
+def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int) -> QuantityCheck:
     share = target.mean_loss
     # The host dropped these before or after the fiber, so they do not count.
     excused = min(lost, missed + own_drops)
     all_lost, lost_by_fiber = lost, max(0, lost - MOST_AT_ONCE * (missed + own_drops))
     sent, lost = sent - excused, lost - excused
     if not sent:
-        return Check("loss", share, None, verdict="inconclusive", why="loss: no packet could be sent")
+        return QuantityCheck("loss", share, None, verdict="inconclusive", why="loss: no packet could be sent")
     allowed = chance.lost(sent, target)
     if target.corrupt_survives:  # a bit flipped in the headers still loses the packet
-        allowed = chance.Interval(
+        allowed = chance.ConfidenceInterval(
             allowed.low, min(sent, allowed.high + chance.binomial(sent, target.corrupt * _HEADERS_SHARE).high)
         )
     measured, low, high = lost / sent, allowed.low / sent, allowed.high / sent
@@ -113,73 +115,73 @@ def _loss(target: Impairment, sent: int, lost: int, missed: int, own_drops: int)
         # Each drop may have been a super-packet that the fiber carried whole.
         if excused and lost_by_fiber <= allowed.high and all_lost >= allowed.low:
             why = f"loss: {why}, in addition to {own_drops + missed} super-packets that the host dropped"
-            return Check("loss", share, None, verdict="unmeasured", why=why)
-        return Check("loss", share, measured, low, high, "bad", why)
+            return QuantityCheck("loss", share, None, verdict="unmeasured", why=why)
+        return QuantityCheck("loss", share, measured, low, high, "bad", why)
     if share and allowed.low == 0:
         would_tell = chance.needed(target)
         why = (
             f"loss: {sent} packets cannot distinguish {_percent(share)} from none, {would(would_tell)};"
             f" the detection limit is {_percent(chance.would_show(sent, allowed.high))}"
         )
-        return Check("loss", share, measured, low, high, "inconclusive", why, would_tell)
-    return Check("loss", share, measured, low, high, "ok")
+        return QuantityCheck("loss", share, measured, low, high, "inconclusive", why, would_tell)
+    return QuantityCheck("loss", share, measured, low, high, "ok")
 
 
-def _burst(target: Impairment, runs: Sequence[int]) -> Check:
+def _burst(target: Impairment, runs: Sequence[int]) -> QuantityCheck:
     """Judge the mean length of the runs of lost packets; independent losses form runs too, of 1 / (1 - loss)."""
     goes_on = chance.continuing(target)
     mean = sum(runs) / len(runs) if runs else None
     if goes_on is None:
         why = "burst: with losses in the good state too, the length of a run has no expected value"
-        return Check("burst", None, mean, verdict="inconclusive", why=why)
+        return QuantityCheck("burst", None, mean, verdict="inconclusive", why=why)
     should = 1.0 / (1.0 - goes_on) if goes_on < 1 else math.inf
     # A run begins with a packet that is lost after one that is not.
     would_tell = math.ceil(FEWEST_RUNS / (target.mean_loss * (1.0 - goes_on))) if goes_on < 1 else None
     if mean is None:
         why = f"burst: no packet was lost, so there was none, {would(would_tell)}"
-        return Check("burst", should, None, verdict="inconclusive", why=why, would_tell=would_tell)
+        return QuantityCheck("burst", should, None, verdict="inconclusive", why=why, would_tell=would_tell)
     allowed = chance.runs(len(runs), goes_on)
     if mean not in allowed:
         why = f"mean run of lost packets {mean:.3g}, expected {should:.3g}"
-        return Check("burst", should, mean, allowed.low, allowed.high, "bad", why)
+        return QuantityCheck("burst", should, mean, allowed.low, allowed.high, "bad", why)
     if len(runs) < FEWEST_RUNS:
         why = f"burst: {len(runs)} runs of lost packets are too few, {would(would_tell)}"
-        return Check("burst", should, mean, allowed.low, allowed.high, "inconclusive", why, would_tell)
-    return Check("burst", should, mean, allowed.low, allowed.high, "ok")
+        return QuantityCheck("burst", should, mean, allowed.low, allowed.high, "inconclusive", why, would_tell)
+    return QuantityCheck("burst", should, mean, allowed.low, allowed.high, "ok")
 
 
-def _reordering(target: Impairment, stream: Stream) -> Check:
+def _reordering(target: Impairment, stream: Stream) -> QuantityCheck:
     arrived = stream.distinct
     if target.jitter_reorders:
         measured = stream.late / arrived if arrived else None
         why = "reordering: jitter that reorders may cause any share of it"
-        return Check("reordering", None, measured, verdict="inconclusive", why=why)
+        return QuantityCheck("reordering", None, measured, verdict="inconclusive", why=why)
     share = target.reorder
     if share:
         share *= overtakable(stream.sent_s, stream.frame_s, target.reorder_by_s)
         if not share:
             why = "reordering: the packets were too far apart to overtake a delayed one"
-            return Check("reordering", target.reorder, None, verdict="inconclusive", why=why)
+            return QuantityCheck("reordering", target.reorder, None, verdict="inconclusive", why=why)
     return _share("reordering", "reordered", share, stream.late, arrived)
 
 
 def _share(
     what: str, how: str, share: float, hit: int, count: int, allowed: tuple[float, float] | None = None
-) -> Check:
+) -> QuantityCheck:
     """Judge a share of the packets that arrived; a target of none allows none."""
     if not count:
-        return Check(what, share, None, verdict="inconclusive", why=f"{what}: no full-sized packet arrived")
+        return QuantityCheck(what, share, None, verdict="inconclusive", why=f"{what}: no full-sized packet arrived")
     interval = chance.binomial(count, share)
     low, high = allowed or (interval.low, interval.high)
     measured = hit / count
     if not low <= hit <= high:
         why = f"{hit} of {count} packets {how}, expected {_counted(count * share)}"
-        return Check(what, share, measured, low / count, high / count, "bad", why)
+        return QuantityCheck(what, share, measured, low / count, high / count, "bad", why)
     if share and not low:
         would_tell = chance.needed_shares(share)
         why = f"{what}: {count} packets cannot distinguish {_percent(share)} from none, {would(would_tell)}"
-        return Check(what, share, measured, low / count, high / count, "inconclusive", why, would_tell)
-    return Check(what, share, measured, low / count, high / count, "ok")
+        return QuantityCheck(what, share, measured, low / count, high / count, "inconclusive", why, would_tell)
+    return QuantityCheck(what, share, measured, low / count, high / count, "ok")
 
 
 def _counted(number: float) -> str:

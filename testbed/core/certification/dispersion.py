@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["FEWEST_PAIRS", "LEAST_APART_S", "Arrival", "pair_rates_bps", "rate_bps"]
+__all__ = ["FEWEST_PAIRS", "LEAST_APART_S", "TrainArrival", "pair_rates_bps", "rate_bps"]
 
 LEAST_APART_S: Final = 4e-3
 """Least distance of the packets of a pair at the target's rate: a lateness of 50 us is 1.25 % of it. In a shorter
@@ -28,7 +28,7 @@ _MOST_EDGE_SHARE: Final = 0.25
 """Share of a train that is left out for jitter, at most, at either end."""
 
 
-class Arrival(NamedTuple):
+class TrainArrival(NamedTuple):
     """Bits that arrived together: when, how many on the wire, whether on time, and in which busy period."""
 
     at_s: float
@@ -38,7 +38,7 @@ class Arrival(NamedTuple):
 
 
 def pair_rates_bps(
-    arrivals: Sequence[Arrival], target_bps: float, edge_s: float = 0.0, last_bits: float | None = None
+    arrivals: Sequence[TrainArrival], target_bps: float, edge_s: float = 0.0, last_bits: float | None = None
 ) -> tuple[float, ...]:
     """Return the rates of the pairs of a train, in bit/s; empty if it has none.
 
@@ -49,7 +49,7 @@ def pair_rates_bps(
         edge_s: how long the jitter of a path takes to settle; as much is left out at either end.
         last_bits: only so many bits at the end of the train are used; None: all but the head.
     """
-    instants: dict[float, Arrival] = {}
+    instants: dict[float, TrainArrival] = {}
     for arrival in arrivals:
         same = instants.get(arrival.at_s)
         instants[arrival.at_s] = arrival if same is None else same._replace(bits=same.bits + arrival.bits)
@@ -76,7 +76,7 @@ def pair_rates_bps(
 
 
 def _rates(
-    train: Sequence[Arrival], passed: Sequence[float], usable: Sequence[int], apart_bits: float
+    train: Sequence[TrainArrival], passed: Sequence[float], usable: Sequence[int], apart_bits: float
 ) -> tuple[float, ...]:
     """Return the rates of the pairs with at least ``apart_bits`` between them, one for each first packet."""
     sums = [passed[index] for index in usable]

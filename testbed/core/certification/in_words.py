@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed.core.certification.certificate import Certificate
 from testbed.core.certification.fabric_certificate import FabricCertificate
-from testbed.core.certification.link_certificate import Check, DirectionCertificate
+from testbed.core.certification.link_certificate import DirectionCertificate, QuantityCheck
 from testbed.core.physics.full_scale import stands_for
 from testbed.core.units import format_delay, format_rate
 
@@ -106,7 +106,7 @@ def _fabric(fabric: FabricCertificate, scale: float) -> str:
     return f"{summary}."
 
 
-def _target(check: Check | None) -> float:
+def _target(check: QuantityCheck | None) -> float:
     return (check.target or 0.0) if check else 0.0
 
 

@@ -17,8 +17,8 @@ from testbed.core.certification.expected import MOST_PACKETS, Expected, expected
 from testbed.core.certification.host_log import FEWEST_PACKETS
 from testbed.core.certification.link_certificate import (
     RATE_TOLERANCE,
-    Check,
     DirectionCertificate,
+    QuantityCheck,
     RateCertificate,
     RoundTrip,
     Tries,
@@ -119,7 +119,7 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
     rate = None
     if sample.rate_bps is not None and target.rate_bps > 0:
         rate = RateCertificate(target.rate_bps, sample.rate_bps, RATE_TOLERANCE + sample.rate_slack)
-    checks: list[Check] = []
+    checks: list[QuantityCheck] = []
     checks += judge_delays(target, sample)
     if sample.all_arrived:
         checks += counts.judge_counts(target, sent, max(0, lost), stream, sample.own_drops)
@@ -142,13 +142,13 @@ def judge_direction(direction: str, target: Impairment, sample: DirectionSample)
     )
 
 
-def judge_delays(target: Impairment, sample: DirectionSample) -> Iterator[Check]:
+def judge_delays(target: Impairment, sample: DirectionSample) -> Iterator[QuantityCheck]:
     """Judge delay and jitter; both are not measurable with fewer than :data:`FEWEST_PACKETS` packets on time."""
     measured, bare = Spread.of(sample.delays_s), Spread.of(sample.bare_s)
     if not sample.all_arrived:
-        yield Check("delay, median", target.delay_s, None, verdict="bad", why="no probe arrived")
+        yield QuantityCheck("delay, median", target.delay_s, None, verdict="bad", why="no probe arrived")
     elif why := _too_few("delay", sample.delays_s, sample.all_arrived, sample.bare_s):
-        yield Check("delay, median", target.delay_s, None, verdict="unmeasured", why=why)
+        yield QuantityCheck("delay, median", target.delay_s, None, verdict="unmeasured", why=why)
     elif measured is not None and bare is not None:
         places = tuple(sample.places or range(len(sample.delays_s)))
         like = expected((target,), sample.interval_s, places)
@@ -178,14 +178,14 @@ def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSampl
     target = there.delay_s + back.delay_s
     limit = tolerance_s(there.delay_s) + tolerance_s(back.delay_s)
     measured, bare = Spread.of(sample.times_s), Spread.of(sample.bare_s)
-    checks: tuple[Check, ...]
+    checks: tuple[QuantityCheck, ...]
     if sample.why or not sample.all_arrived:
         silent = _none_came(there, back, sample.probes) < chance.MISS
         verdict = "bad" if silent and not sample.why else "inconclusive"
         why = sample.why or "no echo came back"
-        checks = (Check("RTT, median", target, None, verdict=verdict, why=why),)
+        checks = (QuantityCheck("RTT, median", target, None, verdict=verdict, why=why),)
     elif why := _too_few("RTT", sample.times_s, sample.all_arrived, sample.bare_s):
-        checks = (Check("RTT, median", target, None, verdict="unmeasured", why=why),)
+        checks = (QuantityCheck("RTT, median", target, None, verdict="unmeasured", why=why),)
     else:
         assert measured is not None and bare is not None
         like = expected((there, back), sample.interval_s, tuple(sample.places or range(len(sample.times_s))))
@@ -211,7 +211,7 @@ def _delay(
     like: Expected,
     what: str = "delay",
     wait_s: float = 0.0,
-) -> Iterator[Check]:
+) -> Iterator[QuantityCheck]:
     """Judge by the minimum, which the path can reach, and the median, which it usually has; not by the maximum, which
     is due to the host's scheduler. The median may be longer by ``wait_s``, the machine's own waits at that time."""
     for word, value, low, high in (
@@ -229,15 +229,15 @@ def _delay(
             off = value - (target + (high if value > target else low))
             side = "long" if value > highest else "short"
             why = f"{word} {what} {abs(off) * 1e6:.0f} us too {side} (tolerance {limit * 1e6:.0f} us)"
-        yield Check(f"{what}, {word}", target, value, lowest, highest, _verdict(not why), why)
+        yield QuantityCheck(f"{what}, {word}", target, value, lowest, highest, _verdict(not why), why)
 
 
-def _jitter(target: Impairment, delays: Sequence[float], bare: Sequence[float], like: Expected) -> Check:
+def _jitter(target: Impairment, delays: Sequence[float], bare: Sequence[float], like: Expected) -> QuantityCheck:
     """Judge by the median absolute deviation less the baseline's, scaled to the jitter of the distribution where there
     is a target, and to the standard deviation of a normal one where the target is none."""
     if len(delays) < FEWEST_PACKETS:
         why = f"jitter: {len(delays)} probes are too few"
-        return Check("jitter", target.jitter_s, None, verdict="inconclusive", why=why)
+        return QuantityCheck("jitter", target.jitter_s, None, verdict="inconclusive", why=why)
     deviation = math.sqrt(max(0.0, median_deviation(delays) ** 2 - median_deviation(bare) ** 2))
     if target.jitter_s and like.deviation_s > 0:
         scale = target.jitter_s / like.deviation_s
@@ -254,11 +254,11 @@ def _jitter(target: Impairment, delays: Sequence[float], bare: Sequence[float], 
                 f"jitter: {len(delays)} probes cannot distinguish {target.jitter_s * 1e6:.0f} us from none,"
                 f" {counts.would(would_tell)}"
             )
-            return Check("jitter", target.jitter_s, measured, low, high, "inconclusive", why, would_tell)
-        return Check("jitter", target.jitter_s, measured, low, high, "ok")
+            return QuantityCheck("jitter", target.jitter_s, measured, low, high, "inconclusive", why, would_tell)
+        return QuantityCheck("jitter", target.jitter_s, measured, low, high, "ok")
     why = f"jitter {measured * 1e6:.0f} us, expected {target.jitter_s * 1e6:.0f} us"
     limit = f"at most {high * 1e6:.0f} us" if measured > high else f"at least {low * 1e6:.0f} us"
-    return Check("jitter", target.jitter_s, measured, low, high, "bad", f"{why} ({limit})")
+    return QuantityCheck("jitter", target.jitter_s, measured, low, high, "bad", f"{why} ({limit})")
 
 
 def _probes_needed(jitter_s: float, probes: int, like: Expected) -> int | None:
@@ -272,7 +272,7 @@ def _probes_needed(jitter_s: float, probes: int, like: Expected) -> int | None:
     return wanted if wanted <= MOST_PACKETS else None
 
 
-def _rate(target: Impairment, rate: RateCertificate | None, sample: DirectionSample) -> Iterator[Check]:
+def _rate(target: Impairment, rate: RateCertificate | None, sample: DirectionSample) -> Iterator[QuantityCheck]:
     if not target.rate_bps:
         return
     if rate is None:
@@ -280,7 +280,7 @@ def _rate(target: Impairment, rate: RateCertificate | None, sample: DirectionSam
         if sample.rate_why or sample.rate_unmeasured:
             verdict = "inconclusive" if sample.rate_why else "unmeasured"
             why = sample.rate_why or sample.rate_unmeasured
-        yield Check("rate", target.rate_bps, None, verdict=verdict, why=why)
+        yield QuantityCheck("rate", target.rate_bps, None, verdict=verdict, why=why)
         return
     low, high = (1 - rate.tolerance) * rate.target_bps, (1 + rate.tolerance) * rate.target_bps
     if rate.measured_bps < low <= rate.measured_bps * (1 + sample.rate_beside):
@@ -289,7 +289,7 @@ def _rate(target: Impairment, rate: RateCertificate | None, sample: DirectionSam
             f"rate: other traffic crossed the fiber meanwhile, {sample.rate_beside:.0%} of the packet trains' bytes;"
             " certify while nothing else uses the fiber"
         )
-        yield Check("rate", target.rate_bps, rate.measured_bps, low, high, "inconclusive", why)
+        yield QuantityCheck("rate", target.rate_bps, rate.measured_bps, low, high, "inconclusive", why)
         return
     why = (
         ""
@@ -297,7 +297,7 @@ def _rate(target: Impairment, rate: RateCertificate | None, sample: DirectionSam
         else f"rate {rate.measured_bps / 1e6:.1f} Mb/s,"
         f" expected {rate.target_bps / 1e6:g} Mb/s within {rate.tolerance:.0%}"
     )
-    yield Check("rate", rate.target_bps, rate.measured_bps, low, high, _verdict(rate.ok), why)
+    yield QuantityCheck("rate", rate.target_bps, rate.measured_bps, low, high, _verdict(rate.ok), why)
 
 
 def _verdict(ok: bool) -> str:

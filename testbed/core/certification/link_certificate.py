@@ -19,9 +19,9 @@ __all__ = [
     "NOT_MEASURED",
     "NOT_TOLD",
     "RATE_TOLERANCE",
-    "Check",
     "DirectionCertificate",
     "LinkCertificate",
+    "QuantityCheck",
     "RateCertificate",
     "RoundTrip",
     "Tries",
@@ -52,7 +52,7 @@ def _known_verdict(fields: Fields, key: str) -> str:
 
 
 @dataclass(frozen=True)
-class Check(JsonRecord):
+class QuantityCheck(JsonRecord):
     """One quantity: target, measured value and accepted range.
 
     ``target``, ``measured`` and the ends of the accepted range, ``low`` and ``high``, are in SI units: seconds, shares
@@ -105,7 +105,7 @@ class _Judged(JsonRecord):
     target_s: float
     measured: Spread | None
     bare: Spread | None
-    checks: tuple[Check, ...]
+    checks: tuple[QuantityCheck, ...]
 
     @property
     def ok(self) -> bool:
@@ -146,7 +146,7 @@ class _Judged(JsonRecord):
         """What could not be decided, as sentences."""
         return tuple(check.why for check in self.checks if check.verdict == "inconclusive" and check.why)
 
-    def check(self, what: str) -> Check | None:
+    def check(self, what: str) -> QuantityCheck | None:
         return next((check for check in self.checks if check.what == what), None)
 
     @property
@@ -188,7 +188,7 @@ class DirectionCertificate(_Judged):
     probes: Annotated[int, Or(0)]
     lost: Annotated[int, Or(0)]
     rate: RateCertificate | None = None
-    checks: tuple[Check, ...] = ()
+    checks: tuple[QuantityCheck, ...] = ()
     segmentation: str = ""
     why: Annotated[tuple[str, ...], Derived(_why)] = ()
     """What is wrong, as sentences; empty when nothing is."""
@@ -237,7 +237,7 @@ class RoundTrip(_Judged):
     tolerance_s: Annotated[float, Or(0.0)]
     probes: Annotated[int, Or(0)]
     unanswered: Annotated[int, Or(0)]
-    checks: tuple[Check, ...] = ()
+    checks: tuple[QuantityCheck, ...] = ()
     between: Annotated[str, Or("gateways")] = "gateways"
 
     @property

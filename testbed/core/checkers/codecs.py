@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.core.checkers.finding import Finding, named
+from testbed.core.checkers.finding import CheckerFinding, named
 from testbed.core.checkers.rounding import in_order, same
 from testbed.core.records.check_record import Grouped
 from testbed.core.records.operation_record import Encoded, OuterStep
@@ -36,7 +36,7 @@ _Chain = tuple[int, str, int | None, tuple[int, ...]]
 class Coded:
     """Findings, what was looked at (empty for nothing), and why something could not be decided."""
 
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckerFinding, ...] = ()
     looked_at: str = ""
     undecided: str = ""
 
@@ -48,7 +48,7 @@ def codecs(records: Grouped) -> Coded:
         for event in listed:
             chain = (event.attempt, event.what, event.fragment, event.ranks)
             chains.setdefault(chain, {}).setdefault(event.number, {})[rank] = event
-    findings: list[Finding] = []
+    findings: list[CheckerFinding] = []
     undecided = ""
     for numbers in chains.values():
         for number, ranks in sorted(numbers.items()):
@@ -69,9 +69,9 @@ def codecs(records: Grouped) -> Coded:
     return Coded(tuple(findings), looked_at, undecided)
 
 
-def _finding(encoded: Encoded, rank: int, text: str) -> Finding:
+def _finding(encoded: Encoded, rank: int, text: str) -> CheckerFinding:
     where = f"{_name(encoded)}, exchange {encoded.number}: rank {rank}: {text}"
-    return Finding(encoded.attempt, encoded.step, encoded.number, (rank,), where, encoded.what, encoded.fragment)
+    return CheckerFinding(encoded.attempt, encoded.step, encoded.number, (rank,), where, encoded.what, encoded.fragment)
 
 
 def _name(encoded: Encoded) -> str:
@@ -157,7 +157,7 @@ def _follows(encoded: Encoded, before: Mapping[int, Encoded], rank: int) -> list
 
 def outer_steps(records: Grouped) -> Coded:
     """Judge all steps of outer optimizers of a job."""
-    findings: list[Finding] = []
+    findings: list[CheckerFinding] = []
     count = 0
     for rank, listed in sorted(records.outer.items()):
         last: dict[tuple[int, str], OuterStep] = {}
@@ -174,7 +174,9 @@ def outer_steps(records: Grouped) -> Coded:
                 texts.append(f"step {event.number} of the outer optimizer follows its step {before.number}")
             last[event.attempt, event.name] = event
             findings += [
-                Finding(event.attempt, event.step, None, (rank,), f"{event.name}: rank {rank}: {text}", event.name)
+                CheckerFinding(
+                    event.attempt, event.step, None, (rank,), f"{event.name}: rank {rank}: {text}", event.name
+                )
                 for text in texts
             ]
     return Coded(tuple(findings), f"{count} steps of outer optimizers recomputed" if count else "")

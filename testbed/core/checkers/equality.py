@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from testbed.core.checkers.finding import Checker, Finding, conclude, named
+from testbed.core.checkers.finding import Checker, CheckerFinding, conclude, named
 from testbed.core.checkers.sums import odd_ones
 from testbed.core.records.check_record import CheckedStep, Grouped
 from testbed.core.training.twin import Twin
@@ -60,7 +60,7 @@ def trained_names(names: Iterable[str]) -> list[str]:
 class _Judge:
     records: Grouped
     twin: Twin
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckerFinding] = field(default_factory=list)
     steps: set[tuple[int, int]] = field(default_factory=set)
     """(attempt, step) of what was compared between ranks, or between attempts."""
     known: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class _Judge:
             if name not in wrong:
                 ages = self._age(name, {rank: before[rank][name] for rank in moved}, moved)
                 text = f"{named(moved)} began it with other {name} than step {step - 1} left{ages}"
-                self.findings.append(Finding(attempt, step, None, moved, text))
+                self.findings.append(CheckerFinding(attempt, step, None, moved, text))
         wrong |= set(changed)
         versions = {rank: record.outer_version for rank, record in ranks.items()}
         self._compare(attempt, step, after, versions, "has", but=wrong)
@@ -164,7 +164,9 @@ class _Judge:
                 whose = f"{named(odd)} {verb} other {equal.name} than {others}"
                 if verb == "has":
                     whose = f"after it, {equal.name} of {named(odd)} differ from those of {others}"
-                self.findings.append(Finding(attempt, step, None, odd, whose + self._age(equal.name, by_rank, odd)))
+                self.findings.append(
+                    CheckerFinding(attempt, step, None, odd, whose + self._age(equal.name, by_rank, odd))
+                )
         if compared and verb != "began with":
             self.steps.add((attempt, step))
         return different
@@ -185,7 +187,7 @@ class _Judge:
             other, first = self.by_version.setdefault((name, ranks, version), (value, rank))
             if other != value:
                 text = f"{name} of version {version} differ on rank {rank} from those that rank {first} had"
-                self.findings.append(Finding(attempt, step, None, (rank,), text))
+                self.findings.append(CheckerFinding(attempt, step, None, (rank,), text))
 
     def _age(self, name: str, by_rank: Mapping[int, str], odd: tuple[int, ...]) -> str:
         ages = {self.known[name, by_rank[rank]] for rank in odd if (name, by_rank[rank]) in self.known}
@@ -215,7 +217,7 @@ class _Judge:
                     other.setdefault(name, []).append(rank)
         for name, ranks in other.items():
             text = f"attempt {attempt} began on {named(ranks)} with {name} other than those after this step"
-            self.findings.append(Finding(attempt, first, None, tuple(sorted(ranks)), text))
+            self.findings.append(CheckerFinding(attempt, first, None, tuple(sorted(ranks)), text))
         return set(other)
 
     def _traces(
@@ -249,4 +251,4 @@ class _Judge:
                     back.setdefault(earlier, []).append(rank)
         for earlier, recorded in back.items():
             text = f"{named(recorded)} went back to the parameters after step {earlier}"
-            self.findings.append(Finding(attempt, step, None, tuple(sorted(recorded)), text))
+            self.findings.append(CheckerFinding(attempt, step, None, tuple(sorted(recorded)), text))

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from testbed.core.checkers.finding import Checker, Finding, conclude, named
+from testbed.core.checkers.finding import Checker, CheckerFinding, conclude, named
 from testbed.core.fields import number
 from testbed.core.records.check_record import Grouped
 from testbed.core.training.strategy_operation import Operation
@@ -39,7 +39,7 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
     """Judge the bytes of all operations of all ranks, over all attempts."""
     moved = _recorded(records)
     predicted = _Said(twin)
-    findings: list[Finding] = []
+    findings: list[CheckerFinding] = []
     compared, silent = 0, set[str]()
     for attempt in sorted({of for of, _ in records.steps}):
         seen_groups = {group for (of, _, _), places in moved.items() if of == attempt for group, _ in places}
@@ -58,7 +58,7 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
                 if text:
                     wrong[step, group, text].append(rank)
         findings += [
-            Finding(attempt, step, None, tuple(sorted(ranks)), f"{group}: {named(ranks)} {text}", group)
+            CheckerFinding(attempt, step, None, tuple(sorted(ranks)), f"{group}: {named(ranks)} {text}", group)
             for (step, group, text), ranks in wrong.items()
         ]
     parcels = _parcels(records, twin)
@@ -72,7 +72,7 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
         )
     for attempt, written in records.versions.items() if twin.together else ():
         wrong_ones = twin.wrong_exchanges([record.fields for _, record in written])
-        findings += [Finding(attempt, 0, None, (), text, "versions") for text in wrong_ones]
+        findings += [CheckerFinding(attempt, 0, None, (), text, "versions") for text in wrong_ones]
         compared += len(written)
     count = len({(finding.attempt, finding.step, finding.group) for finding in findings})
     return conclude("exchanges", records, looked_at, findings, count, undecided)
@@ -81,7 +81,7 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
 @dataclass
 class _Parcels:
     compared: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckerFinding] = field(default_factory=list)
 
 
 def _parcels(records: Grouped, twin: Twin) -> _Parcels:
@@ -97,7 +97,7 @@ def _parcels(records: Grouped, twin: Twin) -> _Parcels:
                 which = f"push {record.push}" if record.what != "pulled" else f"version {record.version}"
                 text = f"{which} of {record.site}: rank {rank} {text}"
                 parcels.findings.append(
-                    Finding(attempt, record.step or 0, None, (rank,), text, "parcels", record.fragment)
+                    CheckerFinding(attempt, record.step or 0, None, (rank,), text, "parcels", record.fragment)
                 )
     return parcels
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from testbed.core.records.check_record import Grouped
 
-__all__ = ["Checker", "Finding", "conclude", "named"]
+__all__ = ["Checker", "CheckerFinding", "conclude", "named"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckerFinding:
     """A violation; ``sequence`` is None where it concerns no single operation, ``ranks`` are those it names.
 
     ``group`` is the process group, or the name of the exchange; empty in records of former versions, and where it
@@ -38,7 +38,7 @@ class Checker:
     looked_at: str
     why: str
     found: int
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckerFinding, ...]
 
     @property
     def metric(self) -> float | None:
@@ -50,7 +50,7 @@ _FINDINGS_KEPT = 20
 
 
 def conclude(
-    name: str, records: Grouped, looked_at: str, findings: Sequence[Finding], found: int, undecided: str = ""
+    name: str, records: Grouped, looked_at: str, findings: Sequence[CheckerFinding], found: int, undecided: str = ""
 ) -> Checker:
     """Conclude a checker: true only if nothing was found, nothing is missing, and everything could be decided."""
     ordered = sorted(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from testbed.core.checkers.finding import Checker, Finding, conclude, named
+from testbed.core.checkers.finding import Checker, CheckerFinding, conclude, named
 from testbed.core.records.check_record import Grouped
 from testbed.core.records.operation_record import Done, Tag
 
@@ -18,7 +18,7 @@ __all__ = ["hangs"]
 
 
 def hangs(records: Grouped) -> Checker:
-    findings: dict[tuple[int, int], Finding] = {}
+    findings: dict[tuple[int, int], CheckerFinding] = {}
     entries = _entries(records)
     gaps = {attempt: (records.longest_gap - 1) * records.step_s(attempt) for attempt in records.began}
     for tag, ranks in sorted(
@@ -77,7 +77,7 @@ def _entries(records: Grouped) -> dict[Tag, dict[int, _Entry]]:
     return entries
 
 
-def _hang(records: Grouped, tag: Tag, step: int, entries: Mapping[int, _Entry]) -> Finding:
+def _hang(records: Grouped, tag: Tag, step: int, entries: Mapping[int, _Entry]) -> CheckerFinding:
     """Return the finding: which rank waited for which."""
     began_t = min(entry.began_t for entry in entries.values())
     until_t = max(entry.until_t for entry in entries.values())
@@ -109,7 +109,7 @@ def _hang(records: Grouped, tag: Tag, step: int, entries: Mapping[int, _Entry]) 
             f"; the process of {named(held)} did not run for {max(held_s[rank] for rank in held):.1f} s of it"
         )
     where = f"{next(iter(entries.values())).kind} of {tag.group}: " if tag.group else ""
-    return Finding(tag.attempt, step, tag.sequence, tuple(sorted(blamed)), where + description, tag.group)
+    return CheckerFinding(tag.attempt, step, tag.sequence, tuple(sorted(blamed)), where + description, tag.group)
 
 
 def _sent(records: Grouped, tag: Tag, rank: int) -> Done | None:

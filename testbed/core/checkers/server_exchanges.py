@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from testbed.core.checkers.finding import Checker, Finding, conclude
+from testbed.core.checkers.finding import Checker, CheckerFinding, conclude
 from testbed.core.records.check_record import Grouped
 from testbed.core.records.exchange_record import ExchangeRecord
 from testbed.core.records.rank_log import RankLog
@@ -26,10 +26,10 @@ _Listed = Sequence[tuple[int, ExchangeRecord]]
 
 def served(records: Grouped, ranks: Sequence[RankLog], twin: Twin) -> Checker:
     """Judge the exchanges with a server of all ranks, over all attempts. ``ranks``: how each attempt ended."""
-    findings: list[Finding] = []
+    findings: list[CheckerFinding] = []
     for attempt, listed in sorted(records.versions.items()):
         wrong = twin.wrong_exchanges([exchange.fields for _, exchange in listed])
-        findings += [Finding(attempt, 0, None, (), text, _GROUP) for text in wrong]
+        findings += [CheckerFinding(attempt, 0, None, (), text, _GROUP) for text in wrong]
         parts: dict[int | None, list[tuple[int, ExchangeRecord]]] = defaultdict(list)
         for rank, exchange in listed:
             parts[exchange.fragment].append((rank, exchange))
@@ -58,7 +58,7 @@ def _completed(log: RankLog, attempt: int, steps: int) -> bool:
     return any(end.attempt == attempt and end.status == "ok" and end.step == steps for end in log.ends)
 
 
-def _unpushed(attempt: int, fragment: int | None, listed: _Listed, steps: int) -> Iterator[Finding]:
+def _unpushed(attempt: int, fragment: int | None, listed: _Listed, steps: int) -> Iterator[CheckerFinding]:
     """The last push of a site has the last step of the job."""
     last: dict[str, tuple[int, int]] = {}
     for rank, exchange in listed:
@@ -67,27 +67,27 @@ def _unpushed(attempt: int, fragment: int | None, listed: _Listed, steps: int) -
     for site, (step, rank) in last.items():
         if step < steps:
             text = f"the last push of {site} ends with step {step}, the job with step {steps}"
-            yield Finding(attempt, step, None, (rank,), text, _GROUP, fragment)
+            yield CheckerFinding(attempt, step, None, (rank,), text, _GROUP, fragment)
 
 
-def _based(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[Finding]:
+def _based(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[CheckerFinding]:
     """A push is based on what its rank adopted last."""
     held: dict[int, int] = {}
     for rank, exchange in listed:
         if exchange.what == "pulled" and exchange.version is not None:
             if exchange.version < held.get(rank, exchange.version):
                 text = f"rank {rank} adopted version {exchange.version} after version {held[rank]}"
-                yield Finding(attempt, exchange.step or 0, None, (rank,), text, _GROUP, fragment)
+                yield CheckerFinding(attempt, exchange.step or 0, None, (rank,), text, _GROUP, fragment)
             held[rank] = exchange.version
         elif exchange.what == "pushed" and exchange.base is not None and rank in held and exchange.base != held[rank]:
             text = (
                 f"rank {rank}: push {exchange.push} is based on version {exchange.base},"
                 f" adopted last was version {held[rank]}"
             )
-            yield Finding(attempt, exchange.step or 0, None, (rank,), text, _GROUP, fragment)
+            yield CheckerFinding(attempt, exchange.step or 0, None, (rank,), text, _GROUP, fragment)
 
 
-def _left(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[Finding]:
+def _left(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[CheckerFinding]:
     """No push is left over at the end."""
     newest: dict[int, Mapping[str, int]] = {}
     for rank, exchange in listed:
@@ -100,4 +100,4 @@ def _left(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[Findi
         taken = min(newest_by_site.get(exchange.site, 0) for newest_by_site in newest.values())
         if exchange.what == "pushed" and exchange.push is not None and exchange.push > taken:
             text = f"push {exchange.push} of {exchange.site} was never taken up"
-            yield Finding(attempt, exchange.step or 0, None, (rank,), text, _GROUP, fragment)
+            yield CheckerFinding(attempt, exchange.step or 0, None, (rank,), text, _GROUP, fragment)

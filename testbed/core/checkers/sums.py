@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.core.checkers.codecs import Coded, codecs
-from testbed.core.checkers.finding import Checker, Finding, conclude, named
+from testbed.core.checkers.finding import Checker, CheckerFinding, conclude, named
 from testbed.core.checkers.rounding import in_order, same
 from testbed.core.checkers.weighed_means import weighed_means
 from testbed.core.records.check_record import Grouped
@@ -85,7 +85,7 @@ def _order(tag: Tag) -> tuple[object, ...]:
 class _Found:
     def __init__(self, records: Grouped) -> None:
         self._records = records
-        self.findings: list[Finding] = []
+        self.findings: list[CheckerFinding] = []
         self._compared = self._recomputed = self._elements = self._parts = 0
         self._unsampled = ""
         self._last = {attempt: records.last_step(attempt) for attempt in {tag.attempt for tag in records.operations}}
@@ -128,7 +128,7 @@ class _Found:
     def _find(self, tag: Tag, done: Done, ranks: Sequence[int], text: str) -> None:
         where = f"{done.kind} of {tag.group}: " if tag.group else ""
         self.findings.append(
-            Finding(tag.attempt, done.step, tag.sequence, tuple(sorted(ranks)), where + text, tag.group)
+            CheckerFinding(tag.attempt, done.step, tag.sequence, tuple(sorted(ranks)), where + text, tag.group)
         )
 
     def _miss(self, tag: Tag, done: Done, what: str) -> None:

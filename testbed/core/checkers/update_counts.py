@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from testbed.core.checkers.codecs import outer_steps
 from testbed.core.checkers.equality import fingerprints, fingerprints_before, trained_names
-from testbed.core.checkers.finding import Checker, Finding, conclude, named
+from testbed.core.checkers.finding import Checker, CheckerFinding, conclude, named
 from testbed.core.records.check_record import CheckedStep, Grouped
 from testbed.core.training.twin import Twin
 
@@ -87,9 +87,9 @@ class _Judge:
     def _lose(self, attempt: int, step: int, rank: int, text: str) -> None:
         self.lost.setdefault((attempt, step, text), []).append(rank)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[CheckerFinding]:
         return [
-            Finding(attempt, step, None, tuple(sorted(ranks)), f"{named(ranks)}: {text}")
+            CheckerFinding(attempt, step, None, tuple(sorted(ranks)), f"{named(ranks)}: {text}")
             for (attempt, step, text), ranks in self.lost.items()
         ]
 

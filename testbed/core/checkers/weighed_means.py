@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from testbed.core.checkers.codecs import Coded
-from testbed.core.checkers.finding import Finding, named
+from testbed.core.checkers.finding import CheckerFinding, named
 from testbed.core.records.check_record import Grouped
 from testbed.core.records.operation_record import Weighed
 from testbed.core.training.twin import Twin
@@ -33,14 +33,14 @@ def weighed_means(records: Grouped, twin: Twin) -> Coded:
     for rank, listed in records.weighed.items():
         for event in listed:
             means.setdefault((event.attempt, event.taken, event.name, event.ranks), {})[rank] = event
-    findings: list[Finding] = []
+    findings: list[CheckerFinding] = []
     undecided = ""
     for (attempt, taken, name, ranks), members in sorted(means.items()):
         shares = twin.shares(taken, name)
         for rank, own_mean in sorted(members.items()):
             texts = [*_share(own_mean, shares.get(rank)), *_mean(own_mean, members)]
             findings += [
-                Finding(attempt, own_mean.step, None, (rank,), f"{name}: rank {rank}: {problem}", name)
+                CheckerFinding(attempt, own_mean.step, None, (rank,), f"{name}: rank {rank}: {problem}", name)
                 for problem in texts
             ]
         missing = [rank for rank in ranks if rank not in members]

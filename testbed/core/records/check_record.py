@@ -20,9 +20,9 @@ from testbed.core.records.exchange_record import ExchangeRecord
 from testbed.core.records.operation_record import (
     Attempt,
     Done,
+    ElementSample,
     Encoded,
     OuterStep,
-    Sample,
     Tag,
     Weighed,
     read_operation,
@@ -124,7 +124,7 @@ class _Reader:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._groups: defaultdict[int, dict[str, tuple[int, ...]]] = defaultdict(dict)
-        self._samples: dict[tuple[int, int, int], Sample] = {}
+        self._samples: dict[tuple[int, int, int], ElementSample] = {}
 
     def kinds(self) -> dict[str, Callable[[Fields], Any]]:
         return {
@@ -176,7 +176,7 @@ class _Reader:
         at = tuple(map(int, numbers(fields, "at")))
         inputs, outputs = (unpacked(need_text(fields, key), len(at)) for key in ("inputs", "outputs"))
         key = (_attempt(fields), int(need_number(fields, "step")), int(need_number(fields, "sequence")))
-        self._samples[key] = Sample(at, inputs, at, outputs)
+        self._samples[key] = ElementSample(at, inputs, at, outputs)
 
     def _operations(self, fields: Fields) -> tuple[tuple[Tag, Done], ...]:
         attempt, step = _attempt(fields), int(need_number(fields, "step"))

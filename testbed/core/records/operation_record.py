@@ -14,9 +14,9 @@ __all__ = [
     "Attempt",
     "Channel",
     "Done",
+    "ElementSample",
     "Encoded",
     "OuterStep",
-    "Sample",
     "Tag",
     "Weighed",
     "read_operation",
@@ -53,7 +53,7 @@ class Tag(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sample:
+class ElementSample:
     """Elements ``at`` of a reduction on one rank: its inputs, and its outputs at ``outputs_at``.
 
     ``parts``: of a sum of messages, the elements of each addend in the order of addition, instead of inputs.
@@ -74,14 +74,14 @@ def _checksums(value: object) -> tuple[str, ...]:
     return ()
 
 
-def _sample(fields: Fields, key: str) -> Sample | None:
+def _sample(fields: Fields, key: str) -> ElementSample | None:
     sample = fields.get(key)
     if not isinstance(sample, Mapping):
         return None
     dtype = text(fields, "dtype")
     at = _positions(sample, "at")
     outputs_at = _positions(sample, "outputs_at") if "outputs_at" in sample else at if "outputs" in sample else ()
-    return Sample(
+    return ElementSample(
         at,
         unpacked(text(sample, "inputs"), len(at), dtype) if "inputs" in sample else (),
         outputs_at,
@@ -158,7 +158,7 @@ class Done(JsonRecord):
     dtype: str = ""
     peer: int | None = None
     failed: str = ""
-    sample: Annotated[Sample | None, Derived(_sample)] = None
+    sample: Annotated[ElementSample | None, Derived(_sample)] = None
 
     @property
     def ended(self) -> bool:

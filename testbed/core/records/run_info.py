@@ -10,11 +10,11 @@ from testbed.core.fields import Fields
 from testbed.core.json_record import UNREAD, JsonRecord, Or
 from testbed.core.records.capture_record import CaptureRecord
 
-__all__ = ["Expectation", "RunInfo"]
+__all__ = ["JudgedExpectation", "RunInfo"]
 
 
 @dataclass(frozen=True)
-class Expectation(JsonRecord):
+class JudgedExpectation(JsonRecord):
     """An expectation of the experiment; ``holds`` is None when it could not be evaluated.
 
     ``bound`` is ``at least`` or ``at most`` where ``measured`` is a bound, as the job did not come back; else empty.
@@ -51,7 +51,7 @@ class RunInfo(JsonRecord):
     started_t: float | None = None
     ended_t: float | None = None
     experiment: Fields = field(default_factory=dict)
-    expectations: tuple[Expectation, ...] = ()
+    expectations: tuple[JudgedExpectation, ...] = ()
     hypothesis: tuple[SteadyCheck, ...] = ()
     schedule: tuple[Fields, ...] = ()
     """Each fault as planned, with ``began``, the number of times it was injected."""

@@ -13,7 +13,7 @@ from testbed.core.analysis.wire_check import EXCESS, WireVerdict
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import Checked
 from testbed.core.fields import number, sequence, text
-from testbed.core.records.run_info import Expectation, RunInfo
+from testbed.core.records.run_info import JudgedExpectation, RunInfo
 from testbed.core.report import formats, open_metrics
 from testbed.core.report.sections import (
     checkers_section,
@@ -266,7 +266,7 @@ def _ended(found: Blame, launched: bool) -> tuple[Answer, ...]:
     return ()
 
 
-def _expected(index: int, expectation: Expectation) -> Answer:
+def _expected(index: int, expectation: JudgedExpectation) -> Answer:
     answered = _expected_alone(index, expectation)
     if not expectation.within_noise:
         return answered
@@ -275,7 +275,7 @@ def _expected(index: int, expectation: Expectation) -> Answer:
     return replace(answered, text=text)
 
 
-def _expected_alone(index: int, expectation: Expectation) -> Answer:
+def _expected_alone(index: int, expectation: JudgedExpectation) -> Answer:
     value = expectation.measured
     if expectation.bound:
         said = f"{expectation.text}. Measured: {open_metrics.words(expectation)}."

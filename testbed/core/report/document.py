@@ -286,7 +286,8 @@ def build(run: RunData) -> Report:
     expectations = noise_section.judged(open_metrics.judged(run.info.expectations, bounds), ranges)
     info = replace(run.info, expectations=expectations)
     declared = declared_steps(run.ranks, integer(run.info.host, "cpus"))
-    predicted, unpredicted = predicted_run(run), ""
+    path = run_path.evaluate(run, logs)
+    predicted, unpredicted = predicted_run(run, path), ""
     if found_program is None and predicted is None and any(log.steps for log in logs):
         unpredicted = why_unpredicted(twin, run.certificate, run.ranks, run.topology) or "no whole step was measured"
     told = answers.answer(
@@ -335,7 +336,7 @@ def build(run: RunData) -> Report:
         prediction=predicted,
         unpredicted=unpredicted,
         declared=declared,
-        critical_path=critical_path_section.series(run_path.evaluate(run, logs), origin),
+        critical_path=critical_path_section.series(path, origin),
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
         program=program,
         traffic=traffic,

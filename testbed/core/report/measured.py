@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from testbed.core.checkers.checks import Checked
 from testbed.core.experiment import expect
-from testbed.core.records.run_info import Expectation
+from testbed.core.records.run_info import JudgedExpectation
 from testbed.core.report import noise_section, open_metrics
 from testbed.core.report.document import Report
 from testbed.core.report.sections import restarts_section
@@ -14,11 +14,11 @@ from testbed.core.report.sections import restarts_section
 __all__ = ["judged", "measured"]
 
 
-def judged(expectations: Iterable[expect.Expectation], report: Report) -> tuple[Expectation, ...]:
+def judged(expectations: Iterable[expect.Expectation], report: Report) -> tuple[JudgedExpectation, ...]:
     """Judge the expectations of an experiment by the report of its run, as run.json records them. One whose metric is
     only bounded, because the job did not come back, is never met."""
     found = measured(report)
-    recorded = (Expectation(it.text, expect.judge(it, found), found.get(it.metric)) for it in expectations)
+    recorded = (JudgedExpectation(it.text, expect.judge(it, found), found.get(it.metric)) for it in expectations)
     return noise_section.judged(open_metrics.judged(tuple(recorded), report.open_metrics), report.uncertainty)
 
 

@@ -8,19 +8,19 @@ from dataclasses import replace
 from testbed.core.analysis.host_noise import NoiseSummary
 from testbed.core.analysis.inside_noise import Range
 from testbed.core.experiment import expect
-from testbed.core.records.run_info import Expectation
+from testbed.core.records.run_info import JudgedExpectation
 from testbed.core.report import formats
 from testbed.core.units import Unreadable
 
 __all__ = ["judged", "sentence"]
 
 
-def judged(expectations: Sequence[Expectation], ranges: Mapping[str, Range]) -> tuple[Expectation, ...]:
+def judged(expectations: Sequence[JudgedExpectation], ranges: Mapping[str, Range]) -> tuple[JudgedExpectation, ...]:
     """Return the expectations; an expectation is unknown if its verdict differs within the range of its metric."""
     return tuple(_judged(expectation, ranges) for expectation in expectations)
 
 
-def _judged(recorded: Expectation, ranges: Mapping[str, Range]) -> Expectation:
+def _judged(recorded: JudgedExpectation, ranges: Mapping[str, Range]) -> JudgedExpectation:
     try:
         expectation = expect.parse(recorded.text)
     except Unreadable:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from testbed.core.analysis.goodput import JobEvidence
 from testbed.core.experiment import expect
-from testbed.core.records.run_info import Expectation
+from testbed.core.records.run_info import JudgedExpectation
 from testbed.core.report import formats
 from testbed.core.report.sections.restarts_section import AttemptLine
 from testbed.core.units import Unreadable
@@ -77,13 +77,15 @@ def judge(expectation: expect.Expectation, metric: OpenMetric) -> bool | None:
     return False if violated or metric.over else None
 
 
-def judged(expectations: Sequence[Expectation], metrics: Mapping[str, OpenMetric]) -> tuple[Expectation, ...]:
+def judged(
+    expectations: Sequence[JudgedExpectation], metrics: Mapping[str, OpenMetric]
+) -> tuple[JudgedExpectation, ...]:
     """Return the expectations with those of open metrics judged again, as :func:`judge` does. Runs of earlier versions
     recorded a bound as if it were the metric."""
     return tuple(_judged(it, metrics) for it in expectations)
 
 
-def _judged(recorded: Expectation, metrics: Mapping[str, OpenMetric]) -> Expectation:
+def _judged(recorded: JudgedExpectation, metrics: Mapping[str, OpenMetric]) -> JudgedExpectation:
     try:
         expectation = expect.parse(recorded.text)
     except Unreadable:
@@ -94,7 +96,7 @@ def _judged(recorded: Expectation, metrics: Mapping[str, OpenMetric]) -> Expecta
     return replace(recorded, holds=judge(expectation, metric), measured=metric.seen, bound=metric.bound)
 
 
-def words(expectation: Expectation) -> str:
+def words(expectation: JudgedExpectation) -> str:
     """Return the measured bound of an expectation and why it is one: ``>= 41.2 s, training did not come back``."""
     name = expectation.text.split()[0] if expectation.text.split() else ""
     name = next((it for it in _WHY if name.startswith(it)), "")

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from testbed.core.certification.link_certificate import RATE_TOLERANCE, tolerance_s
 from testbed.core.validation.result import LibraryResult, Outcome, Speed, Validation, Verdict
 
-__all__ = ["LEAST_CHANGE", "Change", "Comparison", "compare"]
+__all__ = ["LEAST_CHANGE", "BaselineComparison", "ResultChange", "compare"]
 
 LEAST_CHANGE: Final = 0.10
 """Smallest relative change of a median that is reported. A median moves by some per cent between runs on the same
@@ -31,7 +31,7 @@ _VERDICTS: Final[dict[Verdict, int]] = {"holds": 0, "does not hold": 1}
 
 
 @dataclass(frozen=True)
-class Change:
+class ResultChange:
     """One difference from the baseline: ``what`` changed, with the values ``before`` and ``after`` as text."""
 
     library: str
@@ -42,20 +42,20 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BaselineComparison:
     """The result of a comparison with a baseline. ``notes`` list what could not be compared, and why."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[ResultChange, ...]
     notes: tuple[str, ...] = ()
     against_unix_s: float | None = None
     """Start time of the baseline."""
 
     @property
-    def regressions(self) -> tuple[Change, ...]:
+    def regressions(self) -> tuple[ResultChange, ...]:
         return tuple(change for change in self.changes if change.kind == "worse")
 
 
-def compare(old: Validation, new: Validation) -> Comparison:
+def compare(old: Validation, new: Validation) -> BaselineComparison:
     """Compare ``new`` with the baseline ``old``, library by library, by name.
 
     Answers and outcomes of faults are compared wherever both were observed. Times are compared only on the same machine
@@ -73,7 +73,7 @@ def compare(old: Validation, new: Validation) -> Comparison:
     now = {library.name: library for library in new.libraries if library.verdict != "skipped"}
     notes += [f"{name} is in the baseline, but was not validated this time" for name in before if name not in now]
     notes += [f"{name} is not in the baseline" for name in now if name not in before]
-    changes: list[Change] = []
+    changes: list[ResultChange] = []
     for name in (name_in_both for name_in_both in now if name_in_both in before):
         if before[name].version != now[name].version:
             notes.append(f"{name}: version was {before[name].version}, is {now[name].version}")
@@ -83,7 +83,7 @@ def compare(old: Validation, new: Validation) -> Comparison:
         if not why:
             changes += _speeds(before[name], now[name])
     changes.sort(key=lambda change: change.kind != "worse")
-    return Comparison(tuple(changes), tuple(notes), old.started_unix_s)
+    return BaselineComparison(tuple(changes), tuple(notes), old.started_unix_s)
 
 
 def _times_incomparable(old: Validation, new: Validation) -> str:
@@ -112,12 +112,12 @@ def _differ(what: str, then: float, now: float) -> bool:
     return math.isfinite(then) and math.isfinite(now) and abs(now - then) > allowed
 
 
-def _verdict(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
+def _verdict(old: LibraryResult, new: LibraryResult) -> Iterator[ResultChange]:
     if old.verdict in _VERDICTS and new.verdict in _VERDICTS and old.verdict != new.verdict:
-        yield Change(new.name, "verdict", old.verdict, new.verdict, _kind(new.verdict != "holds"))
+        yield ResultChange(new.name, "verdict", old.verdict, new.verdict, _kind(new.verdict != "holds"))
 
 
-def _cases(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
+def _cases(old: LibraryResult, new: LibraryResult) -> Iterator[ResultChange]:
     """Compare cases by state; ``not run`` in either validation is not compared."""
     before = {
         (old_case.operation, old_case.group, old_case.type, old_case.count, old_case.reduction): old_case.state
@@ -129,10 +129,10 @@ def _cases(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
             continue
         reduction = f" {case.reduction}" if case.reduction else ""
         what = f"{case.operation}{reduction}, {case.type}, {case.count} elements, {case.group}"
-        yield Change(new.name, what, then, case.state, _kind(then == "right"))
+        yield ResultChange(new.name, what, then, case.state, _kind(then == "right"))
 
 
-def _cells(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
+def _cells(old: LibraryResult, new: LibraryResult) -> Iterator[ResultChange]:
     before = {old_cell.fault: old_cell for old_cell in old.cells}
     for cell in new.cells:
         then = before.get(cell.fault)
@@ -140,16 +140,16 @@ def _cells(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
             continue
         rank, was = _OUTCOMES[cell.outcome], _OUTCOMES[then.outcome]
         if rank != was:
-            yield Change(new.name, cell.fault, then.outcome, cell.outcome, _kind(rank > was))
+            yield ResultChange(new.name, cell.fault, then.outcome, cell.outcome, _kind(rank > was))
         elif then.rebuilt is not None and cell.rebuilt is not None and then.rebuilt != cell.rebuilt:
             label = {True: "rebuilt", False: "not rebuilt"}
             changed = _kind(not cell.rebuilt)
-            yield Change(
+            yield ResultChange(
                 new.name, f"{cell.fault}, communicator afterwards", label[then.rebuilt], label[cell.rebuilt], changed
             )
 
 
-def _speeds(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
+def _speeds(old: LibraryResult, new: LibraryResult) -> Iterator[ResultChange]:
     before = {(old_speed.operation, old_speed.size): old_speed for old_speed in old.speeds}
     for speed in new.speeds:
         then = before.get((speed.operation, speed.size))
@@ -158,7 +158,7 @@ def _speeds(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
         change = speed.median_s / then.median_s - 1.0
         what = f"{speed.operation}, {speed.size} bytes"
         after = f"{speed.median_s * 1e3:.3g} ms ({change * 100:+.0f} %)"
-        yield Change(new.name, what, f"{then.median_s * 1e3:.3g} ms", after, _kind(change > 0))
+        yield ResultChange(new.name, what, f"{then.median_s * 1e3:.3g} ms", after, _kind(change > 0))
 
 
 def _apart(old: Speed, new: Speed) -> bool:

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
 
-from testbed.core.validation.fibers import Fiber, distances
+from testbed.core.validation.fibers import FiberDirection, distances
 from testbed.core.validation.operation import BARRIER, OperationName
 
 __all__ = [
     "MOST_CUTS",
-    "Interval",
+    "MedianInterval",
     "Placed",
     "algorithm_rate",
     "bound_s",
@@ -112,7 +112,7 @@ class Placed:
                 return 0.0
 
 
-def bound_s(placed: Placed, every: Sequence[Fiber]) -> float:
+def bound_s(placed: Placed, every: Sequence[FiberDirection]) -> float:
     """Return the least time of the operation over these fibers, in seconds; 0 where nothing must cross a fiber.
 
     Infinite where something must cross and no fiber connects the sites.
@@ -137,7 +137,7 @@ def bound_s(placed: Placed, every: Sequence[Fiber]) -> float:
     return max(least, _fill(placed.volume, leaving))
 
 
-def latency_s(placed: Placed, every: Sequence[Fiber]) -> float:
+def latency_s(placed: Placed, every: Sequence[FiberDirection]) -> float:
     """Return d: the largest one-way delay between two sites of which one depends on the other."""
     dist = distances(every)
     pairs = [pair for pair in itertools.permutations(placed.ranks_at, 2) if _depends(placed, *pair)]
@@ -162,7 +162,7 @@ def bus_rate(placed: Placed, time_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class Interval:
+class MedianInterval:
     """A median and an interval that holds the true median in at least 95 of 100 cases, whatever the distribution."""
 
     low: float
@@ -170,7 +170,7 @@ class Interval:
     high: float
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> MedianInterval:
     """Return the median of at least one value, and its interval by order statistics.
 
     The number of values below the true median is binomial with 1/2: the k-th smallest and the k-th largest of n hold it
@@ -187,7 +187,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
         within, k = next_within, k + 1
     middle = count // 2
     median = ordered[middle] if count % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-    return Interval(ordered[max(k, 1) - 1], median, ordered[count - max(k, 1)])
+    return MedianInterval(ordered[max(k, 1) - 1], median, ordered[count - max(k, 1)])
 
 
 def _depends(placed: Placed, tail: str, head: str) -> bool:
@@ -195,7 +195,7 @@ def _depends(placed: Placed, tail: str, head: str) -> bool:
     return placed.do == BARRIER or placed.must_move(tail, head) > 0
 
 
-def _sum(dist: Mapping[str, Mapping[str, float]], tail: str, fiber: Fiber, head: str) -> float:
+def _sum(dist: Mapping[str, Mapping[str, float]], tail: str, fiber: FiberDirection, head: str) -> float:
     """Return the least delay from ``tail`` to ``head`` over this fiber."""
     before = dist.get(tail, {}).get(fiber.tail, math.inf)
     after = dist.get(fiber.head, {}).get(head, math.inf)
@@ -218,7 +218,9 @@ def _fill(volume: float, pipes: Sequence[tuple[float, float]]) -> float:
 
 
 @lru_cache(maxsize=4)
-def _cuts(every: tuple[Fiber, ...], members: tuple[str, ...]) -> tuple[tuple[frozenset[str], tuple[Fiber, ...]], ...]:
+def _cuts(
+    every: tuple[FiberDirection, ...], members: tuple[str, ...]
+) -> tuple[tuple[frozenset[str], tuple[FiberDirection, ...]], ...]:
     """Sets of sites that are one side of a cut, with members on both sides; each with the fibers out of it."""
     sites = sorted({site for fiber in every for site in (fiber.tail, fiber.head)} | set(members))
     chosen: Iterable[Sequence[str]]

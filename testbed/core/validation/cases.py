@@ -14,13 +14,21 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from testbed.core.validation.elements import TYPES
-from testbed.core.validation.operation import BARRIER, OPERATIONS, REDUCING, Group, Operation, OperationName, Reduction
+from testbed.core.validation.operation import (
+    BARRIER,
+    OPERATIONS,
+    REDUCING,
+    CollectiveOperation,
+    Group,
+    OperationName,
+    Reduction,
+)
 
 __all__ = [
     "FIRST_FAULT_CALL",
     "FIRST_SPEED_CALL",
     "Case",
-    "Series",
+    "SpeedSeries",
     "Suite",
     "correctness",
     "groups",
@@ -74,17 +82,17 @@ _SPEEDS: Final[Mapping[Suite, tuple[tuple[int, int], ...]]] = {
 class Case:
     """Operations that start together, on groups that have no rank in common."""
 
-    operations: tuple[Operation, ...]
+    operations: tuple[CollectiveOperation, ...]
 
 
 @dataclass(frozen=True)
-class Series:
+class SpeedSeries:
     """One operation at one size, repeated; the first ``warm_up`` of ``calls`` do not count."""
 
     do: OperationName
     size: int
     """n of docs/bounds.md in bytes: the actual value, close to the requested size."""
-    calls: tuple[Operation, ...]
+    calls: tuple[CollectiveOperation, ...]
     warm_up: int = 1
 
 
@@ -104,7 +112,7 @@ def groups(sites: Sequence[str]) -> tuple[Group, ...]:
     return tuple(rank_groups)
 
 
-def not_offered(operation: Operation, offers: Mapping[str, Any]) -> str:
+def not_offered(operation: CollectiveOperation, offers: Mapping[str, Any]) -> str:
     """Return why ``operation`` is left out for a library with these ``offers`` (answer to ``join``), or ""."""
     offer = offers.get(operation.do)
     if not isinstance(offer, Mapping):
@@ -142,14 +150,16 @@ def correctness(suite: Suite, sites: Sequence[str], seed: int = 0) -> tuple[Case
     return tuple(cases)
 
 
-def performance(suite: Suite, sites: Sequence[str], offers: Mapping[str, Any], seed: int = 0) -> tuple[Series, ...]:
+def performance(
+    suite: Suite, sites: Sequence[str], offers: Mapping[str, Any], seed: int = 0
+) -> tuple[SpeedSeries, ...]:
     """Return a series for every operation that the library ``offers`` at every size, small first; one for ``barrier``.
 
     The type is float32 where the library has it. ``send`` is from the first rank of the world to the last;
     ``broadcast`` and ``reduce`` have rank 0 as their root.
     """
     made = _Maker(seed, FIRST_SPEED_CALL)
-    series: list[Series] = []
+    series: list[SpeedSeries] = []
     for do in OPERATIONS:
         chosen = preferred(do, offers)
         if chosen is None or (do == "send" and len(sites) < 2):
@@ -158,13 +168,13 @@ def performance(suite: Suite, sites: Sequence[str], offers: Mapping[str, Any], s
         before = -1
         for wanted, repeats in _SPEEDS[suite] if do != BARRIER else _SPEEDS[suite][:1]:
             count = 0 if do == BARRIER else _count(do, kind, wanted, len(sites))
-            template = Operation(do, 0, WORLD, kind, count, reduction, 0, len(sites) - 1, seed, keep=False)
+            template = CollectiveOperation(do, 0, WORLD, kind, count, reduction, 0, len(sites) - 1, seed, keep=False)
             size = template.size_bytes(len(sites))
             if size == before:
                 continue  # with many ranks the smallest sizes coincide
             before = size
             calls = tuple(dataclasses.replace(template, call=made.call()) for _ in range(repeats + 1))
-            series.append(Series(do, size, calls))
+            series.append(SpeedSeries(do, size, calls))
     return tuple(series)
 
 
@@ -232,8 +242,10 @@ class _Maker:
     def call(self) -> int:
         return next(self._calls)
 
-    def operation(self, do: OperationName, group: Group, kind: str, count: int, reduction: Reduction) -> Operation:
+    def operation(
+        self, do: OperationName, group: Group, kind: str, count: int, reduction: Reduction
+    ) -> CollectiveOperation:
         world = len(group.ranks)
         root = self._random.randrange(world)
         to = (root + self._random.randrange(1, world)) % world if world > 1 else root
-        return Operation(do, self.call(), group.name, kind, count, reduction, root, to, self._seed)
+        return CollectiveOperation(do, self.call(), group.name, kind, count, reduction, root, to, self._seed)

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from testbed.core.validation.exact import Indices, agrees
-from testbed.core.validation.operation import REDUCING, Group, Operation, Segment
+from testbed.core.validation.operation import REDUCING, CollectiveOperation, Group, Segment
 from testbed.core.validation.values import encode, numerators
 
 __all__ = ["diagnose_error"]
@@ -30,7 +30,12 @@ _WINDOW: Final = 256
 
 
 def diagnose_error(
-    operation: Operation, group: Group, rank: int, output: bytes, indices: Indices, earlier: Sequence[Operation]
+    operation: CollectiveOperation,
+    group: Group,
+    rank: int,
+    output: bytes,
+    indices: Indices,
+    earlier: Sequence[CollectiveOperation],
 ) -> str:
     """Return what the elements of ``output`` at the wrong ``indices`` look like; empty if no candidate matches.
 
@@ -57,8 +62,8 @@ def diagnose_error(
 
 
 def _candidates(
-    operation: Operation, group: Group, rank: int, segment: Segment
-) -> Iterator[tuple[str, Operation, Sources]]:
+    operation: CollectiveOperation, group: Group, rank: int, segment: Segment
+) -> Iterator[tuple[str, CollectiveOperation, Sources]]:
     """Yield (text, operation, sources of the segment) of errors that would give such an answer."""
     name: Callable[[int], int] = group.ranks.__getitem__  # the text names ranks of the world
     everyone, count = range(len(group.ranks)), operation.count
@@ -93,13 +98,15 @@ def _candidates(
                 yield explanation, operation, ((source, receiver * count),)
 
 
-def _enough(operation: Operation, sources: Sources, elements: int) -> bool:
+def _enough(operation: CollectiveOperation, sources: Sources, elements: int) -> bool:
     bits = 64 - operation.kind.shift
     rounded = len(sources) > 1 and operation.reduction != "max" and not operation.kind.is_integer
     return bool(sources) and elements * (bits // 2 if rounded else bits) >= _ENOUGH_BITS
 
 
-def _stale(operation: Operation, other: Operation, rank: int, world: int, indices: Indices, data: bytes) -> str:
+def _stale(
+    operation: CollectiveOperation, other: CollectiveOperation, rank: int, world: int, indices: Indices, data: bytes
+) -> str:
     """Return a description if the wrong data is the answer or input to ``other``, an earlier operation; else empty."""
     if other.type != operation.type or other.group != operation.group:
         return ""
@@ -115,7 +122,7 @@ def _stale(operation: Operation, other: Operation, rank: int, world: int, indice
     return ""
 
 
-def _shifted(operation: Operation, segment: Segment, output: bytes, index: int) -> str:
+def _shifted(operation: CollectiveOperation, segment: Segment, output: bytes, index: int) -> str:
     """Return a description if data that is moved, not reduced, is shifted from some byte on; else empty."""
     if len(segment.sources) > 1:
         return ""

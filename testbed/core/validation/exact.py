@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from testbed.core.validation.operation import REDUCING, Operation, Segment
+from testbed.core.validation.operation import REDUCING, CollectiveOperation, Segment
 from testbed.core.validation.values import Numerators, decode, encode, numerators
 
 __all__ = ["CHUNK", "Indices", "Wrong", "agrees", "compare"]
@@ -41,7 +41,7 @@ class Wrong:
     got: float = 0.0
 
 
-def compare(operation: Operation, rank: int, world: int, output: bytes) -> Wrong:
+def compare(operation: CollectiveOperation, rank: int, world: int, output: bytes) -> Wrong:
     """Compare the ``output`` of a rank (its number in a group of ``world``); the output has the expected length."""
     view, size = memoryview(output), operation.kind.size
     count, first, kept = 0, None, list[Indices]()
@@ -65,7 +65,7 @@ def compare(operation: Operation, rank: int, world: int, output: bytes) -> Wrong
 
 
 def agrees(
-    operation: Operation, sources: Sequence[tuple[int, int]], offsets: Indices, data: bytes | memoryview
+    operation: CollectiveOperation, sources: Sequence[tuple[int, int]], offsets: Indices, data: bytes | memoryview
 ) -> npt.NDArray[np.bool_]:
     """Return which elements of ``data`` equal what ``operation`` makes of these elements of its input.
 
@@ -90,7 +90,7 @@ def agrees(
 
 
 def within(
-    operation: Operation,
+    operation: CollectiveOperation,
     world: int,
     got: npt.NDArray[np.float64],
     total: Numerators,
@@ -120,7 +120,7 @@ def within(
     return plausible & (np.abs(error) <= bound)
 
 
-def _first(operation: Operation, segment: Segment, index: Indices, got: Any) -> tuple[float, float]:
+def _first(operation: CollectiveOperation, segment: Segment, index: Indices, got: Any) -> tuple[float, float]:
     """Return (expected, got) of one element."""
     exact = _reduced(operation, segment.sources, index - np.uint64(segment.begin))[0].item()
     if operation.kind.is_integer:
@@ -129,13 +129,15 @@ def _first(operation: Operation, segment: Segment, index: Indices, got: Any) -> 
     return exact / (places * 2**operation.kind.scale), got
 
 
-def _inputs(operation: Operation, sources: Sequence[tuple[int, int]], offsets: Indices) -> Iterator[Numerators]:
+def _inputs(
+    operation: CollectiveOperation, sources: Sequence[tuple[int, int]], offsets: Indices
+) -> Iterator[Numerators]:
     for rank, begin in sources:
         elements = offsets + np.uint64(begin)
         yield numerators(operation.kind, elements, seed=operation.seed, call=operation.call, rank=rank)
 
 
-def _reduced(operation: Operation, sources: Sequence[tuple[int, int]], offsets: Indices) -> Numerators:
+def _reduced(operation: CollectiveOperation, sources: Sequence[tuple[int, int]], offsets: Indices) -> Numerators:
     """Numerators of the sum, of the maximum, or of the data that was moved."""
     inputs = _inputs(operation, sources, offsets)
     largest = next(inputs)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from testbed.core.topology.model import Link, Topology
 from testbed.core.validation.cases import FIRST_FAULT_CALL, Suite, preferred
 from testbed.core.validation.fibers import routes
-from testbed.core.validation.operation import Operation, OperationName
+from testbed.core.validation.operation import CollectiveOperation, OperationName
 from testbed.core.validation.result import Outcome
 
 __all__ = [
@@ -24,8 +24,8 @@ __all__ = [
     "SHARE",
     "SLACK_S",
     "SURVIVES",
-    "Fault",
     "Injection",
+    "MatrixFault",
     "Trial",
     "left_out",
     "trials",
@@ -76,7 +76,7 @@ class Injection:
 
 
 @dataclass(frozen=True)
-class Fault:
+class MatrixFault:
     """A row of the matrix. ``holds``: the accepted outcomes; all others count against the library."""
 
     name: str
@@ -99,9 +99,9 @@ class Trial:
         affected: ranks that the fault itself kills or stops: nothing is expected of them.
     """
 
-    fault: Fault
+    fault: MatrixFault
     injections: tuple[Injection, ...]
-    operation: Operation
+    operation: CollectiveOperation
     share: float
     timeout_s: float
     error_by_s: float
@@ -112,28 +112,36 @@ class Trial:
 FAULTS: Final = {
     matrix_fault.name: matrix_fault
     for matrix_fault in (
-        Fault("cut-short", "every fiber of a site cut, for less than the library's timeout", "quick", SURVIVES),
-        Fault("cut-long", "every fiber of a site cut, for longer than the library's timeout", "quick", REPORTS_ERROR),
-        Fault("failover", "the fiber in use cut, another one up", "quick", SURVIVES),
-        Fault("loss-1pct", "1 % of the packets lost", "quick", SURVIVES),
-        Fault("rank-killed", "a rank killed", "quick", REPORTS_ERROR),
-        Fault("one-direction-silent", "one direction down, no port loses carrier", "full", REPORTS_ERROR | SURVIVES),
-        Fault(
+        MatrixFault("cut-short", "every fiber of a site cut, for less than the library's timeout", "quick", SURVIVES),
+        MatrixFault(
+            "cut-long", "every fiber of a site cut, for longer than the library's timeout", "quick", REPORTS_ERROR
+        ),
+        MatrixFault("failover", "the fiber in use cut, another one up", "quick", SURVIVES),
+        MatrixFault("loss-1pct", "1 % of the packets lost", "quick", SURVIVES),
+        MatrixFault("rank-killed", "a rank killed", "quick", REPORTS_ERROR),
+        MatrixFault(
+            "one-direction-silent", "one direction down, no port loses carrier", "full", REPORTS_ERROR | SURVIVES
+        ),
+        MatrixFault(
             "one-direction-carrier",
             "one direction down, the receiving port loses carrier",
             "full",
             REPORTS_ERROR | SURVIVES,
         ),
-        Fault("flap", "every fiber of a site down for 0.3 s, up for 0.7 s, five times", "full", SURVIVES),
-        Fault("burst-loss", "every packet lost for 20 ms of each 450 ms, no port loses carrier", "full", SURVIVES),
-        Fault("reorder", "5 % of the packets delayed by 1 ms and reordered", "full", SURVIVES),
-        Fault("duplicate", "1 % of the packets duplicated", "full", SURVIVES),
-        Fault("corruption", "bits of 0.1 % of the packets flipped, undetected by Ethernet's FCS", "full", SURVIVES),
-        Fault("mtu-black-hole", "IP packets above 1400 B dropped", "full", REPORTS_ERROR | SURVIVES),
-        Fault("latency-step", "one-way delay increased by 50 ms, after a gap of 50 ms", "full", SURVIVES),
-        Fault("rate-squeeze", "rate reduced to a tenth", "full", SURVIVES),
-        Fault("rank-stopped", "a rank stopped, for longer than the library's timeout", "full", REPORTS_ERROR),
-        Fault("rank-slow", "a rank stopped for 0.1 s of each 0.2 s, for 4 s", "full", SURVIVES),
+        MatrixFault("flap", "every fiber of a site down for 0.3 s, up for 0.7 s, five times", "full", SURVIVES),
+        MatrixFault(
+            "burst-loss", "every packet lost for 20 ms of each 450 ms, no port loses carrier", "full", SURVIVES
+        ),
+        MatrixFault("reorder", "5 % of the packets delayed by 1 ms and reordered", "full", SURVIVES),
+        MatrixFault("duplicate", "1 % of the packets duplicated", "full", SURVIVES),
+        MatrixFault(
+            "corruption", "bits of 0.1 % of the packets flipped, undetected by Ethernet's FCS", "full", SURVIVES
+        ),
+        MatrixFault("mtu-black-hole", "IP packets above 1400 B dropped", "full", REPORTS_ERROR | SURVIVES),
+        MatrixFault("latency-step", "one-way delay increased by 50 ms, after a gap of 50 ms", "full", SURVIVES),
+        MatrixFault("rate-squeeze", "rate reduced to a tenth", "full", SURVIVES),
+        MatrixFault("rank-stopped", "a rank stopped, for longer than the library's timeout", "full", REPORTS_ERROR),
+        MatrixFault("rank-slow", "a rank stopped for 0.1 s of each 0.2 s, for 4 s", "full", SURVIVES),
     )
 }
 """By name, in the order of the matrix."""
@@ -178,7 +186,7 @@ def left_out(suite: Suite, topology: Topology) -> dict[str, str]:
     return {name: why for name, why in reasons.items() if why}
 
 
-def _wanted(suite: Suite) -> list[Fault]:
+def _wanted(suite: Suite) -> list[MatrixFault]:
     return [fault for fault in FAULTS.values() if suite == "full" or fault.suite == "quick"]
 
 
@@ -209,16 +217,18 @@ def _chosen(offers: Mapping[str, Any]) -> tuple[OperationName, str, Any] | None:
     return None
 
 
-def _operation(topology: Topology, place: _Place, offers: Mapping[str, Any], call: int, seed: int) -> Operation | None:
+def _operation(
+    topology: Topology, place: _Place, offers: Mapping[str, Any], call: int, seed: int
+) -> CollectiveOperation | None:
     chosen = _chosen(offers)
     if chosen is None:
         return None
     do, kind, reduction = chosen
     ranks = len(topology.node_names)
-    one = Operation(do, call, "world", kind, 1, reduction, 0, ranks - 1, seed)
+    one = CollectiveOperation(do, call, "world", kind, 1, reduction, 0, ranks - 1, seed)
     size = min(max(_LASTS_S * place.rate, _LEAST_BYTES), _MOST_BYTES) if place.rate else _MOST_BYTES
     count = round(size / one.size_bytes(ranks)) | 1
-    return Operation(do, call, "world", kind, count, reduction, 0, ranks - 1, seed)
+    return CollectiveOperation(do, call, "world", kind, count, reduction, 0, ranks - 1, seed)
 
 
 class _Place:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from testbed.core.topology.graph import ShortestPaths
 from testbed.core.topology.model import Topology
 
-__all__ = ["Fiber", "distances", "fibers", "in_use", "routes"]
+__all__ = ["FiberDirection", "distances", "fibers", "in_use", "routes"]
 
 
 @dataclass(frozen=True)
-class Fiber:
+class FiberDirection:
     """One direction that is up, from the site ``tail`` to the site ``head``. ``rate`` is payload, in byte/s;
     ``delay_s`` is one way."""
 
@@ -29,7 +29,7 @@ class Fiber:
 
 def fibers(
     topology: Topology, certified: Mapping[str, Mapping[str, float]], down: Collection[str] = ()
-) -> tuple[Fiber, ...]:
+) -> tuple[FiberDirection, ...]:
     """Return the directions of ``topology`` that are ``certified`` (direction to delay_s and rate, as in
     ``Validation.links``).
 
@@ -40,7 +40,9 @@ def fibers(
         for direction in link.directions:
             if link.name not in down and direction in certified:
                 values = certified[direction]
-                measured.append(Fiber(direction, direction.tail, direction.head, values["delay_s"], values["rate"]))
+                measured.append(
+                    FiberDirection(direction, direction.tail, direction.head, values["delay_s"], values["rate"])
+                )
     return tuple(measured)
 
 
@@ -62,8 +64,8 @@ def routes(topology: Topology, down: Collection[str] = ()) -> dict[tuple[str, st
 
 
 def in_use(
-    topology: Topology, sites: Iterable[str], every: Sequence[Fiber], down: Collection[str] = ()
-) -> tuple[Fiber, ...]:
+    topology: Topology, sites: Iterable[str], every: Sequence[FiberDirection], down: Collection[str] = ()
+) -> tuple[FiberDirection, ...]:
     """Return those of ``every`` fiber that traffic among ``sites`` takes; all of them where flows are spread."""
     if topology.routing == "multipath":
         return tuple(every)
@@ -73,7 +75,7 @@ def in_use(
     return tuple(fiber for fiber in every if fiber.direction in directions)
 
 
-def distances(every: Sequence[Fiber]) -> dict[str, dict[str, float]]:
+def distances(every: Sequence[FiberDirection]) -> dict[str, dict[str, float]]:
     """Return the least one-way delay between sites that these fibers connect, in seconds; 0 from a site to itself."""
     edges: dict[str, list[tuple[str, float, str]]] = {}
     for fiber in every:

@@ -13,11 +13,11 @@ PYTHON = "{python}"
 """First word of an ``argv`` that the nodes' Python runs."""
 
 ENTRY_POINT_GROUP = "testbed.libraries"
-"""Entry points whose object is a :class:`Library`, or a function without arguments that returns one."""
+"""Entry points whose object is a :class:`CollectiveLibrary`, or a function without arguments that returns one."""
 
 
 @dataclass(frozen=True)
-class Library:
+class CollectiveLibrary:
     """One collective library and its adapter, the rank program of docs/validate.md.
 
     ``argv`` starts the rank program (``PYTHON`` first: the nodes' Python). ``environment`` is added to torchrun's

@@ -7,7 +7,17 @@ from typing import Any, Final, Literal
 
 from testbed.core.validation.elements import TYPES, ElementType
 
-__all__ = ["BARRIER", "LATE_S", "OPERATIONS", "REDUCING", "Group", "Operation", "OperationName", "Reduction", "Segment"]
+__all__ = [
+    "BARRIER",
+    "LATE_S",
+    "OPERATIONS",
+    "REDUCING",
+    "CollectiveOperation",
+    "Group",
+    "OperationName",
+    "Reduction",
+    "Segment",
+]
 
 OperationName = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "send", "barrier"
@@ -59,7 +69,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Operation:
+class CollectiveOperation:
     """An operation as in docs/validate.md; ``root`` and ``to`` are numbers in the group, ``seed`` is the run's."""
 
     do: OperationName

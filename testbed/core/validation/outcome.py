@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from testbed.core.validation.fault_matrix import Trial
-from testbed.core.validation.output_judge import Judgement
+from testbed.core.validation.output_judge import OutputJudgement
 from testbed.core.validation.result import Cell, Outcome
 
-__all__ = ["Evidence", "RankEnd", "cell", "outcome"]
+__all__ = ["CellEvidence", "RankEnd", "cell", "outcome"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RankEnd:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CellEvidence:
     """The observations of one trial. Times are seconds since the fault began.
 
     Attributes:
@@ -59,7 +59,7 @@ class Evidence:
     """
 
     ends: Sequence[RankEnd] = ()
-    judgement: Judgement | None = None
+    judgement: OutputJudgement | None = None
     share: float | None = None
     healed_s: float | None = None
     rebuilt: bool | None = None
@@ -69,7 +69,7 @@ class Evidence:
     uncertainty_s: float = 0.0
 
 
-def outcome(trial: Trial, evidence: Evidence) -> tuple[Outcome, str]:
+def outcome(trial: Trial, evidence: CellEvidence) -> tuple[Outcome, str]:
     """Return the outcome and the reason for it."""
     if evidence.failed:
         return "not run", evidence.failed
@@ -91,7 +91,7 @@ def outcome(trial: Trial, evidence: Evidence) -> tuple[Outcome, str]:
     return _ended(trial, evidence, expected)
 
 
-def cell(trial: Trial, evidence: Evidence) -> Cell:
+def cell(trial: Trial, evidence: CellEvidence) -> Cell:
     """Return the cell of the matrix."""
     verdict, detail = outcome(trial, evidence)
     expected = [end for end in evidence.ends if end.rank not in trial.affected]
@@ -113,7 +113,7 @@ def cell(trial: Trial, evidence: Evidence) -> Cell:
     )
 
 
-def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tuple[Outcome, str]:
+def _ended(trial: Trial, evidence: CellEvidence, expected: Sequence[RankEnd]) -> tuple[Outcome, str]:
     """Return the outcome of a fault that began while ranks were in the operation."""
     silent = [end for end in expected if end.state == "silent"]
     if silent:

@@ -29,15 +29,15 @@ import numpy as np
 from testbed.core.validation.diagnosis import diagnose_error
 from testbed.core.validation.elements import ElementType
 from testbed.core.validation.exact import compare
-from testbed.core.validation.operation import BARRIER, Group, Operation
+from testbed.core.validation.operation import BARRIER, CollectiveOperation, Group
 from testbed.core.validation.result import CaseState
 from testbed.core.validation.values import decode
 
-__all__ = ["Answer", "Judgement", "judge"]
+__all__ = ["OutputJudgement", "RankAnswer", "judge"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class RankAnswer:
     """How one rank answered. ``silent``: no answer by the time that the operation was given up.
 
     ``output`` is the content of its file, None where it named none. ``message`` is the text of an error, the reason why
@@ -54,7 +54,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class OutputJudgement:
     """``detail`` names the rank by its number in the world, the first wrong element, and the values expected and got.
 
     ``rank``: the first rank whose answer is wrong.
@@ -66,13 +66,13 @@ class Judgement:
 
 
 def judge(
-    operation: Operation,
+    operation: CollectiveOperation,
     group: Group,
-    answers: Mapping[int, Answer],
+    answers: Mapping[int, RankAnswer],
     *,
     same_bits: bool = False,
-    earlier: Sequence[Operation] = (),
-) -> Judgement:
+    earlier: Sequence[CollectiveOperation] = (),
+) -> OutputJudgement:
     """Judge one operation by the answers of the members of its ``group``, by their numbers in the world.
 
     ``same_bits``: the library guarantees that every rank gets the same bits of an all_reduce. ``earlier`` are previous
@@ -80,7 +80,7 @@ def judge(
     an answer is silent. The worst state wins, in this order: a wrong answer, a rank that never answers, one that died,
     an error, an operation that not every rank supports.
     """
-    given = {rank: answers.get(rank, Answer("silent")) for rank in group.ranks}
+    given = {rank: answers.get(rank, RankAnswer("silent")) for rank in group.ranks}
     done = {rank: answer for rank, answer in given.items() if answer.state == "done"}
     wrong = _wrong(operation, group, done, earlier)
     if wrong is not None:
@@ -96,15 +96,15 @@ def judge(
             mixed = state == "unsupported" and len(ranks) < len(given)
             message = next((given[rank].message for rank in ranks if given[rank].message), "")
             detail = f"{_ranks(ranks)} {what}" + (f": {message}" if message else "")
-            return Judgement("error" if mixed else case, detail, ranks[0])  # type: ignore[arg-type]
+            return OutputJudgement("error" if mixed else case, detail, ranks[0])  # type: ignore[arg-type]
     if same_bits and operation.do == "all_reduce" and operation.keep:
         return _same_bits(operation, group, done)
-    return Judgement("right")
+    return OutputJudgement("right")
 
 
 def _wrong(
-    operation: Operation, group: Group, done: Mapping[int, Answer], earlier: Sequence[Operation]
-) -> Judgement | None:
+    operation: CollectiveOperation, group: Group, done: Mapping[int, RankAnswer], earlier: Sequence[CollectiveOperation]
+) -> OutputJudgement | None:
     if operation.do == BARRIER:
         return _early(done) if len(done) == len(group.ranks) else None
     if not operation.keep:
@@ -119,10 +119,10 @@ def _wrong(
             continue
         output = answer.output
         if output is None:
-            return Judgement("wrong", f"rank {rank} named no output, expected {length} bytes", rank)
+            return OutputJudgement("wrong", f"rank {rank} named no output, expected {length} bytes", rank)
         its = len(output) if answer.length is None else answer.length
         if its != length:
-            return Judgement("wrong", f"rank {rank}: {_length(operation, its, length)}", rank)
+            return OutputJudgement("wrong", f"rank {rank}: {_length(operation, its, length)}", rank)
         if alike and output == proven:
             continue
         wrong = compare(operation, number, world, output)
@@ -132,12 +132,12 @@ def _wrong(
             which = f"{wrong.count} of {total} elements are wrong, the first is {wrong.indices[0]}"
             detail = f"rank {rank}: {which}: expected {expected}, got {got}"
             why = diagnose_error(operation, group, number, output, wrong.indices, earlier)
-            return Judgement("wrong", detail + (f"; {why}" if why else ""), rank)
+            return OutputJudgement("wrong", detail + (f"; {why}" if why else ""), rank)
         proven = output
     return None
 
 
-def _early(done: Mapping[int, Answer]) -> Judgement | None:
+def _early(done: Mapping[int, RankAnswer]) -> OutputJudgement | None:
     """Return a judgement if a rank left the barrier before another had entered it."""
     timed = {
         rank: (answer.began, answer.ended)
@@ -151,16 +151,18 @@ def _early(done: Mapping[int, Answer]) -> Judgement | None:
     early_s = (timed[last][0] or 0.0) - (timed[first][1] or 0.0)
     if early_s <= 0:
         return None
-    return Judgement("wrong", f"rank {first} left the barrier {early_s * 1e3:.3g} ms before rank {last} entered", first)
+    return OutputJudgement(
+        "wrong", f"rank {first} left the barrier {early_s * 1e3:.3g} ms before rank {last} entered", first
+    )
 
 
-def _length(operation: Operation, got: int, due: int) -> str:
+def _length(operation: CollectiveOperation, got: int, due: int) -> str:
     size, off = operation.kind.size, abs(got - due)
     elements = f", {off // size} elements" if off % size == 0 else ""
     return f"its output is {got} bytes long, expected {due}: {off} too {'few' if got < due else 'many'}{elements}"
 
 
-def _same_bits(operation: Operation, group: Group, done: Mapping[int, Answer]) -> Judgement:
+def _same_bits(operation: CollectiveOperation, group: Group, done: Mapping[int, RankAnswer]) -> OutputJudgement:
     first = group.ranks[0]
     reference = done[first].output or b""
     for rank, other in itertools.islice(done.items(), 1, None):
@@ -176,8 +178,8 @@ def _same_bits(operation: Operation, group: Group, done: Mapping[int, Answer]) -
                 f"ranks {first} and {rank} differ at element {index}, {mine} and {theirs}, but the library guarantees"
                 " the same bits on every rank"
             )
-            return Judgement("wrong", detail, rank)
-    return Judgement("right")
+            return OutputJudgement("wrong", detail, rank)
+    return OutputJudgement("right")
 
 
 def _number(kind: ElementType, value: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from testbed.core.validation.library import PYTHON, Launcher, Library
+from testbed.core.validation.library import PYTHON, CollectiveLibrary, Launcher
 
 BROKEN = (
     "wrong-sum",
@@ -28,8 +28,8 @@ def _program(module: str, *arguments: str) -> tuple[str, ...]:
     return (PYTHON, "-m", f"testbed_agents.adapters.{module}", *arguments)
 
 
-def _mpi(abi: Launcher, title: str, program: str) -> Library:
-    return Library(
+def _mpi(abi: Launcher, title: str, program: str) -> CollectiveLibrary:
+    return CollectiveLibrary(
         name=abi,
         title=title,
         argv=_program("mpi", abi),
@@ -40,9 +40,9 @@ def _mpi(abi: Launcher, title: str, program: str) -> Library:
     )
 
 
-def broken_ring(how: str) -> Library:
+def broken_ring(how: str) -> CollectiveLibrary:
     """Return the reference library with the defect ``how`` of ``BROKEN``."""
-    return Library(
+    return CollectiveLibrary(
         name=f"ring-{how}",
         title=f"reference ring, broken: {how}",
         argv=_program("broken", how),
@@ -57,7 +57,7 @@ def _one_thread() -> dict[str, str]:
 
 
 _ALL = (
-    Library(
+    CollectiveLibrary(
         name="torch-gloo",
         title="torch.distributed, gloo",
         argv=_program("torch_gloo"),
@@ -67,7 +67,7 @@ _ALL = (
     ),
     _mpi("mpich", "MPICH", "mpiexec.hydra"),
     _mpi("openmpi", "Open MPI", "prterun"),
-    Library(
+    CollectiveLibrary(
         name="torchft",
         title="torchft, ProcessGroupGloo",
         argv=_program("torchft_gloo"),
@@ -75,7 +75,7 @@ _ALL = (
         modules=("numpy", "torch", "torchft"),
         extra="validate-torchft",
     ),
-    Library(
+    CollectiveLibrary(
         name="jax-gloo",
         title="jax, gloo",
         argv=_program("jax_gloo"),
@@ -83,7 +83,7 @@ _ALL = (
         modules=("numpy", "jax"),
         extra="validate-jax",
     ),
-    Library(
+    CollectiveLibrary(
         name="nccl",
         title="torch.distributed, NCCL",
         argv=_program("nccl"),
@@ -91,7 +91,7 @@ _ALL = (
         install="install torch with CUDA (https://pytorch.org/get-started/locally/)",
         needs_gpu=True,
     ),
-    Library(
+    CollectiveLibrary(
         name="ring",
         title="reference ring over TCP",
         argv=_program("ring"),
@@ -100,8 +100,8 @@ _ALL = (
     ),
 )
 
-SHIPPED: Mapping[str, Library] = {library.name: library for library in _ALL}
+SHIPPED: Mapping[str, CollectiveLibrary] = {library.name: library for library in _ALL}
 """By name, in the order of the table in docs/validate.md."""
 
-BROKEN_RINGS: Mapping[str, Library] = {library.name: library for library in map(broken_ring, BROKEN)}
+BROKEN_RINGS: Mapping[str, CollectiveLibrary] = {library.name: library for library in map(broken_ring, BROKEN)}
 """``ring-wrong-sum`` and so on: to check that a validation catches them."""

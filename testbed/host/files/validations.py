@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from testbed.core.report.validation import validation_junit, validation_markdown, validation_page
-from testbed.core.validation.baseline import Comparison, compare
+from testbed.core.validation.baseline import BaselineComparison, compare
 from testbed.core.validation.result import Validation
 from testbed.core.validation.result_json import from_json, to_json
 from testbed.errors import StorageError
@@ -27,7 +27,7 @@ LONGEST_BYTES: Final = 64 << 20
 
 def write_validation(
     run: RunDirectory, validation: Validation, baseline: Validation | None = None
-) -> Comparison | None:
+) -> BaselineComparison | None:
     """Write validate.json, index.html, validate.md and junit.xml into the run directory.
 
     They include the comparison with ``baseline``, which is kept as baseline.json so that all can be rebuilt. Returns
@@ -42,7 +42,7 @@ def write_validation(
     return _render(run, validation, baseline)
 
 
-def rebuild_validation(run: RunDirectory) -> tuple[Validation, Comparison | None]:
+def rebuild_validation(run: RunDirectory) -> tuple[Validation, BaselineComparison | None]:
     """Rebuild the report from validate.json, and baseline.json if it exists.
 
     Raises:
@@ -81,7 +81,7 @@ def _read(file: Path) -> bytes:
         return stream.read(LONGEST_BYTES)
 
 
-def _render(run: RunDirectory, validation: Validation, baseline: Validation | None) -> Comparison | None:
+def _render(run: RunDirectory, validation: Validation, baseline: Validation | None) -> BaselineComparison | None:
     comparison = compare(baseline, validation) if baseline is not None else None
     run.write_text("index.html", validation_page.html(validation, comparison))
     run.write_text("validate.md", validation_markdown.markdown(validation, comparison))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from testbed.core.validation.cases import Case, groups, not_offered
-from testbed.core.validation.operation import Operation
-from testbed.core.validation.output_judge import Judgement, judge
+from testbed.core.validation.operation import CollectiveOperation
+from testbed.core.validation.output_judge import OutputJudgement, judge
 from testbed.core.validation.result import CaseResult, CaseState
 from testbed.lab.validation.library_session import LibraryFailed, Session
 
@@ -27,7 +27,7 @@ def run_cases(session: Session, cases: Sequence[Case], on_result: Callable[[Case
     """
     hangs, stopped = 0, ""
     cannot: LibraryFailed | None = None
-    done: list[Operation] = []
+    done: list[CollectiveOperation] = []
     for case in cases:
         if stopped:
             for operation in case.operations:
@@ -37,7 +37,7 @@ def run_cases(session: Session, cases: Sequence[Case], on_result: Callable[[Case
             judgements = _try(session, case, done)
         except LibraryFailed as error:
             cannot, stopped = error, str(error)
-            judgements = {it: Judgement("not run", stopped) for it in case.operations}
+            judgements = {it: OutputJudgement("not run", stopped) for it in case.operations}
         for operation, judgement in judgements.items():
             on_result(_result(operation, judgement.state, judgement.detail))
         hangs += any(it.state == "hang" for it in judgements.values())
@@ -47,17 +47,17 @@ def run_cases(session: Session, cases: Sequence[Case], on_result: Callable[[Case
         raise cannot
 
 
-def _try(session: Session, case: Case, done: list[Operation]) -> dict[Operation, Judgement]:
+def _try(session: Session, case: Case, done: list[CollectiveOperation]) -> dict[CollectiveOperation, OutputJudgement]:
     """Return the judgement of each operation of a case; those tried are added to ``done``. Raises LibraryFailed."""
     session.ready()
     by_name = {it.name: it for it in groups([rank.site for rank in session.workers.ranks])}
-    found: dict[Operation, Judgement] = {}
+    found: dict[CollectiveOperation, OutputJudgement] = {}
     for operation in case.operations:
         if why := not_offered(operation, session.offers):
-            found[operation] = Judgement("unsupported", why)
+            found[operation] = OutputJudgement("unsupported", why)
         elif why := session.have(by_name[operation.group]):
             state: CaseState = "hang" if session.workers.unanswered else "error" if session.broken else "unsupported"
-            found[operation] = Judgement(state, f"group {operation.group}: {why}")
+            found[operation] = OutputJudgement(state, f"group {operation.group}: {why}")
     wanted = [(it, by_name[it.group]) for it in case.operations if it not in found]
     if wanted and not session.broken:
         answers = session.perform(wanted).answers
@@ -67,9 +67,9 @@ def _try(session: Session, case: Case, done: list[Operation]) -> dict[Operation,
             same_bits = session.same_bits(operation.do)
             found[operation] = judge(operation, group, mine, same_bits=same_bits, earlier=earlier)
         done += [it for it, _ in wanted]
-    return {it: found.get(it, Judgement("not run", "its group could not be made")) for it in case.operations}
+    return {it: found.get(it, OutputJudgement("not run", "its group could not be made")) for it in case.operations}
 
 
-def _result(operation: Operation, state: CaseState, detail: str) -> CaseResult:
+def _result(operation: CollectiveOperation, state: CaseState, detail: str) -> CaseResult:
     group = operation.group + ("" if operation.late is None else f", rank {operation.late} last")
     return CaseResult(operation.do, group, operation.type, operation.count, operation.reduction, state, detail)

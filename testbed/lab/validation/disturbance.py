@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from testbed.core.validation.fault_matrix import Trial
-from testbed.core.validation.operation import Group, Operation
+from testbed.core.validation.operation import CollectiveOperation, Group
 from testbed.lab.validation.fault_injection import Injected
 from testbed.lab.validation.library_session import Performed, Session
 from testbed.lab.validation.traffic_meter import Wire
@@ -32,7 +32,7 @@ class HealthyOperation:
     took_s: float
 
 
-def measure_healthy(session: Session, wire: Wire, operation: Operation, group: Group) -> HealthyOperation:
+def measure_healthy(session: Session, wire: Wire, operation: CollectiveOperation, group: Group) -> HealthyOperation:
     """Perform the operation on healthy fibers."""
     before, sent_t = wire.delivered(), time.monotonic()
     performed = session.perform([(operation, group)])
@@ -55,7 +55,7 @@ class FaultedOperation:
 
 
 def perform_with_fault(
-    session: Session, wire: Wire, trial: Trial, operation: Operation, group: Group, injected: Injected,
+    session: Session, wire: Wire, trial: Trial, operation: CollectiveOperation, group: Group, injected: Injected,
     known: HealthyOperation, share: float,
 ) -> FaultedOperation:  # fmt: skip
     """Perform ``operation`` and inject once ``share`` of its ``known`` bytes has crossed. Heal everything afterwards.

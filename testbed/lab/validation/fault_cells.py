@@ -17,8 +17,8 @@ from typing import Final
 from testbed.core.analysis.host_noise import StallLog
 from testbed.core.validation.cases import preferred
 from testbed.core.validation.fault_matrix import Trial
-from testbed.core.validation.operation import Operation, OperationName
-from testbed.core.validation.outcome import Evidence, RankEnd, cell
+from testbed.core.validation.operation import CollectiveOperation, OperationName
+from testbed.core.validation.outcome import CellEvidence, RankEnd, cell
 from testbed.core.validation.output_judge import judge
 from testbed.core.validation.result import Cell
 from testbed.errors import LabError, UserError
@@ -59,12 +59,12 @@ def run_trials(
     cannot: LibraryFailed | None = None
     for trial in trials:
         if cannot is not None:
-            on_cell(cell(trial, Evidence(failed=str(cannot))))
+            on_cell(cell(trial, CellEvidence(failed=str(cannot))))
             continue
         try:
             evidence = _try(session, wire, fibers, trial, calls, noise)
         except LibraryFailed as error:
-            cannot, evidence = error, Evidence(failed=str(error))
+            cannot, evidence = error, CellEvidence(failed=str(error))
         on_cell(cell(trial, evidence))
     if cannot is not None:
         raise cannot
@@ -77,7 +77,7 @@ def _try(
     trial: Trial,
     calls: Iterator[int],
     noise: Callable[[], StallLog],
-) -> Evidence:
+) -> CellEvidence:
     """Run one trial. Raises LibraryFailed, LabError."""
     if session.timeout_s != trial.timeout_s:
         session.timeout_s = trial.timeout_s
@@ -88,9 +88,9 @@ def _try(
         group = session.world
         known = measure_healthy(session, wire, dataclasses.replace(trial.operation, call=next(calls)), group)
         if known.performed.refused:
-            return Evidence([RankEnd(rank, "unsupported", message=known.performed.refused) for rank in group.ranks])
+            return CellEvidence([RankEnd(rank, "unsupported", message=known.performed.refused) for rank in group.ranks])
         if not known.performed.done:
-            return Evidence(failed=f"the operation fails without a fault as well: {known.performed.trouble}")
+            return CellEvidence(failed=f"the operation fails without a fault as well: {known.performed.trouble}")
         try:
             seen = perform_with_fault(
                 session, wire, trial, operation, group,
@@ -100,7 +100,7 @@ def _try(
             session.mark_broken()
             session.workers.check_lab()
             fibers.carry()
-            return Evidence(failed=str(error))
+            return CellEvidence(failed=str(error))
         fibers.carry()
         evidence = evidence_of(session, operation, seen)
         if seen.fault_t is not None:
@@ -113,14 +113,14 @@ def _try(
         return evidence
     wire.settle()
     try:
-        after = _again(session, Operation("all_reduce", next(calls), count=SMALL, seed=trial.operation.seed))
+        after = _again(session, CollectiveOperation("all_reduce", next(calls), count=SMALL, seed=trial.operation.seed))
     except LibraryFailed as error:  # keep the evidence of the fault; the next trial stops
         after = _Again(False, None, str(error))
     notes = (*evidence.notes, after.note) if after.note else evidence.notes
     return dataclasses.replace(evidence, rebuilt=after.rebuilt, rebuild_s=after.took_s, notes=notes)
 
 
-def evidence_of(session: Session, operation: Operation, seen: FaultedOperation) -> Evidence:
+def evidence_of(session: Session, operation: CollectiveOperation, seen: FaultedOperation) -> CellEvidence:
     answers = seen.performed.answers
     failed_t = {rank: it.ended for rank, it in answers.items() if it.ended is not None and it.state in FAILED}
     not_before_t = seen.performed.not_before_t
@@ -142,7 +142,7 @@ def evidence_of(session: Session, operation: Operation, seen: FaultedOperation) 
         session.mark_broken()
     judged = any(it.state == "done" for it in answers.values())
     same_bits = session.same_bits(operation.do)
-    return Evidence(
+    return CellEvidence(
         ends,
         judge(operation, session.world, answers, same_bits=same_bits) if judged else None,
         seen.share,
@@ -164,7 +164,7 @@ class _Again:
     note: str = ""
 
 
-def _again(session: Session, template: Operation) -> _Again:
+def _again(session: Session, template: CollectiveOperation) -> _Again:
     """Make a new communicator in the same processes where the library offers that, with a fresh process only for a rank
     that has ended; otherwise in fresh processes. Raises LibraryFailed where not even that works."""
     workers = session.workers
@@ -179,7 +179,7 @@ def _again(session: Session, template: Operation) -> _Again:
     return _Again(True, time.monotonic() - began_t, f"rebuilt by fresh processes: {why}")
 
 
-def _by_the_same(session: Session, template: Operation) -> _Again:
+def _by_the_same(session: Session, template: CollectiveOperation) -> _Again:
     ended = session.workers.ended
     note = f"rank {', '.join(map(str, ended))} rebuilt by a fresh process" if ended else ""
     began_t = time.monotonic()
@@ -199,7 +199,7 @@ def _bound(session: Session) -> Callable[[], float]:
     return lambda: until_t
 
 
-def _wrong(session: Session, template: Operation) -> str:
+def _wrong(session: Session, template: CollectiveOperation) -> str:
     """Run a small operation and return what is wrong with it; empty if nothing is."""
     name: OperationName = "all_reduce"
     chosen = preferred(name, session.offers)

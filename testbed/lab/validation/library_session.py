@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from testbed.core.validation.operation import Group, Operation
-from testbed.core.validation.output_judge import Answer
+from testbed.core.validation.operation import CollectiveOperation, Group
+from testbed.core.validation.output_judge import RankAnswer
 from testbed.errors import StorageError
 from testbed.host.files import beneath
 from testbed.lab.validation.worker_set import LONGEST_TEXT, Replies, WorkerSet
@@ -37,7 +37,7 @@ class LibraryFailed(Exception):
 class Performed:
     """Answers of the ranks of the operations by their numbers in the world, and when the last came or was given up."""
 
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, RankAnswer]
     ended_t: float
     not_before_t: Mapping[int, float] = field(default_factory=dict)
     """As :attr:`Replies.not_before_t`."""
@@ -179,7 +179,7 @@ class Session:
 
     def perform(
         self,
-        operations: Sequence[tuple[Operation, Group]],
+        operations: Sequence[tuple[CollectiveOperation, Group]],
         *,
         at: float | None = None,
         until_t: Callable[[], float] | None = None,
@@ -224,36 +224,36 @@ class Session:
             raise StorageError(f"{self.workers.outputs}: No space left on device")
 
     def _answer(
-        self, rank: int, replies: Replies, operation: Operation, group: Group, window: tuple[float, float]
-    ) -> Answer:
+        self, rank: int, replies: Replies, operation: CollectiveOperation, group: Group, window: tuple[float, float]
+    ) -> RankAnswer:
         """Build a rank's answer. ``window``: when the operation was sent, and now."""
         if rank in replies.ended:
             last = self.workers.last_line(rank)
-            return Answer("died", message=replies.ended[rank] + (f": {last}" if last else ""))
+            return RankAnswer("died", message=replies.ended[rank] + (f": {last}" if last else ""))
         if rank in replies.silent:
-            return Answer("silent")
+            return RankAnswer("silent")
         answer = replies.answers[rank]
         began, ended = reported = _time(answer.get("began")), _time(answer.get("ended"))
         times = [it for it in (window[0], began, ended, window[1]) if it is not None]
         if times != sorted(times):
             began, ended = None, None  # the reported times cannot be right
         if "unsupported" in answer:
-            return Answer("unsupported", None, began, ended, str(answer["unsupported"])[:LONGEST_TEXT])
+            return RankAnswer("unsupported", None, began, ended, str(answer["unsupported"])[:LONGEST_TEXT])
         if "error" in answer:
-            return Answer("error", None, began, ended, str(answer["error"])[:LONGEST_TEXT])
+            return RankAnswer("error", None, began, ended, str(answer["error"])[:LONGEST_TEXT])
         if None in reported:
-            return Answer("error", None, began, ended, "its answer lacks the time when it began or ended")
+            return RankAnswer("error", None, began, ended, "its answer lacks the time when it began or ended")
         if began is None or ended is None:
             message = f"began {reported[0]}, ended {reported[1]}: expected between {window[0]:.6f} (sending) and"
-            return Answer("error", message=f"{message} {window[1]:.6f} on CLOCK_MONOTONIC")
+            return RankAnswer("error", message=f"{message} {window[1]:.6f} on CLOCK_MONOTONIC")
         output, length = None, None
         if operation.keep and "output" in answer:
             due = operation.output_count(len(group.ranks)) * operation.kind.size
             try:
                 output, length = self._take(str(answer["output"]), due)
             except (OSError, ValueError) as error:  # ValueError: an impossible file name
-                return Answer("error", None, began, ended, f"cannot read its output: {error}")
-        return Answer("done", output, began, ended, length=length)
+                return RankAnswer("error", None, began, ended, f"cannot read its output: {error}")
+        return RankAnswer("done", output, began, ended, length=length)
 
     def _take(self, name: str, due: int) -> tuple[bytes, int]:
         """Read an output and remove it: tens of megabytes an operation would fill a disk. Return its content, or its

@@ -14,9 +14,9 @@ from testbed.core.topology.model import Topology
 from testbed.core.validation import bound, cases, fault_matrix, verdict
 from testbed.core.validation import traffic as wires
 from testbed.core.validation.bound import Placed
-from testbed.core.validation.cases import Series, Suite
+from testbed.core.validation.cases import SpeedSeries, Suite
 from testbed.core.validation.fibers import fibers, in_use, routes
-from testbed.core.validation.library import Library
+from testbed.core.validation.library import CollectiveLibrary
 from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Speed
 from testbed.errors import LabError, TestbedError
 from testbed.host.lab_folder import LabFolder
@@ -62,7 +62,7 @@ class Bench:
 class LibraryValidation:
     """See the module. ``on_activity`` is called with the current activity as text."""
 
-    def __init__(self, bench: Bench, library: Library, on_activity: Callable[[str], None]) -> None:
+    def __init__(self, bench: Bench, library: CollectiveLibrary, on_activity: Callable[[str], None]) -> None:
         self._bench, self._library, self._on_activity = bench, library, on_activity
         self._workers = WorkerSet(bench.lab, bench.topology, library, bench.folder / library.name)
         self._cases: list[CaseResult] = []
@@ -147,7 +147,7 @@ class LibraryValidation:
             if measured.trouble:
                 self._why.append(f"{series.do} of {series.size} bytes: {measured.trouble}")
 
-    def _judged(self, series: Series, measured: Measured) -> Speed:
+    def _judged(self, series: SpeedSeries, measured: Measured) -> Speed:
         bench, operation = self._bench, series.calls[0]
         placed = Placed(series.do, series.size, bench.sites, operation.root, operation.to)
         every = fibers(bench.topology, bench.links)

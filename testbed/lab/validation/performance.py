@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.validation.cases import Series
-from testbed.core.validation.operation import Operation
+from testbed.core.validation.cases import SpeedSeries
+from testbed.core.validation.operation import CollectiveOperation
 from testbed.lab.validation.library_session import Session
 from testbed.lab.validation.traffic_meter import Wire
 
@@ -53,7 +53,7 @@ class Measured:
     began_t: tuple[float, ...] = ()
 
 
-def measure(session: Session, wire: Wire, series: Series) -> Measured:
+def measure(session: Session, wire: Wire, series: SpeedSeries) -> Measured:
     """Run all calls of a series. Warm-up calls make connections and buffers, and do not count.
 
     The first warm-up call is done twice without a common start: once so that programs are compiled, and once to see how
@@ -95,7 +95,7 @@ def measure(session: Session, wire: Wire, series: Series) -> Measured:
     return Measured(tuple(times), _medians(crossed), late=late, began_t=tuple(began_t))
 
 
-def _again(operation: Operation) -> Operation:
+def _again(operation: CollectiveOperation) -> CollectiveOperation:
     return dataclasses.replace(operation, call=operation.call + MORE_CALLS)
 
 

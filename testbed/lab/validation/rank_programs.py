@@ -23,7 +23,7 @@ from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMENT_V4, MASTER_PORT, Addressing
 from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
-from testbed.core.validation.library import PYTHON, Library
+from testbed.core.validation.library import PYTHON, CollectiveLibrary
 from testbed.core.workload.members import members
 from testbed.core.workload.mpi_launch import OF_DAEMONS, mpiexec_argv
 from testbed.errors import HostError
@@ -122,7 +122,7 @@ class Starter:
     logs.
     """
 
-    def __init__(self, lab: LabFolder, topology: Topology, library: Library, folder: Path) -> None:
+    def __init__(self, lab: LabFolder, topology: Topology, library: CollectiveLibrary, folder: Path) -> None:
         self._lab, self._topology, self._library = lab, topology, library
         self.folder, self.outputs = folder, folder / "outputs"
         self.ranks = build.ranks(topology)

@@ -34,9 +34,9 @@ from testbed.core.analysis.host_noise import StallLog
 from testbed.core.certification import admission
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.validation import verdict
-from testbed.core.validation.baseline import Comparison
+from testbed.core.validation.baseline import BaselineComparison
 from testbed.core.validation.cases import Suite
-from testbed.core.validation.library import Library
+from testbed.core.validation.library import CollectiveLibrary
 from testbed.core.validation.result import LibraryResult, Validation, Verdict
 from testbed.errors import (
     HostError,
@@ -82,7 +82,7 @@ class ValidationOutcome:
     """``exit_code``: 0 holds; 1 does not hold, or worse than the baseline; 3 unknown."""
 
     validation: Validation
-    comparison: Comparison | None
+    comparison: BaselineComparison | None
     directory: Path
     exit_code: int
 
@@ -164,7 +164,7 @@ class _Validating:
     def __init__(
         self,
         lab: Lab,
-        chosen: Sequence[Library],
+        chosen: Sequence[CollectiveLibrary],
         suite: Suite,
         parts: tuple[Part, ...],
         root: Path,
@@ -222,7 +222,7 @@ class _Validating:
             self._stalls.sample(connection)
         return StallLog(tuple(self._stalls.stalls), (), bool(self._stalls.watching))
 
-    def _validate(self, bench: Bench, library: Library) -> TestbedError | None:
+    def _validate(self, bench: Bench, library: CollectiveLibrary) -> TestbedError | None:
         """Validate one library; return the error if it was the lab that failed."""
         self._reporter.phase("validate", f"{library.name}: {library.title}")
         if why := self._lacking(library):
@@ -244,7 +244,7 @@ class _Validating:
             self._reporter.note(f"{library.name}: {self._results[-1].verdict}")
         return None
 
-    def _lacking(self, library: Library) -> str:
+    def _lacking(self, library: CollectiveLibrary) -> str:
         """Return why a library cannot be validated in this lab, and the fix; empty if it can."""
         if lab_nodes.driver(self._folder) != "containerlab":
             return collective_libraries.why_not(library)
@@ -257,7 +257,7 @@ class _Validating:
         fix = f"build an image that has them with: {build}, or use --driver netns"
         return f"the containers' image lacks {', '.join(missing)}; {fix}" if missing else ""
 
-    def _write(self, *, interrupted: bool = False) -> tuple[Validation, Comparison | None]:
+    def _write(self, *, interrupted: bool = False) -> tuple[Validation, BaselineComparison | None]:
         done = {it.name for it in self._results}
         left = [it for it in self._chosen if it.name not in done] if interrupted else []
         results = (
@@ -295,11 +295,11 @@ class _Validating:
             self._run.give_to_caller()
 
 
-def _untried(library: Library, word: Verdict, why: str) -> LibraryResult:
+def _untried(library: CollectiveLibrary, word: Verdict, why: str) -> LibraryResult:
     return LibraryResult(library.name, library.title, "", word, (why,), {})
 
 
-def _chosen(names: Sequence[str]) -> tuple[Library, ...]:
+def _chosen(names: Sequence[str]) -> tuple[CollectiveLibrary, ...]:
     """Raises UserError, UnknownName."""
     if not names:
         raise UserError("name at least one library (available: " + ", ".join(collective_libraries.registry()) + ")")
@@ -320,7 +320,7 @@ def _check_room(root: Path, topology: Topology) -> None:
     store.check_writable(root, NEEDED_BYTES * (1 + len(topology.node_names)))
 
 
-def _own_files(libraries: Sequence[Library]) -> tuple[Path, ...]:
+def _own_files(libraries: Sequence[CollectiveLibrary]) -> tuple[Path, ...]:
     """Return the users' own rank programs."""
     paths = (Path(it.argv[-1]) for it in libraries)
     return tuple(it for it in paths if it.is_absolute() and it.is_file())
@@ -348,7 +348,7 @@ def _refuse_beside_lab(**given: bool) -> None:
 
 
 @contextlib.contextmanager
-def _claimed(lab: Lab, chosen: Sequence[Library]) -> Iterator[None]:
+def _claimed(lab: Lab, chosen: Sequence[CollectiveLibrary]) -> Iterator[None]:
     """Hold the lab's job slot; who stops the job interrupts the validation, as Ctrl-C does. Raises LabBusy."""
     with lab.claimed("validate", ", ".join(it.name for it in chosen)) as claim:
         main = threading.main_thread()

@@ -19,7 +19,7 @@ from typing import Any, Final
 from testbed.core.plan.addressing import MASTER_PORT
 from testbed.core.topology.model import Topology
 from testbed.core.validation import offers
-from testbed.core.validation.library import Library
+from testbed.core.validation.library import CollectiveLibrary
 from testbed.errors import LabError
 from testbed.host.drivers import containerlab
 from testbed.host.lab_folder import LabFolder
@@ -85,7 +85,7 @@ class WorkerSet:
     Threads: use it from one, which must live as long as the programs (PDEATHSIG follows the thread that started them).
     """
 
-    def __init__(self, lab: LabFolder, topology: Topology, library: Library, folder: Path) -> None:
+    def __init__(self, lab: LabFolder, topology: Topology, library: CollectiveLibrary, folder: Path) -> None:
         self._lab = lab
         self._starter = Starter(lab, topology, library, folder)
         self.ranks, self.outputs = self._starter.ranks, self._starter.outputs

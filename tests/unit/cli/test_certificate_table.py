@@ -13,12 +13,12 @@ from rich.text import Text
 
 from testbed.cli.certificate_table import MOST_LINKS, links_measured
 from testbed.core.certification.certificate import Certificate
-from testbed.core.certification.link_certificate import Check
+from testbed.core.certification.link_certificate import QuantityCheck
 from testbed.core.topology.model import Topology
 from testbed.host.files import catalog
 
-RATE = Check("rate", 8e8, 8.1e8, 7.6e8, 8.4e8)
-UNTOLD = Check("rate", 8e8, None, verdict="inconclusive", why="rate: no train arrived")
+RATE = QuantityCheck("rate", 8e8, 8.1e8, 7.6e8, 8.4e8)
+UNTOLD = QuantityCheck("rate", 8e8, None, verdict="inconclusive", why="rate: no train arrived")
 
 
 def column(rows: Table, head: str) -> list[str]:

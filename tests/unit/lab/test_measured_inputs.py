@@ -12,6 +12,7 @@ from builders import run_factory, validation_factory
 from builders.tables import table
 
 import testbed
+from testbed.core.analysis import run_path
 from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.measured_workload import measured_job, steady_step
@@ -192,7 +193,7 @@ def test_measured_job_needs_steps(run: Path) -> None:
 def test_predicted_run_is_from_its_own_compute_and_certificate(run: Path) -> None:
     """c = 12, w = 1.5 of a ring of 4: what crossed is 1.5 times the model in 32 bits."""
     data = RunDirectory(run).read()
-    found = predicted_run(data)
+    found = predicted_run(data, run_path.evaluate(data, data.ranks))
     assert found is not None
     bits = 32 * next(log.job.parameters for log in data.ranks if log.job)
     # All of it is exposed but what 7 of 8 buckets send during the last two thirds of the compute.

@@ -17,7 +17,7 @@ from testbed.core.fields import json_values
 from testbed.core.report.answers import Answer
 from testbed.core.report.comparison.run_inputs import FILE
 from testbed.core.report.comparison.side import SECTIONS, Input, Quantity, Side
-from testbed.core.validation.baseline import Change
+from testbed.core.validation.baseline import ResultChange
 from testbed.core.validation.baseline import compare as compare_validations
 
 __all__ = ["VERSION", "Compared", "InputPair", "SideBySide", "compare", "to_json"]
@@ -97,7 +97,7 @@ class SideBySide:
     same: tuple[Input, ...]
     answers: tuple[AnswerPair, ...]
     sections: Mapping[str, tuple[Compared, ...]]
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ResultChange, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -111,7 +111,7 @@ def compare(a: Side, b: Side) -> SideBySide:
     telling = _CHOSEN if a.kind == b.kind else frozenset()
     differing = tuple(it for it in unlike if it.group in telling or None not in (it.a, it.b))
     one_sided = tuple(it for it in unlike if it not in differing)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ResultChange, ...] = ()
     notes: tuple[str, ...] = ()
     if a.validation and b.validation:
         found = compare_validations(a.validation, b.validation)

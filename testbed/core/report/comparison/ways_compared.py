@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from testbed.core.analysis.critical_path import Parts
+from testbed.core.analysis.critical_path import StepParts
 from testbed.core.analysis.declared_steps import CPU_BOUND, HELD
 from testbed.core.analysis.equal_budgets import BUDGETS, equal_budget, first_evaluated, loss_within
 from testbed.core.analysis.heldout import HeldOut, held_out, payload_until
@@ -45,7 +45,7 @@ class WayRun:
     seed: int
     side: Side
     heldout: HeldOut
-    path: Parts | None
+    path: StepParts | None
     quantities: Mapping[str, Quantity]
 
     def value(self, id: str) -> float | None:
@@ -274,10 +274,10 @@ class WaysCompared:
         )
         return Paired(way, id, differences, uncertainty if uncertainty.low < uncertainty.high else None)
 
-    def mean_path(self, way: str) -> Parts | None:
+    def mean_path(self, way: str) -> StepParts | None:
         """Return the mean step by part, over seeds; None if no run has it."""
         found = [it.path for it in self.of(way) if it.path is not None]
-        return sum(found, Parts()) * (1 / len(found)) if found else None
+        return sum(found, StepParts()) * (1 / len(found)) if found else None
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -331,7 +331,7 @@ def way_of_run(way: str, seed: int, name: str, folder: str, run: RunData) -> Way
 
 
 def _quantities(
-    run: RunData, side: Side, curve: HeldOut, path: Parts | None, mtu: Mapping[str, int]
+    run: RunData, side: Side, curve: HeldOut, path: StepParts | None, mtu: Mapping[str, int]
 ) -> Iterator[Quantity]:
     report = side.report
     assert report is not None

@@ -9,9 +9,9 @@ from testbed.core.certification.in_words import sentences
 from testbed.core.certification.link_certificate import (
     NOT_TOLD,
     RATE_TOLERANCE,
-    Check,
     DirectionCertificate,
     LinkCertificate,
+    QuantityCheck,
     RoundTrip,
 )
 from testbed.core.fields import Fields, number, text
@@ -141,7 +141,7 @@ def _check_rows(certificate: Certificate, scale: float) -> Iterator[Row]:
             yield name, check.what, target, measured, accepted, check.shown_verdict, why
 
 
-def _checks(link: LinkCertificate) -> Iterator[tuple[str, Check]]:
+def _checks(link: LinkCertificate) -> Iterator[tuple[str, QuantityCheck]]:
     for each in link.directions:
         for check in each.checks:
             yield each.direction, check
@@ -167,7 +167,7 @@ def meaning(certificate: Certificate) -> str:
     )
 
 
-def _value(check: Check, value: float | None, scale: float) -> str:
+def _value(check: QuantityCheck, value: float | None, scale: float) -> str:
     if value is None:
         return formats.UNKNOWN
     kind = check.what.partition(",")[0]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.core.analysis.critical_path import PARTS, CriticalPath, Parts
+from testbed.core.analysis.critical_path import PARTS, CriticalPath, StepParts
 from testbed.core.analysis.operation_times import OperationTime
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
@@ -42,7 +42,7 @@ class PathSeries:
         t_s: when the step ended, since the job began.
         rank: which rank ended it last.
         exchange: whether the step waits for an operation across a fiber.
-        parts: seconds by part, the fields of ``core.analysis.critical_path.Parts``.
+        parts: seconds by part, the fields of ``core.analysis.critical_path.StepParts``.
         mean: of all steps. ``mean_of_exchanges``: of those with an exchange; None without one.
         operations: what operations between sites took, by size.
     """
@@ -52,8 +52,8 @@ class PathSeries:
     rank: tuple[int, ...]
     exchange: tuple[bool, ...]
     parts: Mapping[str, tuple[float, ...]]
-    mean: Parts
-    mean_of_exchanges: Parts | None = None
+    mean: StepParts
+    mean_of_exchanges: StepParts | None = None
     operations: tuple[OperationTime, ...] = ()
 
 

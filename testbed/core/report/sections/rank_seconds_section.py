@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from testbed.core.analysis.disturbances import FaultCost
-from testbed.core.analysis.rank_seconds import RankSeconds, Span
+from testbed.core.analysis.rank_seconds import AttemptSpan, RankSeconds
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 
@@ -91,7 +91,7 @@ class TimeShares:
 
 
 def measure(
-    world_size: int, spans: Sequence[Span], origin: float, fault_costs: tuple[FaultCost, ...] = ()
+    world_size: int, spans: Sequence[AttemptSpan], origin: float, fault_costs: tuple[FaultCost, ...] = ()
 ) -> TimeShares | None:
     """Return the classes; None if the wall time is unknown."""
     if not spans:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.core.analysis.scraped_metrics import Comparison, RankTrack, ScrapedMetrics
+from testbed.core.analysis.scraped_metrics import RankTrack, ScrapeComparison, ScrapedMetrics
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 
@@ -46,7 +46,7 @@ def table(found: ScrapedMetrics) -> Table | None:
     return Table.of(head, rows, "Scraped metrics against step records", (1, 2), 4)
 
 
-def _row(it: Comparison) -> tuple[str, str, str, str, str]:
+def _row(it: ScrapeComparison) -> tuple[str, str, str, str, str]:
     def value(number: float) -> str:
         return f"{formats.count(number)}" if it.unit == "tokens" else f"{number:.2f} s"
 

@@ -10,7 +10,7 @@ from testbed.core.report import formats
 from testbed.core.report.junit import printable, suite_of, written
 from testbed.core.report.validation.validation_matrix import STATES, headline, too_fast
 from testbed.core.report.validation.validation_tables import summary
-from testbed.core.validation.baseline import Comparison
+from testbed.core.validation.baseline import BaselineComparison
 from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Validation
 
 __all__ = ["junit"]
@@ -20,7 +20,7 @@ Told = Error | Failure | Skipped | None
 _PASSES = frozenset({"right", "right after healing", "error within its bound"})
 
 
-def junit(validation: Validation, comparison: Comparison | None = None) -> str:
+def junit(validation: Validation, comparison: BaselineComparison | None = None) -> str:
     """Return the whole file. What does not hold is a failure; what is unknown an error, never a pass.
 
     What a library does not support is skipped, and so is a library that is not installed; if all of them are, that is
@@ -39,7 +39,7 @@ def junit(validation: Validation, comparison: Comparison | None = None) -> str:
     return written("testbed validate", suites, validation.took_s)
 
 
-def _suite(validation: Validation, library: LibraryResult, comparison: Comparison | None) -> TestSuite:
+def _suite(validation: Validation, library: LibraryResult, comparison: BaselineComparison | None) -> TestSuite:
     suite = suite_of(library.name)
     if library.verdict == "skipped":
         _add(suite, "verdict", Skipped(printable("; ".join(library.why))))

@@ -10,13 +10,13 @@ from testbed.core.report.report_table import Table
 from testbed.core.report.validation import validation_tables
 from testbed.core.report.validation.validation_matrix import OUTCOMES, VERDICTS, Entry, headline, matrix
 from testbed.core.report.validation.validation_tables import leads
-from testbed.core.validation.baseline import Comparison
+from testbed.core.validation.baseline import BaselineComparison
 from testbed.core.validation.result import LibraryResult, Validation
 
 __all__ = ["markdown"]
 
 
-def markdown(validation: Validation, comparison: Comparison | None = None) -> str:
+def markdown(validation: Validation, comparison: BaselineComparison | None = None) -> str:
     """Return the whole of ``validate.md``."""
     verdict = VERDICTS[validation.verdict]
     blocks = [f"# {verdict.sign} {escape(headline(validation))}"]
@@ -46,7 +46,7 @@ def _entry(entry: Entry) -> str:
     return f"{said} ({entry.note})" if entry.note else said
 
 
-def _changes(comparison: Comparison) -> list[str]:
+def _changes(comparison: BaselineComparison) -> list[str]:
     count = len(comparison.regressions)
     blocks = [f"{formats.plural(count, 'regression')} beyond noise." if count else "No regression beyond noise."]
     rows = validation_tables.change_rows(comparison)

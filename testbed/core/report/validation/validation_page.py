@@ -17,7 +17,7 @@ from testbed.core.report.validation.validation_matrix import (
     headline,
     matrix,
 )
-from testbed.core.validation.baseline import Comparison
+from testbed.core.validation.baseline import BaselineComparison
 from testbed.core.validation.result import Cell, LibraryResult, Validation
 
 __all__ = ["html"]
@@ -71,7 +71,7 @@ class _Changes:
     notes: tuple[str, ...]
 
 
-def html(validation: Validation, comparison: Comparison | None = None) -> str:
+def html(validation: Validation, comparison: BaselineComparison | None = None) -> str:
     """Return the whole page; ``comparison`` is the one with the baseline."""
     verdict = VERDICTS[validation.verdict]
     eyebrow = (
@@ -103,7 +103,7 @@ def html(validation: Validation, comparison: Comparison | None = None) -> str:
     )
 
 
-def _changes(comparison: Comparison) -> _Changes:
+def _changes(comparison: BaselineComparison) -> _Changes:
     count = len(comparison.regressions)
     lead = f"{formats.plural(count, 'regression')} beyond noise." if count else "No regression beyond noise."
     against = formats.moment(comparison.against_unix_s)

@@ -13,7 +13,7 @@ from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 from testbed.core.report.validation.validation_matrix import STATES, Kind, Mark, times, too_fast
 from testbed.core.units import format_number
-from testbed.core.validation.baseline import Comparison
+from testbed.core.validation.baseline import BaselineComparison
 from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Speed, Validation
 
 __all__ = [
@@ -243,7 +243,7 @@ def links_table(validation: Validation) -> Table | None:
     return Table.of(_LINKS_HEAD, rows, "Fibers", (1, 2))
 
 
-def change_rows(comparison: Comparison) -> Iterator[Text]:
+def change_rows(comparison: BaselineComparison) -> Iterator[Text]:
     """Yield the regressions, then the improvements, as :data:`CHANGES_HEAD`."""
     for each in comparison.changes:
         yield each.kind, each.library, each.what, each.before, each.after

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from testbed.core.analysis.critical_path import (
     PARTS,
-    Parts,
     StepCost,
+    StepParts,
     TimedOperation,
     WindowCost,
     critical_path,
@@ -95,12 +95,12 @@ def test_critical_path_parts_add_up_and_none_is_negative(data: st.DataObject, wo
     assert found.mean.total_s == pytest.approx(sum(it.parts.total_s for it in found.steps) / len(rows))
 
 
-def parts(row: dict[int, StepRecord], of: StepCost, operations: list[TimedOperation] | None = None) -> Parts:
+def parts(row: dict[int, StepRecord], of: StepCost, operations: list[TimedOperation] | None = None) -> StepParts:
     listed = None if operations is None else lambda rank, record: operations
     return critical_path([row], lambda step: of, listed).steps[0].parts
 
 
-def values(found: Parts, *names: str) -> list[float]:
+def values(found: StepParts, *names: str) -> list[float]:
     return [getattr(found, f"{name}_s") for name in names]
 
 

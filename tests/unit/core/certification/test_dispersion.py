@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from testbed.core.certification.dispersion import FEWEST_PAIRS, Arrival, pair_rates_bps, rate_bps
+from testbed.core.certification.dispersion import FEWEST_PAIRS, TrainArrival, pair_rates_bps, rate_bps
 
 FRAME_BITS = 1538 * 8
 RATE = 0.8e9
@@ -21,7 +21,7 @@ def train(
     in_order: bool = True,
     together: int = 1,
     seed: int = 1,
-) -> list[Arrival]:
+) -> list[TrainArrival]:
     """Arrivals of a train that fills the queue at once, packet by packet: ``together`` share a receive stamp."""
     rng = random.Random(seed)
     left, last, arrivals = 0.0, 0.0, []
@@ -30,12 +30,12 @@ def train(
         out = left + 200e-6 + (jitter_s * max(-4.0, min(4.0, rng.gauss(0, 1))) if jitter_s else 0.0)
         if in_order:
             out = last = max(out, last)
-        arrivals.append(Arrival(out, float(together * FRAME_BITS)))
+        arrivals.append(TrainArrival(out, float(together * FRAME_BITS)))
     return arrivals
 
 
 def measured(
-    arrivals: list[Arrival], jitter_s: float = 0.0, last_bits: float | None = None, target: float = RATE
+    arrivals: list[TrainArrival], jitter_s: float = 0.0, last_bits: float | None = None, target: float = RATE
 ) -> float:
     rate = rate_bps(pair_rates_bps(arrivals, target, 8 * jitter_s, last_bits))
     assert rate is not None
@@ -75,14 +75,14 @@ def test_a_wrong_rate_is_outside_five_percent_whatever_the_jitter(share: float) 
 
 
 def held(
-    arrivals: list[Arrival], first: int, late_s: float, spacing_s: float = 0.0, behind: bool = True
-) -> list[Arrival]:
+    arrivals: list[TrainArrival], first: int, late_s: float, spacing_s: float = 0.0, behind: bool = True
+) -> list[TrainArrival]:
     """Delay arrivals from ``first`` on to one that is late; ``behind``: those that arrive later by themselves too."""
     late_t = arrivals[first].at_s + late_s
     return [
         *arrivals[:first],
         *(
-            Arrival(max(t, late_t + number * spacing_s), bits, behind and t >= late_t)
+            TrainArrival(max(t, late_t + number * spacing_s), bits, behind and t >= late_t)
             for number, (t, bits, *_) in enumerate(arrivals[first:], first)
         ),
     ]
@@ -104,7 +104,7 @@ def test_rate_where_a_tail_is_held_up_for_long(from_share: float) -> None:
 def test_only_what_was_queued_at_the_end_is_used_if_no_more_is_known() -> None:
     """The head of the train trickled in at half the rate; its last quarter was queued when the sender was done."""
     slow, fast = train(rate=RATE / 2, packets=390), train(packets=130)
-    arrivals = slow + [Arrival(arrival.at_s + slow[-1].at_s, arrival.bits) for arrival in fast]
+    arrivals = slow + [TrainArrival(arrival.at_s + slow[-1].at_s, arrival.bits) for arrival in fast]
     assert measured(arrivals) < 0.7 * RATE
     assert measured(arrivals, last_bits=130 * FRAME_BITS) == pytest.approx(RATE, rel=1e-3)
 
@@ -112,6 +112,6 @@ def test_only_what_was_queued_at_the_end_is_used_if_no_more_is_known() -> None:
 def test_too_little_arrives_to_tell() -> None:
     assert pair_rates_bps([], RATE) == ()
     assert pair_rates_bps(train(packets=2), RATE) == ()
-    assert pair_rates_bps([Arrival(1.0, FRAME_BITS)] * 50, RATE) == ()
+    assert pair_rates_bps([TrainArrival(1.0, FRAME_BITS)] * 50, RATE) == ()
     assert rate_bps(()) is None
     assert rate_bps([RATE] * (FEWEST_PAIRS - 1)) is None

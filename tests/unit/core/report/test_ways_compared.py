@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from testbed.core.analysis.critical_path import Parts
+from testbed.core.analysis.critical_path import StepParts
 from testbed.core.analysis.declared_steps import DeclaredSteps
 from testbed.core.analysis.heldout import HeldOut
 from testbed.core.analysis.inside_noise import Range
@@ -30,7 +30,7 @@ def run(way: str, seed: int, loss: float | None, verdict: str = "pass") -> WayRu
         "heldout_loss": Quantity("heldout_loss", "held-out loss", "nats", loss),
         "compute_utilization": Quantity("compute_utilization", "compute utilization", "share", 0.5),
     }
-    return WayRun(way, seed, side, curve, Parts(compute_s=0.1, propagation_s=0.02), quantities)
+    return WayRun(way, seed, side, curve, StepParts(compute_s=0.1, propagation_s=0.02), quantities)
 
 
 def compared(losses: Mapping[tuple[str, int], float | None], **more: str) -> WaysCompared:

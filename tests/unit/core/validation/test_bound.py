@@ -31,15 +31,16 @@ from testbed.core.validation.bound import (
     median_interval,
     median_uncertainty_s,
 )
-from testbed.core.validation.fibers import Fiber, fibers, in_use, routes
+from testbed.core.validation.fibers import FiberDirection, fibers, in_use, routes
 from testbed.core.validation.operation import OPERATIONS, OperationName
 
 Hop = tuple[str, str]
 
 
-def _fibers(hops: Iterable[Hop], delay_s: float = 0.0, rate: float = 1.0) -> list[Fiber]:
+def _fibers(hops: Iterable[Hop], delay_s: float = 0.0, rate: float = 1.0) -> list[FiberDirection]:
     return [
-        Fiber(f"{tail}{head}{number}:{head}", tail, head, delay_s, rate) for number, (tail, head) in enumerate(hops)
+        FiberDirection(f"{tail}{head}{number}:{head}", tail, head, delay_s, rate)
+        for number, (tail, head) in enumerate(hops)
     ]
 
 
@@ -222,7 +223,7 @@ def test_bound_s_of_equal_sites_in_a_full_mesh(count: int, ranks: int) -> None:
 METRO = testbed.load("metro-40km")
 
 
-def _certified(rate: float | None = None, **options: object) -> Sequence[Fiber]:
+def _certified(rate: float | None = None, **options: object) -> Sequence[FiberDirection]:
     """The fibers of metro-40km, of the rate of their links in full segments unless ``rate`` is given."""
     values = {
         direction: {"delay_s": link.delay_s, "rate": rate or link.rate_bps / 8 * 1448 / 1538}
@@ -268,7 +269,7 @@ def test_bound_s_within_a_site_is_zero(do: OperationName) -> None:
     assert latency_s(placed, _fibers(PAIR)) == 0.0
 
 
-TO_A = [Fiber("x:a", "b", "a", 0.1, 1.0)]
+TO_A = [FiberDirection("x:a", "b", "a", 0.1, 1.0)]
 
 
 @table(
@@ -288,7 +289,7 @@ def test_bound_s_where_nothing_leads_there(do, size, root, fibers, expected) -> 
 
 
 @st.composite
-def _networks(draw: st.DrawFn) -> list[Fiber]:
+def _networks(draw: st.DrawFn) -> list[FiberDirection]:
     names = "abcde"[: draw(st.integers(2, 5))]
     hops = [(a, b) for a, b in itertools.pairwise(names)]
     hops += draw(st.lists(st.sampled_from(list(itertools.combinations(names, 2))), max_size=4))
@@ -296,11 +297,11 @@ def _networks(draw: st.DrawFn) -> list[Fiber]:
     for number, (a, b) in enumerate(hops):
         delay = draw(st.integers(0, 5))
         for tail, head in ((a, b), (b, a)):
-            found.append(Fiber(f"l{number}:{head}", tail, head, float(delay), float(draw(st.integers(1, 4)))))
+            found.append(FiberDirection(f"l{number}:{head}", tail, head, float(delay), float(draw(st.integers(1, 4)))))
     return found
 
 
-def _quickest(every: list[Fiber], tail: str, head: str, size: float) -> float:
+def _quickest(every: list[FiberDirection], tail: str, head: str, size: float) -> float:
     """The least time of a flow of ``size`` from one site to another: the classic network over time, by maximal flow.
 
     Ford and Fulkerson: within T whole ticks as much flows as in the network that has a copy of each site for each tick.
@@ -324,7 +325,7 @@ def _quickest(every: list[Fiber], tail: str, head: str, size: float) -> float:
 
 @settings(max_examples=15)
 @given(every=_networks(), size=st.integers(1, 30))
-def test_bound_s_of_a_send_is_never_above_the_quickest_flow(every: list[Fiber], size: int) -> None:
+def test_bound_s_of_a_send_is_never_above_the_quickest_flow(every: list[FiberDirection], size: int) -> None:
     last = max(fiber.head for fiber in every)
     bound = bound_s(Placed("send", size, ("a", last), 0, 1), every)
     assert bound <= _quickest(every, "a", last, size) + 1e-9
@@ -332,7 +333,7 @@ def test_bound_s_of_a_send_is_never_above_the_quickest_flow(every: list[Fiber], 
 
 @settings(max_examples=30)
 @given(every=_networks(), size=st.integers(1, 30), data=st.data())
-def test_bound_s_forgets_no_cut(every: list[Fiber], size: int, data: st.DataObject) -> None:
+def test_bound_s_forgets_no_cut(every: list[FiberDirection], size: int, data: st.DataObject) -> None:
     """Every set of sites by its bits, with the plain formula d + bytes / B of a cut."""
     names = sorted({fiber.head for fiber in every})
     ranks = {name: data.draw(st.integers(0, 3)) for name in names}
@@ -358,10 +359,10 @@ def test_bound_s_forgets_no_cut(every: list[Fiber], size: int, data: st.DataObje
 
 @settings(max_examples=30)
 @given(every=_networks(), size=st.integers(1, 30))
-def test_bound_s_with_a_further_fiber_is_never_larger(every: list[Fiber], size: int) -> None:
+def test_bound_s_with_a_further_fiber_is_never_larger(every: list[FiberDirection], size: int) -> None:
     names = sorted({fiber.head for fiber in every})
     placed = Placed("all_reduce", size, tuple(names))
-    more = [*every, Fiber("more:b", names[0], names[1], 1.0, 2.0)]
+    more = [*every, FiberDirection("more:b", names[0], names[1], 1.0, 2.0)]
     assert bound_s(placed, more) <= bound_s(placed, every) + 1e-9
 
 
@@ -369,7 +370,7 @@ def test_bound_s_of_many_sites_takes_no_time() -> None:
     """Sixty-four sites in a ring, by hand: two ranks half a ring apart, and a rank at each."""
     names = [f"s{it:02}" for it in range(64)]
     ring = [
-        Fiber(f"{a}-{b}:{head}", tail, head, 0.001, 1e6)
+        FiberDirection(f"{a}-{b}:{head}", tail, head, 0.001, 1e6)
         for a, b in zip(names, names[1:] + names[:1], strict=True)
         for tail, head in ((a, b), (b, a))
     ]

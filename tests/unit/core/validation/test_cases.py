@@ -25,7 +25,7 @@ from testbed.core.validation.cases import (
 )
 from testbed.core.validation.elements import TYPES
 from testbed.core.validation.fault_matrix import FAULTS, REPORTS_ERROR, left_out, trials, why_no_trials
-from testbed.core.validation.operation import OPERATIONS, REDUCING, Operation
+from testbed.core.validation.operation import OPERATIONS, REDUCING, CollectiveOperation
 from testbed.core.validation.traffic import crossing, patterns
 
 SUITES: tuple[Suite, ...] = get_args(Suite)
@@ -133,7 +133,7 @@ def test_quick_suite_fits_into_its_time() -> None:
     assert 10 < seconds < 40, seconds
 
 
-def operations_of(suite: Suite) -> list[Operation]:
+def operations_of(suite: Suite) -> list[CollectiveOperation]:
     return [operation for case in correctness(suite, TWO) for operation in case.operations]
 
 

@@ -14,23 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.core.validation.fault_matrix import FAULTS, Injection, Trial
-from testbed.core.validation.operation import Operation
-from testbed.core.validation.outcome import Evidence, RankEnd, cell, outcome
-from testbed.core.validation.output_judge import Judgement
+from testbed.core.validation.operation import CollectiveOperation
+from testbed.core.validation.outcome import CellEvidence, RankEnd, cell, outcome
+from testbed.core.validation.output_judge import OutputJudgement
 from testbed.core.validation.result import CaseResult, CaseState, Cell, Outcome, Speed, Verdict
 from testbed.core.validation.verdict import exit_code, of_library, of_validation, too_fast
 
 TRIAL = Trial(
     fault=FAULTS["cut-long"],
     injections=(Injection("cut", "north"),),
-    operation=Operation("all_reduce", 200_000),
+    operation=CollectiveOperation("all_reduce", 200_000),
     share=0.3,
     timeout_s=6.0,
     error_by_s=9.0,
     outer_s=15.0,
 )
-RIGHT = Judgement("right")
-WRONG = Judgement("wrong", "rank 2: 1 of 5 elements are wrong", 2)
+RIGHT = OutputJudgement("right")
+WRONG = OutputJudgement("wrong", "rank 2: 1 of 5 elements are wrong", 2)
 
 
 def ends(text: str) -> list[RankEnd]:
@@ -42,15 +42,15 @@ def ends(text: str) -> list[RankEnd]:
     return found
 
 
-def evidence(text: str, judgement: Judgement | None = RIGHT, **fields: Any) -> Evidence:
-    return replace(Evidence(ends(text), judgement, 0.31), **fields)
+def evidence(text: str, judgement: OutputJudgement | None = RIGHT, **fields: Any) -> CellEvidence:
+    return replace(CellEvidence(ends(text), judgement, 0.31), **fields)
 
 
 @table(
     "evidence, expected",
     {
-        "the emulator died": (Evidence(failed="the emulator died"), "not run"),
-        "nothing ran": (Evidence(), "not run"),
+        "the emulator died": (CellEvidence(failed="the emulator died"), "not run"),
+        "nothing ran": (CellEvidence(), "not run"),
         "no judgement": (evidence("done 1, done 1.9", None), "not run"),
         "a rank refused": (evidence("unsupported"), "unsupported"),
         "a wrong answer": (evidence("done 1, done 2", WRONG), "wrong result"),
@@ -76,7 +76,7 @@ def evidence(text: str, judgement: Judgement | None = RIGHT, **fields: Any) -> E
         "done": (evidence("done 1, done 1.9"), "right"),
     },
 )
-def test_outcome(evidence: Evidence, expected: Outcome) -> None:
+def test_outcome(evidence: CellEvidence, expected: Outcome) -> None:
     assert outcome(TRIAL, evidence)[0] == expected
 
 
@@ -142,13 +142,13 @@ STATES = st.sampled_from(["done", "error", "unsupported", "silent", "died"])
 def test_outcome_of_any_evidence(times, judgement, share, healed_s, affected) -> None:
     trial = replace(TRIAL, affected=affected)
     made = [RankEnd(rank, *end) for rank, end in enumerate(times)]
-    result, _ = outcome(trial, Evidence(made, judgement, share, healed_s))
+    result, _ = outcome(trial, CellEvidence(made, judgement, share, healed_s))
     if judgement is WRONG and made and all(end.state != "unsupported" for end in made):
         assert result == "wrong result"
     if result in ("right", "right after healing"):
         assert judgement is RIGHT
         assert all(end.state == "done" for end in made if end.rank not in affected)
-    cell(trial, Evidence(made, judgement, share, healed_s))
+    cell(trial, CellEvidence(made, judgement, share, healed_s))
 
 
 # ---- verdicts

@@ -18,8 +18,8 @@ from oracles.rank_inputs import input_bytes
 from testbed_agents.adapters.elements import narrow
 
 from testbed.core.validation.elements import TYPES
-from testbed.core.validation.operation import OPERATIONS, REDUCING, Group, Operation
-from testbed.core.validation.output_judge import Answer, Judgement, judge
+from testbed.core.validation.operation import OPERATIONS, REDUCING, CollectiveOperation, Group
+from testbed.core.validation.output_judge import OutputJudgement, RankAnswer, judge
 
 WORLD = Group("world", (0, 1, 2, 3))
 EXACT = [name for name, kind in TYPES.items() if kind.is_integer]
@@ -70,7 +70,7 @@ def _summed(name: str, values: Sequence[Fraction], chance: random.Random) -> Fra
     return left[0]
 
 
-def _answer(operation: Operation, rank: int, world: int, chance: random.Random) -> bytes | None:
+def _answer(operation: CollectiveOperation, rank: int, world: int, chance: random.Random) -> bytes | None:
     """Return the output of a rank as docs/validate.md defines it."""
     name, count = operation.type, operation.count
     blocks = world if operation.do in ("reduce_scatter", "all_to_all") else 1
@@ -101,15 +101,15 @@ def _answer(operation: Operation, rank: int, world: int, chance: random.Random) 
     return None if result is None else _store(name, result)
 
 
-def _answers(operation: Operation, group: Group = WORLD, seed: int = 0) -> dict[int, Answer]:
+def _answers(operation: CollectiveOperation, group: Group = WORLD, seed: int = 0) -> dict[int, RankAnswer]:
     chance, world = random.Random(seed), len(group.ranks)
     return {
-        rank: Answer("done", _answer(operation, number, world, chance), 1.0, 2.0)
+        rank: RankAnswer("done", _answer(operation, number, world, chance), 1.0, 2.0)
         for number, rank in enumerate(group.ranks)
     }
 
 
-def _output(answers: dict[int, Answer], rank: int) -> bytes:
+def _output(answers: dict[int, RankAnswer], rank: int) -> bytes:
     output = answers[rank].output
     assert output is not None
     return output
@@ -117,18 +117,20 @@ def _output(answers: dict[int, Answer], rank: int) -> bytes:
 
 def _call(
     do: str, type_: str = "int32", count: int = 50, reduction: str = "", number: int = 70, **fields: Any
-) -> Operation:
+) -> CollectiveOperation:
     """An operation of the world, or of ``group``."""
     values = {"group": "world", "seed": 9, **fields}
-    return Operation(do, number, type=type_, count=count, reduction=reduction, **values)  # type: ignore[arg-type]
+    return CollectiveOperation(do, number, type=type_, count=count, reduction=reduction, **values)  # type: ignore[arg-type]
 
 
-def _with(operation: Operation, rank: int, output: bytes | None, group: Group = WORLD, **fields: Any) -> Judgement:
+def _with(
+    operation: CollectiveOperation, rank: int, output: bytes | None, group: Group = WORLD, **fields: Any
+) -> OutputJudgement:
     """Judge right answers of all ranks but one."""
-    return judge(operation, group, _answers(operation, group) | {rank: Answer("done", output, 1.0, 2.0)}, **fields)
+    return judge(operation, group, _answers(operation, group) | {rank: RankAnswer("done", output, 1.0, 2.0)}, **fields)
 
 
-def _wrong(operation: Operation, rank: int, output: bytes | None, group: Group = WORLD, **fields: Any) -> str:
+def _wrong(operation: CollectiveOperation, rank: int, output: bytes | None, group: Group = WORLD, **fields: Any) -> str:
     """Judge a wrong answer of one rank; return the detail."""
     judgement = _with(operation, rank, output, group, **fields)
     assert (judgement.state, judgement.rank) == ("wrong", rank)
@@ -153,7 +155,7 @@ def test_judge_right_answers(do: str, name: str) -> None:
         operation = _call(do, name, count, reduction, next(numbers), group=group.name, root=root, to=0, seed=3)
         for seed in range(2):  # other orders of additions
             judgement = judge(operation, group, _answers(operation, group, seed))
-            assert judgement == Judgement("right"), (operation, judgement)
+            assert judgement == OutputJudgement("right"), (operation, judgement)
 
 
 @of_each_float
@@ -173,7 +175,7 @@ def test_judge_accepts_a_sum_in_float32_that_is_handed_on_rounded() -> None:
         given = _fractions("bfloat16", input_bytes("bfloat16", 500, seed=1, call=3, rank=rank))
         total = total + np.array([float(it) for it in given], np.float32)
         total = (narrow(total).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    answers = {rank: Answer("done", narrow(total).tobytes()) for rank in WORLD.ranks}
+    answers = {rank: RankAnswer("done", narrow(total).tobytes()) for rank in WORLD.ranks}
     assert judge(operation, WORLD, answers).state == "right"
 
 
@@ -282,12 +284,14 @@ def test_judge_expects_an_output_of_the_root_of_a_broadcast_and_none_of_the_othe
 
 
 def test_judge_finds_a_barrier_that_was_left_too_early() -> None:
-    operation = Operation("barrier", 3)
-    answers = {rank: Answer("done", None, began, began + 0.01) for rank, began in enumerate((1.0, 1.001, 1.02, 1.002))}
+    operation = CollectiveOperation("barrier", 3)
+    answers = {
+        rank: RankAnswer("done", None, began, began + 0.01) for rank, began in enumerate((1.0, 1.001, 1.02, 1.002))
+    }
     judgement = judge(operation, WORLD, answers)
     assert (judgement.state, judgement.rank) == ("wrong", 0)
     assert "rank 0 left the barrier 10 ms before rank 2" in judgement.detail
-    answers[2] = Answer("done", None, 1.009, 1.03)
+    answers[2] = RankAnswer("done", None, 1.009, 1.03)
     assert judge(operation, WORLD, answers).state == "right"
 
 
@@ -308,7 +312,9 @@ def test_judge_expects_the_same_bits_only_where_they_are_promised() -> None:
 # ---- what it looks like
 
 
-def _guess(operation: Operation, change: Callable[[dict[int, Answer]], bytes], *earlier: Operation) -> str:
+def _guess(
+    operation: CollectiveOperation, change: Callable[[dict[int, RankAnswer]], bytes], *earlier: CollectiveOperation
+) -> str:
     return _wrong(operation, 2, change(_answers(operation)), earlier=earlier)
 
 
@@ -388,33 +394,33 @@ def test_judge_does_not_guess_from_noise() -> None:
     ("state", "case"), [("silent", "hang"), ("died", "crash"), ("error", "error"), ("unsupported", "error")]
 )
 def test_judge_one_rank_without_an_answer(state: str, case: str) -> None:
-    answers = _answers(SUM) | {1: Answer(state, message="its words")}  # type: ignore[arg-type]
+    answers = _answers(SUM) | {1: RankAnswer(state, message="its words")}  # type: ignore[arg-type]
     judgement = judge(SUM, WORLD, answers)
     assert (judgement.state, judgement.rank) == (case, 1)
     assert "rank 1" in judgement.detail and "its words" in judgement.detail
 
 
 def test_judge_returns_the_worst_state() -> None:
-    states = [Answer("done", bytes(200), 1.0, 2.0), Answer("silent"), Answer("died"), Answer("error")]
+    states = [RankAnswer("done", bytes(200), 1.0, 2.0), RankAnswer("silent"), RankAnswer("died"), RankAnswer("error")]
     for first, expected in enumerate(("wrong", "hang", "crash", "error")):
         answers = dict(enumerate([*states[first:], *_answers(SUM).values()][:4]))
         assert judge(SUM, WORLD, answers).state == expected
     assert judge(SUM, WORLD, {}).state == "hang"
-    everyone = dict.fromkeys(WORLD.ranks, Answer("unsupported", message="no int32"))
+    everyone = dict.fromkeys(WORLD.ranks, RankAnswer("unsupported", message="no int32"))
     assert judge(SUM, WORLD, everyone).state == "unsupported"
 
 
 def test_judge_ignores_outputs_that_were_not_kept() -> None:
     operation = _call("all_reduce", reduction="sum", keep=False)
-    assert judge(operation, WORLD, dict.fromkeys(WORLD.ranks, Answer("done"))).state == "right"
+    assert judge(operation, WORLD, dict.fromkeys(WORLD.ranks, RankAnswer("done"))).state == "right"
 
 
 def test_judge_long_outputs_beyond_a_chunk() -> None:
     count = 300_001
     operation = _call("broadcast", "float32", count)
     good = input_bytes("float32", count, seed=9, call=70, rank=0)
-    answers = dict.fromkeys(WORLD.ranks, Answer("done", good))
+    answers = dict.fromkeys(WORLD.ranks, RankAnswer("done", good))
     assert judge(operation, WORLD, answers).state == "right"
     bad = _flipped(good, 32 * 262_145, 8 * len(good) - 8)
-    detail = judge(operation, WORLD, answers | {3: Answer("done", bad, 1.0, 2.0)}).detail
+    detail = judge(operation, WORLD, answers | {3: RankAnswer("done", bad, 1.0, 2.0)}).detail
     assert f"2 of {count} elements are wrong, the first is 262145" in detail

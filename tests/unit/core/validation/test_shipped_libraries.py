@@ -14,25 +14,25 @@ from typing import Any
 import pytest
 from builders.tables import table
 
-from testbed.core.validation.library import ENTRY_POINT_GROUP, PYTHON, Library
+from testbed.core.validation.library import ENTRY_POINT_GROUP, PYTHON, CollectiveLibrary
 from testbed.core.validation.shipped_libraries import SHIPPED
 from testbed.errors import UnknownName, UserError
 from testbed.host import collective_libraries
 
-MINE = Library("mine", "somebody's own", (PYTHON, "-m", "mine"), modules=("json",))
+MINE = CollectiveLibrary("mine", "somebody's own", (PYTHON, "-m", "mine"), modules=("json",))
 NOT_ONE = "just a text"
 Register = Callable[..., None]
 
 
-def library(**fields: Any) -> Library:
-    return Library("x", "x", ("x",), **fields)
+def library(**fields: Any) -> CollectiveLibrary:
+    return CollectiveLibrary("x", "x", ("x",), **fields)
 
 
-def made() -> Library:
+def made() -> CollectiveLibrary:
     return MINE
 
 
-def failing() -> Library:
+def failing() -> CollectiveLibrary:
     raise RuntimeError("no good")
 
 

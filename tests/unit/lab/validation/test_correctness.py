@@ -11,28 +11,28 @@ from builders.tables import table
 from oracles.rank_inputs import input_bytes
 
 from testbed.core.validation.cases import Case
-from testbed.core.validation.operation import Group, Operation
-from testbed.core.validation.output_judge import Answer
+from testbed.core.validation.operation import CollectiveOperation, Group
+from testbed.core.validation.output_judge import RankAnswer
 from testbed.core.validation.result import CaseResult
 from testbed.lab.validation import correctness
 from testbed.lab.validation.library_session import LibraryFailed, Performed
 
 SITES = ("east", "west")
-Behave = Callable[[Operation, Group], Mapping[int, Answer]]
+Behave = Callable[[CollectiveOperation, Group], Mapping[int, RankAnswer]]
 
 
-def right(operation: Operation, group: Group) -> dict[int, Answer]:
+def right(operation: CollectiveOperation, group: Group) -> dict[int, RankAnswer]:
     """Answer a broadcast: the root's data on all ranks."""
     output = input_bytes(operation.type, operation.count, seed=operation.seed, call=operation.call, rank=operation.root)
-    return {rank: Answer("done", output, 1.0, 2.0) for rank in group.ranks}
+    return {rank: RankAnswer("done", output, 1.0, 2.0) for rank in group.ranks}
 
 
-def silent(operation: Operation, group: Group) -> dict[int, Answer]:
-    return dict.fromkeys(group.ranks, Answer("silent"))
+def silent(operation: CollectiveOperation, group: Group) -> dict[int, RankAnswer]:
+    return dict.fromkeys(group.ranks, RankAnswer("silent"))
 
 
-def refused(operation: Operation, group: Group) -> dict[int, Answer]:
-    return dict.fromkeys(group.ranks, Answer("unsupported", message="not today"))
+def refused(operation: CollectiveOperation, group: Group) -> dict[int, RankAnswer]:
+    return dict.fromkeys(group.ranks, RankAnswer("unsupported", message="not today"))
 
 
 class Session:
@@ -61,15 +61,15 @@ class Session:
     def same_bits(self, operation: str) -> bool:
         return False
 
-    def perform(self, operations: Sequence[tuple[Operation, Group]]) -> Performed:
-        answers: dict[int, Answer] = {}
+    def perform(self, operations: Sequence[tuple[CollectiveOperation, Group]]) -> Performed:
+        answers: dict[int, RankAnswer] = {}
         for operation, group in operations:
             answers |= self.behave(operation, group)
         return Performed(answers, 2.0)
 
 
 def broadcasts(count: int, **fields: Any) -> list[Case]:
-    return [Case((Operation("broadcast", call, type="int32", count=3, **fields),)) for call in range(count)]
+    return [Case((CollectiveOperation("broadcast", call, type="int32", count=3, **fields),)) for call in range(count)]
 
 
 def results_of(session: Session, cases: Sequence[Case]) -> list[CaseResult]:
@@ -79,7 +79,7 @@ def results_of(session: Session, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def at_east(count: int = 1) -> list[Case]:
-    return [Case((Operation("broadcast", call, "at east", "int32", 3),)) for call in range(1, 1 + count)]
+    return [Case((CollectiveOperation("broadcast", call, "at east", "int32", 3),)) for call in range(1, 1 + count)]
 
 
 HANGS = correctness.MOST_HANGS
@@ -106,10 +106,10 @@ def test_run_cases(behave: Behave, count: int, states: list[str], detail: str) -
 
 
 def test_run_cases_does_not_ask_for_what_is_not_offered() -> None:
-    def fail(operation: Operation, group: Group) -> Mapping[int, Answer]:
+    def fail(operation: CollectiveOperation, group: Group) -> Mapping[int, RankAnswer]:
         pytest.fail("it was asked")
 
-    case = Case((Operation("send", 1, type="int32"), Operation("broadcast", 2, type="int64")))
+    case = Case((CollectiveOperation("send", 1, type="int32"), CollectiveOperation("broadcast", 2, type="int64")))
     send, broadcast = results_of(Session(fail), [case])
     assert [send.state, broadcast.state] == ["unsupported", "unsupported"]
     assert "not offer send" in send.detail and "int64" in broadcast.detail
@@ -127,12 +127,14 @@ def test_run_cases_of_a_library_that_works_no_more_are_not_run() -> None:
 def test_run_cases_asks_groups_that_share_no_rank_at_once_and_judges_each_for_itself() -> None:
     together: list[int] = []
 
-    def half_wrong(operation: Operation, group: Group) -> Mapping[int, Answer]:
+    def half_wrong(operation: CollectiveOperation, group: Group) -> Mapping[int, RankAnswer]:
         together.append(operation.call)
-        wrong = {3: Answer("done", b"\0" * 12, 1.0, 2.0)} if 3 in group.ranks else {}
+        wrong = {3: RankAnswer("done", b"\0" * 12, 1.0, 2.0)} if 3 in group.ranks else {}
         return right(operation, group) | wrong
 
-    case = Case(tuple(Operation("broadcast", call, f"at {site}", "int32", 3) for call, site in enumerate(SITES)))
+    case = Case(
+        tuple(CollectiveOperation("broadcast", call, f"at {site}", "int32", 3) for call, site in enumerate(SITES))
+    )
     east, west = results_of(Session(half_wrong), [case])
     assert together == [0, 1]
     assert (east.group, east.state, west.group, west.state) == ("at east", "right", "at west", "wrong")

@@ -16,8 +16,8 @@ import pytest
 from builders.tables import table
 
 from testbed.core.validation.offers import parse_offers
-from testbed.core.validation.operation import Group, Operation
-from testbed.core.validation.output_judge import Answer, judge
+from testbed.core.validation.operation import CollectiveOperation, Group
+from testbed.core.validation.output_judge import RankAnswer, judge
 from testbed.errors import LabError, StorageError
 from testbed.keeper import client
 from testbed.lab.validation import fault_cells
@@ -28,8 +28,8 @@ from testbed.lab.validation.rank_channel import Lines
 from testbed.lab.validation.rank_programs import Program
 from testbed.lab.validation.worker_set import Replies, checked_answer
 
-BARRIER = Operation("barrier", 7)
-SUM = Operation("all_reduce", 7, count=1, reduction="sum")
+BARRIER = CollectiveOperation("barrier", 7)
+SUM = CollectiveOperation("all_reduce", 7, count=1, reduction="sum")
 HUGE = 10**400
 UNTIMED = "its answer lacks the time when it began or ended"
 
@@ -89,7 +89,7 @@ def session(workers: WorkerSet) -> Session:
 class Run:
     """A session in which an operation was performed, with answers of two ranks."""
 
-    def __init__(self, folder: Path, *answers: Mapping[str, Any], operation: Operation = BARRIER) -> None:
+    def __init__(self, folder: Path, *answers: Mapping[str, Any], operation: CollectiveOperation = BARRIER) -> None:
         self.operation, self.workers = operation, WorkerSet(folder, *answers)
         self.session = session(self.workers)
         self.performed = self.perform()
@@ -98,7 +98,7 @@ class Run:
         return self.session.perform([(self.operation, self.session.world)])
 
     @property
-    def answers(self) -> Mapping[int, Answer]:
+    def answers(self) -> Mapping[int, RankAnswer]:
         return self.performed.answers
 
     @property
@@ -303,7 +303,7 @@ def test_error_that_is_answered_late_did_not_come_early(
     tmp_path: Path, late_s: float, believed: bool, state: Any, message: str
 ) -> None:
     """Whatever time the program reports. A right answer may be late, because its output is written first."""
-    answers = {0: Answer("done", None, 99.0, 100.5), 1: Answer(state, None, 99.0, 103.0, message)}
+    answers = {0: RankAnswer("done", None, 99.0, 100.5), 1: RankAnswer(state, None, 99.0, 103.0, message)}
     performed = Performed(answers, 120.0, {0: 110.0, 1: 103.0 + late_s})
     faulted = FaultedOperation(performed, 100.0, 0.3, None)
     evidence = fault_cells.evidence_of(session(WorkerSet(tmp_path, GOOD)), BARRIER, faulted)

@@ -10,26 +10,26 @@ from typing import Any
 import pytest
 from builders.tables import table
 
-from testbed.core.validation.cases import Series
-from testbed.core.validation.operation import Group, Operation
-from testbed.core.validation.output_judge import Answer
+from testbed.core.validation.cases import SpeedSeries
+from testbed.core.validation.operation import CollectiveOperation, Group
+from testbed.core.validation.output_judge import RankAnswer
 from testbed.lab.validation import performance
 from testbed.lab.validation.library_session import Performed
 
 TOOK_S = 0.25
-Answers = Callable[[float], dict[int, Answer]]
+Answers = Callable[[float], dict[int, RankAnswer]]
 
 
 def done(late_s: float = 0.0) -> Answers:
     """Rank 1 is done last, and begins ``late_s`` after the common start."""
     return lambda at: {
-        0: Answer("done", None, at + 1e-5, at + TOOK_S / 2),
-        1: Answer("done", None, at + 1e-5 + late_s, at + TOOK_S),
+        0: RankAnswer("done", None, at + 1e-5, at + TOOK_S / 2),
+        1: RankAnswer("done", None, at + 1e-5 + late_s, at + TOOK_S),
     }
 
 
-def unlike(answer: Answer) -> Answers:
-    return lambda at: {0: Answer("done", None, at, at + 1), 1: answer}
+def unlike(answer: RankAnswer) -> Answers:
+    return lambda at: {0: RankAnswer("done", None, at, at + 1), 1: answer}
 
 
 class Session:
@@ -44,7 +44,7 @@ class Session:
     def ready(self) -> None:
         return None
 
-    def perform(self, operations: Sequence[tuple[Operation, Group]], *, at: float | None = None) -> Performed:
+    def perform(self, operations: Sequence[tuple[CollectiveOperation, Group]], *, at: float | None = None) -> Performed:
         ((operation, _),) = operations
         self.asked.append((operation.call, at))
         behave = self.plan.pop(0) if self.plan else done()
@@ -65,8 +65,10 @@ class Wire:
         crossed.update({"north:east": 1000 * self.counts, "north:west": 0})
 
 
-def series(repeats: int = 5) -> Series:
-    return Series("all_reduce", 4000, tuple(Operation("all_reduce", 10 + it, count=1000) for it in range(repeats + 1)))
+def series(repeats: int = 5) -> SpeedSeries:
+    return SpeedSeries(
+        "all_reduce", 4000, tuple(CollectiveOperation("all_reduce", 10 + it, count=1000) for it in range(repeats + 1))
+    )
 
 
 def measured(session: Session, **fields: Any) -> performance.Measured:
@@ -113,18 +115,18 @@ def test_rank_that_does_not_wait_has_no_time() -> None:
 @table(
     "answer, trouble",
     {
-        "a rank fails": (Answer("error", message="broken"), "rank 1 failed: broken"),
-        "a rank hangs": (Answer("silent"), "rank 1 never answered"),
-        "a rank dies": (Answer("died", message="was killed by SIGSEGV"), "rank 1 ended: was killed by SIGSEGV"),
+        "a rank fails": (RankAnswer("error", message="broken"), "rank 1 failed: broken"),
+        "a rank hangs": (RankAnswer("silent"), "rank 1 never answered"),
+        "a rank dies": (RankAnswer("died", message="was killed by SIGSEGV"), "rank 1 ended: was killed by SIGSEGV"),
     },
 )
-def test_times_before_a_failure_stay(answer: Answer, trouble: str) -> None:
+def test_times_before_a_failure_stay(answer: RankAnswer, trouble: str) -> None:
     found = measured(Session(done(), done(), done(), done(), unlike(answer)))
     assert (len(found.times_s), found.trouble) == (2, trouble)
 
 
 def test_refusal_is_no_trouble() -> None:
-    found = measured(Session(unlike(Answer("unsupported", message="not so large"))))
+    found = measured(Session(unlike(RankAnswer("unsupported", message="not so large"))))
     assert (found.unsupported, found.trouble, found.times_s) == ("not so large", "", ())
 
 

@@ -17,7 +17,7 @@ import pytest
 from oracles import oracle
 
 import testbed
-from testbed.core.validation.library import Launcher, Library
+from testbed.core.validation.library import CollectiveLibrary, Launcher
 from testbed.errors import HostError
 from testbed.host import lab_nodes, launcher_proxy
 from testbed.host.lab_folder import LabFolder
@@ -90,7 +90,7 @@ def make_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         monkeypatch.setattr(client, "keeper", lambda lab: SimpleNamespace(share_folder=lambda folder, management: None))
         monkeypatch.setattr(Starter, "_give", lambda starter, path: None)
         monkeypatch.setattr(launcher_proxy, "start", refuse)
-        library = Library("flood", "a flood", argv=(sys.executable, "-c", FLOOD), launcher=launcher)
+        library = CollectiveLibrary("flood", "a flood", argv=(sys.executable, "-c", FLOOD), launcher=launcher)
         return Starter(LabFolder(tmp_path / "lab"), testbed.load("metro-40km"), library, tmp_path / "run")
 
     return make
