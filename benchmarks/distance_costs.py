@@ -18,8 +18,8 @@ from typing import Any, Final
 import testbed
 from benchmarks.common import exit_on_sigterm, machine
 from benchmarks.strategy_prediction import Bed, run_one
-from testbed.core.analysis import run_path
-from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.analysis.costs import run_path
+from testbed.core.analysis.costs.fiber_model import FiberModel
 from testbed.host.files.store import RunDirectory
 
 DISTANCES_KM: Final = (2, 100, 1000, 2000, 4000)

@@ -24,7 +24,7 @@ from typing import Any, Final
 import testbed
 from benchmarks.common import exit_on_sigterm, machine
 from benchmarks.strategy_prediction import Bed, run_one
-from testbed.core.analysis.measured_workload import steady_step
+from testbed.core.analysis.costs.measured_workload import steady_step
 from testbed.host.files.store import RunDirectory
 
 LIMIT: Final = 0.05

@@ -25,7 +25,7 @@ from testbed.core.units import (
 )
 
 if TYPE_CHECKING:
-    from testbed.core.analysis.host_noise import NoiseSummary
+    from testbed.core.analysis.noise.host_noise import NoiseSummary
     from testbed.core.faults.fault_kind import FaultKind
     from testbed.core.physics.validity import Finding
     from testbed.core.prediction.topology_ways import Way

@@ -18,7 +18,7 @@ from testbed.host import installation, lab_folder, lab_owner
 from testbed.host.linux import invocation
 
 if TYPE_CHECKING:
-    from testbed.core.analysis.measured_workload import MeasuredJob
+    from testbed.core.analysis.costs.measured_workload import MeasuredJob
     from testbed.core.plan.step import Plan
     from testbed.core.prediction.library_costs import Library
     from testbed.core.prediction.prediction import Failures, Power, Prediction, Tcp
@@ -256,7 +256,7 @@ def predict(
         job = workload_job.job_on(changed, found, rate_bps=rate_bps, delay_s=delay_s, library=costs, tcp=limits)
     if ran and library is None:
         same = (job.twin.name, job.twin.values) == (ran.workload.strategy, ran.workload.options)
-        job = job.but(quartiles=ran.quartiles, beyond_s=ran.beyond_s if same else 0.0)
+        job = job.but(quartiles=ran.quartiles, unattributed_s=ran.unattributed_s if same else 0.0)
     return prediction.predict(
         job.but(as_published=as_published),
         target=target,
@@ -269,7 +269,7 @@ def predict(
 
 def measured_job(run: Path) -> MeasuredJob:
     """Return what a run of the agents says of other jobs, for :func:`predict`. Raises UserError."""
-    from testbed.core.analysis import measured_workload
+    from testbed.core.analysis.costs import measured_workload
 
     return measured_workload.measured_job(_chosen(run).read())
 

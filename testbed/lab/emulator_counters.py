@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.core.analysis.fidelity import OWN_DROPS
+from testbed.core.analysis.wire.fidelity import OWN_DROPS
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import client
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from testbed.core.analysis.fidelity import quantile
+from testbed.core.analysis.wire.fidelity import quantile
 from testbed.core.physics import calibration
 from testbed.core.physics.impairment import Impairment
 from testbed.core.topology.model import Topology

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from testbed.core.analysis.host_noise import NoiseSummary, StallLog
+from testbed.core.analysis.noise.host_noise import NoiseSummary, StallLog
 from testbed.core.certification.certificate import Certificate
 from testbed.core.physics import full_scale
 from testbed.core.plan.addressing import MANAGEMENT

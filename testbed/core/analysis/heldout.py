@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from testbed.core.analysis.commits import lineage
-from testbed.core.analysis.wire_directions import HEADERS
+from testbed.core.analysis.wire.wire_directions import HEADERS
 from testbed.core.records.rank_log import EvaluationRecord, RankLog
 from testbed.core.records.samples import FiberSample
 

@@ -9,7 +9,7 @@ from typing import Final
 from testbed.core.analysis import blame, launched_end
 from testbed.core.analysis.blame import Blame
 from testbed.core.analysis.goodput import JobEvidence
-from testbed.core.analysis.wire_check import EXCESS, WireVerdict
+from testbed.core.analysis.wire.wire_check import EXCESS, WireVerdict
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import Checked
 from testbed.core.fields import number, sequence, text

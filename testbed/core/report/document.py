@@ -11,28 +11,19 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from testbed.core.analysis import (
-    attempt_history,
-    blame,
-    fidelity,
-    launched_seconds,
-    program_evidence,
-    run_path,
-    scraped_metrics,
-    traffic_gaps,
-    uncertainty,
-    wire_check,
-    wire_loads,
-)
+from testbed.core.analysis import attempt_history, blame, launched_seconds, program_evidence, scraped_metrics
+from testbed.core.analysis.costs import run_path
+from testbed.core.analysis.costs.predicted_run import PredictedRun, predicted_run, why_unpredicted
 from testbed.core.analysis.declared_steps import DeclaredSteps, declared_steps
 from testbed.core.analysis.goodput import JobEvidence, evaluate
-from testbed.core.analysis.host_noise import NoiseSummary, StallLog
-from testbed.core.analysis.inside_noise import Range
 from testbed.core.analysis.job_twin import strategy_words, twin_of
-from testbed.core.analysis.predicted_run import PredictedRun, predicted_run, why_unpredicted
+from testbed.core.analysis.noise import uncertainty
+from testbed.core.analysis.noise.host_noise import NoiseSummary, StallLog
+from testbed.core.analysis.noise.inside_noise import Range
 from testbed.core.analysis.rank_times import RankTime
 from testbed.core.analysis.scraped_metrics import ScrapedMetrics
 from testbed.core.analysis.timeline import FaultWindow, fault_windows
+from testbed.core.analysis.wire import fidelity, traffic_gaps, wire_check, wire_loads
 from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import check
 from testbed.core.checkers.finding import Checker

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from testbed.core.analysis.host_noise import NoiseSummary
-from testbed.core.analysis.inside_noise import Range
+from testbed.core.analysis.noise.host_noise import NoiseSummary
+from testbed.core.analysis.noise.inside_noise import Range
 from testbed.core.experiment import expect
 from testbed.core.records.run_info import JudgedExpectation
 from testbed.core.report import formats

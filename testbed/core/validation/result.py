@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from testbed.core.analysis.host_noise import NoiseSummary
+from testbed.core.analysis.noise.host_noise import NoiseSummary
 
 SCHEMA_VERSION = 1
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
-from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.noise.host_noise import StallLog
 from testbed.core.certification.certificate import Certificate
 from testbed.core.fields import number, text
 from testbed.core.records.check_record import read_checks

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from testbed.core.analysis.volleys import volleys
+from testbed.core.analysis.costs.volleys import volleys
 from testbed.core.plan import build
 from testbed.core.plan.addressing import FABRIC_INTERFACE, Addressing
 from testbed.core.topology.model import Topology

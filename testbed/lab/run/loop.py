@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from testbed.core.analysis.host_noise import StallLog
-from testbed.core.analysis.steady_noise import within_noise
+from testbed.core.analysis.noise.host_noise import StallLog
+from testbed.core.analysis.noise.steady_noise import within_noise
 from testbed.core.experiment.steady import Condition, Monitor, OnVerdict, SteadyCheck, Violation
 from testbed.core.physics import full_scale
 from testbed.core.report import fault_words

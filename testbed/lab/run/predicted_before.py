@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from testbed.core.analysis.calibrated_step import StepPrediction
-from testbed.core.analysis.predicted_run import expected_step, why_unpredicted
-from testbed.core.analysis.volleys import why_not
+from testbed.core.analysis.costs.calibrated_step import StepPrediction
+from testbed.core.analysis.costs.predicted_run import expected_step, why_unpredicted
+from testbed.core.analysis.costs.volleys import why_not
 from testbed.core.topology.model import Topology
 from testbed.core.units import format_duration
 from testbed.core.workload import workload_layout

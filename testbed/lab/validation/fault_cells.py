@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.noise.host_noise import StallLog
 from testbed.core.validation.cases import preferred
 from testbed.core.validation.fault_matrix import Trial
 from testbed.core.validation.operation import CollectiveOperation, OperationName

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.noise.host_noise import StallLog
 from testbed.core.topology.model import Topology
 from testbed.core.validation import bound, cases, fault_matrix, verdict
 from testbed.core.validation import traffic as wires

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.noise.host_noise import StallLog
 from testbed.core.certification import admission
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.validation import verdict

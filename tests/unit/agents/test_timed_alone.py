@@ -21,7 +21,7 @@ from testbed_agents.records import Records
 from testbed_agents.status_file import StatusFile
 from testbed_agents.strategies import Context
 
-from testbed.core.analysis.volleys import volleys
+from testbed.core.analysis.costs.volleys import volleys
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, gpt_tensors
 

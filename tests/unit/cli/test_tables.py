@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from testbed.cli import tables
-from testbed.core.analysis.host_noise import NoiseSummary, StallLog
+from testbed.core.analysis.noise.host_noise import NoiseSummary, StallLog
 from testbed.core.faults.fault_registry import registry
 from testbed.core.records.stalls import Stall
 from testbed.core.report.answers import Answer

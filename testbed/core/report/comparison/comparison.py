@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from testbed.core.analysis.inside_noise import Range, apart
+from testbed.core.analysis.noise.inside_noise import Range, apart
 from testbed.core.fields import json_values
 from testbed.core.report.answers import Answer
 from testbed.core.report.comparison.run_inputs import FILE

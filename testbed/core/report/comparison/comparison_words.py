@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from testbed.core.analysis.inside_noise import PARTS, Range
+from testbed.core.analysis.noise.inside_noise import PARTS, Range
 from testbed.core.physics.full_scale import at_full_scale
 from testbed.core.report import formats, noise_section, open_metrics
 from testbed.core.report.comparison.comparison import Compared, SideBySide

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from testbed.core.analysis.inside_noise import Range, range_of_parts
+from testbed.core.analysis.noise.inside_noise import Range, range_of_parts
 from testbed.core.fields import text
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from testbed.core.analysis.inside_noise import Range
+from testbed.core.analysis.noise.inside_noise import Range
 from testbed.core.report.answers import Answer
 from testbed.core.report.document import Report
 from testbed.core.validation.result import Validation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.core.analysis.inside_noise import Range
+from testbed.core.analysis.noise.inside_noise import Range
 from testbed.core.report import formats
 from testbed.core.report.answers import Answer
 from testbed.core.report.comparison import run_inputs

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from testbed.core.analysis.critical_path import StepParts
+from testbed.core.analysis.costs.critical_path import StepParts
 from testbed.core.analysis.declared_steps import CPU_BOUND, HELD
 from testbed.core.analysis.equal_budgets import BUDGETS, equal_budget, first_evaluated, loss_within
 from testbed.core.analysis.heldout import HeldOut, held_out, payload_until
-from testbed.core.analysis.inside_noise import Range
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.paired_interval import paired_interval
+from testbed.core.analysis.noise.inside_noise import Range
+from testbed.core.analysis.noise.paired_interval import paired_interval
 from testbed.core.fields import json_values
 from testbed.core.records.run_record import RunData
 from testbed.core.report import formats, noise_section

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from testbed.core.analysis.critical_path import PARTS
+from testbed.core.analysis.costs.critical_path import PARTS
 from testbed.core.report import formats
 from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared
 from testbed.core.report.figures.critical_path_figure import COLOR_OF_PART

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.core.analysis.paired_interval import LEAST_DIFFERENCES
+from testbed.core.analysis.noise.paired_interval import LEAST_DIFFERENCES
 from testbed.core.report import html_page, meanings
 from testbed.core.report.comparison import comparison_words, ways_tables
 from testbed.core.report.comparison.ways_compared import WaysCompared

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
-from testbed.core.analysis.critical_path import PARTS
-from testbed.core.analysis.paired_interval import LEAST_DIFFERENCES
+from testbed.core.analysis.costs.critical_path import PARTS
+from testbed.core.analysis.noise.paired_interval import LEAST_DIFFERENCES
 from testbed.core.report import formats
 from testbed.core.report.comparison import comparison_words
 from testbed.core.report.comparison.side import Quantity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.core.analysis.critical_path import PARTS
+from testbed.core.analysis.costs.critical_path import PARTS
 from testbed.core.report import formats
 from testbed.core.report.document import Report
 from testbed.core.report.figures.fault_marks import fault_marks

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.core.analysis.critical_path import PARTS, CriticalPath, StepParts
-from testbed.core.analysis.operation_times import OperationTime
+from testbed.core.analysis.costs.critical_path import PARTS, CriticalPath, StepParts
+from testbed.core.analysis.costs.operation_times import OperationTime
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from testbed.core.analysis import fidelity
+from testbed.core.analysis.wire import fidelity
 from testbed.core.certification.certificate import Certificate
 from testbed.core.records.samples import HostSample
 from testbed.core.report import formats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.core.analysis.predicted_run import PredictedRun
+from testbed.core.analysis.costs.predicted_run import PredictedRun
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 

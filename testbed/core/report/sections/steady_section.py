@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from testbed.core.analysis.host_noise import UNWATCHED, StallLog
-from testbed.core.analysis.steady_noise import within_noise
+from testbed.core.analysis.noise.host_noise import UNWATCHED, StallLog
+from testbed.core.analysis.noise.steady_noise import within_noise
 from testbed.core.experiment.steady import SteadyCheck
 from testbed.core.fields import integer, text
 from testbed.core.records.run_info import RunInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.core.analysis.traffic_gaps import Silence, TrafficGaps, TrafficTrack
+from testbed.core.analysis.wire.traffic_gaps import Silence, TrafficGaps, TrafficTrack
 from testbed.core.report import formats
 from testbed.core.report.report_table import Table
 from testbed.core.report.sections.faults_section import Fault

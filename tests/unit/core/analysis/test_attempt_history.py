@@ -10,10 +10,11 @@ import pytest
 from builders.tables import table
 from builders.wire_records import sample
 
-from testbed.core.analysis import attempt_history, wire_check
+from testbed.core.analysis import attempt_history
 from testbed.core.analysis.commits import commits
 from testbed.core.analysis.goodput import evaluate
 from testbed.core.analysis.timeline import FaultWindow
+from testbed.core.analysis.wire import wire_check
 from testbed.core.records.event import Event
 from testbed.core.records.rank_log import RankLog, read_rank
 

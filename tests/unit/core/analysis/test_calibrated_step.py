@@ -11,9 +11,9 @@ from builders.tables import table
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
-from testbed.core.analysis.fiber_model import FiberModel
-from testbed.core.analysis.volleys import Timed, Volley, rounds, timed_alone, volleys
+from testbed.core.analysis.costs.calibrated_step import StepPrediction, predict_step
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.volleys import Timed, Volley, rounds, timed_alone, volleys
 from testbed.core.prediction.library_costs import gloo_software_s
 from testbed.core.training.layout import Layout, gpt_tensors
 from testbed.core.training.strategies.async_diloco import AsyncDiloco

@@ -11,7 +11,7 @@ from builders.tables import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.analysis.critical_path import (
+from testbed.core.analysis.costs.critical_path import (
     PARTS,
     StepCost,
     StepParts,
@@ -19,8 +19,8 @@ from testbed.core.analysis.critical_path import (
     WindowCost,
     critical_path,
 )
-from testbed.core.analysis.fiber_model import FiberModel
-from testbed.core.analysis.step_costs import step_costs
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.step_costs import step_costs
 from testbed.core.records.rank_log import StepRecord
 from testbed.core.training.layout import Layout, gpt_tensors
 from testbed.core.training.strategies.ddp import Ddp

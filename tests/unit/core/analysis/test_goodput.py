@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from testbed.core.analysis.commits import commits
 from testbed.core.analysis.cut_impact import impacts
 from testbed.core.analysis.goodput import JobEvidence, evaluate
-from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.noise.host_noise import StallLog
+from testbed.core.analysis.noise.uncertainty import of_faults
 from testbed.core.analysis.timeline import FaultWindow
-from testbed.core.analysis.uncertainty import of_faults
 from testbed.core.records.rank_log import EndRecord, RankLog
 from testbed.core.records.stalls import Stall
 

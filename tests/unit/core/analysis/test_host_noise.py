@@ -10,8 +10,8 @@ from builders.tables import table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.core.analysis.fidelity import under_load
-from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.noise.host_noise import StallLog
+from testbed.core.analysis.wire.fidelity import under_load
 from testbed.core.records.stalls import Stall, TcpTimeouts
 
 BOUNDS = (5e-5, 2e-4, 1e-3, 5e-3, 2e-2)

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from testbed.core.analysis.inside_noise import LEAST_IN_A_PART, PARTS, Range, apart, range_of_parts
+from testbed.core.analysis.noise.inside_noise import LEAST_IN_A_PART, PARTS, Range, apart, range_of_parts
 
 
 def test_range_of_parts_is_that_of_eight_contiguous_parts() -> None:

@@ -10,10 +10,10 @@ from typing import Final
 import pytest
 from builders.tables import table
 
-from testbed.core.analysis.critical_path import WindowCost
-from testbed.core.analysis.fiber_model import FiberModel
-from testbed.core.analysis.operation_times import OperationTime, operation_times
-from testbed.core.analysis.step_costs import step_costs
+from testbed.core.analysis.costs.critical_path import WindowCost
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.operation_times import OperationTime, operation_times
+from testbed.core.analysis.costs.step_costs import step_costs
 from testbed.core.records.check_record import CheckedStep, CheckLog
 from testbed.core.records.operation_record import Channel, Done, Tag
 from testbed.core.training.layout import Layout, gpt_tensors

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from testbed.core.analysis.paired_interval import paired_interval, t_quantile
+from testbed.core.analysis.noise.paired_interval import paired_interval, t_quantile
 
 
 def share_below(t: float, freedom: int, intervals: int = 20_000) -> float:

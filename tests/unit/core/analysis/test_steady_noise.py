@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.core.analysis.host_noise import StallLog
-from testbed.core.analysis.steady_noise import within_noise
+from testbed.core.analysis.noise.host_noise import StallLog
+from testbed.core.analysis.noise.steady_noise import within_noise
 from testbed.core.experiment.steady import Violation
 from testbed.core.records.stalls import Stall
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from testbed.core.analysis.timeline import FaultWindow
-from testbed.core.analysis.traffic_gaps import TrafficTrack, evaluate
+from testbed.core.analysis.wire.traffic_gaps import TrafficTrack, evaluate
 from testbed.core.records.samples import NodeSample
 
 SIZE = 10_000

@@ -6,8 +6,8 @@ import pytest
 from builders.tables import table
 from builders.wire_records import SITES, job_logs, sample
 
-from testbed.core.analysis.fidelity import quantile, under_load
-from testbed.core.analysis.wire_check import check
+from testbed.core.analysis.wire.fidelity import quantile, under_load
+from testbed.core.analysis.wire.wire_check import check
 from testbed.core.records.rank_log import StepRecord
 from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.strategy_operation import Operation

@@ -11,8 +11,8 @@ from builders.tables import table
 from builders.wire_records import METRO, SEGMENT, SITES, STEPS, Burst, job_logs, sample, track
 
 from testbed.core.analysis.timeline import FaultWindow
-from testbed.core.analysis.wire_check import EXCESS, WireVerdict, check
-from testbed.core.analysis.wire_directions import DirectionBytes, compare
+from testbed.core.analysis.wire.wire_check import EXCESS, WireVerdict, check
+from testbed.core.analysis.wire.wire_directions import DirectionBytes, compare
 from testbed.core.records.rank_log import RankLog, StepRecord
 from testbed.core.records.samples import FiberSample
 from testbed.host.files import catalog

@@ -13,8 +13,8 @@ from builders.wire_records import METRO, SITES, STEPS, Burst, job_logs, track
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow
-from testbed.core.analysis.wire_check import EXCESS, WireVerdict, check
-from testbed.core.analysis.wire_directions import DirectionBytes
+from testbed.core.analysis.wire.wire_check import EXCESS, WireVerdict, check
+from testbed.core.analysis.wire.wire_directions import DirectionBytes
 from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog, StepRecord
 from testbed.core.training.layout import Layout, Tensor
 from testbed.core.training.strategies.async_diloco import AsyncDiloco

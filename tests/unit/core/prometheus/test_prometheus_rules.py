@@ -13,7 +13,7 @@ import typer.main
 import yaml
 
 from testbed.cli.app import app
-from testbed.core.analysis.fidelity import OWN_DROPS, P99_LIMIT_S
+from testbed.core.analysis.wire.fidelity import OWN_DROPS, P99_LIMIT_S
 
 ROOT = Path(__file__).parents[4]
 RULES = ROOT / "testbed" / "core" / "prometheus" / "assets" / "rules.yml"

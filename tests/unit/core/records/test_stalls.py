@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.noise.host_noise import StallLog
 from testbed.core.intervals import Intervals
 from testbed.core.records.stalls import Stall, read_stalls, stalled_s
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from testbed.core.analysis.critical_path import StepParts
+from testbed.core.analysis.costs.critical_path import StepParts
 from testbed.core.analysis.declared_steps import DeclaredSteps
 from testbed.core.analysis.heldout import HeldOut
-from testbed.core.analysis.inside_noise import Range
+from testbed.core.analysis.noise.inside_noise import Range
 from testbed.core.report.comparison import ways_page, ways_tables
 from testbed.core.report.comparison.side import Quantity, Side
 from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared, to_json

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from testbed.core.analysis.host_noise import StallLog
-from testbed.core.analysis.inside_noise import Range
+from testbed.core.analysis.noise.host_noise import StallLog
+from testbed.core.analysis.noise.inside_noise import Range
 from testbed.core.experiment import steady
 from testbed.core.experiment.expect import parse
 from testbed.core.units import Unreadable

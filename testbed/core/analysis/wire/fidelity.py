@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from testbed.core.analysis.host_noise import UNWATCHED, StallLog
+from testbed.core.analysis.noise.host_noise import UNWATCHED, StallLog
 from testbed.core.intervals import Intervals
 from testbed.core.records.samples import FiberSample
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from testbed.core.analysis.volleys import ALIKE, EXCHANGE, Volley
+from testbed.core.analysis.costs.volleys import ALIKE, EXCHANGE, Volley
 from testbed.core.prediction.library_costs import GLOO, LibraryCosts, OperationCost
 from testbed.core.training.exchange import Exchange
 from testbed.core.training.site_process import Schedule

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from testbed.core.analysis.inside_noise import Range
+from testbed.core.analysis.noise.inside_noise import Range
 
 __all__ = ["CONFIDENCE", "LEAST_DIFFERENCES", "paired_interval", "t_quantile"]
 

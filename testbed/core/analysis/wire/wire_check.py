@@ -18,8 +18,8 @@ from itertools import pairwise
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow
-from testbed.core.analysis.wire_directions import HEADERS, LEAST_STEPS, RING, TOLERANCE, DirectionBytes, compare
-from testbed.core.analysis.wire_loads import Exchanges, WireLoad, attempt_loads
+from testbed.core.analysis.wire.wire_directions import HEADERS, LEAST_STEPS, RING, TOLERANCE, DirectionBytes, compare
+from testbed.core.analysis.wire.wire_loads import Exchanges, WireLoad, attempt_loads
 from testbed.core.records.rank_log import JobRecord, RankLog
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology

@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from testbed.core.analysis.attempt_history import Attempt
 from testbed.core.analysis.goodput import JobEvidence
-from testbed.core.analysis.host_noise import StallLog
-from testbed.core.analysis.inside_noise import Range
+from testbed.core.analysis.noise.host_noise import StallLog
+from testbed.core.analysis.noise.inside_noise import Range
 from testbed.core.analysis.recovery import BACK, FaultRecovery
 from testbed.core.intervals import Intervals
 

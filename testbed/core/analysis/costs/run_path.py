@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from testbed.core.analysis.commits import lineage
-from testbed.core.analysis.critical_path import CriticalPath, Operations, TimedOperation, critical_path
-from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.analysis.costs.critical_path import CriticalPath, Operations, TimedOperation, critical_path
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.operation_times import operation_times, operations_by_tag
+from testbed.core.analysis.costs.step_costs import step_costs
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.operation_times import operation_times, operations_by_tag
-from testbed.core.analysis.step_costs import step_costs
 from testbed.core.analysis.timeline import Stretches, fault_windows
 from testbed.core.records.check_record import CheckLog
 from testbed.core.records.event import Event

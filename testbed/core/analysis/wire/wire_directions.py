@@ -27,7 +27,7 @@ from itertools import pairwise
 
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow, Stretches
-from testbed.core.analysis.wire_loads import AttemptLoads, Exchanges, MovedBytes, attempt_loads
+from testbed.core.analysis.wire.wire_loads import AttemptLoads, Exchanges, MovedBytes, attempt_loads
 from testbed.core.plan import routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.records.rank_log import JobRecord, RankLog

@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from testbed.core.analysis.critical_path import StepCost, WindowCost
-from testbed.core.analysis.fiber_model import FiberModel
-from testbed.core.analysis.operation_times import OperationTime
-from testbed.core.analysis.volleys import ALIKE
+from testbed.core.analysis.costs.critical_path import StepCost, WindowCost
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.operation_times import OperationTime
+from testbed.core.analysis.costs.volleys import ALIKE
 from testbed.core.prediction.library_costs import LibraryCosts
 from testbed.core.prediction.tcp_limits import LEAST_RTO_S, cold_start_s
 from testbed.core.training.exchange import Exchange, exchanges

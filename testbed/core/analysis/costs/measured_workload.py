@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from testbed.core.analysis import run_path
-from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.analysis.costs import run_path
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.measured_library import MeasuredLibrary, measured_library
+from testbed.core.analysis.costs.volleys import timed
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.measured_library import MeasuredLibrary, measured_library
-from testbed.core.analysis.volleys import timed
 from testbed.core.prediction.library_costs import GLOO, Library
 from testbed.core.prediction.simulator import TooMany
 from testbed.core.prediction.workload_job import job_on
@@ -34,7 +34,7 @@ class MeasuredJob:
         topology: None if the run has none.
         library: what operations cost, by the times that its ranks took for them before the job; None without.
         quartiles: the same by the quartiles of these times.
-        beyond_s: mean step without faults, measured minus simulated with these costs.
+        unattributed_s: mean step without faults, measured minus simulated with these costs.
         utilization: compute / (compute + exposed communication) that it measured.
     """
 
@@ -42,7 +42,7 @@ class MeasuredJob:
     topology: Topology | None
     library: MeasuredLibrary | None
     quartiles: tuple[MeasuredLibrary, ...]
-    beyond_s: float
+    unattributed_s: float
     utilization: float | None
 
 
@@ -74,8 +74,8 @@ def measured_job(run: RunData) -> MeasuredJob:
     )
     libraries = _libraries(twin, fiber, run, step_s)
     library, *quartiles = libraries or (None,)
-    beyond_s = _beyond_s(workload, library, run, twin.cycle)
-    return MeasuredJob(workload, run.topology, library, tuple(quartiles), beyond_s, measured_utilization(run))
+    unattributed_s = _unattributed_s(workload, library, run, twin.cycle)
+    return MeasuredJob(workload, run.topology, library, tuple(quartiles), unattributed_s, measured_utilization(run))
 
 
 def _libraries(twin: Twin, fiber: FiberModel, run: RunData, step_s: float) -> tuple[MeasuredLibrary, ...]:
@@ -94,7 +94,7 @@ def _libraries(twin: Twin, fiber: FiberModel, run: RunData, step_s: float) -> tu
     return tuple(measured_library(planned, times_s, costs, schedule) for times_s in times)
 
 
-def _beyond_s(workload: AgentWorkload, library: Library | None, run: RunData, cycle: int) -> float:
+def _unattributed_s(workload: AgentWorkload, library: Library | None, run: RunData, cycle: int) -> float:
     """Return measured minus simulated exposed time of a steady step; 0 if either is unknown, or sites differ in speed:
     faster ones wait, and only the fastest one is simulated."""
     steady = steady_step(run, cycle)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
-from testbed.core.analysis.fiber_model import FiberModel
+from testbed.core.analysis.costs.fiber_model import FiberModel
 from testbed.core.prediction.library_costs import GLOO, LibraryCosts
 from testbed.core.prediction.simulator import Cost
 from testbed.core.records.check_record import CheckLog

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from testbed.core.analysis.fiber_model import FiberModel
-from testbed.core.analysis.measured_library import measured_library
-from testbed.core.analysis.volleys import Volley, cycle_of, why_not
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.measured_library import measured_library
+from testbed.core.analysis.costs.volleys import Volley, cycle_of, why_not
 from testbed.core.prediction.similarity import Groups, groups
 from testbed.core.prediction.simulator import Parts, TooMany, simulate
 from testbed.core.training.gloo_bytes import site_bytes

@@ -35,7 +35,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from testbed.core.analysis.operation_times import OperationTime
+from testbed.core.analysis.costs.operation_times import OperationTime
 from testbed.core.records.rank_log import StepRecord
 
 __all__ = [

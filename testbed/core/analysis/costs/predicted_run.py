@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from testbed.core.analysis import run_path
-from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
-from testbed.core.analysis.critical_path import CriticalPath, StepParts
-from testbed.core.analysis.fiber_model import FiberModel
-from testbed.core.analysis.host_noise import StallLog
+from testbed.core.analysis.costs import run_path
+from testbed.core.analysis.costs.calibrated_step import StepPrediction, predict_step
+from testbed.core.analysis.costs.critical_path import CriticalPath, StepParts
+from testbed.core.analysis.costs.fiber_model import FiberModel
+from testbed.core.analysis.costs.volleys import timed, why_not
 from testbed.core.analysis.job_twin import twin_of
-from testbed.core.analysis.volleys import timed, why_not
+from testbed.core.analysis.noise.host_noise import StallLog
 from testbed.core.certification.certificate import Certificate
 from testbed.core.prediction.network import length_m
 from testbed.core.prediction.simulator import Parts as Predicted

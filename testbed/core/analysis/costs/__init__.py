@@ -1,0 +1,1 @@
+"""What steps cost: predicted from certificates and timings, measured along the critical path."""

@@ -1,0 +1,1 @@
+"""Stalls of the host, and the uncertainty of figures that they cause."""
