@@ -91,7 +91,7 @@ def _judgeable(experiment: Experiment, workload: AgentWorkload) -> tuple[Experim
 
     Raises UserError for a fault or a steady state that needs what is not known.
     """
-    for condition in (*(it.trigger.when for it in experiment.schedule), *(it.check for it in experiment.hypothesis)):
+    for condition in (*(it.when for it in experiment.schedule), *(it.check for it in experiment.hypothesis)):
         if condition is not None and (refused := applicable.metric_refused(condition.metric, workload)):
             raise UserError(f"{experiment.source}: {condition.text}: {'; '.join(refused)}")
     lost = {it.text: why for it in experiment.expectations if (why := applicable.metric_refused(it.metric, workload))}
