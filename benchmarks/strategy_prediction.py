@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import testbed
 from benchmarks.common import exit_on_sigterm, load, machine
+from testbed.core.analysis.costs import run_path
 from testbed.core.analysis.costs.predicted_run import PredictedRun, predicted_run
 from testbed.core.workload import workload_words
 from testbed.core.workload.workload import AgentWorkload
@@ -101,7 +102,8 @@ def run_one(lab: Any, bed: Bed, way: str, folder: Path) -> tuple[dict[str, Any],
 
 def judge(run: RunDirectory) -> dict[str, Any]:
     """Return prediction and measurement of a run."""
-    found = predicted_run(run.read())
+    data = run.read()
+    found = predicted_run(data, run_path.evaluate(data, data.ranks))
     return {"error": "nothing was predicted"} if found is None else _cell(found)
 
 

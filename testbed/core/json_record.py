@@ -270,6 +270,8 @@ def _record(cls: Any, value: object) -> object:
 def _written(value: Any) -> Any:
     if isinstance(value, JsonRecord):
         return value.to_dict()
+    if hasattr(value, "_asdict"):  # a named tuple
+        return {key: _written(part) for key, part in value._asdict().items()}
     if isinstance(value, list | tuple):
         return [_written(part) for part in value]
     return json_values(value)

@@ -256,7 +256,7 @@ def predict(
         job = workload_job.job_on(changed, found, rate_bps=rate_bps, delay_s=delay_s, library=costs, tcp=limits)
     if ran and library is None:
         same = (job.twin.name, job.twin.values) == (ran.workload.strategy, ran.workload.options)
-        job = job.but(quartiles=ran.quartiles, beyond_s=ran.beyond_s if same else 0.0)
+        job = job.but(quartiles=ran.quartiles, unattributed_s=ran.unattributed_s if same else 0.0)
     return prediction.predict(
         job.but(as_published=as_published),
         target=target,

@@ -1,6 +1,6 @@
 """Time a strategy's operations alone, before the job: at their sizes, after their idle times, all groups at once.
 
-What is to be timed comes with the job (``testbed.core.analysis.costs.volleys.volleys``); this module is the same for all
+What is to be timed comes with the job (``testbed.core.analysis.costs.volleys``); this module is the same for all
 strategies. The ranks wait for each other (:class:`StartBarrier`) before each repetition. Operations are recorded as in
 the job, because checksums and samples are a part of what they take; but into nothing, as none of them is one of the
 job.

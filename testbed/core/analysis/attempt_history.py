@@ -70,15 +70,19 @@ def fenced(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
     began = _began(logs)
 
     def in_time(attempt: int, t: float) -> bool:
-        return t <= min((it for other, it in began.items() if other > attempt), default=t)
+        return t <= min((other_began_t for other, other_began_t in began.items() if other > attempt), default=t)
 
     return tuple(
         replace(
             log,
-            steps=tuple(it for it in log.steps if in_time(it.attempt, it.t_end)),
-            ends=tuple(it for it in log.ends if in_time(it.attempt, it.t)),
-            checkpoints=tuple(it for it in log.checkpoints if in_time(it.attempt, it.t)),
-            evaluations=tuple(it for it in log.evaluations if in_time(it.attempt, it.t)),
+            steps=tuple(record for record in log.steps if in_time(record.attempt, record.t_end)),
+            ends=tuple(end for end in log.ends if in_time(end.attempt, end.t)),
+            checkpoints=tuple(
+                checkpoint for checkpoint in log.checkpoints if in_time(checkpoint.attempt, checkpoint.t)
+            ),
+            evaluations=tuple(
+                evaluation for evaluation in log.evaluations if in_time(evaluation.attempt, evaluation.t)
+            ),
         )
         for log in logs
     )
@@ -89,9 +93,9 @@ def evaluate(
 ) -> tuple[Attempt, ...]:
     """Return the attempts. ``logs`` are :func:`fenced`, ``job`` is their evidence. Empty if no rank recorded a job."""
     began = _began(logs)
-    resumed_from = {it.attempt: it.resumed_from for log in logs for it in log.jobs}
+    resumed_from = {job.attempt: job.resumed_from for log in logs for job in log.jobs}
     ends = _ends(events)
-    found = []
+    attempts = []
     for index, this in enumerate(numbers := list(began)):
         next_ = numbers[index + 1] if index + 1 < len(numbers) else None
         end = ends.get(this)
@@ -107,10 +111,10 @@ def evaluate(
             cause, cause_t = "", None
             if detected_t is not None and known_t is not None:
                 cause, cause_t = _cause(events, windows, began[this], detected_t, known_t)
-        first = next((it.t for it in job.commits if it.attempt == next_), None)
-        committed = [it for it in job.commits if it.attempt == this]
-        ran = {it.step for log in logs for it in log.steps if it.attempt == this}
-        found.append(
+        first = next((commit.t for commit in job.commits if commit.attempt == next_), None)
+        committed = [commit for commit in job.commits if commit.attempt == this]
+        ran = {record.step for log in logs for record in log.steps if record.attempt == this}
+        attempts.append(
             Attempt(
                 number=this,
                 began_t=began[this],
@@ -127,25 +131,25 @@ def evaluate(
                 in_order=in_order,
             )
         )
-    return tuple(found)
+    return tuple(attempts)
 
 
 def _began(logs: Sequence[RankLog]) -> dict[int, float]:
     """Return when the first rank began each attempt, in order."""
-    found: dict[int, float] = {}
+    began_by_attempt: dict[int, float] = {}
     for log in logs:
         for job in log.jobs:
-            found[job.attempt] = min(job.t, found.get(job.attempt, job.t))
-    return dict(sorted(found.items()))
+            began_by_attempt[job.attempt] = min(job.t, began_by_attempt.get(job.attempt, job.t))
+    return dict(sorted(began_by_attempt.items()))
 
 
 def _ends(events: Sequence[Event]) -> dict[int | None, Event]:
-    return {integer(it.fields, "attempt"): it for it in events if it.event == "attempt-ended"}
+    return {integer(event.fields, "attempt"): event for event in events if event.event == "attempt-ended"}
 
 
 def detections(events: Sequence[Event]) -> dict[int, float]:
     """Return when the end of each attempt was detected."""
-    return {attempt: _detected(it) for attempt, it in _ends(events).items() if attempt is not None}
+    return {attempt: _detected(end) for attempt, end in _ends(events).items() if attempt is not None}
 
 
 def _detected(end: Event) -> float:
@@ -163,12 +167,12 @@ def _cause(
     reports it; the end is written down a moment later, so that the report is there.
     """
     standing = [
-        it
-        for it in windows
-        if it.began_t <= detected_t and (it.ended_t is None or max(it.ended_t, it.began_t) > began_t)
+        window
+        for window in windows
+        if window.began_t <= detected_t and (window.ended_t is None or max(window.ended_t, window.began_t) > began_t)
     ]
     if standing:
-        last = max(standing, key=lambda it: it.began_t)
+        last = max(standing, key=lambda window: window.began_t)
         return last.label, max(last.began_t, began_t)
     for rank, t in _deaths(events, began_t, known_t):
         return f"rank {rank} died", t
@@ -178,14 +182,16 @@ def _cause(
 def _deaths(events: Sequence[Event], began_t: float, until_t: float) -> list[tuple[int, float]]:
     """Return (rank, t) of each process that died by itself in an attempt, in the order of time."""
     return [
-        (rank, it.t)
-        for it in events
-        if it.event == "rank-died" and began_t <= it.t <= until_t and (rank := integer(it.fields, "rank")) is not None
+        (rank, event.t)
+        for event in events
+        if event.event == "rank-died"
+        and began_t <= event.t <= until_t
+        and (rank := integer(event.fields, "rank")) is not None
     ]
 
 
 def _goodput(attempt: int, job: JobEvidence, began_t: float, ended_t: float | None) -> float | None:
-    good_s = sum(it.seconds.good_s for it in job.spans if it.attempt == attempt and not it.restart)
+    good_s = sum(span.seconds.good_s for span in job.spans if span.attempt == attempt and not span.restart)
     return job.share_of(good_s, None if ended_t is None else ended_t - began_t)
 
 
@@ -200,8 +206,8 @@ def _blast(
     return tuple(
         Standstill(
             site=site,
-            ranks=tuple(it.rank for it in there),
-            lost_ranks=tuple(it.rank for it in there if it.rank in dead),
+            ranks=tuple(log.rank for log in there),
+            lost_ranks=tuple(log.rank for log in there if log.rank in dead),
             stood_still_s=_stood_still(there, this, next_),
         )
         for site, there in sites.items()
@@ -209,6 +215,6 @@ def _blast(
 
 
 def _stood_still(logs: Sequence[RankLog], this: int, next_: int | None) -> float | None:
-    before = [it.t_end for log in logs for it in log.steps if it.attempt <= this]
-    after = [it.t_begin for log in logs for it in log.steps if it.attempt == next_]
+    before = [record.t_end for log in logs for record in log.steps if record.attempt <= this]
+    after = [record.t_begin for log in logs for record in log.steps if record.attempt == next_]
     return min(after) - max(before) if before and after else None

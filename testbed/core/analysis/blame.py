@@ -52,14 +52,14 @@ class Blame:
     def sentence(self) -> str:
         """The ends in words; empty if there is nothing to blame."""
         ends = self.unexplained or self.own
-        shown = "; ".join(describe(it) for it in ends[:4])
+        shown = "; ".join(describe(end) for end in ends[:4])
         return shown + (f"; and {len(ends) - 4} more" if len(ends) > 4 else "")
 
 
 def blame(ends: Sequence[ProcessEnd]) -> Blame:
     """Return who is to blame for the ends of a run's processes, given in any order."""
-    unexplained = sorted(filter(is_unexplained, ends), key=lambda it: it.t)
-    own = sorted((it for it in ends if _is_own(it)), key=lambda it: it.t)
+    unexplained = sorted(filter(is_unexplained, ends), key=lambda end: end.t)
+    own = sorted((end for end in ends if _is_own(end)), key=lambda end: end.t)
     if unexplained and own and own[0].t < unexplained[0].t - EFFECT_S:
         return Blame(own=tuple(own))
     return Blame(unexplained=tuple(unexplained)) if unexplained else Blame(own=tuple(own))

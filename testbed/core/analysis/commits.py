@@ -88,33 +88,33 @@ def commits(logs: Sequence[RankLog], world_size: int, twin: Twin | None = None) 
     most = math.inf if twin is None or _ended_in_order(logs) else _committed(logs, world_size, twin)
     records = [list(row.values()) for step, row in lineage(logs).items() if len(row) == world_size and step <= most]
     saving = _longest_checkpoints(logs)
-    ends = [it.t for it in every_run(logs, world_size)]
+    ends = [commit.t for commit in every_run(logs, world_size)]
     schedule = ExchangeSchedule(twin)
-    found: list[Commit] = []
+    committed: list[Commit] = []
     for row in sorted(records, key=lambda row: max(record.t_end for record in row)):
         t = max(record.t_end for record in row)
-        before = found[-1].t if found else min(record.t_begin for record in row)
+        before = committed[-1].t if committed else min(record.t_begin for record in row)
         losses = [record.train_loss for record in row if record.train_loss is not None]
         attempt = row[0].attempt
-        resumed = attempt > (found[-1].attempt if found else 1)
+        resumed = attempt > (committed[-1].attempt if committed else 1)
         tokens = sum(record.tokens for record in row)
         stood_t = max((end for end in ends if before < end < t), default=before) if resumed else before
         saved_s = 0.0 if resumed else min(saving.get((attempt, row[0].step), 0.0), t - before)
         ran_t = min(record.t_begin for record in row)
-        found.append(
+        committed.append(
             Commit(
                 row[0].step, t, t - before, tokens, _mean(losses), attempt, resumed, stood_t, ran_t, saved_s,
                 exchanges=schedule.kind(row[0].step),
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(committed)
 
 
 def _ended_in_order(logs: Sequence[RankLog]) -> bool:
     """Whether all ranks ended the last attempt in order: by an exchange, or by a checkpoint for the next attempt."""
     last = max((job.attempt for log in logs for job in log.jobs), default=1)
-    ends = [[it for it in log.ends if it.attempt == last] for log in logs]
-    return bool(ends) and all(any(it.status != "failed" and not it.forced for it in each) for each in ends)
+    ends = [[end for end in log.ends if end.attempt == last] for log in logs]
+    return bool(ends) and all(any(end.status != "failed" and not end.forced for end in end) for end in ends)
 
 
 def _committed(logs: Sequence[RankLog], world_size: int, twin: Twin) -> int:
@@ -131,15 +131,15 @@ def every_run(logs: Sequence[RankLog], world_size: int, twin: Twin | None = None
         for record in log.steps:
             rows.setdefault((record.attempt, record.step), {})[log.rank] = record
     schedule = ExchangeSchedule(twin)
-    found: list[Commit] = []
+    runs: list[Commit] = []
     whole = [list(row.values()) for row in rows.values() if len(row) == world_size]
     for row in sorted(whole, key=lambda row: max(record.t_end for record in row)):
         t = max(record.t_end for record in row)
-        before = found[-1].t if found else min(record.t_begin for record in row)
+        before = runs[-1].t if runs else min(record.t_begin for record in row)
         step = row[0].step
         exchanges = schedule.kind(step)
-        found.append(Commit(step, t, t - before, 0, None, row[0].attempt, stood_t=before, exchanges=exchanges))
-    return tuple(found)
+        runs.append(Commit(step, t, t - before, 0, None, row[0].attempt, stood_t=before, exchanges=exchanges))
+    return tuple(runs)
 
 
 def steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
@@ -153,26 +153,26 @@ def steps_lost(logs: Sequence[RankLog], committed: Sequence[Commit]) -> int:
 def checkpoint_time(log: RankLog) -> dict[tuple[int, int], float]:
     """Return (attempt, step) -> the seconds for which a checkpoint or an evaluation kept the rank from beginning it."""
     pauses: list[CheckpointRecord | EvaluationRecord] = sorted(
-        (*log.checkpoints, *log.evaluations), key=lambda it: it.t
+        (*log.checkpoints, *log.evaluations), key=lambda checkpoint: checkpoint.t
     )
     ends = {(record.attempt, record.step): record.t_end for record in log.steps} if pauses else {}
-    found: dict[tuple[int, int], float] = {}
-    for each in pauses:
-        since = ends.get((each.attempt, each.step))
-        most = math.inf if since is None else max(0.0, each.t - since)
-        took = each.took_s if each.took_s is not None else 0.0 if since is None else most
-        key = (each.attempt, each.step + 1)
-        found[key] = min(most, found.get(key, 0.0) + max(0.0, took))
-    return found
+    seconds_by_step: dict[tuple[int, int], float] = {}
+    for commit in pauses:
+        since = ends.get((commit.attempt, commit.step))
+        most = math.inf if since is None else max(0.0, commit.t - since)
+        blocked_s = commit.took_s if commit.took_s is not None else 0.0 if since is None else most
+        key = (commit.attempt, commit.step + 1)
+        seconds_by_step[key] = min(most, seconds_by_step.get(key, 0.0) + max(0.0, blocked_s))
+    return seconds_by_step
 
 
 def _longest_checkpoints(logs: Sequence[RankLog]) -> dict[tuple[int, int], float]:
     """Return (attempt, step) -> the longest checkpoint of any rank before the step, for which all ranks waited."""
-    found: dict[tuple[int, int], float] = {}
+    longest_s: dict[tuple[int, int], float] = {}
     for log in logs:
         for key, seconds in checkpoint_time(log).items():
-            found[key] = max(seconds, found.get(key, 0.0))
-    return found
+            longest_s[key] = max(seconds, longest_s.get(key, 0.0))
+    return longest_s
 
 
 def lineage(logs: Sequence[RankLog]) -> dict[int, dict[int, StepRecord]]:

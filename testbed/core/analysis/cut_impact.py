@@ -46,16 +46,16 @@ class CutImpact:
 def impacts(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: float | None = None) -> list[CutImpact]:
     """Return the impact of each of ``windows`` that has ended, in order."""
     job = evaluate(logs, windows, ended_t, seen_t=ended_t)
-    found: list[CutImpact] = []
+    of_faults: list[CutImpact] = []
     calm_from_t = job.began_t or 0.0
-    for each in job.faults:
-        window = each.window
+    for fault in job.faults:
+        window = fault.window
         if window.ended_t is None:
             continue
         lasted_s = window.ended_t - window.began_t
         before = _pace(job.commits, max(calm_from_t, window.began_t - max(lasted_s, 1.0)), window.began_t)
         during = sum(window.began_t < commit.t <= window.ended_t for commit in job.commits) / lasted_s
-        found.append(
+        of_faults.append(
             CutImpact(
                 duct=window.target,
                 links=window.links,
@@ -63,14 +63,14 @@ def impacts(logs: Sequence[RankLog], windows: Sequence[FaultWindow], ended_t: fl
                 steps_per_s_before=before,
                 steps_per_s_during=during,
                 goodput=None if before is None else during / before,
-                longest_gap_s=each.longest_gap_s,
-                back_after_end_s=each.back_after_end_s,
+                longest_gap_s=fault.longest_gap_s,
+                back_after_end_s=fault.back_after_end_s,
                 came_back=any(commit.t > window.ended_t for commit in job.commits),
-                gap_open=each.gap_open,
+                gap_open=fault.gap_open,
             )
         )
-        calm_from_t = window.ended_t if each.aftermath_end_t is None else each.aftermath_end_t
-    return found
+        calm_from_t = window.ended_t if fault.aftermath_end_t is None else fault.aftermath_end_t
+    return of_faults
 
 
 def _pace(commits: Sequence[Commit], begin_t: float, end_t: float) -> float | None:

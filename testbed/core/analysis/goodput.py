@@ -105,7 +105,11 @@ class JobEvidence:
     def gap_at_most(self) -> bool:
         """Whether :attr:`recovery_s` is an upper bound, as the program prints too seldom to tell."""
         gaps = [fault for fault in self.faults if fault.longest_gap_s is not None]
-        return max(gaps, key=lambda it: (it.longest_gap_s or 0.0, not it.gap_at_most)).gap_at_most if gaps else False
+        return (
+            max(gaps, key=lambda fault: (fault.longest_gap_s or 0.0, not fault.gap_at_most)).gap_at_most
+            if gaps
+            else False
+        )
 
     @property
     def goodput(self) -> float | None:
@@ -116,7 +120,7 @@ class JobEvidence:
     @property
     def rank_seconds(self) -> RankSeconds:
         """World size x wall time, by class."""
-        return sum((each.seconds for each in self.spans), RankSeconds())
+        return sum((span.seconds for span in self.spans), RankSeconds())
 
     def share_of(self, rank_seconds: float, wall_s: float | None) -> float | None:
         """Return ``rank_seconds`` over those of ``wall_s``; None where no step tells the fault-free pace."""
@@ -126,11 +130,11 @@ class JobEvidence:
 
     @property
     def compute_s(self) -> float:
-        return sum(each.compute_s for each in self.rank_times)
+        return sum(rank_time.compute_s for rank_time in self.rank_times)
 
     @property
     def exposed_s(self) -> float:
-        return sum(each.exposed_s for each in self.rank_times)
+        return sum(rank_time.exposed_s for rank_time in self.rank_times)
 
     @property
     def compute_utilization(self) -> float | None:
@@ -201,21 +205,19 @@ def evaluate(
     paced = pace(committed, ran, windows, span, ExchangeTimes(logs, ExchangeSchedule(twin)).after)
     spans: tuple[AttemptSpan, ...] = ()
     costs: tuple[FaultCost, ...] = ()
-    if job and job.world_size > 0 and began is not None and ended is not None:
-        wall = job.world_size * (ended - began)
-        if 0 < wall < math.inf:
-            spans, costs = account(
-                logs,
-                job.world_size,
-                began,
-                ended,
-                paced.disturbances,
-                complete=complete,
-                observed_end=ended_t is not None,
-                detected=detected or {},
-                twin=twin,
-                committed={(it.attempt, it.step) for it in committed},
-            )
+    if job and span and 0 < job.world_size * (span.ended_t - span.began_t) < math.inf:
+        spans, costs = account(
+            logs,
+            job.world_size,
+            span.began_t,
+            span.ended_t,
+            paced.disturbances,
+            complete=complete,
+            observed_end=ended_t is not None,
+            detected=detected or {},
+            twin=twin,
+            committed={(commit.attempt, commit.step) for commit in committed},
+        )
     return JobEvidence(
         world_size=job.world_size if job else None,
         steps_planned=job.steps if job else None,

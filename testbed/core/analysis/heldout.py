@@ -46,27 +46,29 @@ def held_out(
     by_step: defaultdict[int, dict[int, EvaluationRecord]] = defaultdict(dict)
     went_on_from = {job.attempt: job.resumed_from for log in logs for job in log.jobs}
     for log in logs:
-        for it in log.evaluations:
-            later = (step for attempt, step in went_on_from.items() if attempt > it.attempt)
-            if it.step <= min(later, default=it.step):  # else a later attempt did the step again
-                by_step[it.step][log.rank] = it
+        for evaluation in log.evaluations:
+            later = (step for attempt, step in went_on_from.items() if attempt > evaluation.attempt)
+            if evaluation.step <= min(later, default=evaluation.step):  # else a later attempt did the step again
+                by_step[evaluation.step][log.rank] = evaluation
     site = {log.rank: log.site for log in logs}
     until = payload_until(fibers, mtu)
     # What was timed before the first step is not the job's.
-    before = until(min((it.t_begin for log in logs for it in log.steps), default=0.0)) or 0.0
+    before = until(min((record.t_begin for log in logs for record in log.steps), default=0.0)) or 0.0
 
     def crossed(t: float) -> float | None:
-        return None if (found := until(t)) is None else max(0.0, found - before)
+        return None if (byte_count := until(t)) is None else max(0.0, byte_count - before)
 
-    tokens = sorted((step, sum(it.tokens for it in row.values())) for step, row in lineage(logs).items())
+    tokens = sorted((step, sum(record.tokens for record in row.values())) for step, row in lineage(logs).items())
     token_steps, totals = [step for step, _ in tokens], [0, *accumulate(count for _, count in tokens)]
     paused_s, points = 0.0, []
     for step, records in sorted(by_step.items()):
-        took_s = max(it.took_s or 0.0 for it in records.values())
-        t = max(it.t for it in records.values())
+        took_s = max(evaluation.took_s or 0.0 for evaluation in records.values())
+        t = max(evaluation.t for evaluation in records.values())
         loss = _loss(records, site)
         if loss is not None and began_t is not None:
-            versions = [it.outer_version for it in records.values() if it.outer_version is not None]
+            versions = [
+                evaluation.outer_version for evaluation in records.values() if evaluation.outer_version is not None
+            ]
             began = t - took_s
             trained = totals[bisect.bisect_right(token_steps, step)]
             t_s = began - began_t - paused_s
@@ -81,8 +83,8 @@ def payload_until(fibers: Sequence[FiberSample], mtu: Mapping[str, int]) -> Call
     Between two samples it grows evenly; None before the first. A restarted emulator counts from zero.
     """
     tracks: defaultdict[str, list[FiberSample]] = defaultdict(list)
-    for it in fibers:
-        tracks[it.direction].append(it)
+    for sample in fibers:
+        tracks[sample.direction].append(sample)
     lines: list[tuple[list[float], list[float]]] = []
     for direction, track in tracks.items():
         frame = mtu.get(direction.partition(":")[0], 1500) + 14
@@ -118,10 +120,10 @@ def _at(times: Sequence[float], totals: Sequence[float], t: float) -> float:
 def _loss(records: Mapping[int, EvaluationRecord], site: Mapping[int, str]) -> float | None:
     """Return the mean over sites of the mean over a site's windows; None unless all ranks have their share."""
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for rank, it in records.items():
-        if it.heldout_loss is None:
+    for rank, evaluation in records.items():
+        if evaluation.heldout_loss is None:
             return None
-        sums[site.get(rank, "")][0] += it.heldout_loss * it.windows
-        sums[site.get(rank, "")][1] += it.windows
+        sums[site.get(rank, "")][0] += evaluation.heldout_loss * evaluation.windows
+        sums[site.get(rank, "")][1] += evaluation.windows
     means = [total / windows for total, windows in sums.values() if windows]
     return sum(means) / len(means) if means else None

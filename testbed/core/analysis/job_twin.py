@@ -27,7 +27,9 @@ def twin_of(logs: Sequence[RankLog], workload: Mapping[str, object] | None = Non
     if layout is None:
         return None
     options = jobs[0].options
-    return made({it.name: options[it.argument] for it in made.options if it.argument in options}, layout)
+    return made(
+        {option.name: options[option.argument] for option in made.options if option.argument in options}, layout
+    )
 
 
 def strategy_words(logs: Sequence[RankLog]) -> str:
@@ -36,7 +38,7 @@ def strategy_words(logs: Sequence[RankLog]) -> str:
     if job is None:
         return ""
     made = BUILT.get(job.strategy or job.scheme)
-    names = {it.argument: it.name for it in made.options} if made else {}
+    names = {option.argument: option.name for option in made.options} if made else {}
     options = ",".join(f"{names.get(key, key)}={value}" for key, value in job.options.items() if value is not None)
     return (job.strategy or job.scheme) + (f":{options}" if options else "")
 
@@ -69,11 +71,11 @@ def _tensors(job: JobRecord, workload: Mapping[str, object]) -> tuple[Tensor, ..
     if job.gradient_bytes is None:
         return ()
     elements = job.gradient_bytes // FLOAT32_BYTES
-    known = gpt_tensors(*(_shape(workload, key) for key in ("layers", "width", "context")))
-    return known if sum(it.elements for it in known) == elements else (Tensor("model", elements),)
+    tensors = gpt_tensors(*(_shape(workload, key) for key in ("layers", "width", "context")))
+    return tensors if sum(record.elements for record in tensors) == elements else (Tensor("model", elements),)
 
 
 def _shape(workload: Mapping[str, object], key: str) -> int:
-    found = integer(workload, key)
+    size = integer(workload, key)
     default: int = getattr(AgentWorkload, key)
-    return default if found is None else found
+    return default if size is None else size

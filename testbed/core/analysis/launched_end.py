@@ -27,11 +27,11 @@ def sentence(workload: Fields) -> str:
     it, or have been noticed earlier: there one that the kernel killed for want of memory comes first, then one with a
     signal that it did not raise itself.
     """
-    failed = [it for it in ends_of(workload) if it.rank is not None and (it.signal or it.status)]
+    failed = [end for end in ends_of(workload) if end.rank is not None and (end.signal or end.status)]
     if not failed:
         return ""
-    earliest = min(it.t for it in failed)
-    first = min((it for it in failed if it.t <= earliest + blame.EFFECT_S), key=_precedence)
+    earliest = min(end.t for end in failed)
+    first = min((end for end in failed if end.t <= earliest + blame.EFFECT_S), key=_precedence)
     statuses = list(sequence(workload, "statuses"))
     return f"{_one(first, workload, statuses)}{_others(first, failed, workload, statuses)}"
 
@@ -66,23 +66,23 @@ def _why(end: ProcessEnd) -> str:
 
 
 def _node(workload: Fields, rank: int) -> str:
-    for it in sequence(workload, "members"):
-        if isinstance(it, Mapping) and integer(it, "rank") == rank:
-            return text(it, "node")
+    for member in sequence(workload, "members"):
+        if isinstance(member, Mapping) and integer(member, "rank") == rank:
+            return text(member, "node")
     return ""
 
 
 def _others(first: ProcessEnd, failed: Sequence[ProcessEnd], workload: Fields, statuses: Sequence[object]) -> str:
-    said = []
+    remarks = []
     if too := len(failed) - 1:
-        said.append(f"{too} other{'s' if too > 1 else ''} failed too")
+        remarks.append(f"{too} other{'s' if too > 1 else ''} failed too")
     ended = [rank for rank, status in enumerate(statuses) if status is None]
-    times = [it for it in (_at(workload, rank) for rank in ended) if it is not None]
+    times = [place for place in (_at(workload, rank) for rank in ended) if place is not None]
     if times:  # else they still run
         later = f" {_duration(max(times) - first.t)} later" if max(times) >= first.t else ""
         whole = len(ended) == len(statuses) - 1
-        said.append(f"{'the others were' if whole else f'{len(ended)} {_were(len(ended))}'} ended{later}")
-    return "".join(f"; {it}" for it in said)
+        remarks.append(f"{'the others were' if whole else f'{len(ended)} {_were(len(ended))}'} ended{later}")
+    return "".join(f"; {remark}" for remark in remarks)
 
 
 def _were(count: int) -> str:
@@ -90,8 +90,8 @@ def _were(count: int) -> str:
 
 
 def _at(workload: Fields, rank: int) -> float | None:
-    found = list(sequence(workload, "ended_t"))
-    return number({"t": found[rank]}, "t") if rank < len(found) else None
+    ended_t = list(sequence(workload, "ended_t"))
+    return number({"t": ended_t[rank]}, "t") if rank < len(ended_t) else None
 
 
 def _duration(seconds: float) -> str:

@@ -44,14 +44,14 @@ def times(info: RunInfo) -> tuple[dict[int, float], dict[int, float]]:
 
 def _of_ranks(info: RunInfo, key: str) -> dict[int, float]:
     listed = sequence(info.workload, key)
-    found = ((rank, number({"": value}, "")) for rank, value in enumerate(listed))
-    return {rank: t for rank, t in found if t is not None}
+    numbered = ((rank, number({"": value}, "")) for rank, value in enumerate(listed))
+    return {rank: t for rank, t in numbered if t is not None}
 
 
 def _times(info: RunInfo, key: str, world: int) -> tuple[float, ...]:
     """Return a time for each rank; nothing if one is missing."""
     try:
-        found = numbers(info.workload, key)
+        times_t = numbers(info.workload, key)
     except Malformed:
         return ()
-    return found if len(found) == world else ()
+    return times_t if len(times_t) == world else ()

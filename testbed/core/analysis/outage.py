@@ -29,9 +29,13 @@ def longest_outage(
 ) -> Outage | None:
     """Return the longest outage that overlaps ``from_t`` to ``to_t``; ``seen_t`` ends one without an end."""
     near = [
-        it for it in _outages(events, topology) if it.began_t < to_t and (it.ended_t is None or it.ended_t > from_t)
+        outage
+        for outage in _outages(events, topology)
+        if outage.began_t < to_t and (outage.ended_t is None or outage.ended_t > from_t)
     ]
-    return max(near, key=lambda it: (seen_t if it.ended_t is None else it.ended_t) - it.began_t, default=None)
+    return max(
+        near, key=lambda outage: (seen_t if outage.ended_t is None else outage.ended_t) - outage.began_t, default=None
+    )
 
 
 def _outages(events: Iterable[Event], topology: Topology) -> Iterator[Outage]:
@@ -55,11 +59,11 @@ def _outages(events: Iterable[Event], topology: Topology) -> Iterator[Outage]:
 
 def _note(event: Event, dark: dict[str, set[str]]) -> None:
     """Update why each link is dark: the directions without light, and the sites without carrier."""
-    told = mapping(event.fields, "in_force")
-    for direction in told:
+    in_force = mapping(event.fields, "in_force")
+    for direction in in_force:
         link = direction.partition(":")[0]
         if link in dark:
-            lightless = bool(sequence(mapping(told, direction), "dark_by"))
+            lightless = bool(sequence(mapping(in_force, direction), "dark_by"))
             (dark[link].add if lightless else dark[link].discard)(direction)
     if event.event == "carrier" and (link := text(event.fields, "link")) in dark:
         (dark[link].discard if event.fields.get("up") is True else dark[link].add)(text(event.fields, "site"))
@@ -69,14 +73,14 @@ def _parted(topology: Topology, dark: set[str]) -> bool:
     sites = [site.name for site in topology.sites]
     reached, grown = set(sites[:1]), True
     while grown:
-        more = {
+        joined = {
             site
             for link in topology.links
             if link.name not in dark and reached & {*link.between}
             for site in link.between
         }
-        grown = not more <= reached
-        reached |= more
+        grown = not joined <= reached
+        reached |= joined
     return bool(dark) and not reached >= {*sites}
 
 

@@ -55,14 +55,16 @@ def pace(
 
     ``exchanged``: when all that was affected until a time is exchanged; by default each step is an exchange.
     """
-    stretches = Stretches((it.began_t, math.inf if it.ended_t is None else it.ended_t) for it in windows)
-    usually = _usual_exchanges([it for it in committed if _is_calm(it, stretches)])
+    stretches = Stretches(
+        (window.began_t, math.inf if window.ended_t is None else window.ended_t) for window in windows
+    )
+    usually = _usual_exchanges([commit for commit in committed if _is_calm(commit, stretches)])
     committed, ran = _without(usually, committed), _without(usually, ran)
-    calm = [it for it in committed if _is_calm(it, stretches)]
+    calm = [commit for commit in committed if _is_calm(commit, stretches)]
     usual = StepPace.of(calm)
     faults = tuple(recover(committed, ran, window, stretches, usual, span, exchanged) for window in windows)
     disturbances = join([*_of_faults(faults, span), *_of_restarts(committed, stretches, usual, exchanged)])
-    disturbed = Stretches((it.began_t, it.ended_t) for it in disturbances)
+    disturbed = Stretches((disturbance.began_t, disturbance.ended_t) for disturbance in disturbances)
     # So that ordinary noise is no loss, all other steps count as they were.
     quiet = tuple(commit for commit in calm if not disturbed.touch(commit.begin_t, commit.t))
     return Paced(usual, faults, quiet, disturbances)
@@ -84,16 +86,16 @@ def _usual_exchanges(calm: Sequence[Commit]) -> dict[_Exchanges, float]:
         return {}
     most_frequent = max(alike, key=lambda exchanges: len(alike[exchanges]))
     usual_s = statistics.median(alike[most_frequent])
-    return {exchanges: max(0.0, statistics.median(each) - usual_s) for exchanges, each in alike.items()}
+    return {exchanges: max(0.0, statistics.median(durations_s) - usual_s) for exchanges, durations_s in alike.items()}
 
 
 def _without(usually: Mapping[_Exchanges, float], commits: Sequence[Commit]) -> list[Commit]:
     """Return the commits, with the time of their usual exchange taken off."""
     return [
-        replace(it, exchange_s=min(extra_s, max(0.0, it.duration_s - it.checkpoint_s)))
-        if (extra_s := usually.get(it.exchanges, 0.0))
-        else it
-        for it in commits
+        replace(commit, exchange_s=min(extra_s, max(0.0, commit.duration_s - commit.checkpoint_s)))
+        if (extra_s := usually.get(commit.exchanges, 0.0))
+        else commit
+        for commit in commits
     ]
 
 
@@ -115,10 +117,12 @@ def _of_faults(faults: Sequence[FaultRecovery], span: JobSpan | None) -> list[In
 def _of_restarts(
     committed: Sequence[Commit], faults: Stretches, pace: StepPace | None, exchanged: Callable[[float], float]
 ) -> list[Interruption]:
-    found = []
+    interruptions = []
     for commit in committed:
         if commit.resumed:
             end_t = None if pace is None else restart_end_t(committed, commit, faults, pace, exchanged)
             resumed_t = max(commit.stood_t, commit.ran_t)
-            found.append(Interruption(commit.stood_t, math.inf if end_t is None else end_t, "restart", resumed_t))
-    return found
+            interruptions.append(
+                Interruption(commit.stood_t, math.inf if end_t is None else end_t, "restart", resumed_t)
+            )
+    return interruptions

@@ -50,7 +50,7 @@ class Synchronised:
         """Return the ranks for which ``rank`` waits before its inner optimizer, itself included."""
         if self._twin is None:
             return frozenset(range(self._world_size))
-        return self._of(tuple(it for it in self._twin.operations(step) if it.before_update), rank)
+        return self._of(tuple(operation for operation in self._twin.operations(step) if operation.before_update), rank)
 
     def after(self, step: int, rank: int) -> list[tuple[frozenset[int], int]]:
         """Return (ranks, steps before) of the exchanges for which ``rank`` waits after its inner optimizer."""
@@ -58,15 +58,19 @@ class Synchronised:
             return []
         if (step, rank) in self._after:
             return self._after[step, rank]
-        found = []
+        landed = []
         for earlier in range(self._reach() + 1):
-            landing = (it for it in self._operations(step - earlier) if not it.before_update)
-            due = tuple(it for it in landing if it.lands == earlier or (step == self._twin.layout.steps and it.lands))
+            landing = (operation for operation in self._operations(step - earlier) if not operation.before_update)
+            due = tuple(
+                operation
+                for operation in landing
+                if operation.lands == earlier or (step == self._twin.layout.steps and operation.lands)
+            )
             ranks = self._of(due, rank) if due else frozenset()
             if len(ranks) > 1:
-                found.append((ranks, earlier))
-        self._after[step, rank] = found
-        return found
+                landed.append((ranks, earlier))
+        self._after[step, rank] = landed
+        return landed
 
     def _operations(self, step: int) -> Sequence[Operation]:
         return self._twin.operations(step) if self._twin is not None and step > 0 else ()
@@ -75,38 +79,40 @@ class Synchronised:
         """Return the most steps after which an exchange lands."""
         if not self._longest and self._twin is not None:
             some = range(1, min(self._twin.layout.steps, 2 * max(32, self._twin.longest_gap)) + 1)
-            self._longest = 1 + max((it.lands for step in some for it in self._twin.operations(step)), default=0)
+            self._longest = 1 + max(
+                (operation.lands for step in some for operation in self._twin.operations(step)), default=0
+            )
         return max(0, self._longest - 1)
 
     def _of(self, operations: tuple[Operation, ...], rank: int) -> frozenset[int]:
         if operations not in self._within:
-            self._within[operations] = _connected(it.ranks for it in operations)
+            self._within[operations] = _connected(operation.ranks for operation in operations)
         return next((group for group in self._within[operations] if rank in group), frozenset((rank,)))
 
 
 def _connected(groups: Iterable[Sequence[int]]) -> list[frozenset[int]]:
-    found: list[frozenset[int]] = []
+    components: list[frozenset[int]] = []
     for group in groups:
         joined = frozenset(group)
         apart = []
-        for other in found:
+        for other in components:
             if other & joined:
                 joined |= other
             else:
                 apart.append(other)
-        found = [*apart, joined]
-    return found
+        components = [*apart, joined]
+    return components
 
 
 def runs(log: RankLog) -> list[tuple[StepRecord, Run]]:
     """Return the steps of one rank, each with its run."""
     counts: Counter[tuple[int, int]] = Counter()
-    found = []
+    runs_of_steps = []
     for record in log.steps:
         step = (record.attempt, record.step)
-        found.append((record, (*step, counts[step])))
+        runs_of_steps.append((record, (*step, counts[step])))
         counts[step] += 1
-    return found
+    return runs_of_steps
 
 
 def peer_waits(
@@ -144,7 +150,7 @@ def all_meet_after(twin: Twin | None, world_size: int, step: int) -> bool:
     world, everyone = Synchronised(twin, world_size), frozenset(range(world_size))
     if twin is None or world.within(step, 0) == everyone:
         return False
-    due = [it.ranks for it in twin.operations(step) if not it.before_update]
+    due = [operation.ranks for operation in twin.operations(step) if not operation.before_update]
     return _connected(due) == [everyone]
 
 
@@ -168,6 +174,6 @@ class _Moments:
         """Return how much later than ``rank`` the last of ``ranks`` was there, ``earlier`` steps before; at least 0."""
         before = (run[0], run[1] - earlier, run[2])
         if (ranks, before) not in self._last:
-            found = (self._t.get((each, before), -math.inf) for each in ranks)
-            self._last[ranks, before] = max(found, default=-math.inf)
+            begin_times = (self._t.get((records, before), -math.inf) for records in ranks)
+            self._last[ranks, before] = max(begin_times, default=-math.inf)
         return max(0.0, self._last[ranks, before] - self._t[rank, run])

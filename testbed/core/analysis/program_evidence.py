@@ -63,10 +63,10 @@ def evaluate(
     began_t = min([*began.values(), *(job.t for log in logs for job in log.jobs)], default=info.started_t)
     merge, counted = merged(logs, ended)
     committed, ran = _commits(merge, counted)
-    statuses = [it if isinstance(it, int) else None for it in sequence(info.workload, "statuses")]
+    statuses = [status if isinstance(status, int) else None for status in sequence(info.workload, "statuses")]
     # A workload with a duration is ended by the testbed, in order.
     good = (0, None) if info.workload.get("ended_in_order") is True else (0,)
-    complete = bool(statuses) and all(it in good for it in statuses)
+    complete = bool(statuses) and all(status in good for status in statuses)
     died = any(statuses) or (info.status == "failed" and not info.unknown_because and not complete)
     lasts = [*ended.values(), *(record.t for log in logs for record in log.progress)]
     if not ended and seen_t is not None:
@@ -112,37 +112,39 @@ def evaluate(
 def _commits(merge: ProgressMerge, counted: Sequence[CountedStep]) -> tuple[tuple[Commit, ...], tuple[Commit, ...]]:
     """Return the commits in the lineage of what the program went on with, and every one that ever counted."""
 
-    def kept(it: CountedStep) -> bool:
-        later = (step for attempt, step in merge.first_printed.items() if attempt > it.attempt)
-        return it.step < min(later, default=math.inf)
+    def kept(counted_step: CountedStep) -> bool:
+        later = (step for attempt, step in merge.first_printed.items() if attempt > counted_step.attempt)
+        return counted_step.step < min(later, default=math.inf)
 
-    return _chain([it for it in counted if kept(it)], counted), _chain(counted, counted)
+    return _chain([record for record in counted if kept(record)], counted), _chain(counted, counted)
 
 
 def _chain(counted: Sequence[CountedStep], every: Sequence[CountedStep]) -> tuple[Commit, ...]:
-    found: list[Commit] = []
+    chain: list[Commit] = []
     at = 0  # the next one of ``every`` that may have been lost before the next commit
-    for it in counted:
-        last = found[-1] if found else None
-        if it is every[0] or (last is not None and it.step <= last.step):
-            found.append(Commit(it.step, it.t, 0.0, 0, it.train_loss, it.attempt, stood_t=it.t, timed=False))
+    for record in counted:
+        last = chain[-1] if chain else None
+        if record is every[0] or (last is not None and record.step <= last.step):
+            chain.append(
+                Commit(record.step, record.t, 0.0, 0, record.train_loss, record.attempt, stood_t=record.t, timed=False)
+            )
             continue
         # Where the program began again from nothing, nothing before counts but the time.
         before_t = last.t if last else every[0].t
-        resumed = it.attempt > (last.attempt if last else 1)
+        resumed = record.attempt > (last.attempt if last else 1)
         stood_t = before_t
-        while at < len(every) and every[at].t < it.t:
+        while at < len(every) and every[at].t < record.t:
             stood_t = max(stood_t, every[at].t)
             at += 1
-        steps = it.step - last.step if last else 1
-        found.append(
+        steps = record.step - last.step if last else 1
+        chain.append(
             Commit(
-                step=it.step,
-                t=it.t,
-                duration_s=it.t - before_t,
-                tokens=round(steps * (it.tokens_per_step or 0.0)),
-                train_loss=it.train_loss,
-                attempt=it.attempt,
+                step=record.step,
+                t=record.t,
+                duration_s=record.t - before_t,
+                tokens=round(steps * (record.tokens_per_step or 0.0)),
+                train_loss=record.train_loss,
+                attempt=record.attempt,
                 resumed=resumed,
                 stood_t=stood_t if resumed else before_t,
                 ran_t=before_t,
@@ -150,9 +152,9 @@ def _chain(counted: Sequence[CountedStep], every: Sequence[CountedStep]) -> tupl
             )
         )
     # A program that prints each tenth step prints 10 first: ten steps are done, though when they began is not known.
-    if len(found) > 1 and found[0].step == found[1].steps:
-        found[0] = replace(found[0], steps=found[0].step)
-    return tuple(found)
+    if len(chain) > 1 and chain[0].step == chain[1].steps:
+        chain[0] = replace(chain[0], steps=chain[0].step)
+    return tuple(chain)
 
 
 def _lost(merge: ProgressMerge, committed: Sequence[Commit]) -> int:
@@ -162,7 +164,7 @@ def _lost(merge: ProgressMerge, committed: Sequence[Commit]) -> int:
 
 def _lost_of(merge: ProgressMerge, committed: Sequence[Commit], attempt: int) -> int:
     began = merge.first_printed[attempt]
-    kept = max((it.step for it in committed if it.attempt == attempt), default=began - 1)
+    kept = max((commit.step for commit in committed if commit.attempt == attempt), default=began - 1)
     return max(0, merge.furthest[attempt] - max(kept, began - 1))
 
 
@@ -175,17 +177,17 @@ def _timed(committed: Sequence[Commit], paced: Paced, span: JobSpan | None) -> t
 
 
 def _goodput(committed: Sequence[Commit], paced: Paced, timed: tuple[float, float] | None) -> float | None:
-    quiet_steps = sum(it.steps for it in paced.quiet)
+    quiet_steps = sum(commit.steps for commit in paced.quiet)
     if timed is None or not quiet_steps or timed[1] <= timed[0]:
         return None
-    quiet_s = sum(it.duration_s for it in paced.quiet)
-    untouched = {(it.attempt, it.step) for it in paced.quiet}
+    quiet_s = sum(commit.duration_s for commit in paced.quiet)
+    untouched = {(commit.attempt, commit.step) for commit in paced.quiet}
     spent: defaultdict[int, float] = defaultdict(float)
     steps: defaultdict[int, int] = defaultdict(int)
-    for it in committed:
-        if it.timed and (it.attempt, it.step) not in untouched:
-            spent[it.attempt] += it.duration_s
-            steps[it.attempt] += it.steps
+    for commit in committed:
+        if commit.timed and (commit.attempt, commit.step) not in untouched:
+            spent[commit.attempt] += commit.duration_s
+            steps[commit.attempt] += commit.steps
     slow_s = sum(min(spent[attempt], steps[attempt] * quiet_s / quiet_steps) for attempt in spent)
     return min(1.0, (quiet_s + slow_s) / (timed[1] - timed[0]))
 
@@ -206,22 +208,22 @@ def _attempts(
         return ()
     numbers = sorted(merge.first_printed)
     times: Mapping[int, list[float]] = {
-        number: [it.t for it in ran if it.attempt == number] or [began_t] for number in numbers
+        number: [commit.t for commit in ran if commit.attempt == number] or [began_t] for number in numbers
     }
-    found = []
+    attempts = []
     for index, number in enumerate(numbers):
         following = numbers[index + 1] if index + 1 < len(numbers) else None
         stopped_t, resumed_t = times[number][-1], times[following][0] if following is not None else None
         first = merge.first_printed[number]
-        kept = [it.step for it in committed if it.step < first and it.attempt < number]
+        kept = [commit.step for commit in committed if commit.step < first and commit.attempt < number]
         back_to = 0 if following is None else merge.first_printed[following]
-        found.append(
+        attempts.append(
             Attempt(
                 number=number,
                 began_t=began_t if index == 0 else times[number][0],
                 resumed_from=max(kept, default=0),
                 ended_t=ended_t if following is None else stopped_t,
-                steps_committed=sum(it.steps for it in committed if it.attempt == number),
+                steps_committed=sum(commit.steps for commit in committed if commit.attempt == number),
                 steps_lost=0 if following is None else _lost_of(merge, committed, number),
                 why="" if following is None else f"the program went back to step {back_to} by itself",
                 cause="" if resumed_t is None else _cause(windows, stopped_t, resumed_t),
@@ -231,10 +233,14 @@ def _attempts(
                 blast=(),
             )
         )
-    return tuple(found)
+    return tuple(attempts)
 
 
 def _cause(windows: Sequence[FaultWindow], stopped_t: float, resumed_t: float) -> str:
     """Return the last fault that was in force while the program stood."""
-    standing = [it for it in windows if it.began_t < resumed_t and (it.ended_t is None or it.ended_t >= stopped_t)]
-    return max(standing, key=lambda it: it.began_t).label if standing else ""
+    standing = [
+        window
+        for window in windows
+        if window.began_t < resumed_t and (window.ended_t is None or window.ended_t >= stopped_t)
+    ]
+    return max(standing, key=lambda window: window.began_t).label if standing else ""

@@ -117,19 +117,19 @@ class ProgressMerge:
             own.step = own.late = None
 
     def _counted(self, t: float) -> CountedStep | None:
-        present = [it for rank, it in self._ranks.items() if self._counts(rank) and rank not in self._gone]
-        known = [it.step for it in present if it.step is not None]
+        present = [record for rank, record in self._ranks.items() if self._counts(rank) and rank not in self._gone]
+        steps = [printer.step for printer in present if printer.step is not None]
         missing = self.printers is not None and any(
             rank not in self._ranks for rank in self.printers if rank not in self._gone
         )
-        if missing or not known or len(known) < len(present):
+        if missing or not steps or len(steps) < len(present):
             return None
-        step = min(known)
+        step = min(steps)
         if self.step is not None and step <= self.step:
             return None
         before, self.step = self.step, step
-        rates = [it.tokens_per_step for it in present if it.tokens_per_step is not None]
-        losses = [it.train_loss for it in present if it.train_loss is not None]
+        rates = [printer.tokens_per_step for printer in present if printer.tokens_per_step is not None]
+        losses = [printer.train_loss for printer in present if printer.train_loss is not None]
         return CountedStep(
             step=step,
             t=t,
@@ -143,7 +143,7 @@ class ProgressMerge:
     def _counts(self, rank: int) -> bool:
         if self.printers is not None:
             return rank in self.printers
-        most = max((it.distinct for it in self._ranks.values()), default=0)
+        most = max((record.distinct for record in self._ranks.values()), default=0)
         return self._ranks[rank].distinct >= min(2, most)
 
 
@@ -163,14 +163,14 @@ def merged(logs: Sequence[RankLog], ended_t: Mapping[int, float]) -> tuple[Progr
     last_t = max((t for t, _, _ in lines), default=-math.inf)
     # A rank that ended while others went on printing.
     lines += [(t, rank, None) for rank, t in ended_t.items() if rank in (merge.printers or ()) and t < last_t]
-    lines.sort(key=lambda it: it[0])
+    lines.sort(key=lambda line: line[0])
     counted = (merge.gone(rank, t) if record is None else merge.take(rank, record) for t, rank, record in lines)
-    return merge, tuple(it for it in counted if it is not None)
+    return merge, tuple(record for record in counted if record is not None)
 
 
 def _with_losses(records: Sequence[ProgressRecord]) -> Iterator[ProgressRecord]:
     """Yield the first of several records about one step, with the last train_loss that they tell."""
-    for _, told in itertools.groupby(records, key=lambda it: it.step):
-        first, *again = told
-        losses = [it.train_loss for it in again if it.train_loss is not None]
+    for _, same_step in itertools.groupby(records, key=lambda record: record.step):
+        first, *again = same_step
+        losses = [record.train_loss for record in again if record.train_loss is not None]
         yield replace(first, train_loss=losses[-1]) if losses else first

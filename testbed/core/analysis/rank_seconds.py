@@ -93,10 +93,10 @@ class RankSeconds:
 
     def by_class(self) -> dict[str, float]:
         """Return the seconds by the name of the field."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
-    def __add__(self, more: RankSeconds) -> RankSeconds:
-        theirs = more.by_class()
+    def __add__(self, other: RankSeconds) -> RankSeconds:
+        theirs = other.by_class()
         return RankSeconds(**{name: value + theirs[name] for name, value in self.by_class().items()})
 
 
@@ -166,11 +166,11 @@ def account(
     logs = logs[:world_size]
     bounds = _bounds(logs, began_t, ended_t)
     counted = {
-        id(it)
+        id(record)
         for row in lineage(logs).values()
         if len(row) == world_size
-        for it in row.values()
-        if committed is None or (it.attempt, it.step) in committed
+        for record in row.values()
+        if committed is None or (record.attempt, record.step) in committed
     }
     waits = _checkpoint_waits(logs, twin)
     ends = _Ends(logs, world_size, tuple(bounds), complete, observed_end)
@@ -189,8 +189,8 @@ def account(
     # A rank without any records: its time is known, what it did is not.
     for (_, _, begin_t, end_t), total in zip(spans, sums, strict=True):
         total[_UNTOLD] += float(world_size - len(logs)) * (end_t - begin_t)
-    found = tuple(AttemptSpan(*span, RankSeconds(**total)) for span, total in zip(spans, sums, strict=True))
-    return found, _costs(disturbances, costs)
+    accounted = tuple(AttemptSpan(*span, RankSeconds(**total)) for span, total in zip(spans, sums, strict=True))
+    return accounted, _costs(disturbances, costs)
 
 
 def _costs(disturbances: Sequence[Disturbance], costs: Sequence[Sums]) -> tuple[FaultCost, ...]:
@@ -208,8 +208,8 @@ class _Disturbed:
     """Which of the disturbances, ordered and without overlap, a stretch of time is in."""
 
     def __init__(self, disturbances: Sequence[Disturbance]) -> None:
-        self._begins = [it.began_t for it in disturbances]
-        self._ends = [it.ended_t for it in disturbances]
+        self._begins = [disturbance.began_t for disturbance in disturbances]
+        self._ends = [disturbance.ended_t for disturbance in disturbances]
 
     def index(self, begin_t: float, end_t: float) -> int | None:
         """Return the last one that overlaps it: the ranks have exchanged what an earlier one affected."""
@@ -221,7 +221,9 @@ def _bounds(logs: Sequence[RankLog], began_t: float, ended_t: float) -> dict[int
     """Return each attempt's time until the next one began, in order and without gaps."""
     firsts: dict[int, float] = {}
     for log in logs:
-        for attempt, t in [(it.attempt, it.t) for it in log.jobs] + [(it.attempt, it.t_begin) for it in log.steps]:
+        for attempt, t in [(job.attempt, job.t) for job in log.jobs] + [
+            (record.attempt, record.t_begin) for record in log.steps
+        ]:
             firsts[attempt] = min(t, firsts.get(attempt, t))
     edges = [began_t]
     for attempt in sorted(firsts)[1:]:
@@ -233,14 +235,14 @@ def _spans(
     bounds: Mapping[int, tuple[float, float]], detected: Mapping[int, float]
 ) -> list[tuple[int, bool, float, float]]:
     """Return (attempt, restart, begin, end)."""
-    found = []
+    spans = []
     for attempt, (begin_t, end_t) in bounds.items():
         last = attempt == max(bounds)
         middle_t = end_t if last else min(max(detected.get(attempt, end_t), begin_t), end_t)
-        found.append((attempt, False, begin_t, middle_t))
+        spans.append((attempt, False, begin_t, middle_t))
         if middle_t < end_t:
-            found.append((attempt, True, middle_t, end_t))
-    return found
+            spans.append((attempt, True, middle_t, end_t))
+    return spans
 
 
 @dataclass
@@ -254,8 +256,8 @@ class _Ends:
     observed_end: bool
 
     def __post_init__(self) -> None:
-        self.stepped = {it.attempt for log in self.logs for it in log.steps}
-        self.failed = {it.attempt for log in self.logs for it in log.ends if it.status == "failed"}
+        self.stepped = {record.attempt for log in self.logs for record in log.steps}
+        self.failed = {end.attempt for log in self.logs for end in log.ends if end.status == "failed"}
         self.present = {log.rank: _attempts(log) for log in self.logs}
         everyone = Counter(itertools.chain.from_iterable(self.present.values()))
         self.whole = {attempt for attempt, ranks in everyone.items() if ranks >= self.world_size}
@@ -269,7 +271,7 @@ class _Ends:
             return _UNTOLD  # no rank steps alone, so this one's records were lost
         if attempt != self.attempts[-1] or attempt in self.failed:
             return _RESTART
-        if self.complete or any(it.attempt == attempt for it in log.ends):
+        if self.complete or any(end.attempt == attempt for end in log.ends):
             return _ENDS
         return _RESTART if self.observed_end else _UNTOLD
 
@@ -280,7 +282,7 @@ class _Ends:
 
 def _attempts(log: RankLog) -> set[int]:
     kinds = (log.jobs, log.steps, log.checkpoints, log.evaluations, log.ends)
-    return {it.attempt for kind in kinds for it in kind}
+    return {record.attempt for kind in kinds for record in kind}
 
 
 def _tiles(
@@ -293,42 +295,42 @@ def _tiles(
 ) -> list[_Tile]:
     records: list[StepRecord | _Pause] = [*log.steps, *log.checkpoints, *log.evaluations]
     by_attempt: dict[int, list[StepRecord | _Pause]] = {}
-    saved = {(it.attempt, it.step + 1) for it in log.checkpoints}
-    for each in records:
-        by_attempt.setdefault(each.attempt, []).append(each)
-    found: list[_Tile] = []
+    saved = {(checkpoint.attempt, checkpoint.step + 1) for checkpoint in log.checkpoints}
+    for record in records:
+        by_attempt.setdefault(record.attempt, []).append(record)
+    tiles: list[_Tile] = []
     for attempt, (begin_t, end_t) in bounds.items():
         line = _Timeline(begin_t, end_t)
         before: StepRecord | None = None
-        for each in sorted(by_attempt.get(attempt, ()), key=_end_t):
-            if isinstance(each, CheckpointRecord | EvaluationRecord):
-                took_s = each.t - line.at_t if each.took_s is None else each.took_s
-                line.until(min(each.t, each.t - took_s), ends.before(attempt) if before is None else _BETWEEN)
-                line.until(each.t, _CHECKPOINT if isinstance(each, CheckpointRecord) else _EVALUATION)
+        for record in sorted(by_attempt.get(attempt, ()), key=_end_t):
+            if isinstance(record, CheckpointRecord | EvaluationRecord):
+                took_s = record.t - line.at_t if record.took_s is None else record.took_s
+                line.until(min(record.t, record.t - took_s), ends.before(attempt) if before is None else _BETWEEN)
+                line.until(record.t, _CHECKPOINT if isinstance(record, CheckpointRecord) else _EVALUATION)
                 continue
             if before is None:
-                line.until(each.t_begin, ends.before(attempt))
-            elif each.step != before.step + 1:
-                line.until(each.t_begin, _UNTOLD)
-            if id(each) not in counted:
-                line.until(each.t_end, ends.uncounted(attempt))
+                line.until(record.t_begin, ends.before(attempt))
+            elif record.step != before.step + 1:
+                line.until(record.t_begin, _UNTOLD)
+            if id(record) not in counted:
+                line.until(record.t_end, ends.uncounted(attempt))
             else:
-                step = (attempt, disturbed.index(line.at_t, each.t_end), each.step)
-                line.until(each.t_begin, _BETWEEN, step)
-                within_s, after_s = waits.get(id(each), (0.0, 0.0))
+                step = (attempt, disturbed.index(line.at_t, record.t_end), record.step)
+                line.until(record.t_begin, _BETWEEN, step)
+                within_s, after_s = waits.get(id(record), (0.0, 0.0))
                 # When forward and backward waited is not known, only how long: shown after what they computed.
-                line.until(each.t_ready - each.blocked_s, _COMPUTE, step)
-                line.until(each.t_ready, _EXPOSED, step)
-                waited_for = _CHECKPOINT if (attempt, each.step) in saved else _EVALUATION
-                line.until(each.t_ready + within_s, waited_for)
-                line.until(each.t_sync, _EXPOSED, step)
-                line.until(each.t_stepped, _COMPUTE, step)
-                line.until(each.t_stepped + after_s, waited_for)
-                line.until(each.t_end, _EXPOSED, step)
-            before = each
+                line.until(record.t_ready - record.blocked_s, _COMPUTE, step)
+                line.until(record.t_ready, _EXPOSED, step)
+                waited_for = _CHECKPOINT if (attempt, record.step) in saved else _EVALUATION
+                line.until(record.t_ready + within_s, waited_for)
+                line.until(record.t_sync, _EXPOSED, step)
+                line.until(record.t_stepped, _COMPUTE, step)
+                line.until(record.t_stepped + after_s, waited_for)
+                line.until(record.t_end, _EXPOSED, step)
+            before = record
         line.until(end_t, ends.after(log, attempt))
-        found += line.tiles
-    return found
+        tiles += line.tiles
+    return tiles
 
 
 def _end_t(record: StepRecord | _Pause) -> float:
@@ -400,13 +402,13 @@ def _slowdown(tiles: Sequence[_Tile], resumed: Mapping[int, int], schedule: Exch
                 regular[kind].add(tile)
 
     def usual_s(kind: Hashable, part: str) -> float:
-        steps = next((it for it in (regular[kind], quiet[kind]) if it.count(part)), every)
+        steps = next((steps for steps in (regular[kind], quiet[kind]) if steps.count(part)), every)
         return steps.mean(part)
 
-    found: _Slowdown = {}
+    slowdown: _Slowdown = {}
     for (attempt, disturbance), kinds in during.items():
         if not every.steps:
-            found |= {(attempt, disturbance, part): (_UNTOLD, 1.0) for part in _PARTS}
+            slowdown |= {(attempt, disturbance, part): (_UNTOLD, 1.0) for part in _PARTS}
             continue
         spent = {part: sum(parts.spent[part] for parts in kinds.values()) for part in _PARTS}
         pace = {part: sum(usual_s(kind, part) * parts.count(part) for kind, parts in kinds.items()) for part in _PARTS}
@@ -415,8 +417,8 @@ def _slowdown(tiles: Sequence[_Tile], resumed: Mapping[int, int], schedule: Exch
         share = min(1.0, slowed_s / sum(over.values())) if sum(over.values()) > 0 else 0.0
         for part in _PARTS:
             if spent[part] > 0:
-                found[attempt, disturbance, part] = (_SLOWED, share * over[part] / spent[part])
-    return found
+                slowdown[attempt, disturbance, part] = (_SLOWED, share * over[part] / spent[part])
+    return slowdown
 
 
 def _settle(logs: Sequence[RankLog], tiled: Sequence[list[_Tile]], slowdowns: Sequence[_Slowdown]) -> None:
@@ -448,12 +450,12 @@ def _settle(logs: Sequence[RankLog], tiled: Sequence[list[_Tile]], slowdowns: Se
 
 def _slowed(tiles: Sequence[_Tile], slowdown: _Slowdown, attempt: int) -> dict[int, float]:
     """Return what slowed a rank in an attempt, in seconds by disturbance."""
-    found: dict[int, float] = defaultdict(float)
+    slowed_s: dict[int, float] = defaultdict(float)
     for tile in tiles:
         if tile.step and tile.step[0] == attempt and tile.step[1] is not None:
             what, share = slowdown.get((attempt, tile.step[1], tile.what), ("", 0.0))
-            found[tile.step[1]] += share * (tile.ended_t - tile.began_t) if what == _SLOWED else 0.0
-    return found
+            slowed_s[tile.step[1]] += share * (tile.ended_t - tile.began_t) if what == _SLOWED else 0.0
+    return slowed_s
 
 
 def _last_wait(tiles: Sequence[_Tile]) -> int | None:
@@ -503,9 +505,9 @@ def _add(
 
 def _add_lost(tiles: Sequence[_Tile], disturbances: Sequence[Disturbance], costs: Sequence[Sums]) -> None:
     """Add lost work and restarts of one rank to the disturbance with the restart that followed."""
-    restarts = sorted((t, index) for index, it in enumerate(disturbances) for t in it.resumed_t)
+    restarts = sorted((t, index) for index, disturbance in enumerate(disturbances) for t in disturbance.resumed_t)
     for tile in tiles:
         if tile.what in (_LOST, _RESTART):
-            following = bisect.bisect_right(restarts, tile.began_t, key=lambda it: it[0])
+            following = bisect.bisect_right(restarts, tile.began_t, key=lambda restart: restart[0])
             if following < len(restarts):
                 costs[restarts[following][1]][tile.what] += tile.ended_t - tile.began_t

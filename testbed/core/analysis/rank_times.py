@@ -43,8 +43,8 @@ def rank_times(logs: Sequence[RankLog], twin: Twin | None = None) -> tuple[RankT
             node=log.node,
             site=log.site,
             compute_s=sum(record.compute_s for record in log.steps),
-            peer_wait_s=sum(it.total_s for it in waits[log.rank]),
-            network_s=sum(it.record.exposed_s - it.total_s for it in waits[log.rank]),
+            peer_wait_s=sum(wait.total_s for wait in waits[log.rank]),
+            network_s=sum(wait.record.exposed_s - wait.total_s for wait in waits[log.rank]),
         )
         for log in logs
         if log.steps

@@ -100,9 +100,9 @@ class StepPace(NamedTuple):
         if not calm:
             return None
         return cls(
-            statistics.median(it.step_s for it in calm),
-            statistics.median(it.whole_s for it in calm),
-            round(statistics.median(it.steps for it in calm)),
+            statistics.median(silence.step_s for silence in calm),
+            statistics.median(silence.whole_s for silence in calm),
+            round(statistics.median(silence.steps for silence in calm)),
         )
 
 
@@ -154,7 +154,7 @@ def recover(
     # Whose it is was decided when the job ended: what begins later, while the run is still observed, changes nothing.
     at_end = None if gap is None else replace(gap, t=math.nextafter(job.ended_t, math.inf))
     if gap is not None and at_end is not None and _overlap(at_end, window, settle_s) and _is_of(at_end, window, faults):
-        gap_s = max(it.seconds for it in (*near, _Gap(gap.longest_s(median), last_t)))
+        gap_s = max(gap_near.seconds for gap_near in (*near, _Gap(gap.longest_s(median), last_t)))
         return FaultRecovery(window, gap_s, None, None, False, last_t, gap_open=True)
     if median is None or last_t <= window.began_t:
         return outside
@@ -212,7 +212,7 @@ def _aftermath_end(
         return None
     t, index = max(edge_t + back_s, exchanged(edge_t)), -1
     while True:
-        index = max(index + 1, bisect.bisect_left(committed, t - _ROUNDING_S, key=lambda it: it.t))
+        index = max(index + 1, bisect.bisect_left(committed, t - _ROUNDING_S, key=lambda commit: commit.t))
         if index >= len(committed):
             return None
         last = committed[index]
@@ -236,8 +236,8 @@ def _gaps(
 ) -> list[_Gap]:
     """Return the longest step of each commit in ``done`` (in the order of time) that counts for a fault."""
     behind = (done[at] for at in range(_first_after(done, window.began_t), len(done)))
-    near = itertools.takewhile(lambda it: _overlap(it, window, settle_s), behind)
-    return [_gap(it, pace) for it in near if _is_of(it, window, faults)]
+    near = itertools.takewhile(lambda commit: _overlap(commit, window, settle_s), behind)
+    return [_gap(commit, pace) for commit in near if _is_of(commit, window, faults)]
 
 
 def _gap(commit: Commit, pace: StepPace | None) -> _Gap:
@@ -248,7 +248,7 @@ def _gap(commit: Commit, pace: StepPace | None) -> _Gap:
 
 
 def _first_after(done: Sequence[Commit], t: float) -> int:
-    return bisect.bisect_right(done, t, key=lambda it: it.t)
+    return bisect.bisect_right(done, t, key=lambda commit: commit.t)
 
 
 def _is_of(commit: Commit, window: FaultWindow, faults: Stretches) -> bool:
@@ -267,10 +267,10 @@ def _back(
     Near are the first steps after it, as far as they count for the fault.
     """
     first = _first_after(committed, edge_t)
-    near = [it for it in _edge(committed, first) if _is_of(it, window, faults)]
+    near = [commit for commit in _edge(committed, first) if _is_of(commit, window, faults)]
     if not near:
         return 0.0
-    worst = max(near, key=lambda it: it.step_s)
+    worst = max(near, key=lambda gap: gap.step_s)
     if worst.step_s <= BACK * median:
         return 0.0
     later = (committed[at] for at in range(_first_after(committed, worst.t), len(committed)))

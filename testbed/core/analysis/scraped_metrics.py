@@ -101,7 +101,7 @@ class ScrapedMetrics:
     @property
     def disagreement(self) -> float | None:
         """The largest of all quantities; None if nothing could be compared."""
-        return max((it.disagreement for it in self.comparisons), default=None)
+        return max((comparison.disagreement for comparison in self.comparisons), default=None)
 
 
 def evaluate(
@@ -119,17 +119,22 @@ def evaluate(
     of_rank = {log.rank: log for log in logs}
     tracks = []
     if interval_s is not None:  # else the job was shorter than two scrapes, but its last one can be compared
-        for rank, each in sorted(asked.items()):
+        for rank, samples_of_rank in sorted(asked.items()):
             log = of_rank.get(rank, RankLog(rank))
-            tracks.append(_track(log, each, began_t, interval_s))
+            tracks.append(_track(log, samples_of_rank, began_t, interval_s))
     # The last answers may come after the job has ended: the counters are final then.
-    late = [it for it in samples if it.t >= began_t and it.rank in of_rank]
+    late = [sample for sample in samples if sample.t >= began_t and sample.rank in of_rank]
     return _compared(ScrapedMetrics(interval_s, tuple(tracks)), late, of_rank)
 
 
 def _interval(asked: Iterable[Sequence[RankSample]]) -> float | None:
     """Return the median time between two scrapes of a rank; None without two."""
-    between = [after.t - before.t for each in asked for before, after in pairwise(each) if after.t > before.t]
+    between = [
+        after.t - before.t
+        for samples_of_rank in asked
+        for before, after in pairwise(samples_of_rank)
+        if after.t > before.t
+    ]
     return statistics.median(between) if between else None
 
 
@@ -137,7 +142,7 @@ def _interval(asked: Iterable[Sequence[RankSample]]) -> float | None:
 
 
 def _track(log: RankLog, asked: Sequence[RankSample], began_t: float, interval_s: float) -> RankTrack:
-    answers = [it for it in asked if _answered(it)]
+    answers = [sample for sample in asked if _answered(sample)]
     stride = -(-len(answers) // MOST_ROWS) or 1
     rows = list(_rows(answers, stride, interval_s))
     return RankTrack(
@@ -173,7 +178,7 @@ def _rows(answers: Sequence[RankSample], stride: int, interval_s: float) -> Iter
     before: RankSample | None = None
     for number, after in enumerate(taken):
         seen = answers[max(0, (number - 1) * stride + 1) : number * stride + 1]
-        memory = max((it.memory_bytes for it in seen if it.memory_bytes is not None), default=None)
+        memory = max((sample.memory_bytes for sample in seen if sample.memory_bytes is not None), default=None)
         if before is None:
             yield _Row(after.t, memory_bytes=memory)
         else:
@@ -243,9 +248,9 @@ class _Quantity:
 
 
 _QUANTITIES: Final = (
-    _Quantity("tokens", "tokens", lambda it: it.tokens, lambda it: it.tokens, 0),
-    _Quantity("compute", "s", lambda it: it.compute_s, lambda it: it.compute_s, 1),
-    _Quantity("exposed communication", "s", lambda it: it.exposed_s, lambda it: it.exposed_s, 2),
+    _Quantity("tokens", "tokens", lambda record: record.tokens, lambda record: record.tokens, 0),
+    _Quantity("compute", "s", lambda record: record.compute_s, lambda record: record.compute_s, 1),
+    _Quantity("exposed communication", "s", lambda record: record.exposed_s, lambda record: record.exposed_s, 2),
 )
 
 
@@ -271,13 +276,13 @@ class _Worst:
 
 @dataclass
 class _Tally:
-    worst: Mapping[str, _Worst] = field(default_factory=lambda: {it.name: _Worst() for it in _QUANTITIES})
+    worst: Mapping[str, _Worst] = field(default_factory=lambda: {quantity.name: _Worst() for quantity in _QUANTITIES})
     late: _Worst = field(default_factory=_Worst)
     compared: int = 0
     unmatched: int = 0
 
 
-def _compared(found: ScrapedMetrics, samples: Sequence[RankSample], logs: Mapping[int, RankLog]) -> ScrapedMetrics:
+def _compared(scraped: ScrapedMetrics, samples: Sequence[RankSample], logs: Mapping[int, RankLog]) -> ScrapedMetrics:
     tally = _Tally()
     attempts = {rank: {job.attempt: _attempt(log, job.attempt) for job in log.jobs} for rank, log in logs.items()}
     starts = {rank: [job.t for job in log.jobs] for rank, log in logs.items()}
@@ -287,11 +292,15 @@ def _compared(found: ScrapedMetrics, samples: Sequence[RankSample], logs: Mappin
             continue
         attempt = attempts[sample.rank][logs[sample.rank].jobs[index].attempt]
         _compare(sample, attempt, tally)
-    lasts = [it for of_rank in attempts.values() for it in of_rank.values() if it.last is not None]
+    lasts = [attempt for of_rank in attempts.values() for attempt in of_rank.values() if attempt.last is not None]
     return ScrapedMetrics(
-        found.interval_s,
-        found.ranks,
-        tuple(_comparison(it, lasts, tally.worst[it.name]) for it in _QUANTITIES if tally.worst[it.name].seen),
+        scraped.interval_s,
+        scraped.ranks,
+        tuple(
+            _comparison(quantity, lasts, tally.worst[quantity.name])
+            for quantity in _QUANTITIES
+            if tally.worst[quantity.name].seen
+        ),
         tally.compared,
         tally.unmatched,
         tally.late.disagreement if tally.late.seen else None,
@@ -300,8 +309,10 @@ def _compared(found: ScrapedMetrics, samples: Sequence[RankSample], logs: Mappin
 
 
 def _attempt(log: RankLog, number: int) -> _Attempt:
-    steps = tuple(sorted((it for it in log.steps if it.attempt == number), key=lambda it: it.step))
-    return _Attempt(steps, {it.name: list(accumulate(map(it.recorded, steps), initial=0.0)) for it in _QUANTITIES})
+    steps = tuple(sorted((record for record in log.steps if record.attempt == number), key=lambda record: record.step))
+    return _Attempt(
+        steps, {quantity.name: list(accumulate(map(quantity.recorded, steps), initial=0.0)) for quantity in _QUANTITIES}
+    )
 
 
 def _compare(sample: RankSample, attempt: _Attempt, tally: _Tally) -> None:

@@ -69,8 +69,10 @@ class Stretches:
 def fault_windows(events: Iterable[Event]) -> tuple[FaultWindow, ...]:
     """Pair each ``fault-began`` with the ``fault-ended`` of its id; ordered by beginning."""
     listed = list(events)
-    ends = {text(each.fields, "fault"): each for each in listed if each.event == "fault-ended"}
-    phases = {text(each.fields, "fault"): each for each in listed if each.event == "fault-phase"}  # the last of each
+    ends = {text(event.fields, "fault"): event for event in listed if event.event == "fault-ended"}
+    phases = {
+        text(event.fields, "fault"): event for event in listed if event.event == "fault-phase"
+    }  # the last of each
     windows = []
     for event in listed:
         if event.event != "fault-began":

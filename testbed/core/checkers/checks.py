@@ -49,13 +49,13 @@ class Checked:
 
     @property
     def holds(self) -> bool | None:
-        verdicts = [each.holds for each in self.checkers]
+        verdicts = [checker.holds for checker in self.checkers]
         return False if False in verdicts else None if None in verdicts or not verdicts else True
 
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics by the names of ``core.experiment.expect.METRICS``."""
-        found = {each.id: each.metric for each in self.checkers}
-        return {metric: found.get(checker) for checker, metric in _METRICS.items()}
+        metrics = {checker.id: checker.metric for checker in self.checkers}
+        return {metric: metrics.get(checker) for checker, metric in _METRICS.items()}
 
 
 def check(logs: Sequence[CheckLog], twin: Twin | None = None, ranks: Sequence[RankLog] = ()) -> Checked:

@@ -45,20 +45,20 @@ def codecs(records: Grouped) -> Coded:
     """Judge all sums of decoded values of a job."""
     chains: dict[_Chain, dict[int, dict[int, Encoded]]] = {}
     for rank, listed in records.encoded.items():
-        for each in listed:
-            chain = (each.attempt, each.what, each.fragment, each.ranks)
-            chains.setdefault(chain, {}).setdefault(each.number, {})[rank] = each
+        for event in listed:
+            chain = (event.attempt, event.what, event.fragment, event.ranks)
+            chains.setdefault(chain, {}).setdefault(event.number, {})[rank] = event
     findings: list[CheckerFinding] = []
     undecided = ""
     for numbers in chains.values():
         for number, ranks in sorted(numbers.items()):
-            for rank, each in sorted(ranks.items()):
+            for rank, record in sorted(ranks.items()):
                 texts = [
-                    *_alone(each),
-                    *_against_members(each, ranks),
-                    *_follows(each, numbers.get(number - 1, {}), rank),
+                    *_alone(record),
+                    *_against_members(record, ranks),
+                    *_follows(record, numbers.get(number - 1, {}), rank),
                 ]
-                findings += [_finding(each, rank, text) for text in texts]
+                findings += [_finding(record, rank, text) for text in texts]
             first = next(iter(ranks.values()))
             missing = [rank for rank in first.ranks if rank not in ranks]
             late = first.step > records.last_step(first.attempt) - records.longest_gap
@@ -69,36 +69,36 @@ def codecs(records: Grouped) -> Coded:
     return Coded(tuple(findings), looked_at, undecided)
 
 
-def _finding(each: Encoded, rank: int, text: str) -> CheckerFinding:
-    where = f"{_name(each)}, exchange {each.number}: rank {rank}: {text}"
-    return CheckerFinding(each.attempt, each.step, each.number, (rank,), where, each.what, each.fragment)
+def _finding(encoded: Encoded, rank: int, text: str) -> CheckerFinding:
+    where = f"{_name(encoded)}, exchange {encoded.number}: rank {rank}: {text}"
+    return CheckerFinding(encoded.attempt, encoded.step, encoded.number, (rank,), where, encoded.what, encoded.fragment)
 
 
-def _name(each: Encoded) -> str:
-    return each.what if each.fragment is None else f"{each.what}, fragment {each.fragment}"
+def _name(encoded: Encoded) -> str:
+    return encoded.what if encoded.fragment is None else f"{encoded.what}, fragment {encoded.fragment}"
 
 
-def _alone(each: Encoded) -> list[str]:
+def _alone(encoded: Encoded) -> list[str]:
     """Return what is wrong with one rank's record by itself."""
     texts = []
-    mine = each.decoded[each.own] if each.own < len(each.decoded) else ()
+    mine = encoded.decoded[encoded.own] if encoded.own < len(encoded.decoded) else ()
     bad = [
         index
-        for index, (x, decoded, bound) in enumerate(zip(each.inputs, mine, each.bound, strict=False))
+        for index, (x, decoded, bound) in enumerate(zip(encoded.inputs, mine, encoded.bound, strict=False))
         if not abs(x - decoded) <= bound + _EPSILON * (abs(x) + abs(decoded)) + _TINY
     ]
     if bad:
         at = bad[0]
         texts.append(
-            f"element {each.at[at]} was decoded as {mine[at]:.9g} from {each.inputs[at]:.9g}: off by more than"
-            f" {each.bound[at]:.3g}"
+            f"element {encoded.at[at]} was decoded as {mine[at]:.9g} from {encoded.inputs[at]:.9g}: off by more than"
+            f" {encoded.bound[at]:.3g}"
         )
-    for index, got in enumerate(each.total):
-        values = [part[index] for part in each.decoded]
-        if not _is_total(got, values, each.weights):
-            texts.append(f"element {each.at[index]} of the total is {got:.9g}, not the sum of the decoded values")
+    for index, got in enumerate(encoded.total):
+        values = [part[index] for part in encoded.decoded]
+        if not _is_total(got, values, encoded.weights):
+            texts.append(f"element {encoded.at[index]} of the total is {got:.9g}, not the sum of the decoded values")
             break
-    return texts + _feedback(each, mine)
+    return texts + _feedback(encoded, mine)
 
 
 def _is_total(got: float, values: Sequence[float], weights: Sequence[float]) -> bool:
@@ -111,45 +111,46 @@ def _is_total(got: float, values: Sequence[float], weights: Sequence[float]) -> 
     return abs(got - math.fsum(products)) <= bound
 
 
-def _feedback(each: Encoded, mine: Sequence[float]) -> list[str]:
+def _feedback(encoded: Encoded, mine: Sequence[float]) -> list[str]:
     texts = []
-    for index, kept in enumerate(each.residual):
-        x, sent = each.inputs[index], mine[index]
+    for index, kept in enumerate(encoded.residual):
+        x, sent = encoded.inputs[index], mine[index]
         if not abs(kept - (x - sent)) <= _EPSILON * (abs(x) + abs(sent)) + _TINY:
             texts.append(
-                f"the residual of element {each.at[index]} is {kept:.9g}; accumulator less what was transmitted is"
+                f"the residual of element {encoded.at[index]} is {kept:.9g}; accumulator less what was transmitted is"
                 f" {x - sent:.9g}"
             )
             break
-    if each.before and each.added and each.decay is not None:
-        for index, (before, added) in enumerate(zip(each.before, each.added, strict=True)):
-            expected = each.decay * before + added
-            if not abs(each.inputs[index] - expected) <= 2 * _EPSILON * (abs(before) + abs(added)) + _TINY:
+    if encoded.before and encoded.added and encoded.decay is not None:
+        for index, (before, added) in enumerate(zip(encoded.before, encoded.added, strict=True)):
+            expected = encoded.decay * before + added
+            if not abs(encoded.inputs[index] - expected) <= 2 * _EPSILON * (abs(before) + abs(added)) + _TINY:
                 texts.append(
-                    f"the accumulator of element {each.at[index]} is {each.inputs[index]:.9g}, expected {expected:.9g}"
+                    f"the accumulator of element {encoded.at[index]} is {encoded.inputs[index]:.9g},"
+                    f" expected {expected:.9g}"
                 )
                 break
     return texts
 
 
-def _against_members(each: Encoded, ranks: Mapping[int, Encoded]) -> list[str]:
+def _against_members(encoded: Encoded, ranks: Mapping[int, Encoded]) -> list[str]:
     """Compare what this rank decoded of each member with what the member itself decoded."""
     wrong = []
-    for index, member in enumerate(each.ranks):
+    for index, member in enumerate(encoded.ranks):
         of = ranks.get(member)
-        if of is None or of.at != each.at or index >= len(each.decoded) or of.own >= len(of.decoded):
+        if of is None or of.at != encoded.at or index >= len(encoded.decoded) or of.own >= len(of.decoded):
             continue
-        if not all(map(same, each.decoded[index], of.decoded[of.own])):
+        if not all(map(same, encoded.decoded[index], of.decoded[of.own])):
             wrong.append(member)
     return [f"decoded other values of {named(wrong)} than they have"] if wrong else []
 
 
-def _follows(each: Encoded, before: Mapping[int, Encoded], rank: int) -> list[str]:
+def _follows(encoded: Encoded, before: Mapping[int, Encoded], rank: int) -> list[str]:
     """Compare what an exchange began with and what the one before left."""
     last = before.get(rank)
-    if last is None or not last.residual_crc32 or not each.before_crc32:
+    if last is None or not last.residual_crc32 or not encoded.before_crc32:
         return []
-    if last.residual_crc32 == each.before_crc32:
+    if last.residual_crc32 == encoded.before_crc32:
         return []
     return [f"began with another residual than exchange {last.number} left"]
 
@@ -160,60 +161,63 @@ def outer_steps(records: Grouped) -> Coded:
     count = 0
     for rank, listed in sorted(records.outer.items()):
         last: dict[tuple[int, str], OuterStep] = {}
-        for each in listed:
+        for event in listed:
             count += 1
-            before = last.get((each.attempt, each.name))
-            texts = list(_delayed_nesterov(each) if each.delay else _nesterov(each))
+            before = last.get((event.attempt, event.name))
+            texts = list(_delayed_nesterov(event) if event.delay else _nesterov(event))
             # At the end of a job, what is on its way lands, and is exchanged once more: two exchanges after one step.
-            if before is not None and before.step == each.step and before.gradient == each.gradient:
+            if before is not None and before.step == event.step and before.gradient == event.gradient:
                 texts.append("an exchange was applied twice")
-            if before is not None and not each.restarted and before.after_crc32 != each.before_crc32:
+            if before is not None and not event.restarted and before.after_crc32 != event.before_crc32:
                 texts.append(f"the outer state is not the one that step {before.step} left")
-            if before is not None and not each.restarted and each.delay and each.number != before.number + 1:
-                texts.append(f"step {each.number} of the outer optimizer follows its step {before.number}")
-            last[each.attempt, each.name] = each
+            if before is not None and not event.restarted and event.delay and event.number != before.number + 1:
+                texts.append(f"step {event.number} of the outer optimizer follows its step {before.number}")
+            last[event.attempt, event.name] = event
             findings += [
-                CheckerFinding(each.attempt, each.step, None, (rank,), f"{each.name}: rank {rank}: {text}", each.name)
+                CheckerFinding(
+                    event.attempt, event.step, None, (rank,), f"{event.name}: rank {rank}: {text}", event.name
+                )
                 for text in texts
             ]
     return Coded(tuple(findings), f"{count} steps of outer optimizers recomputed" if count else "")
 
 
-def _nesterov(each: OuterStep) -> list[str]:
-    for index, gradient in enumerate(each.gradient):
+def _nesterov(outer_step: OuterStep) -> list[str]:
+    for index, gradient in enumerate(outer_step.gradient):
         momentum, size = 0.0, abs(gradient)
-        if each.momentum and each.momentum_before and each.momentum_after:
-            old = each.momentum * each.momentum_before[index]
-            momentum = each.momentum_after[index]
+        if outer_step.momentum and outer_step.momentum_before and outer_step.momentum_after:
+            old = outer_step.momentum * outer_step.momentum_before[index]
+            momentum = outer_step.momentum_after[index]
             size += abs(old) + abs(momentum)
             if not abs(momentum - (old + gradient)) <= 4 * _EPSILON * size + _TINY:
                 return [
-                    f"the outer momentum of element {each.at[index]} is {momentum:.9g}, expected {old + gradient:.9g}"
+                    f"the outer momentum of element {outer_step.at[index]} is {momentum:.9g},"
+                    f" expected {old + gradient:.9g}"
                 ]
-        expected = each.before[index] - each.rate * (gradient + each.momentum * momentum)
-        size = abs(each.before[index]) + each.rate * size
-        if not abs(each.after[index] - expected) <= 4 * _EPSILON * size + _TINY:
-            return [f"element {each.at[index]} became {each.after[index]:.9g}, expected {expected:.9g}"]
+        expected = outer_step.before[index] - outer_step.rate * (gradient + outer_step.momentum * momentum)
+        size = abs(outer_step.before[index]) + outer_step.rate * size
+        if not abs(outer_step.after[index] - expected) <= 4 * _EPSILON * size + _TINY:
+            return [f"element {outer_step.at[index]} became {outer_step.after[index]:.9g}, expected {expected:.9g}"]
     return []
 
 
-def _delayed_nesterov(each: OuterStep) -> list[str]:
+def _delayed_nesterov(outer_step: OuterStep) -> list[str]:
     """Δ ← Δ + g; every N-th step m ← β m + Δ/N, Δ ← 0; Θ ← Θ - rate (a β m + g/N), a = c, every N-th 1 - cN + c."""
-    count, moves = each.delay, each.number % each.delay == 0
-    share = 1.0 - each.activation * count + each.activation if moves else each.activation
+    count, moves = outer_step.delay, outer_step.number % outer_step.delay == 0
+    share = 1.0 - outer_step.activation * count + outer_step.activation if moves else outer_step.activation
     rows = zip(
-        each.at, each.before, each.momentum_before, each.gathered_before, each.gradient,
-        each.after, each.momentum_after, each.gathered_after, strict=True,
+        outer_step.at, outer_step.before, outer_step.momentum_before, outer_step.gathered_before, outer_step.gradient,
+        outer_step.after, outer_step.momentum_after, outer_step.gathered_after, strict=True,
     )  # fmt: skip
     for at, theta, m, gathered, gradient, theta_after, m_after, gathered_after in rows:
         total = gathered + gradient
         size = abs(gathered) + abs(gradient) + abs(m)
-        momentum = each.momentum * m + total / count if moves else m
-        value = theta - each.rate * (share * each.momentum * momentum + gradient / count)
+        momentum = outer_step.momentum * m + total / count if moves else m
+        value = theta - outer_step.rate * (share * outer_step.momentum * momentum + gradient / count)
         parts = (
             ("the sum of pushes", gathered_after, 0.0 if moves else total, size),
             ("the outer momentum", m_after, momentum, size),
-            ("the outer parameter", theta_after, value, abs(theta) + each.rate * size),
+            ("the outer parameter", theta_after, value, abs(theta) + outer_step.rate * size),
         )
         for what, got, expected, scale in parts:
             if not abs(got - expected) <= 8 * _EPSILON * scale + _TINY:

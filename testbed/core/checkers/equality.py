@@ -37,7 +37,7 @@ def equality(records: Grouped, twin: Twin) -> Checker:
     if judge.alone:
         looked_at += f", no two of which hold the same; with those of the step before {judge.continued} times"
     undecided = "" if judge.steps and not judge.alone else judge.undecided()
-    wrong = {(it.attempt, it.step) for it in judge.findings}
+    wrong = {(finding.attempt, finding.step) for finding in judge.findings}
     return conclude("parameters", records, looked_at, judge.findings, len(wrong), undecided)
 
 
@@ -98,7 +98,7 @@ class _Judge:
                 self._traces(number, step, ranks, traces)
 
     def undecided(self) -> str:
-        if not any(fingerprints(each) for ranks in self.records.steps.values() for each in ranks.values()):
+        if not any(fingerprints(record) for ranks in self.records.steps.values() for record in ranks.values()):
             return "no two ranks recorded fingerprints of the same step"
         if not self.alone:
             return "no two ranks that must be equal recorded so"
@@ -109,11 +109,11 @@ class _Judge:
     def alone(self) -> bool:
         """Whether no two ranks hold the same: there is nothing to compare but a rank with itself."""
         twin = self.twin
-        return self.records.world_size > 1 and all(len(it.ranks) < 2 for it in twin.equal(twin.layout.steps))
+        return self.records.world_size > 1 and all(len(group.ranks) < 2 for group in twin.equal(twin.layout.steps))
 
     def _step(self, attempt: int, step: int, ranks: Mapping[int, CheckedStep]) -> None:
-        before = {rank: fingerprints_before(each) for rank, each in ranks.items()}
-        after = {rank: fingerprints(each) for rank, each in ranks.items()}
+        before = {rank: fingerprints_before(record) for rank, record in ranks.items()}
+        after = {rank: fingerprints(record) for rank, record in ranks.items()}
         changed = self._changed_between(step, before)
         wrong = self._compare(attempt, step - 1, before, {}, "trained on", at=step, suspects=changed)
         for name, moved in changed.items():
@@ -122,7 +122,7 @@ class _Judge:
                 text = f"{named(moved)} began it with other {name} than step {step - 1} left{ages}"
                 self.findings.append(CheckerFinding(attempt, step, None, moved, text))
         wrong |= set(changed)
-        versions = {rank: each.outer_version for rank, each in ranks.items()}
+        versions = {rank: record.outer_version for rank, record in ranks.items()}
         self._compare(attempt, step, after, versions, "has", but=wrong)
         for rank, values in after.items():
             for name, value in values.items():
@@ -149,23 +149,23 @@ class _Judge:
         step = after if at is None else at
         compared, different = False, set[str]()
         for equal in self.twin.equal(after):
-            found = {rank: values[rank][equal.name] for rank in equal.ranks if equal.name in values.get(rank, {})}
+            by_rank = {rank: values[rank][equal.name] for rank in equal.ranks if equal.name in values.get(rank, {})}
             if equal.by_version:
-                self._versions(attempt, step, equal.name, equal.ranks, found, versions)
-                compared |= any(versions.get(rank) is not None for rank in found)
+                self._versions(attempt, step, equal.name, equal.ranks, by_rank, versions)
+                compared |= any(versions.get(rank) is not None for rank in by_rank)
                 continue
-            compared |= len(found) > 1 or (self.records.world_size == 1 and bool(found))
-            odd = odd_ones(found)
-            if odd and (blamed := tuple(rank for rank in suspects.get(equal.name, ()) if rank in found)):
-                odd = blamed if len(blamed) < len(found) else odd
+            compared |= len(by_rank) > 1 or (self.records.world_size == 1 and bool(by_rank))
+            odd = odd_ones(by_rank)
+            if odd and (blamed := tuple(rank for rank in suspects.get(equal.name, ()) if rank in by_rank)):
+                odd = blamed if len(blamed) < len(by_rank) else odd
             if odd and equal.name not in but:
                 different.add(equal.name)
-                others = named({*found} - {*odd})
+                others = named({*by_rank} - {*odd})
                 whose = f"{named(odd)} {verb} other {equal.name} than {others}"
                 if verb == "has":
                     whose = f"after it, {equal.name} of {named(odd)} differ from those of {others}"
                 self.findings.append(
-                    CheckerFinding(attempt, step, None, odd, whose + self._age(equal.name, found, odd))
+                    CheckerFinding(attempt, step, None, odd, whose + self._age(equal.name, by_rank, odd))
                 )
         if compared and verb != "began with":
             self.steps.add((attempt, step))
@@ -177,10 +177,10 @@ class _Judge:
         step: int,
         name: str,
         ranks: tuple[int, ...],
-        found: Mapping[int, str],
+        by_rank: Mapping[int, str],
         versions: Mapping[int, int | None],
     ) -> None:
-        for rank, value in found.items():
+        for rank, value in by_rank.items():
             version = versions.get(rank)
             if version is None:
                 continue
@@ -189,8 +189,8 @@ class _Judge:
                 text = f"{name} of version {version} differ on rank {rank} from those that rank {first} had"
                 self.findings.append(CheckerFinding(attempt, step, None, (rank,), text))
 
-    def _age(self, name: str, found: Mapping[int, str], odd: tuple[int, ...]) -> str:
-        ages = {self.known[name, found[rank]] for rank in odd if (name, found[rank]) in self.known}
+    def _age(self, name: str, by_rank: Mapping[int, str], odd: tuple[int, ...]) -> str:
+        ages = {self.known[name, by_rank[rank]] for rank in odd if (name, by_rank[rank]) in self.known}
         return f", namely those after step {min(ages)}" if len(ages) == 1 else ""
 
     def _changed_between(self, step: int, before: Mapping[int, Mapping[str, str]]) -> dict[str, tuple[int, ...]]:
@@ -233,13 +233,13 @@ class _Judge:
         elements of a trace as the exchange before did.
         """
         back: dict[int, list[int]] = {}
-        for rank, each in ranks.items():
-            for name in trained_names(each.trace):
-                known = seen.setdefault((rank, name), {})
-                trace, last = each.trace[name], self.traces.get((rank, name))
+        for rank, record in ranks.items():
+            for name in trained_names(record.trace):
+                first_seen = seen.setdefault((rank, name), {})
+                trace, last = record.trace[name], self.traces.get((rank, name))
                 self.traces[rank, name] = trace
-                whole = fingerprints(each).get(name, "")
-                earlier, then = known.setdefault(trace, (step, whole))
+                whole = fingerprints(record).get(name, "")
+                earlier, then = first_seen.setdefault(trace, (step, whole))
                 if whole and then and whole != then:
                     continue
                 # A step that changed nothing is a lost update (``update_counts.py``), if it is wrong at all.
@@ -249,6 +249,6 @@ class _Judge:
                     and self.twin.updates(step, rank) > self.twin.updates(earlier, rank)
                 ):
                     back.setdefault(earlier, []).append(rank)
-        for earlier, found in back.items():
-            text = f"{named(found)} went back to the parameters after step {earlier}"
-            self.findings.append(CheckerFinding(attempt, step, None, tuple(sorted(found)), text))
+        for earlier, recorded in back.items():
+            text = f"{named(recorded)} went back to the parameters after step {earlier}"
+            self.findings.append(CheckerFinding(attempt, step, None, tuple(sorted(recorded)), text))

@@ -38,22 +38,23 @@ _Place = tuple[str, str]
 def exchanges(records: Grouped, twin: Twin) -> Checker:
     """Judge the bytes of all operations of all ranks, over all attempts."""
     moved = _recorded(records)
-    said = _Said(twin)
+    predicted = _Said(twin)
     findings: list[CheckerFinding] = []
     compared, silent = 0, set[str]()
     for attempt in sorted({of for of, _ in records.steps}):
-        known = {group for (of, _, _), places in moved.items() if of == attempt for group, _ in places}
+        seen_groups = {group for (of, _, _), places in moved.items() if of == attempt for group, _ in places}
         wrong: dict[tuple[int, str, str], list[int]] = defaultdict(list)
         for step, rank in _steps(records, twin, attempt):
-            expected = said.of(rank, step)
-            found = moved.get((attempt, step, rank), {})
-            for place in sorted(expected.keys() | {it for it in found if it[0] in said.groups}):
+            expected = predicted.of(rank, step)
+            recorded = moved.get((attempt, step, rank), {})
+            unexpected = {place for place in recorded if place[0] in predicted.groups}
+            for place in sorted(expected.keys() | unexpected):
                 group, kind = place
-                if group not in known:
+                if group not in seen_groups:
                     silent.add(group)
                     continue
                 compared += 1
-                text = _differ(kind, expected.get(place, 0.0), found.get(place, 0.0))
+                text = _differ(kind, expected.get(place, 0.0), recorded.get(place, 0.0))
                 if text:
                     wrong[step, group, text].append(rank)
         findings += [
@@ -70,10 +71,10 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
             f"no operation of the process group{'s' * (len(silent) > 1)} {', '.join(sorted(silent))} was recorded"
         )
     for attempt, written in records.versions.items() if twin.together else ():
-        wrong_ones = twin.wrong_exchanges([it.fields for _, it in written])
+        wrong_ones = twin.wrong_exchanges([record.fields for _, record in written])
         findings += [CheckerFinding(attempt, 0, None, (), text, "versions") for text in wrong_ones]
         compared += len(written)
-    count = len({(it.attempt, it.step, it.group) for it in findings})
+    count = len({(finding.attempt, finding.step, finding.group) for finding in findings})
     return conclude("exchanges", records, looked_at, findings, count, undecided)
 
 
@@ -85,37 +86,37 @@ class _Parcels:
 
 def _parcels(records: Grouped, twin: Twin) -> _Parcels:
     """Compare what sites and a server moved over connections of their own; a rank without a slice moves nothing."""
-    found = _Parcels()
+    parcels = _Parcels()
     for attempt, written in records.versions.items():
-        for rank, it in written:
-            moved, expected = number(it.fields, "bytes"), twin.parcel_bytes(it.fragment)
-            if moved is None or expected is None or it.fields.get("slice") is None:
+        for rank, record in written:
+            moved, expected = number(record.fields, "bytes"), twin.parcel_bytes(record.fragment)
+            if moved is None or expected is None or record.fields.get("slice") is None:
                 continue
-            found.compared += 1
-            if text := _differ("recv" if it.what in ("received", "pulled") else "send", expected, moved):
-                which = f"push {it.push}" if it.what != "pulled" else f"version {it.version}"
-                text = f"{which} of {it.site}: rank {rank} {text}"
-                found.findings.append(
-                    CheckerFinding(attempt, it.step or 0, None, (rank,), text, "parcels", it.fragment)
+            parcels.compared += 1
+            if text := _differ("recv" if record.what in ("received", "pulled") else "send", expected, moved):
+                which = f"push {record.push}" if record.what != "pulled" else f"version {record.version}"
+                text = f"{which} of {record.site}: rank {rank} {text}"
+                parcels.findings.append(
+                    CheckerFinding(attempt, record.step or 0, None, (rank,), text, "parcels", record.fragment)
                 )
-    return found
+    return parcels
 
 
 def _recorded(records: Grouped) -> dict[tuple[int, int, int], dict[_Place, float]]:
     """Return (attempt, step, rank) -> group and kind -> bytes of the operations that began in the step."""
-    found: dict[tuple[int, int, int], dict[_Place, float]] = defaultdict(lambda: defaultdict(float))
+    byte_counts: dict[tuple[int, int, int], dict[_Place, float]] = defaultdict(lambda: defaultdict(float))
     for tag, ranks in records.operations.items():
         for rank, done in ranks.items():
             if done.kind == "sum":
                 continue  # of what was received, by the ranks themselves: nothing is sent
-            found[tag.attempt, done.step, rank][tag.group, done.kind] += done.byte_count
-    return found
+            byte_counts[tag.attempt, done.step, rank][tag.group, done.kind] += done.byte_count
+    return byte_counts
 
 
 def _steps(records: Grouped, twin: Twin, attempt: int) -> Iterator[tuple[int, int]]:
     """Yield (step, rank) whose operations are all recorded, as far as they began in the step."""
     starts = records.began.get(attempt, {})
-    first = min((it.step for it in starts.values()), default=0)
+    first = min((start.step for start in starts.values()), default=0)
     begin = first + 1 + (twin.longest_gap if first else 0)
     total = twin.layout.steps
     last: dict[int, int] = defaultdict(int)
@@ -125,7 +126,7 @@ def _steps(records: Grouped, twin: Twin, attempt: int) -> Iterator[tuple[int, in
     for (of, step), ranks in records.steps.items():
         if of != attempt or step < begin:
             continue
-        lands = max((it.lands for it in twin.operations(step)), default=0)
+        lands = max((operation.lands for operation in twin.operations(step)), default=0)
         yield from ((step, rank) for rank in ranks if step + lands <= last[rank] or step == total == last[rank])
 
 
@@ -139,25 +140,28 @@ class _Said:
         self._known: dict[tuple[int, tuple[Operation, ...]], Mapping[_Place, float]] = {}
         steps = range(1, min(self.twin.layout.steps, 2 * self.twin.longest_gap + 1) + 1)
         self.groups = {
-            it.group for step in (*steps, self.twin.layout.steps) for it in self.twin.operations(step) if it.watched
+            operation.group
+            for step in (*steps, self.twin.layout.steps)
+            for operation in self.twin.operations(step)
+            if operation.watched
         }
 
     def of(self, rank: int, step: int) -> Mapping[_Place, float]:
         operations = tuple(self.twin.operations(step))
         if (rank, operations) not in self._known:
-            found: dict[_Place, float] = defaultdict(float)
+            byte_counts: dict[_Place, float] = defaultdict(float)
             for operation in operations:
                 if rank in operation.ranks and operation.watched:
                     receives = operation.kind == "send" and rank != operation.ranks[0]
-                    found[operation.group, "recv" if receives else operation.kind] += operation.byte_count
-            self._known[rank, operations] = found
+                    byte_counts[operation.group, "recv" if receives else operation.kind] += operation.byte_count
+            self._known[rank, operations] = byte_counts
         return self._known[rank, operations]
 
 
-def _differ(kind: str, expected: float, found: float) -> str:
-    if abs(found - expected) <= SLACK * expected + SLACK_BYTES:
+def _differ(kind: str, expected: float, recorded: float) -> str:
+    if abs(recorded - expected) <= SLACK * expected + SLACK_BYTES:
         return ""
     verb = "received" if kind == "recv" else "sent" if kind == "send" else f"put into {kind}"
-    if not found:
+    if not recorded:
         return f"{verb} nothing, expected {expected:.0f} bytes"
-    return f"{verb} {found:.0f} bytes, expected {expected:.0f}"
+    return f"{verb} {recorded:.0f} bytes, expected {expected:.0f}"

@@ -60,7 +60,9 @@ def conclude(
     name: str, records: Grouped, looked_at: str, findings: Sequence[CheckerFinding], found: int, undecided: str = ""
 ) -> Checker:
     """Conclude a checker: true only if nothing was found, nothing is missing, and everything could be decided."""
-    ordered = sorted(findings, key=lambda it: (it.attempt, it.step, it.sequence or 0, it.ranks))
+    ordered = sorted(
+        findings, key=lambda finding: (finding.attempt, finding.step, finding.sequence or 0, finding.ranks)
+    )
     missing = records.incomplete or undecided
     holds = False if found else None if missing else True
     return Checker(name, holds, looked_at, "" if holds else missing, found, tuple(ordered[:_FINDINGS_KEPT]))

@@ -21,7 +21,9 @@ def hangs(records: Grouped) -> Checker:
     findings: dict[tuple[int, int], CheckerFinding] = {}
     entries = _entries(records)
     gaps = {attempt: (records.longest_gap - 1) * records.step_s(attempt) for attempt in records.began}
-    for tag, ranks in sorted(entries.items(), key=lambda it: min(entry.began_t for entry in it[1].values())):
+    for tag, ranks in sorted(
+        entries.items(), key=lambda entry_of_group: min(entry.began_t for entry in entry_of_group[1].values())
+    ):
         starts = records.began.get(tag.attempt, {})
         bound = min((start.hang_s for start in starts.values()), default=math.inf)
         gap_s = gaps.get(tag.attempt, 0.0)
@@ -32,7 +34,7 @@ def hangs(records: Grouped) -> Checker:
         if any(entry.lasted_s > bound + (gap_s if entry.ended else 0.0) for entry in ranks.values()):
             findings[tag.attempt, step] = _hang(records, tag, step, ranks)
     bounds = {start.hang_s for starts in records.began.values() for start in starts.values()}
-    looked_at = f"{len(entries)} collectives, bound {' and '.join(f'{each:g} s' for each in sorted(bounds))}"
+    looked_at = f"{len(entries)} collectives, bound {' and '.join(f'{bound_s:g} s' for bound_s in sorted(bounds))}"
     if gap_s := max(gaps.values(), default=0.0):
         looked_at += f", and {gap_s:.3g} s for {records.longest_gap} steps between exchanges"
     undecided = "" if entries else "no collective was entered"
@@ -80,7 +82,7 @@ def _hang(records: Grouped, tag: Tag, step: int, entries: Mapping[int, _Entry]) 
     began_t = min(entry.began_t for entry in entries.values())
     until_t = max(entry.until_t for entry in entries.values())
     lasted_s = until_t - began_t
-    took = f"{lasted_s:.1f} s" if any(entry.ended for entry in entries.values()) else f"more than {lasted_s:.1f} s"
+    duration = f"{lasted_s:.1f} s" if any(entry.ended for entry in entries.values()) else f"more than {lasted_s:.1f} s"
     members = tag.channel[:2] if tag.channel else records.members(tag)
     absent = [rank for rank in members if rank not in entries and not (tag.channel and _sent(records, tag, rank))]
     late = [rank for rank, entry in entries.items() if entry.began_t - began_t > lasted_s / 2]
@@ -89,19 +91,19 @@ def _hang(records: Grouped, tag: Tag, step: int, entries: Mapping[int, _Entry]) 
     if absent:
         blamed = absent
         why = "; ".join(_whereabouts(records, rank, tag, step) for rank in absent)
-        description = f"{named(entries)} waited {took} for {named(absent)}: {why}"
+        description = f"{named(entries)} waited {duration} for {named(absent)}: {why}"
     elif late:
         blamed = late
         after_s = max(entries[rank].began_t for rank in late) - began_t
         description = (
-            f"{named({*entries} - {*late})} waited {took} for {named(late)}, which entered it {after_s:.1f} s late"
+            f"{named({*entries} - {*late})} waited {duration} for {named(late)}, which entered it {after_s:.1f} s late"
         )
     elif held:
         blamed = held
-        description = f"all ranks were in it for {took}"
+        description = f"all ranks were in it for {duration}"
     else:
         blamed = sorted(entries)
-        description = f"all ranks were in it for {took}: the data in flight between them did not arrive"
+        description = f"all ranks were in it for {duration}: the data in flight between them did not arrive"
     if held:
         description += (
             f"; the process of {named(held)} did not run for {max(held_s[rank] for rank in held):.1f} s of it"

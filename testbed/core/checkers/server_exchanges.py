@@ -28,18 +28,18 @@ def served(records: Grouped, ranks: Sequence[RankLog], twin: Twin) -> Checker:
     """Judge the exchanges with a server of all ranks, over all attempts. ``ranks``: how each attempt ended."""
     findings: list[CheckerFinding] = []
     for attempt, listed in sorted(records.versions.items()):
-        wrong = twin.wrong_exchanges([each.fields for _, each in listed])
+        wrong = twin.wrong_exchanges([exchange.fields for _, exchange in listed])
         findings += [CheckerFinding(attempt, 0, None, (), text, _GROUP) for text in wrong]
         parts: dict[int | None, list[tuple[int, ExchangeRecord]]] = defaultdict(list)
-        for rank, each in listed:
-            parts[each.fragment].append((rank, each))
+        for rank, exchange in listed:
+            parts[exchange.fragment].append((rank, exchange))
         for fragment, part in parts.items():
             findings += _based(attempt, fragment, part)
             if ranks and all(_ended(log, attempt) for log in ranks):
                 findings += _left(attempt, fragment, part)
             if ranks and all(_completed(log, attempt, twin.layout.steps) for log in ranks):
                 findings += _unpushed(attempt, fragment, part, twin.layout.steps)
-    everything = [it.what for listed in records.versions.values() for _, it in listed]
+    everything = [exchange.what for listed in records.versions.values() for _, exchange in listed]
     counts = {what: everything.count(what) for what in ("pushed", "pulled")}
     looked_at = (
         f"{counts['pushed']} pushes and {counts['pulled']} adopted versions of {records.world_size} ranks compared with"
@@ -51,19 +51,19 @@ def served(records: Grouped, ranks: Sequence[RankLog], twin: Twin) -> Checker:
 
 def _ended(log: RankLog, attempt: int) -> bool:
     """Whether a rank ended in order, so after an exchange of all that was left."""
-    return any(it.attempt == attempt and it.status in ("ok", "stopped") and not it.forced for it in log.ends)
+    return any(end.attempt == attempt and end.status in ("ok", "stopped") and not end.forced for end in log.ends)
 
 
 def _completed(log: RankLog, attempt: int, steps: int) -> bool:
-    return any(it.attempt == attempt and it.status == "ok" and it.step == steps for it in log.ends)
+    return any(end.attempt == attempt and end.status == "ok" and end.step == steps for end in log.ends)
 
 
 def _unpushed(attempt: int, fragment: int | None, listed: _Listed, steps: int) -> Iterator[CheckerFinding]:
     """The last push of a site has the last step of the job."""
     last: dict[str, tuple[int, int]] = {}
-    for rank, it in listed:
-        if it.what == "pushed" and "first" in it.fields:
-            last[it.site] = max(last.get(it.site, (0, rank)), (it.step or 0, rank))
+    for rank, exchange in listed:
+        if exchange.what == "pushed" and "first" in exchange.fields:
+            last[exchange.site] = max(last.get(exchange.site, (0, rank)), (exchange.step or 0, rank))
     for site, (step, rank) in last.items():
         if step < steps:
             text = f"the last push of {site} ends with step {step}, the job with step {steps}"
@@ -73,28 +73,31 @@ def _unpushed(attempt: int, fragment: int | None, listed: _Listed, steps: int) -
 def _based(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[CheckerFinding]:
     """A push is based on what its rank adopted last."""
     held: dict[int, int] = {}
-    for rank, it in listed:
-        if it.what == "pulled" and it.version is not None:
-            if it.version < held.get(rank, it.version):
-                text = f"rank {rank} adopted version {it.version} after version {held[rank]}"
-                yield CheckerFinding(attempt, it.step or 0, None, (rank,), text, _GROUP, fragment)
-            held[rank] = it.version
-        elif it.what == "pushed" and it.base is not None and rank in held and it.base != held[rank]:
-            text = f"rank {rank}: push {it.push} is based on version {it.base}, adopted last was version {held[rank]}"
-            yield CheckerFinding(attempt, it.step or 0, None, (rank,), text, _GROUP, fragment)
+    for rank, exchange in listed:
+        if exchange.what == "pulled" and exchange.version is not None:
+            if exchange.version < held.get(rank, exchange.version):
+                text = f"rank {rank} adopted version {exchange.version} after version {held[rank]}"
+                yield CheckerFinding(attempt, exchange.step or 0, None, (rank,), text, _GROUP, fragment)
+            held[rank] = exchange.version
+        elif exchange.what == "pushed" and exchange.base is not None and rank in held and exchange.base != held[rank]:
+            text = (
+                f"rank {rank}: push {exchange.push} is based on version {exchange.base},"
+                f" adopted last was version {held[rank]}"
+            )
+            yield CheckerFinding(attempt, exchange.step or 0, None, (rank,), text, _GROUP, fragment)
 
 
 def _left(attempt: int, fragment: int | None, listed: _Listed) -> Iterator[CheckerFinding]:
     """No push is left over at the end."""
     newest: dict[int, Mapping[str, int]] = {}
-    for rank, it in listed:
-        if it.what == "served":
+    for rank, exchange in listed:
+        if exchange.what == "served":
             before = newest.get(rank, {})
-            newest[rank] = {**before, **{site: max(push, before.get(site, 0)) for site, push in it.taken.items()}}
+            newest[rank] = {**before, **{site: max(push, before.get(site, 0)) for site, push in exchange.taken.items()}}
     if not newest:
         return
-    for rank, it in listed:
-        taken = min(each.get(it.site, 0) for each in newest.values())
-        if it.what == "pushed" and it.push is not None and it.push > taken:
-            text = f"push {it.push} of {it.site} was never taken up"
-            yield CheckerFinding(attempt, it.step or 0, None, (rank,), text, _GROUP, fragment)
+    for rank, exchange in listed:
+        taken = min(newest_by_site.get(exchange.site, 0) for newest_by_site in newest.values())
+        if exchange.what == "pushed" and exchange.push is not None and exchange.push > taken:
+            text = f"push {exchange.push} of {exchange.site} was never taken up"
+            yield CheckerFinding(attempt, exchange.step or 0, None, (rank,), text, _GROUP, fragment)

@@ -66,15 +66,15 @@ def summation_bound(inputs: Sequence[float], precision: _Precision = _FLOAT32) -
 
 def sums(records: Grouped, twin: Twin | None = None) -> Checker:
     """Return the verdict of the checker ``sums`` on all operations, codecs and weighted means of a job."""
-    found = _Found(records)
+    unequal = _Found(records)
     for tag in sorted(records.operations, key=_order):
-        found.judge(tag, records.operations[tag])
+        unequal.judge(tag, records.operations[tag])
     coded = codecs(records)
     means = weighed_means(records, twin) if twin else Coded()
-    findings = [*found.findings, *coded.findings, *means.findings]
-    wrong = {(it.attempt, it.step, it.group, it.sequence, it.fragment) for it in findings}
-    looked_at = "; ".join(it for it in (found.looked_at(), coded.looked_at, means.looked_at) if it)
-    undecided = found.undecided() or coded.undecided or means.undecided
+    findings = [*unequal.findings, *coded.findings, *means.findings]
+    wrong = {(finding.attempt, finding.step, finding.group, finding.sequence, finding.fragment) for finding in findings}
+    looked_at = "; ".join(subject for subject in (unequal.looked_at(), coded.looked_at, means.looked_at) if subject)
+    undecided = unequal.undecided() or coded.undecided or means.undecided
     return conclude("sums", records, looked_at, findings, len(wrong), undecided)
 
 
@@ -144,13 +144,13 @@ class _Found:
         if first.byte_count == 0 or not _recomputable(first):
             return
         samples = {rank: done.sample for rank, done in ranks.items() if done.sample and done.sample.inputs}
-        common = set.intersection(*(set(each.at) for each in samples.values())) if samples else set()
+        common = set.intersection(*(set(sample.at) for sample in samples.values())) if samples else set()
         if len(samples) < len(self._records.members(tag)) or not common:
             self._miss(tag, first, "not all ranks recorded elements")
             return
         self._recomputed += 1
-        inputs = {rank: dict(zip(each.at, each.inputs, strict=True)) for rank, each in samples.items()}
-        outputs = {rank: dict(zip(each.outputs_at, each.outputs, strict=True)) for rank, each in samples.items()}
+        inputs = {rank: dict(zip(sample.at, sample.inputs, strict=True)) for rank, sample in samples.items()}
+        outputs = {rank: dict(zip(sample.outputs_at, sample.outputs, strict=True)) for rank, sample in samples.items()}
         wrong: list[tuple[int, tuple[float, ...], float]] = []
         blamed: set[int] = set()
         checked = 0

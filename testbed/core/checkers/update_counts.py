@@ -25,15 +25,15 @@ def counts(records: Grouped, twin: Twin) -> Checker:
         for rank, start in starts.items():
             judge.begin(attempt, rank, start.step, start.optimizer_steps, start.outer_version)
     for (attempt, _), ranks in records.steps.items():
-        for rank, each in ranks.items():
-            judge.step(attempt, rank, each)
+        for rank, record in ranks.items():
+            judge.step(attempt, rank, record)
     outer = outer_steps(records)
     looked_at = f"{judge.counted} optimizer steps of {records.world_size} ranks counted"
     looked_at += f", {judge.versions} of them with their exchanges" if judge.versions else ""
     looked_at += f"; {outer.looked_at}" if outer.looked_at else ""
     undecided = "" if judge.counted else "no optimizer step was recorded"
-    found = sum(map(len, judge.lost.values())) + len(outer.findings)
-    return conclude("updates", records, looked_at, [*judge.findings(), *outer.findings], found, undecided)
+    wrong = sum(map(len, judge.lost.values())) + len(outer.findings)
+    return conclude("updates", records, looked_at, [*judge.findings(), *outer.findings], wrong, undecided)
 
 
 @dataclass
@@ -59,24 +59,24 @@ class _Judge:
             text = f"attempt {attempt} began after this step with {version} exchanges in the outer parameters"
             self._lose(attempt, step, rank, f"{text}, expected {self.twin.outer_updates(step)}")
 
-    def step(self, attempt: int, rank: int, each: CheckedStep) -> None:
+    def step(self, attempt: int, rank: int, record: CheckedStep) -> None:
         self.counted += 1
-        step, count, twin = each.step, each.optimizer_steps, self.twin
+        step, count, twin = record.step, record.optimizer_steps, self.twin
         last, was, version = self.before.get((attempt, rank), (step - 1, None, None))
-        self.before[attempt, rank] = step, count, each.outer_version
+        self.before[attempt, rank] = step, count, record.outer_version
         expected = twin.updates(step, rank) - twin.updates(last, rank)
         if was is not None and count - was != expected:
             text = f"the optimizer counts {count} steps after it and {was} after step {last}"
             self._lose(attempt, step, rank, text if expected == step - last else f"{text}, expected {was + expected}")
-        elif self._unchanged(each) and twin.updates(step, rank) > twin.updates(step - 1, rank):
+        elif self._unchanged(record) and twin.updates(step, rank) > twin.updates(step - 1, rank):
             self._lose(attempt, step, rank, "the step did not change the parameters")
-        if each.outer_version is None or version is None or not self._counts_exchanges:
+        if record.outer_version is None or version is None or not self._counts_exchanges:
             return
         self.versions += 1
         expected = twin.outer_updates(step) - twin.outer_updates(last)
-        if each.outer_version - version != expected:
-            what = "was" if each.outer_version - version == 1 else "were"
-            text = f"{each.outer_version - version} exchange{'' if what == 'was' else 's'} {what} applied after it"
+        if record.outer_version - version != expected:
+            what = "was" if record.outer_version - version == 1 else "were"
+            text = f"{record.outer_version - version} exchange{'' if what == 'was' else 's'} {what} applied after it"
             self._lose(attempt, step, rank, f"{text}, expected {expected}")
 
     @property
@@ -94,7 +94,7 @@ class _Judge:
         ]
 
     @staticmethod
-    def _unchanged(each: CheckedStep) -> bool:
-        before, after = fingerprints_before(each), fingerprints(each)
+    def _unchanged(record: CheckedStep) -> bool:
+        before, after = fingerprints_before(record), fingerprints(record)
         names = trained_names(before)
         return bool(names) and all(before[name] == after.get(name) for name in names)

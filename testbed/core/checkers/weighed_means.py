@@ -31,16 +31,17 @@ def weighed_means(records: Grouped, twin: Twin) -> Coded:
     """Judge all weighted means of a job."""
     means: dict[_Key, dict[int, Weighed]] = {}
     for rank, listed in records.weighed.items():
-        for each in listed:
-            means.setdefault((each.attempt, each.taken, each.name, each.ranks), {})[rank] = each
+        for event in listed:
+            means.setdefault((event.attempt, event.taken, event.name, event.ranks), {})[rank] = event
     findings: list[CheckerFinding] = []
     undecided = ""
     for (attempt, taken, name, ranks), members in sorted(means.items()):
         shares = twin.shares(taken, name)
-        for rank, each in sorted(members.items()):
-            texts = [*_share(each, shares.get(rank)), *_mean(each, members)]
+        for rank, own_mean in sorted(members.items()):
+            texts = [*_share(own_mean, shares.get(rank)), *_mean(own_mean, members)]
             findings += [
-                CheckerFinding(attempt, each.step, None, (rank,), f"{name}: rank {rank}: {it}", name) for it in texts
+                CheckerFinding(attempt, own_mean.step, None, (rank,), f"{name}: rank {rank}: {problem}", name)
+                for problem in texts
             ]
         missing = [rank for rank in ranks if rank not in members]
         late = taken > records.last_step(attempt) - records.longest_gap
@@ -50,22 +51,22 @@ def weighed_means(records: Grouped, twin: Twin) -> Coded:
     return Coded(tuple(findings), looked_at, undecided)
 
 
-def _share(each: Weighed, expected: float | None) -> Iterable[str]:
+def _share(own_mean: Weighed, expected: float | None) -> Iterable[str]:
     if expected is None:
-        yield f"added its values with a share of {each.share:.6g}, and this mean has no shares"
-    elif not math.isclose(each.share, expected, rel_tol=1e-9):
-        yield f"added its values with a share of {each.share:.6g}, expected {expected:.6g}"
+        yield f"added its values with a share of {own_mean.share:.6g}, and this mean has no shares"
+    elif not math.isclose(own_mean.share, expected, rel_tol=1e-9):
+        yield f"added its values with a share of {own_mean.share:.6g}, expected {expected:.6g}"
 
 
-def _mean(each: Weighed, members: Mapping[int, Weighed]) -> Iterable[str]:
-    if len(members) < len(each.ranks) or any(it.at != each.at for it in members.values()):
+def _mean(own_mean: Weighed, members: Mapping[int, Weighed]) -> Iterable[str]:
+    if len(members) < len(own_mean.ranks) or any(other.at != own_mean.at for other in members.values()):
         return
     gamma = (len(members) + 1) * _UNIT / (1 - (len(members) + 1) * _UNIT)
-    for index, got in enumerate(each.mean):
-        products = [it.share * it.own[index] for it in members.values()]
+    for index, got in enumerate(own_mean.mean):
+        products = [member.share * member.own[index] for member in members.values()]
         if not all(map(math.isfinite, products)):
             continue  # a value that is not finite is found where it arose
         bound = gamma * math.fsum(map(abs, products)) + 2 * len(products) * _TINY
         if not abs(got - math.fsum(products)) <= bound:
-            yield f"element {each.at[index]} of the mean is {got:.9g}, expected {math.fsum(products):.9g}"
+            yield f"element {own_mean.at[index]} of the mean is {got:.9g}, expected {math.fsum(products):.9g}"
             return

@@ -23,10 +23,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from testbed.core.experiment.expect import Expectation, Metric
-from testbed.core.json_record import JsonRecord, Or
+from testbed.core.fields import number
+from testbed.core.json_record import JsonRecord, Or, Parsed
 from testbed.core.units import parse_number
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Condition",
     "Monitor",
     "OnVerdict",
+    "SampledCheck",
     "SteadyCheck",
     "Violation",
 ]
@@ -79,8 +81,7 @@ class Condition:
     within_s: float = WITHIN_S
 
 
-@dataclass(frozen=True)
-class Violation(JsonRecord):
+class Violation(NamedTuple):
     """A failure of a condition from ``began_t`` to ``ended_t``; ``measured`` is the worst value, or the last seen."""
 
     began_t: float
@@ -88,11 +89,21 @@ class Violation(JsonRecord):
     measured: float | None
 
 
+def _violations(value: object) -> tuple[Violation, ...]:
+    lines = [line for line in value if isinstance(line, Mapping)] if isinstance(value, list) else []
+    return tuple(
+        Violation(began_t, ended_t, number(line, "measured"))
+        for line in lines
+        if (began_t := number(line, "began_t")) is not None and (ended_t := number(line, "ended_t")) is not None
+    )
+
+
 @dataclass(frozen=True)
 class SteadyCheck(JsonRecord):
     """The result of a condition. ``measured``: the worst value if violated, else the latest.
 
-    ``bound`` is the value that ``measured`` was compared with; None if its baseline was not measured.
+    ``holds`` is None when the condition could not be evaluated. ``bound`` is the value that ``measured`` was compared
+    with; None if its baseline was not measured.
     """
 
     when: Annotated[str, Or("")]
@@ -100,9 +111,15 @@ class SteadyCheck(JsonRecord):
     holds: bool | None
     measured: float | None
     bound: float | None
-    samples: Annotated[int, Or(0)] = 0
-    violations: tuple[Violation, ...] = ()
+    violations: Annotated[tuple[Violation, ...], Parsed(_violations)] = ()
     why: str = ""
+
+
+@dataclass(frozen=True)
+class SampledCheck(SteadyCheck):
+    """The result of a condition, with the number of samples that it was evaluated on."""
+
+    samples: int = 0
 
 
 OnVerdict = Callable[[float, Condition, bool, float | None], None]
@@ -219,7 +236,7 @@ class Monitor:
         answers = [watch.holds_by_now() for watch in self._watches if watch.condition.when == "before"]
         return False if False in answers else None if None in answers else True
 
-    def verdicts(self) -> tuple[SteadyCheck, ...]:
+    def verdicts(self) -> tuple[SampledCheck, ...]:
         """Return the verdicts in the order of the file. Conditions of a phase that never began are unknown."""
         return tuple(self._verdict(watch) for watch in self._watches)
 
@@ -248,7 +265,7 @@ class Monitor:
         check = watch.condition.check
         return check.holds(value, self._baseline(check.metric))
 
-    def _verdict(self, watch: _Watch) -> SteadyCheck:
+    def _verdict(self, watch: _Watch) -> SampledCheck:
         condition, violations = watch.condition, watch.standing()
         holds: bool | None = True
         why, measured = "", watch.last
@@ -264,13 +281,13 @@ class Monitor:
                 None,
                 "was not measured for longer than its grace" if watch.missed else "never held",
             )
-        return SteadyCheck(
+        return SampledCheck(
             condition.when,
             condition.check.text,
             holds,
             measured,
             self._bound(condition.check),
-            watch.samples,
             violations,
             why,
+            watch.samples,
         )

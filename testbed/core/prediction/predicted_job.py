@@ -66,7 +66,7 @@ class Job:
         scale: full scale has so many times the rates and payloads.
         message_scale: the library's messages are so many times smaller than those of the twin.
         as_published: simulate as a paper does, in place of what the agents do (``as_published.py``).
-        beyond_s: what a measured run of this job took beyond its simulation, in seconds of a mean step.
+        unattributed_s: what a measured run of this job took beyond its simulation, in seconds of a mean step.
         quartiles: the library as fast, and as slow, as the quartiles of its calibration; () if it was not measured.
     """
 
@@ -79,7 +79,7 @@ class Job:
     library: Library = GLOO
     tcp: Tcp = Tcp()
     as_published: bool = False
-    beyond_s: float = 0.0
+    unattributed_s: float = 0.0
     quartiles: tuple[Library, ...] = ()
     moved: dict[Hashable, Moved] = field(default_factory=dict, repr=False, compare=False)
     """What exchanges move, by their likeness, which no change of rates or delays changes."""
@@ -164,7 +164,7 @@ class Job:
             free=not self.twin.waits,
             pace=self.twin.pace(self.site),
         )
-        return outcome.beyond(self.beyond_s) if self.beyond_s else outcome
+        return outcome.beyond(self.unattributed_s) if self.unattributed_s else outcome
 
     @property
     def _published(self) -> Published:

@@ -35,16 +35,16 @@ class CaptureRecord(JsonRecord):
 
 def of_events(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the captures that a run's events tell of, in the format of run.json."""
-    found: dict[str, dict[str, Any]] = {}
+    captures: dict[str, dict[str, Any]] = {}
     for event in events:
         if event["event"] == BEGAN:
-            found[event["capture"]] = {
+            captures[event["capture"]] = {
                 "capture": event["capture"],
                 "directions": list(event["directions"]),
                 "before": event["before"],
                 "began_t": event["t"],
                 "ended_t": None,
             }
-        elif event["event"] == ENDED and event["capture"] in found:
-            found[event["capture"]] |= {"ended_t": event["t"], **mapping(event, "counted")}
-    return list(found.values())
+        elif event["event"] == ENDED and event["capture"] in captures:
+            captures[event["capture"]] |= {"ended_t": event["t"], **mapping(event, "counted")}
+    return list(captures.values())

@@ -276,7 +276,7 @@ class Grouped:
                 steps.setdefault((done.attempt, done.step), {})[log.rank] = done
             for done in log.finishes:
                 finishes.setdefault(done.attempt, {})[log.rank] = done
-            listed = [it for each in (*log.steps, *log.finishes) for it in each.operations]
+            listed = [operation for record in (*log.steps, *log.finishes) for operation in record.operations]
             for tag, operation in (*listed, *log.unfinished):
                 operations.setdefault(tag, {})[log.rank] = operation
         starts = [start for of_rank in began.values() for start in of_rank.values()]
@@ -308,10 +308,14 @@ class Grouped:
         """Return how long a step took at the rank that was slowest by the median; 0 if nothing is known of it."""
         times: dict[int, list[float]] = {}
         for (of, _), ranks in self.steps.items():
-            for rank, each in ranks.items() if of == attempt else ():
-                times.setdefault(rank, []).append(each.t)
+            for rank, step_record in ranks.items() if of == attempt else ():
+                times.setdefault(rank, []).append(step_record.t)
         return max(
-            (median(after - before for before, after in pairwise(each)) for each in times.values() if len(each) > 1),
+            (
+                median(after - before for before, after in pairwise(times_s))
+                for times_s in times.values()
+                if len(times_s) > 1
+            ),
             default=0.0,
         )
 
@@ -339,7 +343,7 @@ def _incomplete(
         if not starts:
             return f"no rank has a record of how attempt {attempt} began"
         first = min(start.step for start in starts.values())
-        last = max((max(each) for each in done.values()), default=first)
+        last = max((max(steps_done) for steps_done in done.values()), default=first)
         world_size = max(start.world_size for start in starts.values())
         for rank in range(world_size):
             recorded = done.get(rank, set())

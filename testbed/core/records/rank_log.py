@@ -222,7 +222,7 @@ def _repetitions(fields: Fields, key: str) -> tuple[tuple[float, ...], ...]:
 class CalibrationRecord(JsonRecord):
     """What a rank timed alone before its job: each volley's repetitions in s, and a step's real compute if it has one.
 
-    The volleys are those of ``core.analysis.volleys``, in their order; () for one that the rank has no part in.
+    The volleys are those of ``core.analysis.costs.volleys``, in their order; () for one that the rank has no part in.
     """
 
     t: float

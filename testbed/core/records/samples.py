@@ -96,10 +96,10 @@ class RankSample(JsonRecord):
         """Read the series of an answer: ``name{label="value"}`` to value."""
 
         def value(name: str, label: str) -> float | None:
-            matching = (it for it in values if it.partition("{")[0] == name and label in it)
-            return next((number(values, it) for it in matching), None)
+            matching = (series for series in values if series.partition("{")[0] == name and label in series)
+            return next((number(values, series) for series in matching), None)
 
-        return cls.from_dict({"t": t, "rank": rank, "why": why, **{it: value(*SCRAPED[it]) for it in SCRAPED}})
+        return cls.from_dict({"t": t, "rank": rank, "why": why, **{name: value(*SCRAPED[name]) for name in SCRAPED}})
 
     @classmethod
     def from_dict(cls, fields: Fields, **given: object) -> RankSample:
@@ -134,7 +134,7 @@ class NodeSample(JsonRecord):
 
     def to_dict(self) -> dict[str, object]:
         """Return the line of metrics.jsonl."""
-        return {"t": round(self.t, DECIMALS), "kind": "node", **{it: getattr(self, it) for it in _OF_NODE}}
+        return {"t": round(self.t, DECIMALS), "kind": "node", **{name: getattr(self, name) for name in _OF_NODE}}
 
 
 _OF_NODE: Final = ("node", "sent_bytes", "received_bytes")

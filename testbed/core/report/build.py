@@ -101,7 +101,8 @@ def _measured(
     bounds = open_metrics.open_metrics(job, attempt_lines, origin)
     ranges = uncertainty.of_job(job, attempts, noise)
     expectations = noise_section.judged(open_metrics.judged(run.info.expectations, bounds), ranges)
-    prediction = predicted_run(run)
+    path = run_path.evaluate(run, logs)
+    prediction = predicted_run(run, path)
     return Report(
         version=VERSION,
         verdict="unknown",
@@ -127,7 +128,7 @@ def _measured(
         prediction=prediction,
         unpredicted=_unpredicted(run, logs, twin, prediction) if program is None else "",
         declared=declared_steps(run.ranks, integer(run.info.host, "cpus")),
-        critical_path=critical_path_section.series(run_path.evaluate(run, logs), origin),
+        critical_path=critical_path_section.series(path, origin),
         scraped=scraped_metrics.evaluate(run.rank_samples, run.ranks, job.began_t, job.ended_t),
         program=program_section.steps(run.info, program, run.output) if program else None,
         traffic=traffic_section.lines(traffic, origin, _ranks_of_nodes(run)),

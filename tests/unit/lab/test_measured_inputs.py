@@ -13,6 +13,7 @@ from builders.reports import pages_of
 from builders.tables import table
 
 import testbed
+from testbed.core.analysis.costs import run_path
 from testbed.core.analysis.costs.fiber_model import FiberModel
 from testbed.core.analysis.costs.measured_workload import measured_job, steady_step
 from testbed.core.analysis.costs.predicted_run import expected_step, predicted_run
@@ -149,8 +150,9 @@ def test_prediction_of_the_lab_that_was_measured_is_what_was_measured(run: Path)
     measured = steady_step(RunDirectory(run).read(), cycle=1)
     found = testbed.predict(measured=run)
     assert measured is not None and found.exposed.total_s == pytest.approx(measured.exposed_s)
-    assert found.exposed.unattributed_s == pytest.approx(found.job.beyond_s) and found.job.beyond_s > 0
-    assert testbed.predict("ddp", measured=run).exposed.unattributed_s == found.job.beyond_s, "the same words again"
+    assert found.exposed.unattributed_s == pytest.approx(found.job.unattributed_s) and found.job.unattributed_s > 0
+    again = testbed.predict("ddp", measured=run)
+    assert again.exposed.unattributed_s == found.job.unattributed_s, "the same words again"
     assert testbed.predict("diloco:every=10", measured=run).exposed.unattributed_s == 0.0
 
 
@@ -191,7 +193,7 @@ def test_measured_job_needs_steps(run: Path) -> None:
 def test_predicted_run_is_from_its_own_compute_and_certificate(run: Path) -> None:
     """c = 12, w = 1.5 of a ring of 4: what crossed is 1.5 times the model in 32 bits."""
     data = RunDirectory(run).read()
-    found = predicted_run(data)
+    found = predicted_run(data, run_path.evaluate(data, data.ranks))
     assert found is not None
     bits = 32 * next(log.job.parameters for log in data.ranks if log.job)
     # All of it is exposed but what 7 of 8 buckets send during the last two thirds of the compute.

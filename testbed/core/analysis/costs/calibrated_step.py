@@ -80,7 +80,7 @@ def predict_step(
     if planned:
         costs = replace(costs, library=measured_library(planned, took_s, costs, Schedule(twin, endless=False)))
     try:
-        found = simulate(
+        simulated = simulate(
             processes,
             costs,
             cycle=None if ends else endless.cycle,
@@ -91,12 +91,17 @@ def predict_step(
         )
     except TooMany:
         return None
-    exposed = found.parts + Parts(waiting_s=_peer_wait_s(twin, cycle, steps_s))
+    exposed = simulated.parts + Parts(waiting_s=_peer_wait_s(twin, cycle, steps_s))
     steps = [site_bytes(twin.operations(step), sites) for step in range(1, cycle + 1)]
-    pairs = {pair for it in steps for pair in it}
-    moved = max((sum(it.get(pair, 0.0) for it in steps) for pair in pairs), default=0.0) / cycle
+    pairs = {pair for bytes_by_pair in steps for pair in bytes_by_pair}
+    moved = max((sum(bytes_by_pair.get(pair, 0.0) for bytes_by_pair in steps) for pair in pairs), default=0.0) / cycle
     return StepPrediction(
-        compute_s, exposed, moved, groups(costs, costs.network, cycle, compute_s, found), fiber.delay_s, fiber.rate_bps
+        compute_s,
+        exposed,
+        moved,
+        groups(costs, costs.network, cycle, compute_s, simulated),
+        fiber.delay_s,
+        fiber.rate_bps,
     )
 
 
@@ -107,7 +112,7 @@ def _peer_wait_s(twin: Twin, cycle: int, steps_s: Sequence[Sequence[float]]) -> 
     waits: dict[tuple[Operation, ...], float] = {}
     total_s = 0.0
     for step in range(1, cycle + 1):
-        awaited = tuple(it for it in twin.operations(step) if not it.lands and it.watched)
+        awaited = tuple(operation for operation in twin.operations(step) if not operation.lands and operation.watched)
         if awaited not in waits:
             waits[awaited] = _wait_of_mates_s(awaited, steps_s)
         total_s += waits[awaited]
@@ -117,8 +122,8 @@ def _peer_wait_s(twin: Twin, cycle: int, steps_s: Sequence[Sequence[float]]) -> 
 def _wait_of_mates_s(operations: Sequence[Operation], steps_s: Sequence[Sequence[float]]) -> float:
     world = min((len(row) for row in steps_s), default=0)
     mates = {rank: {rank} for rank in range(world)}
-    for it in operations:
-        joined = set().union(*(mates.get(rank, set()) for rank in it.ranks))
+    for operation in operations:
+        joined = set().union(*(mates.get(rank, set()) for rank in operation.ranks))
         mates.update(dict.fromkeys(joined, joined))
     waits = [max(row[mate] for mate in mates[rank]) - row[rank] for row in steps_s for rank in range(world)]
     return sum(waits) / len(waits) if waits else 0.0

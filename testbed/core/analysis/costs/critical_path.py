@@ -73,17 +73,17 @@ class StepParts:
 
     @property
     def total_s(self) -> float:
-        return float(sum(getattr(self, each.name) for each in fields(self)))
+        return float(sum(getattr(self, part.name) for part in fields(self)))
 
     @property
     def exposed_s(self) -> float:
         return self.total_s - self.compute_s
 
-    def __add__(self, more: StepParts) -> StepParts:
-        return StepParts(**{it.name: getattr(self, it.name) + getattr(more, it.name) for it in fields(self)})
+    def __add__(self, other: StepParts) -> StepParts:
+        return StepParts(**{part.name: getattr(self, part.name) + getattr(other, part.name) for part in fields(self)})
 
     def __mul__(self, factor: float) -> StepParts:
-        return StepParts(**{it.name: getattr(self, it.name) * factor for it in fields(self)})
+        return StepParts(**{part.name: getattr(self, part.name) * factor for part in fields(self)})
 
 
 PARTS: Mapping[str, str] = {
@@ -168,7 +168,7 @@ class CriticalPath:
 
     @property
     def total(self) -> StepParts:
-        return sum((it.parts for it in self.steps), StepParts())
+        return sum((path.parts for path in self.steps), StepParts())
 
     @property
     def mean(self) -> StepParts:
@@ -177,8 +177,8 @@ class CriticalPath:
     @property
     def mean_of_exchanges(self) -> StepParts | None:
         """The mean of the steps with an exchange across the fiber; None if no step has one."""
-        found = [it.parts for it in self.steps if it.exchange]
-        return sum(found, StepParts()) * (1 / len(found)) if found else None
+        parts_of_exchanges = [path.parts for path in self.steps if path.exchange]
+        return sum(parts_of_exchanges, StepParts()) * (1 / len(parts_of_exchanges)) if parts_of_exchanges else None
 
 
 Row = Mapping[int, StepRecord]
@@ -223,21 +223,21 @@ def critical_path(rows: Sequence[Row], costs: Costs, operations: Operations | No
         costs: of a step, by its number.
         operations: of a rank in a step, as recorded; () if there are none.
     """
-    found = []
+    measured_steps = []
     crossed_t: float | None = None
     for row in rows:
-        rank = max(row, key=lambda it: (row[it].t_end, -it))
+        rank = max(row, key=lambda rank: (row[rank].t_end, -rank))
         own, cost = row[rank], costs(row[rank].step)
         timed = operations(rank, own) if operations else ()
-        it = _Found(row, rank, cost, _windows(row, rank, cost, timed))
+        measured_step = _Found(row, rank, cost, _windows(row, rank, cost, timed))
         for of, begins_t in ((cost.inner, own.t_ready), (cost.outer, own.t_stepped)):
             if of.crosses:
                 if crossed_t is not None and begins_t - crossed_t > of.idle_s:
-                    it.cold_s += of.cold_s
+                    measured_step.cold_s += of.cold_s
                 crossed_t = own.t_end
-        found.append(it)
-    usual = _usual(found)
-    return CriticalPath(tuple(_path(it, usual) for it in found))
+        measured_steps.append(measured_step)
+    usual = _usual(measured_steps)
+    return CriticalPath(tuple(_path(step_found, usual) for step_found in measured_steps))
 
 
 def _windows(row: Row, rank: int, cost: StepCost, timed: Sequence[TimedOperation]) -> tuple[_Window, _Window, _Window]:
@@ -265,54 +265,56 @@ def _blocked_window(own: StepRecord, timed: Sequence[TimedOperation]) -> _Window
     Their waits alone do not tell: a thread beside the passes may wait for them.
     """
     length_s = min(own.blocked_s, max(0.0, own.t_ready - own.t_begin))
-    found = _window(_blocked(timed, own.t_begin, own.t_ready), timed) if length_s > 0 else _Window(0.0)
-    share = min(1.0, length_s / found.length_s) if found.length_s > 0 else 0.0
-    parts = (found.wait_s * share, found.network_s * share, found.software_s * share)
+    window = _window(_blocked(timed, own.t_begin, own.t_ready), timed) if length_s > 0 else _Window(0.0)
+    share = min(1.0, length_s / window.length_s) if window.length_s > 0 else 0.0
+    parts = (window.wait_s * share, window.network_s * share, window.software_s * share)
     return _Window(length_s, *parts, open_s=max(0.0, length_s - sum(parts)))
 
 
 def _blocked(timed: Sequence[TimedOperation], begin_t: float, end_t: float) -> list[tuple[float, float]]:
     """Return when the rank stood still for an operation between two times, without overlaps, in order."""
-    found: list[tuple[float, float]] = []
-    for since_t, until_t in sorted((it.ended_t - it.waited_s, it.ended_t) for it in timed if it.waited_s > 0):
+    blocked: list[tuple[float, float]] = []
+    for since_t, until_t in sorted(
+        (operation.ended_t - operation.waited_s, operation.ended_t) for operation in timed if operation.waited_s > 0
+    ):
         since_t, until_t = max(since_t, begin_t), min(until_t, end_t)
-        if found:
-            since_t = max(since_t, found[-1][1])
+        if blocked:
+            since_t = max(since_t, blocked[-1][1])
         if until_t > since_t:
-            found.append((since_t, until_t))
-    return found
+            blocked.append((since_t, until_t))
+    return blocked
 
 
 def _window(spans: Sequence[tuple[float, float]], timed: Sequence[TimedOperation]) -> _Window:
     """Return what operations were doing in ``spans``: across the fiber goes before in the site, then waiting."""
-    found = _Window(sum(max(0.0, end_t - begin_t) for begin_t, end_t in spans))
+    window = _Window(sum(max(0.0, end_t - begin_t) for begin_t, end_t in spans))
     for begin_t, end_t in spans:
-        inside = [it for it in timed if it.ended_t > begin_t and it.began_t < end_t]
+        inside = [operation for operation in timed if operation.ended_t > begin_t and operation.began_t < end_t]
         edges = {begin_t, end_t} if inside else set()
-        for it in inside:
-            edges |= {min(max(t, begin_t), end_t) for t in (it.began_t, it.arrived_t, it.ended_t)}
+        for operation in inside:
+            edges |= {min(max(t, begin_t), end_t) for t in (operation.began_t, operation.arrived_t, operation.ended_t)}
         for one, other in itertools.pairwise(sorted(edges)):
             middle = (one + other) / 2
-            going = [it for it in inside if it.began_t <= middle < it.ended_t]
-            arrived = [it for it in going if it.arrived_t <= middle]
-            if any(it.crosses for it in arrived):
-                found.network_s += other - one
+            going = [operation for operation in inside if operation.began_t <= middle < operation.ended_t]
+            arrived = [operation for operation in going if operation.arrived_t <= middle]
+            if any(operation.crosses for operation in arrived):
+                window.network_s += other - one
             elif arrived:
-                found.software_s += other - one
+                window.software_s += other - one
             elif going:
-                found.wait_s += other - one
+                window.wait_s += other - one
     # What is left, so that the parts add up in spite of rounding.
-    found.open_s = max(0.0, found.length_s - found.network_s - found.software_s - found.wait_s)
-    return found
+    window.open_s = max(0.0, window.length_s - window.network_s - window.software_s - window.wait_s)
+    return window
 
 
-def _usual(found: Sequence[_Found]) -> dict[tuple[str, int], float]:
+def _usual(measured_steps: Sequence[_Found]) -> dict[tuple[str, int], float]:
     """Return (like, window) -> the median time across the fiber of steps in which no rank retransmitted."""
     clean: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    for it in found:
-        if not _retransmitted(it.row):
-            for number, window in enumerate(it.windows):
-                clean[it.cost.like, number].append(window.network_s)
+    for step_found in measured_steps:
+        if not _retransmitted(step_found.row):
+            for number, window in enumerate(step_found.windows):
+                clean[step_found.cost.like, number].append(window.network_s)
     return {key: statistics.median(values) for key, values in clean.items()}
 
 
@@ -320,16 +322,18 @@ def _retransmitted(row: Row) -> bool:
     return any(record.tcp is not None and record.tcp.retransmitted_bytes > 0 for record in row.values())
 
 
-def _path(found: _Found, usual: Mapping[tuple[str, int], float]) -> StepPath:
-    own = found.record
-    parts = StepParts(compute_s=max(0.0, own.t_end - own.t_begin - sum(it.length_s for it in found.windows)))
-    resent = _retransmitted(found.row)
-    left = _Left.of(found)
-    for number, window in enumerate(found.windows):
-        excess_s = max(0.0, window.network_s - usual.get((found.cost.like, number), window.network_s))
+def _path(measured_step: _Found, usual: Mapping[tuple[str, int], float]) -> StepPath:
+    own = measured_step.record
+    parts = StepParts(
+        compute_s=max(0.0, own.t_end - own.t_begin - sum(window.length_s for window in measured_step.windows))
+    )
+    resent = _retransmitted(measured_step.row)
+    left = _Left.of(measured_step)
+    for number, window in enumerate(measured_step.windows):
+        excess_s = max(0.0, window.network_s - usual.get((measured_step.cost.like, number), window.network_s))
         parts = parts + _parts(window, excess_s if resent else 0.0, left)
-    crosses = found.cost.inner.crosses or found.cost.outer.crosses
-    return StepPath(own.step, own.attempt, found.rank, own.t_begin, own.t_end, parts, crosses)
+    crosses = measured_step.cost.inner.crosses or measured_step.cost.outer.crosses
+    return StepPath(own.step, own.attempt, measured_step.rank, own.t_begin, own.t_end, parts, crosses)
 
 
 @dataclass
@@ -342,13 +346,13 @@ class _Left:
     library_s: float
 
     @classmethod
-    def of(cls, found: _Found) -> _Left:
-        both = (found.cost.inner, found.cost.outer)
+    def of(cls, measured_step: _Found) -> _Left:
+        both = (measured_step.cost.inner, measured_step.cost.outer)
         return cls(
-            max(it.propagation_s for it in both),  # the twin's delays are those of a step, in whichever window
-            sum(it.serialization_s for it in both),
-            found.cold_s,
-            sum(it.software_s for it in both),
+            max(window.propagation_s for window in both),  # the twin's delays are those of a step, in whichever window
+            sum(window.serialization_s for window in both),
+            measured_step.cold_s,
+            sum(window.software_s for window in both),
         )
 
     def take(self, name: str, most_s: float) -> float:

@@ -36,19 +36,21 @@ class FiberModel:
             return None
         used = _used(topology) if topology else None
         measured = [
-            it
+            direction
             for link in certificate.links
             if used is None or link.name in used
-            for it in link.directions
-            if it.measured is not None and it.rate is not None and (it.rate.measured_bps or 0.0) > 0
+            for direction in link.directions
+            if direction.measured is not None
+            and direction.rate is not None
+            and (direction.rate.measured_bps or 0.0) > 0
         ]
         if not measured:
             return None
-        rate_bps = min(it.rate.measured_bps for it in measured if it.rate)
+        rate_bps = min(direction.rate.measured_bps for direction in measured if direction.rate)
         sysctls = certificate.host.get("sysctls")
         set_to = sysctls.get("net.ipv4.tcp_slow_start_after_idle", "1") if isinstance(sysctls, dict) else "1"
         slow = str(set_to) != "0" and certificate.host.get("congestion_control") != "bbr"
-        return cls(max(it.target_s for it in measured), payload_rate_bps(rate_bps), slow)
+        return cls(max(direction.target_s for direction in measured), payload_rate_bps(rate_bps), slow)
 
     def costs(self, layout: Layout, step_s: float = 0.0) -> LibraryCosts:
         """Return what gloo's operations cost between sites that have such a fiber to each other.

@@ -52,21 +52,21 @@ class MeasuredLibrary:
 
     @cached_property
     def measured(self) -> frozenset[str]:
-        return frozenset(it.kind for it in self.points)
+        return frozenset(point.kind for point in self.points)
 
     def cost(self, kind: str, ranks: int, byte_count: float, *, beside: bool, crosses: bool) -> OperationCost:
         """Return what the nearest operation cost: of the same use if there is one, then by ranks, then by bytes."""
         plain = GLOO.cost(kind, ranks, byte_count, beside=beside, crosses=crosses)
-        found = [it for it in self.points if it.kind == kind]
-        if not found:
+        points = [point for point in self.points if point.kind == kind]
+        if not points:
             return plain
 
-        def unlike(it: _Point) -> tuple[bool, bool, float, float]:
-            far = abs(math.log(max(it.byte_count, 1.0) / max(byte_count, 1.0)))
+        def unlike(point: _Point) -> tuple[bool, bool, float, float]:
+            far = abs(math.log(max(point.byte_count, 1.0) / max(byte_count, 1.0)))
             far = 0.0 if far <= math.log(ALIKE) else far
-            return it.crosses != crosses, it.beside != beside, abs(math.log(it.ranks / ranks)), far
+            return point.crosses != crosses, point.beside != beside, abs(math.log(point.ranks / ranks)), far
 
-        nearest = min(found, key=unlike)
+        nearest = min(points, key=unlike)
         same = nearest.ranks == ranks and not any(unlike(nearest)[:2])
         rounds = nearest.cost.rounds if same and not unlike(nearest)[3] else plain.rounds
         return OperationCost(
@@ -93,9 +93,17 @@ def measured_library(
         schedule: of the job that was timed.
     """
     timed = list(zip(planned, took_s, strict=False))
-    ones = {_what(it): (it, seconds) for it, seconds in timed if it.kind != EXCHANGE and it.burst == 1}
-    bursts = {_what(it): (it.burst, seconds) for it, seconds in timed if it.kind != EXCHANGE and it.burst > 1}
-    points = [_point(it, one_s, bursts.get(what), costs) for what, (it, one_s) in ones.items() if one_s]
+    ones = {
+        _what(operation): (operation, seconds)
+        for operation, seconds in timed
+        if operation.kind != EXCHANGE and operation.burst == 1
+    }
+    bursts = {
+        _what(operation): (operation.burst, seconds)
+        for operation, seconds in timed
+        if operation.kind != EXCHANGE and operation.burst > 1
+    }
+    points = [_point(volley, one_s, bursts.get(what), costs) for what, (volley, one_s) in ones.items() if one_s]
     library = MeasuredLibrary(tuple(points))
     by_library = replace(costs, library=library)
     updates: dict[tuple[tuple[str, bool], ...], float] = {}
@@ -104,7 +112,7 @@ def measured_library(
             continue
         step = schedule.step(volley.step)
         sites = (step.of(site) for site in costs.layout.site_names)
-        known_s = max(sum(by_library.of(it).alone_s for _, it in own.outer) for own in sites)
+        known_s = max(sum(by_library.of(operation).alone_s for _, operation in own.outer) for own in sites)
         for _, update in step.updates[:1]:
             updates.setdefault(update.computes, max(0.0, seconds - known_s))
     return replace(library, updates=updates)
@@ -117,23 +125,23 @@ def _what(volley: Volley) -> tuple[object, ...]:
 def _point(volley: Volley, one_s: float, burst: tuple[int, float] | None, costs: LibraryCosts) -> _Point:
     kind: Kind = volley.kind  # type: ignore[assignment]  # of an operation
     operations = tuple(Operation(kind, ranks, volley.byte_count, volley.what, group) for group, ranks in volley.groups)
-    sites = tuple(dict.fromkeys(costs.layout.sites[rank] for it in operations for rank in it.ranks))
+    sites = tuple(dict.fromkeys(costs.layout.sites[rank] for operation in operations for rank in operation.ranks))
     cost = costs.of(Exchange(operations, sites))
     rounds = GLOO.cost(kind, len(operations[0].ranks), volley.byte_count, beside=False, crosses=True).rounds
     serial_s, propagation_s = max(cost.lanes.values(), default=0.0), cost.propagation_s
     if burst is None:
-        found = _fitted(rounds, propagation_s, cost.hidden_s, serial_s, one_s)
+        fitted = _fitted(rounds, propagation_s, cost.hidden_s, serial_s, one_s)
     elif cost.slots is None:
-        found = _of_messages(rounds, propagation_s, serial_s, one_s, *burst)
+        fitted = _of_messages(rounds, propagation_s, serial_s, one_s, *burst)
     else:
         count, burst_s = burst
         slots = min(cost.slots, count) if volley.at_once else 1
-        found = _fitted(rounds, propagation_s, cost.hidden_s, serial_s, burst_s / math.ceil(count / slots), slots)
-    share = found.rounds / rounds if rounds else 0.0
-    hidden_s = cost.hidden_s if found.hides else 0.0
-    more_s = one_s - found.software_s - share * propagation_s + hidden_s - found.lane * serial_s
-    found = replace(found, cold_s=max(0.0, more_s), idle_s=volley.gap_s)
-    return _Point(kind, len(operations[0].ranks), volley.byte_count, volley.beside, volley.crosses, found)
+        fitted = _fitted(rounds, propagation_s, cost.hidden_s, serial_s, burst_s / math.ceil(count / slots), slots)
+    share = fitted.rounds / rounds if rounds else 0.0
+    hidden_s = cost.hidden_s if fitted.hides else 0.0
+    more_s = one_s - fitted.software_s - share * propagation_s + hidden_s - fitted.lane * serial_s
+    fitted = replace(fitted, cold_s=max(0.0, more_s), idle_s=volley.gap_s)
+    return _Point(kind, len(operations[0].ranks), volley.byte_count, volley.beside, volley.crosses, fitted)
 
 
 def _fitted(

@@ -34,7 +34,7 @@ class MeasuredJob:
         topology: None if the run has none.
         library: what operations cost, by the times that its ranks took for them before the job; None without.
         quartiles: the same by the quartiles of these times.
-        beyond_s: mean step without faults, measured minus simulated with these costs.
+        unattributed_s: mean step without faults, measured minus simulated with these costs.
         utilization: compute / (compute + exposed communication) that it measured.
     """
 
@@ -42,7 +42,7 @@ class MeasuredJob:
     topology: Topology | None
     library: MeasuredLibrary | None
     quartiles: tuple[MeasuredLibrary, ...]
-    beyond_s: float
+    unattributed_s: float
     utilization: float | None
 
 
@@ -58,7 +58,7 @@ def measured_job(run: RunData) -> MeasuredJob:
         missing = "steps" if not compute or twin is None else "certificate"
         raise UserError(f"the run has no {missing} to predict from; name a finished run of an experiment")
     layout, scale = twin.layout, run.topology.scale if run.topology else 1.0
-    real = any(it.layer is None for it in layout.tensors)  # the agents' GPT, which has an embedding
+    real = any(tensor.layer is None for tensor in layout.tensors)  # the agents' GPT, which has an embedding
     step_s = layout.step_s or statistics.median(compute)
     fastest_s = step_s * min(layout.speeds.values(), default=1.0)
     declared = DeclaredCompute(fastest_s, real, None if real else layout.elements * scale, speeds=layout.speeds)
@@ -74,29 +74,37 @@ def measured_job(run: RunData) -> MeasuredJob:
     )
     libraries = _libraries(twin, fiber, run, step_s)
     library, *quartiles = libraries or (None,)
-    beyond_s = _beyond_s(workload, library, run, twin.cycle)
-    return MeasuredJob(workload, run.topology, library, tuple(quartiles), beyond_s, measured_utilization(run))
+    unattributed_s = _unattributed_s(workload, library, run, twin.cycle)
+    return MeasuredJob(workload, run.topology, library, tuple(quartiles), unattributed_s, measured_utilization(run))
 
 
 def _libraries(twin: Twin, fiber: FiberModel, run: RunData, step_s: float) -> tuple[MeasuredLibrary, ...]:
     """Return the library by the mean of its times, and by their quartiles; () if nothing was timed."""
-    planned, took = timed(twin, run.ranks, step_s)
+    planned, timings = timed(twin, run.ranks, step_s)
     costs, schedule = fiber.costs(twin.layout, step_s), Schedule(twin, endless=False)
-    times = [[it.mean_s for it in took], [it.fast_s for it in took], [it.slow_s for it in took]] if took else []
-    return tuple(measured_library(planned, it, costs, schedule) for it in times)
+    times = (
+        [
+            [timing.mean_s for timing in timings],
+            [timing.fast_s for timing in timings],
+            [timing.slow_s for timing in timings],
+        ]
+        if timings
+        else []
+    )
+    return tuple(measured_library(planned, times_s, costs, schedule) for times_s in times)
 
 
-def _beyond_s(workload: AgentWorkload, library: Library | None, run: RunData, cycle: int) -> float:
+def _unattributed_s(workload: AgentWorkload, library: Library | None, run: RunData, cycle: int) -> float:
     """Return measured minus simulated exposed time of a steady step; 0 if either is unknown, or sites differ in speed:
     faster ones wait, and only the fastest one is simulated."""
-    found = steady_step(run, cycle)
-    if run.topology is None or found is None or (workload.compute and workload.compute.speeds):
+    steady = steady_step(run, cycle)
+    if run.topology is None or steady is None or (workload.compute and workload.compute.speeds):
         return 0.0
     try:
         simulated = job_on(workload, run.topology, library=library or GLOO).simulate()
     except TooMany:
         return 0.0
-    return found.exposed_s - simulated.parts.total_s
+    return steady.exposed_s - simulated.parts.total_s
 
 
 @dataclass(frozen=True)
@@ -117,16 +125,16 @@ def steady_step(run: RunData, cycle: int) -> SteadyStep | None:
     If the job is too short, all steps but the first count. None without a second step, or without compute.
     """
     faults = run_path.disturbed(run.events)
-    every = [it for log in run.ranks for it in log.steps]
-    touched = {_cycle(it, cycle) for it in every if faults.touch(it.t_begin, it.t_end)}
-    steps = [it for it in every if _cycle(it, cycle) not in touched]
-    last = max((it.step for it in every), default=0)
-    counted = [it for it in steps if cycle < it.step <= last - last % cycle - cycle]
-    counted = counted or [it for it in every if it.step > 1]
-    compute_s = sum(it.compute_s for it in counted)
+    every = [record for log in run.ranks for record in log.steps]
+    touched = {_cycle(record, cycle) for record in every if faults.touch(record.t_begin, record.t_end)}
+    steps = [record for record in every if _cycle(record, cycle) not in touched]
+    last = max((record.step for record in every), default=0)
+    counted = [record for record in steps if cycle < record.step <= last - last % cycle - cycle]
+    counted = counted or [record for record in every if record.step > 1]
+    compute_s = sum(record.compute_s for record in counted)
     if compute_s <= 0:
         return None
-    return SteadyStep(compute_s / len(counted), sum(it.exposed_s for it in counted) / len(counted))
+    return SteadyStep(compute_s / len(counted), sum(record.exposed_s for record in counted) / len(counted))
 
 
 def _cycle(step: StepRecord, cycle: int) -> tuple[int, int]:

@@ -139,13 +139,13 @@ def operations_by_tag(checks: Iterable[CheckLog]) -> Mapping[Tag, Mapping[int, D
 
     Empty for runs of former versions, whose records name no groups.
     """
-    found: defaultdict[Tag, dict[int, Done]] = defaultdict(dict)
+    by_tag: defaultdict[Tag, dict[int, Done]] = defaultdict(dict)
     for log in checks:
         for step in log.steps:
             for tag, done in step.operations:
                 if tag.group and done.kind not in _NO_WAITING:
-                    found[tag][log.rank] = done
-    return found
+                    by_tag[tag][log.rank] = done
+    return by_tag
 
 
 def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -> tuple[OperationTime, ...]:
@@ -154,37 +154,40 @@ def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -
     () for runs of former versions, whose records name no groups.
     """
     costs, sites = replace(fiber.costs(twin.layout), slow_start=fiber.slow_after_idle), twin.layout.sites
-    known: dict[tuple[str, tuple[int, ...], int], Cost] = {}
+    costs_of_kinds: dict[tuple[str, tuple[int, ...], int], Cost] = {}
     by_connection: defaultdict[tuple[object, ...], list[tuple[int, _Service]]] = defaultdict(list)
     for tag, done in operations_by_tag(checks).items():
-        if not all(it.ended for it in done.values()):
+        if not all(operation.ended for operation in done.values()):
             continue
         members, first = tag.channel[:2] if tag.channel else tag.ranks, next(iter(done.values()))
         kind = "send" if tag.channel else first.kind
-        if kind not in get_args(Kind) or any(it >= len(sites) for it in members):
+        if kind not in get_args(Kind) or any(rank >= len(sites) for rank in members):
             continue
-        if len({sites[it] for it in members}) < 2:
+        if len({sites[rank] for rank in members}) < 2:
             continue
         of = (kind, members, first.byte_count)
-        if of not in known:
-            known[of] = _cost(costs, *of)
+        if of not in costs_of_kinds:
+            costs_of_kinds[of] = _cost(costs, *of)
         service = _Service(
             Size(kind, len(members), first.byte_count),
-            known[of],
+            costs_of_kinds[of],
             fiber.delay_s,
-            max(it.began_t for it in done.values()),
-            max(it.ended_t or 0.0 for it in done.values()),
+            max(operation.began_t for operation in done.values()),
+            max(operation.ended_t or 0.0 for operation in done.values()),
         )
         by_connection[tag.attempt, tag.group, members, bool(tag.channel)].append((tag.sequence, service))
     for (*_, message), services in by_connection.items():
         if message:  # each tag has numbers of its own
-            _slots(sorted((it for _, it in services), key=lambda it: it.arrived_t), None)
+            _slots(sorted((service for _, service in services), key=lambda service: service.arrived_t), None)
         else:
-            _slots([it for _, it in sorted(services, key=lambda it: it[0])], GLOO.slots)
-    every = sorted((it for services in by_connection.values() for _, it in services), key=lambda it: it.begins_t)
+            _slots([service for _, service in sorted(services, key=lambda service: service[0])], GLOO.slots)
+    every = sorted(
+        (service for services in by_connection.values() for _, service in services),
+        key=lambda service: service.begins_t,
+    )
     under_way: list[_Service] = []
     for service in every:
-        under_way = [it for it in under_way if it.ended_t > service.begins_t]
+        under_way = [earlier for earlier in under_way if earlier.ended_t > service.begins_t]
         for other in under_way:
             service.meets(other)
         under_way.append(service)
@@ -193,7 +196,7 @@ def operation_times(checks: Sequence[CheckLog], twin: Twin, fiber: FiberModel) -
 
 def _cost(costs: LibraryCosts, kind: str, ranks: tuple[int, ...], byte_count: int) -> Cost:
     of: Kind = kind  # type: ignore[assignment]  # of an operation
-    sites = tuple(dict.fromkeys(costs.layout.sites[it] for it in ranks))
+    sites = tuple(dict.fromkeys(costs.layout.sites[records] for records in ranks))
     exchange = Exchange((Operation(of, ranks, float(byte_count), ""),), sites)
     cost = costs.of(exchange)
     return replace(cost, lanes=costs.lanes(exchange))  # also where messages of other slots are sent between its own
@@ -203,34 +206,34 @@ def _slots(services: Sequence[_Service], slots: int | None) -> None:
     """Set when each of a group's operations, in their order, begins: in the slot that is free first."""
     free = [-math.inf] * (slots or 0)
     last_t = -math.inf
-    for it in services:
-        it.begins_t = it.arrived_t
+    for service in services:
+        service.begins_t = service.arrived_t
         if free:
-            it.begins_t = min(it.ended_t, max(it.arrived_t, free[0]))
-            free = sorted([*free[1:], it.ended_t])
-        it.tcp_s = it.cost.cold_s if it.begins_t - last_t > it.cost.cold_after_s else 0.0
-        last_t = max(last_t, it.ended_t)
+            service.begins_t = min(service.ended_t, max(service.arrived_t, free[0]))
+            free = sorted([*free[1:], service.ended_t])
+        service.tcp_s = service.cost.cold_s if service.begins_t - last_t > service.cost.cold_after_s else 0.0
+        last_t = max(last_t, service.ended_t)
 
 
 def _by_size(services: Iterable[_Service]) -> tuple[OperationTime, ...]:
     by_size: defaultdict[Size, list[_Service]] = defaultdict(list)
-    for it in services:
-        by_size[it.size].append(it)
-    found = []
+    for service in services:
+        by_size[service.size].append(service)
+    times = []
     for size, all_of in by_size.items():
         of = all_of[:: math.ceil(len(all_of) / _MOST)]
-        software_s = statistics.median(it.software_s() for it in of)
-        found.append(
+        software_s = statistics.median(service.software_s() for service in of)
+        times.append(
             OperationTime(
                 size,
                 len(all_of),
-                statistics.median(it.begins_t - it.arrived_t for it in of),
-                statistics.median(it.took_s for it in of),
-                statistics.median(it.propagation_s(software_s) for it in of),
-                statistics.median(it.serialization_s for it in of),
-                statistics.median(it.queueing_s(software_s) for it in of),
-                statistics.median(it.tcp_s for it in of),
+                statistics.median(service.begins_t - service.arrived_t for service in of),
+                statistics.median(service.took_s for service in of),
+                statistics.median(service.propagation_s(software_s) for service in of),
+                statistics.median(service.serialization_s for service in of),
+                statistics.median(service.queueing_s(software_s) for service in of),
+                statistics.median(service.tcp_s for service in of),
                 software_s,
             )
         )
-    return tuple(sorted(found, key=lambda it: -it.count * it.took_s))
+    return tuple(sorted(times, key=lambda time: -time.count * time.took_s))

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 
 from testbed.core.analysis.costs import run_path
 from testbed.core.analysis.costs.calibrated_step import StepPrediction, predict_step
-from testbed.core.analysis.costs.critical_path import StepParts
+from testbed.core.analysis.costs.critical_path import CriticalPath, StepParts
 from testbed.core.analysis.costs.fiber_model import FiberModel
 from testbed.core.analysis.costs.volleys import timed, why_not
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.noise.host_noise import StallLog
 from testbed.core.certification.certificate import Certificate
 from testbed.core.prediction.network import length_m
-from testbed.core.prediction.simulator import StepParts as Predicted
+from testbed.core.prediction.simulator import Parts as Predicted
 from testbed.core.records.rank_log import RankLog
 from testbed.core.records.run_record import RunData
 from testbed.core.topology.model import Topology
@@ -117,19 +117,25 @@ def expected_step(
     fiber = FiberModel.certified(certificate, topology)
     if twin is None or fiber is None:
         return None
-    planned, took = timed(twin, logs, about_s)
-    ranks = [log.calibrations[-1].compute_times_s for log in sorted(logs, key=lambda it: it.rank) if log.calibrations]
+    planned, timings = timed(twin, logs, about_s)
+    ranks = [log.calibrations[-1].compute_times_s for log in sorted(logs, key=lambda log: log.rank) if log.calibrations]
     steps_s = tuple(zip(*ranks, strict=False))
 
     def predicted(took_s: Sequence[float]) -> StepPrediction | None:
         return predict_step(twin, fiber, _compute_s(twin, logs) or about_s, planned, took_s, steps_s)
 
-    found = predicted([it.mean_s for it in took])
-    if found is None or not (interval and took):
-        return found
-    ends = [predicted(it) for it in ([it.fast_s for it in took], [it.slow_s for it in took])]
-    within = [it.utilization for it in (found, *ends) if it is not None]
-    return replace(found, interval=(min(within), max(within)))
+    mean_step = predicted([timing.mean_s for timing in timings])
+    if mean_step is None or not (interval and timings):
+        return mean_step
+    ends = [
+        predicted(times_s)
+        for times_s in (
+            [timing.fast_s for timing in timings],
+            [timing.slow_s for timing in timings],
+        )
+    ]
+    within = [run_predicted.utilization for run_predicted in (mean_step, *ends) if run_predicted is not None]
+    return replace(mean_step, interval=(min(within), max(within)))
 
 
 def why_unpredicted(
@@ -147,41 +153,40 @@ def why_unpredicted(
     return "a step has too many exchanges to simulate"
 
 
-def predicted_run(run: RunData) -> PredictedRun | None:
-    """Return prediction and measurement of a run of agents.
+def predicted_run(run: RunData, path: CriticalPath | None) -> PredictedRun | None:
+    """Return prediction and measurement of a run of agents, with the path of its steps.
 
     None without steps, a certificate or a second site, and for a strategy that is not predicted.
     """
     if run.info.workload.get("command"):
         return None  # what a program of the user exchanges is not known
     twin = twin_of(run.ranks, run.info.workload)
-    path = run_path.evaluate(run, run.ranks) if twin else None
     if twin is None or path is None:
         return None
     calm = run_path.calm(path, run)
     measured = calm.mean
-    found = expected_step(twin, run.certificate, run.ranks, measured.compute_s, run.topology)
-    if found is None or measured.compute_s <= 0:
+    prediction = expected_step(twin, run.certificate, run.ranks, measured.compute_s, run.topology)
+    if prediction is None or measured.compute_s <= 0:
         return None
-    of = found.groups
+    of = prediction.groups
     noise = StallLog(run.stalls, run.tcp_timeouts, run.watched)
     return PredictedRun(
-        compute_s=found.compute_s,
-        exposed_s=found.exposed.total_s,
-        utilization=found.utilization,
+        compute_s=prediction.compute_s,
+        exposed_s=prediction.exposed.total_s,
+        utilization=prediction.utilization,
         measured_exposed_s=measured.exposed_s,
         measured_utilization=measured.compute_s / measured.total_s,
         wire_kappa=of.wire_kappa,
         propagation=of.propagation,
         software=of.software,
-        delay_s=found.delay_s,
-        length_m=length_m(found.delay_s),
-        rate_bps=found.rate_bps,
-        full_rate_bps=found.rate_bps * (run.topology.scale if run.topology else 1.0),
+        delay_s=prediction.delay_s,
+        length_m=length_m(prediction.delay_s),
+        rate_bps=prediction.rate_bps,
+        full_rate_bps=prediction.rate_bps * (run.topology.scale if run.topology else 1.0),
         measured_compute_s=measured.compute_s,
         calibrated=any(log.calibrations for log in run.ranks),
-        bytes_per_direction=found.bytes_per_direction,
-        parts=_parts(found.exposed, measured),
+        bytes_per_direction=prediction.bytes_per_direction,
+        parts=_parts(prediction.exposed, measured),
         uncertainty_s=statistics.fmean(noise.uncertainty_s(step.began_t, step.ended_t) for step in calm.steps),
     )
 
@@ -203,5 +208,10 @@ def _compute_s(twin: Twin, logs: Sequence[RankLog]) -> float | None:
     """Return the compute of a step as declared, or as the slowest rank timed it; None if neither is known."""
     if twin.layout.step_s is not None:
         return twin.layout.step_s
-    timed = [it.compute_s for log in logs for it in log.calibrations[-1:] if it.compute_s is not None]
+    timed = [
+        calibration.compute_s
+        for log in logs
+        for calibration in log.calibrations[-1:]
+        if calibration.compute_s is not None
+    ]
     return statistics.median(timed) if timed else None

@@ -38,24 +38,25 @@ def evaluate(run: RunData, logs: Sequence[RankLog]) -> CriticalPath | None:
     if not rows:
         return None
     times = operation_times(run.checks, twin, fiber)
-    found = critical_path(rows, step_costs(twin, fiber, times), _operations(run.checks, twin))
-    return replace(found, operations=times)
+    measured_path = critical_path(rows, step_costs(twin, fiber, times), _operations(run.checks, twin))
+    return replace(measured_path, operations=times)
 
 
 def calm(path: CriticalPath, run: RunData) -> CriticalPath:
     """Return the steps that no fault touched, without the first of each attempt, which makes connections and touches
     its memory for the first time; all steps, if each was touched."""
     faults = disturbed(run.events)
-    first = {it.attempt: it.step for it in reversed(path.steps)}
-    later = [it for it in path.steps if it.step != first[it.attempt]]
-    found = tuple(it for it in later if not faults.touch(it.began_t, it.ended_t))
-    return replace(path, steps=found) if found else path
+    first = {step.attempt: step.step for step in reversed(path.steps)}
+    later = [step for step in path.steps if step.step != first[step.attempt]]
+    untouched = tuple(path for path in later if not faults.touch(path.began_t, path.ended_t))
+    return replace(path, steps=untouched) if untouched else path
 
 
 def disturbed(events: Sequence[Event]) -> Stretches:
     """Return the intervals in which a fault was active, each extended by its aftermath."""
     return Stretches(
-        (it.began_t, it.ended_t + _MOST_AFTER_S if it.ended_t is not None else math.inf) for it in fault_windows(events)
+        (window.began_t, window.ended_t + _MOST_AFTER_S if window.ended_t is not None else math.inf)
+        for window in fault_windows(events)
     )
 
 
@@ -68,7 +69,7 @@ def _operations(checks: Sequence[CheckLog], twin: Twin) -> Operations | None:
     if not by_tag:
         return None
     beside = _beside(twin)
-    found: defaultdict[tuple[int, int, int], list[TimedOperation]] = defaultdict(list)
+    timed_by_step: defaultdict[tuple[int, int, int], list[TimedOperation]] = defaultdict(list)
     sites = twin.layout.sites
     for tag, ranks in by_tag.items():
         ended = {rank: done for rank, done in ranks.items() if done.ended_t is not None}
@@ -79,8 +80,8 @@ def _operations(checks: Sequence[CheckLog], twin: Twin) -> Operations | None:
         arrived_t = max(done.began_t for done in ranks.values())
         for rank, done in ended.items():
             timed = _timed(done, arrived_t, crosses)
-            found[rank, tag.attempt, done.step].append(timed)
-    return _by_step(found)
+            timed_by_step[rank, tag.attempt, done.step].append(timed)
+    return _by_step(timed_by_step)
 
 
 def _timed(done: Done, arrived_t: float, crosses: bool) -> TimedOperation:
@@ -91,9 +92,9 @@ def _timed(done: Done, arrived_t: float, crosses: bool) -> TimedOperation:
     )
 
 
-def _by_step(found: Mapping[tuple[int, int, int], Sequence[TimedOperation]]) -> Operations:
+def _by_step(timed: Mapping[tuple[int, int, int], Sequence[TimedOperation]]) -> Operations:
     def of_step(rank: int, record: StepRecord) -> Sequence[TimedOperation]:
-        return found.get((rank, record.attempt, record.step), ())
+        return timed.get((rank, record.attempt, record.step), ())
 
     return of_step
 
@@ -101,4 +102,4 @@ def _by_step(found: Mapping[tuple[int, int, int], Sequence[TimedOperation]]) -> 
 def _beside(twin: Twin) -> frozenset[str]:
     """Return the groups of exchanges that land in a later step."""
     steps = range(1, min(twin.layout.steps, twin.cycle) + 1)
-    return frozenset(it.group for step in steps for it in twin.operations(step) if it.lands)
+    return frozenset(operation.group for step in steps for operation in twin.operations(step) if operation.lands)

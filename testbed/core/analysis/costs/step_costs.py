@@ -32,9 +32,9 @@ def step_costs(twin: Twin, fiber: FiberModel, times: Sequence[OperationTime] = (
 
     @functools.cache
     def of_operations(operations: tuple[Operation, ...]) -> StepCost:
-        inner = [it for it in operations if it.before_update]
-        outer = [it for it in operations if not it.before_update]
-        inner_cost, outer_cost = (_cost(it, costs, fiber, times) for it in (inner, outer))
+        inner = [operation for operation in operations if operation.before_update]
+        outer = [operation for operation in operations if not operation.before_update]
+        inner_cost, outer_cost = (_cost(part, costs, fiber, times) for part in (inner, outer))
         return StepCost(inner_cost, outer_cost, like=repr(operations))
 
     def of_step(step: int) -> StepCost:
@@ -48,21 +48,23 @@ def _cost(
 ) -> WindowCost:
     sites = costs.layout.sites
     peers: defaultdict[int, set[int]] = defaultdict(set)
-    awaited = [it for it in operations if not it.lands and len(it.ranks) > 1]
-    for it in awaited:
-        for rank in it.ranks:
-            peers[rank] |= set(it.ranks) - {rank}
-    across = [it for it in awaited if len({sites[rank] for rank in it.ranks}) > 1]
+    awaited = [operation for operation in operations if not operation.lands and len(operation.ranks) > 1]
+    for operation in awaited:
+        for rank in operation.ranks:
+            peers[rank] |= set(operation.ranks) - {rank}
+    across = [operation for operation in awaited if len({sites[rank] for rank in operation.ranks}) > 1]
     moved = max(site_bytes(across, sites).values(), default=0.0)
-    largest = max((it.byte_count for it in across), default=0.0)
+    largest = max((operation.byte_count for operation in across), default=0.0)
     rtt_s = 2 * fiber.delay_s
-    rounds = [(it, _rounds(it, costs)) for it in exchanges(across, sites)]
+    rounds = [(volley, _rounds(volley, costs)) for volley in exchanges(across, sites)]
     return WindowCost(
         peers={rank: frozenset(others) for rank, others in peers.items()},
         crosses=bool(across),
-        propagation_s=sum(count * _alone_s(it, costs) for it, count in rounds),
+        propagation_s=sum(count * _alone_s(round_, costs) for round_, count in rounds),
         serialization_s=8 * moved / fiber.rate_bps,
-        software_s=sum(len(it.operations) * max(1, it.first.parts) * _software_s(it, times) for it, _ in rounds),
+        software_s=sum(
+            len(round_.operations) * max(1, round_.first.parts) * _software_s(round_, times) for round_, _ in rounds
+        ),
         cold_s=cold_start_s(fiber.rate_bps, rtt_s, 8 * largest) if across and fiber.slow_after_idle else 0.0,
         idle_s=LEAST_RTO_S + rtt_s,
     )
@@ -88,10 +90,10 @@ def _software_s(exchange: Exchange, times: Sequence[OperationTime]) -> float:
     first, parts = exchange.first, max(1, exchange.first.parts)
     size = first.byte_count / parts
     like = [
-        it
-        for it in times
-        if (it.size.kind, it.size.ranks) == (first.kind, len(first.ranks))
-        and size <= ALIKE * it.size.byte_count <= ALIKE**2 * size
+        time
+        for time in times
+        if (time.size.kind, time.size.ranks) == (first.kind, len(first.ranks))
+        and size <= ALIKE * time.size.byte_count <= ALIKE**2 * size
     ]
-    count = sum(it.count for it in like)
-    return sum(it.count * it.software_s for it in like) / count if count else 0.0
+    count = sum(time.count for time in like)
+    return sum(time.count * time.software_s for time in like) / count if count else 0.0

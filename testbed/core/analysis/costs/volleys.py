@@ -90,11 +90,11 @@ class Volley:
     def to_message(self) -> dict[str, Any]:
         """Return what the agents are told."""
         if self.kind == EXCHANGE:
-            found = {"kind": self.kind, "step": self.step, "cycle": self.cycle, "gap_s": self.gap_s}
-            return {**found, "ends": self.ends} if self.ends else found
+            message = {"kind": self.kind, "step": self.step, "cycle": self.cycle, "gap_s": self.gap_s}
+            return {**message, "ends": self.ends} if self.ends else message
         groups = [[name, list(ranks)] for name, ranks in self.groups]
-        more = {"burst": self.burst, "at_once": self.at_once} if self.burst > 1 else {}
-        return {"kind": self.kind, "bytes": round(self.byte_count), "groups": groups, "gap_s": self.gap_s, **more}
+        burst = {"burst": self.burst, "at_once": self.at_once} if self.burst > 1 else {}
+        return {"kind": self.kind, "bytes": round(self.byte_count), "groups": groups, "gap_s": self.gap_s, **burst}
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Round:
 
     @property
     def groups(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return tuple(dict.fromkeys((it.group, tuple(it.ranks)) for it in self.operations))
+        return tuple(dict.fromkeys((operation.group, tuple(operation.ranks)) for operation in self.operations))
 
     def like(self, volley: Volley) -> bool:
         """Whether ``volley`` times operations such as these."""
@@ -153,7 +153,7 @@ def rounds(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Round
 
     Connections of a strategy's own across fibers are left out.
     """
-    watched = (it for it in operations if it.watched or not _crosses([it], sites))
+    watched = (operation for operation in operations if operation.watched or not _crosses([operation], sites))
     return tuple(Round(group, times(group), _crosses(group, sites)) for group in at_once(watched))
 
 
@@ -166,29 +166,31 @@ def volleys(twin: Twin, step_s: float, round_trip_s: float = 1.0) -> tuple[Volle
     if not twin.timed or _unlike(twin):
         return ()
     cycle = cycle_of(twin)
-    found: list[Volley] = []
+    distinct: list[Volley] = []
     counts: list[int] = []
     for step in range(1, cycle + 1):
         of_step = rounds(twin.operations(step), twin.layout.sites)
         if has_outer_loop(twin):
-            of_step = tuple(it for it in of_step if it.first.parts or it.first.lands)
-        staged = sum(it.first.parts > 0 for it in of_step) > 1
-        for it in of_step:
-            known = next((index for index, volley in enumerate(found) if it.like(volley)), None)
-            if known is None:
-                first = it.first
-                found.append(
+            of_step = tuple(volley for volley in of_step if volley.first.parts or volley.first.lands)
+        staged = sum(volley.first.parts > 0 for volley in of_step) > 1
+        for planned in of_step:
+            alike = next((index for index, volley in enumerate(distinct) if planned.like(volley)), None)
+            if alike is None:
+                first = planned.first
+                distinct.append(
                     Volley(
-                        str(first.kind), it.part_bytes, it.groups, 0.0, it.crosses, first.parts > 0,
-                        _burst(first), it.crosses or not staged, first.what,
+                        str(first.kind), planned.part_bytes, planned.groups, 0.0, planned.crosses, first.parts > 0,
+                        _burst(first), planned.crosses or not staged, first.what,
                     )
                 )  # fmt: skip
-                counts.append(it.times)
+                counts.append(planned.times)
             else:
-                found[known] = replace(found[known], byte_count=max(found[known].byte_count, it.part_bytes))
-                counts[known] += it.times
+                distinct[alike] = replace(
+                    distinct[alike], byte_count=max(distinct[alike].byte_count, planned.part_bytes)
+                )
+                counts[alike] += planned.times
     longest_s = _LONGEST_GAP_S if round_trip_s > _NEAR_S else _NEAR_GAP_S
-    return (*_planned(found, counts, cycle, step_s, longest_s), *_exchanges(twin, cycle, step_s, longest_s))
+    return (*_planned(distinct, counts, cycle, step_s, longest_s), *_exchanges(twin, cycle, step_s, longest_s))
 
 
 def _burst(of: Operation) -> int:
@@ -207,8 +209,8 @@ Signature = tuple[tuple[str, tuple[int, ...], int], ...]
 
 def signature(operations: Iterable[Operation]) -> Signature:
     """Return what follows the inner optimizer: kind, ranks, and steps until it lands; () for nothing."""
-    after = (it for it in operations if not (it.before_update or it.parts))
-    return tuple(sorted((str(it.kind), it.ranks, it.lands) for it in after))
+    after = (operation for operation in operations if not (operation.before_update or operation.parts))
+    return tuple(sorted((str(operation.kind), operation.ranks, operation.lands) for operation in after))
 
 
 def _exchanges(twin: Twin, cycle: int, step_s: float, longest_gap_s: float) -> Iterator[Volley]:
@@ -217,16 +219,20 @@ def _exchanges(twin: Twin, cycle: int, step_s: float, longest_gap_s: float) -> I
         return
     last, sites = twin.layout.steps, twin.layout.sites
     of = {step: tuple(twin.operations(step)) for step in range(1, 2 * cycle + 1) if step < last}
-    kinds = {signature(it) for it in of.values()} - {()}
+    kinds = {signature(operations) for operations in of.values()} - {()}
     due: list[int] = []
     for step, operations in of.items():
         if signature(operations) and kinds and len(due) < _MOST_EXCHANGES:
             due.append(step)
             kinds.discard(signature(operations))
     due = due or [last]  # a job that is shorter than a cycle ends with its only exchange
-    flies = any(it.lands for operations in of.values() for it in operations)
+    flies = any(operation.lands for operations in of.values() for operation in operations)
     for before, step in itertools.pairwise((0, *due)):
-        awaited = [it for it in twin.operations(step) if not (it.before_update or it.parts or it.lands)]
+        awaited = [
+            operation
+            for operation in twin.operations(step)
+            if not (operation.before_update or operation.parts or operation.lands)
+        ]
         longest_s = longest_gap_s if _crosses(awaited, sites) else _SHORTER_GAP_S
         ends = "timed" if step == last else "after" if flies and step == due[-1] else ""
         yield Volley(
@@ -235,15 +241,15 @@ def _exchanges(twin: Twin, cycle: int, step_s: float, longest_gap_s: float) -> I
 
 
 def _planned(
-    found: Sequence[Volley], counts: Sequence[int], cycle: int, step_s: float, longest_gap_s: float
+    distinct: Sequence[Volley], counts: Sequence[int], cycle: int, step_s: float, longest_gap_s: float
 ) -> Iterator[Volley]:
-    for it, count in zip(found, counts, strict=True):
+    for volley, count in zip(distinct, counts, strict=True):
         idle_s = step_s * cycle / count
-        if it.beside:  # parts of the backward pass follow one another; before the first one is a forward pass
+        if volley.beside:  # parts of the backward pass follow one another; before the first one is a forward pass
             idle_s -= (1 - FORWARD_SHARE) * step_s
-        yield replace(it, gap_s=min(longest_gap_s if it.crosses else _NEAR_GAP_S, idle_s), burst=1)
-        if it.burst > 1:
-            yield it
+        yield replace(volley, gap_s=min(longest_gap_s if volley.crosses else _NEAR_GAP_S, idle_s), burst=1)
+        if volley.burst > 1:
+            yield volley
 
 
 @dataclass(frozen=True)
@@ -263,7 +269,7 @@ def timed_alone(ranks: Mapping[int, Sequence[float]]) -> Timed:
 
     ``ranks``: the times of each in s; the first repetition, which warms connections, does not count.
     """
-    slowest = [max(times) for times in zip(*(it for it in ranks.values() if it), strict=False)]
+    slowest = [max(times) for times in zip(*(operations for operations in ranks.values() if operations), strict=False)]
     counted = sorted(slowest[1:] or slowest)
     if not counted:
         return Timed(0.0, 0.0, 0.0)
@@ -278,11 +284,13 @@ def timed(twin: Twin, logs: Sequence[RankLog], about_s: float) -> tuple[tuple[Vo
     """
     planned = volleys(twin, twin.layout.step_s or about_s)
     ranks = {log.rank: log.calibrations[-1].took_s for log in logs if log.calibrations}
-    if not ranks or any(len(it) != len(planned) for it in ranks.values()):
+    if not ranks or any(len(operations) != len(planned) for operations in ranks.values()):
         return (), ()
-    found = (timed_alone({rank: it[index] for rank, it in ranks.items()}) for index in range(len(planned)))
-    return planned, tuple(found)
+    timings = (
+        timed_alone({rank: operations[index] for rank, operations in ranks.items()}) for index in range(len(planned))
+    )
+    return planned, tuple(timings)
 
 
 def _crosses(operations: Iterable[Operation], sites: Sequence[str]) -> bool:
-    return any(len({sites[rank] for rank in it.ranks}) > 1 for it in operations)
+    return any(len({sites[rank] for rank in operation.ranks}) > 1 for operation in operations)

@@ -181,7 +181,7 @@ def _direction(
         own_drops=own,
         bounds_s=bounds,
         counts=tuple(counts),
-        queue_bytes_most=max((each.queue_bytes for each in track if each.queue_bytes is not None), default=None),
+        queue_bytes_most=max((sample.queue_bytes for sample in track if sample.queue_bytes is not None), default=None),
         own_drops_in_stalls=own_in_stalls,
         late_by_stalls=round(sum(counts) - sum(kept)),
         held_without_stalls=(median_s or 0.0) < MEDIAN_LIMIT_S and (p99_s or 0.0) < P99_LIMIT_S,

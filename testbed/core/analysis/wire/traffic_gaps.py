@@ -85,7 +85,7 @@ class TrafficTrack:
 
     @property
     def longest(self) -> Silence | None:
-        return max(self.silences, key=lambda it: it.least_s, default=None)
+        return max(self.silences, key=lambda silence: silence.least_s, default=None)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class TrafficGaps:
     idle: tuple[str, ...] = ()
 
     def of(self, kind: str) -> tuple[TrafficTrack, ...]:
-        return tuple(it for it in self.tracks if it.kind == kind)
+        return tuple(track for track in self.tracks if track.kind == kind)
 
 
 def evaluate(
@@ -116,11 +116,13 @@ def evaluate(
     idle: list[str] = []
     for (kind, name), readings in _readings(fibers, nodes).items():
         inside = [
-            it for it in readings if (began_t is None or it[0] >= began_t) and (ended_t is None or it[0] <= ended_t)
+            reading
+            for reading in readings
+            if (began_t is None or reading[0] >= began_t) and (ended_t is None or reading[0] <= ended_t)
         ]
-        found = _track(kind, name, inside, windows, done)
-        if found is not None:
-            tracks.append(found)
+        track = _track(kind, name, inside, windows, done)
+        if track is not None:
+            tracks.append(track)
         elif len(inside) > 1:
             idle.append(name)
     return TrafficGaps(tuple(tracks), tuple(idle))
@@ -131,31 +133,35 @@ def _readings(fibers: Iterable[FiberSample], nodes: Iterable[NodeSample]) -> Map
     of_fiber: dict[str, list[FiberSample]] = {}
     for sample in fibers:
         of_fiber.setdefault(sample.direction, []).append(sample)
-    found: dict[tuple[str, str], list[Reading]] = {}
+    by_place: dict[tuple[str, str], list[Reading]] = {}
     toward: dict[str, dict[float, int]] = {}
     for track in of_fiber.values():
         moved_by = toward.setdefault(track[0].toward, {})
-        for t, count in _moved([(it.t, it.byte_count) for it in track]):
+        for t, count in _moved([(sample.t, sample.byte_count) for sample in track]):
             moved_by[t] = moved_by.get(t, 0) + count
     for site, moved_by in sorted(toward.items()):
-        found["site", f"toward {site}"] = _accumulated(sorted(moved_by.items()))
+        by_place["site", f"toward {site}"] = _accumulated(sorted(moved_by.items()))
     for direction in sorted(of_fiber):
-        found["fiber", direction] = _accumulated(_moved([(it.t, it.byte_count) for it in of_fiber[direction]]))
+        by_place["fiber", direction] = _accumulated(
+            _moved([(sample.t, sample.byte_count) for sample in of_fiber[direction]])
+        )
     of_node: dict[str, list[NodeSample]] = {}
-    for it in nodes:
-        of_node.setdefault(it.node, []).append(it)
+    for node_sample in nodes:
+        of_node.setdefault(node_sample.node, []).append(node_sample)
     for node, samples in of_node.items():
-        found["node", f"{node}, sent"] = _accumulated(_moved([(it.t, it.sent_bytes) for it in samples]))
-        found["node", f"{node}, received"] = _accumulated(_moved([(it.t, it.received_bytes) for it in samples]))
-    return found
+        by_place["node", f"{node}, sent"] = _accumulated(_moved([(sample.t, sample.sent_bytes) for sample in samples]))
+        by_place["node", f"{node}, received"] = _accumulated(
+            _moved([(sample.t, sample.received_bytes) for sample in samples])
+        )
+    return by_place
 
 
 def _moved(readings: Sequence[Reading]) -> list[Reading]:
     """Return (t, bytes since the reading before). A counter that went back was reset: it counts from zero."""
-    found = [(readings[0][0], 0)] if readings else []
+    moved = [(readings[0][0], 0)] if readings else []
     for (_, before), (t, after) in itertools.pairwise(readings):
-        found.append((t, after - before if after >= before else after))
-    return found
+        moved.append((t, after - before if after >= before else after))
+    return moved
 
 
 def _accumulated(moved: Sequence[Reading]) -> list[Reading]:
@@ -173,17 +179,21 @@ def _track(
         return None
     interval_s = statistics.median(after - before for (before, _), (after, _) in itertools.pairwise(readings))
     every = _silences(readings, NOTHING * whole / (readings[-1][0] - readings[0][0]))
-    silences = tuple(it for it in every if it.ended_t is not None or not done)
+    silences = tuple(record for record in every if record.ended_t is not None or not done)
     backs = (_back(silences, window, interval_s) for window in windows)
-    calm = [it for it in silences if not any(_near(it, window, interval_s) for window in windows)]
+    calm = [silence for silence in silences if not any(_near(silence, window, interval_s) for window in windows)]
     return TrafficTrack(
         name=name,
         kind=kind,
         byte_count=whole,
         interval_s=interval_s,
         silences=silences,
-        longest_calm=max((it for it in calm if it.ended_t is not None), key=lambda it: it.least_s, default=None),
-        back=tuple(it for it in backs if it is not None),
+        longest_calm=max(
+            (silence for silence in calm if silence.ended_t is not None),
+            key=lambda silence: silence.least_s,
+            default=None,
+        ),
+        back=tuple(back for back in backs if back is not None),
     )
 
 
@@ -218,9 +228,9 @@ def _near(silence: Silence, window: FaultWindow, interval_s: float) -> bool:
 
 
 def _back(silences: Sequence[Silence], window: FaultWindow, interval_s: float) -> TrafficBack | None:
-    near = [it for it in silences if _near(it, window, interval_s)]
+    near = [silence for silence in silences if _near(silence, window, interval_s)]
     if not near:
         return None
-    longest = max(near, key=lambda it: it.least_s)
+    longest = max(near, key=lambda silence: silence.least_s)
     back_within_s = None if longest.back_by_t is None else longest.back_by_t - window.began_t
     return TrafficBack(window.fault, longest, back_within_s)

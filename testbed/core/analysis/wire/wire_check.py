@@ -20,9 +20,9 @@ from typing import Annotated
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.analysis.wire.wire_directions import HEADERS, LEAST_STEPS, RING, TOLERANCE, DirectionBytes, compare
-from testbed.core.analysis.wire.wire_loads import Exchanges, attempt_loads
+from testbed.core.analysis.wire.wire_loads import Exchanges, WireLoad, attempt_loads
 from testbed.core.json_form import Keywords
-from testbed.core.records.rank_log import RankLog
+from testbed.core.records.rank_log import JobRecord, RankLog
 from testbed.core.records.samples import FiberSample
 from testbed.core.topology.model import Topology
 from testbed.core.training.twin import Twin
@@ -79,7 +79,7 @@ class WireVerdict:
     @property
     def lines(self) -> tuple[str, ...]:
         """A line per direction that was compared with the algorithm."""
-        return tuple(_line(it) for it in self.directions)
+        return tuple(_line(direction) for direction in self.directions)
 
 
 def check(
@@ -101,28 +101,13 @@ def check(
     """
     logs = sorted(logs, key=lambda log: log.rank)
     jobs = [log.job for log in logs if log.job]
-    if not jobs:
-        return WireVerdict(None, "No rank recorded a job, so there is nothing to compare the fibers' counters with.")
-    if len(jobs) < jobs[0].world_size:
-        return WireVerdict(
-            None, f"The bytes were not checked: only {len(jobs)} of {jobs[0].world_size} ranks recorded a job."
-        )
     twin = twin or twin_of(logs)
-    if twin is None:
-        return WireVerdict(
-            None, "The bytes were not checked: what this job exchanges, or the size of its model, is unknown."
-        )
-    sites = [job.site for job in jobs]
-    if len(set(sites)) < 2:
-        return WireVerdict(True, "All ranks are at one site: nothing had to cross a fiber.")
     tracks: dict[str, list[FiberSample]] = {}
     for sample in fibers:
         tracks.setdefault(sample.direction, []).append(sample)
-    missing = sorted(site for site in set(sites) if not any(track[0].toward == site for track in tracks.values()))
-    if missing:
-        return WireVerdict(
-            None, f"The bytes were not checked: the fibers toward {' and '.join(missing)} were never sampled."
-        )
+    if (undecided := _incomparable(jobs, twin, tracks)) is not None:
+        return undecided
+    assert twin is not None
     first_t = max(track[0].t for track in tracks.values())
     last_t = min(track[-1].t for track in tracks.values())
     steps = _steps_between(logs, first_t, last_t)
@@ -136,54 +121,85 @@ def check(
         for load in attempt.loads
         if first_t <= load.begin_t and load.crossed_t <= last_t
     ]
-    cuts = []
-    for toward in dict.fromkeys(sites):
-        wire = 0
-        payload = 0.0
-        for direction, track in tracks.items():
-            if track[0].toward != toward:
-                continue
-            moved = _increase(track)
-            frame = (mtu or {}).get(direction.partition(":")[0], 1500) + 14
-            wire += moved
-            payload += moved * (frame - HEADERS) / frame
-        expected = sum(count for load in whole for (_, there), count in load.moved.items() if there == toward)
-        minimum = sum(load.least.get(toward, 0.0) for load in whole)
-        cuts.append(WireCut(toward, expected, minimum, payload, wire))
-    algorithm = jobs[0].algorithm
+    cuts = tuple(_cut(toward, tracks, whole, mtu or {}) for toward in dict.fromkeys(job.site for job in jobs))
     directions = compare(topology, logs, fibers, windows, twin, exchanges) if topology else ()
-    bypassed = not all(cut.ok for cut in cuts)
-    by_bound = bypassed or not directions
-    ok: bool | None
-    if by_bound and not bypassed and not any(cut.minimum_bytes for cut in cuts):
-        ok, sentence = (
-            None,
-            (
-                f"The bytes were not checked: no exchange of {twin.name} between sites lies between two samples of the"
-                " fibers' counters."
-            ),
-        )
-    elif by_bound:
-        why = (
-            "the algorithm of the exchanges is unknown"
-            if algorithm != RING
-            else f"fewer than {LEAST_STEPS} calm steps, or no calm exchange, were sampled, or the routes are unknown"
-        )
-        ok, sentence = not bypassed, _sentence(cuts, steps, why)
-    else:
-        ok, sentence = all(it.ok for it in directions), _compared(directions, f"{twin.name} moves with gloo")
+    by_bound = not directions or not all(cut.ok for cut in cuts)
+    ok, sentence = (
+        _by_bound(cuts, steps, twin, jobs[0].algorithm)
+        if by_bound
+        else (all(direction.ok for direction in directions), _compared(directions, f"{twin.name} moves with gloo"))
+    )
     return WireVerdict(
         ok=ok,
         sentence=sentence,
         steps=steps,
-        cuts=tuple(cuts),
+        cuts=cuts,
         expected_bytes=sum(cut.expected_bytes for cut in cuts),
         minimum_bytes=sum(cut.minimum_bytes for cut in cuts),
         measured_bytes=sum(cut.measured_bytes for cut in cuts),
-        algorithm=algorithm,
+        algorithm=jobs[0].algorithm,
         compared_with="" if ok is None else "bound" if by_bound else "algorithm",
         directions=directions,
     )
+
+
+def _incomparable(
+    jobs: Sequence[JobRecord], twin: Twin | None, tracks: Mapping[str, Sequence[FiberSample]]
+) -> WireVerdict | None:
+    """Return the verdict on a job whose bytes cannot be compared, or need not be; None if they can."""
+    if not jobs:
+        return WireVerdict(None, "No rank recorded a job, so there is nothing to compare the fibers' counters with.")
+    if len(jobs) < jobs[0].world_size:
+        return WireVerdict(
+            None, f"The bytes were not checked: only {len(jobs)} of {jobs[0].world_size} ranks recorded a job."
+        )
+    if twin is None:
+        return WireVerdict(
+            None, "The bytes were not checked: what this job exchanges, or the size of its model, is unknown."
+        )
+    sites = {job.site for job in jobs}
+    if len(sites) < 2:
+        return WireVerdict(True, "All ranks are at one site: nothing had to cross a fiber.")
+    missing = sorted(site for site in sites if not any(track[0].toward == site for track in tracks.values()))
+    if missing:
+        return WireVerdict(
+            None, f"The bytes were not checked: the fibers toward {' and '.join(missing)} were never sampled."
+        )
+    return None
+
+
+def _cut(
+    toward: str, tracks: Mapping[str, Sequence[FiberSample]], loads: Sequence[WireLoad], mtu: Mapping[str, int]
+) -> WireCut:
+    """Return the bytes that crossed toward a site, and those that had to."""
+    wire = 0
+    payload = 0.0
+    for direction, track in tracks.items():
+        if track[0].toward != toward:
+            continue
+        moved = _increase(track)
+        frame = mtu.get(direction.partition(":")[0], 1500) + 14
+        wire += moved
+        payload += moved * (frame - HEADERS) / frame
+    expected = sum(count for load in loads for (_, there), count in load.moved.items() if there == toward)
+    minimum = sum(load.least.get(toward, 0.0) for load in loads)
+    return WireCut(toward, expected, minimum, payload, wire)
+
+
+def _by_bound(cuts: Sequence[WireCut], steps: int, twin: Twin, algorithm: str) -> tuple[bool | None, str]:
+    """Judge by the least bytes that any algorithm must move: (whether they crossed, sentence)."""
+    ok = all(cut.ok for cut in cuts)
+    if ok and not any(cut.minimum_bytes for cut in cuts):
+        return None, (
+            f"The bytes were not checked: no exchange of {twin.name} between sites lies between two samples of the"
+            " fibers' counters."
+        )
+    why = (
+        "the algorithm of the exchanges is unknown"
+        if algorithm != RING
+        else f"fewer than {LEAST_STEPS} calm steps, or no calm exchange, were sampled, or the routes are unknown"
+    )
+    return ok, _sentence(cuts, steps, why)
 
 
 def _steps_between(logs: Sequence[RankLog], first_t: float, last_t: float) -> int:
@@ -209,24 +225,24 @@ def _compared(directions: Sequence[DirectionBytes], moves: str) -> str:
 
     ``moves``: who moves the bytes, as in ``ddp moves with gloo``.
     """
-    steps = round(max(it.steps for it in directions))
-    if few := [it for it in directions if it.too_few]:
-        worst = min(few, key=lambda it: it.ratio or 0.0)
+    steps = round(max(direction.steps for direction in directions))
+    if few := [direction for direction in directions if direction.too_few]:
+        worst = min(few, key=lambda direction: direction.ratio or 0.0)
         return (
             f"A collective bypassed the fiber: {_bytes(worst.measured_bytes)} crossed {worst.direction} in {steps} calm"
             f" steps, {worst.ratio or 0:.3f} of the {_bytes(worst.expected_bytes)} that {moves}."
         )
-    if many := [it for it in directions if it.too_many]:
-        worst = max(many, key=lambda it: it.measured_bytes - it.expected_bytes)
+    if many := [direction for direction in directions if direction.too_many]:
+        worst = max(many, key=lambda direction: direction.measured_bytes - direction.expected_bytes)
         return (
             f"{EXCESS} crossed the fiber: {_bytes(worst.measured_bytes)} on {worst.direction} in {steps} calm steps,"
             f" of which the job accounts for {_bytes(worst.expected_bytes)}: what {moves}."
         )
-    used = [it for it in directions if it.ratio is not None]
-    ratios = ", ".join(f"{it.ratio:.3f} on {it.direction}" for it in used[:_MOST_NAMED])
-    more = f" and {len(used) - _MOST_NAMED} more" if len(used) > _MOST_NAMED else ""
-    carried = f"The fibers carried what {moves}: in {steps} calm steps {ratios}{more} of its payload"
-    far = max(used, key=lambda it: abs((it.ratio or 0.0) - 1.0), default=None)
+    used = [direction for direction in directions if direction.ratio is not None]
+    ratios = ", ".join(f"{direction.ratio:.3f} on {direction.direction}" for direction in used[:_MOST_NAMED])
+    unnamed = f" and {len(used) - _MOST_NAMED} more" if len(used) > _MOST_NAMED else ""
+    carried = f"The fibers carried what {moves}: in {steps} calm steps {ratios}{unnamed} of its payload"
+    far = max(used, key=lambda direction: abs((direction.ratio or 0.0) - 1.0), default=None)
     if far is None or far.ratio is None or abs(far.ratio - 1.0) <= TOLERANCE:
         return f"{carried}, each within {TOLERANCE:.0%}."
     least, most = far.accepted
@@ -237,13 +253,14 @@ def _compared(directions: Sequence[DirectionBytes], moves: str) -> str:
     )
 
 
-def _line(found: DirectionBytes) -> str:
-    resent = f", {_bytes(found.retransmitted_bytes)} retransmitted" if found.retransmitted_bytes else ""
-    ratio = f", ratio {found.ratio:.3f}" if found.ratio is not None else ""
-    word = "too few" if found.too_few else "too many" if found.too_many else "ok"
+def _line(compared: DirectionBytes) -> str:
+    resent = f", {_bytes(compared.retransmitted_bytes)} retransmitted" if compared.retransmitted_bytes else ""
+    ratio = f", ratio {compared.ratio:.3f}" if compared.ratio is not None else ""
+    word = "too few" if compared.too_few else "too many" if compared.too_many else "ok"
+    measured, expected = _bytes(compared.measured_bytes), _bytes(compared.expected_bytes)
     return (
-        f"{found.direction}: {_bytes(found.measured_bytes)} of payload, expected {_bytes(found.expected_bytes)}"
-        f" in {found.steps:.1f} calm steps{ratio}{resent}: {word}"
+        f"{compared.direction}: {measured} of payload, expected {expected}"
+        f" in {compared.steps:.1f} calm steps{ratio}{resent}: {word}"
     )
 
 

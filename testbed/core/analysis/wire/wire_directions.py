@@ -143,10 +143,10 @@ def compare(
     resent = _ByPeer(topology, logs, "retransmitted")
     early = _ByPeer(topology, logs, "out_of_order")
     mtu = {link.name: link.mtu for link in topology.links}
-    found = [
+    compared = [
         _direction(
             group,
-            [tracks[it] for it in sorted(group)],
+            [tracks[direction] for direction in sorted(group)],
             Counter(pair for pair, path in paths.items() for hop in path if hop == group),
             attempts,
             calm,
@@ -156,7 +156,7 @@ def compare(
         )
         for group in sorted(groups, key=sorted)
     ]
-    return tuple(it for it in found if it is not None) if all(found) else ()
+    return tuple(direction for direction in compared if direction is not None) if all(compared) else ()
 
 
 _Group = frozenset[str]
@@ -199,12 +199,14 @@ class _Steps:
 
 
 def _steps(logs: Sequence[RankLog]) -> dict[int, _Steps]:
-    found: dict[int, dict[int, list[tuple[float, float]]]] = {}
+    spans_by_step: dict[int, dict[int, list[tuple[float, float]]]] = {}
     for log in logs:
-        for it in log.steps:
-            found.setdefault(it.attempt, {}).setdefault(it.step, []).append((it.t_begin, it.t_sync))
+        for record in log.steps:
+            spans_by_step.setdefault(record.attempt, {}).setdefault(record.step, []).append(
+                (record.t_begin, record.t_sync)
+            )
     attempts = {}
-    for attempt, steps in found.items():
+    for attempt, steps in spans_by_step.items():
         # A step that some rank did not end (the attempt failed) moved an unknown part of its bytes.
         times = sorted(
             (min(t for t, _ in ranks), max(t for _, t in ranks)) for ranks in steps.values() if len(ranks) == len(logs)
@@ -238,9 +240,9 @@ def _direction(
                 max(0, count - first.drops.get(cause, 0)) for cause, count in last.drops.items() if cause != "down"
             )
             if track_number == 0:
-                found = steps.within(first.t, last.t)
-                whole, share = whole + found[0], share + found[1]
-                slack += TOLERANCE * loads.per_step * found[2]
+                between = steps.within(first.t, last.t)
+                whole, share = whole + between[0], share + between[1]
+                slack += TOLERANCE * loads.per_step * between[2]
                 moved += loads.between(first.t, last.t, sites)
                 retransmitted += resent.between(group, first.t, last.t)
                 listed += SACK * early.between(group, first.t, last.t)
@@ -273,7 +275,7 @@ def _stretches(
     for steps, loads in attempts:
         begun: FiberSample | None = None
         before: FiberSample | None = None
-        inside = [it for it in track if steps.all_began_t <= it.t <= _last_t(track, steps, loads)]
+        inside = [sample for sample in track if steps.all_began_t <= sample.t <= _last_t(track, steps, loads)]
         for one, other in pairwise(inside):
             calm = not faults.touch(one.t, other.t) and other.byte_count >= one.byte_count  # an emulator that restarted
             if calm:
@@ -287,7 +289,7 @@ def _last_t(track: Sequence[FiberSample], steps: _Steps, loads: AttemptLoads) ->
     """Return until when an attempt's bytes are known: until its last step, or with the exchange that follows it."""
     last_t = max([steps.ends[-1], *(load.end_t for load in loads.loads)])
     if last_t > steps.ends[-1]:
-        behind = next((it.t for it in track if it.t >= last_t), last_t)
+        behind = next((sample.t for sample in track if sample.t >= last_t), last_t)
         # Without a sample behind the exchange, it would be cut in two.
         last_t = behind if behind <= last_t + _SOON_S else max(load.begin_t for load in loads.loads)
     return min(loads.known_until, last_t)
@@ -301,7 +303,7 @@ class _ByPeer:
 
     def __init__(self, topology: Topology, logs: Sequence[RankLog], name: str) -> None:
         net = Addressing(topology)
-        site = {str(it): topology.site_of(node).name for node in topology.node_names for it in net.node(node)}
+        site = {str(address): topology.site_of(node).name for node in topology.node_names for address in net.node(node)}
         self._times: dict[str, list[float]] = {}
         self._totals: dict[str, list[float]] = {}
         events: dict[str, list[tuple[float, float]]] = {}
@@ -310,17 +312,17 @@ class _ByPeer:
             before: dict[tuple[int, str], int] = {}
             for step in log.steps:
                 for peer, total in getattr(step, name).items():
-                    more, before[step.attempt, peer] = total - before.get((step.attempt, peer), 0), total
+                    added, before[step.attempt, peer] = total - before.get((step.attempt, peer), 0), total
                     there = site.get(peer, "")
-                    if job is None or more <= 0 or there in ("", job.site):
+                    if job is None or added <= 0 or there in ("", job.site):
                         continue
                     for group in routing.path(topology, job.site, there) or ():
                         for crossed in group:
-                            events.setdefault(crossed, []).append((step.t_end, float(more)))
+                            events.setdefault(crossed, []).append((step.t_end, float(added)))
         for direction, listed in events.items():
             listed.sort()
             self._times[direction] = [t for t, _ in listed]
-            self._totals[direction] = list(itertools.accumulate(more for _, more in listed))
+            self._totals[direction] = list(itertools.accumulate(added for _, added in listed))
 
     def between(self, group: _Group, first_t: float, last_t: float) -> float:
         """Return the count, from the end of the step before ``first_t`` to the end of that in which ``last_t`` lies."""

@@ -73,8 +73,8 @@ class MovedBytes:
     share: float = 0.0
     touched: float = 0.0
 
-    def __add__(self, more: MovedBytes) -> MovedBytes:
-        return MovedBytes(self.whole + more.whole, self.share + more.share, self.touched + more.touched)
+    def __add__(self, other: MovedBytes) -> MovedBytes:
+        return MovedBytes(self.whole + other.whole, self.share + other.share, self.touched + other.touched)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class AttemptLoads:
 
     def between(self, first_t: float, last_t: float, sites: Mapping[Sites, float]) -> MovedBytes:
         """Return what crossed between two times, each pair of sites counted as often as ``sites`` says."""
-        found = MovedBytes()
+        between = MovedBytes()
         for load in self.loads:
             inside = min(load.crossed_t, last_t) - max(load.begin_t, first_t)
             byte_count = _bytes(load, sites) if inside >= 0 else 0.0
@@ -95,13 +95,13 @@ class AttemptLoads:
                 lasted = load.crossed_t - load.begin_t
                 whole = load.begin_t >= first_t and load.crossed_t <= last_t
                 share = inside / lasted if lasted > 0 else 1.0
-                most = load.times * sum(times * load.most.get(it, 0.0) for it, times in sites.items())
-                found += MovedBytes(byte_count if whole else 0.0, share * byte_count, most)
-        return found
+                most = load.times * sum(times * load.most.get(site, 0.0) for site, times in sites.items())
+                between += MovedBytes(byte_count if whole else 0.0, share * byte_count, most)
+        return between
 
 
 def _bytes(load: WireLoad, sites: Mapping[Sites, float]) -> float:
-    return sum(times * (load.moved.get(it, 0.0) + load.headers.get(it, 0.0)) for it, times in sites.items())
+    return sum(times * (load.moved.get(site, 0.0) + load.headers.get(site, 0.0)) for site, times in sites.items())
 
 
 Exchanges = Mapping[int, Sequence[Mapping[str, Any]]]
@@ -117,24 +117,26 @@ def attempt_loads(
     for rank, log in enumerate(logs):
         for step in log.steps:
             rows.setdefault(step.attempt, [{} for _ in logs])[rank][step.step] = step
-        ends |= {(it.attempt, rank): it.t for it in log.ends if it.status == "ok"}
+        ends |= {(end.attempt, rank): end.t for end in log.ends if end.status == "ok"}
     at = _Crossing(twin.layout.sites)
     resumed = {job.attempt: (job.resumed_from, job.t) for log in logs for job in log.jobs}
-    found = {}
+    by_attempt = {}
     for attempt, ranks in rows.items():
         happened = twin.as_recorded((exchanges or {}).get(attempt, ()))
-        found[attempt] = _of_attempt(happened, ranks, attempt, ends, at, resumed.get(attempt, (0, 0.0)))
+        by_attempt[attempt] = _of_attempt(happened, ranks, attempt, ends, at, resumed.get(attempt, (0, 0.0)))
     if twin.together:
-        return found
+        return by_attempt
     in_order = {attempt for attempt in rows if all((attempt, rank) in ends for rank in range(len(logs)))}
-    return {attempt: _held_back(of, windows, attempt in in_order) for attempt, of in found.items()}
+    return {attempt: _held_back(of, windows, attempt in in_order) for attempt, of in by_attempt.items()}
 
 
 def _held_back(of: AttemptLoads, windows: Sequence[FaultWindow], in_order: bool) -> AttemptLoads:
     """Return the loads, with until when a fault may have held each back; by a job's end in order all have crossed."""
-    last_t = max((it.end_t for it in of.loads), default=0.0) if in_order else math.inf
+    last_t = max((load.end_t for load in of.loads), default=0.0) if in_order else math.inf
     begins, ends = list[float](), list[float]()
-    for begin_t, end_t in sorted((it.began_t, math.inf if it.ended_t is None else it.ended_t) for it in windows):
+    for begin_t, end_t in sorted(
+        (window.began_t, math.inf if window.ended_t is None else window.ended_t) for window in windows
+    ):
         held_until = end_t + max(_MADE_UP_FOR_S, end_t - begin_t)
         begins.append(begin_t)
         ends.append(max([held_until, *ends[-1:]]))
@@ -143,7 +145,7 @@ def _held_back(of: AttemptLoads, windows: Sequence[FaultWindow], in_order: bool)
         before = bisect.bisect_left(begins, load.end_t)
         return min(ends[before - 1], last_t) if before and ends[before - 1] > load.begin_t else -math.inf
 
-    return replace(of, loads=tuple(replace(it, late_until=late_until(it)) for it in of.loads))
+    return replace(of, loads=tuple(replace(load, late_until=late_until(load)) for load in of.loads))
 
 
 def _of_attempt(
@@ -155,37 +157,40 @@ def _of_attempt(
     resumed: tuple[int, float],
 ) -> AttemptLoads:
     """``resumed``: the step after which the attempt begins, and when."""
-    total = twin.layout.steps or max((step for each in ranks for step in each), default=0)
-    numbers = sorted({step for each in ranks for step in each})
-    found: dict[tuple[float, float], list[Operation]] = defaultdict(list)
+    total = twin.layout.steps or max((step for records in ranks for step in records), default=0)
+    numbers = sorted({step for records in ranks for step in records})
+    by_time: dict[tuple[float, float], list[Operation]] = defaultdict(list)
     known_until = math.inf
     after, began_t = resumed
     for operation in twin.resumed(after) if after else ():
-        landings = [it.t_end for each in ranks if (it := each.get(min(after + operation.lands, total)))]
+        landings = [landing.t_end for records in ranks if (landing := records.get(min(after + operation.lands, total)))]
         if at.crosses(operation) and landings:
-            found[began_t, max(landings)].append(operation)
+            by_time[began_t, max(landings)].append(operation)
     for step in numbers:
         for operation in twin.operations(step):
             if not at.crosses(operation):
                 continue
             within = operation.before_update
             landed = step if within else min(step + operation.lands, total)
-            known = [ranks[rank][step] for rank in operation.ranks if step in ranks[rank]]
-            begins = [it.t_stepped if operation.what in _AFTER_THE_STEP else it.t_begin for it in known]
+            begun = [ranks[rank][step] for rank in operation.ranks if step in ranks[rank]]
+            begins = [record.t_stepped if operation.what in _AFTER_THE_STEP else record.t_begin for record in begun]
             lands = [ranks[rank][landed] for rank in operation.ranks if landed in ranks[rank]]
             if len(begins) < len(operation.ranks) or len(lands) < len(operation.ranks):
                 before = [ranks[rank][step - 1].t_end for rank in operation.ranks if step - 1 in ranks[rank]]
                 known_until = min([known_until, *begins, *before])
                 continue
-            last = [it.t_sync if within else it.t_end for it in lands]
+            last = [record.t_sync if within else record.t_end for record in lands]
             if landed == total and not within:
                 last += [ends.get((attempt, rank), 0.0) for rank in operation.ranks]
-            found[min(begins), max(last)].append(operation)
-    if all(total in each for each in ranks) and all((attempt, rank) in ends for rank in range(len(ranks))):
-        ending = [it for it in twin.operations(total + 1) if at.crosses(it)]
-        interval = min(each[total].t_end for each in ranks), max(ends[attempt, rank] for rank in range(len(ranks)))
-        found[interval] += ending
-    loads = tuple(at.load(begin_t, end_t, operations) for (begin_t, end_t), operations in sorted(found.items()))
+            by_time[min(begins), max(last)].append(operation)
+    if all(total in records for records in ranks) and all((attempt, rank) in ends for rank in range(len(ranks))):
+        ending = [operation for operation in twin.operations(total + 1) if at.crosses(operation)]
+        interval = (
+            min(records[total].t_end for records in ranks),
+            max(ends[attempt, rank] for rank in range(len(ranks))),
+        )
+        by_time[interval] += ending
+    loads = tuple(at.load(begin_t, end_t, operations) for (begin_t, end_t), operations in sorted(by_time.items()))
     return AttemptLoads(loads, known_until, sum(load.payload for load in loads) / max(1, len(numbers)))
 
 
@@ -200,17 +205,17 @@ class _Crossing:
         return bool(self._of(operation)[0])
 
     def load(self, begin_t: float, end_t: float, operations: Sequence[Operation]) -> WireLoad:
-        found = [self._of(operation) for operation in operations]
-        payload = sum(it.byte_count for it in operations)
+        parts = [self._of(operation) for operation in operations]
+        payload = sum(operation.byte_count for operation in operations)
         moved, headers, least = (
-            _total([it[0] for it in found]),
-            _total([it[1] for it in found]),
-            [it[2] for it in found],
+            _total([moved[0] for moved in parts]),
+            _total([moved[1] for moved in parts]),
+            [moved[2] for moved in parts],
         )
         most = _total(
-            {pair: it.at_most * count for pair, count in each.items()}
-            for it, of in zip(operations, found, strict=True)
-            for each in of[:2]
+            {pair: operation.at_most * count for pair, count in bytes_by_pair.items()}
+            for operation, of in zip(operations, parts, strict=True)
+            for bytes_by_pair in of[:2]
         )
         return WireLoad(begin_t, end_t, moved, headers, _total(least), payload, most)
 
@@ -225,9 +230,9 @@ class _Crossing:
 _Key = TypeVar("_Key")
 
 
-def _total(each: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
-    found = defaultdict[_Key, float](float)
-    for mapping in each:
+def _total(summands: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
+    totals = defaultdict[_Key, float](float)
+    for mapping in summands:
         for key, value in mapping.items():
-            found[key] += value
-    return dict(found)
+            totals[key] += value
+    return dict(totals)
