@@ -32,8 +32,8 @@ from testbed.host.files import runs_folder
 from testbed.host.files.store import RunDirectory
 from testbed.lab import deploy, host_slot
 from testbed.lab.interruption import defer_interrupts, interruptible
-from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.job import Job
+from testbed.lab.jobs.running_job import BY_USER
 from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 
@@ -131,7 +131,8 @@ def _chosen(topology: Topology, only: Sequence[str]) -> tuple[str, ...]:
 
 
 def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, run: RunDirectory, progress: Progress) -> Measured:
-    status, why, done, job_failed = "finished", "", 0, False
+    status, why, done = "finished", "", 0
+    failure: TestbedError | None = None
     try:
         with interruptible():
             progress.phase("train", f"{len(lab.topology.node_names)} ranks, then {len(ducts)} cuts of {hold_s:g} s")
@@ -144,23 +145,24 @@ def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, run: RunDirectory, prog
             _let(job, hold_s)  # the recovery from the last cut shows in the following steps
             job.stop()
     except Interrupted:
-        status, why = "interrupted", "interrupted by the user"
+        status, why = "interrupted", BY_USER
     except (FidelityError, NoisyHost):
         raise
     except TestbedError as error:
-        status, why = "failed", str(error)
-        job_failed = isinstance(error, JobFailed)
-        if job_failed:
+        status, why, failure = "failed", str(error), error
+        if isinstance(error, JobFailed):
             done = min(done + 1, len(ducts))  # that cut was measured; it ended the job
     if status != "finished":
         progress.ended("interrupted" if status == "interrupted" else "failed")
     with defer_interrupts():
         time.sleep(_RECORDER_S if status == "finished" else 0.0)  # the job's last scrapes and records
-        if lab.recorder is not None:
-            lab.recorder.stop()
-        how = run_metadata.Ending("interrupted", why) if status == "interrupted" else run_metadata.Ending()
-        how.fail(why if status == "failed" else "", tells_nothing=not job_failed)
-        run_metadata.end(run, how)
+        this_run = lab.current_run
+        assert this_run is not None
+        if status == "interrupted":
+            this_run.interrupt(why)
+        elif failure is not None:
+            this_run.fail(failure)
+        this_run.record_end()
         data = run.read()
         found = impacts(data.ranks, fault_windows(data.events), time.monotonic())
         if status != "finished":

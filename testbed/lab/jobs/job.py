@@ -14,16 +14,18 @@ from testbed.core.plan.addressing import FABRIC_INTERFACE, Addressing
 from testbed.core.topology.model import Topology
 from testbed.core.workload import workload_layout
 from testbed.core.workload.workload import AgentWorkload
-from testbed.errors import JobFailed, LabError, StorageError, TestbedError
+from testbed.errors import Interrupted, JobFailed, LabError, StorageError, TestbedError
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper.protocol import RankState
 from testbed.lab.jobs.attempts import Attempts
-from testbed.lab.jobs.running_job import POLL_S, RunningJob
+from testbed.lab.jobs.running_job import POLL_S, JobOutcome, RunningJob
 from testbed.lab.jobs.step_tail import StepTail
 
 ABOUT_S: Final = 0.08
 """A step's compute where it is real: idle times of its operations depend little on it."""
+
+STOPPED_HERE: Final = "stopped by the process that ran it"
 
 _GOOD: Final = frozenset({"training", "finished"})
 
@@ -138,6 +140,12 @@ class Job(RunningJob):
     def stopped(self) -> bool:
         """Whether :meth:`stop` was called."""
         return self._attempts.stopped
+
+    def error(self) -> TestbedError | None:
+        return None if self.stopped else super().error()
+
+    def outcome(self) -> JobOutcome:
+        return ("stopped", STOPPED_HERE, Interrupted.exit_code) if self.stopped else super().outcome()
 
     def over(self) -> bool:
         """Whether no rank is training and none will."""

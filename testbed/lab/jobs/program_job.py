@@ -37,7 +37,7 @@ from testbed.lab.jobs.rank_output import Echo
 from testbed.lab.jobs.rank_process import RankProcess
 from testbed.lab.jobs.rank_signals import INTERRUPT_GRACE_S, RankSignals
 from testbed.lab.jobs.reported_steps import Limits, ReportedSteps
-from testbed.lab.jobs.running_job import RunningJob
+from testbed.lab.jobs.running_job import BY_USER, RunningJob
 from testbed.lab.jobs.same_files import SameFiles
 
 __all__ = ["GRACE_S", "INTERRUPT_GRACE_S", "ProgramJob"]
@@ -62,6 +62,8 @@ class ProgramJob(RunningJob):
     ``concluded`` is called once, by the thread, when run.json has all that; :meth:`over` holds after it has returned.
     """
 
+    status_by_report = False
+
     def __init__(
         self,
         lab: LabFolder,
@@ -80,8 +82,6 @@ class ProgramJob(RunningJob):
         """``job``: its id. ``port``: MASTER_PORT, free on rank 0's node. Raises LabError, HostError, StorageError."""
         self.workload, self.id = workload, job
         self.members = members(topology, workload.processes_per_node)
-        self.interrupted = ""
-        """Why it was ended from outside; empty if it was not."""
         self._lab, self._topology, self._run, self._user, self._port = lab, topology, run, user, port
         self._echo, self._echo_error, self._concluded = echo, echo_error or echo, concluded
         self._scratch = scratch
@@ -181,6 +181,13 @@ class ProgramJob(RunningJob):
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def stop_because(self, why: str) -> None:
+        self.interrupted = self.interrupted or why
+        self.stop()
+
+    def end_children(self) -> None:
+        self.stop()
+
     def interrupt(self) -> signal.Signals:
         """Pass on a Ctrl-C, and return at once: the first one is SIGINT, on which programs save their state, the second
         SIGTERM, the third SIGKILL, each to the whole process group of each rank. Return which it is.
@@ -197,7 +204,7 @@ class ProgramJob(RunningJob):
 
     def _note_interrupted(self) -> None:
         if not self.over():
-            self.interrupted = self.interrupted or "interrupted by the user"
+            self.interrupted = self.interrupted or BY_USER
 
     def close(self, *, interrupted: bool = False) -> None:
         if interrupted:
@@ -215,7 +222,6 @@ class ProgramJob(RunningJob):
 
     @property
     def sessions(self) -> tuple[int, ...]:
-        """The session of each rank's process (setsid(2))."""
         return tuple(child.pid for child in self._children.values())
 
     @property

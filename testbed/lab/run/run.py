@@ -32,7 +32,7 @@ from testbed.core.report.measured import judged
 from testbed.core.topology.survey import validity_of
 from testbed.core.units import format_duration, format_number
 from testbed.core.workload.workload import AgentWorkload, Workload
-from testbed.errors import Interrupted, JobFailed, LabError, StorageError, TestbedError
+from testbed.errors import Interrupted, LabError, StorageError, TestbedError
 from testbed.host import fork_server as agent_host
 from testbed.host import lab_folder
 from testbed.host.files import runs_folder, store
@@ -42,7 +42,8 @@ from testbed.keeper import client, protocol
 from testbed.lab import deploy, host_slot, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
-from testbed.lab.jobs.running_job import RunningJob
+from testbed.lab.jobs.job_run import JobRun, fail_ended
+from testbed.lab.jobs.running_job import BY_USER
 from testbed.lab.lab import Lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.run.fault_player import FaultPlayer
@@ -158,7 +159,7 @@ def take_down(lab: Lab) -> None:
     except TestbedError as error:
         if lab.run_directory is not None:
             with contextlib.suppress(StorageError):  # the lab's failure is the one to report
-                run_metadata.fail_ended(lab.run_directory, str(error))
+                fail_ended(lab.run_directory, error)
                 store.write_report(lab.run_directory)
         raise
 
@@ -182,11 +183,11 @@ def train_in(lab: Lab, prepared: Prepared, run_directory: RunDirectory, progress
         workload=prepared.workload.to_dict(),
     )
     run_directory.write_text("experiment.yaml", prepared.again)
-    how = run_metadata.Ending()
+    this_run = lab.current_run
+    assert this_run is not None
     interrupted: BaseException | None = None
     monitor = Monitor(experiment.hypothesis, teller(run_directory, progress))
     live: LiveMetrics | None = None
-    job: RunningJob | None = None
     try:
         progress.phase(*_phase(prepared.workload, len(topology.node_names)))
         job = lab.start(prepared.workload, own_run=False, read_only=True, note=progress.note)
@@ -197,17 +198,18 @@ def train_in(lab: Lab, prepared: Prepared, run_directory: RunDirectory, progress
         with FaultPlayer(folder, prepared.planned) as player:
             Follower(job, live, lab.recorder, player, monitor, progress).follow()
     except (KeyboardInterrupt, Interrupted) as error:
-        how, interrupted = run_metadata.Ending("interrupted", "interrupted by the user"), error
+        this_run.interrupt(BY_USER)
+        interrupted = error
         progress.ended("interrupted")
     except TestbedError as error:
-        # A failed job was measured and is bad; a failed lab or host tells nothing about the job.
-        how.fail(str(error), tells_nothing=not isinstance(error, JobFailed))
+        this_run.fail(error)
         progress.ended("failed")
         progress.note(str(error))
     if why := lab.stop_requested:  # by another process: the job's failure is its effect
-        how, interrupted = run_metadata.Ending("interrupted", why), interrupted or Interrupted(why)
+        this_run.interrupt(why)
+        interrupted = interrupted or Interrupted(why)
     with defer_interrupts():
-        report = _conclude(lab, prepared, job, monitor, live, run_directory, how, progress)
+        report = _conclude(lab, this_run, prepared, monitor, live, progress)
     if interrupted is not None:
         raise Interrupted(f"interrupted; the measurements are in {run_directory.path}") from interrupted
     return RunOutcome(report, run_directory.path, answers.EXIT_CODES[report.verdict])
@@ -223,46 +225,37 @@ def _phase(workload: Workload, nodes: int) -> tuple[str, str]:
 
 
 def _conclude(
-    lab: Lab,
-    prepared: Prepared,
-    job: RunningJob | None,
-    monitor: Monitor,
-    live: LiveMetrics | None,
-    run_directory: RunDirectory,
-    how: run_metadata.Ending,
-    progress: Progress,
+    lab: Lab, this_run: JobRun, prepared: Prepared, monitor: Monitor, live: LiveMetrics | None, progress: Progress
 ) -> Report:
     """Heal, end the ranks, stop recording, judge, write the report. Unavailable data is left out, never made up.
 
     The order matters: a paused rank ends only after the fault is healed, and what ranks record after the report was
     made would be in the next report of the same directory.
     """
+    run_directory = this_run.directory
     progress.phase("report", str(run_directory.path))
     try:
         client.ask(lab_folder.folder(lab.name), protocol.Hello())
     except TestbedError as error:
         # This may be noticed after its effects: without its keeper no job can continue.
-        how.fail(str(error), tells_nothing=True)
+        this_run.fail(error)
     try:
         lab.heal()
     except TestbedError as error:  # a fault that cannot be undone fails the run
-        how.fail(str(error), tells_nothing=True)
-    if job is not None:
-        job.close(interrupted=how.status == "interrupted")
-    if lab.recorder is not None:
-        lab.recorder.stop()
-        how.fail(lab.recorder.lab_failure, tells_nothing=True)
-        lab.recorder = None
+        this_run.fail(error)
+    if this_run.job is not None:
+        this_run.job.close(interrupted=this_run.ending.status == "interrupted")
+    this_run.stop_recording()
     if live is not None:
         live.hear()
     began = live.began if live is not None else {}
     # Expectations go into the same write as the end: if the disk is full from here on they are unknown, not missing.
-    run_metadata.end(
-        run_directory,
-        how,
-        hypothesis=[it.to_dict() for it in monitor.verdicts()],
-        schedule=[{**_line(it), "began": began.get(number, 0)} for number, it in enumerate(prepared.planned)],
-        expectations=[{"text": it.text, "holds": None, "measured": None} for it in prepared.experiment.expectations],
+    this_run.record_end(
+        hypothesis=[verdict.to_dict() for verdict in monitor.verdicts()],
+        schedule=[{**_line(planned), "began": began.get(number, 0)} for number, planned in enumerate(prepared.planned)],
+        expectations=[
+            {"text": expected.text, "holds": None, "measured": None} for expected in prepared.experiment.expectations
+        ],
     )
     found = judged(prepared.experiment.expectations, store.build_report(run_directory))
     run_metadata.amend(run_directory, expectations=[dataclasses.asdict(it) for it in found])

@@ -22,7 +22,6 @@ LISTED = {
     "netns/test_fiberd.py": {"_ask"},
     "netns/test_fiberd_memory.py": {"_BINARY"},
     "netns/test_fold.py": {"_ask"},
-    "netns/test_lab_runs.py": {"_used"},
     "netns/test_lab_schedule.py": {"_connection"},
     "unit/agents/strategies/test_served_strategies.py": {
         "_changed",

@@ -19,6 +19,7 @@ from testbed.errors import HostError, Interrupted, JobFailed, LabError, StorageE
 from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
 from testbed.lab.jobs import run_metadata
+from testbed.lab.jobs.job_run import JobRun
 from testbed.lab.jobs.recorder import Recorder
 from testbed.lab.progress import Silent
 from testbed.lab.run import run as run_module
@@ -40,8 +41,7 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.folder = run_factory.make_run(folder / "run")
-        self.run_directory: RunDirectory | None = None
-        self.recorder: Any = None
+        self.current_run: Any = None
         self.events: list[dict[str, Any]] = []
         self.trouble = ""
         self.job_error: TestbedError | None = None
@@ -49,15 +49,27 @@ class Lab:
         self.down_error: TestbedError | None = None
 
     def open_run(self, root: Path) -> RunDirectory:
-        self.run_directory = RunDirectory(self.folder)
+        self.current_run = JobRun(RunDirectory(self.folder))
         run_metadata.amend(self.run_directory, status="running", reason="", expectations=[], unknown_because="")
         return self.run_directory
 
+    @property
+    def run_directory(self) -> RunDirectory:
+        directory: RunDirectory = self.current_run.directory
+        return directory
+
+    @property
+    def recorder(self) -> Any:
+        return self.current_run.recorder
+
     def start(self, workload: Workload, **more: Any) -> object:
-        self.recorder = Recorder.__new__(Recorder)
-        self.recorder.events, self.recorder.error = self.events, self.trouble
-        self.recorder.stop = lambda: None
-        return SimpleNamespace(close=lambda interrupted=False: None, over=lambda: True)
+        recorder = self.current_run.recorder = Recorder.__new__(Recorder)
+        recorder.events, recorder.error = self.events, self.trouble
+        recorder.stop = lambda: None
+        job = self.current_run.job = SimpleNamespace(
+            close=lambda interrupted=False: None, over=lambda: True, interrupted="", error=lambda: None
+        )
+        return job
 
     def heal(self) -> None:
         if self.heal_error:
