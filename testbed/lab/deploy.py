@@ -72,9 +72,9 @@ def up(
     strict: bool = False,
     allow_uncertified: bool = False,
     progress: Progress | None = None,
-    job: Job | None = None,
+    access: Access | None = None,
 ) -> Lab:
-    """Build a lab and measure its fibers; return it, or undo everything and raise. ``job`` is to run in it.
+    """Build a lab and measure its fibers; return it, or undo everything and raise. ``access``: of its job.
 
     ``observe`` runs a Prometheus in the lab; :meth:`Lab.observe` forwards a local port to it. ``keep`` keeps a partial
     lab for inspection if bring-up fails.
@@ -89,11 +89,11 @@ def up(
     choice = choose(topology, lab_name, driver, emulator)
     docker = docker_endpoint.endpoint() if choice.driver == "containerlab" else None
     _check(lab_name, topology, docker)
-    user = program_rights.of_driver(choice.driver, None if job is None else job.working)
+    user = program_rights.of_driver(choice.driver, None if access is None else access.working)
     if user is not None:
         program_rights.refuse_state(user)
-        if job is not None:
-            _refuse_job(user, job, agents)
+        if access is not None:
+            _refuse_barred(user, access, agents)
     if observe:
         prometheus_server.find()
     progress.phase("plan", f"lab {lab_name}, {choice}")
@@ -158,8 +158,8 @@ def up(
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a lab is brought up for: ranks or libraries write below ``folder`` and read ``files``, which exist.
+class Access:
+    """What the programs of a lab's job need: ranks or libraries write below ``folder`` and read ``files``, which exist.
 
     ``program``: a user's program with its arguments, started in ``working`` (None: the caller's working directory)
     and searched for in ``search`` (None: the caller's PATH).
@@ -172,15 +172,16 @@ class Job:
     search: str | None = None
 
 
-def _refuse_job(user: ProgramUser, job: Job, agents: bool) -> None:
-    """Raise UserError for what the job's user cannot read or write."""
-    if agents or not job.program:
+def _refuse_barred(user: ProgramUser, access: Access, agents: bool) -> None:
+    """Raise UserError for what ``user`` cannot read or write."""
+    if agents or not access.program:
         program_rights.refuse_python(user)
-    if job.program:
-        program_rights.refuse_missing(job.program, job.working or Path.cwd(), job.search)
-        program_rights.refuse_program(user, job.program, job.working or Path.cwd())
-    program_rights.refuse_folder(user, job.folder)
-    program_rights.refuse_files(user, job.files)
+    if access.program:
+        working = access.working or Path.cwd()
+        program_rights.refuse_missing(access.program, working, access.search)
+        program_rights.refuse_program(user, access.program, working)
+    program_rights.refuse_folder(user, access.folder)
+    program_rights.refuse_files(user, access.files)
 
 
 @dataclass(frozen=True)

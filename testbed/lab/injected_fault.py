@@ -14,7 +14,7 @@ from testbed.core.units import MOST_DURATION_S
 from testbed.errors import UnknownName, UserError
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import client, protocol
-from testbed.keeper.protocol import FaultRecord
+from testbed.keeper.protocol import FaultRecord, FaultSpec
 from testbed.lab import teardown
 
 __all__ = ["Fault", "LabFaults"]
@@ -98,7 +98,7 @@ class LabFaults:
         of_ranks = kind is not None and kind.compile_ranks is not None
         ranks_per_node = client.ask(self._lab, protocol.RanksPerNode()) if of_ranks else 1
         compile_fault(self._topology, fault, target, parameters, ranks_per_node)  # refuses what the keeper would
-        written = {"type": fault, "target": target, "for_s": for_s, "parameters": dict(parameters)}
+        written: FaultSpec = {"type": fault, "target": target, "for_s": for_s, "parameters": dict(parameters)}
         injected = Fault.of(client.ask(self._lab, protocol.Inject(fault=written)), self)
         if wait and injected.lasts_s is not None:
             self._await_end(injected, time.monotonic() + injected.lasts_s + 5.0)

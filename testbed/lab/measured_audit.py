@@ -5,12 +5,11 @@ Measurements are kept however the audit ends: an interruption, a job that did no
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from testbed.core.analysis.cut_impact import CutImpact, impacts
 from testbed.core.analysis.timeline import fault_windows
@@ -30,11 +29,11 @@ from testbed.errors import (
 from testbed.host import fork_server as agent_host
 from testbed.host.files import runs_folder
 from testbed.host.files.store import RunDirectory
-from testbed.lab import deploy, host_slot
-from testbed.lab.interruption import defer_interrupts, interruptible
+from testbed.lab.interruption import defer_interrupts
 from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.running_job import BY_USER
 from testbed.lab.lab import Lab
+from testbed.lab.own_lab import LabOptions, own_lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 
 __all__ = ["DEFAULT_HOLD_S", "Measured", "measure", "to_dict"]
@@ -71,21 +70,17 @@ def measure(
     *,
     only: Sequence[str] = (),
     hold_s: float = DEFAULT_HOLD_S,
-    name: str | None = None,
     runs: Path | None = None,
-    driver: str = "auto",
-    emulator: str = "auto",
-    strict: bool = False,
-    allow_uncertified: bool = False,
     wait: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[LabOptions],
 ) -> Measured:
     """Train on ``topology`` and cut each duct for ``hold_s`` seconds; ``only`` selects ducts.
 
     Raises what :func:`testbed.lab.deploy.up` raises, UnknownName for a duct that no link passes through, and UserError
     for a topology without links, HostBusy unless ``wait``; later failures are part of the result.
     """
-    admission.refuse_both(strict, allow_uncertified)
+    admission.refuse_both(options.get("strict", False), options.get("allow_uncertified", False))
     progress = Unbreakable(progress or Silent())
     ducts = _chosen(topology, only)
     if why := agent_host.missing():
@@ -93,31 +88,13 @@ def measure(
     if not 0.5 <= hold_s <= 20.0:
         raise UserError(f"--hold must be from 0.5 s to 20 s, below the job's timeout of 30 s; got {hold_s:g} s")
     root = runs_folder.ready(runs)
-    slot = host_slot.held(f"audit {topology.name}", name or topology.name, progress, wait=wait)
-    with contextlib.ExitStack() as until_end:
-        try:
-            with interruptible():
-                until_end.enter_context(slot)
-                lab = deploy.up(
-                    topology,
-                    name=name,
-                    driver=driver,
-                    emulator=emulator,
-                    strict=strict,
-                    allow_uncertified=allow_uncertified,
-                    progress=progress,
-                )
-        except Interrupted as error:
-            return Measured((), ducts, "interrupted", str(error), None)
-        try:
+    try:
+        with own_lab(f"audit {topology.name}", topology, progress, wait=wait, **options) as lab:
             run = lab.open_run(root)
             progress.note(runs_folder.note(run.path, runs))
             return _on(lab, ducts, hold_s, run, progress)
-        finally:
-            with defer_interrupts():
-                progress.phase("down", f"lab {lab.name}")
-                lab.down()
-                progress.ended("done")
+    except Interrupted as error:
+        return Measured((), ducts, "interrupted", str(error), None)
 
 
 def _chosen(topology: Topology, only: Sequence[str]) -> tuple[str, ...]:
@@ -134,17 +111,16 @@ def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, run: RunDirectory, prog
     status, why, done = "finished", "", 0
     failure: TestbedError | None = None
     try:
-        with interruptible():
-            progress.phase("train", f"{len(lab.topology.node_names)} ranks, then {len(ducts)} cuts of {hold_s:g} s")
-            job = lab.train(_MOST_STEPS)
-            job.wait_for(_WARM_STEPS, timeout=120.0)
-            for duct in ducts:
-                progress.phase("cut", f"{duct}, {done + 1} of {len(ducts)}")
-                _cut(lab, job, duct, hold_s)
-                done += 1
-            _let(job, hold_s)  # the recovery from the last cut shows in the following steps
-            job.stop()
-    except Interrupted:
+        progress.phase("train", f"{len(lab.topology.node_names)} ranks, then {len(ducts)} cuts of {hold_s:g} s")
+        job = lab.train(_MOST_STEPS)
+        job.wait_for(_WARM_STEPS, timeout=120.0)
+        for duct in ducts:
+            progress.phase("cut", f"{duct}, {done + 1} of {len(ducts)}")
+            _cut(lab, job, duct, hold_s)
+            done += 1
+        _let(job, hold_s)  # the recovery from the last cut shows in the following steps
+        job.stop()
+    except (KeyboardInterrupt, Interrupted):
         status, why = "interrupted", BY_USER
     except (FidelityError, NoisyHost):
         raise

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from testbed.core.analysis.host_noise import StallLog
 from testbed.core.certification import admission
@@ -53,11 +53,12 @@ from testbed.host.files import catalog, runs_folder, store, validations
 from testbed.host.files.store import RunDirectory
 from testbed.host.linux import invocation
 from testbed.keeper import client, protocol
-from testbed.lab import deploy, host_slot, program_rights
+from testbed.lab import deploy, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.stall_recorder import StallRecorder
 from testbed.lab.lab import Lab
+from testbed.lab.own_lab import LabOptions, held, own_lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.validation.fault_injection import FiberFaults
 from testbed.lab.validation.library_validation import PARTS, Bench, LibraryValidation, Part
@@ -100,62 +101,49 @@ def validate(
     only: Sequence[Part] = (),
     baseline: Path | None = None,
     lab: str | None = None,
-    name: str | None = None,
     runs: Path | None = None,
-    driver: str = "auto",
-    emulator: str = "auto",
-    strict: bool = False,
-    allow_uncertified: bool = False,
     keep: bool = False,
     wait: bool = False,
     progress: Watching | None = None,
+    **options: Unpack[LabOptions],
 ) -> ValidationOutcome:
     """Validate libraries, by name or by the path of a rank program; see the module.
 
     ``lab`` names a lab that is up, which stays up. ``only`` limits the parts. ``keep`` leaves a new lab up.
-    ``wait``: until no other measurement holds this host; otherwise HostBusy is raised.
+    ``wait``: until no other measurement holds this host; otherwise HostBusy is raised. ``options``: ``name``,
+    ``driver``, ``emulator``, ``strict`` and ``allow_uncertified``, as of :func:`testbed.up`.
 
     Raises UserError, UnknownName and what :func:`testbed.lab.deploy.up` raises, before there is anything to report; a
     lab that fails later is in the result. Raises Interrupted after everything was undone and written.
     """
-    admission.refuse_both(strict, allow_uncertified)
+    admission.refuse_both(options.get("strict", False), options.get("allow_uncertified", False))
     reporter = _Unbreakable(progress or _Silent())
     chosen = _chosen(names)
     before = _read_baseline(baseline)
     if lab is not None:
-        _refuse_beside_lab(topology=topology is not None, set=bool(set), name=name is not None, keep=keep)
+        _refuse_beside_lab(
+            topology=topology is not None, set=bool(set), name=options.get("name") is not None, keep=keep
+        )
     wanted = _topology(topology or DEFAULT_TOPOLOGY, set) if lab is None else None
     root = runs_folder.ready(runs, 0)
     if wanted is not None:
         _check_room(root, wanted)
-    parts = tuple(it for it in PARTS if not only or it in only)
-    place = name or wanted.name if wanted is not None else str(lab)
-    slot = host_slot.held(f"validate {' '.join(it.name for it in chosen)}", place, reporter, wait=wait)
-    with interruptible(), slot:
+    parts = tuple(part for part in PARTS if not only or part in only)
+    what = f"validate {' '.join(library.name for library in chosen)}"
+    with contextlib.ExitStack() as stack:
         if wanted is None:
-            borrowed = _borrowed(lab, strict, allow_uncertified, driver, emulator)
-            _check_room(root, borrowed.topology)
-            _refuse_barred(lab_nodes.driver(lab_folder.folder(borrowed.name)), root, _own_files(chosen))
-            with _claimed(borrowed, chosen):
-                return _Validating(borrowed, chosen, suite, parts, root, before, reporter).run(runs)
-        made = deploy.up(
-            wanted, name=name, agents=False, driver=driver, emulator=emulator,
-            strict=strict, allow_uncertified=allow_uncertified, keep=keep, progress=reporter,
-            job=deploy.Job(root, _own_files(chosen)),
-        )  # fmt: skip
-        try:
-            with _claimed(made, chosen):
-                return _Validating(made, chosen, suite, parts, root, before, reporter).run(runs)
-        finally:
-            with defer_interrupts():
-                if keep:
-                    reporter.note(
-                        f"lab {made.name} is left up; take it down with: {invocation.command('down', made.name)}"
-                    )
-                else:
-                    reporter.phase("down", f"lab {made.name}")
-                    made.down()
-                    reporter.ended("done")
+            stack.enter_context(interruptible())
+            stack.enter_context(held(what, str(lab), reporter, wait=wait))
+            of_lab = _borrowed(lab, options)
+            _check_room(root, of_lab.topology)
+            _refuse_barred(lab_nodes.driver(lab_folder.folder(of_lab.name)), root, _own_files(chosen))
+        else:
+            access = deploy.Access(root, _own_files(chosen))
+            of_lab = stack.enter_context(
+                own_lab(what, wanted, reporter, access, agents=False, keep=keep, wait=wait, **options)
+            )
+        with _claimed(of_lab, chosen):
+            return _Validating(of_lab, chosen, suite, parts, root, before, reporter).run(runs)
 
 
 class _Validating:
@@ -358,11 +346,12 @@ def _claimed(lab: Lab, chosen: Sequence[Library]) -> Iterator[None]:
         yield
 
 
-def _borrowed(name: str | None, strict: bool, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
+def _borrowed(name: str | None, options: LabOptions) -> Lab:
     """Return a lab that is up and healthy. Raises UserError, UnknownName, FidelityError, NoisyHost, LabError."""
     lab = Lab(lab_owner.chosen(name, changes=True))
     _with_fibers(lab.topology)
     status = lab.status()
+    driver, emulator = options.get("driver", "auto"), options.get("emulator", "auto")
     for option, wanted, has in (("driver", driver, status.driver), ("emulator", emulator, status.emulator)):
         if wanted not in ("auto", has):
             raise UserError(f"--{option} {wanted}: lab {lab.name} uses {has}; omit --{option}, or --lab")
@@ -378,8 +367,8 @@ def _borrowed(name: str | None, strict: bool, allow_uncertified: bool, driver: s
     admission.refuse(
         lab.certificate,
         lab.topology.scale,
-        strict=strict,
-        allow_uncertified=allow_uncertified,
+        strict=options.get("strict", False),
+        allow_uncertified=options.get("allow_uncertified", False),
         measure_again=invocation.command("certify", "-l", lab.name),
     )
     return lab

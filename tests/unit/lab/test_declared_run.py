@@ -18,7 +18,7 @@ module = importlib.import_module("testbed.lab.run.prepared_run")
 
 
 def prepared(what: str, **said: Any) -> Any:
-    return module.prepare(what, None, None, None, None, said)
+    return module.prepare(what, said)
 
 
 def test_words_beside_a_topology_stand_in_for_the_experiment() -> None:

@@ -18,6 +18,7 @@ from testbed.core.workload.workload import Workload
 from testbed.errors import HostError, Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
 from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
+from testbed.lab import own_lab
 from testbed.lab.jobs import run_metadata
 from testbed.lab.jobs.job_run import JobRun
 from testbed.lab.jobs.recorder import Recorder
@@ -88,7 +89,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
         if made.job_error:
             raise made.job_error
 
-    monkeypatch.setattr(run_module.deploy, "up", lambda *words, **more: made)
+    monkeypatch.setattr(own_lab.deploy, "up", lambda *words, **more: made)
     monkeypatch.setattr(run_module.agent_host, "missing", lambda: "")
     monkeypatch.setattr(run_module.client, "ask", lambda folder, request: {})
     monkeypatch.setattr(run_module, "LiveMetrics", lambda *words: SimpleNamespace(began={0: 1}, hear=lambda: None))
@@ -249,7 +250,7 @@ def test_run_is_strict_by_the_file_or_the_option(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool
 ) -> None:
     strict_of_up: Any = []
-    monkeypatch.setattr(run_module.deploy, "up", lambda *words, **more: strict_of_up.append(more["strict"]) or lab)
+    monkeypatch.setattr(own_lab.deploy, "up", lambda *words, **more: strict_of_up.append(more["strict"]) or lab)
     lines = [CUT, "strict: true"] if by_file else [CUT]
     with pytest.raises(UserError, match="exclude each other"):
         run(tmp_path, *lines, strict=not by_file, allow_uncertified=True)
