@@ -39,6 +39,7 @@ from testbed.host.drivers.docker_endpoint import Endpoint
 from testbed.host.drivers.netns import refuse_taken
 from testbed.host.emulators import fiberd, netem
 from testbed.host.lab_folder import LabFolder
+from testbed.host.lab_nodes import Driver
 from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics import prometheus_server
@@ -50,7 +51,6 @@ from testbed.lab.progress import Progress, Silent, Unbreakable
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
 
-DRIVERS = ("containerlab", "netns")
 KEEPER_READY_S = 20.0
 BUILD_BOUND_S = 300.0
 TELL_EVERY_S, LONGEST_SILENCE_S = 1.0, 5.0
@@ -87,9 +87,10 @@ def up(
     progress = progress or Silent()
     lab_name = name or topology.name
     choice = choose(topology, lab_name, driver, emulator)
-    docker = docker_endpoint.endpoint() if choice.driver == "containerlab" else None
+    nodes = lab_nodes.DRIVERS[choice.driver]
+    docker = docker_endpoint.endpoint() if nodes.contained else None
     _check(lab_name, topology, docker)
-    user = program_rights.of_driver(choice.driver, None if access is None else access.working)
+    user = nodes.own_user(None if access is None else access.working)
     if user is not None:
         program_rights.refuse_state(user)
         if access is not None:
@@ -97,7 +98,7 @@ def up(
     if observe:
         prometheus_server.find()
     progress.phase("plan", f"lab {lab_name}, {choice}")
-    if agents and choice.driver == "netns" and (why := agent_host.missing()):
+    if agents and not nodes.contained and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
         agents = False
     if agents and user is not None and (barred := program_rights.python_barred(user)):
@@ -107,13 +108,11 @@ def up(
     try:
         if docker is not None:
             lab_nodes.keep_docker(folder, docker)
-        with _starting_keeper(
-            folder, agents, choice.driver, user
-        ):  # its imports take as long as the plan of a small lab
+        with _starting_keeper(folder, agents, nodes, user):  # its imports take as long as the plan of a small lab
             # Imports the measurement code while the keeper builds the lab, which saves 0.1 s.
             threading.Thread(target=importlib.import_module, args=("testbed.lab.lab",), daemon=True).start()
             plan = build.build(topology, agents=agents, emulator=choice.emulator, observe=observe)
-            if choice.driver == "containerlab":
+            if docker is not None:
                 plan = containers.plan_of(topology, plan, lab_name)
         with client.Connection(folder, patience_s=_build_bound_s(plan)) as builder:
             try:
@@ -204,7 +203,7 @@ def choose(topology: Topology, name: str, driver: str = "auto", emulator: str = 
     was requested by name is not available on this host.
     """
     lab_folder.refuse_bad_name(name)
-    if driver not in ("auto", *DRIVERS):
+    if driver not in ("auto", *lab_nodes.DRIVERS):
         raise UserError(f"unknown driver {shown(driver)} (available: containerlab, netns, auto)")
     if emulator not in ("auto", "netem", "fiberd"):
         raise UserError(f"unknown emulator {shown(emulator)} (available: netem, fiberd, auto)")
@@ -232,8 +231,10 @@ def _driver(wanted: str) -> tuple[str, str]:
     why = "requested"
     if wanted == "auto" and os.environ.get("TESTBED_DRIVER", "auto") != "auto":
         wanted, why = os.environ["TESTBED_DRIVER"], "set by TESTBED_DRIVER"
-        if wanted not in DRIVERS:
-            raise UserError(f"TESTBED_DRIVER: unknown driver {shown(wanted)} (available: {', '.join(DRIVERS)})")
+        if wanted not in lab_nodes.DRIVERS:
+            raise UserError(
+                f"TESTBED_DRIVER: unknown driver {shown(wanted)} (available: {', '.join(lab_nodes.DRIVERS)})"
+            )
     if wanted == "netns":
         return wanted, why
     short, lacking = containers.why_not()
@@ -308,10 +309,10 @@ def _state_now(folder: LabFolder) -> str:
 
 
 @contextlib.contextmanager
-def _starting_keeper(folder: LabFolder, agents: bool, driver: str, user: ProgramUser | None) -> Iterator[None]:
+def _starting_keeper(folder: LabFolder, agents: bool, driver: Driver, user: ProgramUser | None) -> Iterator[None]:
     """Start the keeper while the block runs; on return it is ready. Raises LabError if it did not start."""
     arguments = [sys.executable, "-m", "testbed.keeper.main", str(folder.path)] + ["--agents"] * agents
-    arguments += ["--containers"] * (driver == "containerlab")
+    arguments += ["--containers"] * driver.contained
     if user is not None:
         arguments.append(f"--user={json.dumps(user.to_dict())}")
     child = runner.start_resident(arguments, folder.keeper_log)

@@ -30,6 +30,7 @@ from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError
 from testbed.host import lab_nodes
+from testbed.host.emulators.emulator import is_process
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.cpu_load import Load, LoadMeter
 from testbed.host.linux.scheduling import realtime_priority
@@ -261,7 +262,7 @@ class Measuring:
                     interval_s = max(INTERVAL_S, SLOT_S * (len(again) + 3))  # a few links need not wait for all others
                 self._say(f"{self._count} small packets and echoes per path{repeated}", self._count * interval_s)
                 meter = LoadMeter()
-                with realtime_priority(wanted=self._hello["emulator"] == "fiberd"):
+                with realtime_priority(wanted=is_process(self._hello["emulator"])):
                     arrivals = rounds([probers[name] for name in again], self._count, interval_s, self._patience_s)
                 load = meter.read()
                 log = packet_log.read()
@@ -355,7 +356,7 @@ class Measuring:
         }
 
     def _segmentation(self, direction: str) -> str:
-        if self._hello["emulator"] == "fiberd":
+        if is_process(self._hello["emulator"]):
             return "emulator"
         return "sender" if direction in self._hello.get("segmented", ()) else "none"
 

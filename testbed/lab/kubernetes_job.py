@@ -10,7 +10,6 @@ from testbed.core.experiment.named_files import named_files
 from testbed.core.plan import kubernetes
 from testbed.core.plan.kubernetes import CarriedFile
 from testbed.core.user_text import shown
-from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import FileMistakes, StorageError, UserError
 from testbed.host.drivers import images
 from testbed.host.files import catalog
@@ -71,13 +70,11 @@ def _read(what: str, overrides: Mapping[str, object]) -> tuple[int, list[str]]:
     topology = catalog.load_topology_of(experiment, overrides)
     assert experiment.topology is not None
     paths = [*named_files(experiment)]
-    ranks = len(topology.node_names)
-    if not isinstance(experiment.workload, AgentWorkload):
-        ranks *= experiment.workload.ranks_per_node
-        if Path(what).is_file():
-            # Words of a program's command are seen from its folder.
-            folder = Path(what).parent / (experiment.workload.folder or ".")
-            paths += [str(it) for word in experiment.workload.command if (it := folder / word).is_file()]
+    ranks = len(topology.node_names) * experiment.workload.ranks_per_node
+    if (program := experiment.workload.program) is not None and Path(what).is_file():
+        # Words of a program's command are seen from its folder.
+        folder = Path(what).parent / program.program_folder
+        paths += [str(folder / word) for word in program.command if (folder / word).is_file()]
     return ranks, paths
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -32,7 +31,7 @@ from testbed.host.metrics.port_forward import Forwarder, into_namespace
 from testbed.keeper import client, protocol
 from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
-from testbed.lab import fiber_status, job_status, lab_logs, program_rights, ssh_access, status, teardown
+from testbed.lab import fiber_status, job_status, lab_logs, ssh_access, status, teardown
 from testbed.lab.capture import Capture
 from testbed.lab.fiber_status import FiberStatus
 from testbed.lab.injected_fault import Fault, LabFaults
@@ -256,7 +255,7 @@ class Lab:
     @property
     def runs_as_root(self) -> bool:
         """Whether :meth:`exec` runs programs as root with this host's files: in namespaces, not in containers."""
-        return lab_nodes.driver(self._folder) != "containerlab" and os.geteuid() == 0
+        return lab_nodes.driver(self._folder).visits_as_root()
 
     def exec(self, node: str, argv: Sequence[str]) -> int:
         """Run a program inside a node, gateway (``east-gw``), ``plant`` or ``mgmt``, attached to this terminal; return
@@ -270,11 +269,10 @@ class Lab:
     def ssh_config(self) -> str:
         """Return an ssh_config(5) with which ``ssh -F FILE east-0`` runs commands in nodes, as programs of
         :meth:`launch` run. Raises MissingTool where OpenSSH is missing, UserError in containers."""
-        if lab_nodes.driver(self._folder) == "containerlab":
+        user = lab_nodes.driver(self._folder).own_user()
+        if user is None:
             enter = invocation.command("exec", *lab_owner.flag(self.name), self.topology.node_names[0], "bash")
             raise UserError(f"ssh is for labs of namespaces; these nodes are containers. Enter them with: {enter}")
-        user = program_rights.of_driver("netns")
-        assert user is not None
         return ssh_access.configuration(self._folder, self.topology, user)
 
     def launch(
@@ -346,9 +344,10 @@ class Lab:
         ``own_run``: the run ends with the job. Otherwise a program's run goes on, as an agents' job's does, until
         :meth:`report` or the next job. Raises what those two raise.
         """
-        if isinstance(workload, AgentWorkload):
-            return self._jobs.train(workload)
-        return self._jobs.launch(Launch(workload, read_only=read_only, note=note, own_run=own_run))
+        if (agents := workload.agents) is not None:
+            return self._jobs.train(agents)
+        assert workload.program is not None
+        return self._jobs.launch(Launch(workload.program, read_only=read_only, note=note, own_run=own_run))
 
     @property
     def stop_requested(self) -> str:

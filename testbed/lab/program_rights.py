@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 from testbed.core.user_text import shown
 from testbed.errors import ProgramBarred, UserError
 from testbed.host import lab_folder
-from testbed.host.drivers.container_place import ContainerPlace
-from testbed.host.drivers.containerlab import IMAGE_USER
+from testbed.host.lab_nodes import Place
 from testbed.host.linux import invocation, program_user
 from testbed.host.linux.program_user import Access, ProgramUser
 
 if TYPE_CHECKING:
     from testbed.core.workload.workload import AgentWorkload
 
-__all__ = ["agent_files", "in_containers", "of_driver", "program_files", "python_barred", "refuse_files",
+__all__ = ["agent_files", "program_files", "python_barred", "refuse_files",
            "refuse_folder", "refuse_in_container", "refuse_missing", "refuse_program", "refuse_python", "refuse_state",
            "unwritable"]  # fmt: skip
 
@@ -31,22 +30,7 @@ _SHEBANG_BYTES = 256
 """Longest first line that Linux reads (include/uapi/linux/binfmts.h, BINPRM_BUF_SIZE)."""
 
 
-def of_driver(driver: str, folder: Path | None = None) -> ProgramUser | None:
-    """Return the user of programs started from ``folder`` (default: the working directory); None in containers, which
-    have a user of their own. Raises UserError."""
-    return None if driver == "containerlab" else program_user.choose(folder or Path.cwd())
-
-
-def in_containers(folder: Path | None = None) -> ProgramUser:
-    """Return the user of a program launched from ``folder`` (default: the working directory) in containers: who called
-    sudo, else the folder's owner unless that is root, else the image's own user. Raises UserError."""
-    uid, gid = map(int, IMAGE_USER.split(":"))
-    return program_user.choose(folder or Path.cwd(), ProgramUser(uid, gid, (), "testbed", None, "the image's own"))
-
-
-def refuse_in_container(
-    user: ProgramUser, place: ContainerPlace, argv: Sequence[str], folder: Path, *, read_only: bool
-) -> None:
+def refuse_in_container(user: ProgramUser, place: Place, argv: Sequence[str], folder: Path, *, read_only: bool) -> None:
     """Raise ProgramBarred if in a container ``user`` cannot write in ``folder``, or read its files that ``argv`` names.
 
     Asks the container, in which ``folder`` is mounted: folders above it may be the image's own. ``read_only``: a folder
@@ -54,7 +38,7 @@ def refuse_in_container(
     wanted: list[tuple[Access, Path]] = [("x", folder)]
     wanted += [("r", path) for word in argv for path in _file(word, folder) if path.resolve().is_relative_to(folder)]
     wanted += [] if read_only else [("w", folder)]
-    barred = program_user.first_refused(user, wanted, place.output)
+    barred = place.first_refused(user, wanted)
     if barred == folder and not read_only:
         give = invocation.as_root(f"chown {user.uid} {shlex.quote(str(folder))}")
         raise ProgramBarred(
@@ -162,25 +146,21 @@ def refuse_program(user: ProgramUser, argv: Sequence[str], folder: Path) -> None
         )
 
 
-def unwritable(user: ProgramUser, place: ContainerPlace | None, folder: Path, home: str) -> str:
+def unwritable(user: ProgramUser, place: Place, folder: Path, home: str) -> str:
     """Return, in one sentence, where ``user`` cannot write of ``folder``, the working directory, and HOME; else empty.
 
-    ``place``: a container to ask; None: namespaces. ``home``: a path that the program's variables set, or empty.
-    Raises HostError.
+    ``home``: a path that the program's variables set, or empty. Raises HostError.
     """
-    inside = place.output if place is not None else None
-    if not home and place is not None:
-        home = place.output(["sh", "-c", 'echo "$HOME"']).strip()
     asked = {"the current folder": folder}
-    if home or user.home:
-        asked["HOME"] = Path(home or str(user.home))
-    found = []
+    if home := home or place.home(user):
+        asked["HOME"] = Path(home)
+    refused = []
     for name, path in asked.items():
-        if barred := program_user.first_refused(user, [("w", path)], inside):
-            found.append(f"{path} ({name})" if barred == path else f"{path} ({name}: {barred} bars the way)")
-    if not found:
+        if barred := place.first_refused(user, [("w", path)]):
+            refused.append(f"{path} ({name})" if barred == path else f"{path} ({name}: {barred} bars the way)")
+    if not refused:
         return ""
-    return f"programs run as {user}, who cannot write in {' or '.join(found)}, but in $TESTBED_SCRATCH"
+    return f"programs run as {user}, who cannot write in {' or '.join(refused)}, but in $TESTBED_SCRATCH"
 
 
 def _let_in(barred: Path) -> str:

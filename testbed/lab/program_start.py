@@ -10,7 +10,7 @@ from pathlib import Path
 
 from testbed.core.user_text import shown
 from testbed.errors import CannotStart
-from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host.lab_nodes import Place
 from testbed.host.linux import program_user
 from testbed.host.linux.program_user import ProgramUser
 
@@ -67,7 +67,7 @@ def _refuse_file(word: str, found: Path) -> None:
         raise CannotStart(f"command not found: {shown(str(interpreter))}, the interpreter in the first line of {word}")
 
 
-def refuse_unstartable_in_container(place: ContainerPlace, argv: Sequence[str], folder: Path) -> None:
+def refuse_unstartable_in_container(place: Place, argv: Sequence[str], folder: Path) -> None:
     """As :func:`refuse_unstartable`, of the files and the ``$PATH`` of a container. Raises HostError."""
     found = place.output(["sh", "-c", _FIND, "sh", argv[0], str(folder)]).strip()
     if found == "missing":

@@ -269,7 +269,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         found.reasons,
         topology.name,
         max(0.0, time.time() - (hello["since_unix_s"] if hello else _touched_unix_s(lab))),
-        lab_nodes.driver(lab),
+        lab_nodes.driver(lab).name,
         hello["emulator"] if hello else "none",
         hello["scheduling"] if hello else "",
         tuple(links),
@@ -333,7 +333,7 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
 def troubles_of_containers(lab: LabFolder, bound_s: float | None = None) -> list[str]:
     """Return what is wrong with a lab's containers according to their docker daemon, or with that daemon."""
     bound_s = bound_s or docker_endpoint.ASK_BOUND_S
-    if lab_nodes.driver(lab) != "containerlab":
+    if not lab_nodes.driver(lab).contained:
         return []
     try:
         docker = lab_nodes.docker(lab)
@@ -357,7 +357,7 @@ def without_keeper(lab: LabFolder) -> list[str]:
         return [
             f"{gone}, so all fibers are dark; {down}",
             "the machine was restarted: only the lab's folder is left"
-            + (", and its stopped containers" if lab_nodes.driver(lab) == "containerlab" else ""),
+            + (", and its stopped containers" if lab_nodes.driver(lab).contained else ""),
         ]
     if teardown.lit_by_the_kernel(journal):
         lit = "the kernel keeps its fibers lit, unsupervised"

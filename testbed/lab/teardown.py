@@ -19,9 +19,10 @@ from testbed.core.plan.resources import Containers, Fibers, Namespace
 from testbed.core.plan.step import Step
 from testbed.errors import HostError, LabError, StorageError, raise_all
 from testbed.host import lab_nodes, lab_owner, scratch
-from testbed.host.drivers.containerlab import DESTROY_BOUND_S, Containerlab
+from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.driver import Handler
 from testbed.host.drivers.netns import NetnsDriver, nowhere
+from testbed.host.emulators.emulator import outlives_keeper
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import invocation, process
 from testbed.host.linux.file_lock import FileLock
@@ -51,7 +52,7 @@ def down(lab: LabFolder) -> bool:
     lab.refuse_foreign()
     keeper = _keeper(lab)
     # containerlab is slow on a busy machine: a keeper that waits for it is not stuck.
-    destroy_s = DESTROY_BOUND_S if lab_nodes.driver(lab) == "containerlab" else 0.0
+    destroy_s = lab_nodes.driver(lab).removal_s
     if keeper is not None:
         try:
             with (
@@ -263,7 +264,7 @@ def _by_mark(lab: LabFolder) -> None:
     """Remove everything that carries the lab's mark, without a usable journal. Namespaces are found by name, and, if
     the name was removed, by their mounts in the lab's folder, which must go before the folder can."""
     prometheus_server.end_left_in(lab.prometheus)
-    if lab_nodes.driver(lab) == "containerlab":
+    if lab_nodes.driver(lab).contained:
         Containerlab(lab.name, lab.path, lab_nodes.docker(lab)).unmake(Containers((), ""), {})
     driver = NetnsDriver(lab.name, lab.handles)
     _sweep_groups(lab.name, driver)
@@ -283,7 +284,7 @@ def _sweep_groups(lab: str, driver: NetnsDriver) -> None:
 def lit_by_the_kernel(journal: Journal) -> bool:
     """Whether fibers still forward without a keeper: the kernel's netem outlives the keeper, fiberd does not."""
     return not journal.owned(EMULATOR_DIED) and any(
-        isinstance(it.step, Fibers) and it.step.emulator == "netem" for it in journal.owned(LAB)
+        isinstance(entry.step, Fibers) and outlives_keeper(entry.step.emulator) for entry in journal.owned(LAB)
     )
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from testbed.core.training.layout import gpt_tensors
 from testbed.core.training.strategies_built import BUILT, twin_class
+from testbed.core.units import format_duration
 from testbed.core.workload.declared_compute import MOST_ELEMENTS, DeclaredCompute, format_count, full_scale_buckets
 from testbed.core.workload.progress_source import Progress
 from testbed.core.workload.progress_source import to_dict as progress_to_dict
@@ -59,6 +60,11 @@ class AgentWorkload:
     evaluate_every: int = 0
     calibrate: bool = False
 
+    ranks_per_node: ClassVar[int] = 1
+    program: ClassVar[None] = None
+    """The workload as one of a program; None."""
+    program_folder: ClassVar[None] = None
+
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise UserError(f"steps must be at least 1, got {self.steps}")
@@ -68,6 +74,16 @@ class AgentWorkload:
         if foreign := sorted({*self.options} - options):
             known = ", ".join(sorted(options)) or "none"
             raise UserError(f"strategy {self.strategy} has no option {foreign[0]} (available: {known})")
+
+    @property
+    def agents(self) -> AgentWorkload:
+        """The workload as one of the agents."""
+        return self
+
+    def phase(self, nodes: int) -> tuple[str, str]:
+        """Return name and detail of the phase in which the job runs on ``nodes``, one line."""
+        strategy = "" if self.strategy == AgentWorkload.strategy else f"{self.strategy}, "
+        return "train", f"{strategy}{self.steps} steps on {nodes} ranks"
 
     @property
     def step_s(self) -> float | None:
@@ -181,11 +197,32 @@ class ProgramWorkload:
     start: Start = "direct"
     mpiexec: str = ""
 
+    agents: ClassVar[None] = None
+    """The workload as one of the agents; None."""
+    seed: ClassVar[int] = 0
+    data: ClassVar[None] = None
+
     def __post_init__(self) -> None:
         if not self.command:
             raise UserError("expected a command: program and arguments, got none")
         if self.ranks_per_node < 1:
             raise UserError(f"ranks_per_node must be at least 1, got {self.ranks_per_node}")
+
+    @property
+    def program(self) -> ProgramWorkload:
+        """The workload as one of a program."""
+        return self
+
+    @property
+    def program_folder(self) -> str:
+        """The folder that it runs in, seen from the experiment's file."""
+        return self.folder or "."
+
+    def phase(self, nodes: int) -> tuple[str, str]:
+        """Return name and detail of the phase in which the job runs on ``nodes``, one line."""
+        bound_s = self.for_s or self.timeout_s
+        until = "" if bound_s is None else f", {'for' if self.for_s else 'at most'} {format_duration(bound_s)}"
+        return "program", f"{shlex.join(self.command)} on {nodes * self.ranks_per_node} ranks{until}"
 
     @property
     def processes_per_node(self) -> int:

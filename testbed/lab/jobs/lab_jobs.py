@@ -20,7 +20,6 @@ from testbed.core.workload import workload_layout
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload
 from testbed.errors import Interrupted, LabError, UserError
 from testbed.host import lab_nodes
-from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import runs_folder
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
@@ -124,7 +123,7 @@ class LabJobs:
                 f"lab {self._lab.name} has no training agents: it was brought up with --no-agents, torch is not"
                 " installed, or the ranks' user cannot run this Python"
             )
-        user = program_rights.of_driver(lab_nodes.driver(self._folder))
+        user = lab_nodes.driver(self._folder).own_user()
         if user is not None:
             self._refuse_folder(user)
             program_rights.refuse_files(user, program_rights.agent_files(workload))
@@ -246,12 +245,11 @@ class LabJobs:
     def _program_user(self, request: Launch, folder: Path) -> ProgramUser | None:
         """Return who a program runs as; None for root. Raises UserError, CannotStart, and what the lab refuses."""
         argv, path = request.workload.command, request.workload.environment.get("PATH")
-        contained = lab_nodes.driver(self._folder) == "containerlab"
+        driver = lab_nodes.driver(self._folder)
+        contained = driver.contained
         if request.as_root and contained:
             raise UserError("--as-root is for namespaces: in containers programs never run as root")
-        user = program_rights.in_containers(folder) if contained else program_rights.of_driver("netns", folder)
-        if request.as_root:
-            user = None
+        user = None if request.as_root else driver.launch_user(folder)
         if not contained:
             program_start.refuse_unstartable(user, argv, folder, path)
         if user is not None and not contained:
@@ -269,10 +267,8 @@ class LabJobs:
             yield f"note: /tmp is shared by all nodes, because {scratch.shared}; $TESTBED_SCRATCH is each node's own"
         if user is not None and not request.read_only:
             node = self._lab.topology.node_names[0]
-            where = scratch.place(node)
-            inside = where if isinstance(where, ContainerPlace) else None
             home = request.workload.environment.get("HOME") or scratch.home(node)
-            if unwritable := program_rights.unwritable(user, inside, scratch.working, home):
+            if unwritable := program_rights.unwritable(user, scratch.place(node), scratch.working, home):
                 yield f"note: {unwritable}"
 
     def _refuse_folder(self, user: ProgramUser, root: Path | None = None) -> None:
@@ -285,7 +281,6 @@ class LabJobs:
         """Mount ``folder`` into all nodes. Raises UserError if programs of ``user`` cannot write in it."""
         argv = request.workload.command
         place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], job=True, user=user)
-        assert isinstance(place, ContainerPlace)
         client.ask(self._folder, protocol.ShareFolder(folder=str(folder)))
         program_rights.refuse_in_container(user, place, argv, folder, read_only=request.read_only)
         program_start.refuse_unstartable_in_container(place, argv, folder)

@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from testbed.core.workload.workload import ProgramWorkload
 from testbed.errors import ProgramBarred, StorageError
-from testbed.host import lab_folder, runner, scratch
-from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host import lab_folder, scratch
 from testbed.host.drivers.containerlab import IMAGE_USER
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
-from testbed.host.lab_nodes import driver, place
+from testbed.host.lab_nodes import Place, driver, place
 from testbed.host.linux import program_user
 from testbed.host.linux.program_user import TEMPORARY, ProgramUser
 from testbed.keeper import client, protocol
@@ -51,7 +49,7 @@ class NodeScratch:
         self._lab, self._run, self._user = lab, run, user
         self._kept = workload.keep_scratch
         self.working = working
-        self._contained = driver(lab) == "containerlab"
+        self._contained = driver(lab).contained
         self._of_lab = {node: scratch.of_node(lab, node, user) for node in nodes}
         self.folders: Mapping[str, Path] = self._of_lab
         if self._kept:
@@ -78,12 +76,10 @@ class NodeScratch:
         without = self._contained and self._user and f"{self._user.uid}:{self._user.gid}" != IMAGE_USER
         return str(self._of_lab[node]) if without else ""
 
-    def place(self, node: str) -> runner.Place | ContainerPlace:
+    def place(self, node: str) -> Place:
         """Return where the program's ranks run on ``node``. Raises HostError, LabError."""
-        found = place(self._lab, node, job=True, user=self._user)
-        if isinstance(found, runner.Place) and not self.shared:
-            return replace(found, own_tmp=self._of_lab[node] / TEMPORARY)
-        return found
+        where = place(self._lab, node, job=True, user=self._user)
+        return where if self.shared else where.with_tmp(self._of_lab[node] / TEMPORARY)
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``scratch`` of the workload in run.json."""
@@ -134,9 +130,7 @@ class NodeScratch:
     def _cannot_mount(self) -> str:
         """Return why a node cannot have a /tmp of its own on this host; empty if it can: tried on one node."""
         node = next(iter(self._of_lab))
-        found = place(self._lab, node)
-        assert isinstance(found, runner.Place)
-        argv = replace(found, own_tmp=self._of_lab[node] / TEMPORARY).enter(["true"])
+        argv = place(self._lab, node).with_tmp(self._of_lab[node] / TEMPORARY).enter(["true"])
         try:
             done = subprocess.run(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_BOUND_S, cwd="/"

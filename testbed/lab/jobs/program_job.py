@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,12 @@ from testbed.core.workload import mpi_launch
 from testbed.core.workload.members import Member, members
 from testbed.core.workload.workload import ProgramWorkload
 from testbed.errors import JobFailed, LabError, TestbedError
-from testbed.host import remote_starts, runner
-from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host import lab_nodes, remote_starts, runner
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
-from testbed.host.lab_nodes import driver, netns
+from testbed.host.lab_nodes import Place, netns
 from testbed.host.linux import job_processes, namespace
 from testbed.host.linux.program_user import ProgramUser
-from testbed.host.runner import Place
 from testbed.keeper import client, protocol
 from testbed.keeper.protocol import RankState
 from testbed.lab.interruption import further_interrupts
@@ -33,8 +32,8 @@ from testbed.lab.jobs.mpi_ranks import MpiRanks
 from testbed.lab.jobs.node_scratch import NodeScratch
 from testbed.lab.jobs.process_ends import ProcessEnds
 from testbed.lab.jobs.progress_reader import Places, ProgressReader
+from testbed.lab.jobs.rank_launcher import RankProcess, start_rank
 from testbed.lab.jobs.rank_output import Echo
-from testbed.lab.jobs.rank_process import RankProcess
 from testbed.lab.jobs.rank_signals import INTERRUPT_GRACE_S, RankSignals
 from testbed.lab.jobs.reported_steps import Limits, ReportedSteps
 from testbed.lab.jobs.running_job import BY_USER, RunningJob
@@ -84,7 +83,7 @@ class ProgramJob(RunningJob):
         self.members = members(topology, workload.processes_per_node)
         self._lab, self._topology, self._run, self._user, self._port = lab, topology, run, user, port
         self._echo, self._echo_error, self._concluded = echo, echo_error or echo, concluded
-        self._scratch = scratch
+        self._scratch, self._contained = scratch, lab_nodes.driver(lab).contained
         self._shortage = ""
         self._files = SameFiles(lab, topology.node_names, scratch.working)
         self._ends = ProcessEnds(lab)
@@ -325,20 +324,19 @@ class ProgramJob(RunningJob):
             lambda node: netns(self._lab, node),
         )
 
-    def _variables(self, member: Member, where: Place | ContainerPlace) -> dict[str, str]:
-        contained = isinstance(where, ContainerPlace)
+    def _variables(self, member: Member, where: Place) -> dict[str, str]:
         own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}"), **self._scratch.variables(member.node)}
         own[remote_starts.VARIABLE] = self._rsh
         own[job_processes.VARIABLE] = job_processes.mark(self._lab.name, self.id)
-        if self._user and contained:
+        if self._user and self._contained:
             own |= {"USER": self._user.name, "LOGNAME": self._user.name}
         if home := self._scratch.home(member.node):
             own["HOME"] = home
         own |= self._progress.variables(member)
         if self._stdbuf is None:
             self._stdbuf = reporting.stdbuf(where)
-        theirs = {**({} if contained else os.environ), **self.workload.environment}
-        own |= reporting.variables(contained, self._python, theirs, self._stdbuf)
+        theirs = {**where.inherited(), **self.workload.environment}
+        own |= reporting.variables(self._contained, self._python, theirs, self._stdbuf)
         own |= {key: value for key, value in self.workload.environment.items() if key != "PYTHONPATH"}
         if self.workload.start == "per-node":
             each = self.workload.ranks_per_node
@@ -348,12 +346,9 @@ class ProgramJob(RunningJob):
     def _start_rank(self, member: Member) -> None:
         where = self._scratch.place(member.node)
         variables = self._variables(member, where)
-        if isinstance(where, ContainerPlace):
-            line = where.enter(self.workload.command, self._scratch.working, variables, framed=True)
-        else:
-            line = where.enter(self.workload.command, self._scratch.working, variables)
         self._began_t[member.rank] = time.monotonic()
-        child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
+        stdin = subprocess.PIPE if where.watched else subprocess.DEVNULL
+        child = start_rank(where, self.workload.command, self._scratch.working, variables, framed=True, stdin=stdin)
         self._children[member.rank] = child
         self._files.add(child.pid, member.node)
         self._signals.children[member.rank] = child
@@ -367,15 +362,15 @@ class ProgramJob(RunningJob):
     def _start_by_mpiexec(self) -> None:
         """Start all ranks by the mpiexec of the program's MPI."""
         folder = self._scratch.working
-        places = {it.node: self._scratch.place(it.node) for it in self.members}
+        places = {member.node: self._scratch.place(member.node) for member in self.members}
         client.ask(self._lab, protocol.ShareFolder(folder=str(folder), management=True))
         found = mpi_ranks.find(self._lab, self._user, self.workload.command, folder, self.workload.mpiexec)
         if caution := mpi_launch.caution(found):
             self._tell(f"[mpiexec] note: {caution}")
-        environments = {it.rank: self._variables(it, places[it.node]) for it in self.members}
+        environments = {member.rank: self._variables(member, places[member.node]) for member in self.members}
         began_t = time.monotonic()
         self._mpi = MpiRanks(
-            self._lab, self._topology, places, self.members, self.workload.command, environments, found, self._user,
+            self._lab, self._topology, places, self.workload.command, environments, found, self._user,
             folder,
         )  # fmt: skip
         self._signals.children[0] = self._mpi.launcher
@@ -423,8 +418,7 @@ class ProgramJob(RunningJob):
         """Make a folder for the files of each rank, which its program can write."""
         user = self._user
         self._run.admit((user.uid, user.gid) if user else (0, 0), len(self.members), records=False)
-        if driver(self._lab) == "containerlab":
-            client.ask(self._lab, protocol.ShareFolder(folder=str(self._run.ranks)))
+        client.ask(self._lab, protocol.ShareFolder(folder=str(self._run.ranks)))
 
     def _follow(self) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import IO, Final, TypeAlias
 from testbed.errors import StorageError
 from testbed.host.files.store import RunDirectory
 from testbed.lab.jobs.progress_output import StreamLines
-from testbed.lab.jobs.rank_process import RankProcess
+from testbed.lab.jobs.rank_launcher import RankProcess
 
 __all__ = ["Echo", "copy"]
 

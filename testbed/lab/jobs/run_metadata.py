@@ -65,7 +65,7 @@ def begin(
             "expectations": [],
             "workload": dict(workload or {}),
             "validity": [finding.to_dict() for finding in validity_of(topology)],
-            "driver": lab_nodes.driver(lab),
+            "driver": lab_nodes.driver(lab).name,
             "driver_why": chosen.get("driver_why", ""),
             "emulator": emulator,
             "emulator_why": chosen.get("emulator_why", ""),

@@ -23,7 +23,6 @@ from testbed.core.report import answers
 from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared, way_of_run
 from testbed.core.topology.model import Topology
 from testbed.core.workload.strategy_section import list_of_words
-from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import FileMistakes, Finding, Interrupted, JobFailed, LabError, TestbedError, UserError
 from testbed.host import fork_server as agent_host
 from testbed.host import strategy_packages
@@ -196,8 +195,7 @@ def plan_runs(
     strategy_packages.register()
     steps, seed = options.get("steps"), options.get("seed")
     experiment, topology = _read(what, options.get("set"), inject, steps)
-    workload = experiment.workload
-    if not isinstance(workload, AgentWorkload):
+    if (workload := experiment.workload.agents) is None:
         raise UserError(f"{what} runs a command, whose way of training is its own; name one that the agents train")
     total = workload.steps if steps is None else steps
     every = -(-total // evaluations) if evaluations else 0

@@ -74,7 +74,7 @@ def prepare(
     words = {key: options[key] for key in _WORDS if options.get(key) is not None}
     try:
         experiment, topology = read_before or read(what, overrides)
-        if isinstance(experiment.workload, ProgramWorkload):
+        if experiment.workload.program is not None:
             _refuse_options(experiment, options, words)
         planned = fault_schedule.plan(experiment, topology, steps, seed) if faults is None else faults
     except FileMistakes:
@@ -84,10 +84,11 @@ def prepare(
         raise
     workload: Workload
     notes: tuple[str, ...] = ()
-    if isinstance(experiment.workload, ProgramWorkload):
-        workload = _program(experiment.workload, experiment.source, planned)
+    if (program := experiment.workload.program) is not None:
+        workload = _program(program, experiment.source, planned)
     else:
-        workload = _agents(experiment.workload, options, words)
+        assert experiment.workload.agents is not None
+        workload = _agents(experiment.workload.agents, options, words)
         notes = _of_compute(words, experiment, workload, topology)
         experiment, unjudged = _judgeable(experiment, workload)
         notes += unjudged

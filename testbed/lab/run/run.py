@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +28,8 @@ from testbed.core.report import answers
 from testbed.core.report.document import Report
 from testbed.core.report.measured import judged
 from testbed.core.topology.survey import validity_of
-from testbed.core.units import format_duration, format_number
-from testbed.core.workload.workload import AgentWorkload, Workload
+from testbed.core.units import format_number
+from testbed.core.workload.workload import Workload
 from testbed.errors import Interrupted, LabError, TestbedError
 from testbed.host import fork_server as agent_host
 from testbed.host import lab_folder
@@ -104,7 +103,7 @@ def run(
     topology, planned, workload = prepared.topology, prepared.planned, prepared.workload
     lab_options["strict"] = lab_options.get("strict", False) or prepared.experiment.strict
     admission.refuse_both(lab_options["strict"], lab_options.get("allow_uncertified", False))
-    agents = isinstance(workload, AgentWorkload)
+    agents = workload.agents is not None
     if agents and (why := agent_host.missing()):
         raise LabError(f"a run needs training agents: {why}")
     root = runs_folder.ready(runs)
@@ -133,11 +132,11 @@ def run_in(lab: Lab, what: str, prepared: Prepared, run_directory: RunDirectory,
 
 def job_access(workload: Workload, root: Path) -> deploy.Access:
     """Return what the programs of a job read and write; ``root``: the folder of its run directory."""
-    if isinstance(workload, AgentWorkload):
-        return deploy.Access(root, program_rights.agent_files(workload))
-    assert workload.folder is not None
-    path = workload.environment.get("PATH")
-    return deploy.Access(root, program=workload.command, working=Path(workload.folder), search=path)
+    if (program := workload.program) is not None:
+        path = program.environment.get("PATH")
+        return deploy.Access(root, program=program.command, working=Path(program.program_folder), search=path)
+    assert workload.agents is not None
+    return deploy.Access(root, program_rights.agent_files(workload.agents))
 
 
 def _show(prepared: Prepared, overrides: Mapping[str, object] | None) -> str:
@@ -173,12 +172,13 @@ def train_in(lab: Lab, prepared: Prepared, run_directory: RunDirectory, progress
     monitor = Monitor(experiment.hypothesis, teller(run_directory, progress))
     live: LiveMetrics | None = None
     try:
-        progress.phase(*_phase(prepared.workload, len(topology.node_names)))
+        progress.phase(*prepared.workload.phase(len(topology.node_names)))
         job = lab.start(prepared.workload, own_run=False, read_only=True, note=progress.note)
         assert lab.recorder is not None
         folder = lab_folder.folder(lab.name)
         live = LiveMetrics(topology, job, lab.recorder)
-        say_prediction(prepared.workload, topology, lab, job, run_directory, progress)
+        if (agents := prepared.workload.agents) is not None:
+            say_prediction(agents, topology, lab, job, run_directory, progress)
         with FaultPlayer(folder, prepared.planned) as player:
             Follower(job, live, lab.recorder, player, monitor, progress).follow()
     except (KeyboardInterrupt, Interrupted) as error:
@@ -197,15 +197,6 @@ def train_in(lab: Lab, prepared: Prepared, run_directory: RunDirectory, progress
     if interrupted is not None:
         raise Interrupted(f"interrupted; the measurements are in {run_directory.path}") from interrupted
     return RunOutcome(report, run_directory.path, answers.EXIT_CODES[report.verdict])
-
-
-def _phase(workload: Workload, nodes: int) -> tuple[str, str]:
-    if isinstance(workload, AgentWorkload):
-        by = "" if workload.strategy == AgentWorkload.strategy else f"{workload.strategy}, "
-        return "train", f"{by}{workload.steps} steps on {nodes} ranks"
-    bound = workload.for_s or workload.timeout_s
-    until = "" if bound is None else f", {'for' if workload.for_s else 'at most'} {format_duration(bound)}"
-    return "program", f"{shlex.join(workload.command)} on {nodes * workload.ranks_per_node} ranks{until}"
 
 
 def _conclude(

@@ -48,9 +48,9 @@ from testbed.errors import (
 )
 from testbed.host import collective_libraries, lab_folder, lab_nodes, lab_owner
 from testbed.host.drivers import images
-from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import catalog, runs_folder, store, validations
 from testbed.host.files.store import RunDirectory
+from testbed.host.lab_nodes import Driver
 from testbed.host.linux import invocation
 from testbed.keeper import client, protocol
 from testbed.lab import deploy, program_rights
@@ -234,12 +234,11 @@ class _Validating:
 
     def _lacking(self, library: Library) -> str:
         """Return why a library cannot be validated in this lab, and the fix; empty if it can."""
-        if lab_nodes.driver(self._folder) != "containerlab":
+        if not lab_nodes.driver(self._folder).contained:
             return collective_libraries.why_not(library)
         if library.needs_gpu and (why := collective_libraries.gpu_missing()):
             return why
         place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], job=True)
-        assert isinstance(place, ContainerPlace)
         missing = collective_libraries.lacking_inside(library, place.speak)
         build = images.build_command("--with", "validate")
         fix = f"build an image that has them with: {build}, or use --driver netns"
@@ -259,7 +258,7 @@ class _Validating:
         validation = Validation(
             suite=self._suite,
             topology=self._lab.topology.name,
-            driver=lab_nodes.driver(self._folder),
+            driver=lab_nodes.driver(self._folder).name,
             emulator=emulator,
             certified=sure,
             started_unix_s=self._began_unix_s,
@@ -314,9 +313,9 @@ def _own_files(libraries: Sequence[Library]) -> tuple[Path, ...]:
     return tuple(it for it in paths if it.is_absolute() and it.is_file())
 
 
-def _refuse_barred(driver: str, root: Path, files: Sequence[Path]) -> None:
+def _refuse_barred(driver: Driver, root: Path, files: Sequence[Path]) -> None:
     """Raise UserError for what the libraries' user cannot read or write."""
-    if (user := program_rights.of_driver(driver)) is not None:
+    if (user := driver.own_user()) is not None:
         program_rights.refuse_python(user)
         program_rights.refuse_folder(user, root)
         program_rights.refuse_files(user, files)
