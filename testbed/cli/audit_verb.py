@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from testbed.core.analysis.cut_impact import CutImpact
     from testbed.core.shared_risk.advice import Finding
     from testbed.core.shared_risk.audit import Audit, DuctCut, PairRisk
-    from testbed.lab.measured_audit import Measured
+    from testbed.lab.run.measured_audit import Measured
 
 MOST_ROWS = 12
 _STYLES = {
@@ -84,7 +84,7 @@ def audit(
         _show(found, findings, wanted.scale)
     measured = None
     if measure:
-        from testbed.lab import measured_audit as lab
+        from testbed.lab.run import measured_audit as lab
 
         with console.progress() as progress:
             measured = lab.measure(

@@ -82,8 +82,7 @@ def train(
     from testbed.core.workload import workload_layout, workload_words
     from testbed.core.workload.workload import AgentWorkload
     from testbed.host import strategy_packages
-    from testbed.lab.jobs.declared_notes import declared_notes
-    from testbed.lab.jobs.placement_notes import placement_notes
+    from testbed.lab.jobs.workload_notes import declared_notes, placement_notes
 
     strategy_packages.register()
     described = workload_words.changed(AgentWorkload(steps, seed), strategy, compute, model, noise)

@@ -26,8 +26,7 @@ from testbed.host.linux.scheduling import realtime_priority, use_realtime_priori
 from testbed.host.measure.packet_trains import CAPACITY_BPS
 from testbed.host.measure.probing import Probe, ProbePath, rounds
 from testbed.host.measure.rate_trains import SHORTEST, Passage, Train, send_trains
-from testbed.lab.packet_log import PacketLog, monotonic_offset_s
-from testbed.lab.starvation import tries
+from testbed.lab.packet_log import PacketLog, monotonic_offset_s, tries
 
 __all__ = ["measure_fabrics"]
 

@@ -37,10 +37,9 @@ from testbed.host.linux.scheduling import realtime_priority
 from testbed.host.measure import packet_trains
 from testbed.host.measure.probing import Arrival, Echo, Probe, ProbePath, Prober, rounds
 from testbed.keeper import client, protocol
-from testbed.lab import emulator_counters
-from testbed.lab.packet_log import PacketLog, split_by_host
+from testbed.lab import packet_log
+from testbed.lab.packet_log import PacketLog, split_by_host, tries
 from testbed.lab.rate_measurement import RateSample, longest_s, measure_rates
-from testbed.lab.starvation import tries
 
 __all__ = ["FAST", "RESOLVING_S", "SETTLE_S", "THOROUGH", "Effort", "Measuring", "Tell", "longest_s", "probe_paths"]
 
@@ -156,10 +155,10 @@ class Measuring:
             whole = {link.name for link in self._topology.links if across.keys() >= set(link.directions)}
             trips = [across[it.name].path if it.name.partition(":")[0] in whole else it for it in paths]
             echoes, no_echoes = self._echoes(opened, trips, bare, inside)
-            before = emulator_counters.read(self._lab)
+            before = packet_log.read_counters(self._lab)
             delays, load, noise = self._delays(small, echoes, across)
             streams = self._streams(probes, delays)
-            after = emulator_counters.read(self._lab)
+            after = packet_log.read_counters(self._lab)
             reached = [path.name for path in paths if delays[path.name].arrived]
             rates = measure_rates(self._lab, self._topology, probes, reached, self._effort.train_s, self._tell)
         links = []

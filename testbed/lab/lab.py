@@ -36,7 +36,7 @@ from testbed.lab.capture import Capture
 from testbed.lab.fiber_status import FiberStatus
 from testbed.lab.injected_fault import Fault, LabFaults
 from testbed.lab.job_status import JobStatus
-from testbed.lab.jobs import job_logs
+from testbed.lab.jobs import attached_job
 from testbed.lab.jobs.attached_job import AttachedJob
 from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.job_claim import JobClaim
@@ -211,7 +211,7 @@ class Lab:
         job's run, until it ends; without ``what``, of all its ranks.
         """
         if job is not None:
-            yield from job_logs.lines(self._folder, self.topology, job, what, follow)
+            yield from attached_job.output_lines(self._folder, self.topology, job, what, follow)
             return
         own = None if self.run_directory is None else self.run_directory.path
         yield from lab_logs.lines(self._folder, self.topology, what, follow, own)

@@ -14,7 +14,7 @@ from testbed.errors import StorageError, UnknownName, UserError
 from testbed.host import lab_owner
 from testbed.host.files import beneath, runs_folder, store
 from testbed.host.lab_folder import LabFolder
-from testbed.lab.log_tail import LogTail
+from testbed.lab.job_output import LogTail
 
 __all__ = ["lines", "note_run"]
 

@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from testbed.core.topology.model import Topology
 from testbed.errors import Interrupted, JobFailed, LabError, TestbedError, UnknownName
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import client, protocol
 from testbed.keeper.protocol import JobRecord, RankState
-from testbed.lab import job_status
+from testbed.lab import job_output, job_status
 from testbed.lab.job_status import JobStatus
+from testbed.lab.jobs.reported_steps import StepTail
 from testbed.lab.jobs.running_job import RunningJob
-from testbed.lab.jobs.step_tail import StepTail
 
-__all__ = ["BY_STOP", "AttachedJob"]
+__all__ = ["BY_STOP", "AttachedJob", "output_lines"]
+
+
+def output_lines(lab: LabFolder, topology: Topology, job: str, what: str | None, follow: bool) -> Iterator[str]:
+    """Yield the lines of all ranks of a job, each after its rank, or those of the node or rank ``what``.
+
+    ``follow``: until the job has ended. Raises UnknownName, LabError.
+    """
+    found = AttachedJob(lab, job)
+    run = found.run
+    if run is None:
+        return
+    ranks = None if what is None else _ranks(run, topology, what)
+    if ranks is None or len(ranks) == 1:
+        yield from job_output.lines(run, ranks[0] if ranks else None, found.over, follow=follow)
+        return
+    for line in job_output.lines(run, None, found.over, follow=follow):
+        if int(line[len("[rank ") : line.index("]")]) in ranks:
+            yield line
+
+
+def _ranks(run: Path, topology: Topology, what: str) -> list[int]:
+    """Return the ranks that a node, ``3`` or ``rank-3`` names: a node may have several. Raises UnknownName."""
+    nodes = list(topology.node_names)
+    try:
+        members = json.loads((run / "run.json").read_text())["workload"]["members"]
+        nodes = [str(it["node"]) for it in sorted(members, key=lambda it: it["rank"])]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # a job of the agents, which has one rank on each node
+    if what in nodes:
+        return [rank for rank, node in enumerate(nodes) if node == what]
+    number = what.removeprefix("rank-").removeprefix("rank ")
+    if number.isdecimal() and int(number) < len(nodes):
+        return [int(number)]
+    raise UnknownName("node or rank", what, [*dict.fromkeys(nodes), *map(str, range(len(nodes)))])
+
 
 BY_STOP: Final = "stopped by `stop`"
 

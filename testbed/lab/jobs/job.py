@@ -19,8 +19,8 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper.protocol import RankState
 from testbed.lab.jobs.attempts import Attempts
+from testbed.lab.jobs.reported_steps import StepTail
 from testbed.lab.jobs.running_job import POLL_S, JobOutcome, RunningJob
-from testbed.lab.jobs.step_tail import StepTail
 
 ABOUT_S: Final = 0.08
 """A step's compute where it is real: idle times of its operations depend little on it."""

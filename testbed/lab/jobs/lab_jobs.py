@@ -26,8 +26,8 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper import client, protocol
-from testbed.lab import lab_logs, program_rights, program_start
-from testbed.lab.jobs import master_port, run_metadata
+from testbed.lab import lab_logs, program_rights
+from testbed.lab.jobs import rank_environment, run_metadata
 from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.job_claim import JobClaim, outcome_of_error
 from testbed.lab.jobs.job_run import JobRun
@@ -141,7 +141,7 @@ class LabJobs:
                 workload,
                 directory.ranks,
                 claim.id,
-                master_port.free(self._folder, nodes[0]),
+                rank_environment.free_port(self._folder, nodes[0]),
                 note=lambda attempts: run_metadata.amend(directory, attempts=attempts),
                 user=user,
                 concluded=run.job_ended,
@@ -160,7 +160,7 @@ class LabJobs:
                 request.tell(runs_folder.note(directory.path, request.directory))
             lab_nodes.pin(self._folder, topology.node_names, directory.path)
             run_metadata.amend(directory, program_user=user.to_dict() if user else None)
-            port = master_port.free(self._folder, topology.node_names[0])
+            port = rank_environment.free_port(self._folder, topology.node_names[0])
             run.record(Recorder(self._folder, topology, directory, program=True))
             scratch = NodeScratch(self._folder, topology.node_names, directory, workload, folder, user)
             if request.note is not None:
@@ -251,7 +251,7 @@ class LabJobs:
             raise UserError("--as-root is for namespaces: in containers programs never run as root")
         user = None if request.as_root else driver.launch_user(folder)
         if not contained:
-            program_start.refuse_unstartable(user, argv, folder, path)
+            program_rights.refuse_unstartable(user, argv, folder, path)
         if user is not None and not contained:
             program_rights.refuse_program(user, argv, folder)
             self._refuse_folder(user, request.directory)
@@ -283,7 +283,7 @@ class LabJobs:
         place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], job=True, user=user)
         client.ask(self._folder, protocol.ShareFolder(folder=str(folder)))
         program_rights.refuse_in_container(user, place, argv, folder, read_only=request.read_only)
-        program_start.refuse_unstartable_in_container(place, argv, folder)
+        program_rights.refuse_unstartable_in_container(place, argv, folder)
 
     def _refuse_powerless(self) -> None:
         """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""

@@ -17,8 +17,7 @@ from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workl
 from testbed.errors import FileMistakes, UserError
 from testbed.host.files import catalog
 from testbed.host.linux import invocation
-from testbed.lab.jobs.declared_notes import declared_notes
-from testbed.lab.jobs.placement_notes import placement_notes
+from testbed.lab.jobs.workload_notes import declared_notes, placement_notes
 
 __all__ = ["JobOptions", "Prepared", "has_bypass", "prepare", "read"]
 

@@ -56,7 +56,7 @@ from testbed.keeper import client, protocol
 from testbed.lab import deploy, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
-from testbed.lab.jobs.stall_recorder import StallRecorder
+from testbed.lab.jobs.recorder import StallRecorder
 from testbed.lab.lab import Lab
 from testbed.lab.own_lab import LabOptions, held, own_lab
 from testbed.lab.progress import Progress, Silent, Unbreakable

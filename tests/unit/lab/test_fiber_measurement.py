@@ -72,7 +72,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         protocol.RecordPackets: {"supported": False, "packets": [], "lost": 0},
     }
     monkeypatch.setattr(fiber_measurement.client, "ask", lambda _, request: answers[type(request)])
-    monkeypatch.setattr(fiber_measurement.emulator_counters, "read", lambda _: {})
+    monkeypatch.setattr(fiber_measurement.packet_log, "read_counters", lambda _: {})
     monkeypatch.setattr(fiber_measurement, "probe_paths", lambda *_: map(_path, sorted(hello["taken_off_s"])))
     for name in ("Probe", "Echo"):
         monkeypatch.setattr(fiber_measurement, name, Opened)
