@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import numbered
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 
 HERE = Path(__file__).resolve().parent
 PORT, LOAD_PORT = 7600, 7700
@@ -103,12 +103,12 @@ class Bed:
             lines = [f"addr add {address(path, side)}/24 dev via{path}\nlink set via{path} up" for path in wanted]
             run("ip", "-n", host, "-batch", "-", text="\n".join(lines) + "\n")
 
-    def directions(self, impairments: dict[int, Impairment]) -> list[Direction]:
+    def directions(self, impairments: dict[int, Impairment]) -> list[EmulatedDirection]:
         """Return both directions of each fiber, toward b first."""
         found = []
         for path, it in impairments.items():
             ends = (f"p{path}-a", f"p{path}-b")
-            found += [Direction(f"p{path}:b", *ends, it), Direction(f"p{path}:a", *ends[::-1], it)]
+            found += [EmulatedDirection(f"p{path}:b", *ends, it), EmulatedDirection(f"p{path}:a", *ends[::-1], it)]
         return found
 
     def redirect(self, path: int, rate_bps: float = 0.0) -> None:

@@ -35,7 +35,7 @@ from benchmarks.lab_vs_mininet import BOUND_S, TESTBED
 from testbed.core.topology.model import topology_to_dict
 from testbed.host import lab_folder
 from testbed.host.files.store import RunDirectory
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.jobs.recorder import Recorder
 
 TOPOLOGIES = {"metro-40km": ("metro-40km", 8), "8 × 4": (str(ROOT / "benchmarks" / "ring-8x4.yaml"), 4)}
@@ -137,7 +137,7 @@ def at_rest(driver: str) -> dict[str, float]:
         os.environ |= {"TESTBED_STATE": f"{name}/state", "TESTBED_RUNS": f"{name}/runs"}
         with testbed.up("metro-40km", name=f"bench{os.getpid()}", driver=driver, allow_uncertified=True) as lab:
             folder = lab_folder.folder(lab.name)
-            hello = client.ask(folder, protocol.Hello())
+            hello = client.keeper(folder).hello()
             run_directory = RunDirectory.create(Path(name, "runs"), lab.name)
             run_directory.write_json("topology.json", topology_to_dict(lab.topology))
             found: dict[str, float] = {}

@@ -7,7 +7,6 @@ import cProfile
 import os
 import pstats
 import sys
-import threading
 import time
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -19,8 +18,8 @@ from testbed_agents.bucketed_gradients import FULL_ENOUGH, LEAST_BUCKET_BYTES
 from testbed_agents.metrics import RankMetrics
 from testbed_agents.model import GPT, Shape
 from testbed_agents.records import Records
-from testbed_agents.train import train
-from testbed_agents.training_job import Job, Seat
+from testbed_agents.train import Trainer
+from testbed_agents.training_job import Control, Job, Seat
 
 from benchmarks import bare_training
 from benchmarks.cost_place import METRICS_PORT, WARM_UP, Place
@@ -83,8 +82,8 @@ def job(
     seat = Seat(rank, places[rank].site, places[rank].site)
     if words.profile and rank == 0:
         profile = cProfile.Profile(time.thread_time)
-        outcome = profile.runcall(train, its, seat, records, metrics, threading.Event())
+        outcome = profile.runcall(Trainer(its, seat, records, metrics, Control()).run)
         pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(45)
     else:
-        outcome = train(its, seat, records, metrics, threading.Event())
+        outcome = Trainer(its, seat, records, metrics, Control()).run()
     return {"steps": metrics.steps, "parameters": outcome.fingerprint}

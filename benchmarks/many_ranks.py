@@ -16,7 +16,7 @@ from typing import Any
 import testbed
 from benchmarks.common import command, shape
 from testbed.errors import TestbedError
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 
 SITES, NODES = 8, 8
 COMPUTE, STEPS = "1s", 20
@@ -29,7 +29,7 @@ def measure(quick: bool) -> dict[str, Any]:
         began = time.monotonic()
         with testbed.up(shape(SITES, NODES), name="many", allow_uncertified=True) as lab:
             up_s = time.monotonic() - began
-            pids = [rank["pid"] for rank in client.ask(lab._folder, protocol.Ranks())]
+            pids = [rank["pid"] for rank in client.keeper(lab._folder).ranks()]
             idle = [pss_bytes(pid) for pid in pids if pid]
             forked = _parent(pids[0])
             found = {
@@ -49,7 +49,7 @@ def _one(lab: Any, way: str, pids: list[int], folder: Path) -> dict[str, Any]:
     try:
         job = lab.train(steps=STEPS, strategy=way, compute=COMPUTE, checkpoint_every=0)
         job.wait_for(step=STEPS // 2, timeout=180)
-        pids = [rank["pid"] for rank in client.ask(lab._folder, protocol.Ranks())]
+        pids = [rank["pid"] for rank in client.keeper(lab._folder).ranks()]
         training = [pss_bytes(pid) for pid in pids if pid]
         job.wait(240.0)
         lab.report()

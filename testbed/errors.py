@@ -97,13 +97,13 @@ class FileMistakes(UserError):
         super().__init__("\n".join(str(finding) for finding in self.findings))
 
 
-def _closest(name: str, known: Sequence[str]) -> list[str]:
+def _closest(name: str, candidates: Sequence[str]) -> list[str]:
     """Return up to three of ``known`` that are about as similar to ``name`` as the most similar one; upper and lower
     case are alike."""
-    lower = {it.lower(): it for it in reversed(known)}
-    found = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.55)
-    alike = [difflib.SequenceMatcher(None, it, name.lower()).ratio() for it in found]
-    return [lower[it] for it, ratio in zip(found, alike, strict=True) if ratio > alike[0] - 0.1]
+    lower = {candidate.lower(): candidate for candidate in reversed(candidates)}
+    matches = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.55)
+    alike = [difflib.SequenceMatcher(None, match, name.lower()).ratio() for match in matches]
+    return [lower[match] for match, ratio in zip(matches, alike, strict=True) if ratio > alike[0] - 0.1]
 
 
 _LONGEST_NAME = 64
@@ -117,9 +117,13 @@ class UnknownName(UserError):
     a path is shown whole.
     """
 
-    def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
-        self.what, self.name, self.known = what, name, tuple(dict.fromkeys(known))
-        fit = [it for it in self.known if it.isprintable() and (len(it) <= _LONGEST_NAME or "/" in it)]
+    def __init__(self, what: str, name: str, available: Iterable[str] = ()) -> None:
+        self.what, self.name, self.known = what, name, tuple(dict.fromkeys(available))
+        fit = [
+            candidate
+            for candidate in self.known
+            if candidate.isprintable() and (len(candidate) <= _LONGEST_NAME or "/" in candidate)
+        ]
         near = _closest(name, fit)
         printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
         if len(printable) > _LONGEST_NAME and "/" not in printable:
@@ -131,8 +135,8 @@ class UnknownName(UserError):
             self.hint = f"did you mean {' or '.join(near)}?"
             message = f"{message}; {self.hint}"
         elif fit:
-            more = ", …" if len(fit) > _MOST_AVAILABLE else ""
-            self.hint = f"available: {', '.join(fit[:_MOST_AVAILABLE])}{more}"
+            ellipsis = ", …" if len(fit) > _MOST_AVAILABLE else ""
+            self.hint = f"available: {', '.join(fit[:_MOST_AVAILABLE])}{ellipsis}"
             message = f"{message} ({self.hint})"
         super().__init__(message)
 
@@ -244,5 +248,7 @@ def raise_all(failures: Sequence[Exception]) -> None:
     if len(failures) == 1:
         raise failures[0]
     # One cause, such as a full disk, makes many fail with the same words.
-    words = dict.fromkeys(str(it) if isinstance(it, TestbedError) else repr(it) for it in failures)
-    raise HostError("; ".join(words)) from failures[0]
+    messages = dict.fromkeys(
+        str(failure) if isinstance(failure, TestbedError) else repr(failure) for failure in failures
+    )
+    raise HostError("; ".join(messages)) from failures[0]

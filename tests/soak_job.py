@@ -29,7 +29,7 @@ from testbed.errors import HostError
 from testbed.host import lab_folder
 from testbed.host.files import catalog
 from testbed.host.linux import cgroup
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.run.fault_player import FaultPlayer
 
 SEGMENT_S = 60.0
@@ -169,9 +169,7 @@ def main(folder: Path, name: str, seed: int, seconds: float) -> None:
         job.stop()
         while not job.over():
             time.sleep(0.1)
-        standing = [
-            it["type"] for it in client.ask(lab_folder.folder(name), protocol.Faults()) if it["ended_t"] is None
-        ]
+        standing = [it["type"] for it in client.keeper(lab_folder.folder(name)).faults() if it["ended_t"] is None]
         say("stopped", step=job.step, attempt=job.attempt, standing=standing)
         report = lab.report()
         say(

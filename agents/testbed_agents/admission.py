@@ -58,7 +58,7 @@ class Admission:
         """All go on, from the versions that they hold; return the sites that must first adopt the newest version."""
         versions, fresh = dict(held), []
         while not _feasible(
-            [it for it in versions.values() for _ in range(self.window + 1)], self.version, self.staleness
+            [version for version in versions.values() for _ in range(self.window + 1)], self.version, self.staleness
         ):
             oldest = min(versions, key=lambda name: (versions[name], name))
             versions[oldest] = self.version

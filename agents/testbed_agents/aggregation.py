@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from testbed_agents import watched, work_beside
+from testbed_agents import background_work, watched
 from testbed_agents.exchange import Exchange
 
 __all__ = ["begin_sum_at", "rank_at"]
@@ -91,9 +91,9 @@ class _Aggregated(Exchange):
             except BaseException as error:
                 self._error = error
             finally:
-                work_beside.end()
+                background_work.end()
 
-        work_beside.begin()
+        background_work.begin()
         self._thread = _LAST[group] = threading.Thread(target=add, name="aggregator", daemon=True)
         self._thread.start()
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from testbed_agents.admission import Admission
+from testbed_agents.checksums import crc32
 from testbed_agents.delayed_nesterov import DelayedNesterov
-from testbed_agents.failpoints import failpoint
-from testbed_agents.operation_log import crc32
+from testbed_agents.hooks import Hooks
 from testbed_agents.outer_server import OuterServer, as_floats
 from testbed_agents.parcels import Note
 
@@ -22,9 +22,15 @@ class AsyncServer(OuterServer):
     """Applies pushes one by one as they come, as far as ``admission`` lets it."""
 
     def __init__(
-        self, sites: Sequence[str], lead: bool, optimizer: DelayedNesterov, admission: Admission, by_tokens: bool
+        self,
+        sites: Sequence[str],
+        lead: bool,
+        hooks: Hooks,
+        optimizer: DelayedNesterov,
+        admission: Admission,
+        by_tokens: bool,
     ) -> None:
-        super().__init__(sites, lead)
+        super().__init__(sites, lead, hooks)
         self._optimizer, self._admission, self._by_tokens = optimizer, admission, by_tokens
         self._pushed: dict[tuple[str, int], tuple[Note, Tensor]] = {}
         self._pending: list[tuple[str, Note]] = []
@@ -81,7 +87,7 @@ class AsyncServer(OuterServer):
     def apply(self, order: Note) -> None:
         site, version = order["site"], order["version"]
         note, delta = self._pushed.pop((site, order["push"]))
-        if not failpoint("lost-version"):
+        if not self.hooks.failpoint("lost-version"):
             lines = self._optimizer.step(delta if order["weight"] == 1.0 else delta * order["weight"])
             self.log += [{"what": "outer", "line": line} for line in lines]
         self._admission.version = version

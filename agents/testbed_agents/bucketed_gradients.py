@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from testbed_agents.strategies.strategy import Context
-from testbed_agents.watched import WatchedGroup, unobserved
+from testbed_agents.watched import WatchedGroup
 
 Reduced = torch.futures.Future[Tensor]
 Reduce = Callable[[Tensor], Reduced]
@@ -45,7 +45,7 @@ class BucketedGradients:
         # A declared model is cut as often as at full scale, so that as many delays follow one another as there.
         least = 0 if getattr(module, "declared", False) else min(payload, LEAST_BUCKET_BYTES)
         size_mib = max(FULL_ENOUGH * payload / buckets, least) / 2**20
-        with unobserved():  # torch 2.4 broadcasts the parameters, which are equal already
+        with context.groups.hooks.unobserved():  # torch 2.4 broadcasts the parameters, which are equal already
             self.wrapped = DistributedDataParallel(module, process_group=group, bucket_cap_mb=size_mib, **_NO_SYNC)
         self.wrapped.register_comm_hook(self, BucketedGradients._hook)
 

@@ -23,8 +23,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from testbed_agents.checksums import crc32, elements
 from testbed_agents.evidence import Evidence
-from testbed_agents.operation_log import OperationLog, crc32, elements
+from testbed_agents.operation_log import OperationLog
 from testbed_agents.records import Records
 
 __all__ = ["EVERY", "Checks", "Fingerprinted", "drawn", "optimizer_steps"]
@@ -100,7 +101,7 @@ class Checks:
         self.operations.begin(first - 1, False)
         self.evidence = Evidence(records, seed, lambda: self.operations.step)
         self._traces = _Traces(seed)
-        found = self._fingerprints()
+        fingerprints = self._fingerprints()
         records.write(
             "begin",
             t=time.monotonic(),
@@ -108,8 +109,8 @@ class Checks:
             world_size=world_size,
             step=first - 1,
             hang_s=self._hang_s,
-            parameters=found.get("parameters") or "+".join(found.values()),
-            fingerprints=found,
+            parameters=fingerprints.get("parameters") or "+".join(fingerprints.values()),
+            fingerprints=fingerprints,
             optimizer_steps=optimizer_steps(optimizer),
             **self._outer(),
         )
@@ -137,8 +138,8 @@ class Checks:
         self._write("step", last=False, before=self._before, after=after, optimizer_steps=self._steps())
 
     def finishing(self) -> None:
-        """Begin what follows the last step: an attempt that is stopped ends with an exchange. It counts as of the step
-        after, because the twin says what belongs to a step."""
+        """Begin what follows the last step: an attempt that is stopped ends with an exchange. It is recorded with the
+        next step number, because the twin defines the operations of each step."""
         self.operations.begin(self.operations.step + 1, False)
 
     def finished(self) -> None:
@@ -155,7 +156,7 @@ class Checks:
             if operations:
                 self._write_groups(groups)
                 self._records.write("unfinished", t=time.monotonic(), step=self.operations.step, operations=operations)
-        except Exception:  # a full disk, or a newer attempt, of which the trainer has told
+        except Exception:  # a full disk, or a newer attempt: the trainer has reported it
             pass
         self._records.close()
 
@@ -205,18 +206,18 @@ class Checks:
         """
         nap = min(_LONGEST_NAP_S, self._hang_s / 10)
         place: tuple[object, ...] = ()
-        told, woke_t = False, time.monotonic()
+        recorded, woke_t = False, time.monotonic()
         while not self._closed.wait(nap):
             now = time.monotonic()
             operation, since_t = self.operations.waiting()
-            here = (self.operations.step, id(operation) if operation else None)
-            if here != place:
-                place, told = here, False
+            current = (self.operations.step, id(operation) if operation else None)
+            if current != place:
+                place, recorded = current, False
             try:
                 if now - woke_t > nap + HELD_SHARE * self._hang_s:
                     self._records.write("held", t=now, since_t=woke_t)
-                if now - since_t > self._hang_s and not told:
-                    told = True
+                if now - since_t > self._hang_s and not recorded:
+                    recorded = True
                     self._records.write("waits", t=now, since_t=since_t, **self.operations.place(operation))
             except Exception:  # a full disk, or a newer attempt: the trainer gets the same error at its next record
                 return
@@ -235,20 +236,20 @@ class _Traces:
         self._chosen: dict[str, list[tuple[int, list[int]]]] = {}
 
     def of(self, named: Mapping[str, Iterable[Tensor]]) -> dict[str, str]:
-        found = {}
+        checksums = {}
         for name, tensors in named.items():
             listed = list(tensors)
             key = f"{name}/{len(listed)}"
             if key not in self._chosen:
-                self._chosen[key] = self._choose(name, [each.numel() for each in listed])
+                self._chosen[key] = self._choose(name, [tensor.numel() for tensor in listed])
             chosen = self._chosen[key]
-            found[name] = crc32(elements([listed[which]], at) for which, at in chosen)
-        return found
+            checksums[name] = crc32(elements([listed[index]], places) for index, places in chosen)
+        return checksums
 
     def _choose(self, name: str, sizes: list[int]) -> list[tuple[int, list[int]]]:
         chance = random.Random(f"{self._seed}/trace/{name}")
-        there = [index for index, size in enumerate(sizes) if size]
-        tensors = sorted(chance.sample(there, min(_TRACED_TENSORS, len(there))), key=lambda index: -sizes[index])
+        nonempty = [index for index, size in enumerate(sizes) if size]
+        tensors = sorted(chance.sample(nonempty, min(_TRACED_TENSORS, len(nonempty))), key=lambda index: -sizes[index])
         counts = {index: min(_TRACED_ELEMENTS, sizes[index]) for index in tensors}
         return [(index, chance.sample(range(sizes[index]), count)) for index, count in counts.items()]
 

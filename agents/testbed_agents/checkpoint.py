@@ -7,8 +7,8 @@ corruption on disk is detected by the checksums.
 A checkpoint that all ranks have is removed only when a newer one that all have is *confirmed*: ranks do not all reach
 the same step before a failure, and any number of attempts may fail while they write. Sites that exchange every H steps
 may also be H steps apart, and several checkpoints. So a rank confirms one after it has written a later one, when all
-ranks had noted that theirs is on disk (``Board.saved``). The one that an attempt resumed from is confirmed, too. So
-there are usually two, more on a rank that is ahead; each attempt that ends before it has confirmed one of its own
+ranks had noted that theirs is on disk (``StatusFile.saved``). The one that an attempt resumed from is confirmed, too.
+So there are usually two, more on a rank that is ahead; each attempt that ends before it has confirmed one of its own
 leaves one more.
 """
 
@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from testbed_agents.data import Windows
-from testbed_agents.fence import Fence, Fenced
+from testbed_agents.records import Fence, Fenced
 from testbed_agents.shards import local
 
 MANIFEST = "manifest.json"
@@ -57,12 +57,12 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, not copies, so that loading fills them; the optimizer's if already created."""
-        found = {f"model.{name}": local(parameter.data) for name, parameter in self.model.named_parameters()}
+        tensors = {f"model.{name}": local(parameter.data) for name, parameter in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
-            for what, value in self.optimizer.state[parameter].items():
-                found[f"optimizer.{name}.{what}"] = local(value)
-        found |= {f"strategy.{name}": tensor for name, tensor in self.strategy.items()}
-        return found | {"rng.torch": torch.get_rng_state(), "rng.windows": self.windows.position}
+            for moment, value in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{name}.{moment}"] = local(value)
+        tensors |= {f"strategy.{name}": tensor for name, tensor in self.strategy.items()}
+        return tensors | {"rng.torch": torch.get_rng_state(), "rng.windows": self.windows.position}
 
 
 class Checkpoints:
@@ -71,7 +71,7 @@ class Checkpoints:
     def __init__(self, folder: Path, fence: Fence) -> None:
         self.folder, self._fence = folder, fence
         self._confirmed: str | None = None
-        """The newest that all ranks are known to have."""
+        """The newest one that all ranks have."""
         self._written: dict[int, str] = {}
         """Those of this attempt that are newer, by step."""
 
@@ -119,7 +119,7 @@ class Checkpoints:
         ``step``; 0: only the one that it resumed from. The last one written stays unconfirmed."""
         if step in self._written and step < max(self._written):
             self._confirmed = self._written[step]
-            self._written = {of: name for of, name in self._written.items() if of > step}
+            self._written = {written_step: name for written_step, name in self._written.items() if written_step > step}
         self._forget_older()
 
     def load(self, step: int, attempt: int, state: State) -> None:

@@ -5,7 +5,7 @@ Declared compute takes the time that the workload states, whatever the cores do 
 
 ``real``      the small GPT at its own speed.
 ``declared``  a model that sleeps: parameters of the declared size, gradients that differ by rank, no arithmetic to
-              speak of. Its loss is that of a convex toy problem and says nothing about a language model.
+              speak of. Its loss is that of a convex toy problem, not of a language model.
 ``paced``     the small GPT inside declared time: loss is real, time is declared.
 
 Declared time passes layer by layer inside autograd's forward (T/3) and backward pass (2T/3, twice as many operations),
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from testbed_agents.model import GPT, Shape, cross_entropy
 
-__all__ = ["VECTORS_PER_BLOCK", "Asleep", "Compute", "Pace"]
+__all__ = ["VECTORS_PER_BLOCK", "Compute", "Pace", "SleepingModel"]
 
 Kind: TypeAlias = Literal["real", "declared", "paced"]
 
@@ -168,17 +168,17 @@ class Compute:
     def model(self) -> nn.Module:
         """Return the model, with its layers in ``blocks``; the caller has seeded torch alike on all ranks."""
         if self.kind == "declared":
-            return Asleep(self._elements, self._layers, self._shape.width, self._pace, self._rank, self._seed)
-        made = GPT(self._shape)
+            return SleepingModel(self._elements, self._layers, self._shape.width, self._pace, self._rank, self._seed)
+        model = GPT(self._shape)
         if self.kind == "paced":
-            for layer, block in enumerate(made.blocks):
+            for layer, block in enumerate(model.blocks):
                 block.register_forward_hook(_Marker(self._pace, layer))
-        return made
+        return model
 
     def rehearsed(self) -> Compute:
         """Return compute like this one for steps before the job, whose model is not larger than it has to be.
 
-        What is declared is known; how much ranks differ is in the time of real work, and in the noise of declared time.
+        Declared time needs no measurement; ranks differ in the time of real work, and in the noise of declared time.
         """
         shape, elements = self._shape, min(self._elements, MOST_REHEARSED)
         seconds = self.seconds if self.noise else min(self.seconds, MOST_REHEARSED_S)
@@ -192,11 +192,11 @@ class Compute:
         return output.mean() if self.kind == "declared" else cross_entropy(output, targets)
 
     def calls(self, count: int) -> None:
-        """Say how often a layer's forward pass runs in a step of this rank; else each layer of the model once."""
+        """Set how often a layer's forward pass runs in a step of this rank (default: each layer of the model once)."""
         self._pace.calls = count
 
     def excuse(self, seconds: float) -> None:
-        """Say that the step was blocked by communication so long, before its last gradient was ready."""
+        """Note that communication blocked the step for ``seconds`` before its last gradient was ready."""
         self._pace.excuse(seconds)
 
     def begin(self, step: int, slower_by: float = 0.0, inner: int = 1) -> None:
@@ -242,7 +242,7 @@ class Compute:
         return fields
 
     def job_fields(self) -> dict[str, Any]:
-        """Return what the job record says of declared compute; nothing for real compute."""
+        """Return the fields of the job record for declared compute; none for real compute."""
         if self.kind == "real":
             return {}
         return {
@@ -259,17 +259,17 @@ class Compute:
         """Return the factor of a step, of mean 1: log-normal, and the same after a resume."""
         if not self.noise:
             return 1.0
-        which = f"{step}" if inner == 1 else f"{step}/{inner}"
-        drawn = random.Random(f"{self._seed}/{self._rank}/{which}").gauss(0.0, 1.0)
+        key = f"{step}" if inner == 1 else f"{step}/{inner}"
+        drawn = random.Random(f"{self._seed}/{self._rank}/{key}").gauss(0.0, 1.0)
         return math.exp(self.noise * drawn - self.noise**2 / 2)
 
 
-class Asleep(nn.Module):
+class SleepingModel(nn.Module):
     """A model that sleeps: (batch, time) int64 to (batch, time, width) float32, all of whose mean is the loss.
 
     Its ``elements`` parameters lie in ``blocks``, in vectors of equal length. The loss is the mean of half the squared
-    distance to targets that are drawn for each rank; the gradient is the distance itself (that of the sum, lest it
-    vanish in a large model), so it differs by rank, element and step, and falls as ranks agree.
+    distance to targets that are drawn for each rank; the gradient is the distance itself (that of the sum, which would
+    otherwise vanish in a large model), so it differs by rank, element and step, and falls as ranks agree.
     """
 
     before_blocks: ClassVar[tuple[str, ...]] = ()
@@ -282,7 +282,7 @@ class Asleep(nn.Module):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
         self.width = width
         self.blocks = nn.ModuleList(
-            _SleepingBlock(size, layers, layer, pace, generator) for layer, size in enumerate(_parts(elements, layers))
+            _SleepingLayer(size, layers, layer, pace, generator) for layer, size in enumerate(_parts(elements, layers))
         )
 
     def enter(self, tokens: Tensor) -> Tensor:
@@ -299,7 +299,7 @@ class Asleep(nn.Module):
         return self.leave(x)
 
 
-class _SleepingBlock(nn.Module):
+class _SleepingLayer(nn.Module):
     def __init__(self, elements: int, layers: int, layer: int, pace: Pace, generator: torch.Generator) -> None:
         super().__init__()
         sizes = [size for size in _parts(elements, VECTORS_PER_BLOCK) if size]
@@ -319,8 +319,8 @@ def _parts(elements: int, count: int) -> list[int]:
     >>> _parts(10, 4)
     [3, 3, 2, 2]
     """
-    each, rest = divmod(elements, count)
-    return [each + (index < rest) for index in range(count)]
+    share, remainder = divmod(elements, count)
+    return [share + (index < remainder) for index in range(count)]
 
 
 class _Sleep(torch.autograd.Function):

@@ -45,10 +45,10 @@ def load(path: str | Path | None = None, cap_bytes: int = CAP_BYTES) -> Corpus:
     """
     if path is None:
         return standard_library(cap_bytes)
-    where = Path(path)
-    if where.is_dir():
-        return _read(str(where), _files(where, ""), cap_bytes)
-    return _read(str(where), iter([where]), cap_bytes)
+    source = Path(path)
+    if source.is_dir():
+        return _read(str(source), _files(source, ""), cap_bytes)
+    return _read(str(source), iter([source]), cap_bytes)
 
 
 @functools.cache
@@ -62,13 +62,13 @@ def _files(folder: Path, suffix: str) -> Iterator[Path]:
     def complain(error: OSError) -> None:
         raise CorpusError(f"cannot list {error.filename}: {error.strerror}") from error
 
-    for here, folders, names in os.walk(folder, onerror=complain):
+    for parent, folders, names in os.walk(folder, onerror=complain):
         # In place, which os.walk follows. Sorted, because the order of directory entries differs between machines.
         folders[:] = sorted(set(folders) - _NOT_OURS)
         for name in sorted(names):
-            found = Path(here, name)
-            if name.endswith(suffix) and found.is_file():  # no sockets, devices or FIFOs, which may have no end
-                yield found
+            file = Path(parent, name)
+            if name.endswith(suffix) and file.is_file():  # no sockets, devices or FIFOs, which may have no end
+                yield file
 
 
 def _read(name: str, files: Iterator[Path], cap_bytes: int) -> Corpus:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from testbed_agents import evidence
-from testbed_agents.failpoints import failpoint
-from testbed_agents.operation_log import crc32
+from testbed_agents.checksums import crc32
+from testbed_agents.evidence import Delayed, Evidence
+from testbed_agents.hooks import Hooks
 
 __all__ = ["DelayedNesterov"]
 
@@ -24,22 +24,25 @@ __all__ = ["DelayedNesterov"]
 class DelayedNesterov:
     """ε ``rate``, β ``momentum``, N ``delay``, c ``activation`` from 0 to 1/N; ``values``: Θ, (elements,), copied."""
 
-    def __init__(self, values: Tensor, rate: float, momentum: float, delay: int, activation: float = 0.0) -> None:
+    def __init__(
+        self, values: Tensor, rate: float, momentum: float, hooks: Hooks, delay: int, activation: float = 0.0
+    ) -> None:
         self.values = values.clone()
         self.momentum, self.gathered = torch.zeros_like(values), torch.zeros_like(values)
         self.pushes = 0
         self._rate, self._beta, self._delay, self._activation = rate, momentum, delay, activation
-        self._chain: evidence.Evidence | None = None  # in which the last step was recorded
+        self._hooks = hooks
+        self._chain: Evidence | None = None  # in which the last step was recorded
 
     def step(self, gradient: Tensor) -> list[dict[str, object]]:
         """Apply one push, (elements,), to ``values``, which is another tensor afterwards: old ones may be on a wire.
 
         Returns what is to be recorded of it (``Evidence.outer_taken``): a server's thread does not write records.
         """
-        return [line for _ in range(1 + failpoint("applied-twice")) for line in self._step(gradient)]
+        return [line for _ in range(1 + self._hooks.failpoint("applied-twice")) for line in self._step(gradient)]
 
     def _step(self, gradient: Tensor) -> list[dict[str, object]]:
-        checks = evidence.current()
+        checks = self._hooks.evidence
         if not checks.recording:
             self._update(gradient)
             return []
@@ -58,7 +61,7 @@ class DelayedNesterov:
             momentum=self._beta,
             before_crc32=crc_before,
             restarted=self._chain is not checks,
-            delayed=evidence.Delayed(self.pushes, self._delay, self._activation, gathered_before, self.gathered),
+            delayed=Delayed(self.pushes, self._delay, self._activation, gathered_before, self.gathered),
         )
         self._chain = checks
         return [line]
@@ -72,7 +75,7 @@ class DelayedNesterov:
             self.momentum.mul_(self._beta).add_(self.gathered / self._delay)
             self.gathered.zero_()
             active = 1.0 - self._activation * self._delay + self._activation
-        if failpoint("wrong-outer"):
+        if self._hooks.failpoint("wrong-outer"):
             share = share.clone()
             share[: len(share) // 2] = 0
         self.values = self.values - self._rate * (active * self._beta * self.momentum + share)

@@ -8,7 +8,6 @@ Training draws no window from the part of the text that is held out.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +15,7 @@ from testbed_agents.data import Corpus, CorpusError, Windows
 from testbed_agents.model import GPT, Shape, cross_entropy
 from testbed_agents.strategies.strategy import Strategy
 
-__all__ = ["Evaluation", "Plan", "hold_out"]
+__all__ = ["Evaluation", "hold_out"]
 
 HELD_OUT_SHARE = 0.05
 """Of the text, at its end."""
@@ -24,16 +23,6 @@ WINDOWS = 128
 """Evaluated each time, by the ranks of a site together: 8192 tokens of the small model take 0.1 to 0.3 s."""
 _SEED = 20_251_118
 _AT_ONCE = 16
-
-
-@dataclass(frozen=True)
-class Plan:
-    """When to evaluate: after every ``every`` steps, and after the last. 0: never."""
-
-    every: int = 0
-
-    def due(self, step: int, last: int) -> bool:
-        return self.every > 0 and (step % self.every == 0 or step == last)
 
 
 def hold_out(corpus: Corpus, context: int) -> tuple[Corpus, Corpus]:
@@ -66,12 +55,12 @@ class Evaluation:
         model, or the loss is not finite.
         """
         began_t = time.monotonic()
-        found: dict[str, object] = {"step": step, "outer_version": strategy.outer_version}
+        fields: dict[str, object] = {"step": step, "outer_version": strategy.outer_version}
         loss = self._loss(strategy)
         if loss is not None:
-            found |= {"heldout_loss": loss, "windows": len(self._inputs)}
+            fields |= {"heldout_loss": loss, "windows": len(self._inputs)}
         t = time.monotonic()
-        return {**found, "t": t, "took_s": t - began_t}
+        return {**fields, "t": t, "took_s": t - began_t}
 
     def _loss(self, strategy: Strategy) -> float | None:
         model = strategy.outer_model(self._model)
@@ -81,7 +70,7 @@ class Evaluation:
             parts = [
                 cross_entropy(model(inputs), targets).item() * len(inputs)
                 for inputs, targets in zip(
-                    *(torch.split(it, _AT_ONCE) for it in (self._inputs, self._targets)), strict=True
+                    *(torch.split(part, _AT_ONCE) for part in (self._inputs, self._targets)), strict=True
                 )
             ]
         mean = sum(parts) / len(self._inputs)

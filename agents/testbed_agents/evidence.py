@@ -1,4 +1,4 @@
-"""What a strategy tells of its exchanges beyond the operations: sums that it adds itself, codecs, error feedback.
+"""Records of a strategy's exchanges beyond the operations: sums that it adds itself, codecs, error feedback.
 
 A strategy that gathers codes decodes them and adds the values itself. No operation of the process group shows this sum,
 so the strategy hands its tensors to :meth:`Evidence.encoded`, which writes some of their elements and the checksums of
@@ -7,7 +7,7 @@ what is kept, without communication. The checkers then prove
 * |x - decoded| <= the codec's bound, for this rank's own values;
 * that all ranks decoded the same values of each member, those that the member itself decoded;
 * that the total is the float32 sum of these in the order given, bit for bit (with weights: within rounding);
-* that the mean of a weighted sum is that of its members' values with the shares that the twin says;
+* that the mean of a weighted sum is that of its members' values with the shares that the twin computes;
 * of error feedback, that accumulator = decay * before + added and residual = accumulator - decoded, and that each
   exchange begins with the residual that the one before left.
 
@@ -26,10 +26,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from testbed_agents.operation_log import ELEMENTS_DRAWN, crc32, elements, hexadecimal
+from testbed_agents.checksums import ELEMENTS_DRAWN, crc32, elements, hexadecimal
 from testbed_agents.records import Records
 
-__all__ = ["Delayed", "Evidence", "current", "install"]
+__all__ = ["Delayed", "Evidence"]
 
 Bound = float | Tensor | Callable[[Tensor], Tensor]
 
@@ -77,7 +77,7 @@ class Evidence:
 
         Args:
             what: a word; with ``fragment`` and ``ranks`` it names a chain of exchanges, numbered in order.
-            inputs: what this rank wanted to add, (elements,) float32: with error feedback, the accumulator.
+            inputs: values of this rank before encoding, (elements,) float32: with error feedback, the accumulator.
             decoded: values of each member as this rank decoded them, in the order of addition; its own included.
             ranks: the members, global ranks, in the same order; ``own`` is this rank's index in it.
             total: the sum of ``decoded``, before any division; with ``weights``, of weight times value.
@@ -90,24 +90,24 @@ class Evidence:
         with self._lock:
             number = self._counts[chain]
             self._counts[chain] += 1
-        at = self._positions(f"{what}/{fragment}/{number}", inputs.numel())
+        places = self._positions(f"{what}/{fragment}/{number}", inputs.numel())
         line: dict[str, object] = {
             "what": what,
             "fragment": fragment,
             "ranks": list(ranks),
             "number": number,
-            "at": at,
-            "inputs": hexadecimal(elements([inputs], at)),
-            "decoded": [hexadecimal(elements([each], at)) for each in decoded],
+            "at": places,
+            "inputs": hexadecimal(elements([inputs], places)),
+            "decoded": [hexadecimal(elements([values], places)) for values in decoded],
             "own": own,
-            "total": hexadecimal(elements([total], at)),
-            "bound": hexadecimal(_bound(bound, at)),
+            "total": hexadecimal(elements([total], places)),
+            "bound": hexadecimal(_bound(bound, places)),
         }
         if weights is not None:
-            line["weights"] = [float(each) for each in weights]
+            line["weights"] = [float(weight) for weight in weights]
         for name, tensor in (("residual", residual), ("before", before), ("added", added)):
             if tensor is not None:
-                line[name] = hexadecimal(elements([tensor], at))
+                line[name] = hexadecimal(elements([tensor], places))
         for name, tensor in (("residual_crc32", residual), ("before_crc32", before)):
             if tensor is not None:
                 line[name] = crc32([tensor])
@@ -122,13 +122,13 @@ class Evidence:
 
         Args:
             name: of the optimizer that it is for; always the same elements are recorded.
-            own: what this rank wanted to weight, (elements,); ``share``: with what; ``mean``: of all, (elements,).
+            own: values of this rank before weighting, (elements,); ``share``: with what; ``mean``: of all, (elements,).
             ranks: the members, global ranks.
             taken: the step after which ``own`` was taken; None: the one that is running.
         """
         if self._records is None:
             return
-        at = self.outer_positions(name, own.numel())
+        places = self.outer_positions(name, own.numel())
         self._records.write(
             "weighed",
             t=time.monotonic(),
@@ -136,10 +136,10 @@ class Evidence:
             taken=self._step() if taken is None else taken,
             name=name,
             ranks=list(ranks),
-            at=at,
-            own=hexadecimal(elements([own], at)),
+            at=places,
+            own=hexadecimal(elements([own], places)),
             share=float(share),
-            mean=hexadecimal(elements([mean], at)),
+            mean=hexadecimal(elements([mean], places)),
         )
 
     def exchange(self, **fields: object) -> None:
@@ -180,34 +180,34 @@ class Evidence:
             restarted: this is the first step of a chain.
             delayed: of :class:`~testbed_agents.delayed_nesterov.DelayedNesterov`.
         """
-        at = self.outer_positions(name, after.numel())
-        m = {} if momentum_after is None else {"momentum_after": hexadecimal(elements([momentum_after], at))}
+        places = self.outer_positions(name, after.numel())
+        m = {} if momentum_after is None else {"momentum_after": hexadecimal(elements([momentum_after], places))}
         if momentum_before is not None:
             m["momentum_before"] = hexadecimal(momentum_before)
         state = [after] if momentum_after is None else [after, momentum_after]
-        more: dict[str, object] = {}
+        delayed_fields: dict[str, object] = {}
         if delayed is not None:
             state.append(delayed.gathered_after)
-            more = {
+            delayed_fields = {
                 "number": delayed.number,
                 "delay": delayed.delay,
                 "activation": float(delayed.activation),
                 "gathered_before": hexadecimal(delayed.gathered_before),
-                "gathered_after": hexadecimal(elements([delayed.gathered_after], at)),
+                "gathered_after": hexadecimal(elements([delayed.gathered_after], places)),
             }
         return {
             "name": name,
-            "at": at,
+            "at": places,
             "before": hexadecimal(before),
-            "gradient": hexadecimal(elements([gradient], at)),
-            "after": hexadecimal(elements([after], at)),
+            "gradient": hexadecimal(elements([gradient], places)),
+            "after": hexadecimal(elements([after], places)),
             **m,
             "rate": float(rate),
             "momentum": float(momentum),
             "before_crc32": before_crc32,
             "restarted": restarted,
             "after_crc32": crc32(state),
-            **more,
+            **delayed_fields,
         }
 
     @property
@@ -223,24 +223,10 @@ class Evidence:
         return sorted(chance.sample(range(count_of), min(count_of, ELEMENTS_DRAWN)))
 
 
-def _bound(bound: Bound, at: Sequence[int]) -> Tensor:
-    places = torch.tensor(list(at), dtype=torch.int64)
+def _bound(bound: Bound, places: Sequence[int]) -> Tensor:
+    indices = torch.tensor(list(places), dtype=torch.int64)
     if callable(bound) and not isinstance(bound, Tensor):
-        return bound(places).double()
+        return bound(indices).double()
     if isinstance(bound, Tensor) and bound.dim():
-        return bound.reshape(-1)[places].double()
+        return bound.reshape(-1)[indices].double()
     return torch.full((len(places),), float(bound), dtype=torch.float64)
-
-
-_current = Evidence()
-
-
-def current() -> Evidence:
-    """Return where the running job's evidence goes."""
-    return _current
-
-
-def install(evidence: Evidence | None) -> None:
-    """Send evidence of this process to ``evidence``; None: nowhere."""
-    global _current
-    _current = evidence or Evidence()

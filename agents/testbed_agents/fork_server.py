@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 import selectors
@@ -17,12 +18,19 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from testbed_agents.hooks import PlantedError
 
 READ_BYTES = 1 << 16
+
+BREAK = "TESTBED_BREAK"
+"""Environment variable that plants an error in the ranks of a clone (docs/checkers.md)."""
 
 
 @dataclass
@@ -37,8 +45,10 @@ class Agent:
 
 
 class ForkServer:
-    def __init__(self, commands: int, events: int) -> None:
-        self._commands, self._events = commands, events
+    """``plant`` returns the planted error of a rank; None for none."""
+
+    def __init__(self, commands: int, events: int, plant: Callable[[int], PlantedError | None]) -> None:
+        self._commands, self._events, self._plant = commands, events, plant
         self._agents: dict[int, Agent] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(commands, selectors.EVENT_READ)
@@ -62,23 +72,23 @@ class ForkServer:
             for agent in list(self._agents.values()):
                 self._forget(agent)
 
-    def say(self, event: str, **fields: object) -> None:
+    def report(self, event: str, **fields: object) -> None:
         """Write one event as one line. Raises BrokenPipeError if no process reads the events any more."""
         line = json.dumps({"event": event, "t": time.monotonic(), **fields}).encode() + b"\n"
         while line:
             line = line[os.write(self._events, line) :]
 
     def _read_commands(self) -> bool:
-        got = os.read(self._commands, READ_BYTES)
-        *lines, self._unread = (self._unread + got).split(b"\n")
+        received = os.read(self._commands, READ_BYTES)
+        *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
             try:
-                self._obey(json.loads(line))
+                self._execute(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 print(f"invalid command ({type(error).__name__}: {error}): {line[:200]!r}", file=sys.stderr, flush=True)
-        return bool(got)
+        return bool(received)
 
-    def _obey(self, message: Mapping[str, Any]) -> None:
+    def _execute(self, message: Mapping[str, Any]) -> None:
         match message["do"]:
             case "rank":
                 if old := self._agents.get(message["rank"]):
@@ -91,7 +101,7 @@ class ForkServer:
                 if agent := self._agents.get(message["rank"]):
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(agent.pidfd, signal.Signals[message["signal"]])
-                self.say("signalled", rank=message["rank"], signal=message["signal"])
+                self.report("signalled", rank=message["rank"], signal=message["signal"])
             case "slow":
                 if agent := self._agents.get(message["rank"]):
                     self._pass_on(agent, message)
@@ -108,10 +118,10 @@ class ForkServer:
         missing = [rank for rank in ranks if rank not in self._agents]
         used = [rank for rank in ranks if rank not in missing and self._agents[rank].job is not None]
         if missing or used:
-            which = ", ".join(map(str, missing or used))
-            reason = f"no process for rank {which}" if missing else f"rank {which} already had a job"
+            unusable = ", ".join(map(str, missing or used))
+            reason = f"no process for rank {unusable}" if missing else f"rank {unusable} already had a job"
             for rank in ranks:
-                self.say("finished", rank=rank, job=job, status="failed", reason=f"{reason}: deploy a fresh one")
+                self.report("finished", rank=rank, job=job, status="failed", reason=f"{reason}: deploy a fresh one")
             return
         for rank in ranks:
             self._agents[rank].job = job
@@ -146,7 +156,7 @@ class ForkServer:
             os.close(self._commands)
             os.close(self._events)
             _close_all_but(channel.fileno())
-            rank.live(message, parent, channel)
+            rank.live(message, parent, channel, self._plant)
             code = 0
         except (OSError, ValueError) as error:
             print(f"rank {message.get('rank')}: {error}", file=sys.stderr)
@@ -166,22 +176,22 @@ class ForkServer:
         if dead is not None:
             self._forget(agent)
             how = {"code": dead.si_status} if dead.si_code == os.CLD_EXITED else {"signal": dead.si_status}
-            self.say("died", rank=agent.rank, pid=agent.pid, **how)
+            self.report("died", rank=agent.rank, pid=agent.pid, **how)
 
     def _relay(self, agent: Agent) -> None:
         while True:
             try:
-                words = agent.channel.recv(READ_BYTES)
+                line = agent.channel.recv(READ_BYTES)
             except BlockingIOError:
                 return
             except OSError:
-                words = b""
-            if not words:  # closed; would wake the selector until the pidfd reports the end
+                line = b""
+            if not line:  # closed; would wake the selector until the pidfd reports the end
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(agent.channel)
                 return
-            event = json.loads(words)
-            self.say(event.pop("event"), **event)
+            event = json.loads(line)
+            self.report(event.pop("event"), **event)
 
     def _kill(self, agent: Agent) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -231,6 +241,28 @@ def warm_up() -> str:
     return str(torch.__version__)
 
 
+def planted_errors() -> ModuleType:
+    """Load ``examples/planted_errors.py`` of the clone that this package is in. Raises OSError."""
+    path = Path(__file__).parents[2] / "examples" / "planted_errors.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _planter() -> Callable[[int], PlantedError | None]:
+    """Return what plants the error of ``TESTBED_BREAK``."""
+    written = os.environ.get(BREAK)
+    if not written:
+        return lambda rank: None
+    try:
+        errors = planted_errors()
+    except OSError as error:
+        raise SystemExit(f"{BREAK} needs a clone of the repository: {error}") from error
+    return lambda rank: errors.plant(rank, written)
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the parent
     # Private copies of stdin and stdout: output of libraries goes to stderr and cannot corrupt an event.
@@ -242,9 +274,9 @@ def main() -> None:
         version = warm_up()
     except ImportError as error:
         raise SystemExit(f"training agents need torch: {error}") from error
-    parent = ForkServer(commands, events)
+    parent = ForkServer(commands, events, _planter())
     with contextlib.suppress(BrokenPipeError):
-        parent.say("warm", torch=version)
+        parent.report("warm", torch=version)
         parent.run()
     # Skip interpreter shutdown, which takes most of a second with torch, and reports leaks in some builds.
     sys.stderr.flush()

@@ -22,15 +22,15 @@ LOST = 255
 """Exit status if there is none of the command's, like ssh's (ssh(1))."""
 
 
-def ask(path: Path, words: Sequence[str]) -> int:
+def run(path: Path, command: Sequence[str]) -> int:
     """Run ``words`` by the launcher proxy at ``path``; return the exit status, or ``LOST``."""
     try:
         os.chdir(path.parent)  # a socket's path is limited to 107 bytes (unix(7))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
-            asked.connect(path.name)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as proxy:
+            proxy.connect(path.name)
             with contextlib.suppress(BrokenPipeError):  # refused already; why can be read
-                _send(asked, json.dumps(list(words)).encode() + b"\n")
-            with asked.makefile("rb") as stream:
+                _send(proxy, json.dumps(list(command)).encode() + b"\n")
+            with proxy.makefile("rb") as stream:
                 answer = stream.readline().strip()
     except ConnectionResetError:
         answer = b""
@@ -44,7 +44,7 @@ def ask(path: Path, words: Sequence[str]) -> int:
     return LOST
 
 
-def _send(asked: socket.socket, line: bytes) -> None:
+def _send(proxy: socket.socket, line: bytes) -> None:
     """Send a request, and the three streams with its first bytes."""
     streams = []
     for number in range(3):
@@ -53,9 +53,9 @@ def _send(asked: socket.socket, line: bytes) -> None:
             streams.append(number)
         except OSError:  # closed, as with `<&-`
             streams.append(os.open(os.devnull, os.O_RDWR))
-    sent = socket.send_fds(asked, [line], streams)
-    if rest := line[sent:]:
-        asked.sendall(rest)
+    sent = socket.send_fds(proxy, [line], streams)
+    if unsent := line[sent:]:
+        proxy.sendall(unsent)
 
 
 def _why(answer: bytes) -> str:
@@ -66,4 +66,4 @@ def _why(answer: bytes) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(ask(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(run(Path(sys.argv[1]), sys.argv[2:]))

@@ -5,11 +5,9 @@ Conventions: https://prometheus.io/docs/practices/naming/ (base units, counters 
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,51 +16,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from testbed_agents.interfaces import interface_bytes
+
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Upper bounds of histograms: from a collective inside a site to a step that waited out a cut."""
 
 _LABELS = ("site", "node", "rank")
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """The kernel's byte counters of an interface since its creation, including L2 headers."""
-
-    sent: int
-    received: int
-
-
-def interface_bytes() -> dict[str, Traffic]:
-    """Return the counters of every interface of this process's network namespace.
-
-    Reads /proc/self/net/dev (proc(5)), which follows the network namespace. /sys/class/net shows the namespace in which
-    it was mounted: the host's, unless the mount namespace was entered too.
-    """
-    found = {}
-    for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
-        name, _, rest = line.partition(":")
-        columns = rest.split()
-        found[name.strip()] = Traffic(sent=int(columns[8]), received=int(columns[0]))
-    return found
-
-
-class InterfaceBytes:
-    """The counters of one interface, read again and again: as :func:`interface_bytes`, in a third of its time."""
-
-    def __init__(self, interface: str) -> None:
-        self._begin = f"{interface}:".encode()
-        self._file = os.open("/proc/self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self) -> Traffic:
-        """Return the counters."""
-        for line in os.pread(self._file, 1 << 16, 0).splitlines():
-            if (found := line.lstrip()).startswith(self._begin):
-                columns = found[len(self._begin) :].split()
-                return Traffic(sent=int(columns[8]), received=int(columns[0]))
-        return interface_bytes()[self._begin.decode()[:-1]]  # beyond the first page of many interfaces
-
-    def close(self) -> None:
-        os.close(self._file)
 
 
 class _Interfaces(Collector):
@@ -83,8 +42,8 @@ class _Interfaces(Collector):
 
 
 class _Process(Collector):
-    """Reads CPU time and memory of this process at each scrape; named as prometheus_client's ProcessCollector does,
-    which knows no labels."""
+    """Reads CPU time and memory of this process at each scrape, with the names of prometheus_client's
+    ProcessCollector, which has no labels."""
 
     def __init__(self, labels: tuple[str, ...]) -> None:
         self._labels = labels

@@ -27,14 +27,14 @@ class Movement:
         """The outer parameters that this replica holds, (elements,)."""
         return self._anchors[self.included]
 
-    def take(self, here: Tensor) -> Tensor:
+    def take(self, parameters: Tensor) -> Tensor:
         """Return the pseudo-gradient since the last push: where it was less ``here``, the parameters now."""
-        delta = self._anchors[self.taken] - here
+        delta = self._anchors[self.taken] - parameters
         self.taken += 1
-        self._anchors[self.taken] = here.clone()
+        self._anchors[self.taken] = parameters.clone()
         return delta
 
-    def rebase(self, outer: Tensor, included: int, here: Tensor) -> Tensor:
+    def rebase(self, outer: Tensor, included: int, parameters: Tensor) -> Tensor:
         """Return the parameters that follow from ``here`` once ``outer`` has replaced the outer parameters.
 
         ``included``: the last push that ``outer`` contains, not before the one before.
@@ -43,11 +43,13 @@ class Movement:
             raise ValueError(f"expected a push from {self.included} to {self.taken}, got {included}")
         anchor = self._anchors[included]
         # The same arithmetic for all: where nothing has moved since a push, the parameters stay its anchor in all bits.
-        there = outer + (here - anchor)
-        self._anchors = {number: outer + (each - anchor) for number, each in self._anchors.items() if number > included}
+        followed = outer + (parameters - anchor)
+        self._anchors = {
+            number: outer + (anchored - anchor) for number, anchored in self._anchors.items() if number > included
+        }
         self._anchors[included] = outer.clone()
         self.included = included
-        return there
+        return followed
 
     @property
     def last(self) -> Tensor:

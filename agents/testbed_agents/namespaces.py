@@ -43,7 +43,7 @@ def become(user: Mapping[str, Any]) -> None:
     """
     if os.geteuid() == 0:
         _prctl("PR_SET_KEEPCAPS", _PR_SET_KEEPCAPS, 1)  # the bounding set is emptied after the change of uid
-        os.setgroups([int(it) for it in user["groups"]])
+        os.setgroups([int(group) for group in user["groups"]])
         os.setresgid(*[int(user["gid"])] * 3)
         os.setresuid(*[int(user["uid"])] * 3)
         _set_capabilities(1 << _CAP_SETPCAP)

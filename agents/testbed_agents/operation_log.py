@@ -7,109 +7,33 @@ Everything that must be right is made certain offline (``testbed/core/checkers``
 * of operations that move data (all_gather, all_to_all, broadcast, send, ...) the CRC-32 of each part that this rank
   sent and of each that it received: what one received must be what another sent.
 
-A checksum is taken when an operation has ended, before anybody who waits for it goes on, because a result does not last
-until the end of the step: FSDP2 frees it, an outer optimizer changes it in place. That is as cheap as a copy, needs no
-memory, and happens in gloo's threads, beside the operations that are still running (docs/checkers.md has the figures).
+A checksum is taken when an operation has ended, before the caller that waits for it continues, because a result does
+not last until the end of the step: FSDP2 frees it, an outer optimizer changes it in place. That is as cheap as a copy,
+needs no memory, and happens in gloo's threads, beside the operations that are still running (docs/checkers.md has the
+figures).
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import random
-import struct
-import sys
 import threading
 import time
 import weakref
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from testbed_agents.checksums import ELEMENTS, ELEMENTS_DRAWN, crc32, elements, hexadecimal, positions
 from testbed_agents.watched import MESSAGES, REDUCTIONS, Operation
 
-try:  # the same CRC-32 by carry-less multiplication: 14 times as fast in a cache, 5 times out of memory
-    from isal.isal_zlib import crc32 as _crc32
-except ImportError:
-    from zlib import crc32 as _crc32
-
-__all__ = ["ELEMENTS", "ELEMENTS_DRAWN", "OperationLog", "crc32", "elements", "hexadecimal", "positions"]
-
-ELEMENTS, ELEMENTS_DRAWN = 8, 64
-"""Number of elements recorded per reduction, otherwise and in a selected step."""
-
-_WIRE = {torch.float64: "<f8", torch.float32: "<f4", torch.bfloat16: "<f4", torch.float16: "<f4"}
-"""How elements are written: exactly. Other types are written as 64-bit integers."""
-
+__all__ = ["OperationLog"]
 
 _SETTLES_WITHIN_S, _LOOKS_EVERY_S = 10.0, 0.0002
 """Bound of the wait for evidence that another thread is taking: milliseconds, unless the host is overloaded."""
-
-_WORDS = struct.Struct("<8Q")
-
-_IN_NUMPY = (torch.float32, torch.float64, torch.int64, torch.uint8)
-
-
-def crc32(tensors: Iterable[Tensor]) -> str:
-    """Return the CRC-32 of the concatenated bytes, in hexadecimal; misses an accidental difference 1 in 4e9 times."""
-    value = 0
-    for tensor in tensors:
-        if tensor.numel():
-            flat = tensor.detach().contiguous()
-            if flat.dtype not in _IN_NUMPY:
-                flat = flat.reshape(-1).view(torch.uint8)
-            value = _crc32(flat.numpy().data, value)
-    return f"{value:08x}"
-
-
-def positions(seed: int, group: str, sequence: int, count_of: int, count: int) -> list[int]:
-    """Return which of ``count_of`` elements of a reduction are recorded; the same on all ranks.
-
-    Distinct; fewer are the first ones of more, so ranks that record another number can still be compared.
-    """
-    key = f"{seed}/{group}/{sequence}".encode()
-    if count_of <= 2 * ELEMENTS_DRAWN:
-        return random.Random(zlib.crc32(key)).sample(range(count_of), count_of)[:count]
-    # A digest costs a tenth of seeding a generator, which is done for each operation.
-    found: dict[int, None] = {}
-    block = 0
-    while len(found) < count:
-        digest = hashlib.blake2b(key, salt=block.to_bytes(4, "little")).digest()
-        found.update(dict.fromkeys(word % count_of for word in _WORDS.unpack(digest)))
-        block += 1
-    return list(found)[:count]
-
-
-def elements(tensors: Sequence[Tensor], at: Sequence[int]) -> Tensor:
-    """Return the elements at these positions of the concatenated tensors, copied."""
-    if len(tensors) == 1:
-        flat = tensors[0].detach().reshape(-1)
-        if flat.dtype in _IN_NUMPY:
-            return torch.from_numpy(flat.numpy().take(at)) if at else flat[:0].clone()  # a quarter of torch's time
-        return flat[list(at)]
-    found: dict[int, Tensor] = {}
-    begin = 0
-    for tensor in tensors:
-        end = begin + tensor.numel()
-        if within := [position for position in at if begin <= position < end]:
-            flat = tensor.detach().reshape(-1)
-            found.update(zip(within, flat[[position - begin for position in within]], strict=True))
-        begin = end
-    return torch.stack([found[position] for position in at]) if at else torch.zeros(0)
-
-
-def hexadecimal(tensor: Tensor) -> str:
-    """Encode little-endian in hexadecimal, exactly: float64 as such, other floats as float32, the rest as int64."""
-    if tensor.dtype == torch.float32 and sys.byteorder == "little":
-        return tensor.detach().numpy().tobytes().hex()
-    wire = _WIRE.get(tensor.dtype, "<i8")
-    wide = tensor.float() if wire == "<f4" else tensor
-    return wide.detach().numpy().astype(wire).tobytes().hex()
 
 
 @functools.cache
@@ -134,7 +58,7 @@ class OperationLog:
         self._seed, self._observe = seed, observe
         self._lock = threading.Lock()
         self._running: set[Operation] = set()
-        self._messages: weakref.WeakSet[Operation] = weakref.WeakSet()  # nothing tells of one without a waiter
+        self._messages: weakref.WeakSet[Operation] = weakref.WeakSet()  # weak: one that is never waited for never ends
         self._done: list[tuple[int, dict[str, Any], Operation | None]] = []
         self._sums: Counter[str] = Counter()
         self._groups: list[tuple[str, tuple[int, ...]]] = []
@@ -148,9 +72,9 @@ class OperationLog:
         if operation.kind in REDUCTIONS and operation.byte_count:
             given = operation.inputs
             if operation.kind == "reduce_scatter" and operation.sent:
-                given = [each for part in operation.sent() for each in part]  # by destination
+                given = [tensor for part in operation.sent() for tensor in part]  # by destination
             count = max(ELEMENTS_DRAWN if self.drawn else ELEMENTS, len(operation.ranks))
-            total = sum(each.numel() for each in given)
+            total = sum(tensor.numel() for tensor in given)
             note.at = positions(self._seed, operation.group, operation.sequence or 0, total, count)
             note.inputs = elements(given, note.at)
         elif operation.sent and _shared(operation):
@@ -187,26 +111,26 @@ class OperationLog:
 
     def added(self, group: str, ranks: tuple[int, ...], parts: Sequence[Tensor], total: Tensor) -> None:
         """Record a sum of messages as an operation of kind ``sum``, numbered for itself in its group."""
-        now = time.monotonic()
+        added_t = round(time.monotonic(), 6)
         with self._lock:
             self._note_group(group, ranks)
             sequence = self._sums[group]
             self._sums[group] += 1
         count = ELEMENTS_DRAWN if self.drawn else ELEMENTS
-        at = positions(self._seed, f"{group}/sum", sequence, total.numel(), count)
+        places = positions(self._seed, f"{group}/sum", sequence, total.numel(), count)
         line: dict[str, Any] = {
             "group": group,
             "sequence": sequence,
             "operation": "sum",
             "bytes": total.numel() * total.element_size(),
-            "began_t": round(now, 6),
-            "ended_t": round(now, 6),
+            "began_t": added_t,
+            "ended_t": added_t,
             "dtype": _name(total.dtype),
             "crc32": crc32([total]),
             "sample": {
-                "at": at,
-                "parts": [hexadecimal(elements([each], at)) for each in parts],
-                "outputs": hexadecimal(elements([total], at)),
+                "at": places,
+                "parts": [hexadecimal(elements([part], places)) for part in parts],
+                "outputs": hexadecimal(elements([total], places)),
             },
         }
         with self._lock:
@@ -226,7 +150,9 @@ class OperationLog:
             line["step"] = step
         if "sample" in line:
             sample = line["sample"]
-            line["sample"] = {key: hexadecimal(it) if isinstance(it, Tensor) else it for key, it in sample.items()}
+            line["sample"] = {
+                key: hexadecimal(sampled) if isinstance(sampled, Tensor) else sampled for key, sampled in sample.items()
+            }
         return line
 
     def _head(self, operation: Operation) -> dict[str, Any]:
@@ -249,36 +175,36 @@ class OperationLog:
     def _evidence(self, operation: Operation, note: _Note) -> dict[str, Any]:
         if operation.kind in REDUCTIONS:
             return self._sum(operation, note)
-        found: dict[str, Any] = {}
+        checksums: dict[str, Any] = {}
         if operation.sent:
             sent = note.sent or [crc32(part) for part in operation.sent()]
-            found["sent"] = sent if operation.kind in ("all_to_all", "scatter") else sent[0]
+            checksums["sent"] = sent if operation.kind in ("all_to_all", "scatter") else sent[0]
         if operation.received:
             received = [None if part is None else crc32(part) for part in operation.received()]
-            found["received"] = received[0] if operation.kind == "recv" else received
-        return found
+            checksums["received"] = received[0] if operation.kind == "recv" else received
+        return checksums
 
     def _sum(self, operation: Operation, note: _Note) -> dict[str, Any]:
-        found: dict[str, Any] = {"reduction": operation.reduction}
+        evidence: dict[str, Any] = {"reduction": operation.reduction}
         if operation.kind == "reduce" and operation.root != operation.position:
-            outputs, at = [], []
+            outputs, places = [], []
         else:
-            outputs, at = operation.outputs, note.at
-            found["crc32"] = crc32(outputs)
+            outputs, places = operation.outputs, note.at
+            evidence["crc32"] = crc32(outputs)
         if operation.inputs:
-            found["dtype"] = _name(operation.inputs[0].dtype)
+            evidence["dtype"] = _name(operation.inputs[0].dtype)
         if note.inputs is None:
-            return found
+            return evidence
         sample: dict[str, Any] = {"at": note.at, "inputs": note.inputs}
         if operation.kind == "reduce_scatter":
-            size = sum(each.numel() for each in outputs)
+            size = sum(tensor.numel() for tensor in outputs)
             begin = operation.position * size
-            at = [position for position in at if begin <= position < begin + size]
-            sample["outputs_at"] = at
-            sample["outputs"] = elements(outputs, [position - begin for position in at])
+            places = [position for position in places if begin <= position < begin + size]
+            sample["outputs_at"] = places
+            sample["outputs"] = elements(outputs, [position - begin for position in places])
         elif outputs:
-            sample["outputs"] = elements(outputs, at)
-        return {**found, "sample": sample}
+            sample["outputs"] = elements(outputs, places)
+        return {**evidence, "sample": sample}
 
     def begin(self, step: int, drawn: bool) -> None:
         """Begin ``step``: operations that begin from now on are of it."""
@@ -293,13 +219,13 @@ class OperationLog:
             groups, self._told = self._groups[self._told :], len(self._groups)
             done, self._done = self._done, []
             self.moved_t = time.monotonic()
-        return groups, [self._line(*each) for each in done]
+        return groups, [self._line(*ended) for ended in done]
 
     def _settle(self) -> None:
         deadline = time.monotonic() + _SETTLES_WITHIN_S
         while time.monotonic() < deadline:
             running = self._all_running()
-            if not any(each.over() for each in running):
+            if not any(operation.over() for operation in running):
                 return
             time.sleep(_LOOKS_EVERY_S)
 
@@ -310,7 +236,7 @@ class OperationLog:
     def unfinished(self) -> list[dict[str, Any]]:
         """Return a line of each operation that has not ended."""
         running = self._all_running()
-        return [{**self._head(each), "step": each.note.step} for each in running]
+        return [{**self._head(operation), "step": operation.note.step} for operation in running]
 
     def waiting(self) -> tuple[Operation | None, float]:
         """Return the operation that this rank has been in for longest, and since when; none: since when it is in none.
@@ -318,13 +244,13 @@ class OperationLog:
         A message counts while the rank waits for it: receipts are posted long before anything can arrive.
         """
         with self._lock:
-            found = [
-                (since_t, id(each), each)
-                for each in (*self._running, *self._messages)
-                if (since_t := each.blocked_t if each.kind in MESSAGES else each.began_t) is not None
+            blocking = [
+                (since_t, id(operation), operation)
+                for operation in (*self._running, *self._messages)
+                if (since_t := operation.blocked_t if operation.kind in MESSAGES else operation.began_t) is not None
             ]
-            if found:
-                since_t, _, operation = min(found)
+            if blocking:
+                since_t, _, operation = min(blocking)
                 return operation, since_t
             return None, self.moved_t
 
@@ -339,5 +265,5 @@ class OperationLog:
 
 def _shared(operation: Operation) -> bool:
     """Whether an input lies in the memory of a result."""
-    places = {each.untyped_storage().data_ptr() for each in operation.outputs}
-    return any(each.untyped_storage().data_ptr() in places for each in operation.inputs)
+    places = {tensor.untyped_storage().data_ptr() for tensor in operation.outputs}
+    return any(tensor.untyped_storage().data_ptr() in places for tensor in operation.inputs)

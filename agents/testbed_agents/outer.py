@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from testbed_agents import evidence, watched
 from testbed_agents.aggregation import begin_sum_at
+from testbed_agents.checksums import crc32
+from testbed_agents.evidence import Evidence
 from testbed_agents.exchange import Exchange, begin_sum, gather_into
-from testbed_agents.failpoints import failpoint
 from testbed_agents.groups import Replicas
-from testbed_agents.operation_log import crc32
+from testbed_agents.hooks import Hooks
 from testbed_agents.strategies.strategy import flatten, unflatten
 from testbed_agents.weighted_mean import mean_of, weighted
 
@@ -81,7 +81,7 @@ class Slice:
         self, name: str, total: Tensor, values: Tensor, shares: Sequence[float], taken: int | None = None
     ) -> Tensor:
         """Return the mean whose sum is ``total`` (``weighted_mean.py``)."""
-        return mean_of(name, total, values, self.replicas.across_ranks, shares, taken)
+        return mean_of(name, total, values, self.replicas.across_ranks, shares, self.replicas.hooks.evidence, taken)
 
     def gather(self, values: Tensor) -> Tensor:
         """Return all slices of ``values`` as flat parameters, (elements,): a collective call of a replica's ranks."""
@@ -100,7 +100,7 @@ class Slice:
         A collective call of the ranks of a replica.
         """
         if not self.holds:
-            watched.await_everyone()  # its mates wait for the other replicas
+            self.replicas.hooks.await_all()  # its mates wait for the other replicas
         whole = self.gather(values)
         if keep:
             local = flatten(self._parameters)
@@ -113,12 +113,12 @@ class Nesterov:
 
     m ← momentum m + g; Θ ← Θ - rate (g + momentum m), where g is the mean pseudo-gradient, Θ - θ.
 
-    ``name`` distinguishes the outer optimizers of one rank, in records.
+    ``name`` distinguishes the outer optimizers of one rank, in records, which go to the evidence of ``hooks``.
     """
 
-    def __init__(self, values: Tensor, rate: float, momentum: float, name: str = "outer") -> None:
-        self._rate, self._momentum, self.name = rate, momentum, name
-        self._chain: evidence.Evidence | None = None  # in which this optimizer's last step was recorded
+    def __init__(self, values: Tensor, rate: float, momentum: float, hooks: Hooks, name: str = "outer") -> None:
+        self._rate, self._momentum, self._hooks, self.name = rate, momentum, hooks, name
+        self._chain: Evidence | None = None  # in which this optimizer's last step was recorded
         self._values = nn.Parameter(values, requires_grad=True)
         self._optimizer = torch.optim.SGD([self._values], lr=rate, momentum=momentum, nesterov=momentum > 0)
         # SGD makes the buffer in its first step; a checkpoint must be able to fill it before. Zeros are the same.
@@ -132,11 +132,11 @@ class Nesterov:
         return self._values.data
 
     def step(self, gradient: Tensor) -> None:
-        for _ in range(1 + failpoint("applied-twice")):
+        for _ in range(1 + self._hooks.failpoint("applied-twice")):
             self._step(gradient)
 
     def _step(self, gradient: Tensor) -> None:
-        checks = evidence.current()
+        checks = self._hooks.evidence
         if not checks.recording:
             self._update(gradient)
             return

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from testbed_agents.failpoints import failpoint
-from testbed_agents.operation_log import crc32
+from testbed_agents.checksums import crc32
+from testbed_agents.hooks import Hooks
 from testbed_agents.parcels import Note
 
 __all__ = ["Deliver", "OuterServer"]
@@ -33,8 +33,8 @@ Deliver = Callable[[Note, Tensor | None], None]
 class OuterServer(ABC):
     """``sites`` in the order of their first ranks; ``lead``: whether this part decides."""
 
-    def __init__(self, sites: Sequence[str], lead: bool) -> None:
-        self.sites, self.lead = tuple(sites), lead
+    def __init__(self, sites: Sequence[str], lead: bool, hooks: Hooks) -> None:
+        self.sites, self.lead, self.hooks = tuple(sites), lead, hooks
         self.deliver: dict[str, Deliver] = {}
         """How to reach each site; complete before anything is received."""
         self.followers: list[Callable[[Note], None]] = []
@@ -67,7 +67,7 @@ class OuterServer(ABC):
                 self._early.append((site, note, payload))
                 return
             if note["kind"] == "push":
-                if len(payload) and failpoint("wrong-parcel"):
+                if len(payload) and self.hooks.failpoint("wrong-parcel"):
                     payload = payload.clone()
                     payload[0] ^= 1
                 received = {"what": "received", "site": site, "push": note["push"], "fragment": note.get("fragment")}

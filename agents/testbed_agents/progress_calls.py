@@ -24,8 +24,8 @@ __all__ = ["step"]
 
 if __name__ == "testbed_agents":
     # Alone, on the path of a launched program. It hides none of the agents' own modules, where those are on the path.
-    _folders = (os.path.join(it, "testbed_agents") for it in sys.path)  # noqa: PTH118
-    __path__ = [it for it in _folders if os.path.isdir(it)]  # noqa: PTH112
+    _folders = (os.path.join(path, "testbed_agents") for path in sys.path)  # noqa: PTH118
+    __path__ = [folder for folder in _folders if os.path.isdir(folder)]  # noqa: PTH112
 
 _opened: dict[str, int] = {}
 
@@ -48,8 +48,8 @@ def step(
         return
     try:
         t = time.monotonic()
-        said = {"step": step, "train_loss": train_loss, "tokens": tokens, "tokens_seen": tokens_seen, **numbers}
-        line = json.dumps({**{key: float(value) for key, value in said.items() if value is not None}, "t": t})
+        figures = {"step": step, "train_loss": train_loss, "tokens": tokens, "tokens_seen": tokens_seen, **numbers}
+        line = json.dumps({**{key: float(value) for key, value in figures.items() if value is not None}, "t": t})
         if path not in _opened:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             _opened[path] = os.open(path, flags, 0o644)

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ import torch
 from testbed_agents import namespaces
 from testbed_agents.checkpoint import CheckpointError
 from testbed_agents.data import CorpusError
+from testbed_agents.hooks import PlantedError
 from testbed_agents.metrics import RankMetrics
 from testbed_agents.records import Records, RecordsError
-from testbed_agents.train import train
-from testbed_agents.training_job import Job, Outcome, Seat, TrainingFailed, reason_of
+from testbed_agents.train import Trainer
+from testbed_agents.training_job import Control, Job, Outcome, Seat, TrainingFailed, reason_of
 
 STOP_GRACE_S = 2.0
 """Time for a stopped job to finish its step."""
@@ -37,7 +38,11 @@ REASONS = {"ok": "", "stopped": "asked to stop", "saved": "asked to save its sta
 """Reason for the end of the trainer, by its status."""
 
 
-def live(message: Mapping[str, Any], parent: int, channel: socket.socket) -> None:
+Plant = Callable[[int], PlantedError | None]
+"""Returns the planted error of a rank; None outside tests."""
+
+
+def live(message: Mapping[str, Any], parent: int, channel: socket.socket, plant: Plant = lambda rank: None) -> None:
     """Run as the rank that ``message`` describes, until the fork server at the other end of ``channel`` ends."""
     namespaces.enter(message["namespaces"])
     if user := message.get("user"):
@@ -51,42 +56,41 @@ def live(message: Mapping[str, Any], parent: int, channel: socket.socket) -> Non
         metrics.serve(address, port)
     except OSError as error:
         raise OSError(error.errno, f"cannot serve /metrics on {address}:{port}: {error.strerror}") from error
-    rank = Rank(seat, metrics, channel)
-    rank.say("ready", pid=os.getpid())
-    while order := channel.recv(MESSAGE_BYTES):
-        rank.obey(json.loads(order))
+    rank = Rank(seat, metrics, channel, plant)
+    rank.report("ready", pid=os.getpid())
+    while command := channel.recv(MESSAGE_BYTES):
+        rank.execute(json.loads(command))
 
 
 class Rank:
     """Executes commands of the fork server. ``channel`` is a SOCK_SEQPACKET socket: one JSON object per message."""
 
-    def __init__(self, seat: Seat, metrics: RankMetrics, channel: socket.socket) -> None:
-        self._seat, self._metrics, self._channel = seat, metrics, channel
+    def __init__(self, seat: Seat, metrics: RankMetrics, channel: socket.socket, plant: Plant) -> None:
+        self._seat, self._metrics, self._channel, self._plant = seat, metrics, channel, plant
         self._job = ""
         self._records: Records | None = None
         self._trainer: threading.Thread | None = None
-        self._stop, self._save = threading.Event(), threading.Event()
-        self._slower_by = 0.0
+        self._control = Control()
         self._over = threading.Lock()
         """Acquired by the thread that reports the end of the job and never released, so that it is reported once."""
 
-    def obey(self, message: Mapping[str, Any]) -> None:
+    def execute(self, message: Mapping[str, Any]) -> None:
         if message["do"] == "train" and self._trainer is None:
             self._job = str(message["job"])
             self._trainer = threading.Thread(target=self._train, args=(message,), name="trainer", daemon=True)
             self._trainer.start()
         elif message["do"] == "slow":
-            self._slower_by = float(message["by"])
+            self._control.slower_by = float(message["by"])
         elif message["do"] == "stop" and self._trainer is not None and message["job"] == self._job:
             if message.get("save"):
                 # Never by force: the caller bounds the time that saving may take.
-                self._save.set()
+                self._control.save.set()
                 return
-            self._stop.set()
+            self._control.stop.set()
             self._trainer.join(STOP_GRACE_S)
             self._finish("stopped", f"asked to stop; its step did not end within {STOP_GRACE_S:g} s")
 
-    def say(self, event: str, **fields: object) -> None:
+    def report(self, event: str, **fields: object) -> None:
         line = {"event": event, "rank": self._seat.rank, **fields, "t": time.monotonic()}
         with contextlib.suppress(OSError):  # the fork server has ended, and this process is about to
             self._channel.send(json.dumps(line).encode())
@@ -97,20 +101,13 @@ class Rank:
             self._records = Records(job.directory / f"rank-{self._seat.rank}.jsonl", job.fence)
             _print_to(job.directory / f"rank-{self._seat.rank}.log")
             self._metrics.job_state(self._job, "training")
-            outcome = train(
-                job,
-                self._seat,
-                self._records,
-                self._metrics,
-                self._stop,
-                began=self._began,
-                slower_by=lambda: self._slower_by,
-                save=self._save.is_set,
-            )
+            planted = self._plant(self._seat.rank) if job.attempt == 1 else None
+            trainer = Trainer(job, self._seat, self._records, self._metrics, self._control, self._began, planted)
+            outcome = trainer.run()
             self._finish(outcome.status, REASONS[outcome.status], outcome=outcome)
         except TrainingFailed as error:
             # After a stop, a collective fails because a peer closed its connections, which is how a stuck job ends.
-            self._finish("stopped" if self._stop.is_set() else "failed", str(error), step=error.step)
+            self._finish("stopped" if self._control.stop.is_set() else "failed", str(error), step=error.step)
         except (CheckpointError, RecordsError) as error:
             self._finish("failed", str(error), storage=True)
         except CorpusError as error:
@@ -122,7 +119,7 @@ class Rank:
             self._finish("failed", f"{type(error).__name__}: {reason_of(error)}")
 
     def _began(self) -> None:
-        self.say("began", job=self._job)
+        self.report("began", job=self._job)
 
     def _finish(
         self,
@@ -136,19 +133,19 @@ class Rank:
         """Report the end of the job, once. ``storage``: the disk failed, not the job."""
         if not self._over.acquire(blocking=False):
             return
-        more: dict[str, object] = {}
+        parameters: dict[str, object] = {}
         if outcome is not None:
-            step, more = outcome.step, {"parameters_sha256": outcome.fingerprint}
+            step, parameters = outcome.step, {"parameters_sha256": outcome.fingerprint}
         if self._records is not None:
             try:
                 last = self._metrics.last_step if step is None else step
-                self._records.write("end", t=time.monotonic(), status=status, reason=reason, step=last, **more)
+                self._records.write("end", t=time.monotonic(), status=status, reason=reason, step=last, **parameters)
             except RecordsError as error:
                 if status == "ok":
                     status, reason, storage = "failed", str(error), True
             self._records.close()  # a trainer that returns later must not write
         self._metrics.job_state(self._job, {"ok": "finished", "saved": "stopped"}.get(status, status))
-        self.say("finished", job=self._job, status=status, reason=reason, storage=storage)
+        self.report("finished", job=self._job, status=status, reason=reason, storage=storage)
         if outcome is None:
             _hang_up(self._metrics.port)
 

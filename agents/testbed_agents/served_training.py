@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from testbed_agents.checksums import crc32
 from testbed_agents.exchange import gather_into
-from testbed_agents.operation_log import crc32
 from testbed_agents.outer_server import OuterServer
 from testbed_agents.parcels import TOKEN_BYTES, Channel, Dialer, Note, Post
 from testbed_agents.strategies.diloco import ReplicaTraining

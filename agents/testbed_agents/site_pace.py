@@ -79,8 +79,10 @@ class InnerSteps:
         if by_time and not speeds:
             raise ValueError("pace: time needs the declared speeds of sites")
         # As written in decimals: 0.6 is three times 0.2, which as floating-point numbers it is not.
-        found = {name: Fraction(str(speeds.get(name, 1.0))) if by_time else Fraction(1) for name in groups.site_names}
-        self._faster = {name: speed / min(found.values()) for name, speed in found.items()}
+        speed_by_site = {
+            name: Fraction(str(speeds.get(name, 1.0))) if by_time else Fraction(1) for name in groups.site_names
+        }
+        self._faster = {name: speed / min(speed_by_site.values()) for name, speed in speed_by_site.items()}
         self._sites = groups.sites
 
     def until(self, step: int, rank: int) -> int:

@@ -1,9 +1,8 @@
-"""What the kernel says of this process's TCP connections: tcp(7), TCP_INFO (linux/tcp.h)."""
+"""The kernel's statistics of this process's TCP connections: tcp(7), TCP_INFO (linux/tcp.h)."""
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import socket
 import stat
@@ -11,7 +10,9 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 
-__all__ = ["Connections", "Sums", "retransmitted"]
+from testbed_agents.interfaces import network_of
+
+__all__ = ["Connections", "Sums"]
 
 _AT_BUSY = 168
 """Of tcpi_busy_time in struct tcp_info; tcpi_rwnd_limited and tcpi_sndbuf_limited (all us, since Linux 4.10),
@@ -58,7 +59,7 @@ class Connections:
     """
 
     def __init__(self, interface: str) -> None:
-        self._near = _network(interface)
+        self._near = network_of(interface)
         self._peers: dict[tuple[int, int], str] = {}
         """Peers by descriptor and inode, which no later socket has."""
         self.retransmitted: dict[str, int] = {}
@@ -72,7 +73,7 @@ class Connections:
         self._count, self._reads = -1, 0
 
     def _look(self) -> bool:
-        """Update which descriptors may be connections. Returns False if that cannot be known."""
+        """Update which descriptors may be connections. Returns False if they cannot be listed."""
         try:
             count = os.stat("/proc/self/fd").st_size  # noqa: PTH116 (their number since Linux 6.2, before that 0)
             if count == 0 or count != self._count or self._reads % LOOKS_EVERY == 0:
@@ -102,16 +103,16 @@ class Connections:
                 continue  # no TCP socket
             if length.value < _AT_ORDER:
                 continue  # an older kernel
-            busy, window, small, _, _, out, more = _FIELDS.unpack_from(_buffer, _AT_BUSY)
+            busy, window, small, _, _, out, resent_bytes = _FIELDS.unpack_from(_buffer, _AT_BUSY)
             before = _ORDER.unpack_from(_buffer, _AT_ORDER)[2] if length.value >= len(_buffer) else 0
             if not (out or before) or not (peer := self._peer(descriptor)):
                 continue
-            if more:
-                again[peer] += more
+            if resent_bytes:
+                again[peer] += resent_bytes
             if before:
                 early[peer] += before
             if self._crosses(peer):
-                sent, resent = sent + out, resent + more
+                sent, resent = sent + out, resent + resent_bytes
                 busy_us, window_us, buffer_us = busy_us + busy, window_us + window, buffer_us + small
         self.retransmitted, self.out_of_order = dict(again), dict(early)
         self.across = Sums(sent, resent, busy_us / 1e6, window_us / 1e6, buffer_us / 1e6)
@@ -139,30 +140,6 @@ def _is_socket(descriptor: int) -> bool:
         return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
     except OSError:
         return False  # that of the list itself
-
-
-def retransmitted() -> dict[str, int]:
-    """Return the payload bytes retransmitted so far over this process's open connections, by the peer's address.
-
-    Peers without retransmissions are left out, as in most steps all are.
-    """
-    found = Connections("")
-    found.read()
-    return found.retransmitted
-
-
-def _network(interface: str) -> tuple[int, int]:
-    """Return network and mask of the interface's IPv4 address; (0, 0) if it has none."""
-    name = struct.pack("256s", interface.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            address, mask = (
-                int.from_bytes(fcntl.ioctl(asking.fileno(), request, name)[20:24], "big")
-                for request in (0x8915, 0x891B)  # SIOCGIFADDR, SIOCGIFNETMASK: netdevice(7)
-            )
-        except OSError:
-            return 0, 0
-    return address & mask, mask
 
 
 def _peer(descriptor: int) -> str:

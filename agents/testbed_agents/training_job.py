@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed_agents.evaluation import Plan
-from testbed_agents.fence import Fence
 from testbed_agents.model import Shape
+from testbed_agents.records import Fence
+from testbed_agents.status_file import Order
 
-__all__ = ["Job", "Outcome", "Seat", "TrainingFailed", "reason_of"]
+__all__ = ["Control", "Job", "Outcome", "Seat", "TrainingFailed", "reason_of"]
 
 
 class TrainingFailed(Exception):
@@ -45,7 +46,7 @@ class Job:
         checkpoint_every: steps between two checkpoints; 0: none.
         sites: the site of each rank, in rank order; empty: all at one.
         calibrate: operations to time alone before the first step (``calibration.py``).
-        evaluate: when to evaluate the outer parameters on held-out text.
+        evaluate_every: steps between two evaluations of the outer parameters on held-out text; 0: none.
         strategy: name of the strategy; ``options`` are arguments of its constructor.
         compute: what is declared of the compute of a step (``compute.Compute``); None for real compute.
     """
@@ -69,13 +70,22 @@ class Job:
     strategy: str = "ddp"
     options: Mapping[str, Any] = field(default_factory=dict)
     compute: Mapping[str, Any] | None = None
-    evaluate: Plan = field(default_factory=Plan)
+    evaluate_every: int = 0
     calibrate: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def speeds(self) -> Mapping[str, float]:
         """Declared speeds of sites, relative to the fastest ones."""
         return dict((self.compute or {}).get("speeds", {}))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of this rank in an inner step."""
+        return self.batch * self.shape.context
+
+    def evaluates_after(self, step: int) -> bool:
+        """Return whether an evaluation is due after ``step``: every so many steps, and after the last one."""
+        return self.evaluate_every > 0 and (step % self.evaluate_every == 0 or step == self.steps)
 
     @property
     def fence(self) -> Fence:
@@ -102,17 +112,37 @@ class Job:
                 attempt=int(message.get("attempt", 1)),
                 resume=(int(resume[0]), int(resume[1])) if (resume := message.get("resume")) else None,
                 checkpoint_every=int(message.get("checkpoint_every", 0)),
-                sites=tuple(str(it) for it in message.get("sites", ())),
+                sites=tuple(str(site) for site in message.get("sites", ())),
                 strategy=str(message.get("strategy", {}).get("name", "ddp")),
                 options=dict(message.get("strategy", {}).get("options", {})),
                 compute=message.get("compute"),
-                evaluate=Plan(int(message.get("evaluate_every", 0))),
+                evaluate_every=int(message.get("evaluate_every", 0)),
                 calibrate=tuple(message.get("calibrate", ())),
             )
         except KeyError as error:
             raise TrainingFailed(f"the train message has no {error}") from error
         except (TypeError, ValueError) as error:
             raise TrainingFailed(f"invalid train message: {error}") from error
+
+
+class Control:
+    """Commands to a running job, from another thread.
+
+    Attributes:
+        stop, save: end the job after the running step; ``save`` with a checkpoint.
+        slower_by: extends the compute of each step by this share of the declared compute, or of the previous step's
+            real compute.
+    """
+
+    slower_by: float = 0.0
+
+    def __init__(self) -> None:
+        self.stop, self.save = threading.Event(), threading.Event()
+
+    @property
+    def request(self) -> Order:
+        """What this rank asks the other ranks for."""
+        return "stop" if self.stop.is_set() else "save" if self.save.is_set() else ""
 
 
 @dataclass(frozen=True)

@@ -54,25 +54,25 @@ def run(argv: Sequence[str], stdin: int = 0, *, framed: bool = False) -> int:
         return 126
     watched = os.pidfd_open(child.pid)
     feed = None if child.stdin is None else Feed(child.stdin)
-    held = True
+    caller_alive = True
     # Not poll(), which would reap it: then another session could have its number before the rest of this one is killed.
     while os.waitid(os.P_PIDFD, watched, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         poll = select.poll()
         poll.register(watched, select.POLLIN)
-        if held:
+        if caller_alive:
             poll.register(stdin, select.POLLIN if feed is None or feed.has_room else 0)
             if feed is not None and feed.waiting:
                 poll.register(feed.sink, select.POLLOUT)
-        ready = dict(poll.poll(None if held else GRACE_S * 1000))
+        ready = dict(poll.poll(None if caller_alive else GRACE_S * 1000))
         if feed is not None and feed.sink in ready:
             feed.write()
         if stdin in ready:
-            heard = os.read(stdin, READ_BYTES) if ready[stdin] & select.POLLIN else b""
-            if not heard:
-                held = False
+            received = os.read(stdin, READ_BYTES) if ready[stdin] & select.POLLIN else b""
+            if not received:
+                caller_alive = False
                 _signal(child.pid, signal.SIGTERM)
             elif feed is not None:
-                for number in feed.hear(heard):
+                for number in feed.decode(received):
                     _signal(child.pid, number)
         elif not ready:
             _signal(child.pid, signal.SIGKILL)
@@ -81,11 +81,11 @@ def run(argv: Sequence[str], stdin: int = 0, *, framed: bool = False) -> int:
     return 128 - child.returncode if child.returncode < 0 else child.returncode
 
 
-def stand_beside(token: str, stdin: int = 0) -> int:
+def hang_up_at_eof(token: str, stdin: int = 0) -> int:
     """Wait for EOF on ``stdin``, then end the processes with ``token``, as described for the module."""
     last = b""
-    while heard := os.read(stdin, READ_BYTES):
-        last = heard[-1:]
+    while received := os.read(stdin, READ_BYTES):
+        last = received[-1:]
     if last == b"E":
         return 0
     number, until = signal.SIGHUP, time.monotonic() + GRACE_S
@@ -104,18 +104,18 @@ def stand_beside(token: str, stdin: int = 0) -> int:
 def _visitors(token: str) -> list[int]:
     """Return pidfds of the processes with this token in their environment (proc(5)), which child processes inherit."""
     mark = f"TESTBED_VISIT={token}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
+    pidfds = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
             continue
         with contextlib.suppress(OSError), contextlib.ExitStack() as undone:
             # Opened first: a pid that is recycled after the check is not signalled.
-            pidfd = os.pidfd_open(int(entry.name))
+            pidfd = os.pidfd_open(int(folder.name))
             undone.callback(os.close, pidfd)
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
                 undone.pop_all()
-                found.append(pidfd)
-    return found
+                pidfds.append(pidfd)
+    return pidfds
 
 
 class Feed:
@@ -133,7 +133,7 @@ class Feed:
     def has_room(self) -> bool:
         return len(self.waiting) < MOST_WAITING_BYTES
 
-    def hear(self, data: bytes) -> Iterator[signal.Signals]:
+    def decode(self, data: bytes) -> Iterator[signal.Signals]:
         """Decode received bytes; yield the signals among the frames."""
         self._unread += data
         while len(self._unread) >= HEAD.size:
@@ -172,9 +172,9 @@ def _signal(session: int, number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    if words[:1] == ["--visit"]:
-        sys.exit(stand_beside(words[1]))
-    with_stdin = words[:1] == ["--stdin"]
-    words = words[with_stdin:]
-    sys.exit(run(words[1:] if words[:1] == ["--"] else words, framed=with_stdin))
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--visit"]:
+        sys.exit(hang_up_at_eof(arguments[1]))
+    with_stdin = arguments[:1] == ["--stdin"]
+    arguments = arguments[with_stdin:]
+    sys.exit(run(arguments[1:] if arguments[:1] == ["--"] else arguments, framed=with_stdin))

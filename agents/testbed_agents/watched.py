@@ -1,17 +1,18 @@
-"""A process group that tells an observer of each operation, from any caller.
+"""A process group that calls an observer at each operation, from any caller.
 
 ``init_process_group("watched")`` instead of ``"gloo"`` (import this module first). The group forwards every operation
 to gloo, so DDP, FSDP2, functional collectives, pipelining and a strategy's own exchanges are seen in one place: which
 group, what kind, how many bytes, when it began and ended. Sums and orders of addition are gloo's, bit for bit.
 
-:func:`observe` sets the observer of all groups of the process; without one the group only counts its operations. The
-observer decides what is done with the tensors: :mod:`testbed_agents.check_log` takes checksums and samples of them.
+All groups have the hooks of the default group (``WatchedGroup.hooks``), one of which is the observer; without one the
+group only counts its operations. The observer decides what is done with the tensors: :mod:`testbed_agents.check_log`
+takes checksums and samples of them.
 
-An operation has *ended* when its result is there and before anybody who waits for it can go on: for those with a
+An operation has *ended* when its result is there and before a caller that waits for it continues: for those with a
 future, in gloo's thread; for send and recv, which have none, in ``wait``. So an observer reads a result before the
-caller can overwrite it, without a copy. Only who waits for the future itself (the reducer of DistributedDataParallel)
-may be ahead of the observer: torch wakes it before it calls back. ``Operation.over`` tells, and an observer must wait
-for those before the step ends and its buckets are filled again.
+caller can overwrite it, without a copy. Only a caller that waits for the future itself (the reducer of
+DistributedDataParallel) may be ahead of the observer: torch wakes it before it calls back. An observer must wait for
+those operations (``Operation.over``) before the step ends and its buckets are filled again.
 
 Operations are numbered from 0 in each group, in the order in which this rank begins them, which is the same on all
 ranks of the group. A message is numbered among those of its source, destination and tag.
@@ -19,7 +20,6 @@ ranks of the group. A message is numbered among those of its source, destination
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import threading
@@ -27,7 +27,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,9 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Work
 
-__all__ = ["BACKEND", "Faults", "Observer", "Operation", "Parts", "observe"]
+from testbed_agents.hooks import Hooks, Observer
+
+__all__ = ["BACKEND", "Operation", "Parts", "WatchedGroup", "added"]
 
 BACKEND = "watched"
 
@@ -67,7 +69,7 @@ class Operation:
         reduction: sum, avg, max, ...; empty where nothing is reduced.
         root: position of the source or destination of all; None for none.
         peer: position of the other rank of a message.
-        step: in which it began, where somebody is patient (:func:`be_patient`).
+        step: in which it began, where the job waits for stragglers (``Hooks.stragglers``).
         sent: parts by destination; one part for all of them.
         received: parts by source; None where nothing was received.
         waited_s: how long the rank was blocked in ``wait``; None if it waited otherwise, or not yet.
@@ -107,110 +109,17 @@ class Operation:
         self.inputs, self.outputs, self.sent, self.received = [], [], None, None
 
     def first_end(self) -> bool:
-        """Return True once: to the one who may note the end."""
+        """Return True once: to the caller that notes the end."""
         return self._ended.acquire(blocking=False)
 
 
-class Observer(Protocol):
-    """What is told of each operation. Errors of an observer end the operation with them."""
-
-    def entered(self, operation: Operation) -> None:
-        """Note an operation that is about to begin, in the thread that begins it; inputs are intact."""
-
-    def left(self, operation: Operation) -> None:
-        """Note one that has ended or failed, in any thread; results are intact while this runs."""
-
-    def added(self, group: str, ranks: tuple[int, ...], parts: Sequence[Tensor], total: Tensor) -> None:
-        """Note a sum of messages that this rank added itself (:func:`added`)."""
-
-
-class Faults(Protocol):
-    """Deliberate errors, for tests (:mod:`testbed_agents.breakage`)."""
-
-    def entering(self, operation: Operation) -> bool:
-        """Return whether the operation is carried out at all; called before the observer."""
-
-    def inputs(self, operation: Operation, given: Any) -> Any:
-        """Return what goes in instead of ``given``, in the same structure; called after the observer."""
-
-    def outputs(self, operation: Operation) -> None:
-        """Called when the operation has ended, before the observer."""
-
-
-_observer: Observer | None = None
-_faults: Faults | None = None
-
-
-def observe(observer: Observer | None) -> None:
-    """Set the observer of all watched groups of this process; None for none."""
-    global _observer
-    _observer = observer
-
-
-@contextlib.contextmanager
-def unobserved() -> Iterator[None]:
-    """Begin operations inside that no observer is told of; those that run already keep theirs."""
-    before = _observer
-    observe(None)
-    try:
-        yield
-    finally:
-        observe(before)
-
-
-_waiting: tuple[int, Callable[[], contextlib.AbstractContextManager[None]]] | None = None
-"""Thread, and in what it waits."""
-
-
-def wait_in(manager: Callable[[], contextlib.AbstractContextManager[None]] | None) -> None:
-    """Let the calling thread wait for operations inside ``manager()``, which may count the time; None: plainly."""
-    global _waiting
-    _waiting = None if manager is None else (threading.get_ident(), manager)
-
-
-def _wait() -> contextlib.AbstractContextManager[None]:
-    if _waiting is None or _waiting[0] != threading.get_ident():
-        return contextlib.nullcontext()
-    return _waiting[1]()
-
-
-class _Patience(Protocol):
-    step: Callable[[], int]
-    everyone: Sequence[int]
-
-    def await_ranks(self, ranks: Sequence[int], step: int, done: Callable[[], bool]) -> None:
-        """Wait for ranks that have not entered ``step`` yet."""
-
-
-_patience: _Patience | None = None
-
-
-def be_patient(patience: _Patience | None) -> None:
-    """Wait by ``patience`` for ranks of groups with a ``bound`` before their timeout runs; None: not."""
-    global _patience
-    _patience = patience
-
-
-def await_everyone() -> None:
-    """Wait until all ranks of the job have entered this step, before an operation with a rank that waits for them."""
-    if _patience is not None:
-        _patience.await_ranks(_patience.everyone, _patience.step(), lambda: False)
-
-
-def break_by(faults: Faults | None) -> None:
-    """Set the deliberate errors of all watched groups of this process; None: none."""
-    global _faults
-    _faults = faults
-
-
 def added(group: Any, parts: Sequence[Tensor], total: Tensor) -> None:
-    """Tell the observer of a sum of messages that this rank added itself: ``parts`` in the order of addition.
+    """Call the observer with a sum of messages that this rank added itself: ``parts`` in the order of addition.
 
     All ranks of ``group`` have the same parts, and add them alike; those that got the sum itself have no parts.
     """
-    note = getattr(_observer, "added", None)  # of operations alone an observer may be told too
-    if note is not None and isinstance(group, WatchedGroup):
-        note(group.label, group.ranks, parts, total)
+    if isinstance(group, WatchedGroup) and group.hooks.observer is not None:
+        group.hooks.observer.added(group.label, group.ranks, parts, total)
 
 
 def flat(tensors: Any) -> Iterator[Tensor]:
@@ -218,8 +127,8 @@ def flat(tensors: Any) -> Iterator[Tensor]:
     if isinstance(tensors, Tensor):
         yield tensors
     else:
-        for each in tensors:
-            yield from flat(each)
+        for part in tensors:
+            yield from flat(part)
 
 
 def listed(tensors: Any) -> list[Tensor]:
@@ -230,31 +139,27 @@ def listed(tensors: Any) -> list[Tensor]:
 
 
 def size_of(tensors: Any) -> int:
-    return sum(int(each.nbytes) for each in listed(tensors))
+    return sum(int(tensor.nbytes) for tensor in listed(tensors))
 
 
 class WatchedWork(Work):
     """gloo's handle of an operation, with the time that its owner is blocked in ``wait``."""
 
     def __init__(
-        self, work: Any, operation: Operation, observer: Observer | None, has_future: bool, bound: Any = None
+        self, group: WatchedGroup, work: Any, operation: Operation, observer: Observer | None, has_future: bool
     ) -> None:
         super().__init__()
-        self._work, self._operation, self._observer, self._has_future = work, operation, observer, has_future
-        self._bound = bound
+        self._group, self._work, self._operation = group, work, operation
+        self._observer, self._has_future = observer, has_future
 
     def wait(self, timeout: Any = None) -> bool:
         began_t = self._operation.blocked_t = time.monotonic()
         try:
-            with _wait():
-                if self._bound is not None and timeout is None:
-                    timeout = self._bound
-                    if _patience is not None:
-                        _patience.await_ranks(self._operation.ranks, self._operation.step, self._work.is_completed)
-                done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
+            with self._group.hooks.blocked():
+                completed = self._wait(timeout)
         except RuntimeError as error:
             if not self._has_future:
-                _end(self._operation, self._observer, str(error) or type(error).__name__)
+                self._group.note_end(self._operation, self._observer, error)
             raise
         finally:
             self._operation.blocked_t = None
@@ -262,8 +167,15 @@ class WatchedWork(Work):
         if not self._has_future:
             if self._operation.kind == "recv" and self._operation.peer is None:
                 self._operation.peer = int(self._work._source_rank())
-            _end(self._operation, self._observer)
-        return done
+            self._group.note_end(self._operation, self._observer)
+        return completed
+
+    def _wait(self, timeout: Any) -> bool:
+        if self._group.bound is not None and timeout is None:
+            timeout = self._group.bound
+            if (stragglers := self._group.hooks.stragglers) is not None:
+                stragglers.await_ranks(self._operation.ranks, self._operation.step, self._work.is_completed)
+        return bool(self._work.wait() if timeout is None else self._work.wait(timeout))
 
     def get_future(self) -> Any:
         return self._work.get_future()
@@ -289,17 +201,6 @@ class WatchedWork(Work):
     source_rank = _source_rank
 
 
-def _end(operation: Operation, observer: Observer | None, error: str = "") -> None:
-    """Note the end once: ``wait`` may be called again."""
-    if not operation.first_end():
-        return
-    operation.ended_t, operation.error = time.monotonic(), error
-    if _faults is not None and not error:
-        _faults.outputs(operation)
-    if observer is not None:
-        observer.left(operation)
-
-
 class _Nothing(Work):
     """Handle of an operation that was not carried out, on purpose."""
 
@@ -318,19 +219,16 @@ class _Nothing(Work):
         return True
 
 
-_named: Counter[tuple[str, tuple[int, ...]]] = Counter()
-"""How many groups of a name and of ranks this process has."""
-
-
 class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
-    """A gloo process group that tells of its operations. ``ranks``: the global ones, in the group's order.
+    """A gloo process group that calls ``hooks`` at its operations. ``ranks``: the global ones, in the group's order.
 
     A group of two has a connection for messages of each direction. gloo announces each receipt to the sender; behind
     what the receiver itself is sending, this would come late, and two large messages would take turns.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: Any, ranks: Sequence[int]) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: Any, ranks: Sequence[int], hooks: Hooks) -> None:
         super().__init__(rank, size)
+        self.hooks = hooks
         gloo = ProcessGroupGloo(store, rank, size, timeout)
         self._gloo: Any = gloo
         # gloo's own class lacks coalesced operations, a plain process group has them. This one has the backend too,
@@ -358,15 +256,16 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def label(self) -> str:
-        """The name in records: ``group_desc``, ``world`` for the default group; told apart from others of its ranks."""
+        """The name in records: ``group_desc``; ``world`` for the default group; numbered from the second group of the
+        same ranks on."""
         if self._label:
             return self._label
         with self._lock:
             if not self._label:
                 name = str(self.group_desc)
                 name = {"default_pg": "world", "undefined": "", "": ""}.get(name, name) or f"group:{self.group_name}"
-                _named[name, self._ranks] += 1
-                count = _named[name, self._ranks]
+                self.hooks.labels[name, self._ranks] += 1
+                count = self.hooks.labels[name, self._ranks]
                 self._label = name if count == 1 or name == "world" else f"{name}#{count}"
             return self._label
 
@@ -377,9 +276,9 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _begun(self, operation: Operation, given: Any, begin: Callable[[Any], Any], observer: Observer | None) -> Any:
         """Begin ``operation`` by ``begin``, of ``given`` or what a deliberate error makes of it; return its handle."""
-        faults = _faults
+        planted, stragglers = self.hooks.planted, self.hooks.stragglers
         operation.position = self._position
-        if faults is not None and not faults.entering(operation):
+        if planted is not None and not planted.entering(operation):
             return _Nothing(operation.outputs)
         if operation.kind not in MESSAGES:
             operation.sequence = next(self._count)
@@ -387,42 +286,54 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
             with self._lock:
                 operation.sequence = self._number(operation)
         operation.began_t = time.monotonic()
-        operation.step = _patience.step() if _patience is not None else 0
+        operation.step = stragglers.step if stragglers is not None else 0
         if observer is not None:
             observer.entered(operation)
-        if faults is not None:
-            given = faults.inputs(operation, given)
+        if planted is not None:
+            given = planted.inputs(operation, given)
         try:
             return begin(given)
         except RuntimeError as error:
-            _end(operation, observer, str(error) or type(error).__name__)
+            self.note_end(operation, observer, error)
             raise
+
+    def note_end(self, operation: Operation, observer: Observer | None, error: Exception | None = None) -> None:
+        """Note the end of an operation once: ``wait`` may be called again."""
+        if not operation.first_end():
+            return
+        operation.ended_t = time.monotonic()
+        if error is not None:
+            operation.error = str(error) or type(error).__name__
+        elif self.hooks.planted is not None:
+            self.hooks.planted.outputs(operation)
+        if observer is not None:
+            observer.left(operation)
 
     def _do(self, operation: Operation, given: Any, begin: Callable[[Any], Any]) -> Any:
         """Begin ``operation`` as :meth:`_begun` does; return the handle that its caller gets."""
-        observer = _observer
+        observer = self.hooks.observer
         work = self._begun(operation, given, begin, observer)
         if isinstance(work, _Nothing):
             return work
         if work is None:
-            _end(operation, observer)
+            self.note_end(operation, observer)
             return None
         try:
             future = work.get_future()
         except RuntimeError:  # send and recv
-            return self._handle(WatchedWork(work, operation, self._for_messages(observer), False, self.bound))
+            return self._handle(WatchedWork(self, work, operation, self._for_messages(observer), False))
 
         def ended(done: Any) -> None:
             try:
                 done.value()
             except Exception as error:
-                _end(operation, observer, str(error) or type(error).__name__)
+                self.note_end(operation, observer, error)
             else:
-                _end(operation, observer)
+                self.note_end(operation, observer)
 
         operation.over = future.done
         future.add_done_callback(ended)
-        return self._handle(WatchedWork(work, operation, observer, True, self.bound))
+        return self._handle(WatchedWork(self, work, operation, observer, True))
 
     def _handle(self, work: WatchedWork) -> WatchedWork:
         self._handles.append(work)
@@ -459,16 +370,16 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
         As ``dist.all_reduce(tensor, async_op=True).get_future()`` of many: half of the cost over gloo's own.
         """
         operation = self._operation("all_reduce", [tensor], [tensor], reduction="sum")
-        observer = _observer
+        observer = self.hooks.observer
         work = self._begun(operation, [tensor], self._gloo.allreduce, observer)
 
         def ended(done: Any) -> Tensor:
             try:
                 done.value()
             except Exception as error:
-                _end(operation, observer, str(error) or type(error).__name__)
+                self.note_end(operation, observer, error)
                 raise
-            _end(operation, observer)
+            self.note_end(operation, observer)
             return tensor
 
         summed: torch.futures.Future[Tensor] = work.get_future().then(ended)
@@ -587,8 +498,8 @@ class WatchedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, outputs: Any, inputs: Any, *options: Any, **named: Any) -> Any:
         operation = self._operation("all_to_all", inputs, outputs)
-        operation.sent = lambda: [[each] for each in inputs]
-        operation.received = lambda: [[each] for each in outputs]
+        operation.sent = lambda: [[tensor] for tensor in inputs]
+        operation.received = lambda: [[tensor] for tensor in outputs]
         return self._do(operation, inputs, lambda given: self._inner.alltoall(outputs, given, *options, **named))
 
     def all_to_all_single(
@@ -640,7 +551,7 @@ def _plain_group(store: Any, rank: int, size: int) -> Any:
 
 
 class _Numbered:
-    """Numbers a message of which the source was not known when its receipt began."""
+    """Numbers a message whose source was unknown when its receipt began."""
 
     def __init__(self, group: WatchedGroup, observer: Observer) -> None:
         self._group, self._observer = group, observer
@@ -660,8 +571,8 @@ class _Numbered:
 
 def _chunks(tensors: Sequence[Tensor], size: int) -> Parts:
     """Return the part of each rank: one chunk of each tensor, all of them of equal size."""
-    cut = [each.reshape(size, -1) if each.numel() else each.reshape(size, 0) for each in tensors]
-    return [[each[position] for each in cut] for position in range(size)]
+    cut = [tensor.reshape(size, -1) if tensor.numel() else tensor.reshape(size, 0) for tensor in tensors]
+    return [[parts[position] for parts in cut] for position in range(size)]
 
 
 def _rows(tensor: Tensor, rows: Sequence[int], size: int) -> Parts:
@@ -671,17 +582,17 @@ def _rows(tensor: Tensor, rows: Sequence[int], size: int) -> Parts:
 
 
 def _option(options: Sequence[Any], named: dict[str, Any], name: str) -> Any:
-    for each in (*options, *named.values()):
-        if hasattr(each, name):
-            return getattr(each, name)
+    for option in (*options, *named.values()):
+        if hasattr(option, name):
+            return getattr(option, name)
     return None
 
 
 def _reduction(options: Sequence[Any], named: dict[str, Any]) -> str:
-    found = _option(options, named, "reduceOp")
-    if found is None:
-        found = next((each for each in (*options, *named.values()) if isinstance(each, dist.ReduceOp)), None)
-    return "sum" if found is None else _name(getattr(found, "op", found))
+    reduction = _option(options, named, "reduceOp")
+    if reduction is None:
+        reduction = next((option for option in (*options, *named.values()) if isinstance(option, dist.ReduceOp)), None)
+    return "sum" if reduction is None else _name(getattr(reduction, "op", reduction))
 
 
 @functools.cache
@@ -690,15 +601,17 @@ def _name(reduction: Any) -> str:
 
 
 def _root(options: Sequence[Any], named: dict[str, Any]) -> int:
-    found = _option(options, named, "rootRank")
-    if found is None:
-        found = named.get("root", options[0] if options and isinstance(options[0], int) else 0)
-    return int(found)
+    root = _option(options, named, "rootRank")
+    if root is None:
+        root = named.get("root", options[0] if options and isinstance(options[0], int) else 0)
+    return int(root)
 
 
 def _create(options: Any, _: Any = None) -> WatchedGroup:
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    return WatchedGroup(options.store, options.group_rank, options.group_size, options.timeout, ranks)
+    world = dist.group.WORLD  # None while the default group itself is made; torch makes groups for meshes by itself
+    hooks = world.hooks if isinstance(world, WatchedGroup) else Hooks()
+    return WatchedGroup(options.store, options.group_rank, options.group_size, options.timeout, ranks, hooks)
 
 
 if BACKEND.upper() not in dist.Backend._plugins:

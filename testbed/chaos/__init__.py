@@ -19,8 +19,8 @@ __all__ = ["discover"]
 
 def discover(discover_system: bool = True) -> Discovery:
     """Return what ``chaos discover scale-across-testbed`` shows: every action and probe with its arguments."""
-    found = initialize_discovery_result("scale-across-testbed", __version__, "testbed")
-    activities: list[DiscoveredActivities] = found["activities"]
+    discovery = initialize_discovery_result("scale-across-testbed", __version__, "testbed")
+    activities: list[DiscoveredActivities] = discovery["activities"]
     activities.extend(discover_actions("testbed.chaos.actions"))
     activities.extend(discover_probes("testbed.chaos.probes"))
-    return found
+    return discovery

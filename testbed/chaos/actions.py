@@ -50,8 +50,8 @@ def down(lab: str | None = None, configuration: Configuration = None) -> dict[st
     with translated():
         name = lab or (configuration or {}).get("testbed_lab") or None
         if name is None:
-            known = api.lab_names()
-            if not known:
+            labs = api.lab_names()
+            if not labs:
                 return {"lab": None, "removed": False}
             name = lab_of(None, None).name
         session.forget(name)
@@ -140,7 +140,7 @@ def cut(
 def heal(what: str | None = None, lab: str | None = None, configuration: Configuration = None) -> list[dict[str, Any]]:
     """End one fault (by its id or link) or all faults; the rollback of every experiment."""
     with translated():
-        return [_as_data(it) for it in lab_of(lab, configuration).heal(what)]
+        return [_as_data(fault) for fault in lab_of(lab, configuration).heal(what)]
 
 
 def _as_data(fault: Fault) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def train_loss(lab: str | None = None, configuration: Configuration = None) -> f
     with translated():
         job = _job(lab, configuration)
         _ = job.step  # reads new records
-        found = job.last.get("train_loss")
-        return None if found is None else float(found)
+        loss = job.last.get("train_loss")
+        return None if loss is None else float(loss)
 
 
 def job_alive(lab: str | None = None, configuration: Configuration = None) -> bool:

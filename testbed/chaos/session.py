@@ -42,10 +42,10 @@ def lab_of(lab: str | None, configuration: Configuration, *, changes: bool = Tru
     user. That another login session brought it up is logged.
     """
     name = lab or (configuration or {}).get("testbed_lab") or None
-    found = api.attach(name, changes=changes, command=_naming)
-    if changes and found.name not in _labs and (whose := api.strangers(found.name)):
+    attached = api.attach(name, changes=changes, command=_naming)
+    if changes and attached.name not in _labs and (whose := api.strangers(attached.name)):
         _log.warning(whose)
-    return _labs.setdefault(found.name, found)
+    return _labs.setdefault(attached.name, attached)
 
 
 def _naming(lab: str) -> str:

@@ -104,8 +104,6 @@ def _say_begun(lab: str, found: Capture, for_s: float | None, most_bytes: int | 
     ends = "ends by itself; Ctrl-C ends it sooner" if for_s else "Ctrl-C ends it"
     limit = f", or a file of {format_size(most_bytes)} (--most)" if most_bytes is not None else ""
     console.say(f"{lab}: capturing {what}; {ends}{limit}")
-    if not found.noted:
-        console.say("the lab's keeper is of an older version: a run now is not marked as captured", style="yellow")
 
 
 def _say(found: Capture) -> None:

@@ -44,7 +44,7 @@ def fiber_line(found: FiberStatus) -> Text:
     if found.differences:
         for it in found.differences:
             line.append(f"\n  the emulator differs from what is in force: {it}", style=BAD)
-    elif found.differences is not None:
+    else:
         line.append(
             f"\n  read back from {found.emulator}: it applies exactly the values below", style="default not bold"
         )

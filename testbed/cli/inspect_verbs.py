@@ -241,14 +241,14 @@ def show(
 
 def _placement(topology: Topology, strategy: str | None) -> tuple[str, ...]:
     """Return the tiers of a topology with fabrics, and where a strategy's dimensions are, if one is named."""
-    from testbed.core.training import placement_words
+    from testbed.core.training import placement
     from testbed.core.workload import workload_layout, workload_words
     from testbed.core.workload.workload import AgentWorkload
     from testbed.host import strategy_packages
     from testbed.lab.jobs.workload_notes import placement_notes
 
     if strategy is None:
-        return placement_words.tiers(topology)
+        return placement.describe_tiers(topology)
     strategy_packages.register()
     workload = workload_words.changed(AgentWorkload(), strategy)
     warnings = map(str, workload_layout.refuse_mistakes(workload, topology, "--strategy"))

@@ -539,7 +539,8 @@ def noise(summary: NoiseSummary | None) -> list[Text]:
 
 def rank_seconds(report: Report) -> str:
     """Return goodput and the classes of rank-seconds that it is made from in a line; empty if nothing is known."""
-    from testbed.core.report import rank_seconds_section, run_page
+    from testbed.core.report import run_page
+    from testbed.core.report.sections import rank_seconds_section
 
     told = rank_seconds_section.sentence(report.rank_seconds)
     return told if not told or report.goodput is None else f"goodput {run_page.goodput(report)}; {told}"
@@ -547,21 +548,21 @@ def rank_seconds(report: Report) -> str:
 
 def offer(report: Report) -> str:
     """Return how the steps of a launched program could be read, if its output has any; empty otherwise."""
-    from testbed.core.report import program_section
+    from testbed.core.report.sections import program_section
 
     return program_section.summary(report.program) if report.program else ""
 
 
 def declared(report: Report) -> str:
     """Return declared against measured compute of a run in a line; empty for real compute."""
-    from testbed.core.report import declared_section
+    from testbed.core.report.sections import declared_section
 
     return declared_section.sentence(report.declared)
 
 
 def prediction(report: Report) -> str:
     """Return prediction and residual of a run in a line, or why there is none; empty for a program."""
-    from testbed.core.report import prediction_section
+    from testbed.core.report.sections import prediction_section
 
     return prediction_section.sentence(report.prediction, report.unpredicted)
 

@@ -29,10 +29,10 @@ def number(fields: Fields, key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        found = float(value)
+        parsed = float(value)
     except OverflowError:  # JSON integers are unbounded, floats are not
         return None
-    return found if abs(found) <= LARGEST else None  # NaN fails too
+    return parsed if abs(parsed) <= LARGEST else None  # NaN fails too
 
 
 def integer(fields: Fields, key: str) -> int | None:
@@ -62,10 +62,10 @@ def texts(fields: Fields, key: str) -> tuple[str, ...]:
 def numbers(fields: Fields, key: str) -> tuple[float, ...]:
     """Return the list at ``key``; Malformed if one item is not a number, since dropping it would shift the others."""
     listed = sequence(fields, key)
-    found = tuple(number({"": value}, "") for value in listed)
-    if any(value is None for value in found):
+    parsed = tuple(number({"": value}, "") for value in listed)
+    if any(value is None for value in parsed):
         raise Malformed(f"'{key}': expected a list of numbers")
-    return tuple(value for value in found if value is not None)
+    return tuple(value for value in parsed if value is not None)
 
 
 def need_number(fields: Fields, key: str) -> float:
@@ -86,7 +86,7 @@ def parse(
     lines: Iterable[object], readers: Mapping[str, Callable[[Fields], T]], key: str | None
 ) -> tuple[list[T], int]:
     """Read each line with ``readers[line[key]]``, or ``readers[""]`` without a key: (records, malformed lines)."""
-    found: list[T] = []
+    parsed: list[T] = []
     malformed = 0
     for line in lines:
         try:
@@ -95,18 +95,18 @@ def parse(
             reader = readers.get(text(line, key) if key else "")
             if reader is None:
                 raise Malformed("unknown kind of record")
-            found.append(reader(line))
+            parsed.append(reader(line))
         except Malformed:
             malformed += 1
-    return found, malformed
+    return parsed, malformed
 
 
 def json_values(value: Any) -> Any:
     """Return ``value`` as JSON can hold it: dataclasses as objects, tuples as lists, null for numbers not finite."""
     if dataclasses.is_dataclass(value):
-        return {each.name: json_values(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {field.name: json_values(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): json_values(each) for key, each in value.items()}
+        return {str(key): json_values(nested) for key, nested in value.items()}
     if isinstance(value, list | tuple):
-        return [json_values(each) for each in value]
+        return [json_values(nested) for nested in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

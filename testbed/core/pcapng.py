@@ -49,15 +49,15 @@ def header(application: str, comment: str, interfaces: tuple[Interface, ...]) ->
     return _block(_SECTION, body, options) + b"".join(map(_interface, interfaces))
 
 
-def _interface(found: Interface) -> bytes:
+def _interface(interface: Interface) -> bytes:
     options = [
-        (_INTERFACE_NAME, found.name.encode()),
-        (_INTERFACE_DESCRIPTION, found.description.encode()),
+        (_INTERFACE_NAME, interface.name.encode()),
+        (_INTERFACE_DESCRIPTION, interface.description.encode()),
         (_INTERFACE_RESOLUTION, b"\x09"),  # 10^-9 s
     ]
-    if found.rate_bps:
-        options.append((_INTERFACE_SPEED, struct.pack("=Q", round(found.rate_bps))))
-    return _block(_INTERFACE, struct.pack("=HHI", _ETHERNET, 0, found.snaplen), options)
+    if interface.rate_bps:
+        options.append((_INTERFACE_SPEED, struct.pack("=Q", round(interface.rate_bps))))
+    return _block(_INTERFACE, struct.pack("=HHI", _ETHERNET, 0, interface.snaplen), options)
 
 
 def packet(interface: int, at_ns: int, data: bytes, length: int, direction: int) -> bytes:
@@ -93,6 +93,8 @@ def _moment(at_ns: int) -> bytes:
 
 
 def _block(kind: int, body: bytes, options: list[tuple[int, bytes]]) -> bytes:
-    written = b"".join(struct.pack("=HH", code, len(it)) + it + _PADDING[len(it) & 3] for code, it in options)
+    written = b"".join(
+        struct.pack("=HH", code, len(content)) + content + _PADDING[len(content) & 3] for code, content in options
+    )
     size = 12 + len(body) + len(written) + 4
     return struct.pack("=II", kind, size) + body + written + struct.pack("=HHI", _END, 0, size)

@@ -64,13 +64,13 @@ class Unreadable(ValueError):
         super().__init__(f"{message}; {fix}" if fix else message)
 
 
-def parse_choice(value: object, known: Iterable[str], what: str = "value") -> str:
+def parse_choice(value: object, choices: Iterable[str], what: str = "value") -> str:
     """Return ``value`` if it is one of ``known``; ``what`` names it in the message.
 
     >>> parse_choice("west", ("east", "west"))
     'west'
     """
-    names = tuple(known)
+    names = tuple(choices)
     if not isinstance(value, str):
         raise Unreadable(*expected(f"a {what}", value, f"write one of {', '.join(names)}"))
     if value not in names:

@@ -36,7 +36,7 @@ def shown(value: object) -> str:
     return f"'{text}'" if isinstance(value, str) else text
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> tuple[str, str]:
+def unknown(what: str, name: str, available: Iterable[str]) -> tuple[str, str]:
     """Return (message, fix) for a name that does not exist: the words of :class:`~testbed.errors.UnknownName`.
 
     >>> unknown("link", "nroth", ["north", "south"])
@@ -44,7 +44,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> tuple[str, str]:
     >>> unknown("link", "x", ["north", "south"])
     ("unknown link 'x' (available: north, south)", '')
     """
-    error = UnknownName(what, name, known)
+    error = UnknownName(what, name, available)
     return (str(error).partition("; did you mean ")[0], error.hint) if error.close else (str(error), "")
 
 

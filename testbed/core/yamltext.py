@@ -146,7 +146,7 @@ class _Builder:
 
     def whole(self, text: str, line: int) -> str:
         """Join the two halves of characters beyond U+FFFF, as JSON escapes them; half of one alone is a mistake."""
-        if not any("\ud800" <= it <= "\udfff" for it in text):
+        if not any("\ud800" <= character <= "\udfff" for character in text):
             return text
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
@@ -245,8 +245,8 @@ def _decode(text: bytes, file: str) -> str:
     if b"\0" in text:
         pairs = text[:2000]
         zeros = max(pairs[0::2].count(0), pairs[1::2].count(0))
-        found = "expected UTF-8, got UTF-16" if zeros * 3 > len(pairs) else "expected text, got a zero byte"
-        raise refuse(0 if zeros * 3 > len(pairs) else 1 + text[: text.index(b"\0")].count(b"\n"), found)
+        problem = "expected UTF-8, got UTF-16" if zeros * 3 > len(pairs) else "expected text, got a zero byte"
+        raise refuse(0 if zeros * 3 > len(pairs) else 1 + text[: text.index(b"\0")].count(b"\n"), problem)
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -44,7 +44,11 @@ def _written(lab: LabFolder, name: str, file: str, line: str, without: str = "")
     """Write a copy of a file of /etc into the lab's scratch folder, atomically; leave it alone if it is up to date."""
     try:
         path = scratch.of_lab(lab) / name
-        kept = [it for it in (_ETC / file).read_text().splitlines() if not without or it.split(":")[0] != without]
+        kept = [
+            line_of_file
+            for line_of_file in (_ETC / file).read_text().splitlines()
+            if not without or line_of_file.split(":")[0] != without
+        ]
         content = "\n".join([*kept, *([line] if line else [])]) + "\n"
         with contextlib.suppress(OSError):
             if path.read_text() == content:

@@ -60,25 +60,25 @@ def registry() -> dict[str, Library]:
 
     An entry point with the name of a shipped library is ignored.
     """
-    found = dict(shipped_libraries.SHIPPED)
+    libraries = dict(shipped_libraries.SHIPPED)
     for point in _entry_points():
-        if point.name not in found:
+        if point.name not in libraries:
             try:
-                found[point.name] = _load(point)
+                libraries[point.name] = _load(point)
             except UserError:
                 continue
-    return found
+    return libraries
 
 
 def broken() -> dict[str, str]:
     """Return, by name, why each unusable entry point cannot be loaded."""
-    said: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for point in _entry_points():
         try:
             _load(point)
         except UserError as error:
-            said[point.name] = str(error)
-    return said
+            errors[point.name] = str(error)
+    return errors
 
 
 def find(name_or_path: str) -> Library:
@@ -95,7 +95,7 @@ def find(name_or_path: str) -> Library:
     for point in points:
         if point.name == name_or_path:
             return _load(point)
-    raise UnknownName("library", name_or_path, [*shipped_libraries.SHIPPED, *(it.name for it in points)])
+    raise UnknownName("library", name_or_path, [*shipped_libraries.SHIPPED, *(point.name for point in points)])
 
 
 def lacking(library: Library) -> tuple[str, ...]:
@@ -125,14 +125,14 @@ def why_not(library: Library) -> str:
     """Return why a library cannot be validated in namespaces of this host, with the fix; empty if it can."""
     if library.needs_gpu and (why := gpu_missing()):
         return why
-    return said(library, (*lacking(library), *(it for it in library.programs if program(it) is None)))
+    return said(library, (*lacking(library), *(name for name in library.programs if program(name) is None)))
 
 
 def program(name: str) -> Path | None:
     """Return the path of a library's program, such as mpiexec, looked up beside this Python first; None if missing."""
     beside = shutil.which(name, path=str(Path(sys.executable).parent))
-    found = beside or shutil.which(name)
-    return Path(found) if found else None
+    path = beside or shutil.which(name)
+    return Path(path) if path else None
 
 
 def said(library: Library, modules: Sequence[str]) -> str:
@@ -146,8 +146,8 @@ def said(library: Library, modules: Sequence[str]) -> str:
 
 def _for_this_python(command: str) -> str:
     """Return the command of a library's author; its ``pip`` alone may be another Python's, or not exist."""
-    found = re.fullmatch(r"pip3? install (.+)", command)
-    return installation.pip(shlex.split(found[1])) if found else command
+    match = re.fullmatch(r"pip3? install (.+)", command)
+    return installation.pip(shlex.split(match[1])) if match else command
 
 
 def gpu_missing() -> str:
@@ -179,14 +179,14 @@ def _unsound(library: Library) -> str:
     if not isinstance(library.name, str) or not _NAME.fullmatch(library.name):
         return f"name must consist of letters, digits and . _ + -, without a leading dot; got {shown(library.name)}"
     for field in ("argv", "modules", "programs"):
-        words = getattr(library, field)
-        if not isinstance(words, tuple | list) or not all(isinstance(it, str) for it in words):
+        names = getattr(library, field)
+        if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
             return f"{field} must be a tuple of strings"
     if not library.argv:
         return "argv must not be empty"
     if library.launcher not in get_args(Launcher):
         return f"launcher must be one of {', '.join(get_args(Launcher))}; got {shown(library.launcher)}"
-    if not all(isinstance(it, str) for pair in library.environment.items() for it in pair):
+    if not all(isinstance(text, str) for pair in library.environment.items() for text in pair):
         return "environment must map strings to strings"
     return ""
 

@@ -115,17 +115,17 @@ class ForkServer:
 
     def _listen(self) -> None:
         assert self._child.stdout is not None and self._child.stderr is not None
-        with self._log, self._child.stdout as events, self._child.stderr as words:
+        with self._log, self._child.stdout as events, self._child.stderr as output:
             unread, writing = b"", True
-            for stream in (events, words):
+            for stream in (events, output):
                 os.set_blocking(stream.fileno(), False)
             while True:
                 poll = select.poll()
-                for stream in (events, words) if writing else (events,):
+                for stream in (events, output) if writing else (events,):
                     poll.register(stream, select.POLLIN)
                 poll.poll()
                 # The log first: what a process wrote before an event is there when the event is handled.
-                writing = writing and self._copy(words.fileno())
+                writing = writing and self._copy(output.fileno())
                 try:
                     got = os.read(events.fileno(), READ_BYTES)
                 except BlockingIOError:
@@ -134,7 +134,7 @@ class ForkServer:
                 for line in lines:
                     self._handle(line)
                 if not got:
-                    self._copy(words.fileno())
+                    self._copy(output.fileno())
                     break
         code = self._child.wait()
         self.exited.set()
@@ -143,11 +143,11 @@ class ForkServer:
         how = {"signal": number} if number else {"code": code}
         self._heard({"event": "gone", "how": process.how_ended(code), **how, "t": time.monotonic()})
 
-    def _copy(self, words: int) -> bool:
+    def _copy(self, output: int) -> bool:
         """Append to the log what was written so far; False at the end of it. A full disk loses it."""
         for _ in range(READS_AT_ONCE):
             try:
-                data = os.read(words, READ_BYTES)
+                data = os.read(output, READ_BYTES)
             except BlockingIOError:
                 return True
             if not data:

@@ -43,8 +43,8 @@ _APT_LISTS: Final = Path("/var/lib/apt/lists")
 
 def adding(*extras: str) -> str:
     """Return the command that installs what ``extras`` of the testbed require, for this Python. Raises UnknownName."""
-    wanted = list(dict.fromkeys(it for extra in extras for it in requirements(extra)))
-    torch = any(re.match(r"torch\b", it) for it in wanted)
+    wanted = list(dict.fromkeys(requirement for extra in extras for requirement in requirements(extra)))
+    torch = any(re.match(r"torch\b", requirement) for requirement in wanted)
     return pip([*(["--extra-index-url", TORCH_CPU_INDEX] if torch else []), *wanted])
 
 
@@ -64,13 +64,13 @@ def rebuilding() -> str:
 def pip(arguments: Sequence[str]) -> str:
     """Return ``pip install`` for this Python, whatever pip a shell would find."""
     how = invocation.current()
-    words = [how.python, "-m", "pip", "install"]
+    command = [how.python, "-m", "pip", "install"]
     if importlib.util.find_spec("pip") is None and shutil.which("uv"):
-        words = ["uv", "pip", "install", "--python", how.python]
+        command = ["uv", "pip", "install", "--python", how.python]
     if _externally_managed():
-        words.append("--break-system-packages")
-    line = shlex.join([*words, *arguments])
-    if importlib.util.find_spec("pip") is None and words[0] != "uv":
+        command.append("--break-system-packages")
+    line = shlex.join([*command, *arguments])
+    if importlib.util.find_spec("pip") is None and command[0] != "uv":
         line = f"{shlex.join([how.python, '-m', 'ensurepip'])} && {line}"
     return how.shell(line) if _writable(how) else how.as_root(line)
 
@@ -89,7 +89,8 @@ def containerlab() -> str:
     """Return the command that installs docker and containerlab: the script in the wheel, else in the repository."""
     folders = (_PACKAGE / "shipped", _PACKAGE.parent / "tools")
     script = next(
-        (it / "install-containerlab.sh" for it in folders if (it / "install-containerlab.sh").is_file()), None
+        (folder / "install-containerlab.sh" for folder in folders if (folder / "install-containerlab.sh").is_file()),
+        None,
     )
     if script is None:
         return "tools/install-containerlab.sh of the testbed's repository (docs/containerlab.md)"
@@ -101,13 +102,13 @@ def requirements(extra: str) -> list[str]:
     extras = _extras()
     if extra not in extras:
         raise UnknownName("extra of the testbed", extra, extras)
-    found: list[str] = []
-    for it in extras[extra]:
-        if own := re.fullmatch(rf"{DISTRIBUTION}\[([\w,-]+)\]", it):
-            found += [inner for name in own[1].split(",") for inner in requirements(name)]
+    packages: list[str] = []
+    for requirement in extras[extra]:
+        if own := re.fullmatch(rf"{DISTRIBUTION}\[([\w,-]+)\]", requirement):
+            packages += [inner for name in own[1].split(",") for inner in requirements(name)]
         else:
-            found.append(it)
-    return list(dict.fromkeys(found))
+            packages.append(requirement)
+    return list(dict.fromkeys(packages))
 
 
 def _extras() -> dict[str, list[str]]:
@@ -135,13 +136,13 @@ def _source() -> list[str]:
 
     try:
         text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-        found = json.loads(text or "{}")
-        url = str(found.get("url", ""))
+        direct_url = json.loads(text or "{}")
+        url = str(direct_url.get("url", ""))
     except (metadata.PackageNotFoundError, ValueError, AttributeError):
         return []
     if not url:
         return []
-    if version := found.get("vcs_info"):
+    if version := direct_url.get("vcs_info"):
         url = f"{version['vcs']}+{url}@{version.get('requested_revision') or version['commit_id']}"
     elif url.startswith("file://") and not Path(url.removeprefix("file://")).exists():
         return []

@@ -68,25 +68,27 @@ def record(lab: LabFolder) -> None:
 def owner(lab: LabFolder) -> Owner | None:
     """Return who brought a lab up; None if that is unknown."""
     try:
-        found = json.loads(lab.owner.read_text())
-        uid = integer(found, "uid")
+        fields = json.loads(lab.owner.read_text())
+        uid = integer(fields, "uid")
     except (OSError, ValueError, AttributeError, TypeError):
         return None
     if uid is None or uid < 0:
         return None
-    return Owner(Login(uid, integer(found, "session"), text(found, "terminal")), number(found, "since_unix_s") or 0.0)
+    return Owner(
+        Login(uid, integer(fields, "session"), text(fields, "terminal")), number(fields, "since_unix_s") or 0.0
+    )
 
 
 def strangers(lab: LabFolder) -> str:
     """Return a line about a lab that another user or another login session, or an unknown user, brought up; else ""."""
-    found = owner(lab)
-    if found is None and not lab.path.is_dir():
+    lab_owner = owner(lab)
+    if lab_owner is None and not lab.path.is_dir():
         return ""
-    if found is None:
+    if lab_owner is None:
         return f"lab {lab.name} was {_UNKNOWN}"
-    if not found.mine:
-        return f"lab {lab.name} was {found}"
-    return f"lab {lab.name} was {found}, in another login session" if found.elsewhere else ""
+    if not lab_owner.mine:
+        return f"lab {lab.name} was {lab_owner}"
+    return f"lab {lab.name} was {lab_owner}, in another login session" if lab_owner.elsewhere else ""
 
 
 _UNKNOWN = "brought up by an unknown user"
@@ -94,11 +96,11 @@ _UNKNOWN = "brought up by an unknown user"
 
 def or_down(lab: LabFolder) -> str:
     """Return how to remove a lab that may be live: the command for its owner; for others, whose lab it is."""
-    found = owner(lab)
-    if found is None or not found.mine:
-        return f"it was {found or _UNKNOWN}"
+    lab_owner = owner(lab)
+    if lab_owner is None or not lab_owner.mine:
+        return f"it was {lab_owner or _UNKNOWN}"
     return f"take it down with: {invocation.command('down', lab.name)}" + (
-        f" (it was {found})" if found.elsewhere else ""
+        f" (it was {lab_owner})" if lab_owner.elsewhere else ""
     )
 
 
@@ -109,21 +111,21 @@ def chosen(name: str | None = None, *, changes: bool = False, command: Command |
     is used in the error. Raises UnknownName, UserError, LabError.
     """
     wanted = name or os.environ.get("TESTBED_LAB") or None
-    known = lab_folder.folders()
+    labs = lab_folder.folders()
     if wanted is None:
-        if not known:
+        if not labs:
             raise UserError(f"no lab is up; bring one up with: {invocation.command('up', 'metro-40km')}")
-        if len(known) > 1:
-            raise UserError("several labs are up; name one:" + _listed(known, command))
-        (only,) = known
+        if len(labs) > 1:
+            raise UserError("several labs are up; name one:" + _listed(labs, command))
+        (only,) = labs
         only.refuse_foreign()
-        if changes and not ((found := owner(only)) and found.mine):
+        if changes and not ((lab_owner := owner(only)) and lab_owner.mine):
             raise UserError(
                 f"lab {only.name} is the only one, but {login.user_name(login.current().uid)} did not bring it up; to"
-                " act on it, name it:" + _listed(known, command)
+                " act on it, name it:" + _listed(labs, command)
             )
         return only
-    names = [it.name for it in known]
+    names = [lab.name for lab in labs]
     if wanted not in names:
         raise UnknownName("lab", wanted, names)
     found_folder = lab_folder.folder(wanted)
@@ -134,13 +136,13 @@ def chosen(name: str | None = None, *, changes: bool = False, command: Command |
 def flag(lab: str) -> tuple[str, ...]:
     """Return the words that name a lab in a command: none where a command that changes a lab takes it anyway."""
     wanted = os.environ.get("TESTBED_LAB") or lab
-    found = {it.name: owner(it) for it in lab_folder.folders()}
-    others, whose = found.keys() - {lab}, found.get(lab)
+    owners = {folder.name: owner(folder) for folder in lab_folder.folders()}
+    others, whose = owners.keys() - {lab}, owners.get(lab)
     mine = whose is not None and whose.mine
-    return ("-l", lab) if wanted != lab or others or (lab in found and not mine) else ()
+    return ("-l", lab) if wanted != lab or others or (lab in owners and not mine) else ()
 
 
 def _listed(labs: Sequence[LabFolder], command: Command | None) -> str:
-    lines = [(command(it.name) if command else f"-l {it.name}", owner(it)) for it in labs]
+    lines = [(command(lab.name) if command else f"-l {lab.name}", owner(lab)) for lab in labs]
     width = max(len(line) for line, _ in lines)
-    return "".join(f"\n  {line:<{width}}  # {found or _UNKNOWN}" for line, found in lines)
+    return "".join(f"\n  {line:<{width}}  # {lab_owner or _UNKNOWN}" for line, lab_owner in lines)

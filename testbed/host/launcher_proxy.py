@@ -233,11 +233,11 @@ def _answer(connection: socket.socket, peer: Peer, rules: Rules) -> None:
             with _request(connection) as (line, streams):
                 connection.settimeout(None)
                 wanted = _parse_request(line)
-                found = rules.enter(peer, wanted) if wanted is not None else "malformed request"
-                if isinstance(found, str):
-                    return _refuse(connection, found)
-                child = _started(found, streams)
-            status = _await_end(child, connection, watched=found.watched)
+                entered = rules.enter(peer, wanted) if wanted is not None else "malformed request"
+                if isinstance(entered, str):
+                    return _refuse(connection, entered)
+                child = _started(entered, streams)
+            status = _await_end(child, connection, watched=entered.watched)
             connection.sendall(b"%d\n" % status)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client is gone
@@ -259,12 +259,12 @@ def _request(connection: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
         # Close-on-exec from the start: another thread may be starting a program.
         line, streams, _, _ = socket.recv_fds(connection, 1 << 16, _STREAMS, socket.MSG_CMSG_CLOEXEC)
         data = bytearray(line)
-        while b"\n" not in data and len(data) < _LONGEST_BYTES and (more := connection.recv(1 << 16)):
-            data += more
+        while b"\n" not in data and len(data) < _LONGEST_BYTES and (chunk := connection.recv(1 << 16)):
+            data += chunk
         yield bytes(data.partition(b"\n")[0]), streams
     finally:
-        for it in streams:
-            os.close(it)
+        for stream in streams:
+            os.close(stream)
 
 
 def _started(entered: Entered, streams: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -284,8 +284,8 @@ def _await_end(child: subprocess.Popen[bytes], connection: socket.socket, *, wat
     ended = os.pidfd_open(child.pid)
     try:
         poller = select.poll()
-        for it in (ended, connection.fileno()):
-            poller.register(it, select.POLLIN)
+        for descriptor in (ended, connection.fileno()):
+            poller.register(descriptor, select.POLLIN)
         ready = dict(poller.poll())
         if watched:
             assert child.stdin is not None
@@ -316,7 +316,7 @@ def _parse_request(line: bytes) -> Wanted | None:
     """Parse a request; None for one that our own client would not send."""
     try:
         request: Any = json.loads(line)
-        if isinstance(request, list) and all(isinstance(it, str) for it in request):
+        if isinstance(request, list) and all(isinstance(argument, str) for argument in request):
             return launcher_shim.parse(request)
     except (ValueError, IndexError, RecursionError):
         pass

@@ -63,12 +63,12 @@ def watchdog(folder: Path, python: str) -> Path:
 
 
 def _any_python(folder: Path, name: str, module: str, python: str, arguments: Sequence[str]) -> Path:
-    found = importlib.util.find_spec(f"testbed_agents.{module}")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(f"testbed_agents.{module}")
+    if spec is None or spec.origin is None:
         raise HostError("testbed_agents, a part of this testbed, is not installed")
     copy, path = folder / f"{module}.py", folder / name
     try:
-        shutil.copyfile(found.origin, copy)
+        shutil.copyfile(spec.origin, copy)
         copy.chmod(0o644)
         path.write_text(_ANY_PYTHON.format(python=shlex.quote(python), arguments=shlex.join([str(copy), *arguments])))
         path.chmod(0o755)
@@ -90,5 +90,5 @@ def parse(arguments: Sequence[str]) -> Wanted:
     return Wanted(host, " ".join(left), login or name)
 
 
-_WITH_VALUE: Final = frozenset(f"-{it}" for it in "BbcDEeFIiJLlmOopQRSWw")
+_WITH_VALUE: Final = frozenset(f"-{letter}" for letter in "BbcDEeFIiJLlmOopQRSWw")
 """Options of ssh(1) that take a value."""

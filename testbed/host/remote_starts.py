@@ -150,12 +150,12 @@ class SameUser:
 def _names(topology: Topology) -> Mapping[str, str]:
     """Return the nodes by each name and address that they have in nodes."""
     net = Addressing(topology)
-    found: dict[str, str] = {}
+    nodes_by_name: dict[str, str] = {}
     for node in topology.node_names:
         addresses = (*net.node(node), net.management[node])
         for name in (node, f"{node}.{FABRIC}", f"{node}.{MANAGEMENT}", *map(str, addresses)):
-            found[name] = node
-    return found
+            nodes_by_name[name] = node
+    return nodes_by_name
 
 
 def _main(descriptor: int, path: Path) -> None:

@@ -158,10 +158,10 @@ class Place:
 
 def tool(name: str) -> str:
     """Return the path of a program of util-linux. Raises MissingTool."""
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise MissingTool(name, installation.apt("util-linux"))
-    return found
+    return path
 
 
 def run(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> int:

@@ -74,7 +74,7 @@ def shortage(folder: Path) -> str:
 
 
 def _place() -> Path:
-    return next((it for it in _PLACES if it.is_dir()), _PLACES[-1])
+    return next((folder for folder in _PLACES if folder.is_dir()), _PLACES[-1])
 
 
 def of_lab(lab: LabFolder) -> Path:

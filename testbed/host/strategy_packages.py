@@ -42,15 +42,15 @@ def package_of(name: str) -> str:
 
 def files_of(name: str) -> tuple[Path, ...]:
     """Return the files and folders by which ranks find and import a strategy; none for the testbed's own."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for point in importlib.metadata.entry_points(group=GROUP, name=name):
         if point.dist is not None:
-            found.append(Path(str(point.dist.locate_file(""))))  # listed for the package's metadata
+            paths.append(Path(str(point.dist.locate_file(""))))  # listed for the package's metadata
         spec = importlib.util.find_spec(point.module)
         if spec is not None and spec.origin is not None:
-            found.append(Path(spec.origin))
-            found += map(Path, spec.submodule_search_locations or ())
-    return tuple(it for it in found if it.exists())
+            paths.append(Path(spec.origin))
+            paths += map(Path, spec.submodule_search_locations or ())
+    return tuple(path for path in paths if path.exists())
 
 
 @functools.cache
@@ -93,13 +93,13 @@ def _guard(twin: type[Twin], point: importlib.metadata.EntryPoint) -> None:
     for owner in twin.__mro__:
         if owner.__module__.partition(".")[0] == Twin.__module__.partition(".")[0]:
             continue
-        for name, found in list(vars(owner).items()):
+        for name, member in list(vars(owner).items()):
             if name.startswith("__") or not hasattr(Twin, name):
                 continue
-            if isinstance(found, property) and found.fget is not None:
-                setattr(owner, name, property(_guarded(found.fget, point, name)))
-            elif inspect.isfunction(found):
-                setattr(owner, name, _guarded(found, point, name))
+            if isinstance(member, property) and member.fget is not None:
+                setattr(owner, name, property(_guarded(member.fget, point, name)))
+            elif inspect.isfunction(member):
+                setattr(owner, name, _guarded(member, point, name))
 
 
 def _guarded(method: Callable[..., Any], point: importlib.metadata.EntryPoint, name: str) -> Callable[..., Any]:

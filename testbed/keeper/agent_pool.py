@@ -95,7 +95,7 @@ class AgentPool:
         self.ranks = {rank.rank: rank for rank in step.ranks}
         if self._containers is not None:
             user = ProgramUser(*agent_ids(), (), "testbed", None, "ranks in containers")
-            self._scratch = {it.node: scratch.of_node(self._folder, it.node, user) for it in step.ranks}
+            self._scratch = {rank.node: scratch.of_node(self._folder, rank.node, user) for rank in step.ranks}
             self._containers.show_each(self._scratch)
         for key in dict.fromkeys(self._key(rank) for rank in step.ranks):
             self._start(key)
@@ -141,7 +141,9 @@ class AgentPool:
 
         with self._changed:
             if not self._changed.wait_for(lambda: not any(map(is_left, ranks)), KILL_BOUND_S):
-                raise LabError(f"ranks {[it for it in ranks if is_left(it)]} did not end within {KILL_BOUND_S:g} s")
+                raise LabError(
+                    f"ranks {[rank for rank in ranks if is_left(rank)]} did not end within {KILL_BOUND_S:g} s"
+                )
 
     @property
     def servers_inside(self) -> bool:
@@ -152,14 +154,14 @@ class AgentPool:
         """Allow processes for these ranks again: now, or where a job is training with the next job, so that its other
         ranks notice the loss.
         """
-        free = [it for it in ranks if self._held[it] == 1 and it in self.ranks and not self._abandoned]
-        for key in {self._key(self.ranks[it]) for it in free}:
+        free = [rank for rank in ranks if self._held[rank] == 1 and rank in self.ranks and not self._abandoned]
+        for key in {self._key(self.ranks[rank]) for rank in free}:
             if (server := self._servers.get(key)) is None or server.exited.is_set():
                 self._servers.pop(key, None)
                 self._start(key)
         # Only once the fork servers run: if starting one fails, release is called again and must not count twice.
         self._held.subtract(ranks)
-        if not any(it["state"] == "training" for it in self.states.values()):
+        if not any(state["state"] == "training" for state in self.states.values()):
             for rank in free:
                 with contextlib.suppress(LabError):  # its fork server has just ended: the next job deploys it
                     self._deploy(rank)
@@ -232,8 +234,8 @@ class AgentPool:
         if ranks is None:
             ranks = {
                 number: self.ranks[number]
-                for number, it in self.states.items()
-                if it["state"] != "waiting" or self._deployed_as.get(number) != self._user
+                for number, state in self.states.items()
+                if state["state"] != "waiting" or self._deployed_as.get(number) != self._user
             }
         with self._changed:
             if held := [number for number in ranks if self.is_down(number)]:
@@ -295,7 +297,9 @@ class AgentPool:
                 self._containers.show(Path(message["data"]).absolute().parent, nodes)
         with self._changed:
             # Since all of them were ready, one may have been killed; it would be waited for as if it trained.
-            if lost := {number: it["reason"] for number, it in self.states.items() if it["state"] != "waiting"}:
+            if lost := {
+                number: state["reason"] for number, state in self.states.items() if state["state"] != "waiting"
+            }:
                 why = "; ".join(dict.fromkeys(filter(None, lost.values()))) or "no reason is known"
                 raise LabError(f"ranks {sorted(lost)} ended before the job began: {why}")
             for state in self.states.values():
@@ -317,7 +321,7 @@ class AgentPool:
 
     def _training(self, job: str) -> list[int]:
         states = list(self.states.items())
-        return [number for number, it in states if it["state"] == "training" and it.get("job") == job]
+        return [number for number, state in states if state["state"] == "training" and state.get("job") == job]
 
     def end_job(self, job: str, do: Callable[[Callable[[], None]], None]) -> None:
         """Have all ranks end a job after their current step; kill those that do not, and deploy fresh ones in the
@@ -408,11 +412,11 @@ class AgentPool:
             if event["event"] in ("died", "gone"):
                 event = {**event, **self._sender(key, event)}
             if event["event"] == "gone":
-                for number, it in self.states.items():
+                for number, rank_state in self.states.items():
                     if self._key(self.ranks[number]) == key:
                         reason = "down by a fault" if self._held[number] else f"its fork server {event['how']}"
-                        it |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
-                        it["unexplained"] = _unexplained(event)
+                        rank_state |= {"state": "gone", "reason": reason, "ended_t": event["t"]}
+                        rank_state["unexplained"] = _unexplained(event)
                 self._signalled.update(number for number in self.states if self._key(self.ranks[number]) == key)
             elif event["event"] == "signalled":
                 self._signalled[event["rank"]] += 1
@@ -446,7 +450,7 @@ class AgentPool:
 
     def _sender(self, key: str, event: Mapping[str, Any]) -> dict[str, bool]:
         """Return who ended a process, as fields of its event: whether the testbed did, and whether memory ran out."""
-        ranks = [event["rank"]] if "rank" in event else [n for n, it in self.ranks.items() if self._key(it) == key]
+        ranks = [event["rank"]] if "rank" in event else [n for n, rank in self.ranks.items() if self._key(rank) == key]
         held = bool(ranks) and all(self._held[number] for number in ranks)
         killed = event.get("signal") == signal.SIGKILL and not held
         no_memory = killed and any(self._memory.killed(number) for number in ranks)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from pathlib import Path
 
 from testbed.core.plan import routing
+from testbed.core.plan.addressing import Addressing
+from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
 from testbed.host.linux.scheduling import use_realtime_priority
+from testbed.host.measure import reachability_probe
 from testbed.host.measure.carrier_watch import CarrierState, CarrierWatch, Change
 from testbed.keeper.engine import Engine
 from testbed.keeper.event_log import EventLog
 
-__all__ = ["DETOURS", "Carriers"]
+__all__ = ["DETOURS", "Carriers", "unreachable_sites"]
 
 DETOURS = "detours"
 """Owner of the routes that bypass links that are down elsewhere."""
@@ -50,7 +55,7 @@ class Carriers:
 
     def dark(self) -> frozenset[str]:
         """Return the links without a carrier at either end or both."""
-        return frozenset() if self._watch is None else frozenset(self._links[it] for it in self._watch.dark())
+        return frozenset() if self._watch is None else frozenset(self._links[end] for end in self._watch.dark())
 
     def states(self) -> dict[tuple[str, str], CarrierState]:
         """Return the states of both ends of every link by (gateway, link); empty before :meth:`watch`."""
@@ -80,3 +85,22 @@ class Carriers:
             self._events.add("rerouted", took_s=round(time.monotonic() - began, 4))
         except Exception as error:
             self._events.add("note", text=f"routes could not be changed: {error}")
+
+
+def unreachable_sites(topology: Topology, ranks: Iterable[Rank], path: Callable[[str], Path]) -> list[tuple[str, str]]:
+    """Return the pairs of sites that do not reach each other: a silent cut leaves the carriers up.
+
+    ``path`` returns the handle of a node's namespace. Probes between the nodes of each site's first rank. Takes seconds
+    where there are such pairs.
+    """
+    firsts = {rank.site: rank.node for rank in sorted(ranks, key=lambda rank: rank.rank, reverse=True)}
+    addresses = {site: str(Addressing(topology).node(node)[0]) for site, node in firsts.items()}
+    pairs = list(combinations(sorted(firsts), 2))
+
+    def probe(site: str) -> frozenset[str]:
+        peers = [addresses[second] for first, second in pairs if first == site]
+        return reachability_probe.answering(path(firsts[site]), peers)
+
+    with ThreadPoolExecutor(len(firsts) or 1, thread_name_prefix="reachability") as pool:
+        reached = dict(zip(firsts, pool.map(probe, firsts), strict=True))
+    return [(first, second) for first, second in pairs if addresses[second] not in reached[first]]

@@ -69,9 +69,9 @@ class Engine:
             ((owner, plan),) = plans.items()
             return self.apply(owner, plan)
         entries = self.journal.intend_all(plans)
-        resources = deque(it for it in entries if not isinstance(it.step, Property))
+        resources = deque(entry for entry in entries if not isinstance(entry.step, Property))
         try:
-            self._assign([it for it in entries if isinstance(it.step, Property)])
+            self._assign([entry for entry in entries if isinstance(entry.step, Property)])
             while resources:
                 self._make(resources)
         except BaseException:
@@ -125,7 +125,7 @@ class Engine:
 
     def reconcile(self) -> None:
         """Set every key to the value in force: after a crash, or where a value could not be set."""
-        active = [it for it in self.journal.entries.values() if isinstance(it.step, Property)]
+        active = [entry for entry in self.journal.entries.values() if isinstance(entry.step, Property)]
         self._assign(active, also=list(self.journal.forgotten.values()))
 
     def settle(self) -> None:
@@ -145,22 +145,24 @@ class Engine:
         the next process could not know after a crash that the key may have another value.
         """
         failures: list[TestbedError] = []
-        settled = {it.key for it in touched}
+        settled = {step.key for step in touched}
         for handler, properties in self._by_handler(self._in_force(touched)).items():
             try:
                 handler.assign(properties)
             except TestbedError as error:
                 failures.append(error)
-                self._unset |= {it.key: it for it in properties}
-                settled -= {it.key for it in properties}
+                self._unset |= {step.key: step for step in properties}
+                settled -= {step.key for step in properties}
         for key in settled:
             self._unset.pop(key, None)
         forgotten = self.journal.forgotten.values()
-        self.journal.undone([it for it in forgotten if isinstance(it.step, Property) and it.step.key in settled])
+        self.journal.undone(
+            [entry for entry in forgotten if isinstance(entry.step, Property) and entry.step.key in settled]
+        )
         raise_all(failures)
 
     def _undo(self, entries: Sequence[Entry]) -> None:
-        going = {name for it in entries for name in it.step.holds}
+        going = {name for entry in entries for name in entry.step.holds}
         failures: list[TestbedError] = []
         gone: list[Entry] = []
         touched: list[Entry] = []
@@ -178,7 +180,7 @@ class Engine:
                     failures.append(error)
         self.journal.undone(gone)
         # Properties are forgotten before their keys are set, and undone after: see the journal.
-        self.journal.forget(it for it in touched if it.id in self.journal.entries)
+        self.journal.forget(entry for entry in touched if entry.id in self.journal.entries)
         try:
             self._assign([], also=touched)
         except TestbedError as error:
@@ -188,14 +190,14 @@ class Engine:
 
     def _in_force(self, properties: Iterable[Property]) -> list[Property]:
         """Return the property to set for each key: the fold of those in force, else the key's resting value."""
-        wanted = {it.key: it for it in properties}
+        wanted = {step.key: step for step in properties}
         if not wanted:
             return []
-        found = (
+        folded = (
             active[-1][1].folded([step for _, step in active]) if active else wanted[key].rest
             for key, active in self.journal.properties(wanted).items()
         )
-        return [it for it in found if it is not None]
+        return [step for step in folded if step is not None]
 
     def _by_handler(self, properties: Iterable[Property]) -> dict[Handler, list[Property]]:
         groups: dict[Handler, list[Property]] = {}
@@ -205,4 +207,4 @@ class Engine:
 
 
 def _properties(entries: Iterable[Entry]) -> list[Property]:
-    return [it.step for it in entries if isinstance(it.step, Property)]
+    return [entry.step for entry in entries if isinstance(entry.step, Property)]

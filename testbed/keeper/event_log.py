@@ -1,19 +1,20 @@
-"""The keeper's events, kept for requests, and its log."""
+"""The keeper's events, kept for requests, captures in progress, and the keeper's log."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from testbed.keeper.protocol import Event, EventsPage
+from testbed.keeper.protocol import CaptureState, Event, EventsPage
 
-__all__ = ["LOG_BYTES", "MOST_EVENTS", "EventLog", "bound_log", "log"]
+__all__ = ["LOG_BYTES", "MOST_EVENTS", "Captures", "EventLog", "bound_log", "log"]
 
 MOST_EVENTS: Final = 100_000
 """Events that are kept: a fiber that flaps for days must not fill the memory. Recorders get each at once."""
@@ -53,8 +54,10 @@ class EventLog:
             self._changed.notify_all()
         self.added()
         # In the log, for people, what is in force on each direction would hide the rest.
-        told = {key: it for key, it in content.items() if it not in (None, "") and key != "in_force"}
-        log(kind + "".join(f" {key}={_short(value)}" for key, value in told.items()))
+        fields = (
+            f" {key}={_short(field)}" for key, field in content.items() if field not in (None, "") and key != "in_force"
+        )
+        log(kind + "".join(fields))
 
     def since(self, number: int, wait_s: float = 0.0) -> EventsPage:
         """Return the events from ``number`` on; wait up to ``wait_s`` seconds (10 at most) for the first one."""
@@ -65,6 +68,50 @@ class EventLog:
                 "events": self._events[max(0, number - self._forgotten) :],
                 "next": self._forgotten + len(self._events),
             }
+
+
+class Captures:
+    """Captures of packets in progress: they cost CPU, so the lab's events and the runs meanwhile list them.
+
+    There is one per connection, its ``owner``, and it ends with the connection. Thread-safe.
+    """
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._running: dict[object, CaptureState] = {}
+
+    @property
+    def running(self) -> list[CaptureState]:
+        """The captures in progress, the oldest first."""
+        with self._lock:
+            return list(self._running.values())
+
+    def begin(self, owner: object, directions: Sequence[str], before: bool) -> str:
+        """Note a capture; return its id."""
+        with self._lock:
+            state: CaptureState = {
+                "capture": f"c{next(self._numbers)}",
+                "directions": list(directions),
+                "before": before,
+                "began_t": time.monotonic(),
+            }
+            self._running[owner] = state
+        self._events.add(
+            "capture-began", state["began_t"], capture=state["capture"], directions=state["directions"], before=before
+        )
+        return state["capture"]
+
+    def end(self, owner: object, counted: Mapping[str, int] | None = None) -> None:
+        """Note the end of a connection's capture, if it has one; without ``counted`` its process has ended early."""
+        with self._lock:
+            state = self._running.pop(owner, None)
+        if state is not None:
+            number, directions, before = state["capture"], state["directions"], state["before"]
+            self._events.add(
+                "capture-ended", None, capture=number, directions=directions, before=before, counted=dict(counted or {})
+            )
 
 
 def _short(value: object) -> object:

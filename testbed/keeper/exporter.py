@@ -66,7 +66,7 @@ class Exporter(Collector):
     def __init__(self, topology: Topology, sources: Sources, gateways: Mapping[str, Path]) -> None:
         self._topology, self._sources = topology, sources
         self._sites = {site.gateway: site.name for site in topology.sites}
-        self._leaves = {
+        self._leaves: dict[str, tuple[str, str]] = {
             direction: (link.name, site)
             for link in topology.links
             # A direction is named after the site that it leads to, a series after the one that it leaves.
@@ -119,48 +119,48 @@ class Exporter(Collector):
             yield _family(series.EMULATOR_INFO, [((info.name, info.scheduling, __version__), 1.0)])
             if emulator.pid is not None:
                 yield _family(series.EMULATOR_CPU, [((), process.cpu_seconds(emulator.pid))])
-        yield from self._counts({self._leaves[it.direction]: it for it in counted})
-        yield _family(series.FIBER_DELAY, [(labels, it.delay_s) for labels, it in self._healthy])
-        yield _family(series.FIBER_RATE, [(labels, it.rate_bps) for labels, it in self._healthy])
+        yield from self._counts({self._leaves[stats.direction]: stats for stats in counted})
+        yield _family(series.FIBER_DELAY, [(labels, impairment.delay_s) for labels, impairment in self._healthy])
+        yield _family(series.FIBER_RATE, [(labels, impairment.rate_bps) for labels, impairment in self._healthy])
 
     @staticmethod
     def _counts(counted: Mapping[tuple[str, str], DirectionStats]) -> Iterator[Metric]:
         def each(what: Series, value: Callable[[DirectionStats], int | None]) -> Metric:
-            values = [(labels, value(it)) for labels, it in counted.items()]
-            return _family(what, [(labels, found) for labels, found in values if found is not None])
+            values = [(labels, value(stats)) for labels, stats in counted.items()]
+            return _family(what, [(labels, count) for labels, count in values if count is not None])
 
-        yield each(series.FIBER_PACKETS, lambda it: it.packets)
-        yield each(series.FIBER_SEGMENTS, lambda it: it.segments)
-        yield each(series.FIBER_BYTES, lambda it: it.bytes)
-        yield each(series.FIBER_CORRUPTED, lambda it: it.corrupted)
-        yield each(series.FIBER_DUPLICATED, lambda it: it.duplicated)
-        yield each(series.FIBER_HELD_BACK, lambda it: it.held_back)
-        yield each(series.FIBER_QUEUE, lambda it: it.queue_bytes)
-        drops = [((*labels, cause), n) for labels, it in counted.items() for cause, n in it.drops.items()]
+        yield each(series.FIBER_PACKETS, lambda stats: stats.packets)
+        yield each(series.FIBER_SEGMENTS, lambda stats: stats.segments)
+        yield each(series.FIBER_BYTES, lambda stats: stats.bytes)
+        yield each(series.FIBER_CORRUPTED, lambda stats: stats.corrupted)
+        yield each(series.FIBER_DUPLICATED, lambda stats: stats.duplicated)
+        yield each(series.FIBER_HELD_BACK, lambda stats: stats.held_back)
+        yield each(series.FIBER_QUEUE, lambda stats: stats.queue_bytes)
+        drops = [((*labels, cause), n) for labels, stats in counted.items() for cause, n in stats.drops.items()]
         yield _family(series.FIBER_DROPPED, drops)
-        yield _lateness({labels: it for labels, it in counted.items() if it.lateness_counts})
+        yield _lateness({labels: stats for labels, stats in counted.items() if stats.lateness_counts})
 
     def _links(self) -> Iterator[Metric]:
-        seen = {(link, self._sites[gateway]): it for (gateway, link), it in self._sources.carriers().items()}
-        yield _family(series.LINK_UP, [(labels, float(it.lit)) for labels, it in seen.items()])
-        yield _family(series.LINK_CARRIER_CHANGES, [(labels, it.changes) for labels, it in seen.items()])
+        seen = {(link, self._sites[gateway]): carrier for (gateway, link), carrier in self._sources.carriers().items()}
+        yield _family(series.LINK_UP, [(labels, float(carrier.lit)) for labels, carrier in seen.items()])
+        yield _family(series.LINK_CARRIER_CHANGES, [(labels, carrier.changes) for labels, carrier in seen.items()])
 
     def _interfaces(self) -> Iterator[Metric]:
-        found = [
+        traffic_by_port = [
             ((self._sites[gateway], gateway, self._topology.interfaces.full(interface)), traffic)
             for gateway, counters in self._counters.items()
             for interface, traffic in counters.read().items()
         ]
-        yield _family(series.TRANSMITTED, [(labels, it.sent_bytes) for labels, it in found])
-        yield _family(series.RECEIVED, [(labels, it.received_bytes) for labels, it in found])
+        yield _family(series.TRANSMITTED, [(labels, traffic.sent_bytes) for labels, traffic in traffic_by_port])
+        yield _family(series.RECEIVED, [(labels, traffic.received_bytes) for labels, traffic in traffic_by_port])
 
     # ---- ranks, faults, certificate
 
     def _ranks(self) -> Iterator[Metric]:
         # A process that is starting has no pid yet.
         alive = [
-            ((it["site"], it["node"], str(it["rank"])), float(it["state"] != "gone" and it["pid"] != 0))
-            for it in self._sources.ranks()
+            ((rank["site"], rank["node"], str(rank["rank"])), float(rank["state"] != "gone" and rank["pid"] != 0))
+            for rank in self._sources.ranks()
         ]
         yield _family(series.RANK_UP, alive)
 
@@ -179,21 +179,21 @@ class Exporter(Collector):
             for link in certificate.links
             for direction in link.directions
         ]
-        known = [(labels, direction) for labels, direction in directions if labels is not None]
+        labelled = [(labels, direction) for labels, direction in directions if labels is not None]
         yield _family(series.CERTIFIED, [((), float(certificate.certified))])
         yield _family(series.CERTIFICATE_NOISY, [((), float(certificate.noisy))])
         yield _family(series.CERTIFICATE_TIME, [((), certificate.taken_unix_s)])
-        measured = [(labels, direction) for labels, direction in known if direction.verdict != NOT_MEASURED]
+        measured = [(labels, direction) for labels, direction in labelled if direction.verdict != NOT_MEASURED]
         yield _family(series.CERTIFICATE_OK, [(labels, float(direction.ok)) for labels, direction in measured])
-        yield _family(series.CERTIFICATE_TOLERANCE, [(labels, direction.tolerance_s) for labels, direction in known])
-        errors = [(labels, direction.error_median_s) for labels, direction in known]
+        yield _family(series.CERTIFICATE_TOLERANCE, [(labels, direction.tolerance_s) for labels, direction in labelled])
+        errors = [(labels, direction.error_median_s) for labels, direction in labelled]
         yield _family(series.CERTIFICATE_ERROR, [(labels, error) for labels, error in errors if error is not None])
 
     def _read_certificate(self) -> Certificate | None:
         """Return the certificate, read again only when the file was replaced; it is never overwritten in place."""
         try:
-            found = self._sources.certificate.stat()
-            version = (found.st_mtime_ns, found.st_ino)
+            status = self._sources.certificate.stat()
+            version = (status.st_mtime_ns, status.st_ino)
             if version != self._certificate[0]:
                 read = Certificate.from_dict(json.loads(self._sources.certificate.read_text()))
                 self._certificate = (version, read)
@@ -225,10 +225,10 @@ def _lateness(counted: Mapping[tuple[str, str], DirectionStats]) -> Metric:
     """Return the emulator's histogram with cumulative buckets. It has no sum."""
     what = series.FIBER_LATENESS
     family = HistogramMetricFamily(what.name, what.meaning, labels=what.labels)
-    for labels, it in counted.items():
+    for labels, stats in counted.items():
         total = 0
         buckets = []
-        for bound, count in zip((*it.lateness_bounds_s, float("inf")), it.lateness_counts, strict=True):
+        for bound, count in zip((*stats.lateness_bounds_s, float("inf")), stats.lateness_counts, strict=True):
             total += count
             buckets.append(("+Inf" if bound == float("inf") else repr(bound), total))
         family.add_metric(labels, buckets, None)

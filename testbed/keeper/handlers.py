@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.core.physics import calibration
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.core.plan.properties import Calibrated, Changed, Paused, Shape, Slowed, Throttled
 from testbed.core.plan.resources import Agents, Fibers, Prometheus
 from testbed.core.plan.step import Property, Step
@@ -44,7 +44,7 @@ class EmulatorHandler:
     def make(self, step: Step) -> Facts:
         assert isinstance(step, Fibers)
         plant = self._driver.path(step.plant)
-        self._impairments = {it.name: it.impairment for it in step.directions}
+        self._impairments = {direction.name: direction.impairment for direction in step.directions}
         emulator: Emulator
         if step.emulator == "netem":
             from testbed.host.emulators.netem import Netem  # fiberd needs none of it
@@ -67,19 +67,24 @@ class EmulatorHandler:
     def assign(self, properties: Sequence[Property]) -> None:
         if (emulator := self.emulator) is None:
             return  # it has died: the ends of all fibers are down
-        shapes = [it for it in properties if isinstance(it, Shape)]
-        calibrations = [it for it in properties if isinstance(it, Calibrated)]
-        self._impairments |= {it.direction: it.impairment for it in shapes}
-        self._calibrations |= {it.direction: it for it in calibrations}
-        changed = [*(it.direction for it in shapes), *(it.direction for it in calibrations)]
+        shapes = [step for step in properties if isinstance(step, Shape)]
+        calibrations = [step for step in properties if isinstance(step, Calibrated)]
+        self._impairments |= {shape.direction: shape.impairment for shape in shapes}
+        self._calibrations |= {calibrated.direction: calibrated for calibrated in calibrations}
+        changed = [*(step.direction for step in shapes), *(step.direction for step in calibrations)]
         emulator.set(
-            {it: self._applied(it) for it in dict.fromkeys(changed)}, flush={it.direction for it in shapes if it.flush}
+            {name: self._applied(name) for name in dict.fromkeys(changed)},
+            flush={shape.direction for shape in shapes if shape.flush},
         )
 
     @property
     def taken_off_s(self) -> dict[str, float]:
         """What comes off the delays of each calibrated direction, in seconds."""
-        return {it.direction: it.taken_off_s for it in list(self._calibrations.values()) if it.taken_off_s}
+        return {
+            calibrated.direction: calibrated.taken_off_s
+            for calibrated in list(self._calibrations.values())
+            if calibrated.taken_off_s
+        }
 
     def _applied(self, direction: str) -> Impairment:
         """Return what the emulator gets."""
@@ -87,12 +92,12 @@ class EmulatorHandler:
 
     def _calibrated(self, direction: str, impairment: Impairment) -> Impairment:
         """Return what the emulator gets for an impairment: the one place where calibration changes a delay."""
-        found = self._calibrations.get(direction)
-        if found is None:
+        calibrated = self._calibrations.get(direction)
+        if calibrated is None:
             return impairment
-        if found.plain_s is not None:
-            return Impairment(found.plain_s)
-        return calibration.applied(impairment, found.taken_off_s)
+        if calibrated.plain_s is not None:
+            return Impairment(calibrated.plain_s)
+        return calibration.applied(impairment, calibrated.taken_off_s)
 
     def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
         """Read the emulator's values back; return one sentence per difference from what it gets for ``expected``.
@@ -101,12 +106,15 @@ class EmulatorHandler:
         """
         if (emulator := self.emulator) is None:
             return []
-        return emulator.differences({name: self._calibrated(name, it) for name, it in expected.items()})
+        return emulator.differences({name: self._calibrated(name, impairment) for name, impairment in expected.items()})
 
-    def _senders(self, directions: Sequence[Direction]) -> dict[str, tuple[Path, str]]:
+    def _senders(self, directions: Sequence[EmulatedDirection]) -> dict[str, tuple[Path, str]]:
         """Return the gateway's end of each cable of the plant, by the plant's end."""
         # The egress end faces the site that the direction leads to.
-        return {it.egress: (self._driver.path(f"{it.toward}-gw"), it.receiver or it.link) for it in directions}
+        return {
+            direction.egress: (self._driver.path(f"{direction.toward}-gw"), direction.receiver or direction.link)
+            for direction in directions
+        }
 
     def _supervise(self, emulator: Emulator) -> None:
         status = emulator.wait()
@@ -138,10 +146,10 @@ class ThrottleCleanup(Cleanup):
 
     def assign(self, properties: Sequence[Property]) -> None:
         failures: list[TestbedError] = []
-        for it in properties:
-            if isinstance(it, Throttled):
+        for step in properties:
+            if isinstance(step, Throttled):
                 try:
-                    self._throttle.set(it.node, it.cpu)
+                    self._throttle.set(step.node, step.cpu)
                 except TestbedError as error:
                     failures.append(error)
         raise_all(failures)

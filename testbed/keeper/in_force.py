@@ -25,7 +25,7 @@ class InForce:
 
     def __init__(self, journal: Journal, topology: Topology) -> None:
         self._journal = journal
-        self._ends = {
+        self._ends: dict[str, tuple[str, str]] = {
             direction: topology.interfaces.ends(link.name) for link in topology.links for direction in link.directions
         }
 
@@ -35,14 +35,14 @@ class InForce:
 
     def changed_by(self, steps: Iterable[Step]) -> dict[str, DirectionInForce]:
         """Return what is in force on the directions that these Steps act on, without what the link itself makes."""
-        shaped = {it.direction for it in steps if isinstance(it, Shape | Changed)}
-        ports = {it.interface for it in steps if isinstance(it, Carrier) and it.namespace == PLANT}
+        shaped = {step.direction for step in steps if isinstance(step, Shape | Changed)}
+        ports = {step.interface for step in steps if isinstance(step, Carrier) and step.namespace == PLANT}
         touched = [name for name, ends in self._ends.items() if name in shaped or ports.intersection(ends)]
-        found = {it["direction"]: it for it in self._read(touched)}
-        for it in found.values():
-            it["values"] = [value for value in it["values"] if value["by"] != [LINK]]
-            del it["impairment"]
-        return found
+        in_force = {direction["direction"]: direction for direction in self._read(touched)}
+        for direction in in_force.values():
+            direction["values"] = [value for value in direction["values"] if value["by"] != [LINK]]
+            del direction["impairment"]
+        return in_force
 
     def differences(
         self, compare: Callable[[Mapping[str, Impairment]], list[str]], also: Collection[str] = ()
@@ -53,30 +53,38 @@ class InForce:
         ``compare`` is that of the emulator's handler. Raises LabError.
         """
         changed = [
-            it
-            for it in self.all()
-            if any(value["by"] != [LINK] for value in it["values"]) or it["dark_by"] or it["direction"] in also
+            direction
+            for direction in self.all()
+            if any(value["by"] != [LINK] for value in direction["values"])
+            or direction["dark_by"]
+            or direction["direction"] in also
         ]
-        return compare({it["direction"]: Impairment(**it["impairment"]) for it in changed}) if changed else []
+        return (
+            compare({direction["direction"]: Impairment(**direction["impairment"]) for direction in changed})
+            if changed
+            else []
+        )
 
     def _read(self, directions: Iterable[str]) -> list[DirectionInForce]:
         directions = list(directions)
         keys = {name: self._keys(name) for name in directions}
-        found = self._journal.properties({key for each in keys.values() for key in each})
-        return [self._direction(name, [found[key] for key in keys[name]]) for name in directions]
+        by_key = self._journal.properties({key for direction_keys in keys.values() for key in direction_keys})
+        return [self._direction(name, [by_key[key] for key in keys[name]]) for name in directions]
 
     def _keys(self, direction: str) -> tuple[Key, ...]:
         carriers = (Carrier(PLANT, end, False).key for end in self._ends[direction])
         return (("shape", direction), *carriers)
 
-    def _direction(self, direction: str, found: list) -> DirectionInForce:  # type: ignore[type-arg]
-        shaping, *ports = found
+    def _direction(self, direction: str, properties: list) -> DirectionInForce:  # type: ignore[type-arg]
+        shaping, *ports = properties
         folded = fold_of([(_maker(owner), step) for owner, step in shaping])
         cuts = [_maker(owner) for port in ports for owner, step in port if not step.up]
         values: list[ValueInForce] = [
-            {"key": it.key, "text": it.text, "by": list(it.by)} for it in folded.values if it.key != "dark"
+            {"key": folded_value.key, "text": folded_value.text, "by": list(folded_value.by)}
+            for folded_value in folded.values
+            if folded_value.key != "dark"
         ]
-        silent = [maker for it in folded.values if it.key == "dark" for maker in it.by]
+        silent = [maker for folded_value in folded.values if folded_value.key == "dark" for maker in folded_value.by]
         return {
             "direction": direction,
             "dark_by": list(dict.fromkeys([*cuts, *silent])),

@@ -9,7 +9,6 @@ no job is ever left that cannot be ended.
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from testbed.host.linux import job_processes, process
 from testbed.host.linux.process_watch import ProcessWatch
 from testbed.keeper.agent_pool import AgentPool
 from testbed.keeper.event_log import EventLog, log
-from testbed.keeper.protocol import ClaimAnswer, ClaimJob, JobRecord
+from testbed.keeper.protocol import ClaimAnswer, JobRecord
 from testbed.keeper.service import Caller
 
 __all__ = ["MOST_ENDED", "STOP_GRACE_S", "JobSlot"]
@@ -81,22 +80,24 @@ class JobSlot:
 
     # ---- requests
 
-    def claim(self, request: ClaimJob, caller: Caller) -> ClaimAnswer:
+    def claim(
+        self, caller: Caller, kind: str, what: str, pid: int, began: int, *, detached: bool = False
+    ) -> ClaimAnswer:
         """Give the slot to ``caller``, or return who has it. Waits for a job that is ending. Raises LabError."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._is_ending(), CLAIM_BOUND_S)
             if self._closed:
                 raise LabError(f"lab {self._lab} is being taken down")
-            if (busy := self._held.record if self._held is not None else self._stray()) is not None:
-                return {"job": "", "busy": busy}
+            if self._held is not None:
+                return {"job": "", "busy": self._held.record}
             self._last += 1
             record: JobRecord = {
                 "id": f"j{self._last}",
-                "kind": request.kind,
-                "what": request.what,
+                "kind": kind,
+                "what": what,
                 "run": "",
-                "pid": request.pid,
-                "detached": request.detached,
+                "pid": pid,
+                "detached": detached,
                 "began_unix_s": time.time(),
                 "began_t": time.monotonic(),
                 "ended_t": None,
@@ -104,12 +105,12 @@ class JobSlot:
                 "why": "",
                 "exit_status": None,
             }
-            held = self._held = _Held(record, caller, request.began)
+            held = self._held = _Held(record, caller, began)
         # A child that the holder forked keeps its connection open, so its process is watched too.
-        if process.is_same(request.pid, request.began):
+        if process.is_same(pid, began):
             with contextlib.suppress(OSError):
-                held.watch = ProcessWatch({record["id"]: request.pid}, lambda _: self._end_soon(held, "lost"))
-        self._events.add("job-claimed", job=record["id"], kind=request.kind, what=request.what, pid=request.pid)
+                held.watch = ProcessWatch({record["id"]: pid}, lambda _: self._end_soon(held, "lost"))
+        self._events.add("job-claimed", job=record["id"], kind=kind, what=what, pid=pid)
         return {"job": record["id"], "busy": None}
 
     def describe(self, job: str, run: str, sessions: Sequence[int]) -> None:
@@ -119,16 +120,15 @@ class JobSlot:
                 self._held.sessions = list(sessions)
 
     def admit(self, job: str) -> None:
-        """Raise LabError unless ranks may begin ``job`` now. Older commands take no slot and count by themselves."""
+        """Raise LabError unless ranks may begin ``job`` now: it holds the slot, and nobody ends it."""
         with self._changed:
             if self._closed or job in self._over:
                 raise LabError(f"job {job} was ended")
             if self._held is None:
-                if found := re.fullmatch(r"j(\d{1,9})", job):
-                    self._last = max(self._last, int(found[1]))
-            elif self._held.record["id"] != job:
+                raise LabError(f"job {job} does not hold the job slot of lab {self._lab}")
+            if self._held.record["id"] != job:
                 raise LabError(f"job {self._held.record['id']} is running in lab {self._lab}")
-            elif self._held.ending:
+            if self._held.ending:
                 raise LabError(f"job {job} is being ended")
 
     def release(self, job: str, state: str, why: str, exit_status: int) -> None:
@@ -154,31 +154,26 @@ class JobSlot:
 
     def records(self) -> list[JobRecord]:
         with self._changed:
-            current = self._held.record if self._held is not None else self._stray()
-            return [*map(_copy, self._ended), *([] if current is None else [_copy(current)])]
+            current = [] if self._held is None else [self._held.record]
+            return [record.copy() for record in (*self._ended, *current)]
 
     def stop(self, job: str, why: str) -> JobRecord:
-        """End a job, and return its record once it has ended: see :class:`~testbed.keeper.protocol.EndJob`."""
+        """End a job, and return its record once it has ended: see ``KeeperApi.end_job``."""
         with self._changed:
             held = self._held
             if held is None or held.record["id"] != job:
-                if held is None and (stray := self._stray()) is not None and stray["id"] == job:
-                    ended = stray
-                elif found := next((it for it in self._ended if it["id"] == job), None):
-                    return _copy(found)
-                else:
-                    known = ", ".join(it["id"] for it in self.records()) or "none"
-                    raise UserError(f"unknown job '{job}' (available: {known})")
-        if held is None:  # of an older command: it has no holder that could be asked
-            self._agents.end_job(job, self._do)
-            return {**_copy(ended), "state": "stopped", "why": why, "ended_t": time.monotonic(), "exit_status": 130}
+                ended = next((record for record in self._ended if record["id"] == job), None)
+                if ended is not None:
+                    return ended.copy()
+                available = ", ".join(record["id"] for record in self.records()) or "none"
+                raise UserError(f"unknown job '{job}' (available: {available})")
         self._ask(held, why)
         with self._changed:
             self._changed.wait_for(lambda: self._held is not held, STOP_GRACE_S)
         self._end_soon(held, "stopped", why)
         with self._changed:
             self._changed.wait_for(lambda: self._held is not held, STOP_GRACE_S)
-        return _copy(held.record)
+        return held.record.copy()
 
     def closed(self, caller: Caller) -> None:
         """Note that a connection has ended: if it held the slot, end the job."""
@@ -256,41 +251,17 @@ class JobSlot:
         self._changed.notify_all()
         self._events.add("job-released", job=record["id"], state=state, why=why, exit_status=exit_status)
 
-    # ---- what there is
+    # ---- state
 
     def _is_ending(self) -> bool:
         return self._held is not None and (self._held.ending or self._held.record["state"] == "stopping")
 
-    def _stray(self) -> JobRecord | None:
-        """Return the job of the agents that no holder has the slot for: a command of an older version began it."""
-        states = [it for it in list(self._agents.states.values()) if it["state"] == "training" and "job" in it]
-        if not states:
-            return None
-        return {
-            "id": states[0]["job"],
-            "kind": "train",
-            "what": "a job of a command of an older version",
-            "run": "",
-            "pid": 0,
-            "detached": False,
-            "began_unix_s": 0.0,
-            "began_t": 0.0,
-            "ended_t": None,
-            "state": "running",
-            "why": "",
-            "exit_status": None,
-        }
-
     def _inodes(self) -> set[int]:
-        found = set[int]()
+        inodes = set[int]()
         for handle in self._nodes():
             with contextlib.suppress(OSError):
-                found.add(handle.stat().st_ino)
-        return found
-
-
-def _copy(record: JobRecord) -> JobRecord:
-    return record.copy()
+                inodes.add(handle.stat().st_ino)
+        return inodes
 
 
 def _interrupt(run: str, why: str) -> None:

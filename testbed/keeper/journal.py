@@ -43,7 +43,6 @@ from testbed.errors import LabError, StorageError
 from testbed.host.linux.descriptor import write_all
 
 VERSION = 3
-"""Older ones can be read too: version 1 has no ``forgotten`` lines, version 2 was never compacted."""
 
 COMPACT_BYTES: Final = 256 * 1024
 """A smaller journal is not compacted; nor is one that has not doubled since it was."""
@@ -160,7 +159,7 @@ class Journal:
 
     def _replay(self, record: Mapping[str, Any], line: bytes) -> None:
         if "journal" in record:
-            if record["journal"] not in range(1, VERSION + 1):
+            if record["journal"] != VERSION:
                 raise LabError(_OTHER_VERSION.format(path=self.path))
             self.lab, self.boot = record["lab"], record["boot"]
             self.keeper = (record["keeper"][0], record["keeper"][1])
@@ -190,7 +189,7 @@ class Journal:
         """Record the plans of several owners in one write."""
         owned = [(owner, step) for owner, plan in plans.items() for step in plan]
         fresh = [Entry(number, owner, step) for number, (owner, step) in enumerate(owned, self._next)]
-        self._write(it.written() for it in fresh)
+        self._write(entry.written() for entry in fresh)
         self._add(fresh)
         return fresh
 
@@ -199,7 +198,12 @@ class Journal:
         never neither."""
         withdrawn = list(old)
         fresh = [Entry(number, owner, step) for number, step in enumerate(plan, self._next)]
-        self._write([*(it.written() for it in fresh), *(_line({"id": it.id, "forgotten": True}) for it in withdrawn)])
+        self._write(
+            [
+                *(entry.written() for entry in fresh),
+                *(_line({"id": entry.id, "forgotten": True}) for entry in withdrawn),
+            ]
+        )
         self._add(fresh)
         self._forget(withdrawn)
         return fresh
@@ -208,32 +212,32 @@ class Journal:
         """Add a plan in memory, for a disk that has refused it; the next write that succeeds records it first."""
         fresh = [Entry(number, owner, step) for number, step in enumerate(plan, self._next)]
         self._add(fresh)
-        self._unwritten |= {it.id: it for it in fresh}
+        self._unwritten |= {entry.id: entry for entry in fresh}
         return fresh
 
     def _add(self, fresh: Iterable[Entry]) -> None:
-        for it in fresh:
-            self.entries[it.id] = it
-            self._by_owner.setdefault(it.owner, {})[it.id] = it
-            if isinstance(it.step, Property):
-                self._by_key.setdefault(it.step.key, {})[it.id] = it
-            self._order.setdefault(it.owner, it.id)
-            self._next = max(self._next, it.id + 1)
+        for entry in fresh:
+            self.entries[entry.id] = entry
+            self._by_owner.setdefault(entry.owner, {})[entry.id] = entry
+            if isinstance(entry.step, Property):
+                self._by_key.setdefault(entry.step.key, {})[entry.id] = entry
+            self._order.setdefault(entry.owner, entry.id)
+            self._next = max(self._next, entry.id + 1)
 
     def properties(self, keys: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], list[tuple[str, Property]]]:
         """Return the (owner, property) in force for each of ``keys``, in the order in which the owners began.
 
         One of each owner, its newest: a crash between two phases may leave both. Safe from any thread.
         """
-        found: dict[tuple[str, ...], list[tuple[str, Property]]] = {}
+        by_key: dict[tuple[str, ...], list[tuple[str, Property]]] = {}
         for key in keys:
             newest: dict[str, Entry] = {}
             for entry in list(self._by_key.get(key, {}).values()):
                 if entry.id >= newest.setdefault(entry.owner, entry).id:
                     newest[entry.owner] = entry
             ordered = sorted(newest.values(), key=self.precedence)
-            found[key] = [(it.owner, cast(Property, it.step)) for it in ordered]
-        return found
+            by_key[key] = [(entry.owner, cast(Property, entry.step)) for entry in ordered]
+        return by_key
 
     def precedence(self, entry: Entry) -> tuple[int, int]:
         """Return the rank of an entry among those of its key: by when its owner began."""
@@ -242,28 +246,28 @@ class Journal:
     def done(self, entries: Iterable[Entry]) -> None:
         """Record that these are in force, with the facts that undoing them needs. Raises StorageError."""
         entries = list(entries)
-        self._write(_line({"id": it.id, "done": it.facts}) for it in entries)
-        for it in entries:
-            it.done = True
+        self._write(_line({"id": entry.id, "done": entry.facts}) for entry in entries)
+        for entry in entries:
+            entry.done = True
 
     def forget(self, entries: Iterable[Entry]) -> None:
         """Withdraw these properties. On a full disk they are forgotten in memory only: undoing twice is no error."""
         entries = list(entries)
         with contextlib.suppress(StorageError):
-            self._write(_line({"id": it.id, "forgotten": True}) for it in entries)
+            self._write(_line({"id": entry.id, "forgotten": True}) for entry in entries)
         self._forget(entries)
 
     def _forget(self, entries: Iterable[Entry]) -> None:
-        for it in entries:
-            self._remove(it.id)
-            self.forgotten[it.id] = it
+        for entry in entries:
+            self._remove(entry.id)
+            self.forgotten[entry.id] = entry
 
     def undone(self, entries: Iterable[Entry]) -> None:
         """Record that these are gone from the host. On a full disk as :meth:`forget`."""
         entries = list(entries)
         with contextlib.suppress(StorageError):
-            self._write(_line({"id": it.id, "undone": True}) for it in entries)
-        self._drop(it.id for it in entries)
+            self._write(_line({"id": entry.id, "undone": True}) for entry in entries)
+        self._drop(entry.id for entry in entries)
 
     def _drop(self, ids: Iterable[int]) -> None:
         for number in ids:
@@ -295,9 +299,9 @@ class Journal:
         self._add_notes(records)
 
     def _add_notes(self, records: Iterable[dict[str, Any]]) -> None:
-        for it in records:
-            self.notes.append(it)
-            self.faults_begun += it["note"] == "fault"
+        for note in records:
+            self.notes.append(note)
+            self.faults_begun += note["note"] == "fault"
 
     def owned(self, owner: str) -> list[Entry]:
         """Return the entries of ``owner``. Safe from any thread while the engine's thread writes."""
@@ -306,7 +310,7 @@ class Journal:
 
     def forgotten_by(self, owner: str) -> list[Entry]:
         """Return the properties that ``owner`` has withdrawn and whose keys are still to be set."""
-        return [it for it in list(self.forgotten.values()) if it.owner == owner]
+        return [entry for entry in list(self.forgotten.values()) if entry.owner == owner]
 
     def _write(self, lines: Iterable[bytes]) -> None:
         """Append all of ``lines`` or none: half a line would make the following ones unreadable."""
@@ -322,7 +326,7 @@ class Journal:
             if before >= self.compact_at:
                 # Now, because what is in memory has been written and nothing else has.
                 before = self._compact(before)
-            held = b"".join(it.written() for it in self._unwritten.values())
+            held = b"".join(entry.written() for entry in self._unwritten.values())
             try:
                 _append(self._file, held + data)
             except OSError:
@@ -362,9 +366,11 @@ class Journal:
         """Drop the notes of faults that are over; return the lines of a journal that says what this one does."""
         ended = [note["id"] for note in self.notes if note["note"] == "fault-ended"]
         over = set(ended) - set(ended[-KEPT_FAULTS:])
-        self.notes = [it for it in self.notes if it["note"] not in ("fault", "fault-ended") or it["id"] not in over]
-        listed = sorted((*self.entries.values(), *self.forgotten.values()), key=lambda it: it.id)
-        present = {it.owner for it in listed}
+        self.notes = [
+            note for note in self.notes if note["note"] not in ("fault", "fault-ended") or note["id"] not in over
+        ]
+        listed = sorted((*self.entries.values(), *self.forgotten.values()), key=lambda entry: entry.id)
+        present = {entry.owner for entry in listed}
         # An owner keeps its place even while it owns nothing: a fault between two phases comes back to it.
         self._order = {owner: first for owner, first in self._order.items() if owner in present or owner not in over}
         header = {
@@ -374,13 +380,13 @@ class Journal:
             "keeper": list(self.keeper),
             "next": self._next,
             "order": self._order,
-            "faults": self.faults_begun - sum(it["note"] == "fault" for it in self.notes),
+            "faults": self.faults_begun - sum(note["note"] == "fault" for note in self.notes),
         }
         return [
             _line(header),
-            *(it.written() for it in listed),
-            *(_line({"id": it.id, "done": it.facts}) for it in listed if it.done and it.facts),
-            *(_line({"id": it.id, "forgotten": True}) for it in self.forgotten.values()),
+            *(entry.written() for entry in listed),
+            *(_line({"id": entry.id, "done": entry.facts}) for entry in listed if entry.done and entry.facts),
+            *(_line({"id": entry.id, "forgotten": True}) for entry in self.forgotten.values()),
             *([] if self.state == "building" else [_line({"state": self.state})]),
             *map(_line, self.notes),
         ]

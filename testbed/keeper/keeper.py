@@ -2,11 +2,11 @@
 
 It holds the lab's lock and its journal, runs the engine, supervises the emulator (a dead emulator is a cut: both ends
 of every fiber go down), deploys and watches the agents, advances faults, and listens to link events. Commands send
-requests over a socket in the lab's folder (``protocol.py``, ``service.py``, ``verbs.py``).
+requests over a socket in the lab's folder (``keeper_api.py``, ``service.py``).
 
 Threads: one for the engine (netlink sockets belong to it alone), one that reads the socket, those that answer, one that
-pushes to subscribers, one each for link events, active faults, scheduled faults, protection, the emulator and the
-agents. If the keeper dies its children die with it; `down` and `heal` then work from the journal alone
+pushes to subscribers, one each for link events, scheduled faults, phases of faults, switches of protected links, the
+emulator and the agents. If the keeper dies its children die with it; `down` and `heal` then work from the journal alone
 (``testbed.lab.teardown``).
 """
 
@@ -29,7 +29,7 @@ from testbed.core.plan.resources import Fibers
 from testbed.core.plan.step import Step
 from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.errors import StorageError, TestbedError
-from testbed.host import lab_nodes
+from testbed.host import lab_nodes, remote_starts
 from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.netns import NetnsDriver, nowhere
 from testbed.host.emulators.stall_watch import StallWatch
@@ -39,10 +39,9 @@ from testbed.host.linux.file_lock import FileLock
 from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper import handlers
 from testbed.keeper.agent_pool import AgentPool
-from testbed.keeper.captures import Captures
 from testbed.keeper.carriers import Carriers
 from testbed.keeper.engine import LAB, Engine
-from testbed.keeper.event_log import EventLog, log
+from testbed.keeper.event_log import Captures, EventLog, log
 from testbed.keeper.faults import Faults
 from testbed.keeper.in_force import InForce
 from testbed.keeper.job_slot import JobSlot
@@ -50,10 +49,8 @@ from testbed.keeper.journal import EMULATOR_DIED, Journal
 from testbed.keeper.program_ranks import ProgramRanks
 from testbed.keeper.prometheus_handler import PrometheusHandler
 from testbed.keeper.protection import Protection
-from testbed.keeper.protocol import RankState
-from testbed.keeper.publisher import Publisher, State
-from testbed.keeper.remote_start_proxy import RemoteStartProxy
-from testbed.keeper.schedule import Schedule
+from testbed.keeper.protocol import LabView, RankState
+from testbed.keeper.publisher import Publisher
 from testbed.keeper.service import Caller
 
 if TYPE_CHECKING:
@@ -93,7 +90,7 @@ class Keeper:
         self.agents = AgentPool(lab, self.driver, self._agent_event, self.containers, user)
         self.programs = ProgramRanks(lab.name, self.driver.path)
         self.prometheus = PrometheusHandler(lab, self.driver.path, self._exporter, self._prometheus_died)
-        self.remote_starts = RemoteStartProxy(lab)
+        self._remote_starts: Popen[bytes] | None = None
         self.engine = Engine(
             self.journal,
             handlers.of_keeper(
@@ -104,9 +101,8 @@ class Keeper:
         self.events = EventLog()
         self.protection = Protection(self.engine, self.do, self.events)
         self.faults = Faults(self.engine, self.do, self.events, self.protection.cut)
-        self.schedule = Schedule(self.faults, self.events)
         self.carriers = Carriers(self.engine, self._worker.submit, self.events)
-        self.publisher = Publisher(self.events, self._state)
+        self.publisher = Publisher(self.events, self._view)
         self.captures = Captures(self.events)
         self.job_slot = JobSlot(lab.name, self.agents, self.events, self._nodes, self.do)
         self.waits: dict[Caller, str] = {}
@@ -125,10 +121,14 @@ class Keeper:
         """Serve requests until the lab is down; print "ready" first."""
         # The engine's thread starts it, because PDEATHSIG follows the thread.
         self.do(lambda: self.stalls.start(self.lab.emulator_log))
-        threading.Thread(target=self.faults.run, args=(self._ended,), name="faults", daemon=True).start()
-        threading.Thread(target=self.schedule.run, args=(self._ended,), name="schedule", daemon=True).start()
-        threading.Thread(target=self.protection.run, args=(self._ended,), name="protection", daemon=True).start()
-        threading.Thread(target=self.publisher.run, args=(self._ended,), name="publisher", daemon=True).start()
+        runs = {
+            "faults": self.faults.phases.run,
+            "schedule": self.faults.begins.run,
+            "protection": self.protection.switches.run,
+            "publisher": self.publisher.run,
+        }
+        for name, run in runs.items():
+            threading.Thread(target=run, args=(self._ended,), name=name, daemon=True).start()
         print("ready", flush=True)
         self._ended.wait(BUILDER_PATIENCE_S)
         if self.builder is None:
@@ -141,7 +141,7 @@ class Keeper:
 
     def closed(self, caller: Caller) -> None:
         """Release what belongs to a connection that has ended."""
-        self.schedule.cancel(caller)  # the command that planned these faults is gone and would not end them
+        self.faults.unschedule(caller)  # the command that planned these faults is gone and would not end them
         self.waits.pop(caller, None)
         self.captures.end(caller)
         self.publisher.drop(caller)
@@ -162,9 +162,19 @@ class Keeper:
         self.topology = topology_from_dict(json.loads(self.lab.topology.read_text()))
         self.programs.nodes = self.topology.node_names
         self.in_force = InForce(self.journal, self.topology)
-        self.protection.know(self.topology, self.in_force)
-        self.faults.know(self.topology, self.in_force)
+        self.protection.set_topology(self.topology, self.in_force)
+        self.faults.set_topology(self.topology, self.in_force)
         self.carriers.watch(self.topology, self.driver.path)
+
+    def allow_remote_starts(self) -> Path:
+        """Start the proxy of programs in nodes that start programs in others (``host/remote_starts.py``), unless it
+        runs; return the program that takes the place of ssh.
+
+        Call it in the engine's thread, which lives as long as the process (PDEATHSIG). Raises HostError, StorageError.
+        """
+        if self._remote_starts is None or self._remote_starts.poll() is not None:
+            self._remote_starts = remote_starts.start(self.lab)
+        return remote_starts.program(self.lab)
 
     def rank_states(self) -> list[RankState]:
         """Return place and state of each rank, in order."""
@@ -187,10 +197,9 @@ class Keeper:
         """Return the handles of the network namespaces of all nodes."""
         return [] if self.topology is None else [self.driver.path(node) for node in self.topology.node_names]
 
-    def _state(self) -> State:
-        return State(
-            {it["rank"]: it for it in self.rank_states()}, sorted(self.carriers.dark()), [*self.dead_containers]
-        )
+    def _view(self) -> LabView:
+        dark, dead = sorted(self.carriers.dark()), [*self.dead_containers]
+        return {"ranks": self.rank_states(), "dark": dark, "dead_containers": dead}
 
     # ---- events
 
@@ -201,7 +210,7 @@ class Keeper:
         """
         self.emulator_died = True
         self.events.add("emulator-died", status=status)
-        ends = [it for entry in self.journal.owned(LAB) for it in _fiber_ends(entry.step)]
+        ends = [end for entry in self.journal.owned(LAB) for end in _fiber_ends(entry.step)]
         plan = tuple(Carrier(PLANT, end, False) for end in ends)
 
         def work() -> None:
@@ -259,7 +268,9 @@ class Keeper:
             with contextlib.suppress(StorageError):  # a full disk must not keep the lab up
                 self.journal.set_state("going")
             self.carriers.stop()
-            self.remote_starts.stop()
+            if self._remote_starts is not None:
+                self._remote_starts.kill()  # what it has started ends with it
+                self._remote_starts.wait()
             self.stalls.stop()
             self.engine.undo_all()
             self.driver.close()
@@ -288,4 +299,4 @@ class Keeper:
 def _fiber_ends(step: Step) -> list[str]:
     if not isinstance(step, Fibers):
         return []
-    return sorted({it.ingress for it in step.directions} | {it.egress for it in step.directions})
+    return sorted({end for direction in step.directions for end in (direction.ingress, direction.egress)})

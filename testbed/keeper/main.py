@@ -6,6 +6,7 @@ import gc
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from testbed.errors import TestbedError
@@ -35,17 +36,17 @@ def main(arguments: list[str]) -> int:
     # The main thread forks, because PDEATHSIG follows the forking thread and this one lives as long as the process.
     child = fork_server.start() if "--agents" in arguments and not containers else None
     gc.disable()  # imports create no garbage
-    from testbed.keeper import protocol
     from testbed.keeper.event_log import bound_log
     from testbed.keeper.keeper import Keeper
+    from testbed.keeper.keeper_api import KeeperApi
+    from testbed.keeper.protocol import decode_call
     from testbed.keeper.service import Service
-    from testbed.keeper.verbs import Verbs
 
     gc.freeze()
     gc.enable()
     bound_log(folder.keeper_log, folder.older_keeper_log)
     try:
-        users = [ProgramUser.from_dict(json.loads(it[7:])) for it in arguments if it.startswith("--user=")]
+        users = [ProgramUser.from_dict(json.loads(word[7:])) for word in arguments if word.startswith("--user=")]
         keeper = Keeper(folder, containers=containers, fork_server=child, user=users[0] if users else None)
     except FileNotFoundError:
         return 3  # as above, between that check and the lock
@@ -56,7 +57,12 @@ def main(arguments: list[str]) -> int:
         print(error, flush=True)
         return error.exit_code
     signal.signal(signal.SIGTERM, lambda *_: keeper.terminate())
-    service = Service(folder.socket, Verbs(keeper).answer, keeper.closed, protocol.decode_request)
+    service = Service(
+        folder.socket,
+        lambda call, caller: call.answer(KeeperApi(keeper, caller)),
+        keeper.closed,
+        partial(decode_call, KeeperApi),
+    )
     keeper.serve()
     service.close()
     gc.freeze()  # `down` waits for this process to end: skip collecting garbage on exit

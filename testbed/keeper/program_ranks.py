@@ -51,8 +51,8 @@ class ProgramRanks:
         if number >= len(self.nodes):
             return []
         inode = namespace.inode(self._path(self.nodes[number]))
-        found = rank_processes.ranks_of(rank_processes.inside({inode})) if inode else {}
-        return [(it.pid, it.began) for it in found.get(rank, [])]
+        by_rank = rank_processes.ranks_of(rank_processes.inside({inode})) if inode else {}
+        return [(rank_process.pid, rank_process.began) for rank_process in by_rank.get(rank, [])]
 
     def is_touched(self, rank: int) -> bool:
         """Whether a fault has paused or slowed this rank of a program."""
@@ -60,7 +60,7 @@ class ProgramRanks:
 
     def kill(self, rank: int) -> bool:
         """Kill a rank's processes; return whether there were any. Raises HostError when one does not end."""
-        found = self.processes(rank)
+        processes = self.processes(rank)
         # Processes may fork meanwhile: the second pass ends those, the third finds none.
         for _ in range(3):
             victims = self.processes(rank)
@@ -68,7 +68,7 @@ class ProgramRanks:
                 break
             if stuck := process.end_all(victims):
                 raise HostError(f"processes {stuck} of rank {rank} did not end after SIGKILL")
-        return bool(found)
+        return bool(processes)
 
     def pause(self, rank: int, paused: bool) -> None:
         """Stop or continue a rank's processes. Raises LabError if there are none to stop."""
@@ -93,18 +93,18 @@ class ProgramRanks:
 
         Raises LabError if there are none to limit, HostError.
         """
-        found = self.processes(rank) if cpu is not None else []
-        if cpu is not None and not found:
+        processes = self.processes(rank) if cpu is not None else []
+        if cpu is not None and not processes:
             raise LabError(_none(rank))
-        self._throttle.set(node, cpu, found[0][0] if found else 0)
-        for pid, _ in found[1:]:
+        self._throttle.set(node, cpu, processes[0][0] if processes else 0)
+        for pid, _ in processes[1:]:
             self._throttle.join(node, pid)
 
     def _send(self, rank: int, number: signal.Signals, *, needed: bool) -> None:
-        found = self.processes(rank)
-        if needed and not found:
+        processes = self.processes(rank)
+        if needed and not processes:
             raise LabError(_none(rank))
-        for pid, began in found:
+        for pid, began in processes:
             process.send(pid, began, number)
 
 
@@ -122,18 +122,18 @@ class _Slowness:
         self._thread.join()
 
     def _work(self) -> None:
-        found = self._find()
+        processes = self._find()
         searched_t = time.monotonic()
         while not self._over.wait(RUN_S):
             if time.monotonic() - searched_t > _SEARCH_S:
                 with contextlib.suppress(OSError):
-                    found, searched_t = self._find(), time.monotonic()
+                    processes, searched_t = self._find(), time.monotonic()
             if self._paused():
                 continue
-            _tell(found, signal.SIGSTOP)
+            _tell(processes, signal.SIGSTOP)
             self._over.wait(self._by * RUN_S)
             if not self._paused():
-                _tell(found, signal.SIGCONT)
+                _tell(processes, signal.SIGCONT)
 
 
 def let_run(inodes: Iterable[int]) -> None:
@@ -141,8 +141,8 @@ def let_run(inodes: Iterable[int]) -> None:
     _tell(process.inside(set(inodes)), signal.SIGCONT)
 
 
-def _tell(found: Iterable[tuple[int, int]], number: signal.Signals) -> None:
-    for pid, began in found:
+def _tell(processes: Iterable[tuple[int, int]], number: signal.Signals) -> None:
+    for pid, began in processes:
         process.send(pid, began, number)
 
 

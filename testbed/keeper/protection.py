@@ -11,9 +11,9 @@ down.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from testbed.core.faults.impair import silenced
 from testbed.core.physics.protection_selector import Path, PathCut, Selector
@@ -22,7 +22,7 @@ from testbed.core.plan.properties import Carrier, Shape
 from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import TestbedError, raise_all
-from testbed.host.linux.scheduling import use_realtime_priority
+from testbed.keeper.clock import Clock
 from testbed.keeper.engine import Engine
 from testbed.keeper.event_log import EventLog
 from testbed.keeper.in_force import InForce
@@ -36,17 +36,16 @@ class Protection:
 
     def __init__(self, engine: Engine, do: Callable[[Callable[[], None]], None], events: EventLog) -> None:
         self._engine, self._do, self._events = engine, do, events
+        self.switches = Clock()
         self._in_force: InForce | None = None
         self._links: dict[str, Link] = {}
         self._ends: dict[str, tuple[str, str]] = {}
         self._selectors: dict[str, Selector] = {}
         self._cuts: dict[str, frozenset[PathCut]] = {}
         self._states: dict[str, str] = {}
-        self._changed = threading.Condition()
-        self._due: dict[str, float] = {}
 
-    def know(self, topology: Topology, in_force: InForce) -> None:
-        """Learn the protected links, and where events read what is in force; called before the first fault."""
+    def set_topology(self, topology: Topology, in_force: InForce) -> None:
+        """Set the protected links, and where events read what is in force; called before the first fault."""
         self._in_force = in_force
         for link in topology.links:
             if link.second_path is not None:
@@ -63,7 +62,7 @@ class Protection:
         self._cuts[fault] = frozenset(cuts)
         if not self._cuts[fault]:
             del self._cuts[fault]
-        links = {it.link for it in before ^ frozenset(cuts)}
+        links = {cut.link for cut in before ^ frozenset(cuts)}
         for name in (name for name in self._selectors if name in links):
             self._selectors[name].learn(t, self._cut_of(name))
         self._follow(links, t)
@@ -75,37 +74,25 @@ class Protection:
             selector.restore(t)
         self._follow(self._selectors, t)
 
-    def run(self, ended: threading.Event) -> None:
-        """Switch links when it is due, until ``ended``; in a thread of its own."""
-        use_realtime_priority()
-        while not ended.is_set():
-            with self._changed:
-                due_t = min(self._due.values(), default=None)
-                left = None if due_t is None else due_t - time.monotonic()
-                if left is None or left > 0:
-                    self._changed.wait(left)
-                    continue
-            try:
-                self._do(self._advance)
-            except RuntimeError:
-                return  # the engine's thread has ended, and the lab with it
-            except Exception as error:
-                self._events.add("note", text=f"a protected link could not be switched: {error}")
+    def _switch(self, name: str) -> None:
+        """Switch a link that is due; from the clock's thread."""
+        try:
+            self._do(partial(self._advance, name))
+        except RuntimeError:
+            raise  # the engine's thread has ended
+        except Exception as error:
+            self._events.add("note", text=f"a protected link could not be switched: {error}")
 
-    def _advance(self) -> None:
-        t = time.monotonic()
-        with self._changed:
-            links = [name for name, due_t in self._due.items() if due_t <= t]
-            for name in links:
-                del self._due[name]  # one attempt: a switch that fails is not repeated forever
-        if self._engine.journal.state in ("going", "down"):
-            return
-        for name in links:
-            self._selectors[name].advance(t)
-        self._follow(links, t)
+    def _advance(self, name: str) -> None:
+        """Switch a link if that is still due. One attempt: a switch that fails is not repeated forever."""
+        t, selector = time.monotonic(), self._selectors[name]
+        going = self._engine.journal.state in ("going", "down")
+        if not going and selector.due_t is not None and selector.due_t <= t:
+            selector.advance(t)
+            self._follow([name], t)
 
     def _cut_of(self, link: str) -> frozenset[Path]:
-        return frozenset(it.path for cuts in self._cuts.values() for it in cuts if it.link == link)
+        return frozenset(cut.path for cuts in self._cuts.values() for cut in cuts if cut.link == link)
 
     def _follow(self, links: Iterable[str], planned_t: float) -> None:
         """Apply the Steps of the selectors' current states. Raises all failures."""
@@ -114,7 +101,7 @@ class Protection:
             link, selector = self._links[name], self._selectors[name]
             command_t = time.monotonic()
             steps = _steps(link, selector, self._ends[name])
-            touched = [it.step for it in self._engine.journal.owned(PROTECTED + name)] + list(steps)
+            touched = [entry.step for entry in self._engine.journal.owned(PROTECTED + name)] + list(steps)
             try:
                 self._engine.replace(PROTECTED + name, steps)
             except TestbedError as error:
@@ -126,15 +113,12 @@ class Protection:
                     selector.due_t += time.monotonic() - planned_t
                 was, self._states[name] = self._states[name], selector.state
                 times = {"planned_t": planned_t, "command_t": command_t, "ack_t": time.monotonic()}
-                told = {} if self._in_force is None else {"in_force": self._in_force.changed_by(touched)}
+                changes = {} if self._in_force is None else {"in_force": self._in_force.changed_by(touched)}
                 self._events.add(
-                    "protection-switched", t=times["ack_t"], link=name, was=was, to=selector.state, **times, **told
+                    "protection-switched", t=times["ack_t"], link=name, was=was, to=selector.state, **times, **changes
                 )
-            with self._changed:
-                self._due.pop(name, None)
-                if selector.due_t is not None:
-                    self._due[name] = selector.due_t
-                self._changed.notify()
+            if selector.due_t is not None:
+                self.switches.at(selector.due_t, partial(self._switch, name))
         raise_all(failures)
 
 

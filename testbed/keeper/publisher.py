@@ -8,39 +8,31 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
 
 from testbed.host.linux.scheduling import use_realtime_priority
 from testbed.keeper.event_log import EventLog, log
-from testbed.keeper.protocol import HEARTBEAT_S, RankState, Update
+from testbed.keeper.protocol import HEARTBEAT_S, LabView, Update
 from testbed.keeper.service import Caller
 
-__all__ = ["Publisher", "State"]
-
-
-@dataclass(frozen=True)
-class State:
-    """What subscribers are told beside events; fields as in :class:`Update`, ranks by number."""
-
-    ranks: Mapping[int, RankState]
-    dark: list[str]
-    dead_containers: list[str]
+__all__ = ["Publisher"]
 
 
 @dataclass
 class _Subscriber:
     next: int
     """Number of the first event that it has not been sent."""
-    known: State | None = None
+    view: LabView = field(default_factory=LabView)
 
 
 class Publisher:
-    """The subscribers of one lab. ``state`` is called whenever something may have changed. Thread-safe, except
+    """The subscribers of one lab. ``view`` is called whenever something may have changed. Thread-safe, except
     :meth:`run`, which has a thread of its own."""
 
-    def __init__(self, events: EventLog, state: Callable[[], State]) -> None:
-        self._events, self._state = events, state
+    def __init__(self, events: EventLog, view: Callable[[], LabView]) -> None:
+        self._events, self._view = events, view
         self._subscribers: dict[Caller, _Subscriber] = {}
         self._changed = threading.Condition()
         self._due = False
@@ -68,34 +60,29 @@ class Publisher:
         use_realtime_priority()
         while not ended.is_set():
             with self._changed:
-                while not self._subscribers:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._subscribers)
                 if not self._due:
                     self._changed.wait(HEARTBEAT_S)
                 self._due = False
                 subscribers = list(self._subscribers.items())
             try:
-                self.push(subscribers)
+                self._push(subscribers)
             except Exception as error:  # the thread must outlive it: a follower would wait for the lab forever
                 log(f"an update failed: {error!r}")
 
-    def push(self, subscribers: list[tuple[Caller, _Subscriber]]) -> None:
+    def _push(self, subscribers: list[tuple[Caller, _Subscriber]]) -> None:
         t = time.monotonic()  # before anything is looked at
-        state = self._state()
+        view = self._view()
         for caller, subscriber in subscribers:
             page = self._events.since(subscriber.next)
-            subscriber.next = page["next"]
-            caller.push(_update(t, page["events"], subscriber.known, state))
-            subscriber.known = state
+            changes = _changes(subscriber.view, view)
+            caller.push(cast(Update, {"t": t, "events": page["events"], **changes}))
+            subscriber.next, subscriber.view = page["next"], view
 
 
-def _update(t: float, events: list[dict[str, object]], known: State | None, state: State) -> Update:
-    update: Update = {"t": t, "events": events}
-    before = {} if known is None else known.ranks
-    if ranks := [it for number, it in state.ranks.items() if before.get(number) != it]:
-        update["ranks"] = ranks
-    if known is None or known.dark != state.dark:
-        update["dark"] = state.dark
-    if known is None or known.dead_containers != state.dead_containers:
-        update["dead_containers"] = state.dead_containers
-    return update
+def _changes(before: LabView, view: LabView) -> dict[str, object]:
+    changes = {key: value for key, value in view.items() if key != "ranks" and value != before.get(key)}
+    states = {rank["rank"]: rank for rank in before.get("ranks", ())}
+    if ranks := [rank for rank in view["ranks"] if rank != states.get(rank["rank"])]:
+        changes["ranks"] = ranks
+    return changes

@@ -53,17 +53,17 @@ class RankFaultHandler:
 
     def assign(self, properties: Sequence[Property]) -> None:
         failures: list[TestbedError] = []
-        for it in properties:
+        for step in properties:
             try:
-                if isinstance(it, Paused):
-                    of_program = self._is_of_program(it.rank, it.paused)
-                    (self._programs if of_program else self._agents).pause(it.rank, it.paused)
-                elif isinstance(it, Slowed):
-                    of_program = self._is_of_program(it.rank, it.by > 0)
-                    (self._programs if of_program else self._agents).slow(it.rank, it.by)
-                elif isinstance(it, Throttled):
-                    of_program = self._is_of_program(it.rank, it.cpu is not None)
-                    (self._programs if of_program else self._agents).throttle(it.rank, it.node, it.cpu)
+                if isinstance(step, Paused):
+                    of_program = self._is_of_program(step.rank, step.paused)
+                    (self._programs if of_program else self._agents).pause(step.rank, step.paused)
+                elif isinstance(step, Slowed):
+                    of_program = self._is_of_program(step.rank, step.by > 0)
+                    (self._programs if of_program else self._agents).slow(step.rank, step.by)
+                elif isinstance(step, Throttled):
+                    of_program = self._is_of_program(step.rank, step.cpu is not None)
+                    (self._programs if of_program else self._agents).throttle(step.rank, step.node, step.cpu)
             except TestbedError as error:
                 failures.append(error)
         raise_all(failures)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import selectors
 import socket
 import threading
@@ -20,11 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from testbed.errors import LabError, TestbedError
-from testbed.host.linux.scheduling import use_raised_priority
+from testbed.host.linux.scheduling import use_raised_priority, use_realtime_priority
 from testbed.keeper import protocol
 from testbed.keeper.event_log import log
 from testbed.keeper.protocol import Update
-from testbed.keeper.workers import Workers
 
 __all__ = ["Answer", "Caller", "Decode", "Service"]
 
@@ -35,6 +35,8 @@ MOST_AHEAD_BYTES: Final = 1 << 20
 """How much is read ahead of a connection whose request is being answered."""
 MOST_BEHIND_BYTES: Final = 1 << 23
 """A subscriber that leaves more than this unread is dropped: it is stopped, and its updates would fill the memory."""
+FIRST_WORKERS: Final = 2
+"""Threads begun at once: a command that waits for a fault must not delay the next command by the start of a thread."""
 
 
 class Caller:
@@ -75,7 +77,7 @@ class _Connection:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send now what the socket takes; the rest follows when it takes more."""
-        line = json.dumps(message).encode() + b"\n"
+        line = protocol.encode(message)
         with self.lock:
             if self.broken:
                 return
@@ -105,14 +107,64 @@ class _Connection:
                 self.unsent.clear()
 
     def _notice(self, text: str) -> None:
-        self.send(protocol.noticed(text))
+        self.send({"notice": text})
 
     def _push(self, update: Update) -> None:
         if len(self.unsent) > MOST_BEHIND_BYTES:
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)  # the reader sees its end
             return
-        self.send(protocol.updated(update))
+        self.send({"update": update})
+
+
+class _Workers:
+    """Threads that answer requests at real-time priority: begun when all others are busy, kept for the next request.
+
+    There are as many as there have ever been requests in hand at once; a connection has at most one in hand. Where the
+    system refuses another thread (a limit of processes), work waits for those that there are.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        """Threads that wait, less the work that is queued for them: below 0 if the system refused threads."""
+        self._begun = 0
+        with self._lock:
+            self._begin(FIRST_WORKERS)
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Have a thread do ``work``: at once, unless the system refuses a thread for it. Raises LabError if there is
+        no thread at all."""
+        with self._lock:
+            self._begin(1)
+            if not self._begun:
+                raise LabError("the keeper cannot answer: the system lets it begin no thread")
+            self._idle -= 1
+        self._work.put(work)
+
+    def _begin(self, wanted: int) -> None:
+        """Begin threads until ``wanted`` are idle; also those that were refused earlier. Their creator has normal
+        priority; each raises its own, once."""
+        try:
+            while self._idle < wanted:
+                threading.Thread(target=self._run, name="answer", daemon=True).start()
+                self._begun += 1
+                self._idle += 1
+        except RuntimeError as error:
+            log(f"requests wait for one of {self._begun} threads: {error}")
+
+    def _run(self) -> None:
+        use_realtime_priority()
+        while True:
+            work = self._work.get()
+            try:
+                work()
+            except Exception as error:
+                log(f"a request failed: {error!r}")
+            del work  # a closure would keep its connection until the next request
+            with self._lock:
+                self._idle += 1
 
 
 class Service:
@@ -126,7 +178,7 @@ class Service:
         decode: Decode = lambda message: message,
     ) -> None:
         self._answer, self._closed, self._decode = answer, closed, decode
-        self._workers = Workers()
+        self._workers = _Workers()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._listener.bind(str(path))
         path.chmod(0o600)
@@ -325,7 +377,7 @@ class Service:
 
     def _reply(self, request: object, caller: Caller) -> dict[str, Any]:
         try:
-            return protocol.answered(self._answer(request, caller))
+            return {"ok": self._answer(request, caller)}
         except TestbedError as error:
             return protocol.refused(error)
         except Exception as error:

@@ -1,15 +1,15 @@
-"""Follow a lab: its events and the state of its ranks, as the keeper pushes them (:class:`protocol.Subscribe`)."""
+"""Follow a lab: its events and the state of its ranks, as the keeper pushes them (:meth:`KeeperApi.subscribe`)."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from testbed.errors import LabError, TestbedError
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.keeper.protocol import Event, RankState, Update
 
 __all__ = ["LabState", "Subscription"]
@@ -30,20 +30,20 @@ class LabState:
 
     def after(self, update: Update) -> LabState:
         """Return the state with what an update changes."""
-        ranks = {it["rank"]: it for it in self.ranks} | {it["rank"]: it for it in update.get("ranks", ())}
+        ranks = {rank["rank"]: rank for rank in (*self.ranks, *update.get("ranks", ()))}
         return LabState(
             update["t"],
-            tuple(it for _, it in sorted(ranks.items())),
-            tuple(update["dark"]) if "dark" in update else self.dark,
-            tuple(update["dead_containers"]) if "dead_containers" in update else self.dead_containers,
+            tuple(rank for _, rank in sorted(ranks.items())),
+            tuple(update.get("dark", self.dark)),
+            tuple(update.get("dead_containers", self.dead_containers)),
         )
 
 
-class Subscription:
+class Subscription(contextlib.AbstractContextManager["Subscription"]):
     """A thread that follows a lab until closed. Must be closed.
 
     ``heard`` receives new events, from that thread, before :meth:`state` is as new; ``since`` as in
-    :class:`protocol.Subscribe`. Raises LabError where the lab has no keeper; a later failure is raised by
+    :meth:`KeeperApi.subscribe`. Raises LabError where the lab has no keeper; a later failure is raised by
     :meth:`state` and :meth:`wait`.
     """
 
@@ -52,20 +52,14 @@ class Subscription:
     ) -> None:
         self._heard = heard
         self._connection = client.Connection(lab)
-        self._request = protocol.Subscribe(since=since)
         self._changed = threading.Condition()
         self._state = LabState(0.0)
         self._changes = self._seen = 0
         self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._follow, name="subscription", daemon=True)
+        self._thread = threading.Thread(target=self._follow, args=(since,), name="subscription", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Subscription:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -106,9 +100,9 @@ class Subscription:
         if self._failure is not None:
             raise self._failure
 
-    def _follow(self) -> None:
+    def _follow(self, since: int | None) -> None:
         try:
-            for update in self._connection.updates(self._request):
+            for update in self._connection.updates(since):
                 if update["events"]:
                     self._heard(update["events"])
                 with self._changed:
@@ -116,7 +110,7 @@ class Subscription:
                     self._state = self._state.after(update)
                     self._changed.notify_all()
         except Exception as error:
-            known = isinstance(error, TestbedError)
+            expected = isinstance(error, TestbedError)
             with self._changed:
-                self._failure = error if known else LabError(f"following the lab failed: {error!r}")
+                self._failure = error if expected else LabError(f"following the lab failed: {error!r}")
                 self._changed.notify_all()

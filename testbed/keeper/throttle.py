@@ -72,9 +72,9 @@ class Throttle:
         """Return the group of a node's container; None for a namespace. Raises HostError."""
         if not self._is_container(node):
             return None
-        if (found := cgroup.hierarchy().of(self._first(node).name)) is None:
+        if (group := cgroup.hierarchy().of(self._first(node).name)) is None:
             raise HostError(f"cannot find the control group of the container of {node} on this host")
-        return found
+        return group
 
     def _first(self, node: str) -> Path:
         """Return ``/proc/PID`` of a container's first process."""

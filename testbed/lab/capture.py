@@ -19,7 +19,7 @@ from testbed.host import lab_nodes
 from testbed.host.files.capture_file import CaptureFile, ReaderEnded
 from testbed.host.lab_folder import LabFolder
 from testbed.host.measure.packet_ring import RETIRED_MS, PacketRing
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import fiber_status
 from testbed.version import __version__
 
@@ -89,8 +89,6 @@ class Capture:
         self.before, self.size = before, 0
         self.found = tuple(_place(topology, it, before) for it in directions)
         self.ending: Ending = ""
-        self.noted = True
-        """Whether the lab's events have it; False in a lab of a version that does not know captures."""
         self._lab, self._most_bytes, self._snaplen = lab, most_bytes, snaplen
         self._largest = [topology.link(it.partition(":")[0]).mtu + _ETHERNET_BYTES for it in directions]
         self._failure: TestbedError | None = None
@@ -146,9 +144,8 @@ class Capture:
     # ---- the thread
 
     def _open(self, target: Path | int) -> None:
-        keeper = self._undo.enter_context(client.Connection(self._lab))
-        self._keeper = keeper
-        keeper.ask(protocol.Hello())  # a lab without a keeper is not captured: what it applies is unknown
+        self._connection = self._undo.enter_context(client.Connection(self._lab))
+        self._connection.keeper.hello()  # a lab without a keeper is not captured: what it applies is unknown
         self._rings: list[PacketRing] = []
         for it in self.found:
             netns = lab_nodes.netns(self._lab, it.gateway)
@@ -158,12 +155,9 @@ class Capture:
         self._out = self._undo.enter_context(contextlib.closing(CaptureFile(target)))
         self._out.write([pcapng.header(f"testbed {__version__}", self._comment(), self._interfaces())])
         self._out.write(())  # raises what the disk refused
-        try:
-            keeper.ask(protocol.Capture([it.direction for it in self.found], self.before))
-        except LabError as error:
-            if "unknown verb" not in str(error):
-                raise
-            self.noted = False
+        self._connection.keeper.begin_capture(
+            directions=[gateway.direction for gateway in self.found], before=self.before
+        )
 
     def _comment(self) -> str:
         apart_s = time.time() - time.monotonic()
@@ -198,16 +192,16 @@ class Capture:
         self.ending = ending
         self._count()
         with contextlib.suppress(TestbedError):
-            if self.noted and ending != "lab":
+            if ending != "lab":
                 counted = {"packets": self.packets, "super_packets": self.super_packets, "dropped": self.dropped}
-                self._keeper.ask(protocol.CaptureEnded(counted))
+                self._connection.keeper.end_capture(counted=counted)
         self._undo.close()
         self._over.set()
 
     def _take(self) -> Ending:
         """Write packets until something ends the capture; return what."""
         ready = select.poll()
-        for descriptor in (*(it.fileno() for it in self._rings), self._keeper.fileno()):
+        for descriptor in (*(it.fileno() for it in self._rings), self._connection.fileno()):
             ready.register(descriptor, select.POLLIN)
         while True:
             left_s = _LOOK_S if self._until is None else min(_LOOK_S, self._until - time.monotonic())
@@ -218,7 +212,7 @@ class Capture:
             found = {descriptor for descriptor, _ in ready.poll(left_s * 1000)}
             if not self._drain():
                 return "size"
-            if self._keeper.fileno() in found:
+            if self._connection.fileno() in found:
                 return "lab"  # nothing was asked: the keeper has ended
 
     def _drain(self, last: bool = False) -> bool:

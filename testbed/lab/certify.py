@@ -31,7 +31,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import netlink
 from testbed.host.linux.file_lock import FileLock
 from testbed.host.measure.probing import Echo, Probe, ProbePath, Prober, congestion_control, rounds
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.bypass_check import check_bypass
 from testbed.lab.fabric_measurement import measure_fabrics
 from testbed.lab.fiber_measurement import FAST, RESOLVING_S, SETTLE_S, THOROUGH, Measuring, Tell
@@ -88,7 +88,7 @@ class NodePaths:
 
 def idle_nodes(lab: LabFolder, topology: Topology) -> dict[str, str]:
     """Return the first node of each site that no fault is acting on; lacks sites without such a node."""
-    active = (it for it in client.ask(lab, protocol.Faults()) if it["ended_t"] is None)
+    active = (it for it in client.keeper(lab).faults() if it["ended_t"] is None)
     struck = {node for it in active for node in it["nodes"]}
     idle = {site.name: [it for it in site.node_names if it not in struck] for site in topology.sites}
     return {site: nodes[0] for site, nodes in idle.items() if nodes}
@@ -97,7 +97,7 @@ def idle_nodes(lab: LabFolder, topology: Topology) -> dict[str, str]:
 def links_to_probe(lab: LabFolder, topology: Topology, nodes: Mapping[str, str], calibrated: bool) -> tuple[Link, ...]:
     """Return the links to measure from node to node: those that are ``calibrated``, or that are to be."""
     if calibrated:
-        known = client.ask(lab, protocol.Hello()).get("taken_off_s", {})
+        known = client.keeper(lab).hello().get("taken_off_s", {})
         links = [link for link in topology.links if known.keys() & set(link.directions)]
     else:
         links = [link for link in topology.links if any(_targets([link]))]
@@ -151,8 +151,8 @@ def calibrate(lab: LabFolder, topology: Topology, paths: NodePaths, tell: Tell) 
 
 
 def _apply(lab: LabFolder, plan: Iterable[Calibrated]) -> None:
-    client.ask(lab, protocol.Undo(owner=OWNER))
-    client.ask(lab, protocol.Apply(owner=OWNER, plan=tuple(plan)))
+    client.keeper(lab).undo(owner=OWNER)
+    client.keeper(lab).apply(owner=OWNER, plan=tuple(plan))
 
 
 def _inside(path: ProbePath, tell: Tell) -> float | None:
@@ -240,7 +240,7 @@ def certify(
         fabrics = measure_fabrics(lab, topology, tell)
         # Last: in a lab that has just come up, not every gateway has seen its carriers before.
         around = check_bypass(lab, topology)
-    hello = client.ask(lab, protocol.Hello())
+    hello = client.keeper(lab).hello()
     return Certificate(
         lab=lab.name,
         topology=topology.name,
@@ -262,7 +262,7 @@ def certify(
         around_unmeasured=around.unmeasured,
         faults=tuple(
             ConcurrentFault(f"{it['id']} ({it['type']} {it['target']})", tuple(it["links"]))
-            for it in client.ask(lab, protocol.Faults())
+            for it in client.keeper(lab).faults()
             if it["ended_t"] is None
         ),
     )
@@ -275,17 +275,17 @@ def _reference(lab: LabFolder, topology: Topology, beside: Plan) -> Iterator[tup
     if not topology.links:
         yield ()
         return
-    client.ask(lab, protocol.Undo(owner=REFERENCE))  # left by a certification that was killed
+    client.keeper(lab).undo(owner=REFERENCE)  # left by a certification that was killed
     plan = (*build.reference(topology.links[0]), *beside)
     try:
-        client.ask(lab, protocol.Apply(owner=REFERENCE, plan=plan))
+        client.keeper(lab).apply(owner=REFERENCE, plan=plan)
         a, b = _handle(lab, "ref-a"), _handle(lab, "ref-b")
         yield (
             ProbePath("bare:b", a, "10.254.0.0", b, "10.254.0.1", "ref0"),
             ProbePath("bare:a", b, "10.254.0.1", a, "10.254.0.0", "ref0"),
         )
     finally:
-        client.ask(lab, protocol.Undo(owner=REFERENCE))
+        client.keeper(lab).undo(owner=REFERENCE)
 
 
 def _handle(lab: LabFolder, node: str) -> Path:

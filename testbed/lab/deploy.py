@@ -43,7 +43,7 @@ from testbed.host.lab_nodes import Driver
 from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics import prometheus_server
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import containers, program_rights
 from testbed.lab.interruption import defer_interrupts
 from testbed.lab.progress import Progress, Silent, Unbreakable
@@ -137,11 +137,11 @@ def up(
                 # A dead container is the root cause of any other failure.
                 dead = _dead_containers(builder) if isinstance(error, HostError | LabError) else []
                 if keep:
-                    builder.ask(protocol.Open(state="kept"))
+                    builder.keeper.open(state="kept")
                 if dead:
                     raise HostError(f"the container of {dead[0]} died while the lab came up") from error
                 raise
-            builder.ask(protocol.Open())
+            builder.keeper.open()
     except BaseException as error:
         with defer_interrupts():
             tell = Unbreakable(progress)
@@ -300,7 +300,7 @@ def make_folder(name: str) -> LabFolder:
 
 def _state_now(folder: LabFolder) -> str:
     try:
-        known = client.ask(folder, protocol.Hello())["state"]
+        known = client.keeper(folder).hello()["state"]
     except LabError:
         return "was left behind, or another process is building it or taking it down"
     return {"building": "is being built", "going": "is being taken down", "down": "is being taken down"}.get(
@@ -347,7 +347,8 @@ def _build(builder: client.Connection, folder: LabFolder, plan: Plan, progress: 
                 threading.Thread(target=_report_ranks, args=(folder, progress, over), daemon=True).start()
 
     try:
-        builder.ask(protocol.Build(plan=plan), notice)
+        builder.on_notice = notice
+        builder.keeper.build(plan=plan)
     finally:
         over.set()
 
@@ -357,7 +358,7 @@ def _report_ranks(folder: LabFolder, progress: Progress, over: threading.Event) 
     reported, reported_t = 0, time.monotonic()
     while not over.wait(TELL_EVERY_S):
         try:
-            states = [it["state"] for it in client.ask(folder, protocol.Ranks())]
+            states = [it["state"] for it in client.keeper(folder).ranks()]
         except LabError:
             return  # the thread that builds the lab gets the error
         ready = states.count("waiting")
@@ -374,7 +375,7 @@ def _build_bound_s(plan: Plan) -> float:
 
 def _dead_containers(builder: client.Connection) -> list[str]:
     try:
-        return builder.ask(protocol.Hello())["dead_containers"]
+        return builder.keeper.hello()["dead_containers"]
     except (LabError, HostError):
         return []
 

@@ -36,7 +36,7 @@ from testbed.host.linux.cpu_load import Load, LoadMeter
 from testbed.host.linux.scheduling import realtime_priority
 from testbed.host.measure import packet_trains
 from testbed.host.measure.probing import Arrival, Echo, Probe, ProbePath, Prober, rounds
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import packet_log
 from testbed.lab.packet_log import PacketLog, split_by_host, tries
 from testbed.lab.rate_measurement import RateSample, longest_s, measure_rates
@@ -127,10 +127,12 @@ class Measuring:
 
     def __init__(self, lab: LabFolder, topology: Topology, effort: Effort, tell: Tell) -> None:
         self._lab, self._topology, self._effort, self._tell = lab, topology, effort, tell
-        self._hello = client.ask(lab, protocol.Hello())
+        self._hello = client.keeper(lab).hello()
         self._taken_off_s = self._hello.get("taken_off_s", {})
         self._net = Addressing(topology)
-        self._impairments = {name: link.impairment(name) for link in topology.links for name in link.directions}
+        self._impairments: dict[str, Impairment] = {
+            name: link.impairment(name) for link in topology.links for name in link.directions
+        }
         self._jittered = {
             link.name for link in topology.links if any(link.impairment(it).jitter_s for it in link.directions)
         }

@@ -10,9 +10,9 @@ from testbed.core.physics.impairment import Impairment
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError, UnknownName
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.keeper.journal import FIBERS_DARK
-from testbed.keeper.protocol import DirectionCounters, DirectionInForce
+from testbed.keeper.protocol import DirectionCounters, DirectionInForce, HelloAnswer
 
 __all__ = ["FiberStatus", "FiberValue", "fibers", "look"]
 
@@ -37,8 +37,7 @@ class FiberStatus:
         impairment: the same in SI units, every field of ``Impairment``.
         taken_off_s: what calibration takes off the delay, as veths, bridges and routers add it again.
         delay_s: what the emulator applies: the delay in force less ``taken_off_s``; None while the lab is built.
-        differences: how the values that the emulator has differ from those; empty: read back and equal. None: the
-            lab's keeper is of a version that does not compare them.
+        differences: how the values that the emulator has differ from those; empty: read back and equal.
         packets, segments, bytes: delivered since the lab came up: packets as the hosts made them, MTU segments, and
             their L2 bytes.
         drops: lost segments by cause.
@@ -59,7 +58,7 @@ class FiberStatus:
     impairment: dict[str, object]
     taken_off_s: float
     delay_s: float | None
-    differences: tuple[str, ...] | None
+    differences: tuple[str, ...]
     emulator: str
     scheduling: str
     packets: int
@@ -98,49 +97,38 @@ def look(lab: LabFolder, topology: Topology, target: str) -> tuple[FiberStatus, 
         LabError: the keeper does not answer, or the emulator has died.
     """
     wanted = fibers(topology, target)
-    with client.Connection(lab) as keeper:
-        hello = keeper.ask(protocol.Hello())
+    with client.Connection(lab) as connection:
+        hello = connection.keeper.hello()
         if hello["emulator_died"]:
             raise LabError(f"{FIBERS_DARK} of lab {lab.name}: nothing is applied or counted any more")
-        stats = keeper.ask(protocol.Stats())
-        told = _in_force(keeper, wanted)
+        stats = connection.keeper.stats()
+        answer = connection.keeper.in_force(compare=list(wanted))
     counters = {it["direction"]: it for it in stats["directions"]}
     if lacking := [it for it in wanted if it not in counters]:
         raise LabError(f"lab {lab.name} has no emulator for {', '.join(lacking)} yet")
-    in_force = {it["direction"]: it for it in told["directions"]}
+    in_force = {direction["direction"]: direction for direction in answer["directions"]}
     return tuple(
-        _status(topology, name, stats["t"], hello, counters[name], in_force.get(name), _differences(told, name))
+        _status(
+            topology,
+            name,
+            stats["t"],
+            hello,
+            counters[name],
+            in_force.get(name),
+            tuple(text for text in answer["differences"] if text.startswith(f"{name}: ")),
+        )
         for name in wanted
     )
-
-
-class _Told(protocol.InForceAnswer):
-    compared: bool
-
-
-def _in_force(keeper: client.Connection, wanted: tuple[str, ...]) -> _Told:
-    try:
-        return {**keeper.ask(protocol.InForce(compare=list(wanted))), "compared": True}
-    except LabError as error:
-        if "unknown argument" not in str(error):
-            raise
-        return {**keeper.ask(protocol.InForce()), "compared": False}  # a keeper that predates the argument
-
-
-def _differences(told: _Told, direction: str) -> tuple[str, ...] | None:
-    if not told["compared"]:
-        return None
-    return tuple(it for it in told["differences"] if it.startswith(f"{direction}: "))
 
 
 def _status(
     topology: Topology,
     direction: str,
     t: float,
-    hello: protocol.HelloAnswer,
+    hello: HelloAnswer,
     counted: DirectionCounters,
     in_force: DirectionInForce | None,
-    differences: tuple[str, ...] | None,
+    differences: tuple[str, ...],
 ) -> FiberStatus:
     name, _, toward = direction.partition(":")
     link = topology.link(name)

@@ -13,8 +13,8 @@ from testbed.core.topology.model import Topology
 from testbed.core.units import MOST_DURATION_S
 from testbed.errors import UnknownName, UserError
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client, protocol
-from testbed.keeper.protocol import FaultRecord, FaultSpec
+from testbed.keeper import client
+from testbed.keeper.protocol import FaultRecord
 from testbed.lab import teardown
 
 __all__ = ["Fault", "LabFaults"]
@@ -95,18 +95,18 @@ class LabFaults:
                 f"got {for_s:g} s; omit it to keep the fault until it is healed"
             )
         kind = registry().get(fault)
-        of_ranks = kind is not None and kind.compile_ranks is not None
-        ranks_per_node = client.ask(self._lab, protocol.RanksPerNode()) if of_ranks else 1
+        of_ranks = kind is not None and kind.of_ranks
+        ranks_per_node = client.keeper(self._lab).ranks_per_node() if of_ranks else 1
         compile_fault(self._topology, fault, target, parameters, ranks_per_node)  # refuses what the keeper would
-        written: FaultSpec = {"type": fault, "target": target, "for_s": for_s, "parameters": dict(parameters)}
-        injected = Fault.of(client.ask(self._lab, protocol.Inject(fault=written)), self)
+        record = client.keeper(self._lab).inject(kind=fault, target=target, parameters=dict(parameters), for_s=for_s)
+        injected = Fault.of(record, self)
         if wait and injected.lasts_s is not None:
             self._await_end(injected, time.monotonic() + injected.lasts_s + 5.0)
         return injected
 
     def all(self) -> tuple[Fault, ...]:
         """Return all faults since the lab came up, including ended ones (of thousands of those, the latest)."""
-        return tuple(Fault.of(record, self) for record in client.ask(self._lab, protocol.Faults()))
+        return tuple(Fault.of(record, self) for record in client.keeper(self._lab).faults())
 
     def heal(self, what: str | None) -> tuple[Fault, ...]:
         """End one fault (by id), all of one target, link or node, or all; return those that ended now."""
@@ -125,7 +125,7 @@ class LabFaults:
             self._refuse_unknown(what, {name for fault in faults for name in (fault.id, fault.target)})
         ids = [fault.id for fault in chosen]
         return tuple(
-            Fault.of(record, self) for record in client.ask(self._lab, protocol.Heal(ids=ids, everything=what is None))
+            Fault.of(record, self) for record in client.keeper(self._lab).heal(ids=ids, everything=what is None)
         )
 
     def _refuse_unknown(self, what: str, faults: Set[str]) -> None:
@@ -136,9 +136,9 @@ class LabFaults:
 
     def _await_end(self, fault: Fault, until: float) -> None:
         """Return when ``fault`` has ended, or at ``until``. The keeper answers when something has happened."""
-        with client.Connection(self._lab) as keeper:
-            since = keeper.ask(protocol.Events(since=_FUTURE))["next"]
+        with client.Connection(self._lab) as connection:
+            since = connection.keeper.events(since=_FUTURE)["next"]
             fault.refresh()
             while fault.ended is None and (left_s := until - time.monotonic()) > 0:
-                since = keeper.ask(protocol.Events(since=since, wait_s=left_s))["next"]
+                since = connection.keeper.events(since=since, wait_s=left_s)["next"]
                 fault.refresh()

@@ -91,7 +91,7 @@ def start(
         child.terminate()  # it ends its job in order
         raise
     if "error" in message:
-        protocol.decode_answer(protocol.Hello(), message)
+        protocol.decode_answer(message)
     return Started(message["job"], Path(message["run"]), tuple(message["notes"]))
 
 

@@ -28,7 +28,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_owner import Owner
 from testbed.host.linux import invocation
 from testbed.host.metrics.port_forward import Forwarder, into_namespace
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
 from testbed.lab import fiber_status, job_status, lab_logs, ssh_access, status, teardown
@@ -183,7 +183,7 @@ class Lab:
     @property
     def prometheus(self) -> str:
         """``address:port`` of Prometheus in the lab's management network; empty if none is running."""
-        return str(client.ask(self._folder, protocol.Hello())["prometheus"])
+        return str(client.keeper(self._folder).hello()["prometheus"])
 
     def observe(self, port: int = PROMETHEUS_PORT) -> Forwarder:
         """Forward ``port`` of 127.0.0.1 to the lab's Prometheus until the forwarder is closed.
@@ -191,7 +191,7 @@ class Lab:
         Raises UserError when the lab was brought up without ``observe`` or the port is not available; LabError when
         Prometheus has ended.
         """
-        hello = client.ask(self._folder, protocol.Hello())
+        hello = client.keeper(self._folder).hello()
         if hello["prometheus_ended"]:
             logs = invocation.command("logs", "-l", self.name)
             raise LabError(f"Prometheus of lab {self.name} {hello['prometheus_ended']}; see: {logs}")
@@ -218,7 +218,7 @@ class Lab:
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Return all jobs since the lab came up, of this process and of others, with their figures."""
-        return tuple(job_status.of(it) for it in client.ask(self._folder, protocol.Jobs()))
+        return tuple(job_status.of(it) for it in client.keeper(self._folder).jobs())
 
     def job(self, id: str) -> RunningJob:
         """Return a job by its id (``j1``), of this process or of another one, to wait for it or to stop it.

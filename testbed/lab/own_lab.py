@@ -24,7 +24,7 @@ from testbed.host.files import store
 from testbed.host.linux import invocation
 from testbed.host.linux.file_lock import FileLock
 from testbed.host.linux.process import ProcessRecord
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import deploy
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs.job_run import fail_ended
@@ -170,6 +170,6 @@ def _busy_labs(own: str) -> Iterator[str]:
     for folder in lab_folder.folders():
         with contextlib.suppress(LabError):
             if folder.name != own:
-                for job in client.ask(folder, protocol.Jobs()):
+                for job in client.keeper(folder).jobs():
                     if job["state"] in ("running", "stopping"):
                         yield f"lab {folder.name} is running job {job['id']} ({job['what']})"

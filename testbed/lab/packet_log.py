@@ -71,7 +71,7 @@ def read_counters(lab: LabFolder) -> dict[str, Counters]:
             dropped=sum(it["drops"].values()),
             duplicated=it.get("duplicated"),
         )
-        for it in client.ask(lab, protocol.Stats())["directions"]
+        for it in client.keeper(lab).stats()["directions"]
     }
 
 
@@ -84,24 +84,24 @@ class PacketLog:
 
     def __enter__(self) -> Self:
         self._began_t = time.monotonic()
-        self._first_stall = client.ask(self._lab, protocol.Stalls(since=protocol.NEWEST_STALL))["next"]
-        client.ask(self._lab, protocol.RecordPackets(nonce=probing.NONCE))
+        self._first_stall = client.keeper(self._lab).stalls(since=protocol.NEWEST_STALL)["next"]
+        client.keeper(self._lab).record_packets(nonce=probing.NONCE)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        client.ask(self._lab, protocol.RecordPackets())
+        client.keeper(self._lab).record_packets()
 
     def read(self) -> HostLog:
         """Return the logs so far, without packets in flight. Raises LabError."""
-        recorded = client.ask(self._lab, protocol.RecordPackets(nonce=probing.NONCE))
+        recorded = client.keeper(self._lab).record_packets(nonce=probing.NONCE)
         if recorded["supported"]:
             crossings = self._crossings = self._crossings or {}
             for direction, mark, _, due_ns, sent_ns, period, _ in recorded["packets"]:
                 # The first copy of a duplicate counts, as for arrivals.
                 crossings.setdefault((direction, mark), Crossing(due_ns * 1e-9, sent_ns * 1e-9, period))
-        stalls = client.ask(self._lab, protocol.Stalls(since=self._first_stall))
+        stalls = client.keeper(self._lab).stalls(since=self._first_stall)
         return HostLog.of(
             [(core, start_t, length_s) for core, start_t, length_s in stalls["stalls"]] if stalls["watching"] else None,
             self._crossings,

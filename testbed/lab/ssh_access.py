@@ -20,7 +20,7 @@ from testbed.errors import HostError, MissingTool, StorageError
 from testbed.host import installation, remote_starts
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.program_user import ProgramUser
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 
 __all__ = ["configuration"]
 
@@ -79,7 +79,7 @@ def configuration(lab: LabFolder, topology: Topology, user: ProgramUser) -> str:
     """
     sshd = _tool("sshd", "openssh-server")
     keygen = _tool("ssh-keygen", "openssh-client")
-    program = client.ask(lab, protocol.RemoteStarts())
+    program = client.keeper(lab).allow_remote_starts()
     try:
         folder = remote_starts.keys(lab, user.uid)
         if not folder.is_dir():

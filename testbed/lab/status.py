@@ -147,15 +147,15 @@ class LabSummary:
     why: tuple[str, ...] = ()
 
 
-def recent_noise(keeper: client.Connection, uptime_s: float) -> NoiseSummary | None:
+def recent_noise(connection: client.Connection, uptime_s: float) -> NoiseSummary | None:
     """Summarize the stalls of the last :data:`RECENT_S`; None without a stall log. Raises LabError.
 
     Nothing was logged before the lab came up, so a shorter uptime is the divisor of the stalled share.
     """
-    newest = keeper.ask(protocol.Stalls(since=protocol.NEWEST_STALL))
+    newest = connection.keeper.stalls(since=protocol.NEWEST_STALL)
     if not newest["watching"]:
         return None
-    answer = keeper.ask(protocol.Stalls(since=max(0, newest["next"] - _MOST_STALLS)))
+    answer = connection.keeper.stalls(since=max(0, newest["next"] - _MOST_STALLS))
     now = time.monotonic()
     stalls = tuple(Stall(*stall) for stall in answer["stalls"])
     return StallLog(stalls, (), True).summary(now - min(RECENT_S, uptime_s), now)
@@ -210,7 +210,7 @@ def summary(lab: LabFolder) -> LabSummary:
 def whole(lab: LabFolder) -> bool:
     """Return whether the keeper answers, and its emulator and containers are alive."""
     try:
-        hello = client.ask(lab, protocol.Hello())
+        hello = client.keeper(lab).hello()
     except LabError:
         return False
     return hello["state"] in ("up", "kept") and not hello["emulator_died"] and not hello["dead_containers"]
@@ -300,12 +300,12 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
     found = _Found()
     patience = () if bound_s is None else (bound_s,)
     try:
-        with client.Connection(lab, *patience) as keeper:
-            hello = found.hello = keeper.ask(protocol.Hello())
-            found.stats = keeper.ask(protocol.Stats())["directions"]
-            found.faults = keeper.ask(protocol.Faults())
-            found.ranks = keeper.ask(protocol.Ranks())
-            found.protection = keeper.ask(protocol.ProtectionStates())
+        with client.Connection(lab, *patience) as connection:
+            hello = found.hello = connection.keeper.hello()
+            found.stats = connection.keeper.stats()["directions"]
+            found.faults = connection.keeper.faults()
+            found.ranks = connection.keeper.ranks()
+            found.protection = connection.keeper.protection_states()
     except LabError:
         if teardown.keeper_alive(lab, *patience):
             found.why.append("the keeper is alive but does not answer")
@@ -316,14 +316,14 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
         found.why.append(f"{FIBERS_DARK}; {lab_owner.or_down(lab)}")
     if hello["prometheus_ended"]:
         found.why.append(f"Prometheus {hello['prometheus_ended']}: nothing scrapes the lab any more")
-    with contextlib.suppress(LabError):  # a keeper that predates the request, or an emulator that has just died
-        with client.Connection(lab, *patience) as keeper:
-            answer = keeper.ask(protocol.InForce())
+    with contextlib.suppress(LabError):  # an emulator that has just died
+        with client.Connection(lab, *patience) as connection:
+            answer = connection.keeper.in_force()
         found.in_force = answer["directions"]
         found.why += [f"the emulator differs from what is in force: {it}" for it in answer["differences"]]
-    with contextlib.suppress(LabError), client.Connection(lab, *patience) as keeper:  # as above
-        found.jobs = keeper.ask(protocol.Jobs())
-        found.noise = recent_noise(keeper, time.time() - hello["since_unix_s"])
+    with contextlib.suppress(LabError), client.Connection(lab, *patience) as connection:  # as above
+        found.jobs = connection.keeper.jobs()
+        found.noise = recent_noise(connection, time.time() - hello["since_unix_s"])
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
     found.why += troubles_of_containers(lab, bound_s)
     found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]
@@ -365,7 +365,8 @@ def without_keeper(lab: LabFolder) -> list[str]:
     else:
         why = [f"{gone}, so all fibers are dark; {down}"]
     for it in teardown.active_faults(journal):
-        state = "is still active" if it["steps"] else "is unfinished and currently has no effect on the fiber"
+        in_effect = journal.owned(it["id"])
+        state = "is still active" if in_effect else "is unfinished and currently has no effect on the fiber"
         why.append(f"fault {it['id']} ({it['type']} {it['target']}) {state}")
     return why
 

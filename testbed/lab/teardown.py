@@ -28,7 +28,7 @@ from testbed.host.linux import invocation, process
 from testbed.host.linux.file_lock import FileLock
 from testbed.host.linux.namespace import NETNS_FOLDER
 from testbed.host.metrics import prometheus_server
-from testbed.keeper import client, handlers, protocol
+from testbed.keeper import client, handlers
 from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.journal import EMULATOR_DIED, PROTECTED, Journal
 from testbed.keeper.protocol import FaultRecord
@@ -37,12 +37,6 @@ from testbed.keeper.throttle import Throttle
 KEEPER_BOUND_S = 20.0
 HEAL_BOUND_S = 5.0
 REMOVAL_BOUND_S = 2.0
-
-
-class ActiveFault(FaultRecord):
-    """A fault that the journal has begun and not ended, and the Steps that are in force for it."""
-
-    steps: list[Step]
 
 
 def down(lab: LabFolder) -> bool:
@@ -59,7 +53,7 @@ def down(lab: LabFolder) -> bool:
                 contextlib.suppress(HostError),  # something remained: the removal is retried below
                 client.Connection(lab, client.PATIENCE_S + destroy_s) as connection,
             ):
-                connection.ask(protocol.Down())
+                connection.keeper.down()
             if not process.wait_gone(*keeper, KEEPER_BOUND_S):
                 raise LabError("the keeper does not exit")
         except LabError:
@@ -102,7 +96,7 @@ def remove_folder(lab: LabFolder) -> None:
             time.sleep(0.02)
 
 
-def heal(lab: LabFolder, what: str | None) -> list[ActiveFault]:
+def heal(lab: LabFolder, what: str | None) -> list[FaultRecord]:
     """Undo faults of a lab without a keeper: one by id, those of a target, link or node, or all; return their records.
 
     Without a keeper the fibers are not emulated, or the kernel emulates them unsupervised: they are taken down and stay
@@ -152,7 +146,7 @@ def heal(lab: LabFolder, what: str | None) -> list[ActiveFault]:
     return chosen
 
 
-def _end(journal: Journal, engine: Engine, fault: ActiveFault) -> None:
+def _end(journal: Journal, engine: Engine, fault: FaultRecord) -> None:
     engine.undo(fault["id"])
     fault["ended_t"] = time.monotonic()
     journal.note("fault-ended", id=fault["id"], t=fault["ended_t"])
@@ -174,13 +168,11 @@ def _journal_to_heal_by(lab: LabFolder) -> Journal:
     return journal
 
 
-def active_faults(journal: Journal) -> list[ActiveFault]:
-    """Return the journal's records of faults that began and have not ended, each with its current Steps."""
+def active_faults(journal: Journal) -> list[FaultRecord]:
+    """Return the journal's records of faults that began and have not ended."""
     over = {note["id"] for note in journal.notes if note["note"] == "fault-ended"}
     return [
-        cast(ActiveFault, {**note, "steps": [it.step for it in journal.owned(note["id"])]})
-        for note in journal.notes
-        if note["note"] == "fault" and note["id"] not in over
+        cast(FaultRecord, dict(note)) for note in journal.notes if note["note"] == "fault" and note["id"] not in over
     ]
 
 
@@ -198,7 +190,7 @@ def keeper_alive(lab: LabFolder, patience_s: float = client.PATIENCE_S) -> bool:
 def _keeper(lab: LabFolder, patience_s: float = client.PATIENCE_S) -> tuple[int, int] | None:
     """Return (pid, start time) of the lab's keeper if it is alive: from itself if it answers, else from the journal."""
     with contextlib.suppress(LabError), client.Connection(lab, patience_s) as connection:
-        pid = connection.ask(protocol.Hello())["pid"]
+        pid = connection.keeper.hello()["pid"]
         return pid, process.started(pid)
     try:
         journal = Journal.read(lab.journal)

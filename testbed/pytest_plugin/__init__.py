@@ -71,13 +71,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("testbed")
     if marker is None or len(marker.args) < 2 or "lab" not in metafunc.fixturenames:
         return
-    if not any("lab" in _argnames(each) for each in metafunc.definition.iter_markers("parametrize")):
-        metafunc.parametrize("lab", marker.args, indirect=True, ids=[str(each) for each in marker.args])
+    if not any("lab" in _argnames(parametrize) for parametrize in metafunc.definition.iter_markers("parametrize")):
+        metafunc.parametrize("lab", marker.args, indirect=True, ids=[str(argument) for argument in marker.args])
 
 
 def _argnames(parametrize: pytest.Mark) -> list[str]:
     names = parametrize.args[0] if parametrize.args else parametrize.kwargs.get("argnames", ())
-    return [each.strip() for each in names.split(",")] if isinstance(names, str) else list(names)
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,9 +100,9 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     Tests of a module that request the same lab share it (see scope); it is healed after each test. The test is skipped
     if no lab can be certified; --testbed-require makes that a failure.
     """
-    wish, scope = _wish(request)
+    wanted, scope = _wish(request)
     labs: Labs = request.getfixturevalue(f"_labs_of_{scope}")
-    with labs.used(labs.get(wish)) as use:
+    with labs.used(labs.get(wanted)) as use:
         request.node.stash[_USED] = use
         yield use.lab
 
@@ -126,8 +126,8 @@ def ranks(lab: Lab, tmp_path: Path) -> Iterator[Ranks]:
     """Run a function once per rank in lab: ``ranks(function, *arguments)`` returns each rank's result, in order."""
     from testbed.pytest_plugin.ranks import Ranks
 
-    with Ranks(lab, tmp_path) as found:
-        yield found
+    with Ranks(lab, tmp_path) as started:
+        yield started
 
 
 @pytest.fixture
@@ -149,8 +149,8 @@ def _labs(request: pytest.FixtureRequest) -> Iterator[Labs]:
     from testbed.pytest_plugin.labs import Labs
 
     config = request.config
-    with Labs(required=config.getoption("testbed_require") or config.getini("testbed_require")) as found:
-        yield found
+    with Labs(required=config.getoption("testbed_require") or config.getini("testbed_require")) as session_labs:
+        yield session_labs
 
 
 def _wish(request: pytest.FixtureRequest) -> tuple[Wish, str]:

@@ -64,9 +64,9 @@ def watch(parent: int, root: str) -> None:
         alive = [os.pidfd_open(parent)]  # not only stdin, whose other end its forked children hold too
     except ProcessLookupError:
         alive = []
-    rest = b""
+    unfinished = b""
     while 0 in select.select([0, *alive], [], [])[0] and (data := os.read(0, 65536)):
-        *lines, rest = (rest + data).split(b"\n")
+        *lines, unfinished = (unfinished + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
             if message["do"] == "remember":

@@ -56,34 +56,34 @@ class Labs:
         self._labs: dict[Wish, Lab] = {}
         self._refused: dict[Wish, str] = {}
 
-    def get(self, wish: Wish) -> Lab:
+    def get(self, wanted: Wish) -> Lab:
         """Return a certified lab as requested; an existing one, if it is intact.
 
         Skips the test if the lab is unavailable on this machine, or fails it if labs are required. Also fails it for an
         invalid request (an unknown topology) and for a lab that breaks during bring-up.
         """
         __tracebackhide__ = True
-        if wish in self._refused:
-            self._refuse(self._refused[wish])
-        lab = self._labs.get(wish)
+        if wanted in self._refused:
+            self._refuse(self._refused[wanted])
+        lab = self._labs.get(wanted)
         if lab is not None and not _whole(lab):
-            self._down(wish)
+            self._down(wanted)
             lab = None
         if lab is not None:
             return lab
         # Exceptions for pytest are raised outside the handlers, or pytest would show both.
         wrong = ""
         try:
-            self._labs[wish] = _up(wish)
+            self._labs[wanted] = _up(wanted)
         except _CannotBeHad as error:
-            self._refused[wish] = str(error)
+            self._refused[wanted] = str(error)
         except TestbedError as error:
             wrong = str(error)
-        if wish in self._refused:
-            self._refuse(self._refused[wish])
+        if wanted in self._refused:
+            self._refuse(self._refused[wanted])
         if wrong:
             pytest.fail(wrong, pytrace=False)
-        return self._labs[wish]
+        return self._labs[wanted]
 
     def _refuse(self, why: str) -> NoReturn:
         __tracebackhide__ = True
@@ -100,11 +100,11 @@ class Labs:
             yield use
         finally:
             if not use.healed():
-                for wish in [wish for wish, each in self._labs.items() if each is lab]:
-                    self._down(wish)
+                for wanted in [wanted for wanted, held in self._labs.items() if held is lab]:
+                    self._down(wanted)
 
-    def _down(self, wish: Wish) -> None:
-        lab = self._labs.pop(wish)
+    def _down(self, wanted: Wish) -> None:
+        lab = self._labs.pop(wanted)
         with defer_interrupts():
             lab.down()
             guard().forget(lab.name)
@@ -115,9 +115,9 @@ class Labs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Take down every lab, then raise the first failure."""
         failed: list[TestbedError] = []
-        for wish in list(self._labs):
+        for wanted in list(self._labs):
             try:
-                self._down(wish)
+                self._down(wanted)
             except TestbedError as problem:
                 failed.append(problem)
         if failed:
@@ -193,7 +193,7 @@ def _up(options: Wish) -> Lab:
 def _unused_name() -> str:
     """Return a name that is unique on this host while this process lives; each xdist worker is a process."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    return "-".join(each for each in ("pt", worker, str(os.getpid()), str(next(_NUMBERS))) if each)
+    return "-".join(part for part in ("pt", worker, str(os.getpid()), str(next(_NUMBERS))) if part)
 
 
 def _whole(lab: Lab) -> bool:

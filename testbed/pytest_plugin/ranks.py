@@ -18,7 +18,7 @@ from typing import Any, Final
 from testbed.errors import UserError
 from testbed.host import lab_nodes
 from testbed.host.files.store import RunDirectory
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.lab import Lab
 from testbed.pytest_plugin import worker
 from testbed.pytest_plugin.failures import RankFailure, RanksFailed
@@ -93,11 +93,11 @@ class Ranks:
         """Like :meth:`program`, but return at once."""
         if not argv:
             raise UserError("missing program to run; write: ranks.program('train.py', '--steps', '10')")
-        words = [os.fspath(each) for each in argv]
-        if words[0].endswith(".py"):
-            words = [_python(self._lab), *words]
+        command = [os.fspath(argument) for argument in argv]
+        if command[0].endswith(".py"):
+            command = [_python(self._lab), *command]
         folder = self._next_folder()
-        return self._begin(RankJob(self._lab, words, folder, within_s, environment or {}, returns=False))
+        return self._begin(RankJob(self._lab, command, folder, within_s, environment or {}, returns=False))
 
     def _begin(self, job: RankJob) -> RankJob:
         self._job = job
@@ -118,7 +118,7 @@ class Ranks:
 
     def _show(self, folder: Path) -> None:
         """Make a folder visible inside containers, at the same path; without containers it already is."""
-        client.ask(self._lab._folder, protocol.ShareFolder(folder=str(folder)))
+        client.keeper(self._lab._folder).share_folder(folder=str(folder))
 
     def __enter__(self) -> Ranks:
         return self
@@ -197,14 +197,14 @@ class RankJob:
         failures: list[tuple[float, RankFailure]] = []
         for rank, node in enumerate(self.lab.topology.node_names):
             status = statuses[rank] if rank < len(statuses) else None
-            found, at = self._found(rank)
-            if status == 0 and (not self.returns or "value" in found):
-                results[rank] = pickle.loads(found["value"]) if self.returns else self._printed(rank)
+            result, at = self._found(rank)
+            if status == 0 and (not self.returns or "value" in result):
+                results[rank] = pickle.loads(result["value"]) if self.returns else self._printed(rank)
             else:
-                failures.append((at, self._failure(rank, node, status, found)))
+                failures.append((at, self._failure(rank, node, status, result)))
         if failures:
-            failures.sort(key=lambda each: each[0])
-            by_rank = {each.rank: each for _, each in failures}
+            failures.sort(key=lambda failure: failure[0])
+            by_rank = {failure.rank: failure for _, failure in failures}
             raise RanksFailed(self._message(by_rank), by_rank, results)
         return tuple(results[rank] for rank in sorted(results))
 
@@ -279,8 +279,8 @@ class RankJob:
         if self.run is None:
             return []
         workload = self.run.read_json("run.json").get("workload")
-        found = workload.get("statuses") if isinstance(workload, dict) else None
-        return found if isinstance(found, list) else []
+        statuses = workload.get("statuses") if isinstance(workload, dict) else None
+        return statuses if isinstance(statuses, list) else []
 
     def _found(self, rank: int) -> tuple[dict[str, Any], float]:
         """Return what the rank wrote, and when."""
@@ -294,10 +294,10 @@ class RankJob:
         prefix = f"[rank {rank}] "
         return "\n".join(line.removeprefix(prefix) for line in self._lines if line.startswith(prefix))
 
-    def _failure(self, rank: int, node: str, status: int | None, found: Mapping[str, Any]) -> RankFailure:
-        if "traceback" in found:
-            error = pickle.loads(found["error"]) if found["error"] else None
-            return RankFailure(rank, node, status, found["summary"], found["traceback"], error)
+    def _failure(self, rank: int, node: str, status: int | None, result: Mapping[str, Any]) -> RankFailure:
+        if "traceback" in result:
+            error = pickle.loads(result["error"]) if result["error"] else None
+            return RankFailure(rank, node, status, result["summary"], result["traceback"], error)
         printed = self._printed(rank)
         stacks = printed.rfind("Timeout (")  # faulthandler's first word
         hung = status == 1 and stacks >= 0
@@ -306,22 +306,22 @@ class RankJob:
         if status is not None:
             how = f"ended with status {status}" + (f" (signal {status - 128})" if status > 128 else "")
             how = f"took longer than {self.within_s:g} s" if hung else how
-            how += " after its function had returned" if "value" in found else ""
+            how += " after its function had returned" if "value" in result else ""
         elif self._stop.is_set() and not self._late:
             how = "was ended by the test"
         return RankFailure(rank, node, status, how, last)
 
     def _message(self, failures: Mapping[int, RankFailure]) -> str:
         """Describe the failures: equal ones once, and ranks that were ended because others failed last."""
-        own = [each for each in failures.values() if each.status is not None or self._stop.is_set()]
+        own = [failure for failure in failures.values() if failure.status is not None or self._stop.is_set()]
         first = own[0] if own else next(iter(failures.values()))
         head = f"{len(own)} of {len(self.lab.topology.node_names)} ranks failed"
         parts = [f"{head}, first rank {first.rank} on {first.node}: {first.summary}"]
         by: dict[str, list[RankFailure]] = {}
-        for each in failures.values():
-            by.setdefault(each.summary, []).append(each)
+        for failure in failures.values():
+            by.setdefault(failure.summary, []).append(failure)
         for summary, alike in by.items():
-            where = ", ".join(f"rank {each.rank} on {each.node}" for each in alike)
+            where = ", ".join(f"rank {failure.rank} on {failure.node}" for failure in alike)
             parts.append(f"{where}: {summary}")
             if alike[0].text:
                 parts.append("\n".join(f"    {line}" for line in alike[0].text.rstrip().splitlines()))
@@ -357,7 +357,7 @@ def _write_call(
     call = {
         "module": module,
         "file": file,
-        "path": [str(Path(each).absolute()) if each else str(Path.cwd()) for each in sys.path],
+        "path": [str(Path(folder).absolute()) if folder else str(Path.cwd()) for folder in sys.path],
         "python": list(sys.version_info[:2]),
         "within_s": within_s,
     }

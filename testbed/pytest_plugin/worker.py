@@ -51,7 +51,7 @@ def _set_path(theirs: list[str], python: tuple[int, int]) -> None:
 def _load(name: str, file: str | None) -> ModuleType:
     """Import the function's module by name, as pickle will; from its file if it is not importable (importlib mode)."""
     try:
-        found = importlib.import_module(name)
+        module = importlib.import_module(name)
     except PermissionError as error:
         if file is None or error.filename != file:
             raise
@@ -61,8 +61,8 @@ def _load(name: str, file: str | None) -> ModuleType:
         if file is None or not (error.name and f"{name}.".startswith(f"{error.name}.")):
             raise
     else:
-        if file is None or getattr(found, "__file__", None) in (None, file):
-            return found
+        if file is None or getattr(module, "__file__", None) in (None, file):
+            return module
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

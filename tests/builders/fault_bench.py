@@ -20,11 +20,18 @@ from testbed.keeper.engine import LAB, Engine
 from testbed.keeper.event_log import EventLog
 from testbed.keeper.faults import Faults
 from testbed.keeper.journal import Journal
-from testbed.keeper.schedule import Schedule
+from testbed.keeper.protocol import FaultSpec
 
 T = TypeVar("T")
 LINKS = [f"link{number}" for number in range(8)]
-FAULT = {"type": "flap", "target": "north", "links": ["north"], "nodes": [], "parameters": {}, "for_s": None}
+FAULT: FaultSpec = {
+    "type": "flap",
+    "target": "north",
+    "parameters": {},
+    "for_s": None,
+    "planned_t": None,
+    "scheduled": None,
+}
 BOUND_S = 5.0
 
 
@@ -72,16 +79,15 @@ class FaultBench:
         self.engine.apply(LAB, tuple(carrier(link, up=True) for link in ("north", *LINKS)))
         self.hand.calls.clear()
         self.faults = Faults(self.engine, self.do, self.events, lambda *cut: self.cuts.append(cut))
-        self.schedule = Schedule(self.faults, self.events)
-        for run in (self.faults.run, self.schedule.run):
-            threading.Thread(target=run, args=(self.ended,), daemon=True).start()
+        for clock in (self.faults.phases, self.faults.begins):
+            threading.Thread(target=clock.run, args=(self.ended,), daemon=True).start()
 
     def do(self, work: Callable[[], T]) -> T:
         self.done += 1
         return self.worker.submit(work).result()
 
     def inject(self, compiled: Compiled, **fields: Any) -> Any:
-        return self.faults.inject({**FAULT, **fields}, compiled)  # type: ignore[typeddict-item]
+        return self.faults.begin([({**FAULT, **fields}, compiled)])[0]  # type: ignore[typeddict-item]
 
     def heal(self, *faults: Mapping[str, Any]) -> list[str]:
         """Heal faults; return the ids of those that were active."""

@@ -5,15 +5,52 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import LabError
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import protocol
 from testbed.keeper.event_log import EventLog
-from testbed.keeper.publisher import Publisher, State
+from testbed.keeper.protocol import LabView, decode_call
+from testbed.keeper.publisher import Publisher
 from testbed.keeper.service import Caller, Service
+
+
+class FollowedApi:
+    """The requests that :class:`Keeper` answers."""
+
+    def __init__(self, keeper: Keeper, caller: Caller) -> None:
+        self._keeper, self._caller = keeper, caller
+
+    def subscribe(self, *, since: int | None = None) -> None:
+        self._keeper.subscribers.append(self._caller)
+        self._keeper.publisher.subscribe(self._caller, since)
+        self._keeper.subscribed.set()
+
+    def events(self, *, since: int = 0) -> Any:
+        return self._keeper.events.since(since)
+
+    def ranks(self) -> Any:
+        return list(self._keeper.ranks.values())
+
+    def stats(self) -> Any:
+        counted = {"direction": "north:west", "packets": 1, "segments": 1, "bytes": 1, "drops": {}}
+        return {"t": time.monotonic(), "cpu_s": 0.0, "directions": [counted]}
+
+    def faults(self) -> Any:
+        return []
+
+    def protection_states(self) -> Any:
+        return {}
+
+    def hello(self) -> Any:
+        return dict.fromkeys(("emulator_died", "prometheus_ended", "dead_containers", "waits"), ()) | {
+            "state": "up",
+            "since_unix_s": time.time(),
+            "emulator": "fiberd",
+            "scheduling": "",
+            "prometheus": "",
+        }
 
 
 class Keeper:
@@ -29,42 +66,20 @@ class Keeper:
         self.subscribed = threading.Event()
         """Set once somebody follows the lab."""
         self.ended = threading.Event()
-        self.publisher = Publisher(self.events, self.state)
+        self.publisher = Publisher(self.events, self.view)
         threading.Thread(target=self.publisher.run, args=(self.ended,), daemon=True).start()
         self.subscribers: list[Caller] = []
-        self.service = Service(self.lab.socket, self.answer, self.drop, protocol.decode_request)
+        self.service = Service(
+            self.lab.socket,
+            lambda call, caller: call.answer(FollowedApi(self, caller)),
+            self.drop,
+            partial(decode_call, FollowedApi),
+        )
 
-    def state(self) -> State:
+    def view(self) -> LabView:
         self.looked += 1
-        return State({number: rank.copy() for number, rank in self.ranks.items()}, list(self.dark), list(self.dead))
-
-    def answer(self, request: Any, caller: Caller) -> Any:
-        match request:
-            case protocol.Subscribe():
-                self.subscribers.append(caller)
-                self.publisher.subscribe(caller, request.since)
-                self.subscribed.set()
-                return None
-            case protocol.Events():
-                return self.events.since(request.since)
-            case protocol.Ranks():
-                return list(self.ranks.values())
-            case protocol.Stats():
-                counted = {"direction": "north:west", "packets": 1, "segments": 1, "bytes": 1, "drops": {}}
-                return {"t": time.monotonic(), "cpu_s": 0.0, "directions": [counted]}
-            case protocol.Faults():
-                return []
-            case protocol.ProtectionStates():
-                return {}
-            case protocol.Hello():
-                return dict.fromkeys(("emulator_died", "prometheus_ended", "dead_containers", "waits"), ()) | {
-                    "state": "up",
-                    "since_unix_s": time.time(),
-                    "emulator": "fiberd",
-                    "scheduling": "",
-                    "prometheus": "",
-                }
-        raise LabError(f"unknown verb '{request.verb}': the lab's keeper runs testbed 0.0.1")
+        ranks: Any = [rank.copy() for rank in self.ranks.values()]
+        return {"ranks": ranks, "dark": list(self.dark), "dead_containers": list(self.dead)}
 
     def drop(self, caller: Caller) -> None:
         self.publisher.drop(caller)

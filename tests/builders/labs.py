@@ -16,7 +16,8 @@ import testbed
 from builders.commands import run_line
 from testbed import Lab, Topology
 from testbed.host import lab_folder
-from testbed.keeper import client, protocol
+from testbed.keeper import client
+from testbed.keeper.keeper_api import KeeperApi
 
 GATEWAYS = ("east-gw", "west-gw")
 NODES = ("east-0", "east-1", "west-0", "west-1")
@@ -140,16 +141,16 @@ def folder(lab: Lab) -> lab_folder.LabFolder:
     return lab_folder.folder(lab.name)
 
 
-def ask(lab: Lab, request: Any) -> Any:
-    """Return the keeper's answer."""
-    return client.ask(folder(lab), request)
+def keeper(lab: Lab) -> KeeperApi:
+    """Return the lab's keeper, by requests."""
+    return client.keeper(folder(lab))
 
 
 def events(lab: Lab, kind: str, since: int = 0) -> list[dict[str, Any]]:
     """Return the keeper's events of a kind."""
-    return [event for event in ask(lab, protocol.Events(since=since))["events"] if event["event"] == kind]
+    return [event for event in keeper(lab).events(since=since)["events"] if event["event"] == kind]
 
 
-def counters(lab: Lab) -> dict[str, dict[str, Any]]:
+def counters(lab: Lab) -> dict[str, Any]:
     """Return the emulator's counters of each direction."""
-    return {direction["direction"]: direction for direction in ask(lab, protocol.Stats())["directions"]}
+    return {direction["direction"]: direction for direction in keeper(lab).stats()["directions"]}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.core.plan.step import Property, Step
 from testbed.host.drivers.driver import Facts
 from testbed.host.emulators.emulator import DirectionStats, EmulatorInfo, refuse_unknown
@@ -31,7 +31,7 @@ class NoopEmulator:
     info = EmulatorInfo("noop", "none")
     pid: int | None = None
 
-    def __init__(self, directions: Sequence[Direction]) -> None:
+    def __init__(self, directions: Sequence[EmulatedDirection]) -> None:
         self.impairments = {direction.name: direction.impairment for direction in directions}
         self._stopped = False
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from testbed_agents import strategies
+from testbed_agents.checksums import crc32
 from testbed_agents.groups import Groups
-from testbed_agents.operation_log import crc32
 from testbed_agents.strategies import Context
 from torch import Tensor, nn
 

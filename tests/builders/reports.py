@@ -12,11 +12,11 @@ from oracles import report_schema
 
 from testbed.core.report.answers import Answer
 from testbed.core.report.document import Report, to_json
-from testbed.core.report.faults_section import Fault
-from testbed.core.report.figures import figures
+from testbed.core.report.figures.plotly_figure import Figure
+from testbed.core.report.figures.run_figures import figures
 from testbed.core.report.markdown import markdown
-from testbed.core.report.plotly_figure import Figure
 from testbed.core.report.run_page import html
+from testbed.core.report.sections.faults_section import Fault
 from testbed.host.files.store import RunDirectory, build_report
 
 SCHEMA = report_schema.validator("report.schema.json")

@@ -1,7 +1,7 @@
 """A whole job of the agents' trainer over loopback, without a lab: its records, checkpoints and planted bugs.
 
 ``train(folder, "diloco", {"every": 5}, broken="unsent:step=8")`` forks four ranks at two sites, each of which runs
-``testbed_agents.train.train``, and judges their records by the strategy's twin.
+``testbed_agents.train.Trainer``, and judges their records by the strategy's twin.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,13 @@ import torch
 
 # The first optimizer of a process imports it, which takes a second: once here, not in every rank.
 import torch._dynamo
-from testbed_agents import breakage, data
+from testbed_agents import data
+from testbed_agents.fork_server import planted_errors
 from testbed_agents.metrics import RankMetrics
 from testbed_agents.model import Shape
 from testbed_agents.records import Records
-from testbed_agents.train import train as train_rank
-from testbed_agents.training_job import Job, Seat
+from testbed_agents.train import Trainer
+from testbed_agents.training_job import Control, Job, Seat
 
 from builders.replica_jobs import twin_of
 from testbed.core.checkers.checks import check
@@ -69,7 +69,7 @@ def train(
     sites: Sequence[str] = SITES,
     **job: Any,
 ) -> Ended:
-    """Train by ``strategy``; ``options`` by the names of its constructor's arguments. ``broken``: as of ``breakage``.
+    """Train by ``strategy``; ``options`` by the names of its constructor's arguments. ``broken``: as of TESTBED_BREAK.
 
     ``sites``: the site of each rank.
     ``slow_s``: by how much the ranks of site b are later in each step. ``stops_at``: the step in which rank 0 is
@@ -123,22 +123,23 @@ def _forked(rank: int, job: Job, broken: str, stops_at: int, slow_s: float, save
     if pid := os.fork():
         return pid
     try:
-        if broken:
-            os.environ[breakage.VARIABLE] = broken
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # of the fork, which ends here
         metrics = RankMetrics(site=job.sites[rank], node="", rank=rank, torch_version=torch.__version__)
         records = Records(job.directory / f"rank-{rank}.jsonl")
         seat = Seat(rank, f"node-{rank}", job.sites[rank])
-        stop, save, begun = threading.Event(), threading.Event(), itertools.count(1)
+        begun = itertools.count(1)
 
-        def slower_by() -> float:  # asked at the beginning of each step
-            if next(begun) == stops_at and rank == 0:
-                (save if saves else stop).set()
-            if job.sites[rank] == "b":
-                time.sleep(slow_s)
-            return 0.0
+        class Scripted(Control):
+            @property
+            def slower_by(self) -> float:  # type: ignore[override]  # read at the beginning of each step
+                if next(begun) == stops_at and rank == 0:
+                    (self.save if saves else self.stop).set()
+                if job.sites[rank] == "b":
+                    time.sleep(slow_s)
+                return 0.0
 
-        outcome = train_rank(job, seat, records, metrics, stop, slower_by=slower_by, save=save.is_set)
+        planted = planted_errors().plant(rank, broken) if broken and job.attempt == 1 else None
+        outcome = Trainer(job, seat, records, metrics, Scripted(), planted=planted).run()
         end.write_text(f"{outcome.status} {outcome.fingerprint}")
     except BaseException as error:
         end.write_text(repr(error))

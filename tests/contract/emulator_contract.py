@@ -18,15 +18,15 @@ from contract.impairment_contract import NOTHING, ImpairmentContract, begin
 from contract.measuring import Start, send, within_chance
 from netns.fiberd_lab import Lab, until
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.errors import LabError
 
 __all__ = ["NOTHING", "EmulatorContract", "Start", "directions", "lab"]
 
 
-def directions(lab: Lab, there: Impairment, back: Impairment) -> list[Direction]:
+def directions(lab: Lab, there: Impairment, back: Impairment) -> list[EmulatedDirection]:
     near, far = lab.ends()
-    return [Direction("l0:b", near, far, there), Direction("l0:a", far, near, back)]
+    return [EmulatedDirection("l0:b", near, far, there), EmulatedDirection("l0:a", far, near, back)]
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ class World:
         )
         self.faults = Faults(self.engine, lambda work: work(), EventLog(), lambda fault, cuts: None)
         self.in_force = InForce(self.journal, self.topology)
-        self.faults.know(self.topology, self.in_force)
+        self.faults.set_topology(self.topology, self.in_force)
         self.standing: dict[str, Fault] = {}
         self.own: Mapping[str, Any] = OWN
 
@@ -133,7 +133,7 @@ class World:
             for theirs in it.phases[-2:]
         )
         try:
-            record = self.faults.inject(cast(Any, {**spec, "links": ["l0"], "nodes": []}), compiled)
+            record = self.faults.begin([(cast(Any, {"planned_t": None, "scheduled": None, **spec}), compiled)])[0]
         except UserError as error:
             assert refused, f"{spec} beside {self.standing} was refused: {error}"
             return

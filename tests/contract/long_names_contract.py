@@ -15,7 +15,7 @@ from contract.lab_contract import Inside
 from oracles import oracle
 
 from testbed.host import lab_folder
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.lab import Lab
 
 SITES = ("frankfurt-am-main-east-campus-building-2", "san-francisco-mission-bay-campus-north-1")
@@ -143,4 +143,4 @@ def _carriers(lab: Lab) -> set[tuple[Any, ...]]:
 
 
 def _events(lab: Lab) -> list[dict[str, Any]]:
-    return client.ask(lab_folder.folder(lab.name), protocol.Events(since=0))["events"]
+    return client.keeper(lab_folder.folder(lab.name)).events(since=0)["events"]

@@ -163,7 +163,7 @@ class Ranks:
     ``defaults``: fields of each message that begins a job.
     """
 
-    def __init__(self, parent: Parent, nodes: Nodes, folder: Path, sites: Sequence[str], **defaults: Any) -> None:
+    def __init__(self, parent: Parent, nodes: Nodes, folder: Path, sites: Sequence[str], /, **defaults: Any) -> None:
         self.parent, self.nodes, self.folder, self.sites, self.defaults = parent, nodes, folder, sites, defaults
 
     def deploy(self, count: int | None = None, port: int = 9100) -> list[Message]:

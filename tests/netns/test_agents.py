@@ -318,7 +318,7 @@ def test_the_trainer_is_a_torchrun_program_too(ranks: Ranks) -> None:
     for rank, process in enumerate(processes):
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-        assert f"rank {rank}: 3 steps done" in output
+        assert f"rank {rank}: 3 steps completed" in output
         assert [step["step"] for step in ranks.steps(rank)] == [1, 2, 3]
 
 

@@ -13,14 +13,14 @@ from builders.conditions import THOROUGH, TORCH
 from builders.json_files import read_json
 from builders.labs import OwnLab, bring_up
 
-from testbed.core.training.hierarchical import Hierarchical
+from testbed.core.training.strategies.hierarchical import Hierarchical
 from testbed.core.training.strategy_operation import Operation
 
 pytestmark = [*THOROUGH, TORCH]
 
 PACKAGE = """
 import dataclasses
-from testbed.core.training.hierarchical import Hierarchical
+from testbed.core.training.strategies.hierarchical import Hierarchical
 from testbed_agents.strategies.hierarchical import Hierarchical as Agent
 
 class Twin(Hierarchical):

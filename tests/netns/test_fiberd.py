@@ -27,7 +27,7 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Raw
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.errors import LabError
 from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.emulator import DirectionStats
@@ -68,7 +68,10 @@ def start(tmp_path: Path) -> Iterator[Starter]:
         directions = []
         for link in range(lab.links):
             near, far = lab.ends(link)
-            directions += [Direction(f"l{link}:b", near, far, impairment), Direction(f"l{link}:a", far, near, back)]
+            directions += [
+                EmulatedDirection(f"l{link}:b", near, far, impairment),
+                EmulatedDirection(f"l{link}:a", far, near, back),
+            ]
         running.append(Fiberd.start(lab.plant, directions, SEED, tmp_path / "fiberd.log", **more))
         return running[-1]
 
@@ -555,10 +558,10 @@ def test_the_death_of_its_parent_takes_both_ends_down(lab: Lab, tmp_path: Path) 
     program = """
 import sys, time
 from pathlib import Path
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.host.emulators.fiberd import Fiberd
 near, far = sys.argv[2:4]
-emulator = Fiberd.start(sys.argv[1], [Direction("x:b", near, far, Impairment())], 0, Path(sys.argv[4]))
+emulator = Fiberd.start(sys.argv[1], [EmulatedDirection("x:b", near, far, Impairment())], 0, Path(sys.argv[4]))
 print(emulator.pid, flush=True)
 time.sleep(60)
 """
@@ -589,7 +592,7 @@ def test_it_outlives_the_thread_that_started_it(lab: Lab, start: Starter) -> Non
 
 def test_missing_interface_is_named(lab: Lab, tmp_path: Path) -> None:
     with pytest.raises(LabError, match="nosuch0: cannot find the interface"):
-        Fiberd.start(lab.plant, [Direction("x:b", "nosuch0", "l0-b", Impairment())], 0, tmp_path / "log")
+        Fiberd.start(lab.plant, [EmulatedDirection("x:b", "nosuch0", "l0-b", Impairment())], 0, tmp_path / "log")
 
 
 def test_missing_namespace_is_named(tmp_path: Path) -> None:

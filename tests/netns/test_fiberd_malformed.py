@@ -27,7 +27,7 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.emulator import DirectionStats
 from testbed.host.emulators.fiberd import Fiberd
@@ -338,7 +338,9 @@ def emulator(
     one = Impairment(delay_s=200e-6, rate_bps=rate_bps)
     near, far = lab.ends()
     log = tmp_path / "fiberd.log"
-    running = Fiberd.start(lab.plant, [Direction("l0:b", near, far, one), Direction("l0:a", far, near, one)], SEED, log)
+    running = Fiberd.start(
+        lab.plant, [EmulatedDirection("l0:b", near, far, one), EmulatedDirection("l0:a", far, near, one)], SEED, log
+    )
     yield running
     running.stop()
     assert log.read_text() == ""  # no word of a sanitizer

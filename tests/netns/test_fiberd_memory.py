@@ -16,7 +16,7 @@ from builders.conditions import LABS
 from builders.proc import state_of, status_of
 from fiberd_lab import Lab, cpu_s, lab_up, run, until
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.errors import LabError
 from testbed.host.emulators import fiberd as client
 from testbed.host.emulators.fiberd import Fiberd
@@ -68,7 +68,10 @@ def start(tmp_path: Path, lab: Lab) -> Iterator[Starter]:
 
     def start(impairment: Impairment, priority: int = client.DEFAULT_PRIORITY) -> Fiberd:
         near, far = lab.ends()
-        directions = [Direction("l0:b", near, far, impairment), Direction("l0:a", far, near, impairment)]
+        directions = [
+            EmulatedDirection("l0:b", near, far, impairment),
+            EmulatedDirection("l0:a", far, near, impairment),
+        ]
         running.append(Fiberd.start(lab.plant, directions, 4, tmp_path / "fiberd.log", priority))
         return running[-1]
 

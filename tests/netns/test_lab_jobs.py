@@ -19,14 +19,11 @@ import pytest
 from builders.commands import Command, argv_of, check, check_refused
 from builders.conditions import LABS
 from builders.json_files import read_json
-from builders.labs import Lab, address_of, ask, bring_up, programs_in
+from builders.labs import Lab, bring_up, keeper, programs_in
 from builders.proc import until_gone
 from oracles import oracle
 
-import testbed
 from testbed.errors import Interrupted, LabBusy, UnknownName
-from testbed.host import lab_folder
-from testbed.keeper import client, protocol
 
 pytestmark = [*LABS, pytest.mark.usefixtures("folder")]
 
@@ -58,7 +55,7 @@ def jobs(lab: Lab, command: Command) -> Jobs:
 
 
 def states(lab: Lab) -> set[str]:
-    return {it["state"] for it in ask(lab, protocol.Ranks())}
+    return {it["state"] for it in keeper(lab).ranks()}
 
 
 def launched(command: Command, lab: Lab, *words: str) -> str:
@@ -226,7 +223,7 @@ def test_a_holder_that_is_killed_leaves_no_rank_training(lab: Lab, command: Comm
     after.wait(timeout=120)
     ended = jobs()[job]
     assert ended["state"] == "lost" and ended["step"] >= 2
-    events = ask(lab, protocol.Events())["events"]
+    events = keeper(lab).events()["events"]
     assert {"job": job, "state": "lost"}.items() <= [it for it in events if it.get("job") == job][-1].items()
 
 
@@ -236,31 +233,6 @@ def test_stop_ends_a_job_of_this_process_and_the_process_goes_on(lab: Lab, comma
     assert job.over() and job.interrupted == "stopped by `stop`"
     assert not programs_in(lab, "7133")
     assert lab.launch(["true"]).exit_status() == 0
-
-
-def test_an_older_command_that_takes_no_slot_can_be_stopped(lab: Lab, command: Command) -> None:
-    """Its message is that of a version without the slot; its job must not be one that nobody can end."""
-    folder = lab_folder.folder(lab.name)
-    run = lab.open_run()
-    ranks = client.ask(folder, protocol.Ranks())
-    message = {
-        "job": "j900",
-        "world_size": len(ranks),
-        "master": [address_of(lab, "east-0"), 29871],
-        "interface": "fabric0",
-        "directory": str(run.ranks),
-        "attempt": 1,
-        "resume": None,
-        **testbed.lab.api.AgentWorkload(900).to_message(),
-        "user": None,
-    }
-    client.ask(folder, protocol.Train(message=message))
-    assert states(lab) == {"training"}
-    check_refused(command(f"launch -l {lab.name} --allow-uncertified -- true"), 2, "It is job j900")
-    check(command(f"stop -l {lab.name} j900"))
-    assert "training" not in states(lab)
-    done = lab.launch(["true"])
-    assert done.exit_status() == 0 and done.id == "j901"
 
 
 def test_down_ends_a_job_in_order(command: Command, lab_name: str, folder: Path) -> None:

@@ -16,12 +16,11 @@ from datetime import datetime
 import host_stalls
 import pytest
 from builders.conditions import ALONE
-from builders.labs import Lab, ask, events, is_dark, ns, run_in, shared_lab
+from builders.labs import Lab, events, is_dark, keeper, ns, run_in, shared_lab
 from oracles import oracle
 
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.host import lab_folder
-from testbed.keeper import protocol
 from testbed.lab.run.fault_player import FaultPlayer
 
 pytestmark = ALONE
@@ -53,7 +52,7 @@ def until_events(lab: Lab, kind: str, count: int, since: int, bound_s: float) ->
 
 
 def now(lab: Lab) -> int:
-    return int(ask(lab, protocol.Events(since=0))["next"])
+    return keeper(lab).events(since=0)["next"]
 
 
 @contextlib.contextmanager

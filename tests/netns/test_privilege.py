@@ -24,7 +24,7 @@ import testbed
 from testbed.errors import UserError
 from testbed.host import collective_libraries, lab_folder
 from testbed.host.linux import program_user
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.validation.worker_set import WorkerSet
 
 pytestmark = LABS
@@ -84,7 +84,7 @@ def test_a_hostile_program_changes_nothing(
     set_uid = shutil.copy(shutil.which("id") or "", tmp_path / "id")
     os.chmod(set_uid, 0o4755)  # noqa: PTH101
     state = lab_folder.folder(trained.name)
-    keeper = client.ask(state, protocol.Hello())["pid"]
+    keeper = client.keeper(state).hello()["pid"]
     hostname = Path("/etc/hostname").read_bytes(), os.stat("/etc/hostname").st_uid  # noqa: PTH116
     argv = [sys.executable, str(HOSTILE), str(state.path), str(keeper), str(os.getpid()), str(set_uid)]
     said = launched(trained, argv, directory=tmp_path / "runs")

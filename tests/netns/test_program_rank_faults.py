@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from builders.conditions import LABS
 from builders.json_files import read_json
-from builders.labs import Lab, ask, bring_up, folder, processes_in
+from builders.labs import Lab, bring_up, folder, keeper, processes_in
 from oracles import oracle
 
 import testbed
 from testbed.core.workload.progress_source import LinePattern
 from testbed.errors import JobFailed, LabError, UnknownName, UserError
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 
 pytestmark = LABS
 
@@ -169,6 +169,6 @@ def test_a_program_that_a_dead_keeper_had_stopped_goes_on(state_folder: Path, tm
 
 
 def test_a_lab_without_a_program_says_so(lab: Lab) -> None:
-    assert ask(lab, protocol.RanksPerNode()) in (1, 2)
+    assert keeper(lab).ranks_per_node() in (1, 2)
     with pytest.raises((UserError, LabError), match="no training agents"):
         lab.inject("rank-kill", "0")

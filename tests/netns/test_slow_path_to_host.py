@@ -21,7 +21,7 @@ from client_of_hosts import Far, environment, lab_up, state, write_experiment
 from oracles import oracle
 from ssh_hosts import Hosts
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.host.emulators.fiberd import Fiberd
 
 pytestmark = HOSTS_THOROUGH
@@ -40,7 +40,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
             words = ("ip", "netns", "exec", f"{made.prefix}{namespace}", "sysctl", "-qw")
             oracle.run(*words, "net.ipv4.tcp_congestion_control=reno")
         log = tmp_path_factory.mktemp("fiberd") / "log"
-        directions = [Direction("path:host", near, far, PATH), Direction("path:client", far, near, PATH)]
+        directions = [
+            EmulatedDirection("path:host", near, far, PATH),
+            EmulatedDirection("path:client", far, near, PATH),
+        ]
         fiber = Fiberd.start(between, directions, 7, log)
         try:
             yield made

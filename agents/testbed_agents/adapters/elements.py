@@ -38,27 +38,27 @@ def generate(element_type: str, count: int, *, seed: int, call: int, rank: int) 
     steps = np.arange(min(count, _CHUNK), dtype=np.uint64) * np.uint64(_INDEX)
     for begin in range(0, count, _CHUNK):
         chunk = elements[begin : begin + _CHUNK]
-        words = steps[: chunk.size] + np.uint64((start + begin * _INDEX) % 2**64)
-        _splitmix64(words)
-        words >>= np.uint64(_SHIFTS[element_type])
-        chunk[:] = _element(element_type, words)
+        samples = steps[: chunk.size] + np.uint64((start + begin * _INDEX) % 2**64)
+        _splitmix64(samples)
+        samples >>= np.uint64(_SHIFTS[element_type])
+        chunk[:] = _element(element_type, samples)
     return elements
 
 
-def _splitmix64(words: NDArray[np.uint64]) -> None:
+def _splitmix64(samples: NDArray[np.uint64]) -> None:
     """Finalize in place (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014)."""
     for shift, factor in zip((30, 27), _MIX, strict=True):
-        words ^= words >> np.uint64(shift)
-        words *= factor
-    words ^= words >> np.uint64(31)
+        samples ^= samples >> np.uint64(shift)
+        samples *= factor
+    samples ^= samples >> np.uint64(31)
 
 
-def _element(element_type: str, words: NDArray[np.uint64]) -> Array:
+def _element(element_type: str, samples: NDArray[np.uint64]) -> Array:
     bits = 64 - _SHIFTS[element_type]
     if element_type in INTEGERS:
-        return words.astype(np.int64) - (1 << (bits - 1))
+        return samples.astype(np.int64) - (1 << (bits - 1))
     # Half of the range is below zero; k / 2^(bits - 1) - 1 has no more than `bits` significant bits: exact.
-    values = words.astype(np.float64) / float(1 << (bits - 1)) - 1.0
+    values = samples.astype(np.float64) / float(1 << (bits - 1)) - 1.0
     return narrow(values.astype(np.float32)) if element_type == "bfloat16" else values
 
 
@@ -79,6 +79,6 @@ def widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 def narrow(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Return the bits of the nearest bfloat16, ties to even, of finite numbers: no others occur here."""
-    words = numbers.view(np.uint32)
-    words = words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))
-    return (words >> np.uint32(16)).astype(np.uint16)
+    bits32 = numbers.view(np.uint32)
+    bits32 = bits32 + np.uint32(0x7FFF) + ((bits32 >> np.uint32(16)) & np.uint32(1))
+    return (bits32 >> np.uint32(16)).astype(np.uint16)

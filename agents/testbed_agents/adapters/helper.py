@@ -29,7 +29,6 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from testbed_agents.adapters.elements import FLOATS, INTEGERS, TYPES, Array, generate
-from testbed_agents.adapters.offers import Offer, everything
 
 __all__ = [
     "FLOATS",
@@ -62,6 +61,36 @@ pages, which would otherwise count as the library's time."""
 
 class Unsupported(Exception):
     """The library does not support the operation, type or reduction."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the library offers of an operation (docs/validate.md). ``same_bits``: all ranks are to get the same bits."""
+
+    types: tuple[str, ...] = tuple(TYPES)
+    reductions: tuple[str, ...] = ()
+    same_bits: bool = False
+
+
+def everything(
+    reductions: tuple[str, ...] = ("sum", "max", "avg"),
+    types: tuple[str, ...] = tuple(TYPES),
+    *,
+    same_bits: bool = False,
+) -> dict[str, Offer]:
+    """Return the offers of a library with all operations: any type is moved, ``types`` are reduced; ``same_bits`` is
+    for all_reduce."""
+    reduced = Offer(types, reductions)
+    return {
+        "all_reduce": Offer(types, reductions, same_bits),
+        "reduce_scatter": reduced,
+        "all_gather": Offer(),
+        "broadcast": Offer(),
+        "reduce": reduced,
+        "all_to_all": Offer(),
+        "send": Offer(),
+        "barrier": Offer(),
+    }
 
 
 @dataclass(frozen=True)
@@ -373,10 +402,10 @@ def _buffers(call: Call) -> tuple[Array, Array]:
     return given, room
 
 
-def _wait_until(at: float | None) -> None:
-    if at is None:
+def _wait_until(start_t: float | None) -> None:
+    if start_t is None:
         return
-    while (left := at - time.monotonic()) > 0:
+    while (left := start_t - time.monotonic()) > 0:
         if left > SPIN_S:
             time.sleep(left - SPIN_S)
 

@@ -80,7 +80,7 @@ class Mesh:
             for number, mask in masks.items():
                 poller.register(number, mask)
             if not poller.poll(timeout_s * 1000):
-                raise MeshError(" and ".join(f"nothing {it.lacks} for {timeout_s:g} s" for it in pending))
+                raise MeshError(" and ".join(f"nothing {transfer.lacks} for {timeout_s:g} s" for transfer in pending))
 
     def _peer(self, rank: int) -> socket.socket:
         if rank not in self._peers:

@@ -146,14 +146,14 @@ class Ring(Adapter):
         scratch = np.empty(max(block.size for block in blocks), blocks[0].dtype)
         for step in range(call.size - 1):
             sent = blocks[(call.rank - step - 1) % call.size]
-            mine = blocks[(call.rank - step - 2) % call.size]
-            received = scratch[: mine.size]
+            accumulated = blocks[(call.rank - step - 2) % call.size]
+            received = scratch[: accumulated.size]
             self.exchange(
                 call,
                 self._to(call, call.rank + 1, step, sent),
                 self._to(call, call.rank - 1, step, received),
             )
-            self.combine(call, mine, received)
+            self.combine(call, accumulated, received)
 
     def _gather_around(self, call: Call, blocks: list[Array]) -> None:
         """Pass block k, which is on rank k, once around to all."""

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from testbed_agents.admission import Admission
 from testbed_agents.async_server import AsyncServer
+from testbed_agents.checksums import crc32
 from testbed_agents.delayed_nesterov import DelayedNesterov
 from testbed_agents.movement import Movement
-from testbed_agents.operation_log import crc32
 from testbed_agents.outer import Slice
 from testbed_agents.outer_server import OuterServer, as_floats
 from testbed_agents.parcels import Note
@@ -85,10 +85,9 @@ class AsyncDiloco(ServedTraining):
         return 4 * self.slice.size
 
     def make_server(self, lead: bool) -> OuterServer:
-        optimizer = DelayedNesterov(
-            self._movement.outer, self._rate, self._momentum, self._delay or len(self.sites), self._activation
-        )
-        server = AsyncServer(self.sites, lead, optimizer, self._admission, self._weigh == "tokens")
+        hooks, delay = self.replicas.hooks, self._delay or len(self.sites)
+        optimizer = DelayedNesterov(self._movement.outer, self._rate, self._momentum, hooks, delay, self._activation)
+        server = AsyncServer(self.sites, lead, hooks, optimizer, self._admission, self._weigh == "tokens")
         self._saved |= server.saved
         return server
 

@@ -19,16 +19,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from testbed_agents.checksums import crc32
 from testbed_agents.codec import Codec, of_bits
 from testbed_agents.fragments import Schedule, cut
 from testbed_agents.movement import Movement
-from testbed_agents.operation_log import crc32
 from testbed_agents.outer import Nesterov, Slice
 from testbed_agents.outer_server import OuterServer
 from testbed_agents.parcels import Note
+from testbed_agents.quorum_server import QuorumServer
 from testbed_agents.served_training import ServedTraining
 from testbed_agents.strategies.strategy import unflatten
-from testbed_agents.syncer import Syncer
 
 __all__ = ["Decoupled"]
 
@@ -82,7 +82,7 @@ class Decoupled(ServedTraining):
 
     def make_server(self, lead: bool) -> OuterServer:
         sizes = [each.slice.size for each in self._fragments]
-        syncer = Syncer(self.sites, lead, sizes, self._codec, self._quorum, self._grace_s)
+        syncer = QuorumServer(self.sites, lead, self.replicas.hooks, sizes, self._codec, self._quorum, self._grace_s)
         self._saved |= syncer.saved
         return syncer
 
@@ -183,7 +183,7 @@ class Decoupled(ServedTraining):
         self.tokens, *numbers = (int(it) for it in self._saved["numbers"])
         for index, fragment in enumerate(self._fragments):
             fragment.load(*numbers[5 * index : 5 * index + 5])
-        if isinstance(self.server, Syncer):
+        if isinstance(self.server, QuorumServer):
             self.server.loaded()
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
@@ -207,7 +207,7 @@ class _Fragment:
     def __init__(self, index: int, parameters: Sequence[Tensor], slice_: Slice, rate: float, momentum: float) -> None:
         self.parameters, self.slice = parameters, slice_
         self.movement = Movement(slice_.of_parameters())
-        self.optimizer = Nesterov(slice_.of_parameters(), rate, momentum, f"outer.{index}")
+        self.optimizer = Nesterov(slice_.of_parameters(), rate, momentum, slice_.replicas.hooks, f"outer.{index}")
         self.version = self.since = self.tokens = 0
         """Of the outer parameters; the step of the last push; tokens of the site until then."""
         own = self.movement.outer

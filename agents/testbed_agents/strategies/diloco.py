@@ -97,7 +97,7 @@ class LocalSgd(ReplicaTraining):
 
     def make_outer(self, values: Tensor) -> Nesterov:
         """Return the outer optimizer: of plain averaging, rate 1 without momentum, which is only a place for Θ."""
-        return Nesterov(values, 1.0, 0.0)
+        return Nesterov(values, 1.0, 0.0, self.replicas.hooks)
 
     def after_step(self, step: int) -> None:
         if step % self._every == 0:
@@ -150,7 +150,7 @@ class Diloco(LocalSgd):
         self._rate, self._momentum = outer_rate, outer_momentum
 
     def make_outer(self, values: Tensor) -> Nesterov:
-        return Nesterov(values, self._rate, self._momentum)
+        return Nesterov(values, self._rate, self._momentum, self.replicas.hooks)
 
     def combine(self, local: Tensor) -> None:
         """Apply the mean of the replicas' pseudo-gradients, Θ - θ."""

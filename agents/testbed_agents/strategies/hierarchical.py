@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from testbed_agents import work_beside
+from testbed_agents import background_work
 from testbed_agents.aggregation import begin_sum_at, rank_at
 from testbed_agents.bucketed_gradients import BUCKETS, Reduce, Reduced, done
 from testbed_agents.exchange import Exchange, begin_sum, gather_into, reduce_scatter_into
@@ -110,7 +110,7 @@ class _Stage:
 
     def add(self, future: Reduced, work: Callable[[], _Done], then: Callable[[_Done], None]) -> None:
         """Do ``work``, then hand its result over; an error is the future's."""
-        work_beside.begin()
+        background_work.begin()
         self._waiting.put((future, work, then))
 
     def _run(self) -> None:
@@ -122,7 +122,7 @@ class _Stage:
                 self._failures.append(error)
                 future.set_exception(error)  # type: ignore[arg-type]
             finally:
-                work_beside.end()
+                background_work.end()
 
 
 class Hierarchical(Ddp):

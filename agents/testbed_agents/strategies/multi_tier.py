@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from testbed_agents import watched
 from testbed_agents.outer import Nesterov, Slice
 from testbed_agents.strategies.diloco import ReplicaTraining
 from testbed_agents.strategies.strategy import Context, unflatten
@@ -60,9 +59,9 @@ class MultiTier(ReplicaTraining):
                 if number == index and groups.rank in ranks:
                     self._between, self._leaders = between, leaders
                     self._inside, self._mates, self._own_region = inside, ranks, region
-        values = self.slice.of_parameters()
-        self._region = Nesterov(values.clone(), self._rate, self._momentum, "region")
-        self._top = Nesterov(values, self._rate, self._momentum)
+        values, hooks = self.slice.of_parameters(), groups.hooks
+        self._region = Nesterov(values.clone(), self._rate, self._momentum, hooks, "region")
+        self._top = Nesterov(values, self._rate, self._momentum, hooks)
         return trained
 
     def after_step(self, step: int) -> None:
@@ -84,7 +83,9 @@ class MultiTier(ReplicaTraining):
             if lower:
                 gradient = self._region.values - self.slice.of_parameters()
                 shares = self.shares((step - 1) // self._every * self._every, step, self._sites[self._own_region])
-                self._region.step(weighted_mean("region", gradient, self._inside, self._mates, shares))
+                self._region.step(
+                    weighted_mean("region", gradient, self._inside, self._mates, shares, self.context.checks)
+                )
             if upper:
                 self._exchange_regions(step)
         self.slice.spread(self._region.values)
@@ -95,9 +96,9 @@ class MultiTier(ReplicaTraining):
             gradient = self._top.values - self._region.values
             members = [[rank for site in region for rank in site] for region in self._sites]
             shares = self.shares((step - 1) // self._every_regions * self._every_regions, step, members)
-            self._top.step(weighted_mean("outer", gradient, self._between, self._leaders, shares))
+            self._top.step(weighted_mean("outer", gradient, self._between, self._leaders, shares, self.context.checks))
         if len(self._mates) > 1:
-            watched.await_everyone()  # the first of them waits for the other regions
+            self.replicas.hooks.await_all()  # the first of them waits for the other regions
             dist.broadcast(self._top.values, self._mates[0], group=self._inside)
         self._region.restart(self._top.values)
 

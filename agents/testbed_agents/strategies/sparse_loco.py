@@ -55,7 +55,7 @@ class SparseLoco(LocalSgd):
         return made
 
     def make_outer(self, values: Tensor) -> Nesterov:
-        return Nesterov(values, self._rate, 0.0)
+        return Nesterov(values, self._rate, 0.0, self.replicas.hooks)
 
     def combine(self, local: Tensor) -> None:
         before, delta = self.residual.clone(), self.outer.values - local

@@ -8,8 +8,8 @@ strategy. A strategy decides what is exchanged, when and with whom. In the order
 Also a library outside a lab: give ``prepare`` a :class:`Context` of any initialised process group
 (``Context.of_default_group``), and call the methods in this order from a training loop of your own.
 
-Each strategy has a pure twin of the same file name in ``testbed/core/training``, which knows the operations of a step,
-their bytes, and which tensors must be equal. The checkers compare what the strategy did with the twin.
+Each strategy has a pure twin of the same file name in ``testbed/core/training/strategies``, which knows the operations
+of a step, their bytes, and which tensors must be equal. The checkers compare what the strategy did with the twin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from testbed_agents import evidence, failpoints
+from testbed_agents.evidence import Evidence
 from testbed_agents.groups import Groups
 from testbed_agents.model import cross_entropy
 
@@ -100,14 +100,13 @@ class Context:
         self.told_ready(self.ready_t)
 
     @property
-    def checks(self) -> evidence.Evidence:
+    def checks(self) -> Evidence:
         """Where a strategy records what the checkers should know of sums and codecs of its own."""
-        return evidence.current()
+        return self.groups.hooks.evidence
 
-    @staticmethod
-    def failpoint(name: str) -> bool:
-        """Whether to go wrong here on purpose, now (``testbed_agents.breakage``): False but in tests."""
-        return failpoints.failpoint(name)
+    def failpoint(self, name: str) -> bool:
+        """Return whether a planted error goes wrong at the place ``name``, now; False outside tests."""
+        return self.groups.hooks.failpoint(name)
 
     @classmethod
     def of_default_group(cls, site: str = "", timeout_s: float = 30.0) -> Context:

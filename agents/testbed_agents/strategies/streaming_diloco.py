@@ -71,7 +71,7 @@ class StreamingDiloco(ReplicaTraining):
                 replicas = context.groups.replicas(self._replica, f"/fragment-{number}", apart=True)
             at = rank_at(self._aggregate_at, context.groups.sites, replicas.across_ranks)
             part = Slice(parameters, replicas, at)
-            outer = Nesterov(part.of_parameters(), self._rate, self._momentum, f"outer.{number}")
+            outer = Nesterov(part.of_parameters(), self._rate, self._momentum, replicas.hooks, f"outer.{number}")
             self._fragments.append(_Fragment(number, parameters, part, outer, self._codec, context, self._shares_of))
         return trained
 

@@ -8,7 +8,7 @@ uncertain by the stalls since the step began. Stalls do not affect counts of ran
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.inside_noise import Range
@@ -24,31 +24,31 @@ _WINDOWS = 200
 """Maximum number of windows examined per violation."""
 
 
-def within_noise(
-    text: str, bound: float | None, violations: Iterable[tuple[float, float, float | None]], noise: StallLog
-) -> bool:
-    """Return whether stalls may account for every violation (began, ended, worst value) of a condition."""
+def within_noise(text: str, bound: float | None, violations: Sequence[steady.Violation], noise: StallLog) -> bool:
+    """Return whether stalls may account for every violation of a condition."""
     try:
         condition = parse(text, steady.METRICS, of_before=True)
     except Unreadable:
         return False
-    listed = list(violations)
-    if bound is None or not listed or not noise.stalls:
+    if bound is None or not violations or not noise.stalls:
         return False
 
     def meets(value: float) -> bool:
         before = bound / condition.bound if condition.of_before and condition.bound else None
         return condition.holds(value, before) is True
 
-    for began_t, ended_t, value in listed:
-        reach = None if value is None else _reach(condition.metric, value, began_t, ended_t, noise)
+    for violation in violations:
+        reach = _reach(condition.metric, violation, noise)
         if reach is None or not (meets(reach.low) or meets(reach.high)):
             return False
     return True
 
 
-def _reach(metric: str, value: float, began_t: float, ended_t: float, noise: StallLog) -> Range | None:
-    """Return the range of the worst value of a violation; None if stalls do not affect the metric."""
+def _reach(metric: str, violation: steady.Violation, noise: StallLog) -> Range | None:
+    """Return the range of the worst value of a violation; None if stalls do not affect it, or it is unknown."""
+    value, began_t, ended_t = violation.measured, violation.began_t, violation.ended_t
+    if value is None:
+        return None
     if metric in _RATES:
         share = _most_uncertain_s(began_t, ended_t, steady.WINDOW_S, noise) / steady.WINDOW_S
         return Range(value / (1 + share), value / (1 - share) if share < 1 else math.inf)

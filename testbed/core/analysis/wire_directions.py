@@ -164,7 +164,7 @@ _Group = frozenset[str]
 
 def _paths(topology: Topology, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[_Group, ...]] | None:
     """Return the path of each pair of sites that exchange something; None if a path is not known."""
-    paths = {}
+    paths: dict[tuple[str, str], tuple[_Group, ...]] = {}
     for here, there in pairs:
         path = routing.path(topology, here, there)
         if path is None:
@@ -314,8 +314,8 @@ class _ByPeer:
                     if job is None or more <= 0 or there in ("", job.site):
                         continue
                     for group in routing.path(topology, job.site, there) or ():
-                        for direction in group:
-                            events.setdefault(direction, []).append((step.t_end, float(more)))
+                        for crossed in group:
+                            events.setdefault(crossed, []).append((step.t_end, float(more)))
         for direction, listed in events.items():
             listed.sort()
             self._times[direction] = [t for t, _ in listed]

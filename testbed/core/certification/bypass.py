@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.core.topology.direction import Direction
+from testbed.core.topology.graph import ShortestPaths
 from testbed.core.topology.model import Topology
 
 __all__ = [
@@ -92,69 +94,62 @@ def pairs(topology: Topology) -> tuple[Pair, ...]:
     ordered = [(a, b) for a in topology.sites for b in topology.sites if a is not b]
     at_least = len(FAMILIES) * len(ordered)
     turns = max(1, min(max((site.nodes for site in topology.sites), default=1), MOST_PROBES // max(1, at_least)))
-    found: dict[Pair, None] = {}
+    distinct: dict[Pair, None] = {}
     for turn in range(turns):
         for number, (a, b) in enumerate(ordered):
             # Also where each pair has a single turn, all nodes of a site take part, with one remote site or another.
             first = turn if turns > 1 else number
             here, there = a.node_names[first % a.nodes], b.node_names[first % b.nodes]
             for family in FAMILIES:
-                found[Pair(here, there, family)] = None
-    return tuple(found)
+                distinct[Pair(here, there, family)] = None
+    return tuple(distinct)
 
 
 def strays(topology: Topology, arrived: Sequence[BypassProbe]) -> tuple[BypassProbe, ...]:
     """Return the probes that arrived at another site without crossing fibers all the way."""
-    ends = {
-        direction: (link.between[1 - toward], link.between[toward])
-        for link in topology.links
-        for direction, toward in zip(link.directions, (1, 0), strict=True)
-    }
+    directions = topology.directions
     sites = {place: site.name for site in topology.sites for place in (site.gateway, *site.node_names)}
     return tuple(
-        it
-        for it in arrived
-        if sites[it.sender] != sites[it.receiver]
-        and (it.sort == MANAGEMENT or not _leads(ends, it.entered, sites[it.sender], sites[it.receiver]))
+        probe
+        for probe in arrived
+        if sites[probe.sender] != sites[probe.receiver]
+        and (
+            probe.sort == MANAGEMENT
+            or not _leads(directions, probe.entered, sites[probe.sender], sites[probe.receiver])
+        )
     )
 
 
-def _leads(ends: Mapping[str, tuple[str, str]], entered: Collection[str], here: str, there: str) -> bool:
+def _leads(directions: Mapping[str, Direction], entered: Collection[str], here: str, there: str) -> bool:
     """Return whether some of the directions ``entered`` form a path from one site to another."""
-    onward: dict[str, list[str]] = {}
-    for direction in entered:
-        first, second = ends[direction]
-        onward.setdefault(first, []).append(second)
-    waiting = [here]
-    while waiting:
-        if (site := waiting.pop()) == there:
-            return True
-        waiting += onward.pop(site, ())
-    return False
+    edges: dict[str, list[tuple[str, float, Direction]]] = {}
+    for direction in filter(None, map(directions.get, entered)):
+        edges.setdefault(direction.tail, []).append((direction.head, 0.0, direction))
+    return there in ShortestPaths(here, edges)
 
 
 def silent_pairs(sent: Sequence[Pair], arrived: Sequence[BypassProbe]) -> tuple[Pair, ...]:
     """Return the pairs of which no addressed probe arrived."""
-    heard = {(it.sender, it.receiver, it.family) for it in arrived if it.sort == ADDRESSED}
-    return tuple(it for it in sent if (it.sender, it.receiver, it.family) not in heard)
+    heard = {(probe.sender, probe.receiver, probe.family) for probe in arrived if probe.sort == ADDRESSED}
+    return tuple(pair for pair in sent if (pair.sender, pair.receiver, pair.family) not in heard)
 
 
 def why_bypassed(astray: Sequence[BypassProbe], silent: Sequence[Pair]) -> str:
     """Return a sentence about what counts against the lab; empty if nothing does."""
     if astray:
-        said = list(dict.fromkeys(_path(it) for it in sorted(astray, key=_gravity)))
-        return f"{_listed(said)} without crossing every fiber of the path"
+        paths = list(dict.fromkeys(_path(probe) for probe in sorted(astray, key=_gravity)))
+        return f"{_listed(paths)} without crossing every fiber of the path"
     if not silent:
         return ""
     # One sentence for both directions and both families of two nodes that do not reach each other.
     met: dict[frozenset[str], tuple[Pair, set[str]]] = {}
-    for it in silent:
-        met.setdefault(frozenset((it.sender, it.receiver)), (it, set()))[1].add(it.family)
-    said = [
+    for pair in silent:
+        met.setdefault(frozenset((pair.sender, pair.receiver)), (pair, set()))[1].add(pair.family)
+    names = [
         f"{first.sender} reaches {first.receiver}" + ("" if len(families) > 1 else f" over {first.family}")
         for first, families in met.values()
     ]
-    return f"no packet from {_listed(said)}: {UNKNOWN}"
+    return f"no packet from {_listed(names)}: {UNKNOWN}"
 
 
 def _gravity(stray: BypassProbe) -> int:
@@ -171,6 +166,6 @@ def _path(stray: BypassProbe) -> str:
     return f"{stray.sender} reaches {stray.receiver} {how}"
 
 
-def _listed(said: Sequence[str]) -> str:
-    rest = len(said) - MOST_NAMED
-    return ", ".join(said[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+def _listed(phrases: Sequence[str]) -> str:
+    unlisted = len(phrases) - MOST_NAMED
+    return ", ".join(phrases[:MOST_NAMED]) + (f" and {unlisted} more" if unlisted > 0 else "")

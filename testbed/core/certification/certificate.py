@@ -6,12 +6,13 @@ its meaning, and fields are only added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 from testbed.core.certification.fabric_certificate import FabricCertificate
 from testbed.core.certification.link_certificate import LinkCertificate
-from testbed.core.fields import Fields, integer, mapping, number, sequence, text, texts
+from testbed.core.fields import Fields
+from testbed.core.json_record import JsonRecord, Key, Or
 from testbed.core.units import format_delay
 
 __all__ = ["CERTIFIED", "NOISY", "NOT_MEASURABLE", "OUTSIDE", "Certificate", "ConcurrentFault", "Headroom", "HostNoise"]
@@ -33,11 +34,17 @@ STOLEN = 0.1
 
 
 @dataclass(frozen=True)
-class Headroom:
+class Headroom(JsonRecord):
     """CPU headroom during the measurement, as shares of all cores (0..1): ``free``, and ``stolen`` by other guests."""
+
+    WRITTEN: ClassVar = ("trusted", "note")
 
     free: float
     stolen: float = 0.0
+
+    @property
+    def trusted(self) -> bool:
+        return not self.note
 
     @property
     def note(self) -> str:
@@ -51,9 +58,6 @@ class Headroom:
             )
         return ""
 
-    def to_dict(self) -> dict[str, object]:
-        return {"free": self.free, "stolen": self.stolen, "trusted": not self.note, "note": self.note}
-
 
 DELAYED_SHARE = 0.1
 """A host that delays a larger share of the small packets is noisy."""
@@ -62,7 +66,7 @@ STALLED_SHARE = 0.03
 
 
 @dataclass(frozen=True)
-class HostNoise:
+class HostNoise(JsonRecord):
     """Delays by the host while the fibers were measured.
 
     Attributes:
@@ -108,33 +112,17 @@ class HostNoise:
         parts.append(f"other guests took {stolen:.1%} of the CPU time (steal)")
         return f"noisy host: {'; '.join(parts)}"
 
-    @classmethod
-    def from_dict(cls, fields: Fields) -> HostNoise:
-        """Read back ``noise`` of a certificate; all fields are missing in certificates of older versions."""
-        return cls(
-            integer(fields, "packets") or 0,
-            integer(fields, "delayed") or 0,
-            number(fields, "median_s"),
-            number(fields, "p99_s"),
-            integer(fields, "stalls"),
-            number(fields, "longest_stall_s") or 0.0,
-            number(fields, "stalled_share") or 0.0,
-        )
-
 
 @dataclass(frozen=True)
-class ConcurrentFault:
+class ConcurrentFault(JsonRecord):
     """A fault that was active during the measurement; ``links`` are those it affects, none for a fault of a rank."""
 
-    name: str
+    name: Annotated[str, Or("")]
     links: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        return {"name": self.name, "links": list(self.links)}
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(JsonRecord):
     """All links of a lab, and the check that nothing bypasses them.
 
     ``taken_unix_s`` is wall-clock time, ``took_s`` the duration of the measurement. ``cpu_busy`` and ``stolen`` are
@@ -142,28 +130,31 @@ class Certificate:
     ``noise`` is the delay by the host. ``faults`` were active meanwhile. ``around_pairs`` pairs of sites were probed
     for a path around the fibers, in ``around_families`` of addresses, which took ``around_took_s``; 0 in certificates
     of older versions. ``around_unmeasured``: the host prevented a result of that check. ``fabrics`` has the sites with
-    a rate of their fabric.
+    a rate of their fabric. On reading, a missing field counts against the lab, never for it.
     """
 
-    lab: str
-    topology: str
-    taken_unix_s: float
-    emulator: str
-    links: tuple[LinkCertificate, ...]
-    around_ok: bool
-    around_why: str
-    cpu_busy: float
+    WRITTEN: ClassVar = ("version", "verdict", "certified", "noisy", "notes", "headroom")
+    version: ClassVar = 1
+
+    lab: Annotated[str, Or("")]
+    topology: Annotated[str, Or("")]
+    taken_unix_s: Annotated[float, Or(0.0)]
+    emulator: Annotated[str, Or("")]
+    links: Annotated[tuple[LinkCertificate, ...], Or(())]
+    around_ok: Annotated[bool, Key("around.ok"), Or(False)]
+    around_why: Annotated[str, Key("around.why"), Or("")]
+    cpu_busy: Annotated[float, Or(0.0)]
     host: Fields = field(default_factory=dict)
     thorough: bool = False
     took_s: float | None = None
-    stolen: float = 0.0
+    stolen: Annotated[float, Key("headroom.stolen")] = 0.0
     faults: tuple[ConcurrentFault, ...] = ()
-    around_pairs: int = 0
-    around_families: tuple[str, ...] = ()
-    around_took_s: float | None = None
-    fabrics: tuple[FabricCertificate, ...] = ()
+    around_pairs: Annotated[int, Key("around.pairs")] = 0
+    around_families: Annotated[tuple[str, ...], Key("around.families")] = ()
+    around_took_s: Annotated[float | None, Key("around.took_s")] = None
+    fabrics: Annotated[tuple[FabricCertificate, ...], Key("fabrics", omit_empty=True)] = ()
     noise: HostNoise = HostNoise()
-    around_unmeasured: bool = False
+    around_unmeasured: Annotated[bool, Key("around.unmeasured", omit_empty=True)] = False
 
     @property
     def verdict(self) -> str:
@@ -200,7 +191,7 @@ class Certificate:
         if not self.around_ok and not self.around_unmeasured:
             reasons.append(self.around_why or "a path bypasses the fiber")
         # Also a fault too slight to be measured: the lab was not in its healthy state.
-        reasons += [f"{', '.join(it.links)}: fault {it.name} is active" for it in self.faults if it.links]
+        reasons += [f"{', '.join(fault.links)}: fault {fault.name} is active" for fault in self.faults if fault.links]
         return tuple(reasons)
 
     @property
@@ -238,7 +229,9 @@ class Certificate:
     def notes(self) -> tuple[str, ...]:
         """What does not count against the lab, but limits the trust in the numbers: sentences."""
         undecided = [why for link in self.links for why in link.inconclusive]
-        concurrent = [f"fault {it.name} was active, which affects no fiber" for it in self.faults if not it.links]
+        concurrent = [
+            f"fault {fault.name} was active, which affects no fiber" for fault in self.faults if not fault.links
+        ]
         repeated = [what for link in self.links for what in link.repeated]
         early = [note for link in self.links for note in link.early]
         inside = [note for fabric in self.fabrics for note in fabric.notes]
@@ -249,75 +242,18 @@ class Certificate:
         """Format the verdict, and a line per direction: target and median in us, and what is wrong with it."""
         reasons = "; ".join(self.why or self.unmeasured)
         lines = [f"{self.lab}: {self.verdict}" + (f": {reasons}" if reasons else "")]
-        for each in (each for link in self.links for each in link.directions):
-            median = "not measured" if each.measured is None else f"measured {each.measured.median * 1e6:.1f} us"
-            lines.append(f"  {each.direction}: target {each.target_s * 1e6:.1f} us, {median}")
+        for direction in (direction for link in self.links for direction in link.directions):
+            median = (
+                "not measured" if direction.measured is None else f"measured {direction.measured.median * 1e6:.1f} us"
+            )
+            lines.append(f"  {direction.direction}: target {direction.target_s * 1e6:.1f} us, {median}")
         return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "version": 1,
-            "lab": self.lab,
-            "topology": self.topology,
-            "taken_unix_s": self.taken_unix_s,
-            "took_s": self.took_s,
-            "thorough": self.thorough,
-            "emulator": self.emulator,
-            "verdict": self.verdict,
-            "certified": self.certified,
-            "noisy": self.noisy,
-            "why": list(self.why or self.unmeasured),
-            "notes": list(self.notes),
-            "links": [link.to_dict() for link in self.links],
-            **({"fabrics": [it.to_dict() for it in self.fabrics]} if self.fabrics else {}),
-            "around": {
-                "ok": self.around_ok,
-                "why": self.around_why,
-                **({"unmeasured": True} if self.around_unmeasured else {}),
-                "pairs": self.around_pairs,
-                "families": list(self.around_families),
-                "took_s": self.around_took_s,
-            },
-            "faults": [it.to_dict() for it in self.faults],
-            "cpu_busy": self.cpu_busy,
-            "headroom": self.headroom.to_dict(),
-            "noise": {**asdict(self.noise), "noisy": self.noise.is_noisy, "note": self.noise_note},
-            "host": dict(self.host),
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> Certificate:
-        """Read back ``to_dict``; a missing field counts against the lab, never for it."""
-        around = mapping(fields, "around")
-        return cls(
-            lab=text(fields, "lab"),
-            topology=text(fields, "topology"),
-            taken_unix_s=number(fields, "taken_unix_s") or 0.0,
-            emulator=text(fields, "emulator"),
-            links=tuple(
-                LinkCertificate.from_dict(each) for each in sequence(fields, "links") if isinstance(each, Mapping)
-            ),
-            around_ok=around.get("ok") is True,
-            around_why=text(around, "why"),
-            around_unmeasured=around.get("unmeasured") is True,
-            cpu_busy=number(fields, "cpu_busy") or 0.0,
-            host=mapping(fields, "host"),
-            thorough=fields.get("thorough") is True,
-            took_s=number(fields, "took_s"),
-            stolen=number(mapping(fields, "headroom"), "stolen") or 0.0,
-            faults=tuple(
-                ConcurrentFault(text(each, "name"), texts(each, "links"))
-                for each in sequence(fields, "faults")
-                if isinstance(each, Mapping)
-            ),
-            around_pairs=integer(around, "pairs") or 0,
-            around_families=texts(around, "families"),
-            around_took_s=number(around, "took_s"),
-            fabrics=tuple(
-                FabricCertificate.from_dict(each) for each in sequence(fields, "fabrics") if isinstance(each, Mapping)
-            ),
-            noise=HostNoise.from_dict(mapping(fields, "noise")),
-        )
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``certificate.json`` has."""
+        written = super().to_dict()
+        written["noise"] |= {"noisy": self.noisy, "note": self.noise_note}
+        return written | {"why": list(self.why or self.unmeasured)}
 
 
 def _shortened(reasons: tuple[str, ...]) -> str:

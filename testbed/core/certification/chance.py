@@ -55,8 +55,8 @@ def binomial(count: int, share: float) -> Interval:
     if share >= 1:
         return Interval(count, count)
     if share > 0.5:
-        rest = binomial(count, 1.0 - share)
-        return Interval(count - rest.high, count - rest.low)
+        complement = binomial(count, 1.0 - share)
+        return Interval(count - complement.high, count - complement.low)
     if count * share > _EXACT:
         deviation = math.sqrt(count * share * (1.0 - share))
         return _normal(count, count * share, deviation, (1.0 - 2.0 * share) / deviation)
@@ -64,7 +64,7 @@ def binomial(count: int, share: float) -> Interval:
     first = max(0, math.floor(count * share - _FAR * math.sqrt(count * share * (1.0 - share))))
 
     def chances() -> Iterator[float]:
-        ways = math.fsum(math.log((count - it) / (it + 1)) for it in range(first))
+        ways = math.fsum(math.log((count - index) / (index + 1)) for index in range(first))
         chance = math.exp(ways + first * math.log(share) + (count - first) * math.log1p(-share))
         for hit in range(first, count + 1):
             yield chance
@@ -80,9 +80,9 @@ def lost(count: int, impairment: Impairment) -> Interval:
     if chain is None or share <= 0 or count <= 0:
         return binomial(count, share)
     corrupt = 0.0 if impairment.corrupt_survives else impairment.corrupt
-    hit, rest = (1.0 - chain.h) - (1.0 - chain.k), max(-0.999, chain.correlation)
+    hit, correlation = (1.0 - chain.h) - (1.0 - chain.k), max(-0.999, chain.correlation)
     # Covariances of neighbours at every distance: bad (1 - bad) hit^2 correlation^distance, thinned by the corruption.
-    together = chain.bad * (1.0 - chain.bad) * hit**2 * rest / (1.0 - rest) * (1.0 - corrupt) ** 2
+    together = chain.bad * (1.0 - chain.bad) * hit**2 * correlation / (1.0 - correlation) * (1.0 - corrupt) ** 2
     deviation = math.sqrt(max(0.0, count * (share * (1.0 - share) + 2.0 * together)))
     stays = count * chain.bad * chain.r
     # Geometric stays in the bad state, in numbers that vary like Poisson's, have a third moment of 6 m^3 against 2 m^2.
@@ -133,18 +133,18 @@ def runs(number: int, goes_on: float) -> Interval:
     extra = number * goes_on / (1.0 - goes_on)
     if number * -math.log1p(-goes_on) > _EXACT:
         deviation = math.sqrt(extra / (1.0 - goes_on))
-        found = _normal(math.inf, extra, deviation, (1.0 + goes_on) / math.sqrt(number * goes_on))
+        total = _normal(math.inf, extra, deviation, (1.0 + goes_on) / math.sqrt(number * goes_on))
     else:
 
         def chances() -> Iterator[float]:
-            chance, more = math.exp(number * math.log1p(-goes_on)), 0
+            chance, index = math.exp(number * math.log1p(-goes_on)), 0
             while True:
                 yield chance
-                chance *= (number + more) / (more + 1) * goes_on
-                more += 1
+                chance *= (number + index) / (index + 1) * goes_on
+                index += 1
 
-        found = _summed(chances(), math.inf)
-    return Interval(1.0 + found.low / number, 1.0 + found.high / number)
+        total = _summed(chances(), math.inf)
+    return Interval(1.0 + total.low / number, 1.0 + total.high / number)
 
 
 def would_show(count: int, accepted: float = 0.0) -> float:

@@ -169,8 +169,8 @@ def _share(
     """Judge a share of the packets that arrived; a target of none allows none."""
     if not count:
         return Check(what, share, None, verdict="inconclusive", why=f"{what}: no full-sized packet arrived")
-    found = chance.binomial(count, share)
-    low, high = allowed or (found.low, found.high)
+    interval = chance.binomial(count, share)
+    low, high = allowed or (interval.low, interval.high)
     measured = hit / count
     if not low <= hit <= high:
         why = f"{hit} of {count} packets {how}, expected {_counted(count * share)}"

@@ -68,7 +68,9 @@ def expected(impairments: tuple[Impairment, ...], interval_s: float, places: tup
         statistics.stdev(medians),
         statistics.fmean(deviations),
         statistics.stdev(deviations),
-        -sum(DISTRIBUTIONS.get(it.jitter_distribution, 0.0) * it.jitter_s for it in impairments),
+        -sum(
+            DISTRIBUTIONS.get(impairment.jitter_distribution, 0.0) * impairment.jitter_s for impairment in impairments
+        ),
     )
 
 

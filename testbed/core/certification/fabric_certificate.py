@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
 from testbed.core.certification.link_certificate import RATE_TOLERANCE
-from testbed.core.fields import Fields, number, sequence, text
+from testbed.core.json_record import JsonRecord, Key, Or
 from testbed.core.units import format_rate
 
 __all__ = ["FabricCertificate", "FabricRate"]
@@ -16,18 +15,21 @@ _HELP: Final = "if the machine was busy, try again; a rate that it cannot carry 
 
 
 @dataclass(frozen=True)
-class FabricRate:
+class FabricRate(JsonRecord):
     """One measured rate of a fabric, in bit/s: of ``path``, ``east-0 > east-1`` or ``core``.
 
     Without a measurement, ``note`` is the reason that none was made, which does not count, and ``unmeasured``
     the reason that the host prevented it. Without either, the missing measurement counts against the lab.
     """
 
-    path: str
-    target_bps: float
+    WRITTEN: ClassVar = ("tolerance", "verdict")
+    tolerance: ClassVar = RATE_TOLERANCE
+
+    path: Annotated[str, Or("")]
+    target_bps: Annotated[float, Or(1.0)]
     measured_bps: float | None = None
     note: str = ""
-    unmeasured: str = ""
+    unmeasured: Annotated[str, Key("unmeasured", omit_empty=True)] = ""
 
     @property
     def why(self) -> str:
@@ -37,8 +39,8 @@ class FabricRate:
         off = self.measured_bps / self.target_bps - 1.0
         if abs(off) <= RATE_TOLERANCE:
             return ""
-        told = f"{self.path}: {format_rate(self.measured_bps, 3)}, expected {format_rate(self.target_bps, 3)}"
-        return f"{told} within {RATE_TOLERANCE:.0%}" + (f" ({_HELP})" if off < 0 else "")
+        rates = f"{self.path}: {format_rate(self.measured_bps, 3)}, expected {format_rate(self.target_bps, 3)}"
+        return f"{rates} within {RATE_TOLERANCE:.0%}" + (f" ({_HELP})" if off < 0 else "")
 
     @property
     def verdict(self) -> str:
@@ -46,33 +48,27 @@ class FabricRate:
             return "bad" if self.why else "unmeasured"
         return "ok" if self.measured_bps is not None else "inconclusive"
 
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "path": self.path,
-            "target_bps": self.target_bps,
-            "measured_bps": self.measured_bps,
-            "tolerance": RATE_TOLERANCE,
-            "verdict": self.verdict,
-            "note": self.note,
-            **({"unmeasured": self.unmeasured} if self.unmeasured else {}),
-        }
-
 
 @dataclass(frozen=True)
-class FabricCertificate:
-    """All rates of the fabric of one site; ``rate_bps`` of a port and ``core_bps`` as the topology has them."""
+class FabricCertificate(JsonRecord):
+    """All rates of the fabric of one site; ``rate_bps`` of a port and ``core_bps`` as the topology has them.
 
-    site: str
-    rate_bps: float
-    core_bps: float
-    oversubscription: float
+    On reading, a missing field counts against the lab, never for it.
+    """
+
+    WRITTEN: ClassVar = ("verdict", "why")
+
+    site: Annotated[str, Or("")]
+    rate_bps: Annotated[float, Or(0.0)]
+    core_bps: Annotated[float, Or(0.0)]
+    oversubscription: Annotated[float, Or(1.0)]
     rates: tuple[FabricRate, ...] = ()
 
     @property
     def why(self) -> tuple[str, ...]:
         if not self.rates:
             return (f"fabric of {self.site}: not measured",)
-        return tuple(f"fabric of {self.site}, {it.why}" for it in self.rates if it.why)
+        return tuple(f"fabric of {self.site}, {rate.why}" for rate in self.rates if rate.why)
 
     @property
     def ok(self) -> bool:
@@ -80,10 +76,10 @@ class FabricCertificate:
 
     @property
     def verdict(self) -> str:
-        words = {it.verdict for it in self.rates}
+        verdicts = {rate.verdict for rate in self.rates}
         if self.why or self.unmeasured:
             return "bad" if self.why else "unmeasured"
-        return "ok" if words == {"ok"} else "inconclusive"
+        return "ok" if verdicts == {"ok"} else "inconclusive"
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -92,42 +88,10 @@ class FabricCertificate:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(f"fabric of {self.site}, {it.path}: {it.note}" for it in self.rates if it.note)
+        return tuple(f"fabric of {self.site}, {rate.path}: {rate.note}" for rate in self.rates if rate.note)
 
     def measured(self, core: bool) -> tuple[float, ...]:
         """Return the measured rates of the core, or of the ports."""
         return tuple(
-            it.measured_bps for it in self.rates if it.measured_bps is not None and (it.path == "core") == core
-        )
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "site": self.site,
-            "rate_bps": self.rate_bps,
-            "core_bps": self.core_bps,
-            "oversubscription": self.oversubscription,
-            "rates": [it.to_dict() for it in self.rates],
-            "verdict": self.verdict,
-            "why": list(self.why),
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> FabricCertificate:
-        """Read back ``to_dict``; a missing field counts against the lab, never for it."""
-        return cls(
-            site=text(fields, "site"),
-            rate_bps=number(fields, "rate_bps") or 0.0,
-            core_bps=number(fields, "core_bps") or 0.0,
-            oversubscription=number(fields, "oversubscription") or 1.0,
-            rates=tuple(
-                FabricRate(
-                    text(rate_fields, "path"),
-                    number(rate_fields, "target_bps") or 1.0,
-                    number(rate_fields, "measured_bps"),
-                    text(rate_fields, "note"),
-                    text(rate_fields, "unmeasured"),
-                )
-                for rate_fields in sequence(fields, "rates")
-                if isinstance(rate_fields, Mapping)
-            ),
+            rate.measured_bps for rate in self.rates if rate.measured_bps is not None and (rate.path == "core") == core
         )

@@ -18,20 +18,20 @@ def sentences(certificate: Certificate, scale: float = 1.0) -> tuple[str, ...]:
 
     ``scale`` is the topology's: rates are followed by what they stand for.
     """
-    directions = [each for link in certificate.links for each in link.directions if each.measured]
+    directions = [direction for link in certificate.links for direction in link.directions if direction.measured]
     if not directions:
         return ()
     return tuple(
-        it
-        for it in (
+        sentence
+        for sentence in (
             _verdict(certificate),
             _noise(certificate),
             _delay(directions),
             _lost(directions),
             _rate(directions, scale),
-            *(_fabric(each, scale) for each in certificate.fabrics),
+            *(_fabric(fabric, scale) for fabric in certificate.fabrics),
         )
-        if it
+        if sentence
     )
 
 
@@ -49,8 +49,8 @@ def _verdict(certificate: Certificate) -> str:
 
 
 def _named(links: list[str]) -> str:
-    more = len(links) - _MOST_NAMED
-    return ", ".join(links[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    unlisted = len(links) - _MOST_NAMED
+    return ", ".join(links[:_MOST_NAMED]) + (f" and {unlisted} more" if unlisted > 0 else "")
 
 
 def _noise(certificate: Certificate) -> str:
@@ -60,10 +60,10 @@ def _noise(certificate: Certificate) -> str:
 
 
 def _delay(directions: list[DirectionCertificate]) -> str:
-    told = [each for each in directions if each.error_median_s is not None]
-    if not told:
+    measured = [direction for direction in directions if direction.error_median_s is not None]
+    if not measured:
         return ""
-    worst = max(told, key=lambda each: abs(each.error_median_s or 0.0) / each.tolerance_s)
+    worst = max(measured, key=lambda direction: abs(direction.error_median_s or 0.0) / direction.tolerance_s)
     error_s = worst.error_median_s or 0.0
     late = "late" if error_s >= 0 else "early"
     allowed = f"{format_delay(worst.tolerance_s, 3)} are allowed"
@@ -71,8 +71,8 @@ def _delay(directions: list[DirectionCertificate]) -> str:
 
 
 def _lost(directions: list[DirectionCertificate]) -> str:
-    clean = [each for each in directions if not _target(each.check("loss"))]
-    lost, sent = sum(each.lost for each in clean), sum(each.probes for each in clean)
+    clean = [direction for direction in directions if not _target(direction.check("loss"))]
+    lost, sent = sum(direction.lost for direction in clean), sum(direction.probes for direction in clean)
     if not sent:
         return ""
     where = "" if len(clean) == len(directions) else " where none shall be"
@@ -82,13 +82,15 @@ def _lost(directions: list[DirectionCertificate]) -> str:
 
 
 def _rate(directions: list[DirectionCertificate], scale: float) -> str:
-    checks = [check for each in directions if (check := each.check("rate")) and check.measured and check.target]
+    checks = [
+        check for direction in directions if (check := direction.check("rate")) and check.measured and check.target
+    ]
     if not checks:
         return ""
     worst = min(checks, key=lambda check: (check.measured or 0.0) / (check.target or 1.0))
     asked = stands_for(worst.target, scale)
-    told = asked.replace(" for ", ", which stands for ", 1)
-    return f"The slowest direction carries {format_rate(worst.measured or 0.0, 3)} of {told}."
+    target = asked.replace(" for ", ", which stands for ", 1)
+    return f"The slowest direction carries {format_rate(worst.measured or 0.0, 3)} of {target}."
 
 
 def _fabric(fabric: FabricCertificate, scale: float) -> str:
@@ -96,12 +98,12 @@ def _fabric(fabric: FabricCertificate, scale: float) -> str:
     if not ports:
         return f"The fabric of {fabric.site} was not measured."
     asked = min(fabric.rate_bps, fabric.core_bps)
-    told = stands_for(asked, scale).replace(" for ", ", which stands for ", 1)
-    said = f"The slowest port of the fabric of {fabric.site} carries {format_rate(min(ports), 3)} of {told}"
+    target = stands_for(asked, scale).replace(" for ", ", which stands for ", 1)
+    summary = f"The slowest port of the fabric of {fabric.site} carries {format_rate(min(ports), 3)} of {target}"
     if core:
-        told = stands_for(fabric.core_bps, scale).replace(" for ", ", which stands for ", 1)
-        said += f"; its core carries {format_rate(core[0], 3)} of {told}"
-    return f"{said}."
+        target = stands_for(fabric.core_bps, scale).replace(" for ", ", which stands for ", 1)
+        summary += f"; its core carries {format_rate(core[0], 3)} of {target}"
+    return f"{summary}."
 
 
 def _target(check: Check | None) -> float:

@@ -198,7 +198,7 @@ def judge_round_trip(there: Impairment, back: Impairment, sample: RoundTripSampl
 
 def _none_came(there: Impairment, back: Impairment, probes: int) -> float:
     """Return the probability (0..1) that no echo comes back; for losses in bursts, that not one run of them passes."""
-    together = max(it.chain.mean_burst if it.chain else 1.0 for it in (there, back))
+    together = max(impairment.chain.mean_burst if impairment.chain else 1.0 for impairment in (there, back))
     arrives = (1.0 - there.mean_loss) * (1.0 - back.mean_loss)
     return float((1.0 - arrives) ** (probes / together)) if probes else 1.0
 

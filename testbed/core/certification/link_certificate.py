@@ -8,11 +8,12 @@ judges; docs/certificate.md justifies its tolerances.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from testbed.core.certification.spread import Spread
-from testbed.core.fields import Fields, mapping, number, sequence, text, texts
+from testbed.core.fields import Fields, number, text, texts
+from testbed.core.json_record import Derived, JsonRecord, Key, Or
 
 __all__ = [
     "NOT_MEASURED",
@@ -44,8 +45,14 @@ def tolerance_s(target_s: float) -> float:
     return max(50e-6, 0.02 * target_s)
 
 
+def _known_verdict(fields: Fields, key: str) -> str:
+    """Return the verdict on a quantity; a missing or unknown one counts against the lab."""
+    verdict = text(fields, key)
+    return verdict if verdict in ("ok", "inconclusive", "unmeasured") else "bad"
+
+
 @dataclass(frozen=True)
-class Check:
+class Check(JsonRecord):
     """One quantity: target, measured value and accepted range.
 
     ``target``, ``measured`` and the ends of the accepted range, ``low`` and ``high``, are in SI units: seconds, shares
@@ -55,12 +62,12 @@ class Check:
     ``would_tell`` is the number of packets that would decide it; None where it is decided, or no number would.
     """
 
-    what: str
+    what: Annotated[str, Or("")]
     target: float | None
     measured: float | None
     low: float | None = None
     high: float | None = None
-    verdict: str = "ok"
+    verdict: Annotated[str, Derived(_known_verdict)] = "ok"
     why: str = ""
     would_tell: int | None = None
 
@@ -69,36 +76,15 @@ class Check:
         """The verdict as a word for people."""
         return {"inconclusive": NOT_TOLD, "unmeasured": NOT_MEASURED}.get(self.verdict, self.verdict)
 
-    @classmethod
-    def from_dict(cls, fields: Fields) -> Check:
-        target, measured, low, high = (number(fields, key) for key in ("target", "measured", "low", "high"))
-        verdict = text(fields, "verdict")
-        known = verdict if verdict in ("ok", "inconclusive", "unmeasured") else "bad"
-        packets = number(fields, "would_tell")
-        would_tell = None if packets is None else int(packets)
-        return cls(text(fields, "what"), target, measured, low, high, known, text(fields, "why"), would_tell)
-
 
 _NOTHING = Spread(0.0, 0.0, 0.0)
 
 
-def _checks(fields: Fields) -> tuple[Check, ...]:
-    return tuple(Check.from_dict(each) for each in sequence(fields, "checks") if isinstance(each, Mapping))
-
-
-def _finite(checks: Iterable[Check]) -> list[dict[str, object]]:
-    """Convert to JSON, which has no infinity: no limit becomes null."""
-    return [
-        {key: None if value in (float("inf"), float("-inf")) else value for key, value in asdict(check).items()}
-        for check in checks
-    ]
-
-
 @dataclass(frozen=True)
-class RateCertificate:
+class RateCertificate(JsonRecord):
     target_bps: float
     measured_bps: float
-    tolerance: float = RATE_TOLERANCE
+    tolerance: Annotated[float, Or(RATE_TOLERANCE)] = RATE_TOLERANCE
 
     @property
     def ok(self) -> bool:
@@ -106,19 +92,14 @@ class RateCertificate:
 
 
 @dataclass(frozen=True)
-class Tries:
+class Tries(JsonRecord):
     """How often delay (with jitter) and rate were measured: again only where the host delayed too many packets."""
 
-    delay: int = 1
-    rate: int = 1
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> Tries:
-        """Read back; an older certificate, which does not have it, measured all once."""
-        return cls(int(number(fields, "delay") or 1), int(number(fields, "rate") or 1))
+    delay: Annotated[int, Or(1)] = 1
+    rate: Annotated[int, Or(1)] = 1
 
 
-class _Judged:
+class _Judged(JsonRecord):
     """What directions and round trips have in common."""
 
     target_s: float
@@ -168,13 +149,20 @@ class _Judged:
     def check(self, what: str) -> Check | None:
         return next((check for check in self.checks if check.what == what), None)
 
-    def _times(self) -> dict[str, object]:
-        return {
-            "target_s": self.target_s,
-            "measured_s": asdict(self.measured) if self.measured else None,
-            "bare_s": asdict(self.bare) if self.bare else None,
-            "error_s": {"min": self.error_min_s, "median": self.error_median_s},
-        }
+    @property
+    def error_s(self) -> dict[str, float | None]:
+        return {"min": self.error_min_s, "median": self.error_median_s}
+
+
+def _tolerance_s(fields: Fields, key: str) -> float:
+    limit_s = number(fields, key)
+    return tolerance_s(number(fields, "target_s") or 0.0) if limit_s is None else limit_s
+
+
+def _why(fields: Fields, key: str) -> tuple[str, ...]:
+    """Return what is wrong; without a known verdict, a direction counts against the lab."""
+    why = texts(fields, key)
+    return why or (() if text(fields, "verdict") in ("ok", NOT_TOLD, NOT_MEASURED) else ("verdict is not ok",))
 
 
 @dataclass(frozen=True)
@@ -190,21 +178,23 @@ class DirectionCertificate(_Judged):
     random effects).
     """
 
-    direction: str
-    target_s: float
-    measured: Spread | None
-    bare: Spread | None
-    tolerance_s: float
-    probes: int
-    lost: int
+    WRITTEN: ClassVar = ("error_s", "verdict", "starved")
+
+    direction: Annotated[str, Or("")]
+    target_s: Annotated[float, Or(0.0)]
+    measured: Annotated[Spread | None, Key("measured_s")]
+    bare: Annotated[Spread | None, Key("bare_s")]
+    tolerance_s: Annotated[float, Derived(_tolerance_s)]
+    probes: Annotated[int, Or(0)]
+    lost: Annotated[int, Or(0)]
     rate: RateCertificate | None = None
     checks: tuple[Check, ...] = ()
     segmentation: str = ""
-    why: tuple[str, ...] = ()
+    why: Annotated[tuple[str, ...], Derived(_why)] = ()
     """What is wrong, as sentences; empty when nothing is."""
     tries: Tries = Tries()
     taken_off_s: float = 0.0
-    between: str = "gateways"
+    between: Annotated[str, Or("gateways")] = "gateways"
 
     @property
     def repeated(self) -> tuple[str, ...]:
@@ -227,48 +217,9 @@ class DirectionCertificate(_Judged):
         early_s = self.target_s - self.measured.min
         return f"a packet was {early_s * 1e6:.1f} us early from node to node" if early_s > 0 else ""
 
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "direction": self.direction,
-            **self._times(),
-            "tolerance_s": self.tolerance_s,
-            "probes": self.probes,
-            "lost": self.lost,
-            "rate": asdict(self.rate) if self.rate else None,
-            "checks": _finite(self.checks),
-            "segmentation": self.segmentation,
-            "taken_off_s": self.taken_off_s,
-            "between": self.between,
-            "verdict": self.verdict,
-            "why": list(self.why),
-            "tries": asdict(self.tries),
-            "starved": bool(self.unmeasured),
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> DirectionCertificate:
-        rate = mapping(fields, "rate")
-        target_bps, measured_bps = number(rate, "target_bps"), number(rate, "measured_bps")
-        target = number(fields, "target_s") or 0.0
-        limit = number(fields, "tolerance_s")
-        return cls(
-            direction=text(fields, "direction"),
-            target_s=target,
-            measured=Spread.from_dict(mapping(fields, "measured_s")),
-            bare=Spread.from_dict(mapping(fields, "bare_s")),
-            tolerance_s=tolerance_s(target) if limit is None else limit,
-            probes=int(number(fields, "probes") or 0),
-            lost=int(number(fields, "lost") or 0),
-            rate=None
-            if target_bps is None or measured_bps is None
-            else RateCertificate(target_bps, measured_bps, number(rate, "tolerance") or RATE_TOLERANCE),
-            checks=_checks(fields),
-            segmentation=text(fields, "segmentation"),
-            why=_why(fields),
-            tries=Tries.from_dict(mapping(fields, "tries")),
-            taken_off_s=number(fields, "taken_off_s") or 0.0,
-            between=text(fields, "between") or "gateways",
-        )
+    @property
+    def starved(self) -> bool:
+        return bool(self.unmeasured)
 
 
 @dataclass(frozen=True)
@@ -278,52 +229,27 @@ class RoundTrip(_Judged):
     ``between`` as in a direction; ``bare`` is the RTT of the baseline between gateways, inside a site between nodes.
     """
 
+    WRITTEN: ClassVar = ("error_s",)
+
     target_s: float
-    measured: Spread | None
-    bare: Spread | None
-    tolerance_s: float
-    probes: int
-    unanswered: int
+    measured: Annotated[Spread | None, Key("measured_s")]
+    bare: Annotated[Spread | None, Key("bare_s")]
+    tolerance_s: Annotated[float, Or(0.0)]
+    probes: Annotated[int, Or(0)]
+    unanswered: Annotated[int, Or(0)]
     checks: tuple[Check, ...] = ()
-    between: str = "gateways"
+    between: Annotated[str, Or("gateways")] = "gateways"
 
     @property
     def why(self) -> tuple[str, ...]:
         return tuple(check.why for check in self.checks if check.verdict == "bad")
 
-    def to_dict(self) -> dict[str, object]:
-        return {
-            **self._times(),
-            "tolerance_s": self.tolerance_s,
-            "probes": self.probes,
-            "unanswered": self.unanswered,
-            "between": self.between,
-            "checks": _finite(self.checks),
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> RoundTrip | None:
-        """Return None for a certificate without a round trip."""
-        target = number(fields, "target_s")
-        if target is None:
-            return None
-        return cls(
-            target,
-            Spread.from_dict(mapping(fields, "measured_s")),
-            Spread.from_dict(mapping(fields, "bare_s")),
-            number(fields, "tolerance_s") or 0.0,
-            int(number(fields, "probes") or 0),
-            int(number(fields, "unanswered") or 0),
-            _checks(fields),
-            text(fields, "between") or "gateways",
-        )
-
 
 @dataclass(frozen=True)
-class LinkCertificate:
-    name: str
-    km: float
-    directions: tuple[DirectionCertificate, ...]
+class LinkCertificate(JsonRecord):
+    name: Annotated[str, Or("")]
+    km: Annotated[float, Or(0.0)]
+    directions: Annotated[tuple[DirectionCertificate, ...], Or(())]
     rtt: RoundTrip | None = None
 
     @property
@@ -335,7 +261,7 @@ class LinkCertificate:
         """Every reason against the link, prefixed with the name of the direction or of the link."""
         if not self.directions:
             return (f"{self.name}: was not measured",)
-        reasons = [f"{each.direction}: {why}" for each in self.directions for why in each.why]
+        reasons = [f"{direction.direction}: {why}" for direction in self.directions for why in direction.why]
         return (*reasons, *(f"{self.name}: {why}" for why in (self.rtt.why if self.rtt else ())))
 
     @property
@@ -354,40 +280,13 @@ class LinkCertificate:
 
     @property
     def repeated(self) -> tuple[str, ...]:
-        return tuple(f"{each.direction}: {what}" for each in self.directions for what in each.repeated)
+        return tuple(f"{direction.direction}: {what}" for direction in self.directions for what in direction.repeated)
 
     @property
     def early(self) -> tuple[str, ...]:
-        return tuple(f"{each.direction}: {each.early}" for each in self.directions if each.early)
+        return tuple(f"{direction.direction}: {direction.early}" for direction in self.directions if direction.early)
 
     @property
     def inconclusive(self) -> tuple[str, ...]:
-        undecided = [f"{each.direction}: {why}" for each in self.directions for why in each.inconclusive]
+        undecided = [f"{direction.direction}: {why}" for direction in self.directions for why in direction.inconclusive]
         return (*undecided, *(f"{self.name}: {why}" for why in (self.rtt.inconclusive if self.rtt else ())))
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "km": self.km,
-            "directions": [each.to_dict() for each in self.directions],
-            "rtt": self.rtt.to_dict() if self.rtt else None,
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> LinkCertificate:
-        return cls(
-            name=text(fields, "name"),
-            km=number(fields, "km") or 0.0,
-            directions=tuple(
-                DirectionCertificate.from_dict(each)
-                for each in sequence(fields, "directions")
-                if isinstance(each, Mapping)
-            ),
-            rtt=RoundTrip.from_dict(mapping(fields, "rtt")),
-        )
-
-
-def _why(fields: Fields) -> tuple[str, ...]:
-    why = texts(fields, "why")
-    known = ("ok", NOT_TOLD, NOT_MEASURED)
-    return ("verdict is not ok",) if not why and text(fields, "verdict") not in known else why

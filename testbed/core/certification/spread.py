@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.fields import Fields, number
+from testbed.core.json_record import JsonRecord
 
 __all__ = ["SIGMAS_OF_DEVIATION", "Spread", "median_deviation"]
 
@@ -17,7 +17,7 @@ SIGMAS_OF_DEVIATION: Final = 1.4826
 
 
 @dataclass(frozen=True)
-class Spread:
+class Spread(JsonRecord):
     """Minimum, median and 99th percentile of a sample, in the sample's unit."""
 
     min: float
@@ -31,11 +31,6 @@ class Spread:
             return None
         ordered = sorted(samples)
         return cls(ordered[0], statistics.median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1])
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> Spread | None:
-        low, median, p99 = (number(fields, key) for key in ("min", "median", "p99"))
-        return None if low is None or median is None or p99 is None else cls(low, median, p99)
 
 
 def median_deviation(samples: Sequence[float]) -> float:

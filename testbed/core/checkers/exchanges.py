@@ -47,7 +47,7 @@ def exchanges(records: Grouped, twin: Twin) -> Checker:
         for step, rank in _steps(records, twin, attempt):
             expected = said.of(rank, step)
             found = moved.get((attempt, step, rank), {})
-            for place in expected.keys() | {it for it in found if it[0] in said.groups}:
+            for place in sorted(expected.keys() | {it for it in found if it[0] in said.groups}):
                 group, kind = place
                 if group not in known:
                     silent.add(group)

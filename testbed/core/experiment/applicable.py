@@ -87,9 +87,9 @@ def parameter_refused(fault: str, parameter: str, workload: Workload) -> Refusal
 
 
 def _unreported(what: str, needed: str | None, workload: ProgramWorkload) -> Refusal | None:
-    told = reported(workload.progress)
-    if needed is None or needed in told:
+    quantities = reported(workload.progress)
+    if needed is None or needed in quantities:
         return None
-    missing = STEP if STEP not in told else needed
+    missing = STEP if STEP not in quantities else needed
     why = {STEP: "reports no steps", TRAIN_LOSS: "reports no train_loss", TOKENS: "reports no tokens"}[missing]
     return f"{what}: it {why}", _HOW[missing]

@@ -138,13 +138,13 @@ def parse(
 
 def _share(written: str) -> float:
     """Parse ``80%`` or ``1.5``; unlike a probability, a share may exceed 1."""
-    number, percent, rest = written.partition("%")
+    number, percent, after = written.partition("%")
     fix = "write a share such as 80% of before"
     try:
         share = parse_number(number, low=0.0, high=1e6)
     except Unreadable as error:
         raise Unreadable(error.message, fix) from error
-    if rest:
+    if after:
         raise Unreadable(*expected("a share", written, fix))
     return share / 100 if percent else share
 

@@ -265,7 +265,7 @@ def examine(
         topology_line=document.line(("topology",)),
         workload_lines={"": document.line(("workload",)), **dict(_lines(document, top.workload))},
         strict=top.strict or False,
-        workload_bad=frozenset(".".join(map(str, it[1:])) for it in mistakes.bad if it[:1] == ("workload",)),
+        workload_bad=frozenset(".".join(map(str, path[1:])) for path in mistakes.bad if path[:1] == ("workload",)),
     )
     return experiment, tuple(mistakes.findings)
 
@@ -287,7 +287,7 @@ def _fault(
     mistakes: Mistakes,
 ) -> ScheduledFault | None:
     fault = check(_Fault, raw, path, "a fault", mistakes)
-    bad = {found[2] for found in mistakes.bad if len(found) == 3 and found[:2] == path}
+    bad = {bad_path[2] for bad_path in mistakes.bad if len(bad_path) == 3 and bad_path[:2] == path}
     if path in mistakes.bad:
         return None
     triggers = [name for name in ("after", "at", "when") if getattr(fault, name) is not None]
@@ -323,7 +323,7 @@ def _fault(
         parameters=parameters,
         repeat=fault.repeat or 1,
         every_s=fault.every or 0.0,
-        partial=kind is None or any(it[: len(path) + 1] == (*path, "with") for it in mistakes.bad),
+        partial=kind is None or any(bad_path[: len(path) + 1] == (*path, "with") for bad_path in mistakes.bad),
     )
 
 
@@ -398,12 +398,12 @@ def _expectation(
     raw: object, path: Path, refused: Callable[[str], Refusal | None], mistakes: Mistakes
 ) -> Expectation | None:
     try:
-        found = expect.parse(raw)
+        expectation = expect.parse(raw)
     except Unreadable as error:
         mistakes.note(path, error.message, error.fix)
         return None
-    _refuse(path, refused(found.metric), mistakes)
-    return found
+    _refuse(path, refused(expectation.metric), mistakes)
+    return expectation
 
 
 def _refuse(path: Path, refusal: Refusal | None, mistakes: Mistakes) -> None:

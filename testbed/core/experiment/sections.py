@@ -75,8 +75,8 @@ def compression_of(raw: object, mistakes: Mistakes) -> Compression:
     path: Path = ("compress",)
     if isinstance(raw, Mapping):
         both = check(_Compress, raw, path, "compress", mistakes)
-        known = {key: value for key, value in (("time", both.time), ("repair", both.repair)) if value is not None}
-        return Compression(**known)
+        given = {key: value for key, value in (("time", both.time), ("repair", both.repair)) if value is not None}
+        return Compression(**given)
     try:
         factor = parse_compression(raw)
     except Unreadable as error:
@@ -92,14 +92,14 @@ Refused = Callable[[str], Refusal | None]
 def hypothesis_of(raw: object, refused: Refused, mistakes: Mistakes) -> tuple[Condition, ...]:
     """Return the conditions of the hypothesis in the order of ``steady.WHEN``."""
     phases = check(_Steady, raw, ("hypothesis",), "the hypothesis", mistakes)
-    found = [
-        _steady(each, when, ("hypothesis", when, index), refused, mistakes)
+    conditions = [
+        _steady(raw_condition, when, ("hypothesis", when, index), refused, mistakes)
         for when in steady.WHEN
-        for index, each in enumerate(
+        for index, raw_condition in enumerate(
             listed(getattr(phases, when), ("hypothesis", when), "conditions such as [ranks_up == 4]", mistakes)
         )
     ]
-    return tuple(it for it in found if it is not None)
+    return tuple(condition for condition in conditions if condition is not None)
 
 
 def _steady(raw: object, when: str, path: Path, refused: Refused, mistakes: Mistakes) -> Condition | None:
@@ -136,17 +136,19 @@ def outages_of(raw: object, mistakes: Mistakes) -> Outages | None:
     if raw is None:
         return None
     path: Path = ("random",)
-    found = check(_Random, raw, path, "random", mistakes)
-    weights = _weights(found.causes, mistakes)
-    if found.to is None:
+    section = check(_Random, raw, path, "random", mistakes)
+    weights = _weights(section.causes, mistakes)
+    if section.to is None:
         if not mistakes.bad & {path, ("random", "to")}:
             mistakes.note(path, "random has no end", "add to: 60s, counted from the start of the job")
         return None
-    begin_s = found.begin or 0.0
-    if begin_s >= found.to:
-        mistakes.note((*path, "from"), f"random ends at {found.to:g} s, before its start at {begin_s:g} s", "swap them")
-    cuts = CUTS_PER_1000_KM_YEAR if found.cuts_per_1000_km_year is None else found.cuts_per_1000_km_year
-    return Outages(found.to, begin_s, cuts, weights, found.seed)
+    begin_s = section.begin or 0.0
+    if begin_s >= section.to:
+        mistakes.note(
+            (*path, "from"), f"random ends at {section.to:g} s, before its start at {begin_s:g} s", "swap them"
+        )
+    cuts = CUTS_PER_1000_KM_YEAR if section.cuts_per_1000_km_year is None else section.cuts_per_1000_km_year
+    return Outages(section.to, begin_s, cuts, weights, section.seed)
 
 
 def _weights(raw: object, mistakes: Mistakes) -> dict[str, float]:

@@ -23,9 +23,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Final
 
 from testbed.core.experiment.expect import Expectation, Metric
+from testbed.core.json_record import JsonRecord, Or
 from testbed.core.units import parse_number
 
 __all__ = [
@@ -37,7 +38,7 @@ __all__ = [
     "Condition",
     "Monitor",
     "OnVerdict",
-    "Verdict",
+    "SteadyCheck",
     "Violation",
 ]
 
@@ -79,7 +80,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Violation:
+class Violation(JsonRecord):
     """A failure of a condition from ``began_t`` to ``ended_t``; ``measured`` is the worst value, or the last seen."""
 
     began_t: float
@@ -88,32 +89,20 @@ class Violation:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SteadyCheck(JsonRecord):
     """The result of a condition. ``measured``: the worst value if violated, else the latest.
 
     ``bound`` is the value that ``measured`` was compared with; None if its baseline was not measured.
     """
 
-    when: str
-    text: str
+    when: Annotated[str, Or("")]
+    text: Annotated[str, Or("")]
     holds: bool | None
     measured: float | None
     bound: float | None
-    samples: int
+    samples: Annotated[int, Or(0)] = 0
     violations: tuple[Violation, ...] = ()
     why: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "when": self.when,
-            "text": self.text,
-            "holds": self.holds,
-            "measured": self.measured,
-            "bound": self.bound,
-            "samples": self.samples,
-            "violations": [vars(it) for it in self.violations],
-            "why": self.why,
-        }
 
 
 OnVerdict = Callable[[float, Condition, bool, float | None], None]
@@ -199,7 +188,7 @@ class Monitor:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        return tuple(it.condition for it in self._watches)
+        return tuple(watch.condition for watch in self._watches)
 
     def sample(self, t: float, values: Mapping[str, float | None], standing: bool, all_over: bool) -> None:
         """Take a sample. ``standing``: a fault is active; ``all_over``: all faults of the run have ended."""
@@ -227,12 +216,12 @@ class Monitor:
 
         True without any such condition.
         """
-        told = [it.holds_by_now() for it in self._watches if it.condition.when == "before"]
-        return False if False in told else None if None in told else True
+        answers = [watch.holds_by_now() for watch in self._watches if watch.condition.when == "before"]
+        return False if False in answers else None if None in answers else True
 
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[SteadyCheck, ...]:
         """Return the verdicts in the order of the file. Conditions of a phase that never began are unknown."""
-        return tuple(self._verdict(it) for it in self._watches)
+        return tuple(self._verdict(watch) for watch in self._watches)
 
     # ----
 
@@ -259,7 +248,7 @@ class Monitor:
         check = watch.condition.check
         return check.holds(value, self._baseline(check.metric))
 
-    def _verdict(self, watch: _Watch) -> Verdict:
+    def _verdict(self, watch: _Watch) -> SteadyCheck:
         condition, violations = watch.condition, watch.standing()
         holds: bool | None = True
         why, measured = "", watch.last
@@ -275,7 +264,7 @@ class Monitor:
                 None,
                 "was not measured for longer than its grace" if watch.missed else "never held",
             )
-        return Verdict(
+        return SteadyCheck(
             condition.when,
             condition.check.text,
             holds,

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Final
 
-from testbed.core.faults.fault_kind import Compiled, FaultKind, Phase, Reader
-from testbed.core.faults.fault_target import target_directions, target_links
-from testbed.core.faults.overlap import judge_change
+from testbed.core.faults.causes import CAUSE
+from testbed.core.faults.fault_kind import Compiled, FaultKind, Given, Parameter, Phase
+from testbed.core.faults.fault_target import LINKS, Aim
+from testbed.core.faults.impair import judge_steps
 from testbed.core.physics.change import Change
 from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.margin import LEAST_MARGIN_DB, frame_loss, margin_db
 from testbed.core.plan.properties import Changed
-from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable, format_probability, parse_duration_s, parse_probability
 from testbed.core.user_text import expected, out_of_range, shown
 from testbed.errors import UserError
 
-__all__ = ["BROWN_OUT", "FLOOR", "MOST_PHASES", "brown_out", "margin_ramp", "ramp"]
+__all__ = ["BROWN_OUT", "FLOOR", "MOST_PHASES", "margin_ramp", "ramp"]
 
 FLOOR: Final = 1e-6
 """Start of a ramp on a lossless link: a smaller loss does not show in a minute of a lab's traffic."""
@@ -59,50 +58,36 @@ def _shares(over_s: float) -> list[float]:
     return [number / count for number in range(count)]
 
 
-def brown_out(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
+def _brown_out(aim: Aim, given: Given) -> Compiled:
     """Ramp the loss of the target's directions up to ``loss`` or down to ``margin``, within ``over``.
 
     The ramp is of the fiber's whole loss, the link's own included; the loss of other faults comes on top.
-    Raises UserError.
     """
-    directions = target_directions(topology, target)
-    if ("loss" in parameters) == ("margin" in parameters):
-        got = "both" if "loss" in parameters else "neither"
-        raise UserError(f"expected one of loss=5% and margin=-0.7dB, got {got}; write exactly one")
-    if "over" not in parameters:
+    end_key = given.one_of({"loss": "5%", "margin": "-0.7dB"})
+    if "over" not in given.written:
         raise UserError("missing over, the duration of the ramp; add over=10s")
-    reader = Reader(parameters)
-    end = reader.read("loss", parse_probability, 1.0)
-    margin = reader.read("margin", _margin, None)
-    written = reader.read("from", parse_probability, None)
-    over_s = reader.read("over", _time, 1.0)
-    hold_s = reader.read("hold", _hold, None)
-    reader.finish()
+    margin, over_s, hold_s = given["margin"], given["over"], given["hold"]
+    end = given["loss"] if margin is None else frame_loss(margin)
     ramps = []
-    for link, direction in directions:
+    for link, direction in aim.directions():
         # A direction with more loss of its own starts there: fading light never reduces the loss.
-        begin = max(_lost(link.impairment(direction)), written or 0.0, FLOOR)
-        if margin is None and begin >= end:
-            reader.note("loss", f"the ramp starts at {format_probability(begin)}; write more than that")
-        if margin is not None and frame_loss(margin) <= begin:
-            why = f"the ramp starts at {format_probability(begin)}, or {margin_db(begin):.2f} dB; write less than that"
-            reader.note("margin", why)
+        begin = max(_lost(link.impairment(direction)), given["from"], FLOOR)
+        if begin >= end:
+            start = format_probability(begin)
+            fix = f"{start}; write more" if margin is None else f"{start}, or {margin_db(begin):.2f} dB; write less"
+            given.note(end_key, f"the ramp starts at {fix} than that")
         ramps.append(ramp(begin, end, over_s) if margin is None else margin_ramp(begin, margin, over_s))
-    reader.finish()
+    given.finish()
     phases = []
     for moment in zip(*ramps, strict=True):
-        steps = []
-        for (link, direction), (_, loss) in zip(directions, moment, strict=True):
-            change = Change(loss=_beside(_lost(link.impairment(direction)), loss))
-            steps.append(Changed(direction, change))
-        at_s, worst = moment[0][0], max(loss for _, loss in moment)
-        phases.append(Phase(at_s, f"loss {format_probability(worst, 3)}", tuple(steps)))
-    for step, (link, direction) in zip(steps, directions, strict=True):
-        for it in judge_change(link, direction, step.change):
-            reader.note("loss" if margin is None else "margin", f"{it.key}: {it.why}")
-    reader.finish()
-    links = target_links(topology, target)[0]
-    return Compiled(tuple(phases), links, lasts_s=None if hold_s is None else over_s + hold_s)
+        losses = {direction: loss for (_, direction), (_, loss) in zip(aim.directions(), moment, strict=True)}
+        steps = tuple(
+            Changed(direction, Change(loss=_beside(_lost(link.impairment(direction)), losses[direction])))
+            for link, direction in aim.directions()
+        )
+        phases.append(Phase(moment[0][0], f"loss {format_probability(max(losses.values()), 3)}", steps))
+    judge_steps(aim, given, steps, end_key)
+    return Compiled(tuple(phases), aim.carrying(), lasts_s=None if hold_s is None else over_s + hold_s)
 
 
 def _lost(own: Impairment) -> float:
@@ -116,7 +101,7 @@ def _beside(own: float, loss: float) -> float:
     return max(0.0, 1.0 - (1.0 - loss) / (1.0 - own))
 
 
-def _time(value: object) -> float:
+def _time(value: str) -> float:
     duration_s = parse_duration_s(value)
     if duration_s < SHORTEST_PHASE_S:
         fix = f"expected at least {SHORTEST_PHASE_S * 1e3:g} ms for a ramp; for a single step inject impair loss=…"
@@ -124,7 +109,7 @@ def _time(value: object) -> float:
     return duration_s
 
 
-def _margin(value: object) -> float | None:
+def _margin(value: str) -> float:
     fix = f"write a margin in dB from {LEAST_MARGIN_DB:g} to 1, such as -0.7dB"
     match = re.fullmatch(r"([+-]?[0-9]{1,3}(?:\.[0-9]{1,9})?)\s*(?:dB)?", str(value).strip(), re.ASCII)
     if match is None:
@@ -135,21 +120,20 @@ def _margin(value: object) -> float | None:
     return margin
 
 
-def _hold(value: object) -> float | None:
-    return parse_duration_s(value)
-
-
-BROWN_OUT = FaultKind(
+BROWN_OUT: Final = FaultKind(
     "brown-out",
     "loss that grows, as the optical margin shrinks",
-    "a link, one direction of it (north:west), or a duct",
-    brown_out,
+    LINKS,
+    _brown_out,
     {
-        "loss": "final loss (5%); or",
-        "margin": "final optical margin (-0.7dB, which loses 1.7%)",
-        "over": "duration of the ramp (10s): loss grows geometrically, or the margin falls linearly",
-        "from": "initial loss [the direction's own, at least one packet in a million]",
-        "hold": "time at the final value [until healed]",
+        "loss": Parameter("final loss (5%); or", parse_probability),
+        "margin": Parameter("final optical margin (-0.7dB, which loses 1.7%)", _margin),
+        "over": Parameter("duration of the ramp (10s): loss grows geometrically, or the margin falls linearly", _time),
+        "from": Parameter(
+            "initial loss [the direction's own, at least one packet in a million]", parse_probability, 0.0
+        ),
+        "hold": Parameter("time at the final value [until healed]", parse_duration_s),
+        **CAUSE,
     },
-    frozenset({"hold"}),
+    ending=frozenset({"hold"}),
 )

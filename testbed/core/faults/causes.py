@@ -7,15 +7,13 @@ table. Repair time is from the loss of light until the fiber carries light again
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.faults.fault_kind import Compiled, FaultKind, Reader
-from testbed.core.topology.model import Topology
+from testbed.core.faults.fault_kind import Parameter
 from testbed.core.units import parse_choice
 
-__all__ = ["CAUSES", "COMPRESSION", "CUTS_PER_1000_KM_YEAR", "YEAR_S", "Cause", "parse_cause", "repair_s", "with_cause"]
+__all__ = ["CAUSE", "CAUSES", "COMPRESSION", "CUTS_PER_1000_KM_YEAR", "YEAR_S", "Cause", "parse_cause", "repair_s"]
 
 _HOUR: Final = 3600.0
 _DAY: Final = 24 * _HOUR
@@ -117,14 +115,5 @@ def repair_s(cause: str, compression: float = COMPRESSION) -> float:
     return CAUSES[cause].repair_s[1] / compression
 
 
-def with_cause(kind: FaultKind) -> FaultKind:
-    """Return ``kind`` with a parameter ``cause``, which is recorded and does not change the fault."""
-
-    def compile(topology: Topology, target: str, parameters: Mapping[str, str]) -> Compiled:
-        reader = Reader(parameters)
-        reader.read("cause", parse_cause, "")
-        reader.finish()
-        return kind.compile(topology, target, {key: value for key, value in parameters.items() if key != "cause"})
-
-    words = f"cause, for the record: {', '.join(CAUSES)}"
-    return replace(kind, compile=compile, parameters={**kind.parameters, "cause": words})
+CAUSE: Final = {"cause": Parameter(f"cause, for the record: {', '.join(CAUSES)}", parse_cause, "")}
+"""The parameter of faults that have causes: it is recorded, and does not change the fault."""

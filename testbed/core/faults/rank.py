@@ -6,28 +6,18 @@ with a swapping machine, a stuck driver or a debugger. A straggler keeps working
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Final
 
-from testbed.core.faults.fault_kind import Compiled, FaultKind, Phase, Reader
+from testbed.core.faults.fault_kind import Compiled, FaultKind, Given, Parameter, Phase
+from testbed.core.faults.fault_target import RANKS, Aim
 from testbed.core.plan.properties import Paused, Slowed, Throttled
 from testbed.core.plan.resources import Killed
-from testbed.core.topology.model import Topology
+from testbed.core.plan.step import Step
 from testbed.core.units import Unreadable, parse_duration_s, parse_number, parse_probability
 from testbed.core.user_text import expected, shown
-from testbed.errors import UnknownName
 
-__all__ = [
-    "KILLED",
-    "MOST_SLOWDOWN",
-    "RANK_KILL",
-    "RANK_PAUSE",
-    "STRAGGLER",
-    "rank_kill",
-    "rank_pause",
-    "straggler",
-    "target_ranks",
-]
+__all__ = ["KILLED", "RANK_FAULTS"]
 
 KILLED: Final = "killed"
 """Name of the phase in which ranks are killed."""
@@ -40,63 +30,36 @@ LEAST_CPU: Final = 0.05
 SHORTEST_S: Final = 1e-3
 """The shortest duration, so that the end of a fault is after its beginning."""
 
-_TARGETS: Final = "a rank by its number (3), a node, or a site for all ranks in it"
+
+def _compiled(aim: Aim, name: str, steps: Iterable[Step], lasts_s: float | None = None) -> Compiled:
+    nodes = tuple(dict.fromkeys(aim.ranks().values()))
+    return Compiled((Phase(0.0, name, tuple(steps)),), (), lasts_s=lasts_s, nodes=nodes)
 
 
-def target_ranks(topology: Topology, target: str, ranks_per_node: int = 1) -> tuple[int, ...]:
-    """Return the ranks of ``target``: a rank's number, a node, or a site. Raises UnknownName."""
-    nodes = topology.node_names
-    ranks = len(nodes) * ranks_per_node
-    if target.isdecimal() and target.isascii() and str(int(target)) == target and int(target) < ranks:
-        return (int(target),)
-    meant = (target,) if target in nodes else next((it.node_names for it in topology.sites if it.name == target), ())
-    if meant:
-        begins = (nodes.index(node) * ranks_per_node for node in meant)
-        return tuple(begin + local for begin in begins for local in range(ranks_per_node))
-    raise UnknownName("rank, node or site", target, [f"0 to {ranks - 1}", *(it.name for it in topology.sites), *nodes])
+def _kill(aim: Aim, given: Given) -> Compiled:
+    """Kill ranks, and block their replacement for ``away``; then the job may restart."""
+    return _compiled(aim, KILLED, map(Killed, aim.ranks()), max(given["away"], SHORTEST_S))
 
 
-def rank_kill(topology: Topology, target: str, parameters: Mapping[str, str], ranks_per_node: int = 1) -> Compiled:
-    """Kill ranks, and block their replacement for ``away``; then the job may restart. Raises UserError."""
-    reader = Reader(parameters)
-    away_s = reader.read("away", parse_duration_s, 0.0)
-    reader.finish()
-    ranks = target_ranks(topology, target, ranks_per_node)
-    killed = Phase(0.0, KILLED, tuple(Killed(rank) for rank in ranks))
-    return Compiled((killed,), (), lasts_s=max(away_s, SHORTEST_S), nodes=_nodes(topology, ranks, ranks_per_node))
+def _pause(aim: Aim, given: Given) -> Compiled:
+    """Stop ranks (SIGSTOP) until healed."""
+    return _compiled(aim, "paused", (Paused(rank, True) for rank in aim.ranks()))
 
 
-def rank_pause(topology: Topology, target: str, parameters: Mapping[str, str], ranks_per_node: int = 1) -> Compiled:
-    """Stop ranks (SIGSTOP) until healed. Raises UserError."""
-    Reader(parameters).finish()
-    ranks = target_ranks(topology, target, ranks_per_node)
-    paused = Phase(0.0, "paused", tuple(Paused(rank, True) for rank in ranks))
-    return Compiled((paused,), (), nodes=_nodes(topology, ranks, ranks_per_node))
+def _straggle(aim: Aim, given: Given) -> Compiled:
+    """Slow ranks down: compute takes longer by ``slower``, or is limited to ``cpu`` of a CPU."""
+    by, cpu = given["slower"], given["cpu"]
+    if cpu is None:
+        return _compiled(aim, f"compute x {1 + by:.4g}", (Slowed(rank, by) for rank in aim.ranks()))
+    if "slower" in given.written:
+        given.note("cpu", "expected either slower= (the rank sleeps) or cpu= (the kernel throttles it), got both")
+    if aim.ranks_per_node > 1:
+        why = f"a limit is for a whole node, whose {aim.ranks_per_node} ranks would share it; use slower="
+        given.note("cpu", why)
+    return _compiled(aim, f"{cpu:.3g} CPU", (Throttled(rank, node, cpu) for rank, node in aim.ranks().items()))
 
 
-def straggler(topology: Topology, target: str, parameters: Mapping[str, str], ranks_per_node: int = 1) -> Compiled:
-    """Slow ranks down: compute takes longer by ``slower``, or is limited to ``cpu`` of a CPU. Raises UserError."""
-    reader = Reader(parameters)
-    by, cpu = reader.read("slower", _slower, 0.5), reader.read("cpu", _cpu, None)
-    if "slower" in reader and "cpu" in reader:
-        reader.note("cpu", "expected either slower= (the rank sleeps) or cpu= (the kernel throttles it), got both")
-    if cpu is not None and ranks_per_node > 1:
-        reader.note("cpu", f"a limit is for a whole node, whose {ranks_per_node} ranks would share it; use slower=")
-    reader.finish()
-    ranks = target_ranks(topology, target, ranks_per_node)
-    if cpu is not None:
-        nodes = _nodes(topology, ranks, ranks_per_node)
-        throttled = tuple(Throttled(rank, topology.node_names[rank // ranks_per_node], cpu) for rank in ranks)
-        return Compiled((Phase(0.0, f"{cpu:.3g} CPU", throttled),), (), nodes=nodes)
-    slowed = Phase(0.0, f"compute x {1 + by:.4g}", tuple(Slowed(rank, by) for rank in ranks))
-    return Compiled((slowed,), (), nodes=_nodes(topology, ranks, ranks_per_node))
-
-
-def _nodes(topology: Topology, ranks: tuple[int, ...], ranks_per_node: int) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(topology.node_names[rank // ranks_per_node] for rank in ranks))
-
-
-def _slower(value: object) -> float:
+def _slower(value: str) -> float:
     """Parse ``50%`` (1.5 times as long) or ``3x`` (3 times as long) to the additional share."""
     fix = f"write 50% for 1.5 times as long, or 3x for 3 times as long, at most {MOST_SLOWDOWN:g}x"
     text = str(value).strip()
@@ -114,7 +77,7 @@ def _slower(value: object) -> float:
     return by
 
 
-def _cpu(value: object) -> float | None:
+def _cpu(value: str) -> float:
     """Parse a share of one CPU, such as ``30%``."""
     fix = f"write a share from {LEAST_CPU:.0%} to 99%"
     try:
@@ -127,32 +90,37 @@ def _cpu(value: object) -> float | None:
     return cpu
 
 
-RANK_KILL = FaultKind(
-    "rank-kill",
-    "the process of a rank is killed (SIGKILL)",
-    _TARGETS,
-    rank_kill,
-    {"away": "how long its replacement is blocked (0s)"},
-    frozenset({"away"}),
-    compile_ranks=rank_kill,
-)
-
-RANK_PAUSE = FaultKind(
-    "rank-pause",
-    "the process of a rank is stopped (SIGSTOP); its peers see only silence",
-    _TARGETS,
-    rank_pause,
-    compile_ranks=rank_pause,
-)
-
-STRAGGLER = FaultKind(
-    "straggler",
-    "a rank computes more slowly than the others",
-    _TARGETS,
-    straggler,
-    {
-        "slower": "additional compute time of each step: 50%, or 3x for 3 times as long (50%)",
-        "cpu": "instead: the kernel's limit on its share of one CPU, by control group: 30%",
-    },
-    compile_ranks=straggler,
+RANK_FAULTS: Final = (
+    FaultKind(
+        "rank-kill",
+        "the process of a rank is killed (SIGKILL)",
+        RANKS,
+        _kill,
+        {"away": Parameter("how long its replacement is blocked (0s)", parse_duration_s, 0.0)},
+        Aim.ranks,
+        frozenset({"away"}),
+        of_ranks=True,
+    ),
+    FaultKind(
+        "rank-pause",
+        "the process of a rank is stopped (SIGSTOP); its peers see only silence",
+        RANKS,
+        _pause,
+        find=Aim.ranks,
+        of_ranks=True,
+    ),
+    FaultKind(
+        "straggler",
+        "a rank computes more slowly than the others",
+        RANKS,
+        _straggle,
+        {
+            "slower": Parameter(
+                "additional compute time of each step: 50%, or 3x for 3 times as long (50%)", _slower, 0.5
+            ),
+            "cpu": Parameter("instead: the kernel's limit on its share of one CPU, by control group: 30%", _cpu),
+        },
+        Aim.ranks,
+        of_ranks=True,
+    ),
 )

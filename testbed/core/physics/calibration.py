@@ -45,7 +45,7 @@ def share(links: Iterable[tuple[str, str]]) -> float:
     for one, other in links:
         neighbours.setdefault(one, set()).add(other)
         neighbours.setdefault(other, set()).add(one)
-    return 0.5 if any(len(it) > 1 for it in neighbours.values()) else 1.0
+    return 0.5 if any(len(sites) > 1 for sites in neighbours.values()) else 1.0
 
 
 def early_s(off_s: float, beyond_s: float) -> float:

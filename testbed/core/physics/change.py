@@ -99,7 +99,9 @@ _WHOLES: Mapping[str, type[BurstLoss | Jitter | Reordering]] = {
 
 def _flat(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [
-        it for key, value in data.items() for it in (value.items() if isinstance(value, Mapping) else [(key, value)])
+        pair
+        for key, value in data.items()
+        for pair in (value.items() if isinstance(value, Mapping) else [(key, value)])
     ]
 
 
@@ -114,7 +116,7 @@ def change_to_dict(change: Change) -> dict[str, Any]:
 
 def change_from_dict(data: Mapping[str, Any]) -> Change:
     """Invert :func:`change_to_dict`. Raises TypeError for a field unknown to this version."""
-    fields: dict[str, Any] = {key: _WHOLES[key](**it) if key in _WHOLES else it for key, it in data.items()}
+    fields: dict[str, Any] = {key: _WHOLES[key](**field) if key in _WHOLES else field for key, field in data.items()}
     return Change(**fields)
 
 
@@ -126,12 +128,12 @@ def stated(fields: Mapping[str, Any], own: Impairment) -> Change:
     """
 
     def whole(kind: type[Jitter] | type[Reordering]) -> Any:
-        names = [it.name for it in dataclasses.fields(kind)]
+        names = [field.name for field in dataclasses.fields(kind)]
         if not any(name in fields for name in names):
             return None
         return kind(**{name: fields.get(name, getattr(own, name)) for name in names})
 
-    bursts = {it.name: fields[it.name] for it in dataclasses.fields(BurstLoss) if it.name in fields}
+    bursts = {field.name: fields[field.name] for field in dataclasses.fields(BurstLoss) if field.name in fields}
     by_burst = fields.get("burst", 0.0) > 0 or fields.get("p", 0.0) > 0
     corrupt, survives = fields.get("corrupt", 0.0), fields.get("corrupt_survives", False)
     return Change(

@@ -36,7 +36,7 @@ def radius_class(length_m: float) -> RadiusClass:
     >>> radius_class(40e3).name, radius_class(120e3).name
     ('metro', 'metro')
     """
-    return next(each for each in RADIUS_CLASSES if length_m <= each.up_to_m)
+    return next(radius for radius in RADIUS_CLASSES if length_m <= radius.up_to_m)
 
 
 def bandwidth_delay_bytes(rate_bps: float, rtt_s: float) -> float:

@@ -63,10 +63,10 @@ def together(chances: Iterable[float]) -> float:
     >>> together([0.5, 0.0, 0.5])
     0.75
     """
-    found = [it for it in chances if it]
-    if len(found) <= 1:
-        return found[0] if found else 0.0
-    return 1.0 if 1.0 in found else -math.expm1(math.fsum(math.log1p(-it) for it in found))
+    positive = [chance for chance in chances if chance]
+    if len(positive) <= 1:
+        return positive[0] if positive else 0.0
+    return 1.0 if 1.0 in positive else -math.expm1(math.fsum(math.log1p(-chance) for chance in positive))
 
 
 def fold(own: Impairment, changes: Sequence[Named] = (), makers: Mapping[str, str] | None = None) -> Folded:
@@ -90,22 +90,24 @@ class _Fold:
 
     def result(self) -> Folded:
         own = self._own
-        dark = [name for name, it in self._changes if it.dark]
+        dark = [name for name, change in self._changes if change.dark]
         if dark:
             self._values.append(Value("dark", "no packet passes", tuple(dark)))
         delay_s = self._delay()
         jitter = self._jitter()
-        rate_bps = self._least("rate", own.rate_bps, [it.rate_bps for _, it in self._changes])
-        queue = self._newest("queue", own.queue_bytes, [it.queue_bytes for _, it in self._changes])
-        overhead = self._newest("overhead", own.overhead_bytes, [it.overhead_bytes for _, it in self._changes])
-        loss = self._chance("loss", 0.0 if own.chain else own.loss, [it.loss for _, it in self._changes])
+        rate_bps = self._least("rate", own.rate_bps, [change.rate_bps for _, change in self._changes])
+        queue = self._newest("queue", own.queue_bytes, [change.queue_bytes for _, change in self._changes])
+        overhead = self._newest("overhead", own.overhead_bytes, [change.overhead_bytes for _, change in self._changes])
+        loss = self._chance("loss", 0.0 if own.chain else own.loss, [change.loss for _, change in self._changes])
         bursts = self._bursts()
         own_caught, own_surviving = (0.0, own.corrupt) if own.corrupt_survives else (own.corrupt, 0.0)
-        caught = self._chance("corrupt", own_caught, [it.corrupt for _, it in self._changes])
-        surviving = self._chance("corrupt_survives", own_surviving, [it.corrupt_surviving for _, it in self._changes])
-        duplicate = self._chance("duplicate", own.duplicate, [it.duplicate for _, it in self._changes])
+        caught = self._chance("corrupt", own_caught, [change.corrupt for _, change in self._changes])
+        surviving = self._chance(
+            "corrupt_survives", own_surviving, [change.corrupt_surviving for _, change in self._changes]
+        )
+        duplicate = self._chance("duplicate", own.duplicate, [change.duplicate for _, change in self._changes])
         reordering = self._reordering()
-        largest = int(self._least("largest", own.largest_bytes, [it.largest_bytes for _, it in self._changes]))
+        largest = int(self._least("largest", own.largest_bytes, [change.largest_bytes for _, change in self._changes]))
         if surviving and caught:
             loss, caught = together([loss, caught]), 0.0
         if dark or loss >= 1.0:
@@ -127,30 +129,30 @@ class _Fold:
         return Folded(impairment, tuple(self._values), tuple(self._masked))
 
     def _delay(self) -> float:
-        base_s, maker = self._newest_of("delay", self._own.delay_s, [it.delay_s for _, it in self._changes])
-        extra = [(name, it.extra_s) for name, it in self._changes if it.extra_s]
-        delay_s = math.fsum([base_s, *(it for _, it in extra)])
+        base_s, maker = self._newest_of("delay", self._own.delay_s, [change.delay_s for _, change in self._changes])
+        extra = [(name, change.extra_s) for name, change in self._changes if change.extra_s]
+        delay_s = math.fsum([base_s, *(extra_s for _, extra_s in extra)])
         makers = dict.fromkeys([maker, *(name for name, _ in extra)])
         self._values.append(Value("delay", format_delay(delay_s, 4), tuple(makers)))
         return delay_s
 
     def _chance(self, key: str, own: float, stated: Sequence[float]) -> float:
         makers = [self._maker("corrupt" if key == "corrupt_survives" else key), *(name for name, _ in self._changes)]
-        found = [(name, it) for name, it in zip(makers, [own, *stated], strict=True) if it]
-        total = together(it for _, it in found)
-        if found:
+        positive = [(name, chance) for name, chance in zip(makers, [own, *stated], strict=True) if chance]
+        total = together(chance for _, chance in positive)
+        if positive:
             shown = text("corrupt" if key == "corrupt_survives" else key, total)
-            self._values.append(Value(key, shown, tuple(name for name, _ in found)))
+            self._values.append(Value(key, shown, tuple(name for name, _ in positive)))
         return total
 
     def _least(self, key: str, own: float, stated: Sequence[float]) -> float:
         """Return the least of the limits; 0 is none. Of several least ones the oldest made it."""
         makers = [name for name, _ in self._changes]
-        least = min((it for it in [own, *stated] if it), default=own)
+        least = min((limit for limit in [own, *stated] if limit), default=own)
         if least:
             named = zip([own, *stated], [self._maker(key), *makers], strict=True)
-            maker = next(name for it, name in named if it == least)
-            self._masked += [(name, key) for it, name in zip(stated, makers, strict=True) if it and name != maker]
+            maker = next(name for limit, name in named if limit == least)
+            self._masked += [(name, key) for limit, name in zip(stated, makers, strict=True) if limit and name != maker]
             self._values.append(Value(key, text(key, least), (maker,)))
         return least
 
@@ -163,40 +165,44 @@ class _Fold:
     def _bursts(self) -> BurstLoss | None:
         own = self._own
         mine = BurstLoss(own.loss, own.burst, own.p, own.r, own.h, own.k) if own.chain else None
-        bursts, maker = self._newest_of("burst", mine, [it.burst_loss for _, it in self._changes])
+        bursts, maker = self._newest_of("burst", mine, [change.burst_loss for _, change in self._changes])
         if bursts is not None:
             chain = bursts.chain
             # A chain that lets packets pass in its bad state has stays there, not runs of lost packets.
             runs = "runs" if chain.h == 0 and chain.k == 1 else "stays"
-            words = f"{text('loss', chain.mean_loss)} in {runs} of {chain.mean_burst:.4g}"
-            self._values.append(Value("burst", words, (maker,)))
+            shown = f"{text('loss', chain.mean_loss)} in {runs} of {chain.mean_burst:.4g}"
+            self._values.append(Value("burst", shown, (maker,)))
         return bursts
 
     def _jitter(self) -> Jitter:
         own = self._own
         mine = Jitter(own.jitter_s, own.jitter_distribution, own.jitter_correlation, own.jitter_reorders)
-        jitter, maker = self._newest_of("jitter", mine, [it.jitter for _, it in self._changes])
+        jitter, maker = self._newest_of("jitter", mine, [change.jitter for _, change in self._changes])
         if jitter.jitter_s or jitter is not mine:
-            words = f"{text('jitter', jitter.jitter_s)} {jitter.jitter_distribution}"
-            words += f", correlation {text('correlation', jitter.jitter_correlation)}" * bool(jitter.jitter_correlation)
-            words += ", reorders" * jitter.jitter_reorders
-            self._values.append(Value("jitter", words, (maker,)))
+            shown = f"{text('jitter', jitter.jitter_s)} {jitter.jitter_distribution}"
+            shown += f", correlation {text('correlation', jitter.jitter_correlation)}" * bool(jitter.jitter_correlation)
+            shown += ", reorders" * jitter.jitter_reorders
+            self._values.append(Value("jitter", shown, (maker,)))
         return jitter
 
     def _reordering(self) -> Reordering:
         mine = Reordering(self._own.reorder, self._own.reorder_by_s)
-        reordering, maker = self._newest_of("reorder", mine, [it.reordering for _, it in self._changes])
+        reordering, maker = self._newest_of("reorder", mine, [change.reordering for _, change in self._changes])
         if reordering.reorder or reordering is not mine:
-            words = f"{text('reorder', reordering.reorder)} by {text('reorder_by', reordering.reorder_by_s)}"
-            self._values.append(Value("reorder", words, (maker,)))
+            shown = f"{text('reorder', reordering.reorder)} by {text('reorder_by', reordering.reorder_by_s)}"
+            self._values.append(Value("reorder", shown, (maker,)))
         return reordering
 
     def _newest_of(self, key: str, own: V, stated: Sequence[V | None]) -> tuple[V, str]:
         """Return the newest of what is stated, else ``own``, with its maker. Older ones are masked, and so is nothing
         of the link's own: any fault may replace that."""
-        found = [(it, name) for it, (name, _) in zip(stated, self._changes, strict=True) if it is not None]
-        self._masked += [(name, key) for _, name in found[:-1]]
-        return found[-1] if found else (own, self._maker(key))
+        stated_values = [
+            (candidate, name)
+            for candidate, (name, _) in zip(stated, self._changes, strict=True)
+            if candidate is not None
+        ]
+        self._masked += [(name, key) for _, name in stated_values[:-1]]
+        return stated_values[-1] if stated_values else (own, self._maker(key))
 
     def _maker(self, key: str) -> str:
         """Return the maker of the link's own value."""

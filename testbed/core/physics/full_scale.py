@@ -66,9 +66,11 @@ def sentence(rates_bps: Iterable[float], scale: float, shown: Callable[[float], 
         return ""
     show = shown or (lambda rate: format_rate(rate, _DIGITS))
     pairs = [(show(rate), show(full_rate_bps(rate, scale))) for rate in rates[:MOST_RATES]]
-    told = ", ".join(f"{here} {'for' if more else 'stands for'} {full}" for more, (here, full) in enumerate(pairs))
-    told += ", and so on" if len(rates) > MOST_RATES else ""
-    return f"Scale {scale:g}: {told}; distance and latency are not scaled."
+    rates_text = ", ".join(
+        f"{here} {'for' if index else 'stands for'} {full}" for index, (here, full) in enumerate(pairs)
+    )
+    rates_text += ", and so on" if len(rates) > MOST_RATES else ""
+    return f"Scale {scale:g}: {rates_text}; distance and latency are not scaled."
 
 
 def of_program(scale: float) -> str:
@@ -89,7 +91,7 @@ def in_text(text: str, scale: float) -> str:
     """
     if scale == 1:
         return text
-    return _RATE.sub(lambda found: stands_for(parse_rate_bps(found[1]), scale, 6), text)
+    return _RATE.sub(lambda match: stands_for(parse_rate_bps(match[1]), scale, 6), text)
 
 
 def written(rate_bps: float, scale: float) -> str:

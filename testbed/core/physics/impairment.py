@@ -18,7 +18,7 @@ __all__ = [
     "MOST_DELAY_S",
     "MOST_RATE_BPS",
     "WIRE_OVERHEAD_BYTES",
-    "Direction",
+    "EmulatedDirection",
     "GilbertElliott",
     "Impairment",
 ]
@@ -210,8 +210,8 @@ class Impairment:
         if not 0 <= self.jitter_correlation < 1:
             yield f"correlation: {self.jitter_correlation:g} is out of range; expected 0 to below 1"
         if self.jitter_distribution not in DISTRIBUTIONS:
-            known = ", ".join(DISTRIBUTIONS)
-            yield f"distribution: unknown distribution {self.jitter_distribution!r} (available: {known})"
+            available = ", ".join(DISTRIBUTIONS)
+            yield f"distribution: unknown distribution {self.jitter_distribution!r} (available: {available})"
         if not 0 <= self.jitter_s <= MOST_DELAY_S:
             yield f"jitter: {self.jitter_s:g} s is out of range; expected 0 to {MOST_DELAY_S:g} s"
         if not 0 <= self.reorder_by_s <= MOST_DELAY_S:
@@ -256,7 +256,7 @@ class Impairment:
 
 
 @dataclass(frozen=True)
-class Direction:
+class EmulatedDirection:
     """One direction of a link for the emulator: in at ``ingress``, out at ``egress``, both in the plant.
 
     ``name`` is ``link:site``, with the site that the direction leads to. ``receiver`` is the interface of that site's

@@ -133,12 +133,12 @@ def judge(impairment: Impairment, mtu: int = 0) -> tuple[Misread, ...]:
 
     With the ``mtu`` of its link, in bytes, this includes a queue too small for a full packet.
     """
-    found = [Misread(key, why) for key, _, why in (it.partition(": ") for it in impairment.findings())]
+    mistakes = [Misread(key, why) for key, _, why in (finding.partition(": ") for finding in impairment.findings())]
     least = impairment.least_queue_bytes(mtu)
     if mtu and 0 < impairment.queue_bytes < least and impairment.rate_bps:
         why = f"{impairment.queue_bytes} B cannot hold a full packet, so none would pass; write at least {least} B"
-        found.append(Misread("queue", why))
-    return tuple(found)
+        mistakes.append(Misread("queue", why))
+    return tuple(mistakes)
 
 
 def read(written: Mapping[str, object], base: Impairment, mtu: int = 0) -> tuple[Impairment, tuple[Misread, ...]]:

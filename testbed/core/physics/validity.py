@@ -137,21 +137,24 @@ def check(fibers: Sequence[Fiber], scale: float, exchange: Exchange) -> tuple[Fi
     return tuple(finding for fiber in fibers for judge in _JUDGES for finding in judge(fiber, scale, exchange))
 
 
-def summary(findings: Sequence[Finding], more: str = "testbed show") -> tuple[str, ...]:
+def summary(findings: Sequence[Finding], see: str = "testbed show") -> tuple[str, ...]:
     """Return one line on the validity of the scale model, then the worst finding of each quantity that fails.
 
     ``more``: the command that shows all findings.
     """
     fails = _quantities(findings, FAILS)
-    biased = [it for it in _quantities(findings, BIASED) if it not in fails]
-    said = f"does not hold for {_listed(fails)}" if fails else "holds"
+    biased = [quantity for quantity in _quantities(findings, BIASED) if quantity not in fails]
+    outcome = f"does not hold for {_listed(fails)}" if fails else "holds"
     if biased:
-        said += f"{'; it has' if fails else ', with'} a known bias in {_listed(biased)} ({more})"
+        outcome += f"{'; it has' if fails else ', with'} a known bias in {_listed(biased)} ({see})"
     worst = (
-        max((it for it in findings if (it.quantity, it.verdict) == (quantity, FAILS)), key=lambda it: it.error)
+        max(
+            (finding for finding in findings if (finding.quantity, finding.verdict) == (quantity, FAILS)),
+            key=lambda finding: finding.error,
+        )
         for quantity in fails
     )
-    return (f"the scale model {said}", *map(str, worst))
+    return (f"the scale model {outcome}", *map(str, worst))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -161,7 +164,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _quantities(findings: Sequence[Finding], verdict: str) -> list[str]:
-    return list(dict.fromkeys(it.quantity for it in findings if it.verdict == verdict))
+    return list(dict.fromkeys(finding.quantity for finding in findings if finding.verdict == verdict))
 
 
 def rounds(pipe_packets: float, packets: float) -> int:

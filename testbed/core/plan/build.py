@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from netaddr import IPAddress, IPNetwork
 
-from testbed.core.physics.impairment import Direction
+from testbed.core.physics.impairment import EmulatedDirection
 from testbed.core.plan import routing
 from testbed.core.plan.addressing import (
     EXPORTER_PORT,
@@ -125,14 +125,14 @@ def build(topology: Topology, *, agents: bool = True, emulator: str = "fiberd", 
     return tuple(steps)
 
 
-def directions(topology: Topology) -> Iterator[Direction]:
+def directions(topology: Topology) -> Iterator[EmulatedDirection]:
     """Yield both directions of every link for the emulator."""
     for link in topology.links:
         a, b = topology.interfaces.ends(link.name)
         toward_b, toward_a = link.directions
         receiver = port if (port := topology.interfaces.of_link(link.name)) != link.name else ""
-        yield Direction(toward_b, a, b, link.impairment(toward_b), receiver)
-        yield Direction(toward_a, b, a, link.impairment(toward_a), receiver)
+        yield EmulatedDirection(toward_b, a, b, link.impairment(toward_b), receiver)
+        yield EmulatedDirection(toward_a, b, a, link.impairment(toward_a), receiver)
 
 
 def ranks(topology: Topology) -> tuple[Rank, ...]:
@@ -217,7 +217,7 @@ def _links(topology: Topology, net: Addressing) -> Iterator[Step]:
                 link.mtu,
             )
             index += 1
-            other = link.between[1 - link.between.index(site)]
+            other = link.other_end(site)
             for own, remote, length in zip(net.link_end(link, site), net.link_end(link, other), (31, 127), strict=True):
                 yield Address(gateway, port, f"{own}/{length}", (str(remote), net.link_mac(link, other)))
 

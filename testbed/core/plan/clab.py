@@ -137,11 +137,11 @@ def _defaults(name: str, image: str, version: str) -> CommentedMap:
 
 def _by_node(plan: Plan) -> dict[str, list[Step]]:
     """Return the Steps that create each node or belong to it, in the order of the plan."""
-    found: dict[str, list[Step]] = defaultdict(list)
+    steps_by_node: dict[str, list[Step]] = defaultdict(list)
     for step in plan:
         for node in dict.fromkeys((*step.holds, *step.within)):
-            found[node].append(step)
-    return found
+            steps_by_node[node].append(step)
+    return steps_by_node
 
 
 def _node(
@@ -178,13 +178,13 @@ def _node(
 
 
 def _sysctls(steps: Iterable[Step], absent: frozenset[str]) -> CommentedMap:
-    found = CommentedMap()
+    sysctls = CommentedMap()
     for step in steps:
         if isinstance(step, Sysctls):
             for key, value in step.values:
                 if key not in absent:
-                    found[key.replace(".", "\0").replace("/", ".").replace("\0", "/")] = value
-    return found
+                    sysctls[key.replace(".", "\0").replace("/", ".").replace("\0", "/")] = value
+    return sysctls
 
 
 def _commands(node: str, steps: Iterable[Step]) -> list[str]:
@@ -207,7 +207,7 @@ def _commands(node: str, steps: Iterable[Step]) -> list[str]:
         elif isinstance(step, Route):
             commands.append(_route(step))
         elif isinstance(step, Veth):
-            for end in (it for it in (step.a, step.b) if it.namespace == node):
+            for end in (interface_end for interface_end in (step.a, step.b) if interface_end.namespace == node):
                 # containerlab sets both ends of a link up; a fiber must stay dark until an emulator forwards its
                 # packets.
                 if not end.up:

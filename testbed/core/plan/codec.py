@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from testbed.core.physics.change import change_from_dict, change_to_dict
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.core.plan.properties import Calibrated, Carrier, Changed, Paused, Shape, Slowed, Throttled
 from testbed.core.plan.resources import (
     Address,
@@ -73,7 +73,7 @@ def to_dict(step: Step) -> dict[str, Any]:
 
 
 _LATER: Final = frozenset({"alternative", "receiver"})
-"""Fields of an End and of a Direction that older versions lack; left out where they are empty."""
+"""Fields of an End and of an EmulatedDirection that older versions lack; left out where they are empty."""
 
 
 class _Build:
@@ -90,11 +90,13 @@ class _Build:
         if name == "change":
             return change_from_dict(value)
         if name == "directions":
-            return tuple(Direction(**{**it, "impairment": Impairment(**it["impairment"])}) for it in value)
+            return tuple(
+                EmulatedDirection(**{**fields, "impairment": Impairment(**fields["impairment"])}) for fields in value
+            )
         if name == "ranks":
-            return tuple(Rank(**it) if isinstance(it, Mapping) else it for it in value)
+            return tuple(Rank(**rank) if isinstance(rank, Mapping) else rank for rank in value)
         if isinstance(value, list):
-            return tuple(tuple(it) if isinstance(it, list) else it for it in value)
+            return tuple(tuple(nested) if isinstance(nested, list) else nested for nested in value)
         return value
 
 
@@ -111,4 +113,4 @@ def plan_to_list(plan: Plan) -> list[dict[str, Any]]:
 
 def plan_from_list(data: Iterable[Mapping[str, Any]]) -> Plan:
     """The plan that :func:`plan_to_list` wrote. Raises as :func:`from_dict`."""
-    return tuple(from_dict(it) for it in data)
+    return tuple(from_dict(fields) for fields in data)

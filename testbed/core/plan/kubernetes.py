@@ -96,7 +96,7 @@ class Request:
     """
 
     name: str
-    words: Sequence[str]
+    arguments: Sequence[str]
     files: Sequence[CarriedFile]
     image: str
     claim: str
@@ -104,11 +104,14 @@ class Request:
     version: str
 
 
-def default_name(what: str, words: Iterable[str], files: Iterable[CarriedFile]) -> str:
-    """Return a DNS-1123 label for a run: readable, and another one for other words or other files."""
+def default_name(what: str, arguments: Iterable[str], files: Iterable[CarriedFile]) -> str:
+    """Return a DNS-1123 label for a run: readable, and another one for other arguments or other files."""
     digest = hashlib.sha256()
-    for each in (*(it.encode() for it in words), *(part for it in files for part in (it.path.encode(), it.content))):
-        digest.update(len(each).to_bytes(8, "big") + each)
+    for content in (
+        *(argument.encode() for argument in arguments),
+        *(part for file in files for part in (file.path.encode(), file.content)),
+    ):
+        digest.update(len(content).to_bytes(8, "big") + content)
     readable = re.sub("[^a-z0-9]+", "-", what.lower()).strip("-")[:40].strip("-")
     return "-".join(filter(None, (LABEL, readable, digest.hexdigest()[:8])))
 
@@ -134,12 +137,12 @@ def render(request: Request) -> str:
     """Return the YAML documents of a run. Raises UserError for names or words that Kubernetes has no place for."""
     refuse_bad_name("--name", request.name)
     refuse_bad_name("--claim", request.claim)
-    for word in (*request.words, *(it.path for it in request.files)):
+    for word in (*request.arguments, *(file.path for file in request.files)):
         if any("\ud800" <= character <= "\udfff" for character in word):
             raise UserError(f"expected words and file names in UTF-8, got {shown(word)}; rename the file")
-    size = sum(len(it.content) for it in request.files)
+    size = sum(len(file.content) for file in request.files)
     if size > MOST_BYTES:
-        largest = max(request.files, key=lambda it: len(it.content))
+        largest = max(request.files, key=lambda file: len(file.content))
         raise too_large(largest.path, len(largest.content))
     keys = _keys(request.files)
     documents = [_config_map(request, keys)] if request.files else []
@@ -157,10 +160,10 @@ def render(request: Request) -> str:
 def _keys(files: Sequence[CarriedFile]) -> dict[str, str]:
     """Return the key in the ConfigMap of each file by its path: its name, if that is a key that is free."""
     keys: dict[str, str] = {}
-    for number, each in enumerate(files):
-        name = each.path.rpartition("/")[2]
+    for number, file in enumerate(files):
+        name = file.path.rpartition("/")[2]
         free = _KEY.fullmatch(name) and not name.startswith(("file-", "..")) and name != "."
-        keys[each.path] = name if free and name not in keys.values() else f"file-{number}"
+        keys[file.path] = name if free and name not in keys.values() else f"file-{number}"
     return keys
 
 
@@ -178,14 +181,14 @@ def _config_map(request: Request, keys: Mapping[str, str]) -> dict[str, Any]:
     document: dict[str, Any] = {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(request), "immutable": True,
     }  # fmt: skip
-    for each in request.files:
+    for file in request.files:
         try:
-            text = each.content.decode()
+            text = file.content.decode()
         except UnicodeDecodeError:
-            encoded = base64.b64encode(each.content).decode()
-            document.setdefault("binaryData", {})[_quoted(keys[each.path])] = _quoted(encoded)
+            encoded = base64.b64encode(file.content).decode()
+            document.setdefault("binaryData", {})[_quoted(keys[file.path])] = _quoted(encoded)
         else:
-            document.setdefault("data", {})[_quoted(keys[each.path])] = _text(text)
+            document.setdefault("data", {})[_quoted(keys[file.path])] = _text(text)
     return document
 
 
@@ -222,11 +225,11 @@ def _pod(request: Request, keys: Mapping[str, str]) -> dict[str, Any]:
     if request.files:
         mounts.append({"name": "files", "mountPath": FOLDER, "readOnly": True})
         items = [
-            {"key": _quoted(keys[it.path]), "path": _quoted(it.path)} | ({"mode": 0o755} if it.executable else {})
-            for it in request.files
+            {"key": _quoted(keys[file.path]), "path": _quoted(file.path)} | ({"mode": 0o755} if file.executable else {})
+            for file in request.files
         ]
         volumes.append({"name": "files", "configMap": {"name": _quoted(request.name), "items": items}})
-    words = ["testbed", *request.words]
+    arguments = ["testbed", *request.arguments]
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _GRACE_S,
@@ -249,7 +252,7 @@ def _pod(request: Request, keys: Mapping[str, str]) -> dict[str, Any]:
                 "name": "run",
                 "image": _quoted(request.image),
                 "command": ["sh", "-c", _quoted(_START), "sh"],
-                "args": [_quoted(_unexpanded(it)) for it in words],
+                "args": [_quoted(_unexpanded(argument)) for argument in arguments],
                 "env": [{"name": "TESTBED_RUNS", "value": "/runs"}],
                 **({"workingDir": FOLDER} if request.files else {}),
                 # No limits: a limit of CPU would throttle ranks, which would look like a slow network.
@@ -287,7 +290,7 @@ def _quoted(text: str) -> DoubleQuotedScalarString:
 def _text(text: str) -> str:
     """Return a file's text as a block if it survives that, else quoted."""
     lines = text.split("\n")
-    plain = all(it.isprintable() and it == it.rstrip() for it in lines)
+    plain = all(line.isprintable() and line == line.rstrip() for line in lines)
     if plain and len(lines) > 1 and lines[-1] == "" and lines[0][:1].strip() and lines[-2]:
         block: str = LiteralScalarString(text)
         return block

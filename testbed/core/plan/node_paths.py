@@ -43,12 +43,12 @@ def inside(topology: Topology, nodes: Mapping[str, str]) -> NodePath:
     All sites are built alike, so one stands for all. ``nodes``: the node to send from, of each site.
     """
     net = Addressing(topology)
-    site = next((it for it in topology.sites if it.nodes > 1 and it.name in nodes), None)
+    site = next((candidate for candidate in topology.sites if candidate.nodes > 1 and candidate.name in nodes), None)
     if site is None:
-        site = next(it for it in topology.sites if it.name in nodes)
+        site = next(candidate for candidate in topology.sites if candidate.name in nodes)
         other, address = site.gateway, net.gateway(site.name)[0]
     else:
-        other = next(it for it in site.node_names if it != nodes[site.name])
+        other = next(node for node in site.node_names if node != nodes[site.name])
         address = net.node(other)[0]
     here = nodes[site.name]
     return NodePath("inside", here, str(net.node(here)[0]), other, str(address))

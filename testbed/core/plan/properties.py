@@ -33,8 +33,8 @@ class Carrier(Property):
 
     def folded(self, in_force: Sequence[Property]) -> Property:
         """Return the port as down if any owner takes it down: one cut darkens the fiber, whatever began later."""
-        ports = [it for it in in_force if isinstance(it, Carrier)]
-        return Carrier(self.namespace, self.interface, all(it.up for it in ports))
+        ports = [effect for effect in in_force if isinstance(effect, Carrier)]
+        return Carrier(self.namespace, self.interface, all(port.up for port in ports))
 
     @property
     def within(self) -> tuple[str, ...]:
@@ -61,10 +61,10 @@ class Shape(Property):
         return ("shape", self.direction)
 
     def __str__(self) -> str:
-        it = self.impairment
+        impairment = self.impairment
         return (
-            f"shape {self.direction} delay {it.delay_s * 1e6:g} us rate {it.rate_bps / 1e6:g} Mb/s "
-            f"queue {it.queue_bytes} B loss {it.loss:g}"
+            f"shape {self.direction} delay {impairment.delay_s * 1e6:g} us rate {impairment.rate_bps / 1e6:g} Mb/s "
+            f"queue {impairment.queue_bytes} B loss {impairment.loss:g}"
         )
 
     def folded(self, in_force: Sequence[Property]) -> Property:
@@ -100,15 +100,15 @@ def fold_of(in_force: Sequence[tuple[str, Property]]) -> Folded:
     for name, step in in_force:
         if isinstance(step, Shape):
             before, own = own, step.impairment
-            fields = (it.name for it in dataclasses.fields(own))
-            makers |= {it: name for it in fields if getattr(own, it) != getattr(before, it)}
+            fields = (field.name for field in dataclasses.fields(own))
+            makers |= {field: name for field in fields if getattr(own, field) != getattr(before, field)}
     return fold(own, [(name, step.change) for name, step in in_force if isinstance(step, Changed)], makers)
 
 
 def _shape(direction: str, in_force: Sequence[Property]) -> Shape:
-    shapes = [it for it in in_force if isinstance(it, Shape | Changed)]
-    impairment = fold_of([(str(number), it) for number, it in enumerate(shapes)]).impairment
-    return Shape(direction, impairment, any(it.flush for it in shapes))
+    shapes = [effect for effect in in_force if isinstance(effect, Shape | Changed)]
+    impairment = fold_of([(str(number), shape) for number, shape in enumerate(shapes)]).impairment
+    return Shape(direction, impairment, any(shape.flush for shape in shapes))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.core.physics.impairment import Direction
+from testbed.core.physics.impairment import EmulatedDirection
 from testbed.core.plan.step import Step
 
 LABEL: Final = "testbed"
@@ -216,13 +216,13 @@ class Fibers(Step):
     """The emulator of all directions, in the namespace ``plant``: ``fiberd``, a process, or ``netem``, the kernel."""
 
     plant: str
-    directions: tuple[Direction, ...]
+    directions: tuple[EmulatedDirection, ...]
     seed: int = 0
     emulator: str = "fiberd"
 
     def __str__(self) -> str:
         return f"fibers in {self.plant}: " + ", ".join(
-            f"{it.name} {it.ingress} > {it.egress}" for it in self.directions
+            f"{direction.name} {direction.ingress} > {direction.egress}" for direction in self.directions
         )
 
 

@@ -11,7 +11,6 @@ continue over the others, by the kernel itself.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -19,6 +18,8 @@ from functools import lru_cache
 
 from testbed.core.plan.addressing import LAB_V4, LAB_V6, Addressing
 from testbed.core.plan.resources import Route
+from testbed.core.topology.direction import Direction
+from testbed.core.topology.graph import ShortestPaths
 from testbed.core.topology.model import Link, Site, Topology
 
 LAST_RESORT_METRIC = 4_294_967_295
@@ -52,7 +53,7 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
         return ()
     # `lit` is the map for routing: links with protection `none` count as up even if they are down.
     plan, lit = _at_rest(topology), _Map(topology, dark)
-    found: list[tuple[str, float, list[Route]]] = []
+    routed: list[tuple[str, float, list[Route]]] = []
     for site in topology.sites:
         for remote in topology.sites:
             if remote.name == site.name:
@@ -62,46 +63,46 @@ def detours(topology: Topology, dark: frozenset[str]) -> tuple[Route, ...]:
                 continue
             by_itself, wanted = ways, lit.downhill(site.name, remote.name)
             if topology.routing != "multipath":
-                by_itself, wanted = [it for it in ways if it.name not in gone][:1], wanted[:1]
+                by_itself, wanted = [link for link in ways if link.name not in gone][:1], wanted[:1]
             # A kernel skips a route whose link is down for one that may loop: never install such a route.
-            by_itself, wanted = ([it for it in some if it.name not in gone] for some in (by_itself, wanted))
+            by_itself, wanted = ([link for link in some if link.name not in gone] for some in (by_itself, wanted))
             if wanted != by_itself:
                 distance = lit.distance(site.name, remote.name)
-                found.append((remote.name, distance, list(plan.route(site, remote, wanted, DETOUR_METRIC))))
+                routed.append((remote.name, distance, list(plan.route(site, remote, wanted, DETOUR_METRIC))))
     # One destination after the other, and for each the nearest gateways first: then no route leads to a gateway that
     # still routes back (the order of RFC 6976), and no destination waits for all others. Undo runs in reverse.
-    return tuple(route for _, _, some in sorted(found, key=lambda it: it[:2]) for route in some)
+    return tuple(route for _, _, some in sorted(routed, key=lambda route_of: route_of[:2]) for route in some)
 
 
-def path(topology: Topology, here: str, there: str) -> tuple[frozenset[str], ...] | None:
+def path(topology: Topology, here: str, there: str) -> tuple[frozenset[Direction], ...] | None:
     """Return the directions (``link:site``) that flows from one site to another take in a healthy lab, hop by hop.
 
     A hop is several directions where flows are spread over links between the same two sites. None if there is no path,
     or if flows may take paths over different sites.
     """
-    found: list[frozenset[str]] = []
+    hops: list[frozenset[Direction]] = []
     for onward in _hops(_at_rest(topology), topology, here, there):
-        if len({direction.rpartition(":")[2] for direction in onward}) != 1:
+        if len({direction.head for direction in onward}) != 1:
             return None
-        found.append(onward)
-    arrives = here == there or (found and all(it.endswith(f":{there}") for it in found[-1]))
-    return tuple(found) if arrives else None
+        hops.append(onward)
+    arrives = here == there or (hops and all(direction.head == there for direction in hops[-1]))
+    return tuple(hops) if arrives else None
 
 
-def paths(topology: Topology) -> dict[tuple[str, str], tuple[frozenset[str], ...]]:
+def paths(topology: Topology) -> dict[tuple[str, str], tuple[frozenset[Direction], ...]]:
     """Return :func:`path` of each two sites; where flows may take paths over different sites, the shortest one."""
     plan, names = _at_rest(topology), [site.name for site in topology.sites]
     pairs = itertools.permutations(names, 2)
     return {(here, there): tuple(_hops(plan, topology, here, there)) for here, there in pairs}
 
 
-def _hops(plan: _AtRest, topology: Topology, here: str, there: str) -> Iterator[frozenset[str]]:
+def _hops(plan: _AtRest, topology: Topology, here: str, there: str) -> Iterator[frozenset[Direction]]:
     """Yield the directions of each hop, and go on over those of the first one."""
     site = here
     while site != there and (ways := plan.ways[site, there]):
-        after = _other(ways[0], site)
+        after = ways[0].other_end(site)
         onward = ways if topology.routing == "multipath" else ways[:1]
-        yield frozenset(f"{link.name}:{_other(link, site)}" for link in onward)
+        yield frozenset(link.from_site(site) for link in onward)
         site = after
 
 
@@ -117,10 +118,11 @@ class _AtRest:
             for there in names
             if here != there
         }
-        self._networks = {name: tuple(str(it) for it in net.site_networks(name)) for name in names}
+        self._networks = {name: tuple(str(network) for network in net.site_networks(name)) for name in names}
         self._hops = {
             (link.name, site): tuple(
-                (str(it), topology.interfaces.of_link(link.name)) for it in net.link_end(link, _other(link, site))
+                (str(address), topology.interfaces.of_link(link.name))
+                for address in net.link_end(link, link.other_end(site))
             )
             for link in topology.links
             for site in link.between
@@ -168,18 +170,21 @@ class _Map:
             if link.name not in dark:
                 for site in link.between:
                     self._links[site].append(link)
-        self._distance = {site: self._from(site) for site in self._links}
+        edges = {
+            site: [(link.other_end(site), link.length_m, link) for link in links] for site, links in self._links.items()
+        }
+        self._paths = {site: ShortestPaths(site, edges) for site in self._links}
 
     def distance(self, site: str, remote: str) -> float:
         """Return the distance in metres; infinite if unreachable."""
-        return self._distance[site].get(remote, math.inf)
+        return self._paths[site].length(remote)
 
     def still_shortest(self, site: str, remote: str, link: Link, dark: frozenset[str]) -> bool:
         """Return whether the best link of the healthy lab is certainly still the best; False if in doubt."""
         if self.multipath or link.name in dark:
             return False
-        onward = self._distance[_other(link, site)].get(remote, math.inf)
-        return link.length_m + onward == self._distance[site].get(remote)
+        distance = self.distance(site, remote)
+        return distance < math.inf and link.length_m + self.distance(link.other_end(site), remote) == distance
 
     def ways(self, site: str, remote: str) -> list[Link]:
         """Return the links of ``site`` that its gateway may use toward ``remote``, best first.
@@ -190,37 +195,20 @@ class _Map:
         """
         if self.multipath:
             return self.downhill(site, remote)
-        here = self._distance[site].get(remote, math.inf)
+        here = self.distance(site, remote)
         return self._ranked(site, remote, lambda onward, back: onward < back + here)
 
     def downhill(self, site: str, remote: str) -> list[Link]:
         """Return the links of ``site`` to neighbours nearer to ``remote``, best first; empty if unreachable."""
-        here = self._distance[site].get(remote, -math.inf)
+        here = self.distance(site, remote)
         return self._ranked(site, remote, lambda onward, back: onward < here)
 
     def _ranked(self, site: str, remote: str, fit: Callable[[float, float], bool]) -> list[Link]:
         """Return links whose neighbour's distances (to ``remote``, back to ``site``) satisfy ``fit``, best first."""
-        found: list[tuple[float, Link]] = []
+        ranked: list[tuple[float, Link]] = []
         for link in self._links[site]:
-            distance = self._distance[_other(link, site)]
-            onward = distance.get(remote, math.inf)
-            if fit(onward, distance[site]):
-                found.append((link.length_m + onward, link))
-        return [link for _, link in sorted(found, key=lambda way: way[0])]  # stable: file order among equals
-
-    def _from(self, origin: str) -> dict[str, float]:
-        """Return the distances from ``origin`` to all reachable sites (Dijkstra)."""
-        found: dict[str, float] = {}
-        waiting = [(0.0, origin)]
-        while waiting:
-            metres, site = heapq.heappop(waiting)
-            if site in found:
-                continue
-            found[site] = metres
-            for link in self._links[site]:
-                heapq.heappush(waiting, (metres + link.length_m, _other(link, site)))
-        return found
-
-
-def _other(link: Link, site: str) -> str:
-    return link.between[1 - link.between.index(site)]
+            neighbor = link.other_end(site)
+            onward = self.distance(neighbor, remote)
+            if fit(onward, self.distance(neighbor, site)):
+                ranked.append((link.length_m + onward, link))
+        return [link for _, link in sorted(ranked, key=lambda way: way[0])]  # stable: file order among equals

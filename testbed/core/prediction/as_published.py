@@ -51,11 +51,11 @@ class Published:
         """Return the layers that each step of a cycle sends, from 0, in the order of the backward pass."""
         if self.fragments is None:
             return {self.every - 1: list(reversed(range(self.layers)))}
-        found: dict[int, list[int]] = {}
+        layers_by_step: dict[int, list[int]] = {}
         for fragment in range(self.fragments):
             step = round(self.every * fragment / self.fragments) % self.every
-            found.setdefault(step, []).extend(range(fragment, self.layers, self.fragments))
-        return {step: sorted(layers, reverse=True) for step, layers in found.items()}
+            layers_by_step.setdefault(step, []).extend(range(fragment, self.layers, self.fragments))
+        return {step: sorted(layers, reverse=True) for step, layers in layers_by_step.items()}
 
 
 def simulate_published(of: Published) -> Simulated:

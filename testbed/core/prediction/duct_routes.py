@@ -46,8 +46,8 @@ class DuctRoutes:
             duct: availability(failure_rate_hz(route_m=metres, cuts_per_1000_km_year=cuts_per_1000_km_year), repair_s)
             for duct, metres in self.lengths_m.items()
         }
-        found = [RouteAvailability(pair, len(routes), route_availability(routes, up)) for pair, routes in self.pairs]
-        return min(found, key=lambda it: it.share)
+        pairs = [RouteAvailability(pair, len(routes), route_availability(routes, up)) for pair, routes in self.pairs]
+        return min(pairs, key=lambda pair: pair.share)
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def duct_routes(topology: Topology) -> DuctRoutes:
 
 
 def _routes(fibers: Fibers, one: str, other: str) -> tuple[frozenset[str], ...]:
-    found: list[frozenset[str]] = []
+    minimal: list[frozenset[str]] = []
     for ducts in itertools.islice(fibers.routes(one, other), MOST_ROUTES):
-        if not any(it <= ducts for it in found):
-            found = [*(it for it in found if not ducts <= it), ducts]
-    return tuple(found)
+        if not any(route <= ducts for route in minimal):
+            minimal = [*(route for route in minimal if not ducts <= route), ducts]
+    return tuple(minimal)
 
 
 def single_route(length_m: float) -> DuctRoutes:

@@ -14,7 +14,7 @@ from testbed.core.prediction.simulator import Simulated
 __all__ = ["FABRIC", "PATH_CLASSES", "Power", "StepEnergy", "bits_by_class", "exchange_j", "waiting_j"]
 
 FABRIC: Final = "fabric"
-PATH_CLASSES: Final = (FABRIC, *(it.name for it in RADIUS_CLASSES))
+PATH_CLASSES: Final = (FABRIC, *(radius.name for radius in RADIUS_CLASSES))
 """Classes of paths: inside a site, and fibers by their length (``core/physics/facts.py``)."""
 
 
@@ -34,13 +34,13 @@ def waiting_j(exposed_s: float, ranks: int, idle_watts: float) -> float:
 
 def bits_by_class(job: Job, simulated: Simulated) -> dict[str, float]:
     """Return the bits of a step at full scale by class of path: of each fiber and direction, and inside the sites."""
-    found: dict[str, float] = {}
+    bits_by_path: dict[str, float] = {}
     for lane, byte_count in simulated.lane_bytes.items():
         metres = job.network.lengths_m.get(lane)
         path = FABRIC if metres is None else radius_class(metres).name
         if byte_count:
-            found[path] = found.get(path, 0.0) + 8 * byte_count * job.scale
-    return found
+            bits_by_path[path] = bits_by_path.get(path, 0.0) + 8 * byte_count * job.scale
+    return bits_by_path
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Power:
     def mistakes(self) -> list[str]:
         """Return what is impossible, by option."""
         wrong = [
-            f"--joules-per-bit: unknown class of path '{it}' (available: {', '.join(PATH_CLASSES)})"
-            for it in self.by_class
-            if it not in PATH_CLASSES
+            f"--joules-per-bit: unknown class of path '{path}' (available: {', '.join(PATH_CLASSES)})"
+            for path in self.by_class
+            if path not in PATH_CLASSES
         ]
         given = (self.joules_per_bit or 0.0, self.idle_watts, *self.by_class.values())
-        if not all(0 <= it < math.inf for it in given):
+        if not all(0 <= amount < math.inf for amount in given):
             wrong.append("--joules-per-bit and --idle-watts must be 0 or more, and finite")
         return wrong
 
@@ -83,11 +83,11 @@ class Power:
         """Return the classes of ``bits`` that have no joules, where some have."""
         if self.joules_per_bit is not None or not self.by_class:
             return []
-        return [it for it in bits if it not in self.by_class and it != FABRIC]
+        return [path for path in bits if path not in self.by_class and path != FABRIC]
 
     def step(self, job: Job, simulated: Simulated) -> StepEnergy:
         """Return the joules of a step."""
         default, bits = self.joules_per_bit or 0.0, bits_by_class(job, simulated)
-        of = {it: self.by_class.get(it, 0.0 if it == FABRIC else default) for it in bits}
-        joules = {it: exchange_j({it: amount}, of) for it, amount in bits.items()}
+        of = {path: self.by_class.get(path, 0.0 if path == FABRIC else default) for path in bits}
+        joules = {path: exchange_j({path: amount}, of) for path, amount in bits.items()}
         return StepEnergy(joules, waiting_j(simulated.parts.total_s, job.ranks, self.idle_watts))

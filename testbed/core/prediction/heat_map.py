@@ -38,28 +38,28 @@ class HeatMap:
     labels: tuple[tuple[str, ...], ...]
 
 
-def svg(it: HeatMap) -> str:
+def svg(heat_map: HeatMap) -> str:
     """Return the map as an SVG document that needs nothing else, readable in print and by colour-blind people."""
-    notes = it.note.split("\n")
-    width = max(MARGIN_LEFT + CELL_W * len(it.columns) + 20, 40 + CHARACTER_W * max(map(len, notes)))
-    height = MARGIN_TOP + CELL_H * len(it.rows) + MARGIN_BOTTOM + NOTE_H * (len(notes) - 1)
+    notes = heat_map.note.split("\n")
+    width = max(MARGIN_LEFT + CELL_W * len(heat_map.columns) + 20, 40 + CHARACTER_W * max(map(len, notes)))
+    height = MARGIN_TOP + CELL_H * len(heat_map.rows) + MARGIN_BOTTOM + NOTE_H * (len(notes) - 1)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-        f' font-family="sans-serif" font-size="13" role="img" aria-label="{escape(it.title)}">',
+        f' font-family="sans-serif" font-size="13" role="img" aria-label="{escape(heat_map.title)}">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        _text(20, 24, it.title, size=15, weight="bold"),
-        _text(MARGIN_LEFT, 48, f"{it.column_axis} \u2192", fill="#555"),
-        _text(20, MARGIN_TOP - 8, f"{it.row_axis} \u2193", fill="#555"),
+        _text(20, 24, heat_map.title, size=15, weight="bold"),
+        _text(MARGIN_LEFT, 48, f"{heat_map.column_axis} \u2192", fill="#555"),
+        _text(20, MARGIN_TOP - 8, f"{heat_map.row_axis} \u2193", fill="#555"),
     ]
-    for column, name in enumerate(it.columns):
+    for column, name in enumerate(heat_map.columns):
         parts.append(_text(MARGIN_LEFT + CELL_W * (column + 0.5), MARGIN_TOP - 8, name, anchor="middle"))
-    for row, name in enumerate(it.rows):
+    for row, name in enumerate(heat_map.rows):
         top = MARGIN_TOP + CELL_H * row
         parts.append(_text(MARGIN_LEFT - 10, top + CELL_H * 0.62, name, anchor="end"))
-        for column, (share, label) in enumerate(zip(it.shares[row], it.labels[row], strict=True)):
+        for column, (share, label) in enumerate(zip(heat_map.shares[row], heat_map.labels[row], strict=True)):
             left = MARGIN_LEFT + CELL_W * column
             fill, ink = _colours(share)
-            where = f"{it.row_axis} {name}, {it.column_axis} {it.columns[column]}: {label}"
+            where = f"{heat_map.row_axis} {name}, {heat_map.column_axis} {heat_map.columns[column]}: {label}"
             parts.append(
                 f'<rect x="{left}" y="{top}" width="{CELL_W - 2}" height="{CELL_H - 2}" fill="{fill}">'
                 f"<title>{escape(where)}</title></rect>"
@@ -70,12 +70,12 @@ def svg(it: HeatMap) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def html_page(it: HeatMap) -> str:
+def html_page(heat_map: HeatMap) -> str:
     """Return the map in a page of its own."""
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(it.title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(heat_map.title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<style>body{margin:1rem;overflow-x:auto}</style></head>\n<body>\n" + svg(it) + "</body></html>\n"
+        "<style>body{margin:1rem;overflow-x:auto}</style></head>\n<body>\n" + svg(heat_map) + "</body></html>\n"
     )
 
 
@@ -86,7 +86,7 @@ def _colours(share: float | None) -> tuple[str, str]:
     share = min(1.0, max(0.0, share))
     light, dark = (239, 243, 255), (8, 48, 107)
     mixed = [round(low + (high - low) * share) for low, high in zip(light, dark, strict=True)]
-    return "#" + "".join(f"{it:02x}" for it in mixed), "#ffffff" if share > 0.5 else "#111111"
+    return "#" + "".join(f"{channel:02x}" for channel in mixed), "#ffffff" if share > 0.5 else "#111111"
 
 
 def _text(

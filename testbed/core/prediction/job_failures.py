@@ -113,26 +113,26 @@ class UnderFailures:
 
     @property
     def synchronous(self) -> float:
-        it = self.failures
+        failures = self.failures
         if math.isinf(self.interval_s):
             return self.outcome.utilization
         return goodput_synchronous(
-            self.outcome.utilization, it.checkpoint_s, self.interval_s, it.restart_s, self.mtbf_s
+            self.outcome.utilization, failures.checkpoint_s, self.interval_s, failures.restart_s, self.mtbf_s
         )
 
     def by_events(self) -> float | None:
         """Return ``synchronous`` by events, a checkpoint after a whole number of steps; None if it hardly ever ends."""
-        it, mtbf_s = self.failures, self.mtbf_s
-        if math.isinf(mtbf_s) or self.interval_s + it.checkpoint_s + it.restart_s > 3 * mtbf_s:
+        failures, mtbf_s = self.failures, self.mtbf_s
+        if math.isinf(mtbf_s) or self.interval_s + failures.checkpoint_s + failures.restart_s > 3 * mtbf_s:
             return None
         interval_s = max(1, round(self.interval_s / self.outcome.step_s)) * self.outcome.step_s
         if interval_s > 3 * mtbf_s:
             return None
-        found = simulate_failures(
-            EVENT_INTERVALS * interval_s, checkpoint_s=it.checkpoint_s, interval_s=interval_s, restart_s=it.restart_s,
-            mtbf_s=mtbf_s, seed=1,
+        simulated = simulate_failures(
+            EVENT_INTERVALS * interval_s, checkpoint_s=failures.checkpoint_s, interval_s=interval_s,
+            restart_s=failures.restart_s, mtbf_s=mtbf_s, seed=1,
         )  # fmt: skip
-        return self.outcome.utilization * found.goodput
+        return self.outcome.utilization * simulated.goodput
 
     @property
     def elastic(self) -> float:
@@ -150,9 +150,9 @@ class UnderFailures:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, in seconds and shares."""
-        it, routes = self.failures, self.failures.routes_of(self.job)
-        rates = it.rates_hz(self.job)
-        worst = routes.availability(it.cuts_per_1000_km_year, it.repair_s)
+        failures, routes = self.failures, self.failures.routes_of(self.job)
+        rates = failures.rates_hz(self.job)
+        worst = routes.availability(failures.cuts_per_1000_km_year, failures.repair_s)
         return {
             "mtbf_s": self.mtbf_s,
             "failures_per_year": {cause: rate * YEAR_S for cause, rate in rates.items()},
@@ -161,7 +161,7 @@ class UnderFailures:
             "goodput_synchronous_by_events": self.by_events(),
             "goodput_elastic": self.elastic,
             "goodput_decoupled": self.decoupled,
-            "cuts_per_year": routes.total_m() / 1e6 * it.cuts_per_1000_km_year,
+            "cuts_per_year": routes.total_m() / 1e6 * failures.cuts_per_1000_km_year,
             "route_availability": worst.share,
             "route_down_s_per_year": (1 - worst.share) * YEAR_S,
             "routes": worst.routes,

@@ -278,12 +278,12 @@ class LibraryCosts:
     def lanes(self, exchange: Exchange) -> dict[str, float]:
         """Return the seconds for which each lane sends once: directions of fibers, and fabrics by their site."""
         moved = self._moved(exchange)
-        found = {
+        lane_bytes = {
             lane: 8 * byte_count / rate_bps
             for lane, byte_count in moved.lanes.items()
             if math.isfinite(rate_bps := self.network.rates_bps.get(lane, math.inf))
         }
-        return found | {
+        return lane_bytes | {
             site: 8 * byte_count / self.network.fabric_bps[site]
             for site, byte_count in moved.busiest.items()
             if site in self.network.fabric_bps
@@ -291,7 +291,7 @@ class LibraryCosts:
 
     def hop_s(self, exchange: Exchange) -> float:
         """Return the one-way delay of the longest hop of an exchange, in seconds."""
-        return max((self.network.routes[it].delay_s for it in self._moved(exchange).hops), default=0.0)
+        return max((self.network.routes[hop].delay_s for hop in self._moved(exchange).hops), default=0.0)
 
     def _moved(self, exchange: Exchange) -> Moved:
         likeness = exchange.likeness

@@ -112,7 +112,7 @@ class Job:
 
     @property
     def site(self) -> str:
-        return min(self.steps_s, key=lambda it: self.steps_s[it])
+        return min(self.steps_s, key=lambda site: self.steps_s[site])
 
     @property
     def delay_s(self) -> float:
@@ -188,9 +188,9 @@ class Job:
         if not self.twin.alike:
             return None
         first: dict[object, str] = {}
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for site, ranks in self.twin.layout.members.items():
             facts = (self.steps_s[site], len(ranks), self.stands_for.get(site, 1), self.network.fabric_bps.get(site))
             one = first.setdefault(facts, site)
-            found[one] = found.get(one, 0) + 1
-        return found
+            counts[one] = counts.get(one, 0) + 1
+        return counts

@@ -14,12 +14,12 @@ from testbed.core.prediction.job_failures import Failures, UnderFailures
 from testbed.core.prediction.library_costs import GLOO
 from testbed.core.prediction.network import PAYLOAD_SHARE
 from testbed.core.prediction.predicted_job import Job, Tcp
-from testbed.core.prediction.published_quality import Published, published_quality
 from testbed.core.prediction.required_rate import least_rate_bps
 from testbed.core.prediction.similar_lab import SimilarLab
 from testbed.core.prediction.similarity import Groups, groups
 from testbed.core.prediction.simulator import Parts, Simulated, TooMany
 from testbed.core.training.exchange import Exchange
+from testbed.core.training.published_quality import PublishedQuality
 from testbed.errors import UserError
 
 __all__ = ["Failures", "Job", "Merges", "Power", "Prediction", "SimilarLab", "SingleExchange", "Tcp", "predict"]
@@ -96,11 +96,11 @@ class Prediction:
     @functools.cached_property
     def interval(self) -> tuple[float, float] | None:
         """Utilization with operations at the quartiles of their calibration; None if none were measured."""
-        jobs = [self.job.but(library=it) for it in self.job.quartiles]
+        jobs = [self.job.but(library=library) for library in self.job.quartiles]
         if not jobs:
             return None
-        found = [self.utilization, *(it.simulate().utilization for it in jobs)]
-        return min(found), max(found)
+        utilizations = [self.utilization, *(job.simulate().utilization for job in jobs)]
+        return min(utilizations), max(utilizations)
 
     @property
     def exposed(self) -> Parts:
@@ -114,7 +114,7 @@ class Prediction:
         causes: dict[str, float] = {}
         for name, cause in _CAUSES.items():
             causes[cause] = causes.get(cause, 0.0) + getattr(self.exposed, name)
-        return max(causes, key=lambda it: causes[it])
+        return max(causes, key=lambda cause: causes[cause])
 
     @property
     def bits_by_fiber(self) -> dict[str, float]:
@@ -136,8 +136,8 @@ class Prediction:
     @functools.cached_property
     def exchange(self) -> SingleExchange | None:
         """The largest exchange between sites; None if there is none."""
-        moved = [(self._bits(it), it) for it in self._exchanges]
-        bits, largest = max(moved, key=lambda it: it[0], default=(0.0, None))
+        moved = [(self._bits(exchange), exchange) for exchange in self._exchanges]
+        bits, largest = max(moved, key=lambda pair: pair[0], default=(0.0, None))
         if largest is None or not bits:
             return None
         cost, slow = self.job.costs.of(largest), self.job.but(tcp=Tcp(self.job.tcp.connections, cold=True)).costs
@@ -150,12 +150,14 @@ class Prediction:
     def not_timed(self) -> tuple[str, ...]:
         """Kinds of operations that the library's measurement lacks, so that they have gloo's costs."""
         measured = self.job.library.measured
-        return () if measured is None else tuple(sorted({it.first.kind for it in self._exchanges} - measured))
+        return (
+            () if measured is None else tuple(sorted({exchange.first.kind for exchange in self._exchanges} - measured))
+        )
 
     @property
     def _exchanges(self) -> list[Exchange]:
-        found = {id(it.exchange): it.exchange for it in self.outcome.transfers}
-        return [it for it in found.values() if it is not None and it.operations]
+        exchanges = {id(transfer.exchange): transfer.exchange for transfer in self.outcome.transfers}
+        return [exchange for exchange in exchanges.values() if exchange is not None and exchange.operations]
 
     def _bits(self, exchange: Exchange) -> float:
         moved, rates = self.job.costs.of(exchange).bytes, self.job.network.rates_bps
@@ -196,9 +198,10 @@ class Prediction:
         return None if self.power is None else self.power.step(self.job, self.outcome)
 
     @property
-    def quality(self) -> tuple[Published, ...]:
+    def quality(self) -> tuple[PublishedQuality, ...]:
         """What others published about the quality of models: no prediction."""
-        return published_quality(self.strategy)
+        quality: tuple[PublishedQuality, ...] = vars(type(self.job.twin)).get("quality", ())
+        return quality
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, in SI units; what is infinite is None. ``rate_bps`` is that of ``target``."""
@@ -233,7 +236,7 @@ class Prediction:
             else asdict(self.similar) | {"cpu_bound": self.similar.cpu_bound},
             "exchange": None if self.exchange is None else asdict(self.exchange),
             "groups": asdict(self.groups),
-            "published_quality": [asdict(it) for it in self.quality],
+            "published_quality": [asdict(published) for published in self.quality],
             "job": {
                 "sites": job.sites,
                 "ranks_per_site": job.ranks_per_site,
@@ -302,8 +305,8 @@ def predict(
             f" write {missing[0]}=J, or J alone for every fiber"
         )
     similar = None if lab is None else SimilarLab.of(job, *lab)
-    found = groups(job.costs, job.costs.network, job.twin.cycle, job.step_s, outcome)
-    return Prediction(job, outcome, found, target, rate_bps, failures, similar, power)
+    similarity = groups(job.costs, job.costs.network, job.twin.cycle, job.step_s, outcome)
+    return Prediction(job, outcome, similarity, target, rate_bps, failures, similar, power)
 
 
 def _utilization_by_rate(job: Job, merge_within_s: float | None) -> Callable[[float], float]:
@@ -324,9 +327,9 @@ def _utilization_by_rate(job: Job, merge_within_s: float | None) -> Callable[[fl
 def _finite(value: Any) -> Any:
     """Return ``value`` with None for each infinite number, which JSON does not have."""
     if isinstance(value, dict):
-        return {name: _finite(it) for name, it in value.items()}
+        return {name: _finite(nested) for name, nested in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(it) for it in value]
+        return [_finite(nested) for nested in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -47,12 +47,16 @@ def groups(costs: Costs, network: Network, cycle: int, step_s: float, simulated:
         ),
         default=0.0,
     )
-    used = {id(it.exchange): it.exchange for it in simulated.transfers if it.exchange and it.exchange.operations}
-    crossing = [it for it in map(costs.of, used.values()) if any(lane in network.rates_bps for lane in it.bytes)]
+    used = {
+        id(transfer.exchange): transfer.exchange
+        for transfer in simulated.transfers
+        if transfer.exchange and transfer.exchange.operations
+    }
+    crossing = [cost for cost in map(costs.of, used.values()) if any(lane in network.rates_bps for lane in cost.bytes)]
     return Groups(
         busiest_s * cycle / step_s,
-        max((it.propagation_s for it in crossing), default=0.0) / step_s,
-        max((it.software_s for it in crossing), default=0.0) / step_s,
+        max((cost.propagation_s for cost in crossing), default=0.0) / step_s,
+        max((cost.software_s for cost in crossing), default=0.0) / step_s,
     )
 
 

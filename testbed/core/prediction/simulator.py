@@ -162,7 +162,7 @@ class Transfer:
         """Split the time between two moments by what this transfer was doing, or those before it that it waited for."""
         moments = (self.ready_s, self.started_s, self.software_s, self.flowing_s, self.queued_s, self.travels_s)
         ready_s, started_s, software_s, flowing_s, queued_s, travels_s = [
-            min(max(it, since_s), until_s) for it in moments
+            min(max(moment_s, since_s), until_s) for moment_s in moments
         ]
         own = Parts(
             propagation_s=until_s - travels_s,
@@ -210,8 +210,8 @@ class Simulated:
     def beyond(self, seconds: float) -> Simulated:
         """Return the outcome with ``seconds`` of unattributed time in a step; if negative, with less software."""
         software_s = min(0.0, max(seconds, -self.parts.software_s))
-        more = Parts(software_s=software_s, unattributed_s=max(0.0, seconds))
-        return replace(self, step_s=self.step_s + more.total_s, parts=self.parts + more)
+        beyond = Parts(software_s=software_s, unattributed_s=max(0.0, seconds))
+        return replace(self, step_s=self.step_s + beyond.total_s, parts=self.parts + beyond)
 
 
 class _Mark(NamedTuple):
@@ -340,7 +340,7 @@ class _Simulation:
                 elif isinstance(action, Await):
                     keys = [self._transfer(key) for key in action.keys]
                     wanted = len(keys) if action.quorum is None else min(action.quorum, len(keys))
-                    arrived = [it.key for it in keys if it.arrived_s is not None]
+                    arrived = [transfer.key for transfer in keys if transfer.arrived_s is not None]
                     if len(arrived) < wanted or (wanted and action.grace_s):
                         self._awaited[name] = keys
                         self._wait(account, keys, wanted, action, go_on)
@@ -371,7 +371,9 @@ class _Simulation:
         Both are equal where the simulation repeats. Where lanes fall behind, sites may go on as before for a while.
         """
         flying = self._flying.values()
-        return [time_s - self.now_s for it in flying for time_s in (it.ready_s, it.sent_s or self.now_s)]
+        return [
+            time_s - self.now_s for transfer in flying for time_s in (transfer.ready_s, transfer.sent_s or self.now_s)
+        ]
 
     def state(self, sites: Sequence[str], others: Sequence[str]) -> _State:
         """Return where sites are in their steps, and what has arrived for other processes."""
@@ -396,8 +398,8 @@ class _Simulation:
                 return
             before, after = account.marks[-2:]
             took_s = after.at_s - before.at_s
-            late = itertools.takewhile(lambda it: (it.arrived_s or 0.0) > before.at_s, reversed(self.sent))
-            repeated = [it.exchange for it in late if it.exchange]
+            late = itertools.takewhile(lambda transfer: (transfer.arrived_s or 0.0) > before.at_s, reversed(self.sent))
+            repeated = [transfer.exchange for transfer in late if transfer.exchange]
 
             def over() -> None:
                 for exchange in repeated:
@@ -424,22 +426,22 @@ class _Simulation:
     ) -> None:
         since_s, over, grace = self.now_s, False, False
         needs_all = wanted == len(keys) and not action.grace_s
-        outstanding = [it for it in keys if it.arrived_s is None]
+        outstanding = [transfer for transfer in keys if transfer.arrived_s is None]
 
         def finish() -> None:
             nonlocal over
             if over:
                 return
             over = True
-            arrived = [it for it in keys if it.arrived_s is not None]
+            arrived = [transfer for transfer in keys if transfer.arrived_s is not None]
             if self.now_s > since_s and action.quorum is None:
-                last = max(arrived, key=lambda it: it.arrived_s or 0.0)
+                last = max(arrived, key=lambda transfer: transfer.arrived_s or 0.0)
                 exchange = last.exchange
                 if self._late_as_waiting and exchange and exchange.operations and exchange.first.lands:
                     account.parts = account.parts + Parts(waiting_s=self.now_s - since_s)
                 else:
                     account.parts = account.parts + last.parts(since_s, self.now_s)
-            then({it.key for it in arrived})
+            then({transfer.key for transfer in arrived})
 
         def look() -> None:
             nonlocal grace
@@ -449,15 +451,15 @@ class _Simulation:
                 if not outstanding:
                     finish()
                 return
-            count = sum(it.arrived_s is not None for it in keys)
+            count = sum(transfer.arrived_s is not None for transfer in keys)
             if count == len(keys) or (count >= wanted and not action.grace_s):
                 finish()
             elif count >= wanted and not grace:
                 grace = True
                 self._at(self.now_s + action.grace_s, finish)
 
-        for it in tuple(outstanding):
-            it.awaited_by.append(look)
+        for transfer in tuple(outstanding):
+            transfer.awaited_by.append(look)
         look()
 
     def _begin(self, action: Begin) -> None:
@@ -502,7 +504,7 @@ class _Simulation:
         terms = self._terms_of.get(id(exchange))
         if terms is None:
             sites, group = exchange.sites, exchange.first.group if exchange.operations else ""
-            joining = sum(it in self._stand_for for it in sites)
+            joining = sum(member in self._stand_for for member in sites)
             times = self._stand_for[sites[0]] if len(sites) == 1 else 1
             terms = _Terms(exchange, self._costs.of(exchange), (group, *sites), joining, times)
             self._terms_of[id(exchange)] = terms
@@ -599,7 +601,7 @@ def simulate(
             first_cycle = count // 2
             return True
         for period in range(1, min(_LONGEST_PERIOD, (count - 1) // 2) + 1):
-            (first, _), (middle, before), (last, after) = (ended[-1 - it * period] for it in (2, 1, 0))
+            (first, _), (middle, before), (last, after) = (ended[-1 - back * period] for back in (2, 1, 0))
             exact_s, took_s = _ALIKE * last.at_s, last.at_s - middle.at_s
             if (
                 abs(took_s - (middle.at_s - first.at_s)) <= exact_s
@@ -620,12 +622,12 @@ def simulate(
     simulation = _Simulation(costs, done, stand_for or dict.fromkeys(names, 1), late_as_waiting)
     simulation.run(processes)
     account = simulation.accounts[site]
-    by_step = {it.steps: it for it in account.marks}
+    by_step = {mark.steps: mark for mark in account.marks}
     if cycle is None:
         first, steady = (skip if skip < account.steps else 0), simulation.ended
     else:
         first = first_cycle * cycle if steady or len(ended) >= MOST_CYCLES else account.steps // 2
-        first = max((it for it in by_step if it <= first), default=0)
+        first = max((step for step in by_step if step <= first), default=0)
     if not account.steps:
         raise TooMany(f"a step has more than {MOST_EVENTS} events")
     before, after = by_step[first], by_step[account.steps]
@@ -654,7 +656,7 @@ def _alike(accounts: Mapping[str, _Account], steps: Mapping[str, int], took_s: f
     for name, count in steps.items():
         marks = accounts[name].marks
         last = marks[-1]
-        since_s = next((it.at_s for it in reversed(marks) if it.steps == last.steps - count), None)
+        since_s = next((mark.at_s for mark in reversed(marks) if mark.steps == last.steps - count), None)
         if since_s is None or abs((last.at_s - since_s) - took_s) > 1e-6 * took_s:
             return False
     return True

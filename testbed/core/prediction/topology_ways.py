@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from testbed.core.prediction.network import Network
 from testbed.core.prediction.predicted_job import Job
@@ -13,6 +13,7 @@ from testbed.core.prediction.simulator import TooMany
 from testbed.core.prediction.workload_job import job_on
 from testbed.core.topology.model import Topology
 from testbed.core.training.layout import FLOAT32_BYTES
+from testbed.core.training.strategies_built import BUILT
 from testbed.core.workload.declared_compute import MODEL_LAYERS, DeclaredCompute
 from testbed.core.workload.workload import AgentWorkload
 
@@ -26,15 +27,6 @@ COMPUTE_S: Final = 1.0
 VIABLE: Final = 0.1
 COSTLY: Final = 0.5
 """Largest exposed share of a step of a viable, or costly, way of training: our assumption."""
-
-SHOWN: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
-    ("ddp", {}),
-    ("hierarchical", {}),
-    ("local-sgd", {"every": 16}),
-    ("diloco", {"every": 500}),
-    ("streaming-diloco", {"every": 100, "fragments": 8, "overlap": 5}),
-)
-"""DiLoCo's H is that of arXiv:2311.08105; the others are our choice."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ class Way:
 
 
 def ways(topology: Topology, gradient_bytes: float = GRADIENT_BYTES, compute_s: float = COMPUTE_S) -> tuple[Way, ...]:
-    """Return each way of :data:`SHOWN` over the fibers of ``topology``, at full scale; empty for a single site.
+    """Return each way that a twin has ``shown``, over the fibers of ``topology`` at full scale; empty for one site.
 
     Args:
         gradient_bytes: gradients of one step, as exchanged.
@@ -64,12 +56,15 @@ def ways(topology: Topology, gradient_bytes: float = GRADIENT_BYTES, compute_s: 
         return ()
     parameters = max(gradient_bytes / FLOAT32_BYTES, MODEL_LAYERS * topology.scale)
     compute, network = DeclaredCompute(compute_s, model=parameters), Network.of_topology(topology)
-    found = []
-    for name, own in SHOWN:
-        workload = AgentWorkload(strategy=name, options=own, compute=compute, layers=MODEL_LAYERS)
+    computed = []
+    for name, twin in BUILT.items():
+        options = vars(twin).get("shown")
+        if options is None:
+            continue
+        workload = AgentWorkload(strategy=name, options=dict(options), compute=compute, layers=MODEL_LAYERS)
         with suppress(TooMany):  # then the table goes without it
-            found.append(_way(job_on(workload, topology, network)))
-    return tuple(found)
+            computed.append(_way(job_on(workload, topology, network)))
+    return tuple(computed)
 
 
 def _way(job: Job) -> Way:

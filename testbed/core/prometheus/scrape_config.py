@@ -56,10 +56,10 @@ def agents_targets(lab: str, ranks: Iterable[Rank]) -> str:
     """Return the JSON of ``targets/agents.json``: one group per rank, so that ``up`` has the labels of the rank."""
     groups = [
         {
-            "targets": [f"{it.metrics}:{it.port}"],
-            "labels": {"lab": lab, "site": it.site, "node": it.node, "rank": str(it.rank)},
+            "targets": [f"{rank.metrics}:{rank.port}"],
+            "labels": {"lab": lab, "site": rank.site, "node": rank.node, "rank": str(rank.rank)},
         }
-        for it in ranks
+        for rank in ranks
     ]
     return json.dumps(groups, indent=1) + "\n"
 

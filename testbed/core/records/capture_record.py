@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from testbed.core.fields import Fields, integer, mapping, number, text, texts
+from testbed.core.fields import mapping
+from testbed.core.json_record import JsonRecord, Or
 
 __all__ = ["BEGAN", "ENDED", "CaptureRecord", "of_events"]
 
@@ -16,33 +17,20 @@ ENDED: Final = "capture-ended"
 
 
 @dataclass(frozen=True)
-class CaptureRecord:
+class CaptureRecord(JsonRecord):
     """A capture of the packets of ``directions``, before the fiber or behind it; times are CLOCK_MONOTONIC.
 
     ``ended_t`` is None where the capture outlasted the run; the counts are None also where its process was killed.
     """
 
-    capture: str
-    directions: tuple[str, ...]
-    before: bool
+    capture: Annotated[str, Or("")]
+    directions: Annotated[tuple[str, ...], Or(())]
+    before: Annotated[bool, Or(False)]
     began_t: float | None
     ended_t: float | None = None
     packets: int | None = None
     super_packets: int | None = None
     dropped: int | None = None
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> CaptureRecord:
-        return cls(
-            capture=text(fields, "capture"),
-            directions=texts(fields, "directions"),
-            before=fields.get("before") is True,
-            began_t=number(fields, "began_t"),
-            ended_t=number(fields, "ended_t"),
-            packets=integer(fields, "packets"),
-            super_packets=integer(fields, "super_packets"),
-            dropped=integer(fields, "dropped"),
-        )
 
 
 def of_events(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -6,35 +6,26 @@ that misses it then has the verdict unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import median
+from types import MappingProxyType
+from typing import Annotated, Any
 
-from testbed.core.fields import (
-    Fields,
-    Malformed,
-    integer,
-    mapping,
-    need_number,
-    need_text,
-    number,
-    numbers,
-    sequence,
-    text,
-)
+from testbed.core.fields import Fields, Malformed, integer, need_number, need_text, numbers, sequence, text
+from testbed.core.json_record import UNREAD, JsonRecord, Or, read_kinds
 from testbed.core.records.exchange_record import ExchangeRecord
 from testbed.core.records.operation_record import (
+    Attempt,
     Done,
     Encoded,
     OuterStep,
     Sample,
     Tag,
     Weighed,
-    read_encoded,
     read_operation,
-    read_outer,
-    read_weighed,
     unpacked,
 )
 
@@ -42,22 +33,22 @@ __all__ = ["Began", "CheckLog", "CheckedStep", "Grouped", "Held", "Wait", "read_
 
 
 @dataclass(frozen=True)
-class Began:
+class Began(JsonRecord):
     """The beginning of an attempt on one rank, after ``step`` (0: from scratch)."""
 
-    attempt: int
+    attempt: Attempt
     t: float
     step: int
     world_size: int
     hang_s: float
     parameters: str
     optimizer_steps: int
-    fingerprints: Mapping[str, str]
+    fingerprints: Annotated[Mapping[str, str], Or(MappingProxyType({}))]
     outer_version: int | None
 
 
 @dataclass(frozen=True)
-class CheckedStep:
+class CheckedStep(JsonRecord):
     """One step on one rank, or what followed its last one.
 
     Attributes:
@@ -68,12 +59,12 @@ class CheckedStep:
         outer_version: after it; None where the strategy counts no exchanges.
     """
 
-    attempt: int
+    attempt: Attempt
     step: int
     optimizer_steps: int
-    operations: tuple[tuple[Tag, Done], ...]
-    trained_on: str
-    became: str
+    operations: Annotated[tuple[tuple[Tag, Done], ...], UNREAD]
+    trained_on: Annotated[str, Or("")]
+    became: Annotated[str, Or("")]
     t: float = 0.0
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     fingerprints_before: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +85,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(JsonRecord):
     """The process of a rank did not run from ``since_t`` to ``t``."""
 
     since_t: float
@@ -123,180 +114,126 @@ class CheckLog:
 def read_checks(rank: int, lines: Iterable[object]) -> tuple[CheckLog, int]:
     """Read ``ranks/rank-<rank>.checks.jsonl``, decoded line by line: (log, malformed lines)."""
     reader = _Reader(rank)
-    for line in lines:
-        reader.read(line)
-    return reader.log(), reader.malformed
+    records, malformed = read_kinds(lines, reader.kinds())
+    return reader.log(records), malformed
 
 
 class _Reader:
+    """Reads what takes more than its own line: operations name groups that other lines describe."""
+
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self.malformed = 0
-        self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
-        self._began: list[Began] = []
-        self._steps: list[CheckedStep] = []
-        self._finishes: list[CheckedStep] = []
+        self._groups: defaultdict[int, dict[str, tuple[int, ...]]] = defaultdict(dict)
         self._samples: dict[tuple[int, int, int], Sample] = {}
-        self._waits: list[Wait] = []
-        self._held: list[Held] = []
-        self._unfinished: list[tuple[Tag, Done]] = []
-        self._encoded: list[Encoded] = []
-        self._outer: list[OuterStep] = []
-        self._weighed: list[Weighed] = []
-        self._versions: list[ExchangeRecord] = []
 
-    def read(self, line: object) -> None:
-        try:
-            if not isinstance(line, Mapping):
-                raise Malformed("expected a JSON object")
-            self._read(text(line, "kind"), integer(line, "attempt") or 1, line)
-        except Malformed:
-            self.malformed += 1
+    def kinds(self) -> dict[str, Callable[[Fields], Any]]:
+        return {
+            "begin": Began.from_dict,
+            "step": self._step,
+            "finish": self._step,
+            "group": self._group,
+            "unfinished": self._operations,
+            "sample": self._sample,  # of former versions
+            "encoded": Encoded.from_dict,
+            "weighed": Weighed.from_dict,
+            "outer": OuterStep.from_dict,
+            "exchange": ExchangeRecord.from_dict,
+            "waits": self._wait,
+            "held": Held.from_dict,
+        }
 
-    def _read(self, kind: str, attempt: int, line: Fields) -> None:
-        match kind:
-            case "begin":
-                self._began.append(_began(line))
-            case "step":
-                self._steps.append(self._step(line, attempt))
-            case "finish":
-                self._finishes.append(self._step(line, attempt))
-            case "group":
-                ranks = tuple(int(each) for each in numbers(line, "ranks"))
-                self._groups[attempt, need_text(line, "group")] = ranks
-            case "unfinished":
-                self._unfinished += self._operations(line, attempt, int(need_number(line, "step")))
-            case "sample":  # of former versions
-                key = (attempt, int(need_number(line, "step")), int(need_number(line, "sequence")))
-                self._samples[key] = _sample(line)
-            case "encoded":
-                self._encoded.append(read_encoded(line))
-            case "weighed":
-                self._weighed.append(read_weighed(line))
-            case "outer":
-                self._outer.append(read_outer(line))
-            case "exchange":
-                self._versions.append(ExchangeRecord.from_dict(line))
-            case "waits":
-                self._waits.append(self._wait(line, attempt))
-            case "held":
-                self._held.append(Held(need_number(line, "since_t"), need_number(line, "t")))
-            case _:
-                raise Malformed("unknown kind")
-
-    def log(self) -> CheckLog:
+    def log(self, records: Mapping[str, tuple[Any, ...]]) -> CheckLog:
         return CheckLog(
             self._rank,
-            tuple(self._began),
-            tuple(replace(each, operations=tuple(map(self._with_sample, each.operations))) for each in self._steps),
-            tuple(map(self._with_ranks, self._waits)),
-            tuple(self._held),
-            tuple(self._finishes),
-            tuple(self._unfinished),
-            tuple(self._encoded),
-            tuple(self._outer),
-            tuple(self._weighed),
-            tuple(self._versions),
+            records["begin"],
+            tuple(replace(step, operations=tuple(map(self._with_sample, step.operations))) for step in records["step"]),
+            tuple(map(self._with_ranks, records["waits"])),
+            records["held"],
+            records["finish"],
+            tuple(chain.from_iterable(records["unfinished"])),
+            records["encoded"],
+            records["outer"],
+            records["weighed"],
+            records["exchange"],
         )
 
     def _with_ranks(self, wait: Wait) -> Wait:
         """Return the wait with the ranks of its group, which is recorded later if this is its first operation."""
         if wait.tag is None or not wait.tag.group:
             return wait
-        return replace(wait, tag=wait.tag._replace(ranks=self._groups.get((wait.attempt, wait.tag.group), ())))
+        return replace(wait, tag=wait.tag._replace(ranks=self._groups[wait.attempt].get(wait.tag.group, ())))
 
     def _with_sample(self, recorded: tuple[Tag, Done]) -> tuple[Tag, Done]:
         tag, done = recorded
-        found = self._samples.get((tag.attempt, tag.within, tag.sequence)) if tag.within else None
-        return (tag, replace(done, sample=found)) if found else recorded
+        sample = self._samples.get((tag.attempt, tag.within, tag.sequence)) if tag.within else None
+        return (tag, replace(done, sample=sample)) if sample else recorded
 
-    def _operations(self, fields: Fields, attempt: int, step: int) -> list[tuple[Tag, Done]]:
-        listed = sequence(fields, "operations")
-        if not all(isinstance(each, Mapping) for each in listed):
-            raise Malformed("'operations' holds something other than objects")
-        groups = {name: ranks for (of, name), ranks in self._groups.items() if of == attempt}
-        return [read_operation(each, self._rank, attempt, step, groups) for each in listed if isinstance(each, Mapping)]
+    def _group(self, fields: Fields) -> None:
+        ranks = tuple(map(int, numbers(fields, "ranks")))
+        self._groups[_attempt(fields)][need_text(fields, "group")] = ranks
 
-    def _step(self, fields: Fields, attempt: int) -> CheckedStep:
-        step = int(need_number(fields, "step"))
-        former = "collectives" in fields
-        return CheckedStep(
-            attempt=attempt,
-            step=step,
-            optimizer_steps=int(need_number(fields, "optimizer_steps")),
-            operations=tuple(
-                _collectives(fields, attempt, step) if former else self._operations(fields, attempt, step)
-            ),
-            trained_on=text(fields, "trained_on"),
-            became=text(fields, "became"),
-            t=number(fields, "t") or 0.0,
-            fingerprints=_texts(fields, "fingerprints"),
-            fingerprints_before=_texts(fields, "fingerprints_before"),
-            trace=_texts(fields, "trace"),
-            outer_version=integer(fields, "outer_version"),
-        )
+    def _sample(self, fields: Fields) -> None:
+        at = tuple(map(int, numbers(fields, "at")))
+        inputs, outputs = (unpacked(need_text(fields, key), len(at)) for key in ("inputs", "outputs"))
+        key = (_attempt(fields), int(need_number(fields, "step")), int(need_number(fields, "sequence")))
+        self._samples[key] = Sample(at, inputs, at, outputs)
 
-    def _wait(self, fields: Fields, attempt: int) -> Wait:
-        step, number_of = int(need_number(fields, "step")), integer(fields, "sequence")
-        t, since_t = need_number(fields, "t"), need_number(fields, "since_t")
-        kind = text(fields, "operation", "all_reduce")
+    def _operations(self, fields: Fields) -> tuple[tuple[Tag, Done], ...]:
+        attempt, step = _attempt(fields), int(need_number(fields, "step"))
+        listed = _objects(fields, "operations")
+        return tuple(read_operation(line, self._rank, attempt, step, self._groups[attempt]) for line in listed)
+
+    def _step(self, fields: Fields) -> CheckedStep:
+        operations = _collectives(fields) if "collectives" in fields else self._operations(fields)
+        return CheckedStep.from_dict(fields, operations=operations)
+
+    def _wait(self, fields: Fields) -> Wait:
+        attempt, step = _attempt(fields), int(need_number(fields, "step"))
+        number_of, since_t = integer(fields, "sequence"), need_number(fields, "since_t")
         tag = None
-        if number_of is not None and "operation" not in fields:
+        if "operation" in fields:
+            operation = {**fields, "bytes": 0, "began_t": since_t}
+            tag, _ = read_operation(operation, self._rank, attempt, step, self._groups[attempt])
+        elif number_of is not None:
             tag = _former(attempt, step, number_of)
-        elif "operation" in fields:
-            groups = {name: ranks for (of, name), ranks in self._groups.items() if of == attempt}
-            tag, _ = read_operation({**fields, "bytes": 0, "began_t": since_t}, self._rank, attempt, step, groups)
-        return Wait(attempt, t, step, tag, since_t, kind)
+        return Wait(attempt, need_number(fields, "t"), step, tag, since_t, text(fields, "operation", "all_reduce"))
+
+
+def _attempt(fields: Fields) -> int:
+    return integer(fields, "attempt") or 1
+
+
+def _objects(fields: Fields, key: str) -> list[Fields]:
+    listed = sequence(fields, key)
+    objects = [line for line in listed if isinstance(line, Mapping)]
+    if len(objects) < len(listed):
+        raise Malformed(f"'{key}' holds something other than objects")
+    return objects
 
 
 def _former(attempt: int, step: int, sequence_of: int) -> Tag:
     return Tag(attempt, "", (), "", None, step, sequence_of)
 
 
-def _collectives(fields: Fields, attempt: int, step: int) -> list[tuple[Tag, Done]]:
+def _collectives(fields: Fields) -> tuple[tuple[Tag, Done], ...]:
     """Read the collectives of a step as former versions recorded them: sums over all ranks."""
-    listed = sequence(fields, "collectives")
-    if not all(isinstance(each, Mapping) for each in listed):
-        raise Malformed("'collectives' holds something other than objects")
-    found = []
-    for index, each in enumerate(listed):
-        assert isinstance(each, Mapping)
-        done = Done(
-            kind="all_reduce",
-            step=step,
-            byte_count=4 * int(need_number(each, "elements")),
-            began_t=need_number(each, "began_t"),
-            ended_t=need_number(each, "ended_t"),
-            crc32=need_text(each, "crc32"),
-            reduction="sum",
-            dtype="float32",
+    attempt, step = _attempt(fields), int(need_number(fields, "step"))
+    return tuple(
+        (
+            _former(attempt, step, index),
+            Done(
+                kind="all_reduce",
+                step=step,
+                byte_count=4 * int(need_number(line, "elements")),
+                began_t=need_number(line, "began_t"),
+                ended_t=need_number(line, "ended_t"),
+                crc32=need_text(line, "crc32"),
+                reduction="sum",
+                dtype="float32",
+            ),
         )
-        found.append((_former(attempt, step, index), done))
-    return found
-
-
-def _began(fields: Fields) -> Began:
-    return Began(
-        attempt=integer(fields, "attempt") or 1,
-        t=need_number(fields, "t"),
-        step=int(need_number(fields, "step")),
-        world_size=int(need_number(fields, "world_size")),
-        hang_s=need_number(fields, "hang_s"),
-        parameters=need_text(fields, "parameters"),
-        optimizer_steps=int(need_number(fields, "optimizer_steps")),
-        fingerprints=_texts(fields, "fingerprints"),
-        outer_version=integer(fields, "outer_version"),
+        for index, line in enumerate(_objects(fields, "collectives"))
     )
-
-
-def _texts(fields: Fields, key: str) -> dict[str, str]:
-    return {str(name): value for name, value in mapping(fields, key).items() if isinstance(value, str)}
-
-
-def _sample(fields: Fields) -> Sample:
-    at = tuple(int(each) for each in numbers(fields, "at"))
-    inputs, outputs = (unpacked(need_text(fields, key), len(at)) for key in ("inputs", "outputs"))
-    return Sample(at, inputs, at, outputs)
 
 
 @dataclass(frozen=True)

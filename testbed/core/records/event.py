@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from testbed.core.fields import Fields, need_number, need_text, parse
+from testbed.core.fields import Fields, parse
+from testbed.core.json_record import Derived, JsonRecord
 
 __all__ = ["Event", "read_events"]
 
 
 @dataclass(frozen=True)
-class Event:
+class Event(JsonRecord):
     """A line of ``events.jsonl``; ``fields`` is the whole line, for fields that only one kind of event carries."""
 
     t: float
     event: str
-    fields: Fields = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> Event:
-        return cls(need_number(fields, "t"), need_text(fields, "event"), fields)
+    fields: Annotated[Fields, Derived(lambda fields, _: fields)] = field(default_factory=dict)
 
 
 def read_events(lines: Iterable[object]) -> tuple[tuple[Event, ...], int]:
     """Read ``events.jsonl``, in the order of time: several writers append to it."""
-    found, malformed = parse(lines, {"": Event.from_dict}, None)
-    return tuple(sorted(found, key=lambda event: event.t)), malformed
+    events, malformed = parse(lines, {"": Event.from_dict}, None)
+    return tuple(sorted(events, key=lambda event: event.t)), malformed

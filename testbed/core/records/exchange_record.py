@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from testbed.core.fields import Fields, integer, mapping, need_text, numbers, text
+from testbed.core.fields import Fields, integer, mapping, numbers, text
+from testbed.core.json_record import Derived, JsonRecord, Or
 
 __all__ = ["ExchangeRecord"]
 
 
+def _newest_pushes(fields: Fields, key: str) -> dict[str, int]:
+    """Return the newest push of each site that was merged; a rank's record of its own push has that one."""
+    push, merged = integer(fields, "push"), mapping(fields, key)
+    if push is not None and not merged:
+        return {text(fields, "site"): push}
+    return {site: int(max(pushes)) for site in merged if (pushes := numbers(merged, site))}
+
+
 @dataclass(frozen=True)
-class ExchangeRecord:
+class ExchangeRecord(JsonRecord):
     """One side of an exchange.
 
     Attributes:
@@ -25,7 +35,7 @@ class ExchangeRecord:
         fields: all that was recorded.
     """
 
-    attempt: int
+    attempt: Annotated[int, Or(1)]
     what: str
     site: str = ""
     version: int | None = None
@@ -33,23 +43,5 @@ class ExchangeRecord:
     push: int | None = None
     base: int | None = None
     step: int | None = None
-    taken: Mapping[str, int] = field(default_factory=dict)
-    fields: Fields = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> ExchangeRecord:
-        site, push = text(fields, "site"), integer(fields, "push")
-        merged = mapping(fields, "taken")
-        taken = {name: int(max(listed)) for name in merged if (listed := numbers(merged, name))}
-        return cls(
-            attempt=integer(fields, "attempt") or 1,
-            what=need_text(fields, "what"),
-            site=site,
-            version=integer(fields, "version"),
-            fragment=integer(fields, "fragment"),
-            push=push,
-            base=integer(fields, "base"),
-            step=integer(fields, "step"),
-            taken={site: push} if push is not None and not merged else taken,
-            fields=fields,
-        )
+    taken: Annotated[Mapping[str, int], Derived(_newest_pushes)] = field(default_factory=dict)
+    fields: Annotated[Fields, Derived(lambda fields, _: fields)] = field(default_factory=dict)

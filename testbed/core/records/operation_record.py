@@ -5,11 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from testbed.core.fields import Fields, Malformed, integer, need_number, need_text, number, numbers, sequence, text
+from testbed.core.fields import Fields, Malformed, integer, need_text, numbers, sequence, text
+from testbed.core.json_record import Derived, JsonRecord, Key, Or, Parsed
 
 __all__ = [
+    "Attempt",
     "Channel",
     "Done",
     "Encoded",
@@ -17,10 +19,7 @@ __all__ = [
     "Sample",
     "Tag",
     "Weighed",
-    "read_encoded",
     "read_operation",
-    "read_outer",
-    "read_weighed",
 ]
 
 Channel = tuple[int, int, int]
@@ -67,8 +66,70 @@ class Sample:
     parts: tuple[tuple[float, ...], ...] = ()
 
 
+def _checksums(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Sequence):
+        return tuple(checksum if isinstance(checksum, str) else "" for checksum in value)
+    return ()
+
+
+def _sample(fields: Fields, key: str) -> Sample | None:
+    sample = fields.get(key)
+    if not isinstance(sample, Mapping):
+        return None
+    dtype = text(fields, "dtype")
+    at = _positions(sample, "at")
+    outputs_at = _positions(sample, "outputs_at") if "outputs_at" in sample else at if "outputs" in sample else ()
+    return Sample(
+        at,
+        unpacked(text(sample, "inputs"), len(at), dtype) if "inputs" in sample else (),
+        outputs_at,
+        unpacked(text(sample, "outputs"), len(outputs_at), dtype),
+        tuple(unpacked(str(part), len(at), dtype) for part in sequence(sample, "parts")),
+    )
+
+
+def _positions(fields: Fields, key: str) -> tuple[int, ...]:
+    return tuple(map(int, numbers(fields, key)))
+
+
+def unpacked(hexadecimal: str, count: int, dtype: str = "") -> tuple[float, ...]:
+    """Decode elements, little-endian: float64, smaller floats as float32, others as int64. Raises Malformed unless
+    there are ``count``."""
+    format_ = _UNPACKED.get(dtype, "f" if dtype in _FLOATS else "q")
+    try:
+        return struct.unpack(f"<{count}{format_}", bytes.fromhex(hexadecimal))
+    except (ValueError, struct.error) as error:
+        raise Malformed(f"expected {count} elements of {dtype or 'float32'} in hexadecimal") from error
+
+
+def _elements(fields: Fields, key: str) -> tuple[float, ...]:
+    return unpacked(text(fields, key), len(sequence(fields, "at")))
+
+
+def _elements_if_any(fields: Fields, key: str) -> tuple[float, ...]:
+    return _elements(fields, key) if key in fields else ()
+
+
+def _bounds(fields: Fields, key: str) -> tuple[float, ...]:
+    return unpacked(text(fields, key), len(sequence(fields, "at")), "float64") if key in fields else ()
+
+
+def _decoded(fields: Fields, key: str) -> tuple[tuple[float, ...], ...]:
+    return tuple(unpacked(str(part), len(sequence(fields, "at"))) for part in sequence(fields, key))
+
+
+Attempt = Annotated[int, Or(1)]
+"""From 1; records of a job that cannot restart lack it."""
+Positions = Annotated[tuple[int, ...], Or(())]
+Elements = Annotated[tuple[float, ...], Derived(_elements_if_any)]
+"""Of a tensor, as many as the record has positions ``at``, in hexadecimal; none where the field is missing."""
+NeededElements = Annotated[tuple[float, ...], Derived(_elements)]
+
+
 @dataclass(frozen=True)
-class Done:
+class Done(JsonRecord):
     """One operation on one rank.
 
     Attributes:
@@ -84,20 +145,20 @@ class Done:
         failed: why; empty if it did not fail.
     """
 
-    kind: str
+    kind: Annotated[str, Key("operation")]
     step: int
-    byte_count: int
+    byte_count: Annotated[int, Key("bytes")]
     began_t: float
     ended_t: float | None
     waited_s: float | None = None
     crc32: str = ""
-    sent: tuple[str, ...] = ()
-    received: tuple[str, ...] = ()
+    sent: Annotated[tuple[str, ...], Parsed(_checksums)] = ()
+    received: Annotated[tuple[str, ...], Parsed(_checksums)] = ()
     reduction: str = ""
     dtype: str = ""
     peer: int | None = None
     failed: str = ""
-    sample: Sample | None = None
+    sample: Annotated[Sample | None, Derived(_sample)] = None
 
     @property
     def ended(self) -> bool:
@@ -105,79 +166,79 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class Encoded(JsonRecord):
     """Elements of a sum of decoded values on one rank (``testbed_agents.evidence``).
 
     ``decoded``: by member, in the order of addition; ``own``: this rank's index. ``residual``, ``before``, ``added``:
     of error feedback, empty without; their checksums likewise.
     """
 
-    attempt: int
+    attempt: Attempt
     step: int
     what: str
     fragment: int | None
-    ranks: tuple[int, ...]
+    ranks: Positions
     number: int
     own: int
-    at: tuple[int, ...]
-    inputs: tuple[float, ...]
-    decoded: tuple[tuple[float, ...], ...]
-    total: tuple[float, ...]
-    bound: tuple[float, ...]
+    at: Positions
+    inputs: Elements
+    decoded: Annotated[tuple[tuple[float, ...], ...], Derived(_decoded)]
+    total: Elements
+    bound: Annotated[tuple[float, ...], Derived(_bounds)]
     weights: tuple[float, ...] = ()
-    residual: tuple[float, ...] = ()
-    before: tuple[float, ...] = ()
-    added: tuple[float, ...] = ()
+    residual: Elements = ()
+    before: Elements = ()
+    added: Elements = ()
     decay: float | None = None
     residual_crc32: str = ""
     before_crc32: str = ""
 
 
 @dataclass(frozen=True)
-class OuterStep:
+class OuterStep(JsonRecord):
     """Elements of one step of an outer optimizer on one rank: Θ and m before and after, and the gradient.
 
     ``delay``: N of delayed Nesterov; 0: of Nesterov, which has none of what follows: the share c of the momentum, the
     number of the step, and the sum of the gradients since the last step of the momentum.
     """
 
-    attempt: int
+    attempt: Attempt
     step: int
     name: str
-    at: tuple[int, ...]
-    before: tuple[float, ...]
-    momentum_before: tuple[float, ...]
-    gradient: tuple[float, ...]
-    after: tuple[float, ...]
-    momentum_after: tuple[float, ...]
+    at: Positions
+    before: Elements
+    momentum_before: Elements
+    gradient: Elements
+    after: Elements
+    momentum_after: Elements
     rate: float
     momentum: float
     before_crc32: str
     after_crc32: str
-    restarted: bool
+    restarted: Annotated[bool, Or(False)]
     delay: int = 0
     activation: float = 0.0
     number: int = 0
-    gathered_before: tuple[float, ...] = ()
-    gathered_after: tuple[float, ...] = ()
+    gathered_before: Elements = ()
+    gathered_after: Elements = ()
 
 
 @dataclass(frozen=True)
-class Weighed:
+class Weighed(JsonRecord):
     """Elements of a weighted mean on one rank: its own values, its share, and the mean of all ``ranks``.
 
     ``taken``: the step after which the values were taken; ``step``: in which the mean was recorded.
     """
 
-    attempt: int
+    attempt: Attempt
     step: int
     taken: int
     name: str
-    ranks: tuple[int, ...]
-    at: tuple[int, ...]
-    own: tuple[float, ...]
+    ranks: Positions
+    at: Positions
+    own: NeededElements
     share: float
-    mean: tuple[float, ...]
+    mean: NeededElements
 
 
 def read_operation(
@@ -192,136 +253,5 @@ def read_operation(
         channel = (*((rank, other) if kind == "send" else (other, rank)), integer(fields, "tag") or 0)
     numbered = "message" if channel else "sum" if kind == "sum" else ""
     tag = Tag(attempt, group, groups.get(group, ()), numbered, channel, 0, -1 if number_of is None else number_of)
-    ended = number(fields, "ended_t")
-    done = Done(
-        kind=kind,
-        step=begun if (begun := integer(fields, "step")) is not None else step,
-        byte_count=int(need_number(fields, "bytes")),
-        began_t=need_number(fields, "began_t"),
-        ended_t=ended,
-        waited_s=number(fields, "waited_s"),
-        crc32=text(fields, "crc32"),
-        sent=_checksums(fields, "sent"),
-        received=_checksums(fields, "received"),
-        reduction=text(fields, "reduction"),
-        dtype=text(fields, "dtype"),
-        peer=peer,
-        failed=text(fields, "failed"),
-        sample=_sample(fields),
-    )
-    return tag, done
-
-
-def _checksums(fields: Fields, key: str) -> tuple[str, ...]:
-    value = fields.get(key)
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, Sequence):
-        return tuple(each if isinstance(each, str) else "" for each in value)
-    return ()
-
-
-def _sample(fields: Fields) -> Sample | None:
-    found = fields.get("sample")
-    if not isinstance(found, Mapping):
-        return None
-    dtype = text(fields, "dtype")
-    at = _positions(found, "at")
-    outputs_at = _positions(found, "outputs_at") if "outputs_at" in found else at if "outputs" in found else ()
-    return Sample(
-        at,
-        unpacked(text(found, "inputs"), len(at), dtype) if "inputs" in found else (),
-        outputs_at,
-        unpacked(text(found, "outputs"), len(outputs_at), dtype),
-        tuple(unpacked(str(each), len(at), dtype) for each in sequence(found, "parts")),
-    )
-
-
-def _positions(fields: Fields, key: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in numbers(fields, key))
-
-
-def unpacked(hexadecimal: str, count: int, dtype: str = "") -> tuple[float, ...]:
-    """Decode elements, little-endian: float64, smaller floats as float32, others as int64. Raises Malformed unless
-    there are ``count``."""
-    format_ = _UNPACKED.get(dtype, "f" if dtype in _FLOATS else "q")
-    try:
-        return struct.unpack(f"<{count}{format_}", bytes.fromhex(hexadecimal))
-    except (ValueError, struct.error) as error:
-        raise Malformed(f"expected {count} elements of {dtype or 'float32'} in hexadecimal") from error
-
-
-def read_encoded(fields: Fields) -> Encoded:
-    """Read a record of kind ``encoded``. Raises Malformed."""
-    at = _positions(fields, "at")
-
-    def values(key: str, dtype: str = "") -> tuple[float, ...]:
-        return unpacked(text(fields, key), len(at), dtype) if key in fields else ()
-
-    return Encoded(
-        attempt=integer(fields, "attempt") or 1,
-        step=int(need_number(fields, "step")),
-        what=need_text(fields, "what"),
-        fragment=integer(fields, "fragment"),
-        ranks=_positions(fields, "ranks"),
-        number=int(need_number(fields, "number")),
-        own=int(need_number(fields, "own")),
-        at=at,
-        inputs=values("inputs"),
-        decoded=tuple(unpacked(str(each), len(at)) for each in sequence(fields, "decoded")),
-        total=values("total"),
-        bound=values("bound", "float64"),
-        weights=tuple(numbers(fields, "weights")) if "weights" in fields else (),
-        residual=values("residual"),
-        before=values("before"),
-        added=values("added"),
-        decay=number(fields, "decay"),
-        residual_crc32=text(fields, "residual_crc32"),
-        before_crc32=text(fields, "before_crc32"),
-    )
-
-
-def read_weighed(fields: Fields) -> Weighed:
-    """Read a record of kind ``weighed``. Raises Malformed."""
-    at = _positions(fields, "at")
-    return Weighed(
-        attempt=integer(fields, "attempt") or 1,
-        step=int(need_number(fields, "step")),
-        taken=int(need_number(fields, "taken")),
-        name=need_text(fields, "name"),
-        ranks=_positions(fields, "ranks"),
-        at=at,
-        own=unpacked(text(fields, "own"), len(at)),
-        share=need_number(fields, "share"),
-        mean=unpacked(text(fields, "mean"), len(at)),
-    )
-
-
-def read_outer(fields: Fields) -> OuterStep:
-    """Read a record of kind ``outer``. Raises Malformed."""
-    at = _positions(fields, "at")
-
-    def values(key: str) -> tuple[float, ...]:
-        return unpacked(text(fields, key), len(at)) if key in fields else ()
-
-    return OuterStep(
-        attempt=integer(fields, "attempt") or 1,
-        step=int(need_number(fields, "step")),
-        name=need_text(fields, "name"),
-        at=at,
-        before=values("before"),
-        momentum_before=values("momentum_before"),
-        gradient=values("gradient"),
-        after=values("after"),
-        momentum_after=values("momentum_after"),
-        rate=need_number(fields, "rate"),
-        momentum=need_number(fields, "momentum"),
-        before_crc32=need_text(fields, "before_crc32"),
-        after_crc32=need_text(fields, "after_crc32"),
-        restarted=fields.get("restarted") is True,
-        delay=integer(fields, "delay") or 0,
-        activation=number(fields, "activation") or 0.0,
-        number=integer(fields, "number") or 0,
-        gathered_before=values("gathered_before"),
-        gathered_after=values("gathered_after"),
-    )
+    begun = integer(fields, "step")
+    return tag, Done.from_dict(fields, step=step if begun is None else begun)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
-from testbed.core.fields import Fields, integer, number, sequence
+from testbed.core.fields import Fields, parse, sequence
+from testbed.core.json_record import JsonRecord, Key
 from testbed.core.records.event import Event
 from testbed.core.records.run_info import RunInfo
 
@@ -13,7 +15,7 @@ __all__ = ["ProcessEnd", "ends_of", "read_ends"]
 
 
 @dataclass(frozen=True)
-class ProcessEnd:
+class ProcessEnd(JsonRecord):
     """How a process ended, and who ended it.
 
     Attributes:
@@ -27,36 +29,23 @@ class ProcessEnd:
 
     rank: int | None
     t: float
-    status: int = 0
+    by_testbed: bool
+    status: Annotated[int, Key("code")] = 0
     signal: int = 0
-    by_testbed: bool = False
     out_of_memory: bool = False
 
 
 def read_ends(info: RunInfo, events: Iterable[Event]) -> tuple[ProcessEnd, ...]:
     """Return the ends of processes in the order of time. Records of releases that did not tell senders are skipped."""
-    written = [
-        *(it.fields for it in events if it.event in ("rank-died", "agents-gone")),
-        *(it for it in sequence(info.workload, "ends") if isinstance(it, Mapping)),
-    ]
-    return tuple(sorted(filter(None, map(_end, written)), key=lambda it: it.t))
+    of_events = (event.fields for event in events if event.event in ("rank-died", "agents-gone"))
+    return _read((*of_events, *sequence(info.workload, "ends")))
 
 
 def ends_of(workload: Fields) -> tuple[ProcessEnd, ...]:
     """Return the ends of a launched program's ranks, in the order of time."""
-    written = (it for it in sequence(workload, "ends") if isinstance(it, Mapping))
-    return tuple(sorted(filter(None, map(_end, written)), key=lambda it: it.t))
+    return _read(sequence(workload, "ends"))
 
 
-def _end(fields: Fields) -> ProcessEnd | None:
-    t = number(fields, "t")
-    if t is None or not isinstance(by_testbed := fields.get("by_testbed"), bool):
-        return None
-    return ProcessEnd(
-        rank=integer(fields, "rank"),
-        t=t,
-        status=integer(fields, "code") or 0,
-        signal=integer(fields, "signal") or 0,
-        by_testbed=by_testbed,
-        out_of_memory=fields.get("out_of_memory") is True,
-    )
+def _read(lines: Iterable[object]) -> tuple[ProcessEnd, ...]:
+    ends, _ = parse(lines, {"": ProcessEnd.from_dict}, None)
+    return tuple(sorted(ends, key=lambda end: end.t))

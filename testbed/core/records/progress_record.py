@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from testbed.core.fields import Fields, need_number, number
+from testbed.core.fields import Fields, number
+from testbed.core.json_record import Derived, JsonRecord
 
 __all__ = ["ProgressRecord"]
 
 _OWN = frozenset({"kind", "t", "step", "tokens", "train_loss", "rank", "attempt"})
 
 
+def _own_values(fields: Fields, _: str) -> dict[str, float]:
+    values = {str(name): number(fields, name) for name in fields if name not in _OWN}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 @dataclass(frozen=True)
-class ProgressRecord:
+class ProgressRecord(JsonRecord):
     """One rank had ended ``step`` at ``t``, in seconds of CLOCK_MONOTONIC: when its line was read, or the time that the
     program's file gives, brought onto that clock.
 
@@ -27,15 +34,4 @@ class ProgressRecord:
     step: int
     tokens: float | None = None
     train_loss: float | None = None
-    values: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> ProgressRecord:
-        named = {str(key): number(fields, key) for key in fields if key not in _OWN}
-        return cls(
-            t=need_number(fields, "t"),
-            step=int(need_number(fields, "step")),
-            tokens=number(fields, "tokens"),
-            train_loss=number(fields, "train_loss"),
-            values={key: value for key, value in named.items() if value is not None},
-        )
+    values: Annotated[Mapping[str, float], Derived(_own_values)] = field(default_factory=dict)

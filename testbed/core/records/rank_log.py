@@ -9,21 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Annotated, Final
 
-from testbed.core.fields import (
-    Fields,
-    Malformed,
-    integer,
-    mapping,
-    need_number,
-    need_text,
-    number,
-    numbers,
-    parse,
-    sequence,
-    text,
-)
+from testbed.core.fields import Fields, Malformed, mapping, number, numbers, sequence, text
+from testbed.core.json_record import Derived, JsonRecord, Key, Least, Or, Parsed, read_kinds
+from testbed.core.records.operation_record import Attempt
 from testbed.core.records.progress_record import ProgressRecord
 
 __all__ = [
@@ -39,8 +29,12 @@ __all__ = [
 ]
 
 
+def _strategy(fields: Fields, key: str) -> str:
+    return text(mapping(fields, key), "name") or text(fields, "scheme")
+
+
 @dataclass(frozen=True)
-class JobRecord:
+class JobRecord(JsonRecord):
     """The first line of a rank in an attempt: what it is about to train.
 
     ``resumed_from`` is the step of the checkpoint that it resumes from; 0: none. ``algorithm`` is that of the
@@ -54,47 +48,22 @@ class JobRecord:
     t: float
     rank: int
     world_size: int
-    node: str
-    site: str
-    scheme: str
+    node: Annotated[str, Or("")]
+    site: Annotated[str, Or("")]
+    scheme: Annotated[str, Or("")]
     parameters: int | None
     gradient_bytes: int | None
     steps: int | None
-    attempt: int = 1
+    attempt: Attempt = 1
     resumed_from: int = 0
     algorithm: str = ""
     torch: str = ""
     corpus: str = ""
-    strategy: str = ""
-    options: Mapping[str, object] = field(default_factory=dict)
-    tokens: int | None = None
+    strategy: Annotated[str, Derived(_strategy)] = ""
+    options: Annotated[Mapping[str, object], Key("strategy.options")] = field(default_factory=dict)
+    tokens: Annotated[int | None, Key("tokens_per_step")] = None
     tensor_elements: tuple[int, ...] = ()
     compute: Mapping[str, object] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> JobRecord:
-        strategy = mapping(fields, "strategy")
-        return cls(
-            t=need_number(fields, "t"),
-            rank=int(need_number(fields, "rank")),
-            world_size=int(need_number(fields, "world_size")),
-            node=text(fields, "node"),
-            site=text(fields, "site"),
-            scheme=text(fields, "scheme"),
-            parameters=integer(fields, "parameters"),
-            gradient_bytes=integer(fields, "gradient_bytes"),
-            steps=integer(fields, "steps"),
-            attempt=_attempt(fields),
-            resumed_from=integer(fields, "resumed_from") or 0,
-            algorithm=text(fields, "algorithm"),
-            torch=text(fields, "torch"),
-            corpus=text(fields, "corpus"),
-            strategy=text(strategy, "name") or text(fields, "scheme"),
-            options=mapping(strategy, "options"),
-            tokens=integer(fields, "tokens_per_step"),
-            tensor_elements=tuple(int(each) for each in numbers(fields, "tensor_elements")),
-            compute=mapping(fields, "compute"),
-        )
 
     @property
     def declared_s(self) -> float | None:
@@ -109,35 +78,31 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
-class TcpRecord:
+class TcpRecord(JsonRecord):
     """What the kernel says of a rank's connections across the fiber in one step (tcp(7), TCP_INFO).
 
     ``busy_s``: with data on the way; ``window_limited_s`` and ``buffer_limited_s``: of that, held up by the receiver's
     window, and by the send buffer. All are sums over connections.
     """
 
-    sent_bytes: int = 0
-    retransmitted_bytes: int = 0
+    sent_bytes: Annotated[int, Key("sent")] = 0
+    retransmitted_bytes: Annotated[int, Key("retransmitted")] = 0
     busy_s: float = 0.0
     window_limited_s: float = 0.0
     buffer_limited_s: float = 0.0
 
-    @classmethod
-    def from_dict(cls, fields: Fields) -> TcpRecord:
-        return cls(
-            sent_bytes=integer(fields, "sent") or 0,
-            retransmitted_bytes=integer(fields, "retransmitted") or 0,
-            busy_s=number(fields, "busy_s") or 0.0,
-            window_limited_s=number(fields, "window_limited_s") or 0.0,
-            buffer_limited_s=number(fields, "buffer_limited_s") or 0.0,
-        )
-
 
 ROUNDING_S = 1e-6
 
+NotNegative = Annotated[float, Least(0.0)]
+
+
+def _tcp(value: object) -> TcpRecord | None:
+    return TcpRecord.from_dict(value) if value and isinstance(value, Mapping) else None
+
 
 @dataclass(frozen=True)
-class StepRecord:
+class StepRecord(JsonRecord):
     """One optimizer step of one rank. ``sent_bytes`` and ``received_bytes`` are cumulative since the attempt began.
 
     ``retransmitted`` is what the kernel has retransmitted over TCP so far, in bytes by the peer's address, and
@@ -157,16 +122,16 @@ class StepRecord:
     train_loss: float | None = None
     sent_bytes: int | None = None
     received_bytes: int | None = None
-    attempt: int = 1
+    attempt: Attempt = 1
     retransmitted: Mapping[str, int] = field(default_factory=dict)
     out_of_order: Mapping[str, int] = field(default_factory=dict)
-    tcp: TcpRecord | None = None
-    late_s: float = 0.0
-    blocked_s: float = 0.0
+    tcp: Annotated[TcpRecord | None, Parsed(_tcp)] = None
+    late_s: NotNegative = 0.0
+    blocked_s: NotNegative = 0.0
     t_stepped: float = math.nan
     declared_s: float | None = None
     """Compute as declared for this step, noise and faults included; None for real compute."""
-    overrun_s: float = 0.0
+    overrun_s: NotNegative = 0.0
     """How much longer than declared it took, where that is an overrun."""
     cpu_s: float | None = None
     """CPU time of the rank in the step, all its threads; None in records of former versions with real compute."""
@@ -176,29 +141,8 @@ class StepRecord:
             object.__setattr__(self, "t_stepped", self.t_end)
 
     @classmethod
-    def from_dict(cls, fields: Fields) -> StepRecord:
-        t_stepped = number(fields, "t_stepped")
-        record = cls(
-            step=int(need_number(fields, "step")),
-            t_begin=need_number(fields, "t_begin"),
-            t_ready=need_number(fields, "t_ready"),
-            t_sync=need_number(fields, "t_sync"),
-            t_end=need_number(fields, "t_end"),
-            tokens=int(need_number(fields, "tokens")),
-            train_loss=number(fields, "train_loss"),
-            sent_bytes=integer(fields, "sent_bytes"),
-            received_bytes=integer(fields, "received_bytes"),
-            attempt=_attempt(fields),
-            retransmitted=_by_peer(fields, "retransmitted"),
-            out_of_order=_by_peer(fields, "out_of_order"),
-            t_stepped=math.nan if t_stepped is None else t_stepped,
-            tcp=TcpRecord.from_dict(tcp) if (tcp := mapping(fields, "tcp")) else None,
-            late_s=max(0.0, number(fields, "late_s") or 0.0),
-            declared_s=number(fields, "declared_s"),
-            overrun_s=max(0.0, number(fields, "overrun_s") or 0.0),
-            cpu_s=number(fields, "cpu_s"),
-            blocked_s=max(0.0, number(fields, "blocked_s") or 0.0),
-        )
+    def from_dict(cls, fields: Fields, **given: object) -> StepRecord:
+        record = super().from_dict(fields, **given)
         if not record.t_begin <= record.t_ready <= record.t_sync <= record.t_stepped <= record.t_end:
             raise Malformed(f"the times of step {record.step} are out of order")
         if record.blocked_s > record.t_ready - record.t_begin + ROUNDING_S:
@@ -226,53 +170,35 @@ class StepRecord:
         return self.t_end - self.t_stepped
 
 
+def _forced(fields: Fields, _: str) -> bool:
+    return fields.get("status") == "stopped" and "parameters_sha256" not in fields
+
+
 @dataclass(frozen=True)
-class EndRecord:
+class EndRecord(JsonRecord):
     """``forced``: the rank was stopped before it got to the step after which all were to end; no exchange followed."""
 
     t: float
     status: str
-    reason: str
+    reason: Annotated[str, Or("")]
     step: int | None
-    attempt: int = 1
-    forced: bool = False
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> EndRecord:
-        status = need_text(fields, "status")
-        return cls(
-            t=need_number(fields, "t"),
-            status=status,
-            reason=text(fields, "reason"),
-            step=integer(fields, "step"),
-            attempt=_attempt(fields),
-            forced=status == "stopped" and "parameters_sha256" not in fields,
-        )
+    attempt: Attempt = 1
+    forced: Annotated[bool, Derived(_forced)] = False
 
 
 @dataclass(frozen=True)
-class CheckpointRecord:
+class CheckpointRecord(JsonRecord):
     """A checkpoint of one rank on its disk; ``took_s`` is how long training was blocked for it."""
 
     t: float
     step: int
-    byte_count: int | None
+    byte_count: Annotated[int | None, Key("bytes")]
     took_s: float | None
-    attempt: int = 1
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> CheckpointRecord:
-        return cls(
-            t=need_number(fields, "t"),
-            step=int(need_number(fields, "step")),
-            byte_count=integer(fields, "bytes"),
-            took_s=number(fields, "took_s"),
-            attempt=_attempt(fields),
-        )
+    attempt: Attempt = 1
 
 
 @dataclass(frozen=True)
-class EvaluationRecord:
+class EvaluationRecord(JsonRecord):
     """The outer parameters on held-out text after a step. ``took_s`` is how long training was blocked for it.
 
     ``heldout_loss`` is the mean over ``windows``, this rank's share of its site's; None if it could not be computed.
@@ -282,57 +208,29 @@ class EvaluationRecord:
     step: int
     took_s: float | None
     heldout_loss: float | None
-    windows: int
+    windows: Annotated[int, Or(0)]
     outer_version: int | None
-    attempt: int = 1
+    attempt: Attempt = 1
 
-    @classmethod
-    def from_dict(cls, fields: Fields) -> EvaluationRecord:
-        return cls(
-            t=need_number(fields, "t"),
-            step=int(need_number(fields, "step")),
-            took_s=number(fields, "took_s"),
-            heldout_loss=number(fields, "heldout_loss"),
-            windows=integer(fields, "windows") or 0,
-            outer_version=integer(fields, "outer_version"),
-            attempt=_attempt(fields),
-        )
+
+def _repetitions(fields: Fields, key: str) -> tuple[tuple[float, ...], ...]:
+    """Return the times of each volley; none for what is not a list, which must not shift the others."""
+    return tuple(numbers({"": times}, "") if isinstance(times, list) else () for times in sequence(fields, key))
 
 
 @dataclass(frozen=True)
-class CalibrationRecord:
+class CalibrationRecord(JsonRecord):
     """What a rank timed alone before its job: each volley's repetitions in s, and a step's real compute if it has one.
 
     The volleys are those of ``core.analysis.volleys``, in their order; () for one that the rank has no part in.
     """
 
     t: float
-    took_s: tuple[tuple[float, ...], ...]
+    took_s: Annotated[tuple[tuple[float, ...], ...], Derived(_repetitions)]
     compute_s: float | None
-    attempt: int = 1
+    attempt: Attempt = 1
     compute_times_s: tuple[float, ...] = ()
     """Compute of steps that all ranks began together; runs of former versions have none."""
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> CalibrationRecord:
-        listed = [it if isinstance(it, list) else [] for it in sequence(fields, "took_s")]
-        return cls(
-            t=need_number(fields, "t"),
-            took_s=tuple(numbers({"": it}, "") for it in listed),
-            compute_s=number(fields, "compute_s"),
-            attempt=_attempt(fields),
-            compute_times_s=numbers(fields, "compute_times_s"),
-        )
-
-
-def _by_peer(fields: Fields, name: str) -> Mapping[str, int]:
-    said = mapping(fields, name)
-    return {peer: count for peer in said if (count := integer(said, peer)) is not None}
-
-
-def _attempt(fields: Fields) -> int:
-    """Return the attempt of a record, from 1; records of a job that cannot restart lack it."""
-    return integer(fields, "attempt") or 1
 
 
 @dataclass(frozen=True)
@@ -363,31 +261,18 @@ class RankLog:
         return self.job.node if self.job else ""
 
 
-_Record: TypeAlias = (
-    JobRecord | StepRecord | EndRecord | CheckpointRecord | EvaluationRecord | CalibrationRecord | ProgressRecord
-)
+_KINDS: Final[Mapping[str, Callable[[Fields], JsonRecord]]] = {
+    "job": JobRecord.from_dict,
+    "step": StepRecord.from_dict,
+    "end": EndRecord.from_dict,
+    "checkpoint": CheckpointRecord.from_dict,
+    "evaluation": EvaluationRecord.from_dict,
+    "calibration": CalibrationRecord.from_dict,
+    "progress": ProgressRecord.from_dict,
+}
 
 
 def read_rank(rank: int, lines: Iterable[object]) -> tuple[RankLog, int]:
     """Read ``ranks/rank-<rank>.jsonl``, decoded line by line: (log, malformed lines)."""
-    readers: dict[str, Callable[[Fields], _Record]] = {
-        "job": JobRecord.from_dict,
-        "step": StepRecord.from_dict,
-        "end": EndRecord.from_dict,
-        "checkpoint": CheckpointRecord.from_dict,
-        "evaluation": EvaluationRecord.from_dict,
-        "calibration": CalibrationRecord.from_dict,
-        "progress": ProgressRecord.from_dict,
-    }
-    found, malformed = parse(lines, readers, "kind")
-    log = RankLog(
-        rank=rank,
-        jobs=tuple(each for each in found if isinstance(each, JobRecord)),
-        steps=tuple(each for each in found if isinstance(each, StepRecord)),
-        ends=tuple(each for each in found if isinstance(each, EndRecord)),
-        checkpoints=tuple(each for each in found if isinstance(each, CheckpointRecord)),
-        evaluations=tuple(each for each in found if isinstance(each, EvaluationRecord)),
-        calibrations=tuple(each for each in found if isinstance(each, CalibrationRecord)),
-        progress=tuple(each for each in found if isinstance(each, ProgressRecord)),
-    )
-    return log, malformed
+    records, malformed = read_kinds(lines, _KINDS)
+    return RankLog(rank, *(records[kind] for kind in _KINDS)), malformed

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Annotated, Final
 
-from testbed.core.fields import Fields, integer, mapping, need_number, need_text, number, numbers, parse, text
+from testbed.core.fields import Fields, mapping, need_number, number
+from testbed.core.json_record import JsonRecord, Key, Or, read_kinds
 from testbed.core.records.stalls import TcpTimeouts
 
 __all__ = [
@@ -26,7 +28,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class FiberSample:
+class FiberSample(JsonRecord):
     """Cumulative counters of one direction. ``byte_count`` is L2 bytes: 14 B Ethernet header, headers of every segment.
 
     ``lateness_counts[i]`` are packets that left at most ``lateness_bounds_s[i]`` after they were due and more than the
@@ -35,33 +37,17 @@ class FiberSample:
 
     t: float
     direction: str
-    packets: int
-    segments: int
-    byte_count: int
-    drops: Mapping[str, int]
+    packets: Annotated[int, Or(0)]
+    segments: Annotated[int, Or(0)]
+    byte_count: Annotated[int, Key("bytes")]
+    drops: Annotated[Mapping[str, int], Or(MappingProxyType({}))]
     queue_bytes: int | None
-    lateness_bounds_s: tuple[float, ...]
-    lateness_counts: tuple[float, ...]
+    lateness_bounds_s: Annotated[tuple[float, ...], Key("lateness.bounds_s"), Or(())]
+    lateness_counts: Annotated[tuple[float, ...], Key("lateness.counts"), Or(())]
 
     @property
     def toward(self) -> str:
         return self.direction.partition(":")[2]
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> FiberSample:
-        lateness = mapping(fields, "lateness")
-        drops = mapping(fields, "drops")
-        return cls(
-            t=need_number(fields, "t"),
-            direction=need_text(fields, "direction"),
-            packets=integer(fields, "packets") or 0,
-            segments=integer(fields, "segments") or 0,
-            byte_count=int(need_number(fields, "bytes")),
-            drops={cause: count for cause in drops if (count := integer(drops, cause)) is not None},
-            queue_bytes=integer(fields, "queue_bytes"),
-            lateness_bounds_s=numbers(lateness, "bounds_s"),
-            lateness_counts=numbers(lateness, "counts"),
-        )
 
 
 SCRAPED: Final[Mapping[str, tuple[str, str]]] = {
@@ -81,7 +67,7 @@ DIGITS: Final = 9
 
 
 @dataclass(frozen=True)
-class RankSample:
+class RankSample(JsonRecord):
     """One scrape of one rank's ``/metrics``: counters of its process, and its resident memory.
 
     All values are None where the rank did not answer (``why`` says why), single ones where an agent of an older version
@@ -116,22 +102,11 @@ class RankSample:
         return cls.from_dict({"t": t, "rank": rank, "why": why, **{it: value(*SCRAPED[it]) for it in SCRAPED}})
 
     @classmethod
-    def from_dict(cls, fields: Fields) -> RankSample:
+    def from_dict(cls, fields: Fields, **given: object) -> RankSample:
         if "values" in fields:  # the line of an older version: every series, by name
             t, rank = need_number(fields, "t"), int(need_number(fields, "rank"))
             return cls.from_series(t, rank, mapping(fields, "values"))
-        return cls(
-            t=need_number(fields, "t"),
-            rank=int(need_number(fields, "rank")),
-            steps=integer(fields, "steps"),
-            tokens=integer(fields, "tokens"),
-            compute_s=number(fields, "compute_s"),
-            peer_wait_s=number(fields, "peer_wait_s"),
-            network_s=number(fields, "network_s"),
-            cpu_s=number(fields, "cpu_s"),
-            memory_bytes=integer(fields, "memory_bytes"),
-            why=text(fields, "why"),
-        )
+        return super().from_dict(fields, **given)
 
     def to_dict(self) -> dict[str, object]:
         """Return the line of metrics.jsonl; what is unknown is left out."""
@@ -146,7 +121,7 @@ class RankSample:
 
 
 @dataclass(frozen=True)
-class NodeSample:
+class NodeSample(JsonRecord):
     """Cumulative counters of a node's interface to the fabric, as its kernel counts them: L2 bytes, all of its ranks'.
 
     Recorded of launched programs, whose ranks have no metrics that are known.
@@ -157,15 +132,6 @@ class NodeSample:
     sent_bytes: int
     received_bytes: int
 
-    @classmethod
-    def from_dict(cls, fields: Fields) -> NodeSample:
-        return cls(
-            need_number(fields, "t"),
-            need_text(fields, "node"),
-            int(need_number(fields, "sent_bytes")),
-            int(need_number(fields, "received_bytes")),
-        )
-
     def to_dict(self) -> dict[str, object]:
         """Return the line of metrics.jsonl."""
         return {"t": round(self.t, DECIMALS), "kind": "node", **{it: getattr(self, it) for it in _OF_NODE}}
@@ -175,16 +141,12 @@ _OF_NODE: Final = ("node", "sent_bytes", "received_bytes")
 
 
 @dataclass(frozen=True)
-class HostSample:
+class HostSample(JsonRecord):
     """``cpu_busy`` is the share 0..1 of all cores that was busy since the previous sample."""
 
     t: float
     cpu_busy: float | None
     emulator_cpu_s: float | None
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> HostSample:
-        return cls(need_number(fields, "t"), number(fields, "cpu_busy"), number(fields, "emulator_cpu_s"))
 
 
 @dataclass(frozen=True)
@@ -198,22 +160,16 @@ class Metrics:
     tcp_timeouts: tuple[TcpTimeouts, ...] = ()
 
 
+_KINDS: Final[Mapping[str, Callable[[Fields], JsonRecord]]] = {
+    "fiber": FiberSample.from_dict,
+    "rank": RankSample.from_dict,
+    "host": HostSample.from_dict,
+    "node": NodeSample.from_dict,
+    "tcp_timeouts": TcpTimeouts.from_dict,
+}
+
+
 def read_metrics(lines: Iterable[object]) -> tuple[Metrics, int]:
     """Read ``metrics.jsonl``: (samples, malformed lines)."""
-    readers: dict[str, Callable[[Fields], FiberSample | RankSample | HostSample | NodeSample | TcpTimeouts]] = {
-        "fiber": FiberSample.from_dict,
-        "rank": RankSample.from_dict,
-        "host": HostSample.from_dict,
-        "node": NodeSample.from_dict,
-        "tcp_timeouts": TcpTimeouts.from_dict,
-    }
-    samples, malformed = parse(lines, readers, "kind")
-    samples.sort(key=lambda sample: sample.t)
-    metrics = Metrics(
-        fibers=tuple(sample for sample in samples if isinstance(sample, FiberSample)),
-        ranks=tuple(sample for sample in samples if isinstance(sample, RankSample)),
-        hosts=tuple(sample for sample in samples if isinstance(sample, HostSample)),
-        nodes=tuple(sample for sample in samples if isinstance(sample, NodeSample)),
-        tcp_timeouts=tuple(sample for sample in samples if isinstance(sample, TcpTimeouts)),
-    )
-    return metrics, malformed
+    samples, malformed = read_kinds(lines, _KINDS)
+    return Metrics(*(tuple(sorted(samples[kind], key=lambda sample: sample.t)) for kind in _KINDS)), malformed

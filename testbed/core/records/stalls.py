@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
-from testbed.core.fields import Fields, Malformed, integer, need_number, need_text, parse
+from testbed.core.fields import Malformed, parse
 from testbed.core.intervals import Intervals
+from testbed.core.json_record import JsonRecord, Key, Least, Or
 
 __all__ = ["DECIMALS", "Stall", "TcpTimeouts", "read_stalls", "stalled_s"]
 
@@ -19,21 +21,18 @@ DECIMALS = 6
 
 
 @dataclass(frozen=True)
-class Stall:
+class Stall(JsonRecord):
     core: int
-    began_t: float
-    length_s: float
+    began_t: Annotated[float, Key("t")]
+    length_s: Annotated[float, Key("s")]
 
     @property
     def ended_t(self) -> float:
         return self.began_t + self.length_s
 
-    @classmethod
-    def from_dict(cls, fields: Fields) -> Stall:
-        core, began_t, length_s = integer(fields, "core"), need_number(fields, "t"), need_number(fields, "s")
-        if core is None or core < 0 or began_t < 0 or length_s < 0:
+    def __post_init__(self) -> None:
+        if self.core < 0 or self.began_t < 0 or self.length_s < 0:
             raise Malformed("expected a core, a start and a length that are not negative")
-        return cls(core, began_t, length_s)
 
     def to_dict(self) -> dict[str, object]:
         """Return the line of stalls.jsonl."""
@@ -41,18 +40,13 @@ class Stall:
 
 
 @dataclass(frozen=True)
-class TcpTimeouts:
+class TcpTimeouts(JsonRecord):
     """Retransmission timeouts of TCP that expired in a node from ``since_t`` to ``t``: a line of metrics.jsonl."""
 
     t: float
     node: str
     since_t: float
-    count: int
-
-    @classmethod
-    def from_dict(cls, fields: Fields) -> TcpTimeouts:
-        count = integer(fields, "count") or 0
-        return cls(need_number(fields, "t"), need_text(fields, "node"), need_number(fields, "since_t"), max(0, count))
+    count: Annotated[int, Or(0), Least(0)]
 
     def to_dict(self) -> dict[str, object]:
         times = {"t": round(self.t, DECIMALS), "since_t": round(self.since_t, DECIMALS)}

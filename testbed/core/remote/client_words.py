@@ -45,18 +45,18 @@ class ClientWords:
         whole = json.dumps(asdict(self))
         return whole if len(whole) <= _MOST_BYTES else json.dumps(asdict(replace(self, typed=None, names={})))
 
-    def line(self, verb: str, rest: str) -> str:
-        """Return a command line; ``rest`` is what follows the verb, as it is written in a shell.
+    def line(self, verb: str, arguments: str) -> str:
+        """Return a command line; ``arguments`` follow the verb, as written in a shell.
 
         ``--on`` follows the verb at once, for what comes after a verb's first argument may belong to a child.
         """
         if verb.startswith("-"):  # an option of the program alone
-            return " ".join(filter(None, [shlex.join(self.program), verb, rest]))
-        return " ".join(filter(None, [shlex.join([*self.program, verb, *self.on]), rest]))
+            return " ".join(filter(None, [shlex.join(self.program), verb, arguments]))
+        return " ".join(filter(None, [shlex.join([*self.program, verb, *self.on]), arguments]))
 
-    def command(self, verb: str, *words: str) -> str:
+    def command(self, verb: str, *arguments: str) -> str:
         """Return the command line of a verb."""
-        return self.line(verb, shlex.join(words))
+        return self.line(verb, shlex.join(arguments))
 
     def shown(self, word: str, folder: str) -> str:
         """Return a word as it is typed at the client, where files that travelled into ``folder`` have other names."""
@@ -73,9 +73,9 @@ def decoded(value: str) -> ClientWords | None:
     """Return what :meth:`ClientWords.encoded` made; None for anything else."""
     try:
         read = json.loads(value)
-        words = {key: tuple(map(str, read[key])) for key in ("program", "on", "ssh")}
+        argvs = {key: tuple(map(str, read[key])) for key in ("program", "on", "ssh")}
         typed = None if read["typed"] is None else tuple(map(str, read["typed"]))
         names = {str(there): str(here) for there, here in read["names"].items()}
-        return ClientWords(**words, host=str(read["host"]), typed=typed, names=names) if words["program"] else None
+        return ClientWords(**argvs, host=str(read["host"]), typed=typed, names=names) if argvs["program"] else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

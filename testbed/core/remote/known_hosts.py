@@ -51,9 +51,9 @@ class KnownHost:
         if self.names.startswith("|"):
             return _is_hash_of(self.names, name)
         patterns = self.names.split(",")
-        if any(_matches(it[1:], name) for it in patterns if it.startswith("!")):
+        if any(_matches(pattern[1:], name) for pattern in patterns if pattern.startswith("!")):
             return False
-        return any(_matches(it, name) for it in patterns if not it.startswith("!"))
+        return any(_matches(pattern, name) for pattern in patterns if not pattern.startswith("!"))
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,22 @@ class Judgement:
 
 def read(file: str, text: str) -> list[KnownHost]:
     """Read a known_hosts file; lines that cannot be read are left out, as ssh does."""
-    found = []
+    hosts = []
     for number, line in enumerate(text.split("\n"), 1):  # splitlines() ends lines at other characters, too
-        words = line.split()
+        fields = line.split()
         marker: Marker = ""
-        for each in _MARKERS:
-            if words and words[0] == each:
-                marker, words = each, words[1:]
-        if len(words) < 3 or words[0].startswith(("#", "@")):
+        for candidate in _MARKERS:
+            if fields and fields[0] == candidate:
+                marker, fields = candidate, fields[1:]
+        if len(fields) < 3 or fields[0].startswith(("#", "@")):
             continue
         try:
-            blob = base64.b64decode(words[2], validate=True)
+            blob = base64.b64decode(fields[2], validate=True)
         except (binascii.Error, ValueError):
             continue
-        if _type_of(blob) == words[1]:
-            found.append(KnownHost(file, number, marker, words[0], HostKey(words[1], blob)))
-    return found
+        if _type_of(blob) == fields[1]:
+            hosts.append(KnownHost(file, number, marker, fields[0], HostKey(fields[1], blob)))
+    return hosts
 
 
 def read_revoked(file: str, text: str) -> list[KnownHost]:
@@ -89,49 +89,49 @@ def read_revoked(file: str, text: str) -> list[KnownHost]:
 
     Raises ValueError for a line that is no key: a revocation must not be overlooked.
     """
-    found = []
+    revoked = []
     for number, line in enumerate(text.split("\n"), 1):
-        if words := line.partition("#")[0].split():
-            each = read(file, f"@revoked * {' '.join(words)}")
-            if not each:
+        if fields := line.partition("#")[0].split():
+            keys = read(file, f"@revoked * {' '.join(fields)}")
+            if not keys:
                 raise ValueError(f"{file}:{number}: expected a public key")
-            found.append(replace(each[0], line=number))
-    return found
+            revoked.append(replace(keys[0], line=number))
+    return revoked
 
 
-def judge(known: Iterable[KnownHost], names: Sequence[str], offered: HostKey) -> Judgement:
+def judge(hosts: Iterable[KnownHost], names: Sequence[str], offered: HostKey) -> Judgement:
     """Return what is known of the host's key; what is said of the first of ``names`` that has a line counts.
 
     A revocation counts whatever else is written, in any file. Of a name without the port only the same key counts, as
     in ssh: another key may be another server's, at port 22.
     """
-    lines = list(known)
+    lines = list(hosts)
     for name in names:
-        of_host = [it for it in lines if it.is_of(name)]
-        for each in of_host:
-            if each.marker == "@revoked" and each.key == offered:
-                return Judgement("revoked", each)
+        of_host = [host for host in lines if host.is_of(name)]
+        for host in of_host:
+            if host.marker == "@revoked" and host.key == offered:
+                return Judgement("revoked", host)
     for name in names:
-        plain = [it for it in lines if not it.marker and it.is_of(name)]
-        for each in plain:
-            if each.key == offered:
-                return Judgement("known", each)
+        plain = [host for host in lines if not host.marker and host.is_of(name)]
+        for host in plain:
+            if host.key == offered:
+                return Judgement("known", host)
         if plain and name == names[0]:
-            same_type = [it for it in plain if it.key.type == offered.type]
+            same_type = [host for host in plain if host.key.type == offered.type]
             return Judgement("changed", (same_type or plain)[0])
     for name in names:
-        for each in lines:
-            if each.marker == "@cert-authority" and each.is_of(name):
-                return Judgement("authority", each)
+        for host in lines:
+            if host.marker == "@cert-authority" and host.is_of(name):
+                return Judgement("authority", host)
     return Judgement("unknown")
 
 
-def key_types(known: Iterable[KnownHost], names: Sequence[str]) -> list[str]:
+def key_types(hosts: Iterable[KnownHost], names: Sequence[str]) -> list[str]:
     """Return the types of keys known of the host, each once, in order; the host is to be asked for one of these."""
-    lines = list(known)
+    lines = list(hosts)
     for name in names:
-        if found := [it.key.type for it in lines if not it.marker and it.is_of(name)]:
-            return list(dict.fromkeys(found))
+        if types := [host.key.type for host in lines if not host.marker and host.is_of(name)]:
+            return list(dict.fromkeys(types))
     return []
 
 

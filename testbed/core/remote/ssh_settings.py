@@ -53,26 +53,26 @@ class SshSettings:
 
 def parse(printed: str) -> SshSettings:
     """Parse the output of ``ssh -G``. Raises ValueError if host, port or user are missing."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for line in printed.splitlines():
         key, _, value = line.strip().partition(" ")
-        found.setdefault(key.lower(), []).append(value.strip())
-    missing = [key for key in ("hostname", "port", "user") if not any(found.get(key, ()))]
+        settings.setdefault(key.lower(), []).append(value.strip())
+    missing = [key for key in ("hostname", "port", "user") if not any(settings.get(key, ()))]
     if missing:
         raise ValueError(f"ssh -G prints no {' or '.join(missing)}")
-    agent = _one(found, "identityagent", "SSH_AUTH_SOCK")
+    agent = _one(settings, "identityagent", "SSH_AUTH_SOCK")
     return SshSettings(
-        host=found["hostname"][0],
-        port=int(found["port"][0]),
-        user=found["user"][0],
-        identity_files=tuple(found.get("identityfile", ())),
+        host=settings["hostname"][0],
+        port=int(settings["port"][0]),
+        user=settings["user"][0],
+        identity_files=tuple(settings.get("identityfile", ())),
         agent="" if agent == "none" else agent,
-        identities_only=_one(found, "identitiesonly") == "yes",
-        known_hosts=tuple(_files(found, ("userknownhostsfile", "globalknownhostsfile"))),
-        revoked=revoked if (revoked := _one(found, "revokedhostkeys")) != "none" else "",
-        key_alias=_one(found, "hostkeyalias"),
-        jumps=tuple(it for it in _one(found, "proxyjump").split(",") if it and it != "none"),
-        command="" if _one(found, "proxycommand") == "none" else _one(found, "proxycommand"),
+        identities_only=_one(settings, "identitiesonly") == "yes",
+        known_hosts=tuple(_files(settings, ("userknownhostsfile", "globalknownhostsfile"))),
+        revoked=revoked if (revoked := _one(settings, "revokedhostkeys")) != "none" else "",
+        key_alias=_one(settings, "hostkeyalias"),
+        jumps=tuple(jump for jump in _one(settings, "proxyjump").split(",") if jump and jump != "none"),
+        command="" if _one(settings, "proxycommand") == "none" else _one(settings, "proxycommand"),
     )
 
 
@@ -94,17 +94,17 @@ def expanded(path: str, tokens: Mapping[str, str], environment: Mapping[str, str
     What has no value stays as it is: no file has that name.
     """
 
-    def value(found: re.Match[str]) -> str:
-        token, variable = found.groups()
-        return environment.get(variable, found[0]) if variable else {"%": "%", **tokens}.get(token, found[0])
+    def value(match: re.Match[str]) -> str:
+        token, variable = match.groups()
+        return environment.get(variable, match[0]) if variable else {"%": "%", **tokens}.get(token, match[0])
 
     return re.sub(r"%(.)|\$\{(\w+)\}", value, path)
 
 
-def _one(found: dict[str, list[str]], key: str, default: str = "") -> str:
-    return found.get(key, [default])[0]
+def _one(settings: dict[str, list[str]], key: str, default: str = "") -> str:
+    return settings.get(key, [default])[0]
 
 
-def _files(found: dict[str, list[str]], keys: Sequence[str]) -> list[str]:
+def _files(settings: dict[str, list[str]], keys: Sequence[str]) -> list[str]:
     # `ssh -G` prints names apart by blanks, and does not quote: a name with a blank in it cannot be told from two.
-    return [name for key in keys for name in _one(found, key).split() if name != "none"]
+    return [name for key in keys for name in _one(settings, key).split() if name != "none"]

@@ -14,22 +14,21 @@ from testbed.core.certification.certificate import Certificate
 from testbed.core.checkers.checks import Checked
 from testbed.core.fields import number, sequence, text
 from testbed.core.records.run_info import Expectation, RunInfo
-from testbed.core.report import (
+from testbed.core.report import formats, open_metrics
+from testbed.core.report.sections import (
     checkers_section,
     faults_section,
     fidelity_section,
-    formats,
-    hypothesis,
-    open_metrics,
     restarts_section,
+    steady_section,
     traffic_section,
 )
-from testbed.core.report.faults_section import Fault
-from testbed.core.report.fidelity_section import Fidelity, Machine
-from testbed.core.report.hypothesis import Steady
-from testbed.core.report.program_section import ProgramSteps
-from testbed.core.report.restarts_section import AttemptLine
-from testbed.core.report.traffic_section import TrafficLine
+from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.sections.fidelity_section import Fidelity, Machine
+from testbed.core.report.sections.program_section import ProgramSteps
+from testbed.core.report.sections.restarts_section import AttemptLine
+from testbed.core.report.sections.steady_section import Steady
+from testbed.core.report.sections.traffic_section import TrafficLine
 from testbed.core.units import format_number
 
 __all__ = ["EXIT_CODES", "Answer", "Evidence", "answer", "headline", "verdict"]
@@ -120,7 +119,7 @@ def _answer(found: Evidence) -> tuple[Answer, ...]:
         *_ended(found.blame, bool(launched)),
         *_happened(info),
         *(
-            Answer(f"steady-{index}", "Did the steady state hold?", word(each.holds), hypothesis.sentence(each))
+            Answer(f"steady-{index}", "Did the steady state hold?", word(each.holds), steady_section.sentence(each))
             for index, each in enumerate(found.steady, 1)
         ),
         *(_expected(index, each) for index, each in enumerate(info.expectations, 1)),
@@ -252,7 +251,7 @@ def _right(found: Checked) -> tuple[Answer, ...]:
 
 def _happened(info: RunInfo) -> tuple[Answer, ...]:
     """A fault that did not happen proves nothing: the verdict stays open."""
-    said = hypothesis.missing_faults(info)
+    said = steady_section.missing_faults(info)
     return (Answer("scheduled", "Did all faults happen?", "unknown", said),) if said else ()
 
 

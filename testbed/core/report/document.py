@@ -41,35 +41,32 @@ from testbed.core.records.process_end import read_ends
 from testbed.core.records.run_info import RunInfo
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample
-from testbed.core.report import (
-    answers,
+from testbed.core.report import answers, job_end, noise_section, open_metrics
+from testbed.core.report.answers import Answer
+from testbed.core.report.open_metrics import OpenMetric
+from testbed.core.report.sections import (
     critical_path_section,
     events_section,
     faults_section,
     fidelity_section,
-    hypothesis,
     in_force_section,
-    job_end,
-    noise_section,
-    open_metrics,
     placement_section,
     program_section,
     rank_seconds_section,
     restarts_section,
+    steady_section,
     traffic_section,
 )
-from testbed.core.report.answers import Answer
-from testbed.core.report.critical_path_section import PathSeries
-from testbed.core.report.events_section import EventLine
-from testbed.core.report.faults_section import Fault
-from testbed.core.report.fidelity_section import Fidelity, Machine
-from testbed.core.report.hypothesis import Steady
-from testbed.core.report.in_force_section import InForce
-from testbed.core.report.open_metrics import OpenMetric
-from testbed.core.report.program_section import ProgramSteps
-from testbed.core.report.rank_seconds_section import TimeShares
-from testbed.core.report.restarts_section import AttemptLine
-from testbed.core.report.traffic_section import TrafficLine
+from testbed.core.report.sections.critical_path_section import PathSeries
+from testbed.core.report.sections.events_section import EventLine
+from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.sections.fidelity_section import Fidelity, Machine
+from testbed.core.report.sections.in_force_section import InForce
+from testbed.core.report.sections.program_section import ProgramSteps
+from testbed.core.report.sections.rank_seconds_section import TimeShares
+from testbed.core.report.sections.restarts_section import AttemptLine
+from testbed.core.report.sections.steady_section import Steady
+from testbed.core.report.sections.traffic_section import TrafficLine
 from testbed.core.topology.model import Topology, topology_to_dict
 
 __all__ = [
@@ -279,7 +276,7 @@ def build(run: RunData) -> Report:
     tried = restarts_section.lines(attempts, origin)
     scale = run.topology.scale if run.topology else 1.0
     faults = faults_section.lines(job.faults, origin, scale)
-    checks = hypothesis.steady(run.info, origin, noise)
+    checks = steady_section.steady(run.info, origin, noise)
     program = program_section.steps(run.info, found_program, run.output) if found_program else None
     talked = _traffic(run, job, windows) if found_program else traffic_gaps.TrafficGaps()
     traffic = traffic_section.lines(talked, origin, _ranks_of_nodes(run))

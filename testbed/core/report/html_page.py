@@ -16,7 +16,7 @@ from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from testbed.core.report.figures import Figure
+from testbed.core.report.figures.run_figures import Figure
 from testbed.core.report.meanings import meaning
 from testbed.core.report.report_table import tone
 

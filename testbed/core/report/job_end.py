@@ -10,7 +10,7 @@ from testbed.core.analysis.outage import Outage, longest_outage
 from testbed.core.fields import number
 from testbed.core.records.run_record import RunData
 from testbed.core.report import formats
-from testbed.core.report.faults_section import Fault
+from testbed.core.report.sections.faults_section import Fault
 
 __all__ = ["sentence"]
 

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from testbed.core.physics import full_scale
-from testbed.core.report import (
-    capture_note,
+from testbed.core.report import capture_note, formats, noise_section
+from testbed.core.report.document import Report
+from testbed.core.report.report_table import Table
+from testbed.core.report.run_page import facts, goodput, has_steps, is_program, recovery, shortcomings
+from testbed.core.report.sections import (
     certification_section,
     checkers_section,
     critical_path_section,
     declared_section,
     events_section,
+    experiment_section,
     faults_section,
-    formats,
-    hypothesis,
     in_force_section,
-    noise_section,
     prediction_section,
     program_section,
     rank_seconds_section,
     restarts_section,
-    schedule_section,
     scraped_section,
+    steady_section,
     traffic_section,
 )
-from testbed.core.report.document import Report
-from testbed.core.report.program_section import ProgramSteps
-from testbed.core.report.report_table import Table
-from testbed.core.report.run_page import facts, goodput, has_steps, is_program, recovery, shortcomings
+from testbed.core.report.sections.program_section import ProgramSteps
 
 __all__ = ["escape", "markdown", "section", "table"]
 
@@ -103,7 +101,7 @@ def markdown(report: Report) -> str:
     blocks += section("## Attempts", shown=restarts_section.table(report.attempts))
     blocks += section("## Checkers", checkers_section.LEAD, shown=checkers_section.table(report.checkers))
     blocks += section(shown=checkers_section.found_table(report.checkers))
-    blocks += section("## Steady state", shown=hypothesis.table(report.steady))
+    blocks += section("## Steady state", shown=steady_section.table(report.steady))
     blocks += _scraped(report)
     blocks += section("## Events", shown=events_section.table(report.events))
     blocks += _folded(events_section.folded(report.events))
@@ -113,8 +111,8 @@ def markdown(report: Report) -> str:
 
 
 def _experiment(report: Report) -> list[str]:
-    teaches = schedule_section.teaches(report.run)
-    shown = section(shown=schedule_section.table(report.run, certification_section.scale(report.topology)))
+    teaches = experiment_section.teaches(report.run)
+    shown = section(shown=experiment_section.table(report.run, certification_section.scale(report.topology)))
     return ["## Experiment", *([escape(teaches)] if teaches else []), *shown] if teaches or shown else []
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from testbed.core.checkers.checks import Checked
 from testbed.core.experiment import expect
 from testbed.core.records.run_info import Expectation
-from testbed.core.report import noise_section, open_metrics, restarts_section
+from testbed.core.report import noise_section, open_metrics
 from testbed.core.report.document import Report
+from testbed.core.report.sections import restarts_section
 
 __all__ = ["judged", "measured"]
 

@@ -19,7 +19,7 @@ from testbed.core.analysis.goodput import JobEvidence
 from testbed.core.experiment import expect
 from testbed.core.records.run_info import Expectation
 from testbed.core.report import formats
-from testbed.core.report.restarts_section import AttemptLine
+from testbed.core.report.sections.restarts_section import AttemptLine
 from testbed.core.units import Unreadable
 
 __all__ = ["AT_LEAST", "AT_MOST", "SIGN", "OpenMetric", "judge", "judged", "open_metrics", "words"]

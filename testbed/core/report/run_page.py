@@ -6,33 +6,28 @@ from collections.abc import Iterator, Mapping
 
 from testbed.core.analysis.goodput import loss_steps
 from testbed.core.fields import sequence, text
-from testbed.core.report import (
-    capture_note,
+from testbed.core.report import capture_note, formats, html_page, meanings, noise_section
+from testbed.core.report.document import Report
+from testbed.core.report.figures import drawing, fault_timeline
+from testbed.core.report.figures.run_figures import figures
+from testbed.core.report.figures.scraped_figures import scraped_figures
+from testbed.core.report.sections import (
     certification_section,
     checkers_section,
     critical_path_section,
     declared_section,
-    drawing,
     events_section,
-    fault_timeline,
+    experiment_section,
     faults_section,
-    formats,
-    html_page,
-    hypothesis,
     in_force_section,
-    meanings,
-    noise_section,
     prediction_section,
     program_section,
     rank_seconds_section,
     restarts_section,
-    schedule_section,
     scraped_section,
+    steady_section,
     traffic_section,
 )
-from testbed.core.report.document import Report
-from testbed.core.report.figures import figures
-from testbed.core.report.scraped_figures import scraped_figures
 
 __all__ = ["facts", "goodput", "has_steps", "html", "is_program", "recovery", "shortcomings"]
 
@@ -87,14 +82,14 @@ def html(report: Report) -> str:
         checkers_lead=checkers_section.LEAD,
         checkers_table=checkers_section.table(report.checkers),
         found_table=checkers_section.found_table(report.checkers),
-        steady_table=hypothesis.table(report.steady),
+        steady_table=steady_section.table(report.steady),
         timeline=fault_timeline.timeline(report),
         scraped_ids=[figure.id for figure in scraped],
         **_scraped(report),
         events_table=events_section.table(report.events),
         folded_events=events_section.folded(report.events),
-        teaches=schedule_section.teaches(report.run),
-        schedule_table=schedule_section.table(report.run, certification_section.scale(report.topology)),
+        teaches=experiment_section.teaches(report.run),
+        schedule_table=experiment_section.table(report.run, certification_section.scale(report.topology)),
         host_facts=(*lost, *facts(report)),
         shortcomings=shortcomings(report),
     )

@@ -25,23 +25,23 @@ class Finding:
     do: str
 
 
-def findings(topology: Topology, found: Audit) -> tuple[Finding, ...]:
+def findings(topology: Topology, report: Audit) -> tuple[Finding, ...]:
     """Return the findings of ``found``, the audit of ``topology``, the worst first."""
     return (
-        *_single_points(found),
-        *_shared(found),
+        *_single_points(report),
+        *_shared(report),
         *_protected(topology),
-        *_no_failover(topology, found),
-        *_power(topology, found),
-        *_second_failures(found),
+        *_no_failover(topology, report),
+        *_power(topology, report),
+        *_second_failures(report),
     )
 
 
-def _single_points(found: Audit) -> Iterator[Finding]:
-    for point in found.single_points:
+def _single_points(report: Audit) -> Iterator[Finding]:
+    for point in report.single_points:
         apart = " from ".join(_names(island) for island in (point.islands[-1], point.islands[0]))
-        more = f", {len(point.islands)} islands in total" if len(point.islands) > 2 else ""
-        yield Finding("single point", f"{_failure(point)} separates {apart}{more}", _mend(point, found))
+        islands = f", {len(point.islands)} islands in total" if len(point.islands) > 2 else ""
+        yield Finding("single point", f"{_failure(point)} separates {apart}{islands}", _mend(point, report))
 
 
 def _failure(point: SinglePoint) -> str:
@@ -53,11 +53,11 @@ def _failure(point: SinglePoint) -> str:
     }[point.kind]
 
 
-def _mend(point: SinglePoint, found: Audit) -> str:
+def _mend(point: SinglePoint, report: Audit) -> str:
     ends = f"{point.islands[-1][0]} and {point.islands[0][0]}"
     match point.kind:
         case "duct":
-            cut = next(it for it in found.ducts if it.duct == point.name)
+            cut = next(duct_cut for duct_cut in report.ducts if duct_cut.duct == point.name)
             protect = f", or protect {cut.lost[0]} by a second path outside it" if cut.lost else ""
             return f"connect {ends} by a link that avoids {point.name}{protect}"
         case "link":
@@ -68,23 +68,23 @@ def _mend(point: SinglePoint, found: Audit) -> str:
             return f"connect {ends} by a link to no site on {point.name}, or feed one of them from another power domain"
 
 
-def _shared(found: Audit) -> Iterator[Finding]:
-    lost = {cut.duct: cut.lost for cut in found.ducts}
-    for risk in found.shared:
+def _shared(report: Audit) -> Iterator[Finding]:
+    lost = {cut.duct: cut.lost for cut in report.ducts}
+    for risk in report.shared:
         if len(lost[risk.duct]) < 2:
             continue  # links with a second path switch to it
-        others = [pair for pair in found.pairs if _looks_diverse(pair) and {*pair.via} & {*risk.links}]
+        others = [pair for pair in report.pairs if _looks_diverse(pair) and {*pair.via} & {*risk.links}]
         why = "separates sites" if risk.separates else "one dig cuts them all"
-        more = ""
+        detail = ""
         if others:
             worst = others[0]
-            more = (
+            detail = (
                 f"; {' - '.join(worst.between)} has {worst.link_disjoint} link-disjoint paths"
                 f" but {worst.duct_disjoint.count} duct-disjoint"
             )
         yield Finding(
             "shared risk",
-            f"{_names(risk.links)} share {risk.duct}: {why}{more}",
+            f"{_names(risk.links)} share {risk.duct}: {why}{detail}",
             f"route one of them around {risk.duct}, or add a second path (protection: {{type: 1+1, via: […]}})",
         )
 
@@ -100,14 +100,14 @@ def _protected(topology: Topology) -> Iterator[Finding]:
             )
 
 
-def _no_failover(topology: Topology, found: Audit) -> Iterator[Finding]:
+def _no_failover(topology: Topology, report: Audit) -> Iterator[Finding]:
     for link in topology.links:
         stuck = [
             detour.between
-            for cut in found.ducts
+            for cut in report.ducts
             if link.protection == "none" and link.name in cut.lost and not cut.separated_pairs
             for detour in cut.detours
-            if detour.rtt_after_s is None and link.name in _way_of(found, detour.between)
+            if detour.rtt_after_s is None and link.name in _way_of(report, detour.between)
         ]
         if stuck:
             pairs = _names([" - ".join(pair) for pair in dict.fromkeys(stuck)])
@@ -118,16 +118,16 @@ def _no_failover(topology: Topology, found: Audit) -> Iterator[Finding]:
             )
 
 
-def _way_of(found: Audit, between: tuple[str, str]) -> tuple[str, ...]:
-    return next((pair.via for pair in found.pairs if pair.between == between), ())
+def _way_of(report: Audit, between: tuple[str, str]) -> tuple[str, ...]:
+    return next((pair.via for pair in report.pairs if pair.between == between), ())
 
 
 def _looks_diverse(pair: PairRisk) -> bool:
     return pair.duct_disjoint.exact and pair.duct_disjoint.count < pair.link_disjoint
 
 
-def _power(topology: Topology, found: Audit) -> Iterator[Finding]:
-    for domain, sites in found.power.items():
+def _power(topology: Topology, report: Audit) -> Iterator[Finding]:
+    for domain, sites in report.power.items():
         ranks = sum(topology.site(name).nodes for name in sites)
         yield Finding(
             "shared power",
@@ -136,15 +136,15 @@ def _power(topology: Topology, found: Audit) -> Iterator[Finding]:
         )
 
 
-def _second_failures(found: Audit) -> Iterator[Finding]:
-    if not found.double_cuts:
+def _second_failures(report: Audit) -> Iterator[Finding]:
+    if not report.double_cuts:
         return
-    worst = max(found.double_cuts, key=lambda it: it.pairs)
+    worst = max(report.double_cuts, key=lambda double_cut: double_cut.pairs)
     apart = " from ".join(_names(island) for island in (worst.islands[-1], worst.islands[0]))
-    tried = "" if found.double_cuts_tried == found.double_cuts_possible else " (of those tried)"
+    tried = "" if report.double_cuts_tried == report.double_cuts_possible else " (of those tried)"
     yield Finding(
         "second failure",
-        f"{len(found.double_cuts)} of {found.double_cuts_possible} pairs of ducts{tried} separate sites when both are"
+        f"{len(report.double_cuts)} of {report.double_cuts_possible} pairs of ducts{tried} separate sites when both are"
         f" cut; at worst {' and '.join(worst.ducts)}: {apart}",
         "repair a cut before the next one, or add a third disjoint path",
     )

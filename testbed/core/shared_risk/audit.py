@@ -139,7 +139,7 @@ def audit(topology: Topology) -> Audit:
     healthy = {pair: way for pair, way in fibers.ways(_HEALTHY, pairs).items() if way is not None}
     singles = tuple(_single_points(topology, fibers, used))
     cuts = tuple(_duct_cut(topology, fibers, duct, healthy) for duct in used)
-    separating = frozenset(it.name for it in singles if it.kind == "duct")
+    separating = frozenset(single.name for single in singles if single.kind == "duct")
     candidates = [duct for duct in used if duct not in separating]
     tried = list(itertools.islice(itertools.combinations(candidates, 2), MOST_DOUBLE_CUTS))
     return Audit(
@@ -190,8 +190,8 @@ def _shared(topology: Topology, separating: frozenset[str]) -> Iterator[SharedRi
 def _single_points(topology: Topology, fibers: Fibers, used: list[str]) -> Iterator[SinglePoint]:
     ducts = {name: Failure(ducts=frozenset({name})) for name in used}
     # The cut of a private duct covers the failure of its link, unless the link has a second path.
-    alone = {it.name for it in topology.links if it.via == (it.name,) and it.second_path is None}
-    links = {it.name: Failure(links=frozenset({it.name})) for it in topology.links if it.name not in alone}
+    alone = {link.name for link in topology.links if link.via == (link.name,) and link.second_path is None}
+    links = {link.name: Failure(links=frozenset({link.name})) for link in topology.links if link.name not in alone}
     gateways = {site.gateway: Failure(sites=frozenset({site.name})) for site in topology.sites}
     power = {name: Failure(sites=frozenset(sites)) for name, sites in _power(topology).items() if len(sites) > 1}
     for kind, failures in (("duct", ducts), ("link", links), ("gateway", gateways), ("power", power)):
@@ -246,10 +246,10 @@ def _badness(detour: Detour) -> tuple[float, tuple[str, str]]:
 
 def _pair(fibers: Fibers, pair: tuple[str, str], way: Way, cuts: tuple[DuctCut, ...]) -> PairRisk:
     mine = [(cut.duct, detour) for cut in cuts for detour in cut.detours if detour.between == pair]
-    worst_duct, worst = min(mine, key=lambda it: _badness(it[1]))
+    worst_duct, worst = min(mine, key=lambda pair_of_cut: _badness(pair_of_cut[1]))
     capacity_bps = fibers.capacity_bps(_HEALTHY, *pair)
     narrowest_duct, narrowest_bps = "", capacity_bps
-    for cut in sorted(cuts, key=lambda it: -_carried_bps(fibers, it)):
+    for cut in sorted(cuts, key=lambda duct_cut: -_carried_bps(fibers, duct_cut)):
         if capacity_bps - _carried_bps(fibers, cut) >= narrowest_bps:
             break  # a cut removes at most the rate of its links: no later one can be worse
         left_bps = fibers.capacity_bps(Failure(ducts=frozenset({cut.duct})), *pair)

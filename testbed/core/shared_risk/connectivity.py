@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import networkx
 
+from testbed.core.topology.graph import ShortestPaths, reachable
 from testbed.core.topology.model import Link, Topology
 
 __all__ = ["MOST_PATHS", "Disjoint", "Failure", "Fibers", "Way"]
@@ -60,6 +61,10 @@ class _Path:
     rtt_s: float
 
 
+_Hop = tuple[Link, _Path | None]
+"""A link on a route, and its path of ducts; None if it is lost and routing keeps using it (``protection: none``)."""
+
+
 class Fibers:
     """The fibers of a topology, queried under different failures."""
 
@@ -76,27 +81,26 @@ class Fibers:
 
     def switched(self, failure: Failure) -> tuple[str, ...]:
         """Return the names of the links on their second path."""
-        found = ((link, self._path(link, failure)) for link in self._topology.links)
-        return tuple(link.name for link, path in found if path not in (None, self._paths[link.name][0]))
+        paths = ((link, self._path(link, failure)) for link in self._topology.links)
+        return tuple(link.name for link, path in paths if path not in (None, self._paths[link.name][0]))
 
     def islands(self, failure: Failure) -> tuple[frozenset[str], ...]:
         """Return the groups of connected sites, the largest first, without failed sites."""
-        graph = networkx.Graph()
-        graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
-        graph.add_edges_from(link.between for link in self._topology.links if self._path(link, failure) is not None)
-        found = networkx.connected_components(graph)
-        return tuple(sorted((frozenset(it) for it in found), key=lambda it: (-len(it), min(it))))
+        lit = [link.between for link in self._topology.links if self._path(link, failure) is not None]
+        islands: list[frozenset[str]] = []
+        for site in self._topology.sites:
+            if site.name not in failure.sites and not any(site.name in island for island in islands):
+                islands.append(frozenset(reachable(site.name, lit)))
+        return tuple(sorted(islands, key=lambda sites: (-len(sites), min(sites))))
 
-    def ways(self, failure: Failure, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Way | None]:
+    def ways(self, failure: Failure, pairs: Collection[tuple[str, str]]) -> dict[tuple[str, str], Way | None]:
         """Return the route between the sites of each pair.
 
         None if nothing arrives: no path exists, or routing keeps using a lost link (``protection: none``).
         """
-        graph, found = self._routed(failure), {}
-        for origin, some in itertools.groupby(sorted(pairs), key=lambda pair: pair[0]):
-            reached = networkx.single_source_dijkstra_path(graph, origin) if origin in graph else {}
-            found.update({pair: _way(graph, reached.get(pair[1])) for pair in some})
-        return found
+        edges = self._routed(failure)
+        paths = {origin: ShortestPaths(origin, edges) for origin in {origin for origin, _ in pairs}}
+        return {(origin, other): _way(paths[origin].path(other)) for origin, other in pairs}
 
     def capacity_bps(self, failure: Failure, one: str, other: str) -> float:
         """Return the one-way capacity of all fibers together between two sites (max-flow), regardless of routing."""
@@ -107,8 +111,8 @@ class Fibers:
 
     def rate_bps(self, link: str) -> float:
         """Return the rate of the slower direction."""
-        found = self._paths[link][0].link
-        return min(found.impairment(direction).rate_bps for direction in found.directions)
+        first_link = self._paths[link][0].link
+        return min(first_link.impairment(direction).rate_bps for direction in first_link.directions)
 
     def link_disjoint(self, one: str, other: str) -> int:
         """Return the number of link-disjoint paths (Menger)."""
@@ -128,11 +132,11 @@ class Fibers:
             if looked_at == MOST_PATHS:
                 return Disjoint(best, False)
             # A path whose ducts include all of another path's is never the better choice.
-            if any(it <= ducts for it in risks):
+            if any(route <= ducts for route in risks):
                 continue
-            risks = [*(it for it in risks if not ducts <= it), ducts]
+            risks = [*(route for route in risks if not ducts <= route), ducts]
             # Only a set with the new path can be larger than the best so far.
-            best = max(best, 1 + _most_disjoint([it for it in risks[:-1] if not it & ducts], best))
+            best = max(best, 1 + _most_disjoint([route for route in risks[:-1] if not route & ducts], best))
             if best == most:
                 break
         return Disjoint(best, True)
@@ -165,22 +169,15 @@ class Fibers:
             return None
         return next((path for path in self._paths[link.name] if not path.ducts & failure.ducts), None)
 
-    def _routed(self, failure: Failure) -> networkx.Graph:
-        """Return the surviving sites; for each adjacent pair the link of routing, the shortest that it considers up.
-
-        ``rtt_s`` of an edge is None if the link is lost without replacement.
-        """
-        graph = networkx.Graph()
-        graph.add_nodes_from(site.name for site in self._topology.sites if site.name not in failure.sites)
+    def _routed(self, failure: Failure) -> Mapping[str, Sequence[tuple[str, float, _Hop]]]:
+        """Return, by surviving site, the links that routing considers up, each with its path; None if it is lost."""
+        edges: dict[str, list[tuple[str, float, _Hop]]] = {}
         for link in self._topology.links:
             path = self._path(link, failure)
-            if failure.sites & {*link.between} or (path is None and link.protection != "none"):
-                continue
-            one, other = link.between
-            if link.length_m < graph.get_edge_data(one, other, {}).get("weight", float("inf")):
-                rtt_s = None if path is None else path.rtt_s
-                graph.add_edge(one, other, weight=link.length_m, link=link.name, rtt_s=rtt_s)
-        return graph
+            if not failure.sites & {*link.between} and (path is not None or link.protection == "none"):
+                for site in link.between:
+                    edges.setdefault(site, []).append((link.other_end(site), link.length_m, (link, path)))
+        return edges
 
     def _graph(self, failure: Failure) -> networkx.Graph:
         """Return the surviving sites with an edge per adjacent pair: its number of links and their total rate."""
@@ -198,21 +195,21 @@ def _paths(link: Link) -> Iterator[_Path]:
         yield _Path(link, frozenset(link.second_path.via), link.switched_rtt_s)
 
 
-def _widen(graph: networkx.Graph, one: str, other: str, **more: float) -> None:
+def _widen(graph: networkx.Graph, one: str, other: str, **weights: float) -> None:
     """Add to the values of the edge between two sites, creating it if missing."""
     graph.add_edge(one, other)
     edge = graph.edges[one, other]
-    for key, value in more.items():
+    for key, value in weights.items():
         edge[key] = edge.get(key, 0) + value
 
 
-def _way(graph: networkx.Graph, sites: list[str] | None) -> Way | None:
-    if sites is None:
+def _way(hops: Sequence[_Hop] | None) -> Way | None:
+    if hops is None:
         return None
-    edges = [graph.edges[hop] for hop in itertools.pairwise(sites)]
-    if any(it["rtt_s"] is None for it in edges):
+    rtts_s = [path.rtt_s for _, path in hops if path is not None]
+    if len(rtts_s) < len(hops):
         return None
-    return Way(tuple(it["link"] for it in edges), sum(it["weight"] for it in edges), sum(it["rtt_s"] for it in edges))
+    return Way(tuple(link.name for link, _ in hops), sum(link.length_m for link, _ in hops), sum(rtts_s))
 
 
 def _most_disjoint(risks: list[frozenset[str]], enough: int) -> int:
@@ -228,7 +225,7 @@ def _most_disjoint(risks: list[frozenset[str]], enough: int) -> int:
         for place, ducts in enumerate(left):
             if taken + len(left) - place <= max(best, enough - 1):
                 return
-            choose([it for it in left[place + 1 :] if not it & ducts], taken + 1)
+            choose([route for route in left[place + 1 :] if not route & ducts], taken + 1)
 
     choose(risks, 0)
     return best

@@ -35,8 +35,8 @@ def shortened(stem: str, most: int, turn: int = 0, hashed: int = _HASHED) -> str
     selects another hash, for a name that is taken. A character of the hash has 5 bits.
     """
     digest = hashlib.sha256(f"{stem}\0{turn}".encode()).digest()
-    told = base64.b32encode(digest)[:hashed].decode().lower()
-    return f"{stem[: most - hashed - 1].rstrip('-')}-{told}"
+    suffix = base64.b32encode(digest)[:hashed].decode().lower()
+    return f"{stem[: most - hashed - 1].rstrip('-')}-{suffix}"
 
 
 class InterfaceNames:
@@ -68,7 +68,7 @@ class InterfaceNames:
                     long.setdefault(key, []).append(suffix)
         for key in sorted(long):
             turn, most = 0, wanted[key][0]
-            while not used.isdisjoint(made := {shortened(key[1], most, turn) + it for it in long[key]}):
+            while not used.isdisjoint(made := {shortened(key[1], most, turn) + end for end in long[key]}):
                 turn += 1
             used |= made
             for suffix in long[key]:

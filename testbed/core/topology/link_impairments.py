@@ -52,14 +52,14 @@ def layers(
         *(("rate",) if link.rate is not None or link.optics is not None else ()),
         *(_LOSS if link.loss is not None else ()),
     }
-    found: list[Layer] = []
+    overrides: list[Layer] = []
     for path, values in _written(name, link, default, toward):
         kept = {key: value for key, value in values.items() if path[0] == "links" or key not in hidden}
         if "rate" in kept:
             kept["rate"] /= scale
         if kept:
-            found.append((path, kept))
-    return found
+            overrides.append((path, kept))
+    return overrides
 
 
 def _written(name: str, link: LinkText, default: LinkDefaults, toward: str | None) -> Iterator[Layer]:
@@ -96,11 +96,11 @@ def check(name: str, link: LinkText, default: LinkDefaults, scale: float, own: O
     wrong: dict[tuple[Path, str, str], list[str]] = {}
     for site in between:
         over = layers(name, link, default, scale, site)
-        for it in _judge(resolved(own, over), over, scale, own.mtu):
-            places = [(*path, it.key) for path, values in over if it.key in values]
+        for misread in _judge(resolved(own, over), over, scale, own.mtu):
+            places = [(*path, misread.key) for path, values in over if misread.key in values]
             # A missing value has no line: use that of its parent.
             path = places[-1] if places else over[-1][0] if over else ("links", name)
-            wrong.setdefault((path, it.key, it.why), []).append(site)
+            wrong.setdefault((path, misread.key, misread.why), []).append(site)
     for (path, key, why), sites in wrong.items():
         toward = f" toward {sites[0]}" if len(sites) < len(between) else ""
         message, _, fix = why.partition("; ")
@@ -112,7 +112,11 @@ def _judge(impairment: Impairment, over: Sequence[Layer], scale: float, mtu: int
     if rates and rates[-1] < LEAST_RATE_BPS:
         fix = f"write a rate of at least {format_rate(LEAST_RATE_BPS)} after scale"
         yield Misread("rate", f"{rates[-1]:.3g} b/s after scale {scale:g}; {fix}")
-    yield from (it for it in judge(impairment, mtu) if it.key != "rate" or not rates or rates[-1] >= LEAST_RATE_BPS)
+    yield from (
+        misread
+        for misread in judge(impairment, mtu)
+        if misread.key != "rate" or not rates or rates[-1] >= LEAST_RATE_BPS
+    )
 
 
 def check_default(default: LinkDefaults, sites: Mapping[str, object], mistakes: Mistakes) -> None:

@@ -50,24 +50,24 @@ def parse(value: object) -> ProtectionText:
     if "type" not in value:
         raise Unreadable("missing type", f"write {_EXAMPLE}")
     kind = _type(value["type"])
-    rest = {key: it for key, it in value.items() if key != "type"}
+    settings = {key: setting for key, setting in value.items() if key != "type"}
     if kind not in SWITCHED:
-        if rest:
-            raise Unreadable(f"{kind} takes no {shown(next(iter(rest)))}", f"write protection: {kind}")
+        if settings:
+            raise Unreadable(f"{kind} takes no {shown(next(iter(settings)))}", f"write protection: {kind}")
         return ProtectionText(kind)
-    found: dict[str, Any] = {}
-    for key, it in rest.items():
+    fields: dict[str, Any] = {}
+    for key, setting in settings.items():
         if key not in _KEYS:
             message, fix = unknown("key", str(key), _KEYS)
             raise Unreadable(f"{kind}: {message}", fix)
         field, read = _KEYS[key]
         try:
-            found[field] = read(it)
+            fields[field] = read(setting)
         except Unreadable as error:
             raise Unreadable(f"{key}: {error.message}", error.fix) from error
-    if "via" not in found:
+    if "via" not in fields:
         raise Unreadable(f"{kind} needs a second path", f"add via: [DUCT, …], as in {_EXAMPLE.replace('1+1', kind)}")
-    return ProtectionText(kind, **found)
+    return ProtectionText(kind, **fields)
 
 
 def second_path(written: ProtectionText, length_m: float) -> SecondPath | None:
@@ -106,7 +106,7 @@ def _type(value: object) -> str:
 
 def _via(value: object) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(it, str) for it in names):
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         raise Unreadable(*expected("a list of ducts", value, "write via: [DUCT, …]"))
     if len({*names}) < len(names):
         raise Unreadable("a duct occurs twice", "name each duct once")

@@ -17,6 +17,7 @@ from testbed.core.physics.fiber import propagation_s
 from testbed.core.physics.impairment import Impairment
 from testbed.core.physics.protection_selector import SecondPath
 from testbed.core.topology import site_fabric
+from testbed.core.topology.direction import Direction
 from testbed.core.topology.interface_names import InterfaceNames
 from testbed.core.user_text import shown
 
@@ -100,9 +101,18 @@ class Link:
     calibrate: bool = True
 
     @property
-    def directions(self) -> tuple[str, str]:
-        """``link:site`` toward ``between[1]`` first, then toward ``between[0]``."""
-        return (f"{self.name}:{self.between[1]}", f"{self.name}:{self.between[0]}")
+    def directions(self) -> tuple[Direction, Direction]:
+        """The direction toward ``between[1]``, then the one toward ``between[0]``."""
+        one, other = self.between
+        return Direction(self.name, one, other), Direction(self.name, other, one)
+
+    def from_site(self, site: str) -> Direction:
+        """Return the direction that leaves ``site``."""
+        return self.directions[self.between.index(site)]
+
+    def other_end(self, site: str) -> str:
+        """Return the site at the other end of the link."""
+        return self.between[1 - self.between.index(site)]
 
     def impairment(self, direction: str) -> Impairment:
         """Return the impairment of one of ``directions`` on the healthy link."""
@@ -160,6 +170,11 @@ class Topology:
         return next(link for link in self.links if link.name == name)
 
     @cached_property
+    def directions(self) -> dict[str, Direction]:
+        """All directions of all links, by their names."""
+        return {direction: direction for link in self.links for direction in link.directions}
+
+    @cached_property
     def interfaces(self) -> InterfaceNames:
         """The names of the lab's interfaces, derived from those of sites and links."""
         ports = {
@@ -194,8 +209,8 @@ def topology_to_dict(topology: Topology) -> dict[str, Any]:
 def _lists(value: Any) -> Any:
     """Return ``value`` with tuples replaced by lists, at any depth."""
     if isinstance(value, Mapping):
-        return {key: _lists(it) for key, it in value.items()}
-    return [_lists(it) for it in value] if isinstance(value, list | tuple) else value
+        return {key: _lists(nested) for key, nested in value.items()}
+    return [_lists(nested) for nested in value] if isinstance(value, list | tuple) else value
 
 
 def topology_from_dict(data: Mapping[str, Any]) -> Topology:
@@ -227,7 +242,7 @@ def topology_from_dict(data: Mapping[str, Any]) -> Topology:
 
 def _link(data: Mapping[str, Any]) -> Link:
     # Files from before impairments per direction lack the key.
-    impairments = tuple(_part(Impairment, it) for it in data.get("impairments", ()))
+    impairments = tuple(_part(Impairment, part) for part in data.get("impairments", ()))
     pairs = {key: tuple(data[key]) for key in ("between", "via")}
     second = data.get("second_path")
     second_path = None if second is None else _part(SecondPath, {**second, "via": tuple(second["via"])})
@@ -247,6 +262,6 @@ def _value(name: str, kind: str, value: Any) -> Any:
     # JSON as Python reads it has Infinity, NaN and integers of any size; report.json has none of these.
     if isinstance(value, int | float) and not abs(value) <= LARGEST:
         raise ValueError(f"{name}: expected a number up to {LARGEST:g}, got {shown(value)}")
-    if kind.startswith("tuple[str") and not all(isinstance(each, str) for each in value):
+    if kind.startswith("tuple[str") and not all(isinstance(name, str) for name in value):
         raise ValueError(f"{name}: expected strings, got {value!r}")
     return float(value) if kind == "float" else value

@@ -97,17 +97,17 @@ def _paths(key: str, data: Mapping[str, Any]) -> list[Path]:
 def _below(key: str, parts: tuple[str, ...], field: int) -> bool:
     """Return whether ``parts`` continues below its field, as for ``impair`` and ``toward``. Raises UnknownName."""
     place, depth = ".".join(parts[: field + 1]), {"impair": 1, "toward": 2, "fabric": 1}.get(parts[field], 0)
-    more = parts[field + 1 :]
-    if not more or (len(more) == 1 == depth - 1):
-        return bool(more)  # the whole mapping: links.north.impair={loss: 1%}
-    if len(more) != depth:
+    below = parts[field + 1 :]
+    if not below or (len(below) == 1 == depth - 1):
+        return bool(below)  # the whole mapping: links.north.impair={loss: 1%}
+    if len(below) != depth:
         like = {1: (f"{place}.{'rate' if parts[field] == 'fabric' else 'loss'}",), 2: (f"{place}.SITE.loss",)}.get(
             depth, (place,)
         )
         raise UnknownName("field", key, like)
-    known = site_fabric.KEYS if parts[field] == "fabric" else tuple(PARAMETERS)
-    if more[-1] not in known:
-        raise UnknownName("field", key, (".".join((*parts[:-1], name)) for name in known))
+    fields = site_fabric.KEYS if parts[field] == "fabric" else tuple(PARAMETERS)
+    if below[-1] not in fields:
+        raise UnknownName("field", key, (".".join((*parts[:-1], name)) for name in fields))
     return True
 
 
@@ -133,17 +133,17 @@ def _toward(parts: tuple[str, ...], links: Mapping[str, Any]) -> list[Path]:
     """Return the paths for those of ``links`` that lead to the site in ``parts``, which may contain ``*``."""
     ends = {name: link.get("between") if isinstance(link, Mapping) else None for name, link in links.items()}
     sites = {
-        name: [it for it in there if isinstance(it, str)] for name, there in ends.items() if isinstance(there, list)
+        name: [end for end in there if isinstance(end, str)] for name, there in ends.items() if isinstance(there, list)
     }
-    found: list[Path] = [
+    paths: list[Path] = [
         ("links", name, "toward", site, *parts[4:])
         for name, there in sites.items()
         for site in there
         if fnmatch.fnmatchcase(site, parts[3])
     ]
-    if not found and sites:
+    if not paths and sites:
         raise UnknownName("site", parts[3], sorted({site for there in sites.values() for site in there}))
-    return found
+    return paths
 
 
 def _put(data: dict[str, Any], path: Path, value: object) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 from testbed.core import yamltext
 from testbed.core.physics import fiber, optics
 from testbed.core.topology import link_impairments, link_protection, override, site_fabric
+from testbed.core.topology.graph import reachable
 from testbed.core.topology.link_impairments import LEAST_RATE_BPS
 from testbed.core.topology.link_protection import ProtectionText
 from testbed.core.topology.model import (
@@ -96,8 +97,8 @@ def _check_sizes(content: TopologyText, mistakes: Mistakes) -> None:
         mistakes.raise_if_any()  # suggesting the closest of so many names could take minutes
     nodes = sum(_nodes(site, content) for site in content.sites.values())
     if nodes + len(content.sites) > BRIDGE_PORTS:
-        found = f"too many nodes: {nodes} in total, and {len(content.sites)} gateways"
-        mistakes.note(("sites",), found, f"use at most {BRIDGE_PORTS} nodes and gateways together")
+        problem = f"too many nodes: {nodes} in total, and {len(content.sites)} gateways"
+        mistakes.note(("sites",), problem, f"use at most {BRIDGE_PORTS} nodes and gateways together")
 
 
 def _nodes(site: SiteText, content: TopologyText) -> int:
@@ -110,8 +111,8 @@ def _fabric_text(site: SiteText, content: TopologyText) -> FabricText | None:
 
 def _fabric(site: SiteText, content: TopologyText) -> tuple[float, float]:
     """Return the rate of a node's port in the lab, in bit/s (0: without a limit), and the oversubscription."""
-    found = _fabric_text(site, content)
-    return (found.rate / (content.scale or DEFAULT_SCALE), found.oversubscription) if found else (0.0, 1.0)
+    fabric = _fabric_text(site, content)
+    return (fabric.rate / (content.scale or DEFAULT_SCALE), fabric.oversubscription) if fabric else (0.0, 1.0)
 
 
 def _check_fabric(name: str, site: SiteText, content: TopologyText, mistakes: Mistakes) -> None:
@@ -156,7 +157,7 @@ def _check_names(content: TopologyText, mistakes: Mistakes) -> None:
 
 def _check_link(name: str, link: LinkText, content: TopologyText, mistakes: Mistakes) -> None:
     path = ("links", name)
-    bad = {found[2] for found in mistakes.bad if len(found) == 3 and found[:2] == path}
+    bad = {bad_path[2] for bad_path in mistakes.bad if len(bad_path) == 3 and bad_path[:2] == path}
     whole = path not in mistakes.bad
     if link.between is not None:
         for site in link.between:
@@ -184,7 +185,7 @@ def _check_link(name: str, link: LinkText, content: TopologyText, mistakes: Mist
         _check_reach(name, link, length_m, content, mistakes)
     _check_second_path(name, link, content, mistakes)
     _check_rate(name, link, content, mistakes)
-    whole = length_m is not None and not any(found[:2] in (path, ("defaults", "link")) for found in mistakes.bad)
+    whole = length_m is not None and not any(bad_path[:2] in (path, ("defaults", "link")) for bad_path in mistakes.bad)
     own = _own(link, content, length_m) if whole and length_m is not None else None
     link_impairments.check(name, link, content.defaults.link, content.scale or DEFAULT_SCALE, own, mistakes)
 
@@ -252,36 +253,24 @@ def _rate_bps(link: LinkText, content: TopologyText) -> float:
 
 def _check_connected(content: TopologyText, mistakes: Mistakes) -> None:
     """Check that every site is reachable from the first, so that all ranks can connect; needs valid links."""
-    known = all(link.between is not None and set(link.between) <= set(content.sites) for link in content.links.values())
-    if not known or not content.sites or {("links",), ("sites",)} & mistakes.bad:
+    all_known = all(
+        link.between is not None and set(link.between) <= set(content.sites) for link in content.links.values()
+    )
+    if not all_known or not content.sites or {("links",), ("sites",)} & mistakes.bad:
         return
-    neighbours: dict[str, set[str]] = {site: set() for site in content.sites}
-    for link in content.links.values():
-        if link.between is not None:
-            one, other = link.between
-            neighbours[one].add(other)
-            neighbours[other].add(one)
+    pairs = [link.between for link in content.links.values() if link.between is not None]
     first, *others = content.sites
-    reached = _reachable(first, neighbours)
+    reached = reachable(first, pairs)
     for site in others:
-        if not neighbours[site]:
+        if not any(site in pair for pair in pairs):
             message = f"site {shown(site)} has no link"
             mistakes.note(("sites", site), message, "add a link between it and another site")
         elif site not in reached:
-            beside = _reachable(site, neighbours)
+            beside = reachable(site, pairs)
             reached |= beside
-            more = f" and {len(beside) - 1} more connected to it" if len(beside) > 1 else ""
-            message = f"no path from site {shown(first)} to site {shown(site)}{more}"
+            connected = f" and {len(beside) - 1} more connected to it" if len(beside) > 1 else ""
+            message = f"no path from site {shown(first)} to site {shown(site)}{connected}"
             mistakes.note(("sites", site), message, "add a link between them")
-
-
-def _reachable(site: str, neighbours: Mapping[str, set[str]]) -> set[str]:
-    reached, front = {site}, [site]
-    while front:
-        new = neighbours[front.pop()] - reached
-        reached |= new
-        front.extend(new)
-    return reached
 
 
 def _name_of(label: str) -> str:
@@ -370,9 +359,9 @@ def _link(name: str, link: LinkText, content: TopologyText) -> Link:
         buffer_bytes=own.buffer.bytes_at(both.rate_bps),
         optics_latency_s=latency_s,
         huts=huts,
-        impairments=tuple(link_impairments.resolved(own, each) for each in over) if any(over) else (),
+        impairments=tuple(link_impairments.resolved(own, layers) for layers in over) if any(over) else (),
         second_path=link_protection.second_path(protection, _second_length_m(protection, content) or 0.0),
-        calibrate=next((it for it in (link.calibrate, default.calibrate) if it is not None), True),
+        calibrate=next((setting for setting in (link.calibrate, default.calibrate) if setting is not None), True),
     )
 
 

@@ -6,7 +6,6 @@ Between two sites traffic takes the shortest path over the fibers, as in a healt
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from testbed.core.physics import validity
 from testbed.core.physics.facts import bandwidth_delay_bytes, radius_class
 from testbed.core.physics.optics import OPTICS
+from testbed.core.topology.direction import Direction
+from testbed.core.topology.graph import ShortestPaths
 from testbed.core.topology.model import Link, Topology
 
 __all__ = ["LinkFacts", "PairFacts", "Rings", "Survey", "rings_of", "survey", "validity_of"]
@@ -125,8 +126,15 @@ def validity_of(topology: Topology, exchange: validity.Exchange | None = None) -
 def _fibers(link: Link) -> Iterator[validity.Fiber]:
     towards = [link.impairment(direction) for direction in link.directions]
     alike = towards[0] == towards[1]
-    for name, it in zip(link.directions, towards[:1] if alike else towards, strict=False):
-        yield validity.Fiber(link.name if alike else name, it.delay_s, link.rtt_s, it.rate_bps, link.mtu, it.mean_loss)
+    for name, impairment in zip(link.directions, towards[:1] if alike else towards, strict=False):
+        yield validity.Fiber(
+            link.name if alike else name,
+            impairment.delay_s,
+            link.rtt_s,
+            impairment.rate_bps,
+            link.mtu,
+            impairment.mean_loss,
+        )
 
 
 def _link(link: Link, scale: float) -> LinkFacts:
@@ -158,29 +166,19 @@ def _pair(one: str, other: str, path: tuple[Link, ...]) -> PairFacts:
     )
 
 
-def _directions(here: str, path: tuple[Link, ...]) -> Iterator[str]:
-    """Yield the direction (``link:site``) of each link of ``path`` from ``here``."""
+def _directions(here: str, path: tuple[Link, ...]) -> Iterator[Direction]:
+    """Yield the direction of each link of ``path`` from ``here``."""
     for link in path:
-        here = link.between[1 - link.between.index(here)]
-        yield f"{link.name}:{here}"
+        direction = link.from_site(here)
+        yield direction
+        here = direction.head
 
 
 def _shortest(topology: Topology, origin: str) -> dict[str, tuple[Link, ...]]:
-    """Return the links from ``origin`` to every site (Dijkstra by length; among equals the first one written)."""
-    lines: dict[str, list[Link]] = {site.name: [] for site in topology.sites}
+    """Return the links from ``origin`` to every site, the shortest path by length."""
+    edges: dict[str, list[tuple[str, float, Link]]] = {site.name: [] for site in topology.sites}
     for link in topology.links:
         for site in link.between:
-            lines[site].append(link)
-    found: dict[str, tuple[Link, ...]] = {}
-    order = itertools.count()
-    waiting: list[tuple[float, int, str, tuple[Link, ...]]] = [(0.0, next(order), origin, ())]
-    while waiting:
-        metres, _, site, path = heapq.heappop(waiting)
-        if site in found:
-            continue
-        found[site] = path
-        for link in lines[site]:
-            beyond = link.between[1 - link.between.index(site)]
-            if beyond not in found:
-                heapq.heappush(waiting, (metres + link.length_m, next(order), beyond, (*path, link)))
-    return found
+            edges[site].append((link.other_end(site), link.length_m, link))
+    paths = ShortestPaths(origin, edges)
+    return {site: paths.path(site) or () for site in paths}

@@ -67,8 +67,8 @@ def whole(low: int, high: int) -> Callable[[object], int]:
     return parse
 
 
-def _one_of(known: Iterable[str]) -> Callable[[object], str]:
-    names = tuple(known)
+def _one_of(choices: Iterable[str]) -> Callable[[object], str]:
+    names = tuple(choices)
 
     def parse(value: object) -> str:
         return parse_choice(value, names)
@@ -323,14 +323,14 @@ def read(written: Written, mistakes: Mistakes) -> TopologyText:
 
 
 def _link(model: type[LinkPart], raw: object, path: Path, what: str, mistakes: Mistakes) -> LinkPart:
-    found = check(model, raw, path, what, mistakes)
-    impair = _impairment(found.impair, (*path, "impair"), f"impair of {what}", mistakes)
-    towards = _section(found.toward, (*path, "toward"), "toward: {west: {loss: 1%, delay: 250us}}", mistakes)
+    part = check(model, raw, path, what, mistakes)
+    impair = _impairment(part.impair, (*path, "impair"), f"impair of {what}", mistakes)
+    towards = _section(part.toward, (*path, "toward"), "toward: {west: {loss: 1%, delay: 250us}}", mistakes)
     toward = {
-        site: _impairment(it, (*path, "toward", site), f"toward {shown(site)} of {what}", mistakes)
-        for site, it in towards.items()
+        site: _impairment(impair_of_site, (*path, "toward", site), f"toward {shown(site)} of {what}", mistakes)
+        for site, impair_of_site in towards.items()
     }
-    return found.model_copy(update={"impair": impair, "toward": toward})
+    return part.model_copy(update={"impair": impair, "toward": toward})
 
 
 def _impairment(raw: object, path: Path, what: str, mistakes: Mistakes) -> dict[str, Any]:
@@ -342,13 +342,13 @@ def _impairment(raw: object, path: Path, what: str, mistakes: Mistakes) -> dict[
         mistakes.note(path, f"{what}: {message}", fix)
         return {}
     values, misread = parse(raw)
-    for it in misread:
-        if it.key in PARAMETERS:
-            message, _, fix = it.why.partition("; ")
-            mistakes.note((*path, it.key), f"{it.key} of {what}: {message}", fix)
+    for mistake in misread:
+        if mistake.key in PARAMETERS:
+            message, _, fix = mistake.why.partition("; ")
+            mistakes.note((*path, mistake.key), f"{mistake.key} of {what}: {message}", fix)
         else:
-            message, fix = unknown("key", it.key, PARAMETERS)
-            mistakes.note((*path, it.key), f"{what}: {message}", fix)
+            message, fix = unknown("key", mistake.key, PARAMETERS)
+            mistakes.note((*path, mistake.key), f"{what}: {message}", fix)
     return values
 
 

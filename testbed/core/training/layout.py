@@ -28,7 +28,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a twin is told of a job.
+    """A job as far as a twin depends on it.
 
     Attributes:
         sites: the site of each rank, in rank order.
@@ -57,6 +57,11 @@ class Layout:
         return len(self.sites)
 
     @property
+    def everyone(self) -> tuple[int, ...]:
+        """All ranks."""
+        return tuple(range(self.world_size))
+
+    @property
     def site_names(self) -> tuple[str, ...]:
         """Sites in the order of their first rank."""
         return tuple(dict.fromkeys(self.sites))
@@ -64,7 +69,7 @@ class Layout:
     @cached_property
     def members(self) -> dict[str, tuple[int, ...]]:
         """Ranks of each site."""
-        return {name: tuple(r for r, it in enumerate(self.sites) if it == name) for name in self.site_names}
+        return {name: tuple(rank for rank, site in enumerate(self.sites) if site == name) for name in self.site_names}
 
     @property
     def slices(self) -> int:
@@ -73,7 +78,7 @@ class Layout:
 
     @property
     def elements(self) -> int:
-        return sum(it.elements for it in self.tensors)
+        return sum(tensor.elements for tensor in self.tensors)
 
     @property
     def payload_bytes(self) -> int:
@@ -84,10 +89,10 @@ class Layout:
 def gpt_tensors(layers: int = 4, width: int = 96, context: int = 64, vocabulary: int = 256) -> tuple[Tensor, ...]:
     """Return the tensors of the agents' GPT in the order of ``testbed_agents.model.GPT.parameters()``.
 
-    >>> sum(it.elements for it in gpt_tensors())
+    >>> sum(tensor.elements for tensor in gpt_tensors())
     478272
     """
-    found = [
+    tensors = [
         Tensor("position", context * width, rows=context),
         Tensor("embedding.weight", vocabulary * width, rows=vocabulary),
     ]
@@ -106,9 +111,9 @@ def gpt_tensors(layers: int = 4, width: int = 96, context: int = 64, vocabulary:
             ("outward.weight", width, 4 * width),
             ("outward.bias", width, 1),
         )
-        found += [Tensor(f"blocks.{layer}.{name}", rows * columns, layer, rows) for name, rows, columns in parts]
+        tensors += [Tensor(f"blocks.{layer}.{name}", rows * columns, layer, rows) for name, rows, columns in parts]
     return (
-        *found,
+        *tensors,
         Tensor("last_norm.weight", width, rows=width),
         Tensor("last_norm.bias", width, rows=width),
     )
@@ -117,17 +122,17 @@ def gpt_tensors(layers: int = 4, width: int = 96, context: int = 64, vocabulary:
 def asleep_tensors(elements: int, layers: int) -> tuple[Tensor, ...]:
     """Return the tensors of the agents' sleeping model, which stands for one of declared size, in their order.
 
-    >>> [it.elements for it in asleep_tensors(18, 2)]
+    >>> [tensor.elements for tensor in asleep_tensors(18, 2)]
     [3, 2, 2, 2, 3, 2, 2, 2]
     """
     return tuple(
         Tensor(f"blocks.{layer}.weights.{index}", part, layer, rows=part)
         for layer, size in enumerate(_parts(elements, layers))
-        for index, part in enumerate(it for it in _parts(size, VECTORS_PER_LAYER) if it)
+        for index, part in enumerate(filter(None, _parts(size, VECTORS_PER_LAYER)))
     )
 
 
 def _parts(elements: int, count: int) -> list[int]:
     """Split into parts that differ by one at most, larger ones first."""
-    each, rest = divmod(elements, count)
-    return [each + (index < rest) for index in range(count)]
+    size, larger = divmod(elements, count)
+    return [size + (index < larger) for index in range(count)]

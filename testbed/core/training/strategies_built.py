@@ -8,29 +8,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.core.training.async_diloco import AsyncDiloco
-from testbed.core.training.ddp import Ddp
-from testbed.core.training.decoupled import Decoupled
-from testbed.core.training.diloco import Diloco, LocalSgd
-from testbed.core.training.fsdp import Fsdp
-from testbed.core.training.hierarchical import Hierarchical
-from testbed.core.training.hsdp import Hsdp
 from testbed.core.training.layout import Layout
-from testbed.core.training.moe import Moe
-from testbed.core.training.multi_tier import MultiTier
-from testbed.core.training.pipeline import Pipeline
-from testbed.core.training.sparse_loco import SparseLoco
-from testbed.core.training.streaming_diloco import StreamingDiloco
-from testbed.core.training.tensor import TensorParallel
-from testbed.core.training.torchft_diloco import TorchftDiloco
+from testbed.core.training.strategies.async_diloco import AsyncDiloco
+from testbed.core.training.strategies.ddp import Ddp
+from testbed.core.training.strategies.decoupled import Decoupled
+from testbed.core.training.strategies.diloco import Diloco
+from testbed.core.training.strategies.fsdp import Fsdp
+from testbed.core.training.strategies.hierarchical import Hierarchical
+from testbed.core.training.strategies.hsdp import Hsdp
+from testbed.core.training.strategies.local_sgd import LocalSgd
+from testbed.core.training.strategies.moe import Moe
+from testbed.core.training.strategies.multi_tier import MultiTier
+from testbed.core.training.strategies.pipeline import Pipeline
+from testbed.core.training.strategies.sparse_loco import SparseLoco
+from testbed.core.training.strategies.streaming_diloco import StreamingDiloco
+from testbed.core.training.strategies.tensor import TensorParallel
+from testbed.core.training.strategies.torchft_diloco import TorchftDiloco
 from testbed.core.training.twin import Twin
 from testbed.errors import UnknownName, UserError
 
 __all__ = ["BUILT", "UNUSABLE", "add", "make", "twin_class"]
 
 _ALL: dict[str, type[Twin]] = {
-    it.name: it
-    for it in (
+    twin.name: twin
+    for twin in (
         Ddp,
         Hierarchical,
         Fsdp,
@@ -54,7 +55,7 @@ BUILT: Mapping[str, type[Twin]] = _ALL
 
 
 UNUSABLE: dict[str, str] = {}
-"""Why each strategy of a package that cannot be loaded is not among them, by name."""
+"""Why a package's strategy could not be loaded, by its name."""
 
 
 def add(twin: type[Twin]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from testbed.core.training.twin import Option
@@ -15,28 +15,30 @@ __all__ = [
     "EVERY",
     "OUTER_MOMENTUM",
     "OUTER_RATE",
+    "PACE",
     "REPLICA",
     "WEIGH",
     "choice",
     "flag",
     "names_by_group",
     "share",
+    "text",
     "whole",
 ]
 
 
 def whole(low: int, high: int = 10_000_000) -> Callable[[object], int]:
     """Return a parser of integers from ``low`` to ``high``, written as a number or as text."""
-    what = f"a whole number from {low} to {high}"
+    range_of = f"a whole number from {low} to {high}"
 
     def parse(value: object) -> int:
         written = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", written):
-            raise Unreadable(*expected(what, value, f"write it in digits, such as {max(low, 1)}"))
+            raise Unreadable(*expected(range_of, value, f"write it in digits, such as {max(low, 1)}"))
         number = int(written)
         if not low <= number <= high:
             raise Unreadable(
-                *expected(what, value, f"write {low} or more" if number < low else f"write {high} or less")
+                *expected(range_of, value, f"write {low} or more" if number < low else f"write {high} or less")
             )
         return number
 
@@ -56,11 +58,11 @@ def choice(*allowed: Any) -> Callable[[object], Any]:
     """Return a parser of one of ``allowed``, numbers also written as text."""
 
     def parse(value: object) -> Any:
-        for it in allowed:
-            if not isinstance(value, bool) and (value == it or str(value) == str(it)):
-                return it
-        words: Sequence[str] = [str(it) for it in allowed]
-        raise Unreadable(*expected(f"one of {', '.join(words)}", value, f"write {words[0]}"))
+        for choice in allowed:
+            if not isinstance(value, bool) and (value == choice or str(value) == str(choice)):
+                return choice
+        choices = [str(choice) for choice in allowed]
+        raise Unreadable(*expected(f"one of {', '.join(choices)}", value, f"write {choices[0]}"))
 
     return parse
 
@@ -88,12 +90,22 @@ def _read_lists(text: str) -> object:
 
 def flag(value: object) -> bool:
     """Parse true or false, also written as text."""
-    words = {"true": True, "false": False, "yes": True, "no": False}
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() not in words:
+    flags = {"true": True, "false": False, "yes": True, "no": False}
+    written = str(value).lower()
+    if written not in flags:
         raise Unreadable(*expected("true or false", value, "write true"))
-    return words[str(value).lower()]
+    return flags[written]
+
+
+def text(what: str, fix: str) -> Callable[[object], str]:
+    """Return a parser of text; ``what`` and ``fix`` are of the message about anything else."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str):
+            raise Unreadable(*expected(what, value, fix))
+        return value
+
+    return parse
 
 
 EVERY = Option("every", 50, whole(1), "H: inner steps between two exchanges")
@@ -115,6 +127,9 @@ AGGREGATE_AT = Option(
     "",
     site_name,
     "site that adds what all sites send to it, and sends back the sum; else they exchange",
+)
+PACE = Option(
+    "pace", "steps", choice("steps", "time"), "time: a faster site takes more inner steps, by the declared speeds"
 )
 WEIGH = Option(
     "weigh", "equal", choice("equal", "tokens"), "tokens: replicas weighted by the tokens since their last exchange"

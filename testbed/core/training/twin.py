@@ -1,8 +1,9 @@
 """The protocol of a twin: what a strategy must do, said without doing it.
 
 A twin is made from the options of a strategy and a :class:`~testbed.core.training.layout.Layout`. Checkers, the wire
-check, commits, goodput, the report and ``predict`` ask it; none of them knows a strategy's name. The strategy itself is
-the class of the same file name in ``testbed_agents/strategies``; the two share no code, so each checks the other.
+check, commits, goodput, the report and ``predict`` ask it; none of them knows a strategy's name. A twin is a file in
+``testbed/core/training/strategies`` and a line in ``strategies_built.py``. The strategy itself is the file of the same
+name in ``agents/testbed_agents/strategies``; the two share no code, so each checks the other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from testbed.core.training.layout import Layout
+from testbed.core.training.published_quality import PublishedQuality
 from testbed.core.training.site_process import Process, Schedule
 from testbed.core.training.strategy_operation import Operation
 
@@ -85,6 +87,10 @@ class Twin(ABC):
     """Whether all ranks apply the same exchanges after the same steps; if not, a server of outer parameters decides."""
     waits: ClassVar[bool] = True
     """Whether a site ever waits for another one."""
+    quality: ClassVar[tuple[PublishedQuality, ...]] = ()
+    """What others published about the quality of models that it trains; subclasses do not inherit it."""
+    shown: ClassVar[tuple[tuple[str, int], ...] | None] = None
+    """Options with which ``show`` predicts it over a topology; None: it does not. Subclasses do not inherit it."""
     published: ClassVar[bool] = False
     """Whether ``predict --as-published`` can simulate it as a paper does (``core/prediction/as_published.py``)."""
     sliced: ClassVar[bool] = True
@@ -95,8 +101,8 @@ class Twin(ABC):
 
     def __init__(self, options: Mapping[str, Any], layout: Layout) -> None:
         """``options``: values by name, parsed; those that are missing have their default."""
-        known = {it.name: it.default for it in self.options}
-        self.values: dict[str, Any] = {**known, **options}
+        defaults = {option.name: option.default for option in self.options}
+        self.values: dict[str, Any] = {**defaults, **options}
         self.layout = layout
 
     def mistakes(self) -> Sequence[Mistake]:

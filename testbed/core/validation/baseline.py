@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def regressions(self) -> tuple[Change, ...]:
-        return tuple(each for each in self.changes if each.kind == "worse")
+        return tuple(change for change in self.changes if change.kind == "worse")
 
 
 def compare(old: Validation, new: Validation) -> Comparison:
@@ -69,12 +69,12 @@ def compare(old: Validation, new: Validation) -> Comparison:
         notes.append(f"times not compared: {why}")
     if old.suite != new.suite:
         notes.append(f"suite was {old.suite}, is {new.suite}: cases in only one of them were not compared")
-    before = {it.name: it for it in old.libraries if it.verdict != "skipped"}
-    now = {it.name: it for it in new.libraries if it.verdict != "skipped"}
+    before = {library.name: library for library in old.libraries if library.verdict != "skipped"}
+    now = {library.name: library for library in new.libraries if library.verdict != "skipped"}
     notes += [f"{name} is in the baseline, but was not validated this time" for name in before if name not in now]
     notes += [f"{name} is not in the baseline" for name in now if name not in before]
     changes: list[Change] = []
-    for name in (each for each in now if each in before):
+    for name in (name_in_both for name_in_both in now if name_in_both in before):
         if before[name].version != now[name].version:
             notes.append(f"{name}: version was {before[name].version}, is {now[name].version}")
         changes += _verdict(before[name], now[name])
@@ -82,7 +82,7 @@ def compare(old: Validation, new: Validation) -> Comparison:
         changes += _cells(before[name], now[name])
         if not why:
             changes += _speeds(before[name], now[name])
-    changes.sort(key=lambda each: each.kind != "worse")
+    changes.sort(key=lambda change: change.kind != "worse")
     return Comparison(tuple(changes), tuple(notes), old.started_unix_s)
 
 
@@ -98,7 +98,7 @@ def _times_incomparable(old: Validation, new: Validation) -> str:
     if not (old.certified and new.certified):
         return "one of the two labs was not certified"
     for direction in sorted({*old.links, *new.links}):
-        was, became = (dict(it.links.get(direction, {})) for it in (old, new))
+        was, became = (dict(validation.links.get(direction, {})) for validation in (old, new))
         if was.keys() != became.keys():
             return f"{direction} is not in both validations"
         if any(_differ(key, was[key], became[key]) for key in was):
@@ -119,7 +119,10 @@ def _verdict(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
 
 def _cases(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
     """Compare cases by state; ``not run`` in either validation is not compared."""
-    before = {(it.operation, it.group, it.type, it.count, it.reduction): it.state for it in old.cases}
+    before = {
+        (old_case.operation, old_case.group, old_case.type, old_case.count, old_case.reduction): old_case.state
+        for old_case in old.cases
+    }
     for case in new.cases:
         then = before.get((case.operation, case.group, case.type, case.count, case.reduction))
         if then is None or "not run" in (then, case.state) or (then == "right") == (case.state == "right"):
@@ -130,7 +133,7 @@ def _cases(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
 
 
 def _cells(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
-    before = {it.fault: it for it in old.cells}
+    before = {old_cell.fault: old_cell for old_cell in old.cells}
     for cell in new.cells:
         then = before.get(cell.fault)
         if then is None or then.outcome not in _OUTCOMES or cell.outcome not in _OUTCOMES:
@@ -147,7 +150,7 @@ def _cells(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
 
 
 def _speeds(old: LibraryResult, new: LibraryResult) -> Iterator[Change]:
-    before = {(it.operation, it.size): it for it in old.speeds}
+    before = {(old_speed.operation, old_speed.size): old_speed for old_speed in old.speeds}
     for speed in new.speeds:
         then = before.get((speed.operation, speed.size))
         if then is None or not _apart(then, speed):

@@ -128,10 +128,10 @@ def bound_s(placed: Placed, every: Sequence[Fiber]) -> float:
     for inside, crossing in _cuts(tuple(every), members):
         heads = [site for site in members if site not in inside]
         must = placed.must_cross([site for site in members if site in inside], heads)
-        least = max(least, _fill(must, [(it.rate, it.delay_s) for it in crossing]))
+        least = max(least, _fill(must, [(fiber.rate, fiber.delay_s) for fiber in crossing]))
         for tail, head in pairs:
             if tail in inside and head not in inside:
-                windows = [(it.rate, _sum(dist, tail, it, head)) for it in crossing]
+                windows = [(window.rate, _sum(dist, tail, window, head)) for window in crossing]
                 least = max(least, _fill(placed.must_move(tail, head), windows))
     leaving = [(fiber.rate, fiber.delay_s) for fiber in every if fiber.tail in members]
     return max(least, _fill(placed.volume, leaving))
@@ -140,7 +140,7 @@ def bound_s(placed: Placed, every: Sequence[Fiber]) -> float:
 def latency_s(placed: Placed, every: Sequence[Fiber]) -> float:
     """Return d: the largest one-way delay between two sites of which one depends on the other."""
     dist = distances(every)
-    pairs = [it for it in itertools.permutations(placed.ranks_at, 2) if _depends(placed, *it)]
+    pairs = [pair for pair in itertools.permutations(placed.ranks_at, 2) if _depends(placed, *pair)]
     return max((dist.get(tail, {}).get(head, math.inf) for tail, head in pairs), default=0.0)
 
 
@@ -181,10 +181,10 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
     count = len(ordered)
     within, k = 0.0, 0  # the probability that at most k - 1 of them are below
     while k < (count + 1) // 2:
-        more = within + math.comb(count, k) / 2**count
-        if 2 * more > 1 - confidence:
+        next_within = within + math.comb(count, k) / 2**count
+        if 2 * next_within > 1 - confidence:
             break
-        within, k = more, k + 1
+        within, k = next_within, k + 1
     middle = count // 2
     median = ordered[middle] if count % 2 else (ordered[middle - 1] + ordered[middle]) / 2
     return Interval(ordered[max(k, 1) - 1], median, ordered[count - max(k, 1)])
@@ -207,7 +207,7 @@ def _fill(volume: float, pipes: Sequence[tuple[float, float]]) -> float:
     if volume <= 0:
         return 0.0
     open_rate, opened = 0.0, 0.0
-    usable = sorted((it for it in pipes if it[0] > 0 and math.isfinite(it[1])), key=lambda it: it[1])
+    usable = sorted((pipe for pipe in pipes if pipe[0] > 0 and math.isfinite(pipe[1])), key=lambda pipe: pipe[1])
     for place, (rate, delay_s) in enumerate(usable):
         open_rate += rate
         opened += rate * delay_s
@@ -225,12 +225,12 @@ def _cuts(every: tuple[Fiber, ...], members: tuple[str, ...]) -> tuple[tuple[fro
     if len(sites) <= MOST_CUTS:
         chosen = itertools.chain.from_iterable(itertools.combinations(sites, size) for size in range(1, len(sites)))
     else:
-        dist = distances(every)
-        near = ([*sorted(sites, key=lambda it, of=of: dist.get(of, {}).get(it, math.inf))] for of in sites)  # type: ignore[misc]
+        distances_s = distances(every)
+        near = (sorted(sites, key=lambda site: distances_s.get(origin, {}).get(site, math.inf)) for origin in sites)
         chosen = (order[:size] for order in near for size in range(1, len(sites)))
-    sets = dict.fromkeys(frozenset(it) for it in chosen)
+    sets = dict.fromkeys(frozenset(members_inside) for members_inside in chosen)
     return tuple(
-        (inside, tuple(it for it in every if it.tail in inside and it.head not in inside))
+        (inside, tuple(crossed for crossed in every if crossed.tail in inside and crossed.head not in inside))
         for inside in sets
         if 0 < sum(site in inside for site in members) < len(members)
     )

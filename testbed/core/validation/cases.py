@@ -97,11 +97,11 @@ def groups(sites: Sequence[str]) -> tuple[Group, ...]:
     by_site: dict[str, list[int]] = {}
     for rank, site in enumerate(sites):
         by_site.setdefault(site, []).append(rank)
-    found = [Group(WORLD, tuple(range(len(sites))))]
-    found += [Group(f"at {site}", tuple(ranks)) for site, ranks in by_site.items()]
+    rank_groups = [Group(WORLD, tuple(range(len(sites))))]
+    rank_groups += [Group(f"at {site}", tuple(ranks)) for site, ranks in by_site.items()]
     if 1 < len(by_site) < len(sites):
-        found.append(Group(ACROSS, tuple(ranks[0] for ranks in by_site.values())))
-    return tuple(found)
+        rank_groups.append(Group(ACROSS, tuple(ranks[0] for ranks in by_site.values())))
+    return tuple(rank_groups)
 
 
 def not_offered(operation: Operation, offers: Mapping[str, Any]) -> str:
@@ -180,11 +180,11 @@ def preferred(
         return None
     if do == BARRIER:
         return "int32", ""
-    kind = next((it for it in (*types, *TYPES) if it in offer.get("types", ())), None)
+    kind = next((candidate for candidate in (*types, *TYPES) if candidate in offer.get("types", ())), None)
     if kind is None or do not in REDUCING:
         return None if kind is None else (kind, "")
-    known: tuple[Reduction, ...] = ("sum", "max", "avg")
-    reduction = next((it for it in known if it in offer.get("reductions", ())), None)
+    reductions: tuple[Reduction, ...] = ("sum", "max", "avg")
+    reduction = next((candidate for candidate in reductions if candidate in offer.get("reductions", ())), None)
     if reduction is None or (reduction == "avg" and TYPES[kind].is_integer):
         return None
     return kind, reduction
@@ -193,9 +193,11 @@ def preferred(
 def _barriers(made: _Maker, *together: Sequence[Group]) -> Iterator[Case]:
     """Barriers in which each rank arrives last in turn, to catch one that waits for some ranks only."""
     for groups_ in together:
-        for late in range(max((len(it.ranks) for it in groups_), default=0)):
-            operations = (made.operation(BARRIER, it, "int32", 0, "") for it in groups_ if late < len(it.ranks))
-            yield Case(tuple(dataclasses.replace(it, late=late) for it in operations))
+        for late in range(max((len(group.ranks) for group in groups_), default=0)):
+            operations = (
+                made.operation(BARRIER, group, "int32", 0, "") for group in groups_ if late < len(group.ranks)
+            )
+            yield Case(tuple(dataclasses.replace(operation, late=late) for operation in operations))
 
 
 def _kinds(do: OperationName, suite: Suite, world: int) -> Iterator[tuple[str, int, Reduction]]:

@@ -38,19 +38,21 @@ def diagnose_error(
     """
     world, size = len(group.ranks), operation.kind.size
     segments = operation.segments(rank, world) or ()
-    segment = next(it for it in segments if it.begin <= int(indices[0]) < it.begin + it.count)
+    segment = next(
+        candidate for candidate in segments if candidate.begin <= int(indices[0]) < candidate.begin + candidate.count
+    )
     indices = indices[indices < np.uint64(segment.begin + segment.count)]
-    data = b"".join(output[int(it) * size : (int(it) + 1) * size] for it in indices)
+    data = b"".join(output[int(index) * size : (int(index) + 1) * size] for index in indices)
     offsets = indices - np.uint64(segment.begin)
     if len(data) >= 4 and len(set(data)) == 1:
         return f"every wrong byte is {data[:1].hex()}, as in a buffer that was never written"
-    for words, other, sources in _candidates(operation, group, rank, segment):
+    for explanation, other, sources in _candidates(operation, group, rank, segment):
         if _enough(other, sources, len(indices)) and agrees(other, sources, offsets, data).all():
-            return words
+            return explanation
     for other in earlier:
-        words = _stale(operation, other, rank, world, indices, data)
-        if words:
-            return words
+        explanation = _stale(operation, other, rank, world, indices, data)
+        if explanation:
+            return explanation
     return _shifted(operation, segment, output, int(indices[0]))
 
 
@@ -63,28 +65,32 @@ def _candidates(
     if operation.do in REDUCING and len(everyone) > 1:
         begin = segment.sources[0][1]
         yield "it is this rank's own input", operation, ((rank, begin),)
-        for it in everyone:
-            yield f"it is the input of rank {name(it)} alone", operation, ((it, begin),)
-        for it in everyone:
-            rest = tuple(source for source in segment.sources if source[0] != it)
-            yield f"the contribution of rank {name(it)} is missing", operation, rest
+        for other in everyone:
+            yield f"it is the input of rank {name(other)} alone", operation, ((other, begin),)
+        for other in everyone:
+            remaining = tuple(source for source in segment.sources if source[0] != other)
+            yield f"the contribution of rank {name(other)} is missing", operation, remaining
             if operation.reduction == "sum":
-                twice = (*segment.sources, (it, begin))
-                yield f"the contribution of rank {name(it)} is counted twice", operation, twice
+                twice = (*segment.sources, (other, begin))
+                yield f"the contribution of rank {name(other)} is counted twice", operation, twice
         if operation.do == "reduce_scatter":
-            for it in everyone:
-                moved = tuple((source, it * count) for source, _ in segment.sources)
-                yield f"it is the block of rank {name(it)}", operation, moved
+            for block in everyone:
+                moved = tuple((source, block * count) for source, _ in segment.sources)
+                yield f"it is the block of rank {name(block)}", operation, moved
         return
     source, begin = segment.sources[0]
-    for it in everyone:
-        if it != source:
-            yield f"it is the data of rank {name(it)}, expected that of rank {name(source)}", operation, ((it, begin),)
+    for other in everyone:
+        if other != source:
+            yield (
+                f"it is the data of rank {name(other)}, expected that of rank {name(source)}",
+                operation,
+                ((other, begin),),
+            )
     if operation.do == "all_to_all":
-        for it in everyone:
-            if it != rank:
-                words = f"it is the block of rank {name(source)} for rank {name(it)}"
-                yield words, operation, ((source, it * count),)
+        for receiver in everyone:
+            if receiver != rank:
+                explanation = f"it is the block of rank {name(source)} for rank {name(receiver)}"
+                yield explanation, operation, ((source, receiver * count),)
 
 
 def _enough(operation: Operation, sources: Sources, elements: int) -> bool:
@@ -116,8 +122,8 @@ def _shifted(operation: Operation, segment: Segment, output: bytes, index: int) 
     kind, (source, begin) = operation.kind, segment.sources[0]
     last = min(segment.begin + segment.count, index + (_WINDOW + _FARTHEST) // kind.size + 1)
     elements = np.arange(index, last, dtype=np.uint64) - np.uint64(segment.begin) + np.uint64(begin)
-    found = numerators(kind, elements, seed=operation.seed, call=operation.call, rank=source)
-    due = encode(kind, found).tobytes()
+    values = numerators(kind, elements, seed=operation.seed, call=operation.call, rank=source)
+    due = encode(kind, values).tobytes()
     got = output[index * kind.size : last * kind.size]
     at = next(place for place, (a, b) in enumerate(zip(due, got, strict=True)) if a != b)
     for by in range(1, _FARTHEST + 1):

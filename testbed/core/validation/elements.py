@@ -38,8 +38,8 @@ class ElementType:
 
 
 TYPES: Final = {
-    it.name: it
-    for it in (
+    element_type.name: element_type
+    for element_type in (
         ElementType("int32", 4, 44),
         ElementType("int64", 8, 24),
         ElementType("float16", 2, 53, 10, 11, -24),

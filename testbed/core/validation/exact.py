@@ -77,9 +77,9 @@ def agrees(
     exactly = kind.is_integer or len(sources) == 1 or operation.do not in REDUCING or operation.reduction == "max"
     if not exactly:
         total, magnitude = np.zeros(len(offsets), np.int64), np.zeros(len(offsets), np.int64)
-        for it in _inputs(operation, sources, offsets):
-            total += it
-            magnitude += np.abs(it)
+        for term in _inputs(operation, sources, offsets):
+            total += term
+            magnitude += np.abs(term)
         return within(operation, len(sources), decode(kind, data).astype(np.float64), total, magnitude)
     expected = encode(kind, _reduced(operation, sources, offsets))
     got = np.frombuffer(data, np.uint8)
@@ -138,10 +138,10 @@ def _inputs(operation: Operation, sources: Sequence[tuple[int, int]], offsets: I
 def _reduced(operation: Operation, sources: Sequence[tuple[int, int]], offsets: Indices) -> Numerators:
     """Numerators of the sum, of the maximum, or of the data that was moved."""
     inputs = _inputs(operation, sources, offsets)
-    found = next(inputs)
-    for it in inputs:
+    largest = next(inputs)
+    for term in inputs:
         if operation.reduction == "max":
-            np.maximum(found, it, out=found)
+            np.maximum(largest, term, out=largest)
         else:
-            found += it
-    return found
+            largest += term
+    return largest

@@ -110,8 +110,8 @@ class Trial:
 
 
 FAULTS: Final = {
-    it.name: it
-    for it in (
+    matrix_fault.name: matrix_fault
+    for matrix_fault in (
         Fault("cut-short", "every fiber of a site cut, for less than the library's timeout", "quick", SURVIVES),
         Fault("cut-long", "every fiber of a site cut, for longer than the library's timeout", "quick", REPORTS_ERROR),
         Fault("failover", "the fiber in use cut, another one up", "quick", SURVIVES),
@@ -145,7 +145,7 @@ def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: in
     Faults that the topology cannot host are left out, see ``left_out``.
     """
     place = _Place(topology)
-    found = []
+    planned = []
     for number, fault in enumerate(_wanted(suite)):
         operation = _operation(topology, place, offers, FIRST_FAULT_CALL + number, seed)
         if operation is None:
@@ -156,7 +156,7 @@ def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: in
         timeout_s = round(TIMEOUT_S + 40 * place.delay_s, 1)
         error_by_s = timeout_s + SLACK_S
         patience_s = PATIENCE_S + 300 * place.delay_s if fault.holds == SURVIVES else timeout_s + error_by_s
-        found.append(
+        planned.append(
             Trial(
                 fault=fault,
                 injections=injections,
@@ -168,7 +168,7 @@ def trials(suite: Suite, topology: Topology, offers: Mapping[str, Any], seed: in
                 affected=frozenset({place.rank}) if fault.name in ("rank-killed", "rank-stopped") else frozenset(),
             )
         )
-    return tuple(found)
+    return tuple(planned)
 
 
 def left_out(suite: Suite, topology: Topology) -> dict[str, str]:
@@ -203,9 +203,9 @@ _TRIED: Final[tuple[OperationName, ...]] = (
 def _chosen(offers: Mapping[str, Any]) -> tuple[OperationName, str, Any] | None:
     for do in _TRIED:
         # The widest type has the fewest elements to make and to judge; integers are exact.
-        found = preferred(do, offers, ("int64", "float64", "int32", "float32"))
-        if found is not None:
-            return do, *found
+        choice = preferred(do, offers, ("int64", "float64", "int32", "float32"))
+        if choice is not None:
+            return do, *choice
     return None
 
 
@@ -237,8 +237,8 @@ class _Place:
         self.used = tuple(link for link in self.links if not taken or link.name in used)
         """Those that carry traffic with the victim."""
         both = [link.impairment(direction) for link in self.used for direction in link.directions]
-        self.rate = min((it.rate_bps / 8 for it in both if it.rate_bps), default=0.0)
-        self.delay_s = max((it.delay_s for it in both), default=0.0)
+        self.rate = min((impairment.rate_bps / 8 for impairment in both if impairment.rate_bps), default=0.0)
+        self.delay_s = max((impairment.delay_s for impairment in both), default=0.0)
 
     def toward(self, link: Link) -> str:
         return f"{link.name}:{self.victim}"
@@ -321,7 +321,7 @@ def _silent(place: _Place) -> Injections:
 def _receiver(place: _Place) -> Injections:
     if any(link.second_path for link in place.used):
         return (), "both directions of a protected link switch together"
-    return tuple(Injection("cut", place.toward(it), {"carrier": "receiver"}) for it in place.used), _alone(place)
+    return tuple(Injection("cut", place.toward(link), {"carrier": "receiver"}) for link in place.used), _alone(place)
 
 
 def _rank(

@@ -6,12 +6,10 @@ out can only make a bound lower, never too high.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import networkx as nx
-
+from testbed.core.topology.graph import ShortestPaths
 from testbed.core.topology.model import Topology
 
 __all__ = ["Fiber", "distances", "fibers", "in_use", "routes"]
@@ -37,14 +35,13 @@ def fibers(
 
     Links named in ``down``, and directions without certified values, are left out.
     """
-    found = []
+    measured = []
     for link in topology.links:
-        first, second = link.between
-        for direction, tail, head in zip(link.directions, (first, second), (second, first), strict=True):
+        for direction in link.directions:
             if link.name not in down and direction in certified:
                 values = certified[direction]
-                found.append(Fiber(direction, tail, head, values["delay_s"], values["rate"]))
-    return tuple(found)
+                measured.append(Fiber(direction, direction.tail, direction.head, values["delay_s"], values["rate"]))
+    return tuple(measured)
 
 
 def routes(topology: Topology, down: Collection[str] = ()) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -55,23 +52,13 @@ def routes(topology: Topology, down: Collection[str] = ()) -> dict[tuple[str, st
     """
     if topology.routing == "multipath":
         return {}
-    graph = nx.DiGraph()
-    graph.add_nodes_from(site.name for site in topology.sites)
+    edges: dict[str, list[tuple[str, float, str]]] = {site.name: [] for site in topology.sites}
     for link in topology.links:
-        if link.name in down:
-            continue
-        first, second = link.between
-        for direction, tail, head in zip(link.directions, (first, second), (second, first), strict=True):
-            best = graph.get_edge_data(tail, head)
-            if best is None or link.length_m < best["metres"]:  # ties: the first, as in the gateways' routes
-                graph.add_edge(tail, head, metres=link.length_m, direction=direction)
-    found: dict[tuple[str, str], tuple[str, ...]] = {}
-    for tail, paths in nx.all_pairs_dijkstra_path(graph, weight="metres"):
-        for head, path in paths.items():
-            if tail != head:
-                hops = itertools.pairwise(path)
-                found[tail, head] = tuple(graph.edges[hop]["direction"] for hop in hops)
-    return found
+        if link.name not in down:
+            for direction in link.directions:
+                edges[direction.tail].append((direction.head, link.length_m, direction))
+    paths = {tail: ShortestPaths(tail, edges) for tail in edges}
+    return {(tail, head): paths[tail].path(head) or () for tail in edges for head in paths[tail] if head != tail}
 
 
 def in_use(
@@ -82,15 +69,15 @@ def in_use(
         return tuple(every)
     taken = routes(topology, down)
     ends = list(dict.fromkeys(sites))
-    directions = {it for tail in ends for head in ends for it in taken.get((tail, head), ())}
+    directions = {direction for tail in ends for head in ends for direction in taken.get((tail, head), ())}
     return tuple(fiber for fiber in every if fiber.direction in directions)
 
 
 def distances(every: Sequence[Fiber]) -> dict[str, dict[str, float]]:
     """Return the least one-way delay between sites that these fibers connect, in seconds; 0 from a site to itself."""
-    graph = nx.DiGraph()
+    edges: dict[str, list[tuple[str, float, str]]] = {}
     for fiber in every:
-        known = graph.get_edge_data(fiber.tail, fiber.head)
-        if known is None or fiber.delay_s < known["delay_s"]:
-            graph.add_edge(fiber.tail, fiber.head, delay_s=fiber.delay_s)
-    return {tail: dict(found) for tail, found in nx.all_pairs_dijkstra_path_length(graph, weight="delay_s")}
+        edges.setdefault(fiber.tail, []).append((fiber.head, fiber.delay_s, fiber.direction))
+        edges.setdefault(fiber.head, [])
+    paths = {tail: ShortestPaths(tail, edges) for tail in edges}
+    return {tail: {head: paths[tail].length(head) for head in paths[tail]} for tail in edges}

@@ -29,21 +29,21 @@ def measured_collective(validation: Validation, library: str | None = None) -> P
     Raises:
         UserError: no such library, or too few sizes.
     """
-    for it in validation.libraries:
-        if library not in (None, it.name):
+    for result in validation.libraries:
+        if library not in (None, result.name):
             continue
         sizes = sorted(
-            (s for s in it.speeds if s.operation == "all_reduce" and s.size and s.crossing), key=lambda s: s.size
+            (s for s in result.speeds if s.operation == "all_reduce" and s.size and s.crossing), key=lambda s: s.size
         )
         alike = [s for s in sizes if s.pattern == sizes[-1].pattern]
         if len(alike) > 1:
-            return _fitted(validation, it.name, alike[-2], alike[-1])
+            return _fitted(validation, result.name, alike[-2], alike[-1])
     wanted = "" if library is None else f" of {library}"
     raise UserError(f"the validation has no all_reduce{wanted} of two sizes, as its part about speed has")
 
 
 def _fitted(validation: Validation, name: str, small: Speed, large: Speed) -> PlainLibrary:
-    busiest = max(large.crossing, key=lambda it: large.crossing[it])
+    busiest = max(large.crossing, key=lambda direction: large.crossing[direction])
     link = validation.links[busiest]
     delay_s, certified_bps = link["delay_s"], 8 * link["rate"]
     wire_factor = large.crossing[busiest] / large.size

@@ -23,26 +23,26 @@ def parse_offers(value: object) -> dict[str, Any]:
     for name, offer in value.items():
         if isinstance(offer, Mapping) and name not in OPERATIONS:
             raise ValueError(f"unknown operation {shown(str(name))} (known: {', '.join(OPERATIONS)})")
-    found: dict[str, Any] = {}
+    offers: dict[str, Any] = {}
     for do in OPERATIONS:
         offer = value.get(do)
         if offer is None:
             continue
         if not isinstance(offer, Mapping):
             raise ValueError(f"{do}: expected a JSON object")
-        found[do] = {
+        offers[do] = {
             "types": _names(do, offer, "types"),
             "reductions": _names(do, offer, "reductions"),
             "same_bits": _whether(f"{do}.same_bits", offer.get("same_bits")),
         }
-    return found | {key: _whether(key, value.get(key)) for key in ("groups", "rebuilds")}
+    return offers | {key: _whether(key, value.get(key)) for key in ("groups", "rebuilds")}
 
 
 def _names(do: str, offer: Mapping[str, Any], key: str) -> list[str]:
     names = offer.get(key)
     if names is None:
         return []
-    if not isinstance(names, list) or not all(isinstance(it, str) for it in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{do}.{key}: expected a list of names")
     return names
 

@@ -115,15 +115,19 @@ class Operation:
         everyone = range(world)
         match self.do:
             case "all_reduce":
-                return (Segment(0, self.count, tuple((it, 0) for it in everyone)),)
+                return (Segment(0, self.count, tuple((source, 0) for source in everyone)),)
             case "reduce":
-                return (Segment(0, self.count, tuple((it, 0) for it in everyone)),) if rank == self.root else None
+                return (
+                    (Segment(0, self.count, tuple((source, 0) for source in everyone)),) if rank == self.root else None
+                )
             case "reduce_scatter":
-                return (Segment(0, self.count, tuple((it, rank * self.count) for it in everyone)),)
+                return (Segment(0, self.count, tuple((source, rank * self.count) for source in everyone)),)
             case "all_gather":
-                return tuple(Segment(it * self.count, self.count, ((it, 0),)) for it in everyone)
+                return tuple(Segment(source * self.count, self.count, ((source, 0),)) for source in everyone)
             case "all_to_all":
-                return tuple(Segment(it * self.count, self.count, ((it, rank * self.count),)) for it in everyone)
+                return tuple(
+                    Segment(source * self.count, self.count, ((source, rank * self.count),)) for source in everyone
+                )
             case "broadcast":
                 return (Segment(0, self.count, ((self.root, 0),)),)
             case "send":

@@ -74,58 +74,58 @@ def outcome(trial: Trial, evidence: Evidence) -> tuple[Outcome, str]:
     if evidence.failed:
         return "not run", evidence.failed
     ends = list(evidence.ends)
-    for it in ends:
-        if it.state == "unsupported":
-            return "unsupported", it.message
+    for end in ends:
+        if end.state == "unsupported":
+            return "unsupported", end.message
     if evidence.judgement is not None and evidence.judgement.state == "wrong":
         return "wrong result", evidence.judgement.detail
     if not ends:
         return "not run", "no rank received the operation"
-    expected = [it for it in ends if it.rank not in trial.affected]
+    expected = [end for end in ends if end.rank not in trial.affected]
     if evidence.share is None:
         return "fault not exercised", _message(expected) or "the operation ended before the fault could begin"
-    if all(it.state == "done" and (it.at_s or 0.0) < 0 for it in expected):
+    if all(end.state == "done" and (end.at_s or 0.0) < 0 for end in expected):
         return "fault not exercised", "every rank had finished before the fault began"
-    if early := [it for it in expected if it.state == "error" and (it.at_s or 0.0) < 0]:
+    if early := [end for end in expected if end.state == "error" and (end.at_s or 0.0) < 0]:
         return "fault not exercised", f"rank {early[0].rank} failed before the fault began: {early[0].message}"
     return _ended(trial, evidence, expected)
 
 
 def cell(trial: Trial, evidence: Evidence) -> Cell:
     """Return the cell of the matrix."""
-    found, detail = outcome(trial, evidence)
-    expected = [it for it in evidence.ends if it.rank not in trial.affected]
-    errors = [it for it in expected if it.state == "error"]
-    done = [it.at_s for it in expected if it.state == "done" and it.at_s is not None]
+    verdict, detail = outcome(trial, evidence)
+    expected = [end for end in evidence.ends if end.rank not in trial.affected]
+    errors = [end for end in expected if end.state == "error"]
+    done = [end.at_s for end in expected if end.state == "done" and end.at_s is not None]
     every = evidence.share is not None and len(done) == len(expected)
     return Cell(
         fault=trial.fault.name,
-        outcome=found,
+        outcome=verdict,
         detail="; ".join((*([detail] if detail else []), *evidence.notes)),
         share=evidence.share,
-        error_s=max((it.at_s for it in errors if it.at_s is not None), default=None),
+        error_s=max((end.at_s for end in errors if end.at_s is not None), default=None),
         done_s=max(done) if done and every else None,
         healed_s=evidence.healed_s,
         bound_s=trial.error_by_s if evidence.share is not None else None,
         rebuilt=evidence.rebuilt,
         rebuild_s=evidence.rebuild_s,
-        errors=tuple(f"rank {it.rank}: {it.message}" for it in errors),
+        errors=tuple(f"rank {end.rank}: {end.message}" for end in errors),
     )
 
 
 def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tuple[Outcome, str]:
     """Return the outcome of a fault that began while ranks were in the operation."""
-    silent = [it for it in expected if it.state == "silent"]
+    silent = [end for end in expected if end.state == "silent"]
     if silent:
         detail = f"{_ranks(silent)} {_were(silent)} still in the operation {trial.outer_s:.3g} s after the fault began"
         return "hang", detail
-    died = [it for it in expected if it.state == "died"]
+    died = [end for end in expected if end.state == "died"]
     if died:
         return "crash", f"{_ranks(died)} died" + (f": {died[0].message}" if died[0].message else "")
-    errors = [it for it in expected if it.state == "error"]
-    late = [it for it in errors if it.at_s is None or it.at_s > trial.error_by_s]
+    errors = [end for end in expected if end.state == "error"]
+    late = [end for end in errors if end.at_s is None or end.at_s > trial.error_by_s]
     if late:
-        when = max((it.at_s for it in late if it.at_s is not None), default=None)
+        when = max((end.at_s for end in late if end.at_s is not None), default=None)
         detail = "at an unknown time" if when is None else f"after {when:.3g} s"
         message = f"{_ranks(late)} raised an error {detail}, expected within {trial.error_by_s:.3g} s"
         timed = all(rank_end.at_s is not None for rank_end in late)
@@ -136,7 +136,7 @@ def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tup
         return "error within its bound", errors[0].message
     if evidence.judgement is None:
         return "not run", "the answers were not judged"
-    ended_s = max((it.at_s for it in expected if it.at_s is not None), default=0.0)
+    ended_s = max((end.at_s for end in expected if end.at_s is not None), default=0.0)
     if evidence.healed_s is not None and ended_s > evidence.healed_s:
         return "right after healing", ""
     return "right", ""
@@ -144,11 +144,11 @@ def _ended(trial: Trial, evidence: Evidence, expected: Sequence[RankEnd]) -> tup
 
 def _message(ends: Sequence[RankEnd]) -> str:
     """Return the first failure in an operation that failed before its fault began."""
-    return next((f"rank {it.rank}: {it.message or it.state}" for it in ends if it.state != "done"), "")
+    return next((f"rank {end.rank}: {end.message or end.state}" for end in ends if end.state != "done"), "")
 
 
 def _ranks(ends: Sequence[RankEnd]) -> str:
-    numbers = ", ".join(str(it.rank) for it in ends)
+    numbers = ", ".join(str(end.rank) for end in ends)
     return f"rank {numbers}" if len(ends) == 1 else f"ranks {numbers}"
 
 

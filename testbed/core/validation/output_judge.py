@@ -127,7 +127,7 @@ def _wrong(
             continue
         wrong = compare(operation, number, world, output)
         if wrong.count:
-            expected, got = (_number(operation.kind, it) for it in (wrong.expected, wrong.got))
+            expected, got = (_number(operation.kind, number) for number in (wrong.expected, wrong.got))
             total = operation.output_count(world)
             which = f"{wrong.count} of {total} elements are wrong, the first is {wrong.indices[0]}"
             detail = f"rank {rank}: {which}: expected {expected}, got {got}"
@@ -139,12 +139,16 @@ def _wrong(
 
 def _early(done: Mapping[int, Answer]) -> Judgement | None:
     """Return a judgement if a rank left the barrier before another had entered it."""
-    known = {rank: (it.began, it.ended) for rank, it in done.items() if it.began is not None and it.ended is not None}
-    if len(known) < 2:
+    timed = {
+        rank: (answer.began, answer.ended)
+        for rank, answer in done.items()
+        if answer.began is not None and answer.ended is not None
+    }
+    if len(timed) < 2:
         return None
-    last = max(known, key=lambda rank: known[rank][0] or 0.0)
-    first = min(known, key=lambda rank: known[rank][1] or 0.0)
-    early_s = (known[last][0] or 0.0) - (known[first][1] or 0.0)
+    last = max(timed, key=lambda rank: timed[rank][0] or 0.0)
+    first = min(timed, key=lambda rank: timed[rank][1] or 0.0)
+    early_s = (timed[last][0] or 0.0) - (timed[first][1] or 0.0)
     if early_s <= 0:
         return None
     return Judgement("wrong", f"rank {first} left the barrier {early_s * 1e3:.3g} ms before rank {last} entered", first)

@@ -52,15 +52,18 @@ def from_json(value: object) -> Validation:
     mistakes = [f"{where}: expected a finite number, JSON has no NaN or Infinity" for where in _infinite(value)]
     try:
         # As JSON, because only then does strict reading take a list for a tuple, and neither "1" nor true for a number.
-        found = _adapter().validate_json(json.dumps(_with_nan(value)), strict=True)
+        validation = _adapter().validate_json(json.dumps(_with_nan(value)), strict=True)
     except ValidationError as error:
-        mistakes += [f"{_place(it['loc'])}: {it['msg']}" for it in error.errors(include_url=False, include_input=False)]
+        mistakes += [
+            f"{_place(mistake['loc'])}: {mistake['msg']}"
+            for mistake in error.errors(include_url=False, include_input=False)
+        ]
     else:
-        mistakes += _doubled(found)
+        mistakes += _doubled(validation)
         if not mistakes:
-            return found
-    more = len(mistakes) - _MOST_MISTAKES
-    raise ValueError("; ".join(mistakes[:_MOST_MISTAKES]) + (f"; and {more} more" if more > 0 else ""))
+            return validation
+    unlisted = len(mistakes) - _MOST_MISTAKES
+    raise ValueError("; ".join(mistakes[:_MOST_MISTAKES]) + (f"; and {unlisted} more" if unlisted > 0 else ""))
 
 
 def json_schema() -> dict[str, Any]:
@@ -74,8 +77,8 @@ def json_schema() -> dict[str, Any]:
     numbers["times_s"]["items"] = {"type": ["number", "null"]}
     made["properties"]["links"]["additionalProperties"]["additionalProperties"] = {"type": ["number", "null"]}
     made["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    for each in (made, *defined.values()):
-        each["required"] = list(each["properties"])
+    for definition in (made, *defined.values()):
+        definition["required"] = list(definition["properties"])
     whole = {
         "$schema": _DIALECT,
         "title": f"Result of testbed validate, version {SCHEMA_VERSION}",
@@ -100,11 +103,11 @@ def _infinite(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[str]:
     if isinstance(value, float) and not math.isfinite(value):
         yield _place(place)
     elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _infinite(each, (*place, key))
+        for key, nested in value.items():
+            yield from _infinite(nested, (*place, key))
     elif isinstance(value, list):
-        for number, each in enumerate(value):
-            yield from _infinite(each, (*place, number))
+        for number, nested in enumerate(value):
+            yield from _infinite(nested, (*place, number))
 
 
 def _doubled(validation: Validation) -> Iterator[str]:
@@ -119,29 +122,29 @@ def _with_nan(value: Mapping[str, Any]) -> dict[str, Any]:
 
     def numbers(values: Any) -> Any:
         if isinstance(values, Mapping):
-            return {key: math.nan if each is None else numbers(each) for key, each in values.items()}
-        return [math.nan if each is None else each for each in values] if isinstance(values, list) else values
+            return {key: math.nan if nested is None else numbers(nested) for key, nested in values.items()}
+        return [math.nan if number is None else number for number in values] if isinstance(values, list) else values
 
-    def library(each: Any) -> Any:
-        if not isinstance(each, Mapping) or not isinstance(each.get("speeds", ()), list):
-            return each
-        return {**each, "speeds": [numbers(speed) for speed in each["speeds"]]}
+    def library(result: Any) -> Any:
+        if not isinstance(result, Mapping) or not isinstance(result.get("speeds", ()), list):
+            return result
+        return {**result, "speeds": [numbers(speed) for speed in result["speeds"]]}
 
     libraries = value.get("libraries")
-    listed = [library(each) for each in libraries] if isinstance(libraries, list) else libraries
+    listed = [library(result) for result in libraries] if isinstance(libraries, list) else libraries
     return {**value, "links": numbers(value.get("links")), "libraries": listed}
 
 
 def _bare(value: Any) -> Any:
     """Drop the titles and defaults that pydantic writes: a title repeats the name."""
     if isinstance(value, list):
-        return [_bare(each) for each in value]
+        return [_bare(nested) for nested in value]
     if not isinstance(value, dict):
         return value
-    kept = {key: each for key, each in value.items() if not (key == "default" or _is_title(key, each, value))}
-    return {key: _bare(each) for key, each in kept.items()}
+    kept = {key: nested for key, nested in value.items() if not (key == "default" or _is_title(key, nested, value))}
+    return {key: _bare(nested) for key, nested in kept.items()}
 
 
-def _is_title(key: str, each: Any, within: Mapping[str, Any]) -> bool:
+def _is_title(key: str, nested: Any, within: Mapping[str, Any]) -> bool:
     """A property may have the name "title"; the keyword is a string beside a type or a reference."""
-    return key == "title" and isinstance(each, str) and bool({"type", "anyOf", "$ref", "enum"} & set(within))
+    return key == "title" and isinstance(nested, str) and bool({"type", "anyOf", "$ref", "enum"} & set(within))

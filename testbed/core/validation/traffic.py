@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from testbed.core.training.strategies.hierarchical import Hierarchical
 from testbed.core.validation.bound import Placed
 from testbed.core.validation.operation import OperationName
 
@@ -57,7 +58,7 @@ def payload_bytes(wire_bytes: int, segments: int | None = None, mtu: int = 1500)
 def least(placed: Placed) -> dict[str, float]:
     """Return the least bytes that must cross toward each site with ranks; all 0 where the ranks are at one site."""
     sites = list(placed.ranks_at)
-    return {head: placed.must_cross([it for it in sites if it != head], [head]) for head in sites}
+    return {head: placed.must_cross([site for site in sites if site != head], [head]) for head in sites}
 
 
 def crossing(
@@ -68,7 +69,7 @@ def crossing(
     ``through`` gives, for a pair of sites, the directions (``link:site``) that its traffic takes; without it they are
     neighbours. A transit site counts what it forwards, too.
     """
-    found: dict[str, float] = dict.fromkeys(placed.ranks_at, 0.0)
+    bytes_by_site: dict[str, float] = dict.fromkeys(placed.ranks_at, 0.0)
     for sender, receiver, size in messages:
         tail, head = placed.sites[sender], placed.sites[receiver]
         if tail == head:
@@ -76,14 +77,14 @@ def crossing(
         path = (through or {}).get((tail, head)) or (f":{head}",)
         for direction in path:
             site = direction.rpartition(":")[2]
-            found[site] = found.get(site, 0.0) + size
-    return found
+            bytes_by_site[site] = bytes_by_site.get(site, 0.0) + size
+    return bytes_by_site
 
 
 def patterns(placed: Placed) -> dict[str, tuple[Message, ...]]:
     """Return the messages of every known pattern of this operation, by name, the likelier first."""
-    found = {name: tuple(made(placed)) for name, made in _PATTERNS.get(placed.do, {}).items()}
-    return {name: messages for name, messages in found.items() if messages}
+    messages_by_name = {name: tuple(made(placed)) for name, made in _PATTERNS.get(placed.do, {}).items()}
+    return {name: messages for name, messages in messages_by_name.items() if messages}
 
 
 def diagnose_algorithm(
@@ -153,10 +154,10 @@ def _doubling(placed: Placed) -> Iterator[Message]:
     whole = 1 << (len(placed.sites).bit_length() - 1)
     surplus = len(placed.sites) - whole
     # As in MPICH: of the first 2 x surplus ranks the even ones do not take part.
-    active = [2 * it + 1 for it in range(surplus)] + list(range(2 * surplus, len(placed.sites)))
-    for it in range(surplus):
-        yield 2 * it, 2 * it + 1, float(placed.size)
-        yield 2 * it + 1, 2 * it, float(placed.size)
+    active = [2 * pair + 1 for pair in range(surplus)] + list(range(2 * surplus, len(placed.sites)))
+    for pair in range(surplus):
+        yield 2 * pair, 2 * pair + 1, float(placed.size)
+        yield 2 * pair + 1, 2 * pair, float(placed.size)
     distance = 1
     while distance < whole:
         for place, rank in enumerate(active):
@@ -185,7 +186,7 @@ def _scattered(placed: Placed) -> Iterator[Message]:
     world = len(placed.sites)
     for number in range(1, world):
         below = min(number & -number, world - number)  # ranks of the subtree, whose blocks it receives
-        child, above = ((it + placed.root) % world for it in (number, number & (number - 1)))
+        child, above = ((virtual_rank + placed.root) % world for virtual_rank in (number, number & (number - 1)))
         yield above, child, below / world * placed.size
     yield from _ring(1)(placed)
 
@@ -205,7 +206,7 @@ def _binomial(from_root: bool, to_root: bool) -> Callable[[Placed], Iterator[Mes
         world = len(placed.sites)
         for number in range(1, world):
             parent = number & (number - 1)
-            child, above = ((it + placed.root) % world for it in (number, parent))
+            child, above = ((virtual_rank + placed.root) % world for virtual_rank in (number, parent))
             if to_root:
                 yield child, above, float(placed.size)
             if from_root:
@@ -244,7 +245,7 @@ def _chain(from_root: bool) -> Callable[[Placed], Iterator[Message]]:
     def made(placed: Placed) -> Iterator[Message]:
         world = len(placed.sites)
         for number in range(world - 1):
-            near, far = ((it + placed.root) % world for it in (number, number + 1))
+            near, far = ((virtual_rank + placed.root) % world for virtual_rank in (number, number + 1))
             yield (near, far, float(placed.size)) if from_root else (far, near, float(placed.size))
 
     return made
@@ -278,9 +279,12 @@ def _whole(placed: Placed) -> float:
     return float(placed.size)
 
 
+_TWO_LEVEL: Final = Hierarchical.name
+"""Collectives in two levels have the name of the strategy that averages gradients so."""
+
 _PATTERNS: Final[Mapping[OperationName, Mapping[str, Callable[[Placed], Iterator[Message]]]]] = {
     "all_reduce": {
-        "hierarchical": _ring_of_sites,
+        _TWO_LEVEL: _ring_of_sites,
         "flat ring": _ring(2),
         "recursive halving, nearest first": _halving(nearest_first=True),
         "recursive halving, farthest first": _halving(nearest_first=False),
@@ -289,7 +293,7 @@ _PATTERNS: Final[Mapping[OperationName, Mapping[str, Callable[[Placed], Iterator
         "direct exchange": _direct(_whole),
     },
     "reduce_scatter": {
-        "hierarchical": _blocks_of_sites(True),
+        _TWO_LEVEL: _blocks_of_sites(True),
         "flat ring": _ring(1),
         "direct exchange": _direct(_block),
         "recursive halving, nearest first": _halving(nearest_first=True, back=False),
@@ -297,20 +301,20 @@ _PATTERNS: Final[Mapping[OperationName, Mapping[str, Callable[[Placed], Iterator
         "all_reduce in a flat ring": _ring(2),
     },
     "all_gather": {
-        "hierarchical": _blocks_of_sites(False),
+        _TWO_LEVEL: _blocks_of_sites(False),
         "flat ring": _ring(1),
         "direct exchange": _direct(_block),
         "recursive doubling": _halving(nearest_first=False, there=False),
     },
     "broadcast": {
-        "hierarchical": _tree_of_sites(True),
+        _TWO_LEVEL: _tree_of_sites(True),
         "binomial tree": _binomial(True, False),
         "chain": _chain(True),
         "scatter, then a ring": _scattered,
         "root to each": _flat(True),
     },
     "reduce": {
-        "hierarchical": _tree_of_sites(False),
+        _TWO_LEVEL: _tree_of_sites(False),
         "binomial tree": _binomial(False, True),
         "chain": _chain(False),
         "ring, then gather": _ring_and_gather,

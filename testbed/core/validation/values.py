@@ -58,21 +58,21 @@ def numerators(kind: ElementType, indices: Words, *, seed: int, call: int, rank:
     """Return the numerators of the input elements with these ``indices``."""
     w = words(indices, seed=seed, call=call, rank=rank)
     w >>= np.uint64(kind.shift)
-    found = w.view(np.int64)  # every shift is above 0, so that no bit is taken for a sign
-    found -= np.int64(1 << (63 - kind.shift))
-    return found
+    shifted = w.view(np.int64)  # every shift is above 0, so that no bit is taken for a sign
+    shifted -= np.int64(1 << (63 - kind.shift))
+    return shifted
 
 
-def encode(kind: ElementType, found: Numerators) -> npt.NDArray[np.uint8]:
+def encode(kind: ElementType, exact_values: Numerators) -> npt.NDArray[np.uint8]:
     """Return the bytes of values that the type holds exactly, little-endian, as in an output file."""
     if kind.is_integer:
-        stored: npt.NDArray[Any] = found.astype(_STORED[kind.name])
+        stored: npt.NDArray[Any] = exact_values.astype(_STORED[kind.name])
     elif kind.name == "bfloat16":
         # The upper half of a float32; the bits cut off are 0, because eight bits of significand hold every input.
-        single = (found.astype(np.float64) * 2.0**-kind.scale).astype("<f4")
+        single = (exact_values.astype(np.float64) * 2.0**-kind.scale).astype("<f4")
         stored = (single.view("<u4") >> np.uint32(16)).astype("<u2")
     else:
-        stored = (found.astype(np.float64) * 2.0**-kind.scale).astype(_STORED[kind.name])
+        stored = (exact_values.astype(np.float64) * 2.0**-kind.scale).astype(_STORED[kind.name])
     return stored.view(np.uint8)
 
 

@@ -70,7 +70,7 @@ def of_library(
     if against:
         return "does not hold", tuple(dict.fromkeys(against))
     missing = [*not_tried, *_missing(cases, cells), *_uncertain(speeds)]
-    if not missing and not any(it.state == "right" for it in cases) and not speeds and not cells:
+    if not missing and not any(case.state == "right" for case in cases) and not speeds and not cells:
         missing = ["nothing that it offers was tried"]
     return ("unknown", tuple(dict.fromkeys(missing))) if missing else ("holds", ())
 
@@ -80,7 +80,7 @@ def of_validation(libraries: Iterable[LibraryResult], *, certified: bool, interr
 
     Otherwise the verdict is unknown if the lab is not certified, the run was interrupted, or every library was skipped.
     """
-    verdicts = [it.verdict for it in libraries if it.verdict != "skipped"]
+    verdicts = [library.verdict for library in libraries if library.verdict != "skipped"]
     if "does not hold" in verdicts:
         return "does not hold"
     return "unknown" if interrupted or not certified or not verdicts or "unknown" in verdicts else "holds"
@@ -93,7 +93,7 @@ def exit_code(verdict: Verdict, regressions: int = 0) -> int:
 
 def _wrong(cases: Sequence[CaseResult], cells: Sequence[Cell]) -> Iterator[str]:
     """Wrong answers without an error: the worst."""
-    wrong = [it for it in cases if it.state == "wrong"]
+    wrong = [case for case in cases if case.state == "wrong"]
     if wrong:
         yield f"{_count(len(wrong), 'case')} with a wrong answer, first {_name(wrong[0])}: {wrong[0].detail}"
     for cell in cells:
@@ -128,10 +128,11 @@ def _uncertain(speeds: Sequence[Speed]) -> Iterator[str]:
 
 def _failed(cases: Sequence[CaseResult]) -> Iterator[str]:
     for state in _WORST_STATES[1:]:
-        found = [it for it in cases if it.state == state]
-        if found:
+        affected = [case for case in cases if case.state == state]
+        if affected:
             how = {"hang": "hung", "crash": "in which a rank died", "error": "failed"}[state]
-            yield f"{_count(len(found), 'case')} {how} on healthy fibers, first {_name(found[0])}: {found[0].detail}"
+            first = affected[0]
+            yield f"{_count(len(affected), 'case')} {how} on healthy fibers, first {_name(first)}: {first.detail}"
 
 
 def _faults(cells: Sequence[Cell]) -> Iterator[str]:
@@ -139,12 +140,12 @@ def _faults(cells: Sequence[Cell]) -> Iterator[str]:
         for cell in cells:
             accepted = FAULTS[cell.fault].holds if cell.fault in FAULTS else SURVIVES | REPORTS_ERROR
             if cell.outcome == outcome and outcome not in accepted:
-                wanted = " or ".join(it for it in reversed(_WORST_OUTCOMES) if it in accepted)
+                wanted = " or ".join(worst for worst in reversed(_WORST_OUTCOMES) if worst in accepted)
                 yield f"{cell.fault}: {outcome}, accepted: {wanted}" + (f"; {cell.detail}" if cell.detail else "")
 
 
 def _missing(cases: Sequence[CaseResult], cells: Sequence[Cell]) -> Iterator[str]:
-    untried = [it for it in cases if it.state == "not run"]
+    untried = [case for case in cases if case.state == "not run"]
     if untried:
         yield f"{_count(len(untried), 'case')} not run, first {_name(untried[0])}: {untried[0].detail}"
     for cell in cells:

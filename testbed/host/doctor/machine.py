@@ -43,12 +43,12 @@ def resources() -> Iterator[Check]:
     control = read("/proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
     yield Check("congestion control", "ok", f"{control}: default of new namespaces; routes over fibers override it")
     lacking = [name for name in CONGESTION_CONTROLS if not congestion.has(name)]
-    detail = f"available to topologies: {', '.join(it for it in CONGESTION_CONTROLS if it not in lacking)}"
+    detail = f"available to topologies: {', '.join(name for name in CONGESTION_CONTROLS if name not in lacking)}"
     yield Check(
         "TCP over fibers",
         "limited" if lacking else "ok",
         detail + (f"; those that name {' or '.join(lacking)} use the kernel's default" if lacking else ""),
-        invocation.as_root(f"modprobe -a {' '.join(f'tcp_{it}' for it in lacking)}") if lacking else "",
+        invocation.as_root(f"modprobe -a {' '.join(f'tcp_{name}' for name in lacking)}") if lacking else "",
     )
 
 

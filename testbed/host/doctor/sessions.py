@@ -39,14 +39,14 @@ def lasting(root: Path = Path("/"), user: str | None = None) -> Check:
 
 def _settings(root: Path) -> dict[str, str]:
     """Return the settings of [Login]: the first logind.conf, then drop-ins by name, each from the first folder."""
-    found = [root / folder / "logind.conf" for folder in _FOLDERS]
-    files = [next((it for it in found if it.exists()), root / "none")]
+    candidates = [root / folder / "logind.conf" for folder in _FOLDERS]
+    files = [next((path for path in candidates if path.exists()), root / "none")]
     drop_ins: dict[str, Path] = {}
     for folder in reversed(_FOLDERS):
         for path in (root / folder / "logind.conf.d").glob("*.conf"):
             drop_ins[path.name] = path
     values: dict[str, str] = {}
-    for path in (*files, *(drop_ins[it] for it in sorted(drop_ins))):
+    for path in (*files, *(drop_ins[name] for name in sorted(drop_ins))):
         section = ""
         try:
             lines = path.read_text(errors="replace").splitlines()

@@ -55,8 +55,8 @@ def in_child(work: Callable[[], str], timeout_s: float) -> str | None:
 def in_namespace() -> dict[str, str]:
     """Return, by name of the probe, why it failed; an empty string if it succeeded."""
     answer = in_child(lambda: json.dumps(_trials()), _TIMEOUT_S)
-    found: dict[str, str] = json.loads(answer) if answer else {"unshare": "the attempt timed out"}
-    return found
+    answers: dict[str, str] = json.loads(answer) if answer else {"unshare": "the attempt timed out"}
+    return answers
 
 
 def _trials() -> dict[str, str]:

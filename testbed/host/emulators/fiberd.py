@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.core.topology.topology_limits import MOST_DIRECTIONS
 from testbed.errors import HostError, LabError, MissingTool
 from testbed.host import installation
@@ -65,7 +65,7 @@ class Fiberd:
     def start(
         cls,
         netns: str | Path,
-        directions: Sequence[Direction],
+        directions: Sequence[EmulatedDirection],
         seed: int,
         log_path: Path,
         priority: int = DEFAULT_PRIORITY,

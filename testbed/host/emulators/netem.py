@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.errors import HostError, LabError, MissingTool, NotAllowed, TestbedError
 from testbed.host.emulators import tc
 from testbed.host.emulators.emulator import DirectionStats, EmulatorInfo, refuse_unknown
@@ -83,7 +83,7 @@ def available(netns: str | Path | None = None) -> str:
 class _Attached:
     """One direction and what is attached for it."""
 
-    direction: Direction
+    direction: EmulatedDirection
     impairment: Impairment
     ingress: int
     egress: int
@@ -114,7 +114,7 @@ class Netem:
     def start(
         cls,
         netns: str | Path,
-        directions: Sequence[Direction],
+        directions: Sequence[EmulatedDirection],
         senders: Mapping[str, Place],
         seed: int | None = None,
     ) -> Netem:
@@ -273,7 +273,7 @@ class Netem:
         if self._stopped.is_set():
             raise LabError("the emulator is stopped")
 
-    def _attach(self, direction: Direction) -> None:
+    def _attach(self, direction: EmulatedDirection) -> None:
         index = {end: rtnetlink.index(self._raw, end) for end in (direction.ingress, direction.egress)}
         if lacking := [end for end, number in index.items() if not number]:
             raise HostError(f"no interface {lacking[0]} in {self._netns.name}")

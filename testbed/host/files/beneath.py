@@ -206,7 +206,7 @@ def remove_all(folder: Path) -> None:
         held = os.open(folder, _FOLDER)
         try:
             with os.scandir(held) as inside:
-                names = [it.name for it in inside]
+                names = [child.name for child in inside]
             for name in names:
                 with suppress(OSError):
                     os.unlink(name, dir_fd=held)

@@ -51,10 +51,10 @@ class CaptureFile:
             name = self._path or "the output"
             self._error = StorageError(f"{name}: {error.strerror}; what was written before is kept")
         whole, count = 0, 0
-        for it in blocks:
-            if whole + len(it) > done:
+        for block in blocks:
+            if whole + len(block) > done:
                 break
-            whole, count = whole + len(it), count + 1
+            whole, count = whole + len(block), count + 1
         self.size += whole
         if self._error is not None and self._path is not None:
             with contextlib.suppress(OSError):  # a part of a block would be an error in the file
@@ -74,22 +74,22 @@ def _opened(path: Path) -> int:
     try:
         folder = path.parent.resolve()
         try:
-            found = beneath.open_file(folder, path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            beneath.give(found, caller())
+            handle = beneath.open_file(folder, path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            beneath.give(handle, caller())
         except FileExistsError:
-            found = beneath.open_file(folder, path.name, os.O_WRONLY)
+            handle = beneath.open_file(folder, path.name, os.O_WRONLY)
             try:
-                _refuse_stranger(path, found)
-                os.ftruncate(found, 0)
+                _refuse_stranger(path, handle)
+                os.ftruncate(handle, 0)
             except BaseException:
-                os.close(found)
+                os.close(handle)
                 raise
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
-    return found
+    return handle
 
 
-def _refuse_stranger(path: Path, found: int) -> None:
-    by_sudo, owner = caller(), os.fstat(found).st_uid
+def _refuse_stranger(path: Path, handle: int) -> None:
+    by_sudo, owner = caller(), os.fstat(handle).st_uid
     if by_sudo is not None and by_sudo[0] not in (owner, 0):
         raise UserError(f"{path} exists and belongs to {login.user_name(owner)}; name another file")

@@ -135,10 +135,10 @@ def _neighbours(path: str) -> list[str]:
     """Return the YAML files beside ``path``, with the same folder in their names."""
     folder, slash, _ = path.rpartition("/")
     try:
-        found = sorted(entry.name for entry in os.scandir(folder or slash or ".") if entry.name.endswith(_SUFFIXES))
+        names = sorted(entry.name for entry in os.scandir(folder or slash or ".") if entry.name.endswith(_SUFFIXES))
     except OSError:
         return []
-    return [f"{folder}{slash}{name}" for name in found[:200]]
+    return [f"{folder}{slash}{name}" for name in names[:200]]
 
 
 def load_topology(name_or_path: str, overrides: Mapping[str, object] | None = None) -> Topology:
@@ -195,8 +195,8 @@ def examine_experiment(
     except FileMistakes as error:
         return error.findings
     if experiment.topology is not None:
-        topology, more = _topology_of(experiment, overrides or {})
-        findings += more
+        topology, topology_findings = _topology_of(experiment, overrides or {})
+        findings += topology_findings
         if topology is not None:
             findings += lost_here(topology, label)
             findings += fault_schedule.examine(experiment, topology, steps, seed)[1]
@@ -223,7 +223,7 @@ def _topology_of(
     ``overrides``.
     """
     assert experiment.topology is not None
-    name, own = experiment.topology, {key: it for key, it in experiment.set.items() if key not in overrides}
+    name, own = experiment.topology, {key: setting for key, setting in experiment.set.items() if key not in overrides}
     try:
         text, label = find(name, "topology")
     except UserError as error:
@@ -242,7 +242,7 @@ def _topology_of(
         try:
             resolve.load_text(text, label, {key: value})
         except FileMistakes as error:
-            mine = [it for it in error.findings if it.file == f"--set {key}"]
+            mine = [finding for finding in error.findings if finding.file == f"--set {key}"]
             findings += mine
             if mine:
                 continue
@@ -258,7 +258,8 @@ def _topology_of(
     lines = {f"--set {key}": line for key, line in experiment.set_lines.items() if key not in overrides}
     return topology, tuple(
         dict.fromkeys(
-            replace(it, file=experiment.source, line=lines[it.file]) if it.file in lines else it for it in findings
+            replace(finding, file=experiment.source, line=lines[finding.file]) if finding.file in lines else finding
+            for finding in findings
         )
     )
 

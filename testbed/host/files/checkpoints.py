@@ -35,15 +35,15 @@ class Checkpoint:
 
 def whole(ranks_folder: Path, rank: int) -> frozenset[Checkpoint]:
     """Return the checkpoints of a rank whose files all match their checksums; torn and corrupted ones are left out."""
-    found = set()
+    checkpoints = set()
     try:
         folders = list((ranks_folder / FOLDER / f"rank-{rank}").iterdir())
     except OSError:
         return frozenset()
     for folder in folders:
         if (match := _NAME.fullmatch(folder.name)) and _is_whole(folder):
-            found.add(Checkpoint(int(match[1]), int(match[2])))
-    return frozenset(found)
+            checkpoints.add(Checkpoint(int(match[1]), int(match[2])))
+    return frozenset(checkpoints)
 
 
 def _is_whole(folder: Path) -> bool:
@@ -73,7 +73,11 @@ def newest_of_all(have: Iterable[frozenset[Checkpoint]], began_at: Mapping[int, 
     """
     sets = list(have)
     common = frozenset.intersection(*sets) if sets else frozenset()
-    ours = [it for it in common if all(it.step <= step for other, step in began_at.items() if other > it.attempt)]
+    ours = [
+        checkpoint
+        for checkpoint in common
+        if all(checkpoint.step <= step for other, step in began_at.items() if other > checkpoint.attempt)
+    ]
     return max(ours, default=None)
 
 

@@ -70,12 +70,12 @@ def keep_comparison(comparison: SideBySide, runs: Path) -> Path:
     raise AssertionError  # count never ends
 
 
-def keep_ways(found: WaysCompared, runs: Path, name: str) -> Path:
+def keep_ways(compared: WaysCompared, runs: Path, name: str) -> Path:
     """Write index.html and comparison.json of several ways of training below ``runs``, in place of those written
     before; return the page's path. Raises StorageError."""
     folder = f"{FOLDER}/{name}"
-    document = json.dumps(ways_compared.to_json(found), indent=1, ensure_ascii=False, allow_nan=False)
-    store.save_beneath(runs, folder, {DATA: document + "\n", PAGE: ways_page.html(found)})
+    document = json.dumps(ways_compared.to_json(compared), indent=1, ensure_ascii=False, allow_nan=False)
+    store.save_beneath(runs, folder, {DATA: document + "\n", PAGE: ways_page.html(compared)})
     return runs / folder / PAGE
 
 

@@ -71,9 +71,9 @@ def _home(uid: int, named: str) -> Path:
     candidates = [named]
     with contextlib.suppress(KeyError):
         candidates.append(pwd.getpwuid(uid).pw_dir)
-    for it in map(Path, candidates):
-        if it.is_absolute() and it != Path("/") and _is_folder(it):
-            return it
+    for candidate in map(Path, candidates):
+        if candidate.is_absolute() and candidate != Path("/") and _is_folder(candidate):
+            return candidate
     raise UserError(f"no folder for runs: {login.user_name(uid)} has no home folder; {_FIX}")
 
 
@@ -89,7 +89,7 @@ def ready(runs: Path | None = None, need_bytes: int = NEEDED_BYTES) -> Path:
     try:
         if not _named(runs):
             _refuse_not_ours(root)
-        new = [it for it in (root, *root.parents) if not _is_there(it)]
+        new = [folder for folder in (root, *root.parents) if not _is_there(folder)]
         store.check_writable(root, need_bytes)
     except StorageError as error:
         raise StorageError(f"runs cannot be stored: {error}; {_FIX}") from error
@@ -116,7 +116,7 @@ def _refuse_not_ours(root: Path) -> None:
 
 
 def _existing(path: Path) -> Path:
-    return next(it for it in (path, *path.parents) if _owner(it) is not None)
+    return next(folder for folder in (path, *path.parents) if _owner(folder) is not None)
 
 
 def _owner(path: Path) -> int | None:
@@ -154,19 +154,19 @@ def searched() -> tuple[Path, ...]:
         return (runs_root(),)
     old = _OLD.absolute()
     try:
-        found = [_default()]
+        folders = [_default()]
     except UserError:
         if not _is_folder(old):
             raise
-        found = []
+        folders = []
     if os.geteuid() != 0 and _data_home() is not None:
         with contextlib.suppress(UserError):
             by_sudo = _home(os.getuid(), "") / ".local" / "share" / _BELOW
-            if _is_folder(by_sudo) and not any(_is_folder(it) and it.samefile(by_sudo) for it in found):
-                found.append(by_sudo)
-    if _is_folder(old) and not any(_is_folder(it) and it.samefile(old) for it in found):
-        found.append(old)
-    return tuple(found)
+            if _is_folder(by_sudo) and not any(_is_folder(folder) and folder.samefile(by_sudo) for folder in folders):
+                folders.append(by_sudo)
+    if _is_folder(old) and not any(_is_folder(folder) and folder.samefile(old) for folder in folders):
+        folders.append(old)
+    return tuple(folders)
 
 
 def listed(*, begun: bool = False) -> list[RunDirectory]:
@@ -179,8 +179,8 @@ def listed(*, begun: bool = False) -> list[RunDirectory]:
 
 def latest() -> RunDirectory:
     """Return the latest run. Raises UserError if there is none, StorageError."""
-    if known := listed():
-        return known[0]
+    if runs := listed():
+        return runs[0]
     places = " or ".join(map(str, searched()))
     raise UserError(f"no runs in {places} yet; start one with: {invocation.command('run', 'metro-40km')}")
 
@@ -194,9 +194,11 @@ def find(run: Path) -> RunDirectory:
     if _is_there(run):
         places = [run.resolve() if run.name in ("", "..") else run]  # a run is called as its folder, not "."
     elif run.is_absolute() or run.parent not in (Path(), _OLD):
-        raise UnknownName("run", run.name, sorted([it.name for it in store.list_runs(run.parent)] or _names()))
+        raise UnknownName(
+            "run", run.name, sorted([run_directory.name for run_directory in store.list_runs(run.parent)] or _names())
+        )
     else:
-        places = [it for each in searched() if _is_there(it := each / run.name)]
+        places = [folder for root in searched() if _is_there(folder := root / run.name)]
     if not places:
         raise UnknownName("run", run.name, sorted(_names()))
     try:
@@ -222,4 +224,4 @@ def _is_there(path: Path) -> bool:
 
 
 def _names() -> list[str]:
-    return [it.name for it in listed()]
+    return [run_directory.name for run_directory in listed()]

@@ -77,7 +77,7 @@ STALLS = "stalls.jsonl"
 DETACHED_LOG = "output.log"
 """What the process of ``run`` or ``validate --detach`` shows."""
 
-_RESERVED, _RESERVED_BYTES = tuple(f".reserve-{it}" for it in range(4)), 128 * 1024
+_RESERVED, _RESERVED_BYTES = tuple(f".reserve-{index}" for index in range(4)), 128 * 1024
 """Files that become run.json where the disk is full, until the run has ended: without them, how it ended would be lost.
 They are written in place: space that is freed would go to the process that writes first."""
 
@@ -108,8 +108,8 @@ def write_whole(path: Path, content: str) -> None:
 
 def _list(run: Path) -> None:
     """Tell the client of another host, if there is one, that a run was created (testbed.host.remote.leash)."""
-    if told := os.environ.get(RUN_LIST):
-        with contextlib.suppress(OSError), Path(told).open("a") as stream:
+    if run_list := os.environ.get(RUN_LIST):
+        with contextlib.suppress(OSError), Path(run_list).open("a") as stream:
             stream.write(f"{run.absolute()}\n")
 
 
@@ -222,8 +222,8 @@ class RunDirectory:
         """
         with _translated(path):
             written = ("run.json", VALIDATION, "events.jsonl", "ranks")
-            known = path.is_dir() and any((path / name).exists() for name in written)
-        if not known:
+            is_run = path.is_dir() and any((path / name).exists() for name in written)
+        if not is_run:
             raise UnknownName("run", path.name or str(path), [run.path.name for run in list_runs(path.parent)])
         return cls(path.resolve() if path.is_symlink() else path)
 
@@ -262,8 +262,8 @@ class RunDirectory:
     def reserve(self) -> None:
         """Reserve space for :meth:`write_reserved`. Raises StorageError."""
         with _translated(self.path):
-            for each in _RESERVED:
-                handle = beneath.append(self._top, each)
+            for name in _RESERVED:
+                handle = beneath.append(self._top, name)
                 try:
                     os.posix_fallocate(handle, 0, _RESERVED_BYTES)
                 finally:
@@ -271,9 +271,9 @@ class RunDirectory:
 
     def free_reserve(self) -> None:
         """Free what is left of the reserved space. Never raises."""
-        for each in _RESERVED:
+        for name in _RESERVED:
             with contextlib.suppress(OSError):
-                beneath.remove(self._top, each)
+                beneath.remove(self._top, name)
 
     def write_reserved(self, name: str, value: object) -> None:
         """As :meth:`write_json`; where the disk is full, in space reserved by :meth:`reserve`, each time less.
@@ -286,9 +286,9 @@ class RunDirectory:
             with _translated(self.path / name):
                 beneath.replace(self._top, name, content)
         except StorageError:
-            for each in _RESERVED if len(content) <= _RESERVED_BYTES else ():
+            for reserved in _RESERVED if len(content) <= _RESERVED_BYTES else ():
                 with contextlib.suppress(OSError):
-                    beneath.replace_by(self._top, each, name, content)
+                    beneath.replace_by(self._top, reserved, name, content)
                     return
             raise
 
@@ -361,16 +361,16 @@ class RunDirectory:
         missing: list[str] = []
 
         def whole(name: str) -> Mapping[str, object]:
-            value, found = _read_json(self._top, name)
-            if not found:
+            value, exists = _read_json(self._top, name)
+            if not exists:
                 missing.append(name)
             elif not isinstance(value, Mapping):
                 malformed[name] = 1
             return value if isinstance(value, Mapping) else {}
 
         def lines(name: str) -> list[object]:
-            decoded, bad, found = _read_lines(self._top, name)
-            if not found:
+            decoded, bad, exists = _read_lines(self._top, name)
+            if not exists:
                 missing.append(name)
                 return []
             malformed[name] = malformed.get(name, 0) + bad
@@ -464,8 +464,8 @@ class RunDirectory:
             if error.errno not in _NONE:
                 raise
             return []
-        found = ((pattern.fullmatch(name), name) for name in names)
-        return sorted((int(match[1]), f"ranks/{name}") for match, name in found if match)
+        matches = ((pattern.fullmatch(name), name) for name in names)
+        return sorted((int(match[1]), f"ranks/{name}") for match, name in matches if match)
 
 
 _NONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
@@ -521,7 +521,7 @@ def list_runs(*roots: Path, begun: bool = False) -> list[RunDirectory]:
     Raises:
         StorageError: they cannot be listed: one of ``roots`` is a file or not readable.
     """
-    found = []
+    runs = []
     for root in roots:
         with _translated(root):
             try:
@@ -531,9 +531,9 @@ def list_runs(*roots: Path, begun: bool = False) -> list[RunDirectory]:
             for folder in folders:
                 for name in ("run.json", VALIDATION, *([PROCESS] if begun else ())):
                     with contextlib.suppress(OSError):  # one damaged entry must not hide the others
-                        found.append(((folder / name).stat().st_mtime, folder))
+                        runs.append(((folder / name).stat().st_mtime, folder))
                         break
-    return [RunDirectory(path) for _, path in sorted(found, reverse=True)]
+    return [RunDirectory(path) for _, path in sorted(runs, reverse=True)]
 
 
 def build_report(run: RunDirectory) -> Report:
@@ -617,7 +617,7 @@ class RunState:
 def read_state(run: RunDirectory) -> RunState:
     """Return the state of a run of this host, by its small files and its process. Raises StorageError."""
     with _translated(run.path):
-        info, told = _read_json(run.path, "run.json")
+        info, exists = _read_json(run.path, "run.json")
         record, recorded = _read_json(run.path, PROCESS)
         validated = _read_json(run.path, VALIDATION)[1]
     fields = record if isinstance(record, dict) else {}
@@ -625,7 +625,7 @@ def read_state(run: RunDirectory) -> RunState:
     ended = text(info, "status") if isinstance(info, dict) else text(fields, "ended")
     if ended not in ("", "running"):
         return RunState(ended, None, since)
-    if validated and not told and not recorded:  # of a version that recorded no process
+    if validated and not exists and not recorded:  # of a version that recorded no process
         return RunState("finished", None, since)
     process = ProcessRecord.read(fields)
     if process is not None and process.is_there():
@@ -655,14 +655,14 @@ def wait_for_maker(run: RunDirectory, bound_s: float) -> bool:
 
 def read_summary(run: RunDirectory) -> tuple[tuple[float, str], str]:
     """Return ((start in unix seconds, topology's name), verdict) of a run, from its small files only."""
-    validation, found = _read_json(run.path, VALIDATION)
-    if found:
+    validation, exists = _read_json(run.path, VALIDATION)
+    if exists:
         read = validation if isinstance(validation, dict) else {}
         return (number(read, "started_unix_s") or 0.0, text(read, "topology", "?")), text(read, "verdict", "unknown")
     info, _ = _read_json(run.path, "run.json")
     topology, _ = _read_json(run.path, "topology.json")
-    report, found = _read_json(run.path, "report.json")
+    report, exists = _read_json(run.path, "report.json")
     started = number(info, "started_unix_s") if isinstance(info, dict) else None
     name = text(topology, "name", "?") if isinstance(topology, dict) else "?"
-    verdict = text(report, "verdict", "unknown") if isinstance(report, dict) else "unknown" if found else "no report"
+    verdict = text(report, "verdict", "unknown") if isinstance(report, dict) else "unknown" if exists else "no report"
     return (started or 0.0, name), verdict

@@ -109,27 +109,27 @@ class PacketRing:
             if not _BLOCK_STATUS.unpack_from(memory, at + _STATUS_AT)[0] & _TO_READER:
                 return
             count, first = _BLOCK_HEAD.unpack_from(memory, at + _HEAD_AT)
-            found = at + first
+            offset = at + first
             for _ in range(count):
                 following, s, ns, captured, length, status, mac, _, _, tci, tpid = _PACKET_HEAD.unpack_from(
-                    memory, found
+                    memory, offset
                 )
-                begin = found + mac
+                begin = offset + mac
                 data = memory[begin : begin + captured]
                 if status & _VLAN_VALID:  # the kernel has taken the tag out
                     kind = tpid if status & _VLAN_TPID_VALID else _ETHERTYPE_VLAN
                     data = data[:_MAC_BYTES] + struct.pack("!HH", kind, tci) + data[_MAC_BYTES:]
                     length += 4
                 yield Packet(s * 1_000_000_000 + ns, data, length, bool(status & _CHECKSUM_NOT_READY))
-                found += following
+                offset += following
             _BLOCK_STATUS.pack_into(memory, at + _STATUS_AT, _TO_KERNEL)
             self._next = (self._next + 1) % (RING_BYTES // BLOCK_BYTES)
 
     def count(self) -> None:
         """Bring :attr:`received` and :attr:`dropped` up to date; the kernel's own begin anew at each reading."""
         with contextlib.suppress(OSError):
-            found = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 12)
-            received, dropped, _ = struct.unpack("=III", found)
+            statistics = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 12)
+            received, dropped, _ = struct.unpack("=III", statistics)
             self.received += received
             self.dropped += dropped
 
@@ -151,5 +151,5 @@ def _one_way(outgoing: bool, snaplen: int) -> list[tuple[int, int, int, int]]:
 
 
 def _attach(end: socket.socket, program: list[tuple[int, int, int, int]]) -> None:
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
     end.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))

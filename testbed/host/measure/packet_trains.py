@@ -134,7 +134,7 @@ def _send_all(
     total = max(1, sum(want.count for want in wants))
     start = time.monotonic()
     due = [(start, index) for index in range(len(wants))]
-    free, told = start, start
+    free, reported_at = start, start
     while due:
         at, index = heapq.heappop(due)
         want, result = wants[index], results[index]
@@ -152,15 +152,15 @@ def _send_all(
         free = max(free, now - 0.005) + bits / CAPACITY_BPS
         if result.sent < want.count:
             heapq.heappush(due, (now + number * want.frame_s / SHARE_OF_RATE, index))
-        if now - told > 0.25:
-            told = now
+        if now - reported_at > 0.25:
+            reported_at = now
             _take_all(wants, results, bodies)
             if tell:
                 tell(sum(result.sent for result in results) / total)
 
 
 def _send(want: Want, first: int, number: int, body: bytes) -> bool:
-    packets = [_NUMBER.pack(it, it) + body for it in range(first, first + number)]
+    packets = [_NUMBER.pack(count, count) + body for count in range(first, first + number)]
     try:
         for content in packets if want.unchecked else [b"".join(packets)]:
             want.probe.sender.sendto(content, want.probe.to)

@@ -194,44 +194,42 @@ def number_of(packet_mark: int) -> int:
 
 def received(end: socket.socket) -> list[tuple[bytes, int]]:
     """Return everything received by a non-blocking socket: (content, the kernel's time of arrival in ns)."""
-    found: list[tuple[bytes, int]] = []
+    datagrams: list[tuple[bytes, int]] = []
     while True:
         try:
             data, ancillary, _, _ = end.recvmsg(2048, 64)
         except OSError:
-            return found
+            return datagrams
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
                 seconds, nanoseconds = struct.unpack("=qq", content[:16])
-                found.append((data, seconds * 1_000_000_000 + nanoseconds))
+                datagrams.append((data, seconds * 1_000_000_000 + nanoseconds))
 
 
 def _udp(address: str, device: str = "") -> socket.socket:
-    found = socket.socket(
-        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
-    )
-    return _bound(found, address, device)
+    udp = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    return _bound(udp, address, device)
 
 
 def _raw(path: ProbePath) -> socket.socket:
-    found = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_ICMP)
-    _bound(found, path.source, path.device)
-    found.setsockopt(SOL_RAW, ICMP_FILTER, struct.pack("=I", ~(1 << ECHO_REPLY) & 0xFFFFFFFF))
-    found.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-    found.connect((path.destination, 0))  # filters out answers of other hosts
-    found.setblocking(False)
-    return found
+    raw = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_ICMP)
+    _bound(raw, path.source, path.device)
+    raw.setsockopt(SOL_RAW, ICMP_FILTER, struct.pack("=I", ~(1 << ECHO_REPLY) & 0xFFFFFFFF))
+    raw.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    raw.connect((path.destination, 0))  # filters out answers of other hosts
+    raw.setblocking(False)
+    return raw
 
 
-def _bound(found: socket.socket, address: str, device: str) -> socket.socket:
+def _bound(end: socket.socket, address: str, device: str) -> socket.socket:
     try:
         if device:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
-        found.bind((address, 0))
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
+        end.bind((address, 0))
     except OSError:
-        found.close()
+        end.close()
         raise
-    return found
+    return end
 
 
 def _checksum(data: bytes) -> int:
@@ -285,9 +283,9 @@ def congestion_control(client: Path, server: Path, address: str) -> str:
     """Return the TCP congestion control of a connection to ``address`` in another namespace. Raises OSError."""
 
     def listen() -> socket.socket:
-        found = socket.create_server((address, 0))
-        found.settimeout(CONNECT_S)
-        return found
+        listener = socket.create_server((address, 0))
+        listener.settimeout(CONNECT_S)
+        return listener
 
     with namespace.inside(server, listen) as listener:
         port = listener.getsockname()[1]

@@ -99,9 +99,11 @@ def send_trains(trains: Sequence[Train], queued: Callable[[int], float | None] |
     try:
         while waiting or active:
             now = time.monotonic()
-            busy = {id(trains[it].probe) for it in active}
-            room = CAPACITY_BPS - sum(trains[it].load_bps for it in active if passages[it].due > now)
-            fitting = (it for it in waiting if id(trains[it].probe) not in busy and trains[it].load_bps <= room)
+            busy = {id(trains[index].probe) for index in active}
+            room = CAPACITY_BPS - sum(trains[index].load_bps for index in active if passages[index].due > now)
+            fitting = (
+                index for index in waiting if id(trains[index].probe) not in busy and trains[index].load_bps <= room
+            )
             if (number := next(fitting, None)) is not None:
                 waiting.remove(number)
                 _take(trains[number], Passage())  # stragglers of an earlier train
@@ -115,9 +117,9 @@ def send_trains(trains: Sequence[Train], queued: Callable[[int], float | None] |
                     active.append(number)
                 continue
             time.sleep(PAUSE_S)
-            for it in active:
-                _take(trains[it], passages[it])
-            active = [it for it in active if not _is_over(trains[it], passages[it])]
+            for index in active:
+                _take(trains[index], passages[index])
+            active = [index for index in active if not _is_over(trains[index], passages[index])]
     finally:
         for train in trains:
             train.probe.receiver.setsockopt(SOL_UDP, UDP_GRO, 0)

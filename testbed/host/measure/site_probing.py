@@ -108,8 +108,8 @@ class SiteProbes:
     def close(self) -> None:
         self._ready.close()
         for pair in self._sockets.values():
-            for each in pair.values():
-                each.close()
+            for end in pair.values():
+                end.close()
         if capture := getattr(self, "_capture", None):
             capture.close()
 
@@ -143,16 +143,16 @@ class SiteProbes:
         """
         missing: set[int] = set()
         for start in range(0, len(expected), CHUNK):
-            for each in expected[start : start + CHUNK]:
-                missing.add(each.number)
-                each.go()
+            for send in expected[start : start + CHUNK]:
+                missing.add(send.number)
+                send.go()
             quiet_t = time.monotonic() + IDLE_S
             while len(missing) > CHUNK // 2 and time.monotonic() < quiet_t:
                 if self._collect():
                     quiet_t = time.monotonic() + IDLE_S
                     missing -= self._receivers.keys()
-        for each in strays:
-            each.go()
+        for stray in strays:
+            stray.go()
         settled_t = time.monotonic() + (settle_s if strays else 0.0)
         until = time.monotonic() + patience_s
         while True:
@@ -205,31 +205,31 @@ class SiteProbes:
                 if error.errno != errno.EADDRINUSE:
                     raise
                 for pair in self._sockets.values():
-                    for each in pair.values():
-                        each.close()
+                    for end in pair.values():
+                        end.close()
                 self._sockets.clear()
         raise HostError("cannot probe the paths between sites: no UDP port is free in all nodes")
 
     def _open_capture(self) -> socket.socket:
-        found = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.htons(ETH_P_ALL))
+        capture = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.htons(ETH_P_ALL))
         try:
-            found.setblocking(False)
-            _attach(found, _filter(self._mark))
-            for _ in _received(found):  # what came before the filter
+            capture.setblocking(False)
+            _attach(capture, _filter(self._mark))
+            for _ in _received(capture):  # what came before the filter
                 pass
-            found.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BYTES)
-            found.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)  # begins to count at 0
+            capture.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BYTES)
+            capture.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)  # begins to count at 0
         except BaseException:
-            found.close()
+            capture.close()
             raise
-        return found
+        return capture
 
 
 def _bound(place: Place, port: int) -> tuple[dict[str, socket.socket], dict[str, int]]:
-    found: dict[str, socket.socket] = {}
+    ends: dict[str, socket.socket] = {}
     try:
         for name, family in (("IPv4", socket.AF_INET), ("IPv6", socket.AF_INET6)):
-            end = found[name] = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            end = ends[name] = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             end.setblocking(False)
             end.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BYTES // 16)
             if name == "IPv6":
@@ -241,10 +241,10 @@ def _bound(place: Place, port: int) -> tuple[dict[str, socket.socket], dict[str,
                 end.bind(("0.0.0.0", port))
         nearby = {name: index for index, name in socket.if_nameindex() if name != "lo" and name not in place.skipped}
     except BaseException:
-        for each in found.values():
-            each.close()
+        for end in ends.values():
+            end.close()
         raise
-    return found, nearby
+    return ends, nearby
 
 
 def _sent(
@@ -312,6 +312,6 @@ def _filter(mark: int) -> list[tuple[int, int, int, int]]:
 
 
 def _attach(end: socket.socket, program: Sequence[tuple[int, int, int, int]]) -> None:
-    code = b"".join(struct.pack("=HBBI", *each) for each in program)
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     held = ctypes.create_string_buffer(code)
     end.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(held)))

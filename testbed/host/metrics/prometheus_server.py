@@ -32,10 +32,10 @@ def find() -> str:
 
     Debian's package also starts a server on the host, which is independent of a lab's.
     """
-    found = shutil.which("prometheus")
-    if found is None:
+    path = shutil.which("prometheus")
+    if path is None:
         raise MissingTool("prometheus", installation.apt("prometheus"), "--observe needs it")
-    return found
+    return path
 
 
 def rules() -> str:

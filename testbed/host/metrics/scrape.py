@@ -86,7 +86,7 @@ def scrape_all(targets: Mapping[K, tuple[str, int]], bound_s: float, names: Coll
     of the calling thread. Exporters must close the connection after their answer, as HTTP/1.0 has it.
     """
     until = time.monotonic() + bound_s
-    found: dict[K, Scraped] = {}
+    scraped: dict[K, Scraped] = {}
     open_now: dict[int, _Exchange[K]] = {}
     poll = select.poll()
     with contextlib.ExitStack() as stack:
@@ -94,11 +94,11 @@ def scrape_all(targets: Mapping[K, tuple[str, int]], bound_s: float, names: Coll
             try:
                 exchange = _Exchange(key, address)
             except OSError as error:  # no descriptor left
-                found[key] = _failed(error.errno or errno.EIO)
+                scraped[key] = _failed(error.errno or errno.EIO)
                 continue
             stack.callback(exchange.socket.close)
             if exchange.done is not None:
-                found[key] = exchange.done
+                scraped[key] = exchange.done
                 continue
             open_now[exchange.socket.fileno()] = exchange
             poll.register(exchange.socket, exchange.events)
@@ -109,12 +109,12 @@ def scrape_all(targets: Mapping[K, tuple[str, int]], bound_s: float, names: Coll
                 if exchange.done is None:
                     poll.modify(descriptor, exchange.events)
                     continue
-                found[exchange.key] = exchange.done
+                scraped[exchange.key] = exchange.done
                 poll.unregister(descriptor)
                 del open_now[descriptor]
                 exchange.socket.close()
     late = Scraped(time.monotonic(), why="timeout")
-    return {key: found.get(key, late) for key in targets}
+    return {key: scraped.get(key, late) for key in targets}
 
 
 def _failed(code: int) -> Scraped:
@@ -131,17 +131,19 @@ def _read(answer: bytes, names: Collection[str]) -> Scraped:
     malformed = Scraped(t, why="malformed")
     if len(status) < 2 or not status[0].startswith(b"HTTP/") or status[1] != b"200":
         return malformed
-    lengths = [value for name, _, value in (it.partition(b":") for it in fields) if name.lower() == b"content-length"]
+    lengths = [
+        value for name, _, value in (field.partition(b":") for field in fields) if name.lower() == b"content-length"
+    ]
     if any(value.strip() != str(len(body)).encode() for value in lengths):
         return malformed  # the exporter ended meanwhile
     lines = body.decode(errors="replace").splitlines()
     if names:
         # Parsing costs 20 us a sample, and an exporter has a hundred.
-        lines = [it for it in lines if it.partition("{")[0].partition(" ")[0] in names]
+        lines = [line for line in lines if line.partition("{")[0].partition(" ")[0] in names]
     try:
         values = {
             _series(sample.name, sample.labels): sample.value
-            for family in text_string_to_metric_families("".join(f"{it}\n" for it in lines))
+            for family in text_string_to_metric_families("".join(f"{line}\n" for line in lines))
             for sample in family.samples
         }
     except Exception:  # the parser lets several kinds of error pass, and the text is another program's

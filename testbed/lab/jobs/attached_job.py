@@ -13,7 +13,7 @@ from typing import Any, Final
 from testbed.core.topology.model import Topology
 from testbed.errors import Interrupted, JobFailed, LabError, TestbedError, UnknownName
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.keeper.protocol import JobRecord, RankState
 from testbed.lab import job_output, job_status
 from testbed.lab.job_status import JobStatus
@@ -159,18 +159,18 @@ class AttachedJob(RunningJob):
         Raises LabError after ``timeout`` seconds (None: no limit), or if the lab is taken down.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        with client.Connection(self._lab) as keeper:
-            since = keeper.ask(protocol.Events(since=_FUTURE))["next"]
+        with client.Connection(self._lab) as connection:
+            since = connection.keeper.events(since=_FUTURE)["next"]
             while not self._over_now():
                 left_s = WAIT_S if until is None else min(WAIT_S, until - time.monotonic())
                 if left_s <= 0:
                     raise LabError(f"job {self.id} has not ended within {timeout:g} s")
-                since = keeper.ask(protocol.Events(since=since, wait_s=left_s))["next"]
+                since = connection.keeper.events(since=since, wait_s=left_s)["next"]
         return self._record["exit_status"] or 0
 
     def stop(self) -> None:
         """End the job, if need be by force; return when it has ended. Raises LabError."""
-        self._record = client.ask(self._lab, protocol.EndJob(self.id, BY_STOP))
+        self._record = client.keeper(self._lab).end_job(job=self.id, why=BY_STOP)
         self._asked_t = time.monotonic()
 
     def _over_now(self) -> bool:
@@ -184,7 +184,7 @@ class AttachedJob(RunningJob):
             self._record, self._asked_t = self._asked(), now
 
     def _asked(self) -> JobRecord:
-        records = client.ask(self._lab, protocol.Jobs())
+        records = client.keeper(self._lab).jobs()
         for record in reversed(records):
             if record["id"] == self.id:
                 return record

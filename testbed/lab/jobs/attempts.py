@@ -29,7 +29,7 @@ from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError, TestbedError
 from testbed.host.files import checkpoints
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.keeper.protocol import RankState
 from testbed.keeper.subscription import LabState, Subscription
 
@@ -114,7 +114,7 @@ class Attempts:
     def stop(self) -> None:
         """Stop the current attempt and start no other."""
         self._stopping.set()
-        client.ask(self._lab, protocol.StopJob(job=self._job))
+        client.keeper(self._lab).stop_ranks(job=self._job)
 
     def close(self) -> None:
         """End the job unless it is over, and return when it is, or after :data:`CLOSE_BOUND_S`."""
@@ -195,7 +195,7 @@ class Attempts:
                 checkpoints.remove(self._folder)
                 return _End.LAST
             if not warned and (warned := _warned(ranks)):
-                client.ask(self._lab, protocol.StopJob(job=self._job, save=True))
+                client.keeper(self._lab).stop_ranks(job=self._job, save=True)
             if not why and now - moved_t > self._stall_s:
                 why = f"no step was committed for {now - moved_t:.0f} s"
             if why and not dead:
@@ -221,10 +221,10 @@ class Attempts:
     def _restart(self) -> None:
         """End the remaining ranks, wait for the lab, start the next attempt. Raises LabError, StorageError."""
         self._end_ranks()
-        with client.Connection(self._lab) as keeper:
-            self._wait(keeper)
+        with client.Connection(self._lab) as connection:
+            self._wait(connection)
 
-    def _wait(self, keeper: client.Connection) -> None:
+    def _wait(self, connection: client.Connection) -> None:
         """Wait for the lab and start the next attempt. ``keeper`` shows the obstacle in the lab's status until its
         connection closes."""
         began_t = refused_t = time.monotonic()
@@ -244,10 +244,8 @@ class Attempts:
                     obstacle = str(error)
             if obstacle != self.waiting:
                 self.waiting = obstacle
-                keeper.ask(
-                    protocol.AwaitRestart(
-                        why=f"attempt {self.number + 1} of job {self._job} waits to begin: {obstacle}"
-                    )
+                connection.keeper.await_restart(
+                    why=f"attempt {self.number + 1} of job {self._job} waits to begin: {obstacle}"
                 )
                 self._tell("restart-waits", attempt=self.number + 1, **{"for": obstacle})
             if self._stopping.is_set():
@@ -272,7 +270,7 @@ class Attempts:
         state = self._watch.state()
         if not self._is_training(state):
             return
-        client.ask(self._lab, protocol.StopJob(job=self._job))
+        client.keeper(self._lab).stop_ranks(job=self._job)
         until = time.monotonic() + STOP_BOUND_S
         while self._is_training(state) and (left_s := until - time.monotonic()) > 0:
             state = self._watch.wait(left_s)
@@ -294,7 +292,7 @@ class Attempts:
         if not _connected(self._topology, {it["site"] for it in ranks}, dark):
             return f"the sites are not connected while {', '.join(sorted(dark))} {_is(dark)} dark"
         # Last, because it is slow when it finds something: a silent cut, which leaves the carrier up.
-        if unreachable := client.ask(self._lab, protocol.UnreachableSites()):
+        if unreachable := client.keeper(self._lab).unreachable_sites():
             return "; ".join(f"{one} and {other} do not reach each other" for one, other in unreachable)
         return ""
 
@@ -314,9 +312,9 @@ class Attempts:
             "attempt": number,
             "resume": [resume.step, resume.attempt] if resume else None,
         }
-        client.ask(self._lab, protocol.Train(message=message))
+        client.keeper(self._lab).train(message=message)
         if self._stopping.is_set():  # before there were ranks that it could stop
-            client.ask(self._lab, protocol.StopJob(job=self._job))
+            client.keeper(self._lab).stop_ranks(job=self._job)
         step = resume.step if resume else 0
         self.number, self._began_at[number] = number, step
         self._tell("attempt-began", attempt=number, resumed_from=step)
@@ -333,7 +331,7 @@ class Attempts:
         self._note(self._noted)
 
     def _tell(self, event: str, **fields: Any) -> None:
-        client.ask(self._lab, protocol.AddEvent(event=event, fields=fields))
+        client.keeper(self._lab).add_event(event=event, fields=fields)
 
 
 def _dead(state: LabState) -> str:

@@ -12,7 +12,7 @@ from testbed.errors import Interrupted, LabBusy, LabError, TestbedError
 from testbed.host import lab_owner
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import invocation, process
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.keeper.protocol import JobRecord
 from testbed.lab.jobs.running_job import BY_USER, JobOutcome, RunningJob
 
@@ -57,7 +57,9 @@ class JobClaim:
         connection = client.Connection(lab)
         try:
             pid = os.getpid()
-            answer = connection.ask(protocol.ClaimJob(kind, what, pid, process.started(pid), detached))
+            answer = connection.keeper.claim_job(
+                kind=kind, what=what, pid=pid, began=process.started(pid), detached=detached
+            )
             if (other := answer["busy"]) is not None:
                 raise busy(lab, other)
         except BaseException:
@@ -67,7 +69,7 @@ class JobClaim:
 
     def describe(self, run: Path, sessions: Sequence[int] = ()) -> None:
         """Tell the keeper the run directory, and the sessions of the job's programs. Raises LabError."""
-        client.ask(self._lab, protocol.DescribeJob(self.id, str(run), list(sessions)))
+        client.keeper(self._lab).describe_job(job=self.id, run=str(run), sessions=list(sessions))
 
     def on_stop(self, heard: Callable[[str], None]) -> None:
         """Call ``heard`` with the reason when the job is to end: at once, if somebody has asked already."""
@@ -84,7 +86,7 @@ class JobClaim:
                 return
             self._released = True
         with contextlib.suppress(LabError):
-            client.ask(self._lab, protocol.ReleaseJob(self.id, state, why, exit_status))
+            client.keeper(self._lab).release_job(job=self.id, state=state, why=why, exit_status=exit_status)
         self._connection.interrupt()  # ends the thread that hears, which closes it
 
     def outcome_of(self, job: RunningJob) -> JobOutcome:

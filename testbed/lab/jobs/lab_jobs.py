@@ -25,7 +25,7 @@ from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import lab_logs, program_rights
 from testbed.lab.jobs import rank_environment, run_metadata
 from testbed.lab.jobs.job import Job
@@ -118,7 +118,7 @@ class LabJobs:
         topology, nodes = self._lab.topology, self._lab.topology.node_names
         workload_layout.refuse_mistakes(workload, topology)
         self._refuse_uncertified()
-        if not client.ask(self._folder, protocol.Ranks()):
+        if not client.keeper(self._folder).ranks():
             raise LabError(
                 f"lab {self._lab.name} has no training agents: it was brought up with --no-agents, torch is not"
                 " installed, or the ranks' user cannot run this Python"
@@ -281,7 +281,7 @@ class LabJobs:
         """Mount ``folder`` into all nodes. Raises UserError if programs of ``user`` cannot write in it."""
         argv = request.workload.command
         place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], job=True, user=user)
-        client.ask(self._folder, protocol.ShareFolder(folder=str(folder)))
+        client.keeper(self._folder).share_folder(folder=str(folder))
         program_rights.refuse_in_container(user, place, argv, folder, read_only=request.read_only)
         program_rights.refuse_unstartable_in_container(place, argv, folder)
 

@@ -22,7 +22,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import Place, driver, place
 from testbed.host.linux import program_user
 from testbed.host.linux.program_user import TEMPORARY, ProgramUser
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import program_rights
 
 __all__ = ["TMP", "NodeScratch", "why_shared"]
@@ -149,7 +149,7 @@ class NodeScratch:
         if self._contained:
             for node in nodes:
                 for folder in dict.fromkeys((self._of_lab[node], self.folders[node])):
-                    client.ask(lab, protocol.ShareFolder(folder=str(folder), node=node))
+                    client.keeper(lab).share_folder(folder=str(folder), node=node)
         self._refuse_barred()
         self.shared = "" if self._contained else self._why_shared(workload)
 

@@ -15,7 +15,8 @@ from testbed.core.workload.members import Member
 from testbed.errors import TestbedError
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.cgroup import OomWatch
-from testbed.keeper import client, protocol
+from testbed.keeper import client
+from testbed.keeper.protocol import FaultRecord
 
 __all__ = ["NOTICED_S", "ProcessEnds", "nodes_without_power"]
 
@@ -25,7 +26,7 @@ NOTICED_S = 1.0
 
 def nodes_without_power(lab: LabFolder) -> frozenset[str]:
     """Return the nodes whose power an active fault has cut. Raises LabError."""
-    active = [it for it in client.ask(lab, protocol.Faults()) if it["ended_t"] is None]
+    active = [it for it in client.keeper(lab).faults() if it["ended_t"] is None]
     return frozenset(node for it in active if it["phase"] == NO_POWER for node in it["nodes"])
 
 
@@ -68,9 +69,9 @@ class ProcessEnds:
         A fault is listed only once it is in force, when the processes of its nodes have ended already: so whether the
         testbed ended them is asked after all have ended.
         """
-        outages: list[protocol.FaultRecord] = []
+        outages: list[FaultRecord] = []
         with contextlib.suppress(TestbedError):
-            outages = [it for it in client.ask(self._lab, protocol.Faults()) if it["phase"] in (NO_POWER, KILLED)]
+            outages = [it for it in client.keeper(self._lab).faults() if it["phase"] in (NO_POWER, KILLED)]
 
         def by_testbed(end: Mapping[str, Any]) -> bool:
             return end.get("signal") == signal.SIGKILL and any(

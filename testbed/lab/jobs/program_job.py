@@ -24,7 +24,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import Place, netns
 from testbed.host.linux import job_processes, namespace
 from testbed.host.linux.program_user import ProgramUser
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.keeper.protocol import RankState
 from testbed.lab.interruption import further_interrupts
 from testbed.lab.jobs import mpi_ranks, rank_environment, rank_output, reporting, run_metadata
@@ -288,9 +288,9 @@ class ProgramJob(RunningJob):
         self._follow()
 
     def _start(self) -> None:
-        client.ask(self._lab, protocol.ShareFolder(folder=str(self._scratch.working)))
-        client.ask(self._lab, protocol.ProgramBegins(ranks_per_node=self.workload.processes_per_node))
-        self._rsh = client.ask(self._lab, protocol.RemoteStarts())
+        client.keeper(self._lab).share_folder(folder=str(self._scratch.working))
+        client.keeper(self._lab).announce_program(ranks_per_node=self.workload.processes_per_node)
+        self._rsh = client.keeper(self._lab).allow_remote_starts()
         run_metadata.amend(self._run, workload=self._described())
         self._give_folders()
         self._python = self._run.offer("python/testbed_agents.py", reporting.source())
@@ -363,7 +363,7 @@ class ProgramJob(RunningJob):
         """Start all ranks by the mpiexec of the program's MPI."""
         folder = self._scratch.working
         places = {member.node: self._scratch.place(member.node) for member in self.members}
-        client.ask(self._lab, protocol.ShareFolder(folder=str(folder), management=True))
+        client.keeper(self._lab).share_folder(folder=str(folder), management=True)
         found = mpi_ranks.find(self._lab, self._user, self.workload.command, folder, self.workload.mpiexec)
         if caution := mpi_launch.caution(found):
             self._tell(f"[mpiexec] note: {caution}")
@@ -418,7 +418,7 @@ class ProgramJob(RunningJob):
         """Make a folder for the files of each rank, which its program can write."""
         user = self._user
         self._run.admit((user.uid, user.gid) if user else (0, 0), len(self.members), records=False)
-        client.ask(self._lab, protocol.ShareFolder(folder=str(self._run.ranks)))
+        client.keeper(self._lab).share_folder(folder=str(self._run.ranks))
 
     def _follow(self) -> None:
         try:

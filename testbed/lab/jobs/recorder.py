@@ -150,12 +150,12 @@ class StallRecorder:
         self.stalls: deque[Stall] = deque(maxlen=MOST_KEPT)
         self.watching: bool | None = None
 
-    def sample(self, keeper: client.Connection) -> None:
+    def sample(self, connection: client.Connection) -> None:
         """Append the stalls since the last call; the first call begins the log. Raises StorageError."""
         if self.watching is False:
             return
         try:
-            answer = keeper.ask(protocol.Stalls(since=self._next))
+            answer = connection.keeper.stalls(since=self._next)
         except LabError:  # the request for counters reports a keeper that has ended
             self.watching = bool(self.watching)
             return
@@ -267,8 +267,8 @@ class Recorder:
     def _follow(self) -> Subscription:
         """Follow the lab. Skip events from before this run, except the beginnings of faults that are still active, and
         of captures that go on."""
-        page = client.ask(self._lab, protocol.Events(since=0))
-        active = {it["id"] for it in client.ask(self._lab, protocol.Faults()) if it["ended_t"] is None}
+        page = client.keeper(self._lab).events(since=0)
+        active = {it["id"] for it in client.keeper(self._lab).faults() if it["ended_t"] is None}
         ends = {it["capture"] for it in page["events"] if it["event"] == capture_record.ENDED}
         self._heard(
             [
@@ -291,19 +291,19 @@ class Recorder:
 
     def _sample(self) -> None:
         psutil.cpu_percent()
-        with client.Connection(self._lab) as keeper:
+        with client.Connection(self._lab) as connection:
             due_t = time.monotonic()
             last = False
             while True:
-                self._sample_once(keeper)
-                self._stalls.sample(keeper)
+                self._sample_once(connection)
+                self._stalls.sample(connection)
                 if last:
                     return
                 due_t = max(due_t + INTERVAL_S, time.monotonic())
                 last = self._stop.wait(due_t - time.monotonic())
 
-    def _sample_once(self, keeper: client.Connection) -> None:
-        stats = keeper.ask(protocol.Stats())
+    def _sample_once(self, connection: client.Connection) -> None:
+        stats = connection.keeper.stats()
         t = stats["t"]
         for it in stats["directions"]:
             self._run.append("metrics.jsonl", {"t": t, "kind": "fiber", **it})

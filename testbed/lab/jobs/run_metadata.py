@@ -20,7 +20,7 @@ from testbed.errors import LabError
 from testbed.host import lab_nodes
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.version import __version__
 
 RANK_SCHEDULING = "SCHED_OTHER, one thread each, no pinning"
@@ -38,7 +38,7 @@ def begin(
     """Record what is known when a run begins. Raises StorageError."""
     emulator, scheduling = "none", ""
     with contextlib.suppress(LabError):
-        hello = client.ask(lab, protocol.Hello())
+        hello = client.keeper(lab).hello()
         emulator, scheduling = hello["emulator"], hello["scheduling"]
     chosen: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError):

@@ -7,7 +7,7 @@ import os
 
 from testbed.core.prediction.machine_limits import cpu_bound
 from testbed.core.topology.model import Topology
-from testbed.core.training import placement_words
+from testbed.core.training import placement
 from testbed.core.workload import workload_layout
 from testbed.core.workload.declared_compute import equivalent
 from testbed.core.workload.workload import AgentWorkload
@@ -18,7 +18,7 @@ __all__ = ["cores", "declared_notes", "placement_notes"]
 def placement_notes(workload: AgentWorkload, topology: Topology) -> tuple[str, ...]:
     """Return a line per dimension that exchanges anything, and one per tier of a topology with fabrics."""
     twin = workload_layout.twin_of(workload, topology)
-    return (*placement_words.lines(twin, topology), *placement_words.tiers(topology))
+    return (*placement.describe(twin, topology), *placement.describe_tiers(topology))
 
 
 def cores() -> int:

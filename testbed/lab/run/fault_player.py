@@ -14,8 +14,8 @@ from typing import Final
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.errors import LabError
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client, protocol
-from testbed.keeper.protocol import ScheduledFault
+from testbed.keeper import client
+from testbed.keeper.protocol import FaultSpec
 
 __all__ = ["LEAD_S", "FaultPlayer"]
 
@@ -40,7 +40,7 @@ class FaultPlayer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.suppress(LabError):  # a keeper that is gone injects nothing either
-            self._connection.ask(protocol.Unschedule())
+            self._connection.keeper.unschedule()
         self._connection.close()
 
     @property
@@ -60,7 +60,7 @@ class FaultPlayer:
 
         ``now`` and ``began_t``, the start of the job's first step, are CLOCK_MONOTONIC. Raises LabError.
         """
-        faults: list[ScheduledFault] = []
+        faults: list[FaultSpec] = []
         for number, it in list(self._waiting.items()):
             if it.at_s is None and not self._is_due(it, now, began_t, step, values):
                 continue
@@ -71,7 +71,7 @@ class FaultPlayer:
             faults += [_message(it, number, from_t + each_s) for each_s in due_s]
         if faults:
             self.begun = True
-            self._connection.ask(protocol.Schedule(faults=faults))
+            self._connection.keeper.schedule(faults=faults)
 
     @staticmethod
     def _is_due(it: Planned, now: float, began_t: float, step: int, values: Mapping[str, float | None]) -> bool:
@@ -82,7 +82,7 @@ class FaultPlayer:
         return it.when is not None and it.when.holds(values.get(it.when.metric)) is True
 
 
-def _message(it: Planned, number: int, planned_t: float) -> ScheduledFault:
+def _message(it: Planned, number: int, planned_t: float) -> FaultSpec:
     return {
         "type": it.inject,
         "target": it.target,

@@ -50,7 +50,7 @@ def render(
     return kubernetes.render(
         kubernetes.Request(
             name=name or kubernetes.default_name(Path(what).stem, words, files),
-            words=words,
+            arguments=words,
             files=files,
             image=image or f"{images.reference()}-run",
             claim=claim,

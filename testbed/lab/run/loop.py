@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.steady_noise import within_noise
-from testbed.core.experiment.steady import Condition, Monitor, OnVerdict, Verdict
+from testbed.core.experiment.steady import Condition, Monitor, OnVerdict, SteadyCheck, Violation
 from testbed.core.physics import full_scale
 from testbed.core.report import fault_words
 from testbed.core.units import format_number
@@ -172,10 +172,10 @@ class Follower:
             )
         raise JobFailed(f"no fault was injected: the steady state did not hold before: {conditions}")
 
-    def _within_noise(self, verdict: Verdict) -> bool:
+    def _within_noise(self, verdict: SteadyCheck) -> bool:
         now = time.monotonic()
-        violations = [(violation.began_t, violation.ended_t, violation.measured) for violation in verdict.violations]
-        return within_noise(verdict.text, verdict.bound, violations or [(now, now, verdict.measured)], self._noise())
+        violations = verdict.violations or (Violation(now, now, verdict.measured),)
+        return within_noise(verdict.text, verdict.bound, violations, self._noise())
 
     def _noise(self) -> StallLog:
         return StallLog(tuple(self._recorder.stalls), (), True)

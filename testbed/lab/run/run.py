@@ -36,7 +36,7 @@ from testbed.host import lab_folder
 from testbed.host.files import runs_folder, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.linux import invocation
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import deploy, program_rights
 from testbed.lab.interruption import defer_interrupts
 from testbed.lab.jobs import run_metadata
@@ -210,7 +210,7 @@ def _conclude(
     run_directory = this_run.directory
     progress.phase("report", str(run_directory.path))
     try:
-        client.ask(lab_folder.folder(lab.name), protocol.Hello())
+        client.keeper(lab_folder.folder(lab.name)).hello()
     except TestbedError as error:
         # This may be noticed after its effects: without its keeper no job can continue.
         this_run.fail(error)

@@ -15,8 +15,7 @@ from testbed.errors import LabError
 from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
 from testbed.host.measure import probing
-from testbed.keeper import client, protocol
-from testbed.keeper.protocol import FaultSpec
+from testbed.keeper import client
 from testbed.lab.validation.worker_set import WorkerSet
 
 __all__ = ["FiberFaults", "Injected"]
@@ -43,20 +42,19 @@ class FiberFaults:
 
     def begin(self, injection: Injection) -> float:
         """Inject; return when the fault was in force, on CLOCK_MONOTONIC. Raises LabError, UserError."""
-        fault: FaultSpec = {
-            "type": injection.kind,
-            "target": injection.target,
-            "for_s": injection.for_s,
-            "parameters": dict(injection.parameters),
-        }
-        record = client.ask(self._lab, protocol.Inject(fault=fault))
+        record = client.keeper(self._lab).inject(
+            kind=injection.kind,
+            target=injection.target,
+            parameters=dict(injection.parameters),
+            for_s=injection.for_s,
+        )
         self._active.append(record["id"])
         return record["ack_t"]
 
     def over_t(self) -> float | None:
         """Return when the last of the faults since the last heal ended by itself; None while one is active. Raises
         LabError."""
-        records = {it["id"]: it for it in client.ask(self._lab, protocol.Faults())}
+        records = {it["id"]: it for it in client.keeper(self._lab).faults()}
         ended = [records[it]["ended_t"] for it in self._active]
         over = [it for it in ended if it is not None]
         return max(over) if over and len(over) == len(ended) else None
@@ -64,13 +62,13 @@ class FiberFaults:
     def heal(self) -> None:
         """Undo all injections of :meth:`begin`. Raises LabError."""
         if self._active:
-            client.ask(self._lab, protocol.Heal(ids=self._active, everything=True))
+            client.keeper(self._lab).heal(ids=self._active, everything=True)
             self._active.clear()
 
     def carry(self, bound_s: float = CARRIES_BOUND_S) -> None:
         """Return when no link is down and an echo has come back over each. Raises LabError."""
         until = time.monotonic() + bound_s
-        while dark := client.ask(self._lab, protocol.DarkLinks()):
+        while dark := client.keeper(self._lab).dark_links():
             if time.monotonic() > until:
                 raise LabError(f"{', '.join(dark)} still down {bound_s:g} s after the fault was healed")
             time.sleep(0.005)

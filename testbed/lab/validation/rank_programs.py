@@ -33,7 +33,7 @@ from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_nodes import Place
 from testbed.host.linux import process
 from testbed.host.linux.inside import is_inside, pid_on_host
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.jobs import rank_environment
 from testbed.lab.jobs.rank_launcher import Mpiexec, shared_variables, start_mpiexec, start_rank
 from testbed.lab.validation.output_capture import CappedLog
@@ -151,7 +151,7 @@ class Starter:
             program = Path(self._library.argv[-1])
             shown |= {program.parent} if program.is_absolute() else set()  # the user's own rank program
         for path in shown:
-            client.ask(self._lab, protocol.ShareFolder(folder=str(path), management=not self.replaces))
+            client.keeper(self._lab).share_folder(folder=str(path), management=not self.replaces)
         if not self.replaces:
             return self._mpi()
         programs: dict[int, Program] = {}

@@ -14,7 +14,7 @@ from testbed.core.validation.traffic import payload_bytes
 from testbed.host import lab_nodes
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.interfaces import InterfaceCounters
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 
 __all__ = ["Wire", "certified"]
 
@@ -59,7 +59,7 @@ class Wire:
 
         The emulator counts segments as they would be on a real wire, with the headers of each.
         """
-        found = client.ask(self._lab, protocol.Stats())["directions"]
+        found = client.keeper(self._lab).stats()["directions"]
         return {it["direction"]: round(payload_bytes(it["bytes"], it["segments"])) for it in found}
 
     @contextmanager

@@ -52,7 +52,7 @@ from testbed.host.files import catalog, runs_folder, store, validations
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_nodes import Driver
 from testbed.host.linux import invocation
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import deploy, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
@@ -206,8 +206,8 @@ class _Validating:
 
     def _noise(self) -> StallLog:
         """Return the stalls of the host since the validation began. Raises StorageError."""
-        with contextlib.suppress(LabError), client.Connection(self._folder) as keeper:
-            self._stalls.sample(keeper)
+        with contextlib.suppress(LabError), client.Connection(self._folder) as connection:
+            self._stalls.sample(connection)
         return StallLog(tuple(self._stalls.stalls), (), bool(self._stalls.watching))
 
     def _validate(self, bench: Bench, library: Library) -> TestbedError | None:
@@ -254,7 +254,7 @@ class _Validating:
         sure = self._lab.certificate is not None and self._lab.certificate.certified
         emulator = "unknown"
         with contextlib.suppress(LabError):  # write the results even if the keeper is gone
-            emulator = client.ask(self._folder, protocol.Hello())["emulator"]
+            emulator = client.keeper(self._folder).hello()["emulator"]
         validation = Validation(
             suite=self._suite,
             topology=self._lab.topology.name,

@@ -24,7 +24,7 @@ from testbed.errors import LabError
 from testbed.host.drivers import containerlab
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.keeper.journal import FIBERS_DARK
 from testbed.lab.validation.rank_programs import Program, Starter, end, exit_code
 
@@ -115,7 +115,7 @@ class WorkerSet:
 
         Raises LabError if the keeper is gone or stuck, or if the emulator or the container of a node died.
         """
-        hello = client.ask(self._lab, protocol.Hello())
+        hello = client.keeper(self._lab).hello()
         if hello["emulator_died"]:
             raise LabError(FIBERS_DARK)
         if hello["dead_containers"]:

@@ -20,12 +20,11 @@ import pytest
 import torch
 from builders import json_files
 from builders.tables import table
-from testbed_agents.board import Board
 from testbed_agents.checkpoint import CheckpointError, Checkpoints, State, verified
 from testbed_agents.data import Corpus, Windows
-from testbed_agents.fence import Fence
 from testbed_agents.model import GPT, Shape, cross_entropy, fingerprint
-from testbed_agents.records import Records, RecordsError
+from testbed_agents.records import Fence, Records, RecordsError
+from testbed_agents.status_file import StatusFile
 
 from testbed.host.files import checkpoints as host
 from testbed.host.files.checkpoints import Checkpoint
@@ -135,7 +134,7 @@ class Rank:
         self, folder: Path, rank: int, attempt: int, resume: Checkpoint | None = None, world_size: int = 1
     ) -> None:
         self.checkpoints = Checkpoints(folder / "checkpoints" / f"rank-{rank}", Fence(folder, attempt))
-        self.board = Board(folder / f"board.a{attempt}", rank, world_size)
+        self.status = StatusFile(folder / f"board.a{attempt}", rank, world_size)
         self.state, self.attempt = trained(), attempt
         if resume:
             self.checkpoints.load(resume.step, resume.attempt, self.state)
@@ -143,7 +142,7 @@ class Rank:
     def save(self, *steps: int) -> None:
         for step in steps:
             self.checkpoints.save(step, self.state)
-            self.checkpoints.confirm(self.board.saved(step))
+            self.checkpoints.confirm(self.status.saved(step))
 
     def die_writing(self, step: int) -> None:
         """What a SIGKILL in the middle of :meth:`save` leaves."""

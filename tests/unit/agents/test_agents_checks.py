@@ -15,9 +15,9 @@ from oracles import oracle
 
 torch = pytest.importorskip("torch", reason="the training agents need torch")
 
-from testbed_agents import breakage  # noqa: E402
 from testbed_agents.check_log import EVERY, Checks, drawn, optimizer_steps  # noqa: E402
-from testbed_agents.operation_log import crc32, elements, hexadecimal, positions  # noqa: E402
+from testbed_agents.checksums import crc32, elements, hexadecimal, positions  # noqa: E402
+from testbed_agents.fork_server import planted_errors  # noqa: E402
 from testbed_agents.records import Records  # noqa: E402
 from testbed_agents.watched import Operation  # noqa: E402
 
@@ -221,7 +221,7 @@ def test_the_watchdog_says_once_where_a_rank_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", ["explode:rank=1,step=2", "stale"])
 def test_a_breakage_that_there_is_not_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="TESTBED_BREAK"):
-        breakage.Fault.parse(written)
+        planted_errors().Plan.parse(written)
 
 
 def test_a_message_that_nobody_waits_for_is_no_wait(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from testbed_agents.metrics import InterfaceBytes, RankMetrics, interface_bytes
+from testbed_agents.interfaces import InterfaceBytes, interface_bytes
+from testbed_agents.metrics import RankMetrics
 
 STEP: dict[str, Any] = {"train_loss": 5.0, "tokens": 256, "compute_s": 0.03, "peer_wait_s": 0.01, "network_s": 0.02}
 WHERE = {"site": "east", "node": "east-1", "rank": "1"}

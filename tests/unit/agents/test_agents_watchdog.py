@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from builders.tables import table
 from oracles import oracle
-from testbed_agents.watchdog import run, stand_beside
+from testbed_agents.watchdog import hang_up_at_eof, run
 
 BOUND_S = 20
 
@@ -96,7 +96,7 @@ def test_a_visitor_is_signalled_by_a_handle_that_no_other_process_can_have(monke
     os.close(writer)
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "TESTBED_VISIT": "a-token-of-this-test"}) as visitor:
         before = set(Path("/proc/self/fd").iterdir())
-        assert stand_beside("a-token-of-this-test", reader) == 0
+        assert hang_up_at_eof("a-token-of-this-test", reader) == 0
         assert visitor.wait(BOUND_S) == -signal.SIGHUP
         assert set(Path("/proc/self/fd").iterdir()) <= before, "no handle is left open"
     os.close(reader)

@@ -15,7 +15,7 @@ from builders.loopback_ranks import run
 from builders.torch_threads import one_thread
 from testbed_agents import compute as under_test
 from testbed_agents.bucketed_gradients import Reduce, Reduced
-from testbed_agents.compute import Asleep, Compute
+from testbed_agents.compute import Compute, SleepingModel
 from testbed_agents.model import GPT, Shape, parameter_count
 from testbed_agents.strategies import make
 from testbed_agents.strategies.strategy import Context
@@ -194,7 +194,7 @@ def test_the_sleeping_model_is_a_convex_problem_with_targets_of_its_rank() -> No
         torch.manual_seed(3)
         compute = made(rank=rank, seconds=1e-3, elements=1001, layers=3)
         model = compute.model()
-        assert isinstance(model, Asleep)
+        assert isinstance(model, SleepingModel)
         return model, compute
 
     models = [built(rank) for rank in (0, 1)]

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from testbed_agents.delayed_nesterov import DelayedNesterov
+from testbed_agents.hooks import Hooks
 
 
 def algorithm_3(theta: float, gradients: list[float], eps: float, beta: float, n: int, c: float) -> list[float]:
@@ -30,7 +31,7 @@ def test_it_is_algorithm_3(seed: int) -> None:
     eps, beta, c = drawn.uniform(0.05, 1.0), drawn.uniform(0, 0.95), drawn.uniform(0, 1 / n)
     starts = [drawn.gauss(0, 1) for _ in range(3)]
     gradients = [[drawn.gauss(0, 1) for _ in range(3)] for _ in range(23)]
-    optimizer = DelayedNesterov(torch.tensor(starts, dtype=torch.float64), eps, beta, n, c)
+    optimizer = DelayedNesterov(torch.tensor(starts, dtype=torch.float64), eps, beta, Hooks(), n, c)
     expected = [algorithm_3(start, [g[i] for g in gradients], eps, beta, n, c) for i, start in enumerate(starts)]
     for t, gradient in enumerate(gradients):
         optimizer.step(torch.tensor(gradient, dtype=torch.float64))
@@ -42,7 +43,7 @@ def test_with_one_site_it_is_torchs_nesterov() -> None:
     mine = torch.randn(50, dtype=torch.float64)
     parameter = torch.nn.Parameter(mine.clone())
     sgd = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
-    optimizer = DelayedNesterov(mine, 0.7, 0.9, 1)
+    optimizer = DelayedNesterov(mine, 0.7, 0.9, Hooks(), 1)
     for _ in range(10):
         parameter.grad = torch.randn(50, dtype=torch.float64)
         optimizer.step(parameter.grad)
@@ -51,7 +52,7 @@ def test_with_one_site_it_is_torchs_nesterov() -> None:
 
 
 def test_values_on_their_way_do_not_change() -> None:
-    optimizer = DelayedNesterov(torch.zeros(4), 1.0, 0.5, 2)
+    optimizer = DelayedNesterov(torch.zeros(4), 1.0, 0.5, Hooks(), 2)
     optimizer.step(torch.ones(4))
     served = optimizer.values
     optimizer.step(torch.ones(4))

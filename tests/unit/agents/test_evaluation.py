@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from testbed_agents.data import Corpus, CorpusError, Windows
-from testbed_agents.evaluation import WINDOWS, Evaluation, Plan, hold_out
+from testbed_agents.evaluation import WINDOWS, Evaluation, hold_out
 from testbed_agents.model import GPT, Shape, cross_entropy
 from testbed_agents.strategies.strategy import Strategy
+from testbed_agents.training_job import Job
 
 SHAPE = Shape(layers=1, heads=2, width=8, context=16)
 TEXT = Corpus("a text", torch.randint(256, (4000,), generator=torch.Generator().manual_seed(1)).to(torch.uint8))
@@ -84,5 +87,6 @@ def test_parts_of_a_model_have_no_loss() -> None:
 
 
 def test_evaluations_are_regular_and_follow_the_last_step() -> None:
-    assert [step for step in range(1, 26) if Plan(10).due(step, 25)] == [10, 20, 25]
-    assert not any(Plan(0).due(step, 25) for step in range(1, 26))
+    job = Job("j1", 1, ("127.0.0.1", 1), "lo", Path(), steps=25, evaluate_every=10)
+    assert [step for step in range(1, 26) if job.evaluates_after(step)] == [10, 20, 25]
+    assert not any(dataclasses.replace(job, evaluate_every=0).evaluates_after(step) for step in range(1, 26))

@@ -60,11 +60,11 @@ def busy_connections() -> list[tuple[bool, bool]]:
 def test_messages_of_opposite_directions_have_connections_of_their_own() -> None:
     def rank_of(rank: int) -> Any:
         order = Order()
-        watched.observe(order)
-        group = dist.new_group([0, 1])
+        group: Any = dist.new_group([0, 1])
+        group.hooks.observer = order
         ways = [begin_sum(torch.full((ELEMENTS,), float(rank + 1)), group, (0, 1)) for _ in range(2)]
         sums = [way.wait() for way in ways]
-        watched.observe(None)
+        group.hooks.observer = None
         dist.barrier()
         return order.kinds, [float(each.sum()) for each in sums], busy_connections()
 

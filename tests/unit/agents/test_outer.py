@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed_agents.hooks import Hooks
 from testbed_agents.outer import Nesterov
 
 VALUES = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20)
@@ -15,7 +16,7 @@ VALUES = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20)
 def test_one_replica_with_rate_1_is_inner_training(pairs: list[tuple[float, float]]) -> None:
     """Within 2^-23 (|a| + |b|) per element and exchange: the rounding of a - (a - b)."""
     outer, local = (torch.tensor(it, dtype=torch.float32) for it in zip(*pairs, strict=True))
-    found = Nesterov(outer.clone(), 1.0, 0.0)
+    found = Nesterov(outer.clone(), 1.0, 0.0, Hooks())
     found.step(found.values - local)
     assert bool(((found.values - local).abs() <= 2.0**-23 * (outer.abs() + local.abs())).all())
 
@@ -24,7 +25,7 @@ def test_one_replica_with_rate_1_is_inner_training(pairs: list[tuple[float, floa
 @settings(max_examples=50, deadline=None)
 def test_nesterov_is_its_formula(values: list[float], rate: float, momentum: float, steps: int) -> None:
     outer = torch.tensor(values, dtype=torch.float32)
-    found = Nesterov(outer.clone(), rate, momentum)
+    found = Nesterov(outer.clone(), rate, momentum, Hooks())
     expected, moved = outer.double(), torch.zeros(len(values), dtype=torch.float64)
     for step in range(steps):
         gradient = torch.linspace(-1.0, 1.0, len(values)) * (step + 1)
@@ -35,7 +36,7 @@ def test_nesterov_is_its_formula(values: list[float], rate: float, momentum: flo
 
 
 def test_an_optimizer_that_was_restarted_has_no_momentum() -> None:
-    found = Nesterov(torch.zeros(3), 1.0, 0.5)
+    found = Nesterov(torch.zeros(3), 1.0, 0.5, Hooks())
     found.step(torch.ones(3))
     found.restart(torch.zeros(3))
     assert found.momentum.tolist() == [0.0] * 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from testbed_agents import tcp_info
-from testbed_agents.tcp_info import Connections, retransmitted
+from testbed_agents.tcp_info import Connections
 
 
 @contextlib.contextmanager
@@ -28,7 +28,9 @@ def connection(size: int) -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_a_connection_that_loses_nothing_is_left_out_and_stays_open() -> None:
     with connection(100_000) as (near, far):
         before = set(Path("/proc/self/fd").iterdir())
-        assert retransmitted() == {}
+        connections = Connections("")
+        connections.read()
+        assert connections.retransmitted == {}
         assert set(Path("/proc/self/fd").iterdir()) <= before
         near.close()
         assert far.recv(1) == b"", "no copy keeps the connection open"

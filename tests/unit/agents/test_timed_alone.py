@@ -12,12 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from builders.loopback_ranks import run
-from testbed_agents import calibration, evidence, strategies
-from testbed_agents.board import Board
-from testbed_agents.calibration import Meeting, calibrate, time_compute
+from testbed_agents import calibration, strategies
+from testbed_agents.calibration import StartBarrier, calibrate, time_compute
+from testbed_agents.evidence import Evidence
 from testbed_agents.groups import Groups
 from testbed_agents.model import GPT, Shape
 from testbed_agents.records import Records
+from testbed_agents.status_file import StatusFile
 from testbed_agents.strategies import Context
 
 from testbed.core.analysis.volleys import volleys
@@ -46,9 +47,9 @@ PLANNED = [
 
 
 @contextmanager
-def meeting(folder: Path, rank: int, world_size: int) -> Iterator[Meeting]:
-    with closing(Board(folder / "board", rank, world_size)) as board:
-        yield Meeting(board, 30.0)
+def start_barrier(folder: Path, rank: int, world_size: int) -> Iterator[StartBarrier]:
+    with closing(StatusFile(folder / "board", rank, world_size)) as status:
+        yield StartBarrier(status, 30.0)
 
 
 def test_each_kind_is_timed_on_the_ranks_that_take_part(tmp_path: Path) -> None:
@@ -56,8 +57,8 @@ def test_each_kind_is_timed_on_the_ranks_that_take_part(tmp_path: Path) -> None:
         groups = Groups(rank, ["east", "east", "west"])
         groups.in_site()
         before = set(groups._by_name)
-        with meeting(tmp_path, rank, 3) as met:
-            found = calibrate(PLANNED, groups, met)
+        with start_barrier(tmp_path, rank, 3) as barrier:
+            found = calibrate(PLANNED, groups, barrier)
         dist.barrier()
         return found, sorted(set(groups._by_name) - before)
 
@@ -76,8 +77,8 @@ def test_each_kind_is_timed_on_the_ranks_that_take_part(tmp_path: Path) -> None:
 def test_steps_are_timed_on_all_ranks_without_their_first_one(tmp_path: Path) -> None:
     def rank_of_job(rank: int) -> tuple[list[int], list[float]]:
         calls: list[int] = []
-        with meeting(tmp_path, rank, 2) as met:
-            return calls, time_compute(calls.append, met)
+        with start_barrier(tmp_path, rank, 2) as barrier:
+            return calls, time_compute(calls.append, barrier)
 
     for calls, times in run(2, rank_of_job):
         assert calls == [0, 1, 2, 3, 4]
@@ -110,9 +111,9 @@ def test_exchanges_that_are_timed_change_no_bit(tmp_path: Path) -> None:
             strategy = strategies.make(name, options)
             tensors = [*strategy.prepare(model, context), *strategy.state().values()]
             before = [it.clone() for it in tensors]
-            with meeting(tmp_path / name / str(len(found)), rank, len(SITES)) as met:
-                times = calibrate(of, context.groups, met, strategy, list(model.parameters()))
-            assert not evidence.current().recording
+            with start_barrier(tmp_path / name / str(len(found)), rank, len(SITES)) as barrier:
+                times = calibrate(of, context.groups, barrier, strategy, list(model.parameters()))
+            assert not context.groups.hooks.evidence.recording
             same = all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
             exchanged = [times[index] for index, it in enumerate(of) if it["kind"] == "exchange"]
             found.append((same and strategy.outer_version == 0, [sum(t > 0 for t in each) for each in exchanged]))
@@ -134,16 +135,16 @@ def test_all_that_is_recorded_of_an_exchange_is_part_of_what_it_takes(tmp_path: 
         strategy = strategies.make("sparse-loco", {"every": 2})
         strategy.prepare(model, Context(Groups(rank, SITES), steps=LAYOUT.steps))
         restarts: list[bool] = []
-        plain = evidence.Evidence.outer_taken
+        plain = Evidence.outer_taken
 
-        def outer_taken(self: evidence.Evidence, line: Mapping[str, object]) -> None:
+        def outer_taken(self: Evidence, line: Mapping[str, object]) -> None:
             restarts.append(bool(line["restarted"]))
             plain(self, line)
 
-        evidence.Evidence.outer_taken = outer_taken  # type: ignore[method-assign]
-        with meeting(tmp_path, rank, len(SITES)) as met:
-            calibrate(planned, strategy.context.groups, met, strategy, list(model.parameters()))
-        evidence.install(evidence.Evidence(Records(tmp_path / f"{rank}.jsonl")))
+        Evidence.outer_taken = outer_taken  # type: ignore[method-assign]
+        with start_barrier(tmp_path, rank, len(SITES)) as barrier:
+            calibrate(planned, strategy.context.groups, barrier, strategy, list(model.parameters()))
+        strategy.context.groups.hooks.evidence = Evidence(Records(tmp_path / f"{rank}.jsonl"))
         strategy.after_step(2)
         return restarts
 
@@ -152,8 +153,8 @@ def test_all_that_is_recorded_of_an_exchange_is_part_of_what_it_takes(tmp_path: 
         assert restarts == [True, *[False] * (len(restarts) - 2), True], "a chain of its own, and then the job's"
 
 
-class AloneMeeting:
-    """A meeting of one rank."""
+class AloneBarrier:
+    """A barrier of one rank."""
 
     def greatest(self, value: float) -> float:
         return value
@@ -161,7 +162,7 @@ class AloneMeeting:
 
 @pytest.mark.parametrize(("gap_s", "least"), [(0.0, 2), (0.03, 6), (0.08, 3), (0.13, 2), (1.0, 2)])
 def test_short_volleys_are_repeated_more_often_before_they_may_agree(gap_s: float, least: int) -> None:
-    repeating = calibration._Repeating(AloneMeeting(), gap_s, calibration.MOST)  # type: ignore[arg-type]
+    repeating = calibration._Repeating(AloneBarrier(), gap_s, calibration.MOST)  # type: ignore[arg-type]
     rows = 0
     while repeating.goes_on:
         repeating.took([0.5 if rows == 0 else 0.02])

@@ -15,11 +15,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from builders import json_files, loopback_ranks
 from builders.trainer_over_loopback import check_logs
-from testbed_agents import evidence, operation_log, watched
-from testbed_agents.breakage import Broken, Fault
+from testbed_agents import operation_log, watched
 from testbed_agents.bucketed_gradients import mean_over
 from testbed_agents.check_log import Checks
 from testbed_agents.exchange import begin_sum
+from testbed_agents.fork_server import planted_errors
 from testbed_agents.groups import Groups
 from testbed_agents.records import Records
 from testbed_agents.strategies import Context, Strategy
@@ -82,20 +82,18 @@ class Ranks:
             also_every=0,
             timeout_s=60.0,
         )
-        watched.observe(checks.operations)
-        evidence.install(checks.evidence)
-        parsed = Fault.parse(fault) if fault else None
-        if parsed and parsed.rank in (None, self.rank):
-            Broken(parsed).install(self.strategy, self.optimizer)
+        hooks = self.groups.hooks
+        hooks.observer, hooks.evidence = checks.operations, checks.evidence
+        hooks.planted = planted_errors().plant(self.rank, fault) if fault else None
+        if hooks.planted is not None:
+            hooks.planted.install(self.strategy, self.optimizer)
         for step in range(1, STEPS + 1):
             self.context.step = step
             checks.begin(step)
             self.strategy.value += 1
             work(step)
             checks.end()
-        watched.observe(None)
-        watched.break_by(None)
-        evidence.install(None)
+        hooks.detach()
         checks.close()
         operation_log.crc32 = PLAIN
 
@@ -227,7 +225,7 @@ def ranks_of(rank: int, folder: Path) -> list[str]:
     seen = [str(torch.equal(one, other)), dist.get_backend(), str(work.is_completed())]
     seen.append(str(work.get_future().value()[0][0].item()))
     told = Told()
-    watched.observe(told)
+    it.groups.hooks.observer = told
     mean = mean_over(dist.group.WORLD, 4)(it.tensor()).wait()
     return [*seen, str(told.ended), str(torch.equal(mean, mean_over(plain, 4)(it.tensor()).wait()))]
 

@@ -14,7 +14,7 @@ from builders.tables import table
 
 from testbed.errors import LabError, StorageError, UserError
 from testbed.host import lab_folder
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import api, containers, deploy, status
 
 NOBODY = 65534
@@ -72,7 +72,7 @@ def test_a_lab_of_another_user(labs: Path, monkeypatch: pytest.MonkeyPatch) -> N
         lambda: api.attach("mine"),
         api.attach,
         lambda: api.down("mine"),
-        lambda: client.ask(lab_folder.folder("mine"), protocol.Hello()),
+        lambda: client.keeper(lab_folder.folder("mine")).hello(),
     ):
         with pytest.raises(LabError, match=r"^lab mine belongs to another user: run as root$") as caught:
             ask()
@@ -110,10 +110,10 @@ def test_one_that_will_not_go_keeps_no_other_up(labs: Path, monkeypatch: pytest.
 def test_a_lab_that_was_taken_down_meanwhile(labs: Path) -> None:
     folder = lab_folder.folder("mine")
     with pytest.raises(LabError, match="does not answer"):
-        client.ask(folder, protocol.Hello())
+        client.keeper(folder).hello()
     (labs / "mine").rmdir()
     topology = api.load("metro-40km")
-    for ask in (lambda: client.ask(folder, protocol.Hello()), lambda: status.status(folder, topology, None)):
+    for ask in (lambda: client.keeper(folder).hello(), lambda: status.status(folder, topology, None)):
         with pytest.raises(LabError, match=r"^lab mine was taken down meanwhile$"):
             ask()
 

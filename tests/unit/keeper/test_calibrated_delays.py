@@ -11,7 +11,7 @@ from builders.noop import NoHandler, NoopEmulator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.core.plan import codec
 from testbed.core.plan.properties import Calibrated, Shape
 from testbed.core.plan.resources import Fibers
@@ -23,7 +23,7 @@ from testbed.keeper.journal import Journal
 
 WEST, EAST = "north:west", "north:east"
 OWN = Impairment(200e-6, 8e8, 100_000)
-DIRECTIONS = (Direction(WEST, "north-a", "north-b", OWN), Direction(EAST, "north-b", "north-a", OWN))
+DIRECTIONS = (EmulatedDirection(WEST, "north-a", "north-b", OWN), EmulatedDirection(EAST, "north-b", "north-a", OWN))
 FIBERS = Fibers("plant", DIRECTIONS)
 BASE = (FIBERS, *(Shape(it.name, it.impairment) for it in DIRECTIONS))
 OFF = {WEST: 12e-6, EAST: 9e-6}

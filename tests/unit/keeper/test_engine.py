@@ -393,12 +393,12 @@ def test_a_crash_between_two_phases_counts_the_newer_one_only(lab: Lab) -> None:
     assert isinstance(shape, Shape) and shape.impairment.loss == pytest.approx(0.8)
 
 
-def test_a_journal_from_before_faults_composed_is_read_and_undone(lab: Lab) -> None:
-    """Its faults have whole impairments; the newest is then the impairment of the link itself."""
+def test_a_whole_impairment_of_another_owner_takes_the_place_of_the_links(lab: Lab) -> None:
+    """A link on its protection path has one; the newest counts until it is undone."""
     own, strong = (dataclasses.asdict(Impairment(loss=loss)) for loss in (0.0, 0.5))
     shape = {"step": "Shape", "direction": "north:west", "impairment": own, "flush": False}
     lines: list[dict[str, Any]] = [
-        {"journal": 2, "lab": "lab", "boot": "boot", "keeper": [1, 1]},
+        {"journal": 3, "lab": "lab", "boot": "boot", "keeper": [1, 1]},
         {"id": 1, "owner": "lab", "intend": shape},
         {"id": 2, "owner": "f1", "intend": {**shape, "impairment": strong}},
         {"note": "fault", "id": "f1", "type": "impair", "target": "north", "links": ["north"]},

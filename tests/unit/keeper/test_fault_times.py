@@ -136,7 +136,7 @@ def test_neither_a_phase_nor_a_switch_walks_over_the_lab(bench: FaultBench) -> N
     bench.engine.apply(LAB, tuple(Shape(direction, link.impairment(direction)) for direction in link.directions))
     protection = Protection(bench.engine, bench.do, bench.events)
     for part in (bench.faults, protection):
-        part.know(topology, InForce(bench.journal, topology))
+        part.set_topology(topology, InForce(bench.journal, topology))
     bench.journal.entries = Unwalked(bench.journal.entries)
     bench.do(partial(protection.cut, "f9", [PathCut(link.name, "working")]))
     phases = (Phase(0.0, "dark", tuple(Carrier("plant", end, False) for end in ends)), Phase(0.02, "lit", ()))
@@ -158,7 +158,7 @@ def test_an_event_has_the_steps_that_an_earlier_phase_could_not_withdraw(bench: 
     """It has what is in force on each direction that the fault has acted on, also after a phase that failed."""
     topology = catalog.load_topology("regional-protected", None)
     first, second = topology.links[:2]
-    bench.faults.know(topology, InForce(bench.journal, topology))
+    bench.faults.set_topology(topology, InForce(bench.journal, topology))
     phases = tuple(
         Phase(t, f"phase {t}", (Carrier("plant", topology.interfaces.ends(link.name)[0], False),))
         for t, link in ((0.0, first), (0.05, second), (0.2, second))

@@ -15,14 +15,14 @@ from contract.fold_contract import PLANS, Ports, World
 from hypothesis import HealthCheck, Phase, example, given, settings
 from oracles.fold_oracle import OWN, Fault
 
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 
 
 class Remembering(NoopEmulator):
     """Has what it was given last."""
 
     def __init__(self) -> None:
-        super().__init__([Direction(f"l0:{end}", "l0-a", "l0-b", Impairment()) for end in "ba"])
+        super().__init__([EmulatedDirection(f"l0:{end}", "l0-a", "l0-b", Impairment()) for end in "ba"])
         self.impairments: dict[str, Impairment] = {}
 
     def set(self, changes: Mapping[str, Impairment], flush: Collection[str] = ()) -> None:

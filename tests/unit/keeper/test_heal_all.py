@@ -13,7 +13,7 @@ import pytest
 from builders.fault_bench import FAULT, FaultBench, bench, cut
 
 from testbed.core.faults.fault_kind import Compiled
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.core.plan.properties import Carrier, Paused
 from testbed.core.plan.resources import Fibers
 from testbed.core.plan.step import Property
@@ -24,15 +24,15 @@ from testbed.host.linux import process
 from testbed.keeper.engine import LAB
 from testbed.keeper.journal import EMULATOR_DIED, PROTECTED, Journal
 from testbed.keeper.keeper import Keeper
+from testbed.keeper.keeper_api import KeeperApi
 from testbed.keeper.program_ranks import ProgramRanks
 from testbed.keeper.rank_faults import RankFaultHandler
 from testbed.keeper.service import Caller
-from testbed.keeper.verbs import Verbs
 from testbed.lab import teardown
 
 __all__ = ["bench"]  # a fixture
 ENDS = ("north-a", "north-b")
-FIBERS = Fibers("plant", (Direction("north:west", *ENDS, Impairment()),))
+FIBERS = Fibers("plant", (EmulatedDirection("north:west", *ENDS, Impairment()),))
 
 
 class Ports:
@@ -80,11 +80,11 @@ def carriers(ends: Sequence[str], up: bool = False) -> tuple[Carrier, ...]:
 
 def darken(keeper: Keeper, *ends: str) -> None:
     """Inject a fault that takes these ends down."""
-    keeper.faults.inject(cast(Any, FAULT), Compiled.at_once("dark", carriers(ends), ("north",)))
+    keeper.faults.begin([(FAULT, Compiled.at_once("dark", carriers(ends), ("north",)))])
 
 
-def ask(keeper: Keeper, **message: Any) -> Any:
-    return Verbs(keeper).answer(message, Caller(lambda text: None))
+def api(keeper: Keeper) -> KeeperApi:
+    return KeeperApi(keeper, Caller(lambda text: None))
 
 
 def test_all_failures_are_raised_and_one_cause_once() -> None:
@@ -108,7 +108,7 @@ def test_that_the_emulator_died_is_recorded_whatever_fails_after_it(
     died, note = keeper.events.since(0)["events"]
     assert (died["event"], died["status"], note["event"]) == ("emulator-died", -9, "note")
     assert str(error) in note["text"]
-    assert ask(keeper, call="hello")["emulator_died"]
+    assert api(keeper).hello()["emulator_died"]
 
 
 def test_on_a_full_disk_the_ends_go_down_unrecorded(
@@ -171,7 +171,7 @@ def test_a_heal_of_everything_tries_everything(keeper: Keeper, monkeypatch: pyte
     monkeypatch.setattr(keeper.protection, "restore", refuse(HostError("north is stuck")))
     monkeypatch.setattr(keeper.engine, "settle", lambda: done.append("settled"))
     with pytest.raises(HostError, match=r"^f1 is stuck; north is stuck$"):
-        ask(keeper, call="heal", ids=["f1"], everything=True)
+        api(keeper).heal(ids=["f1"], everything=True)
     assert done == ["settled"]
 
 

@@ -51,13 +51,13 @@ class Slot(JobSlot):
     def hold(self, kind: str = "train", *, detached: bool = False, holder: int | None = None) -> tuple[str, Caller]:
         caller = Caller(print, lambda update: self.asked.append(update["stop"]))
         pid = holder or os.getpid()
-        answer = self.claim(protocol.ClaimJob(kind, "x", pid, process.started(pid), detached), caller)
+        answer = self.claim(caller, kind, "x", pid, process.started(pid), detached=detached)
         assert answer["busy"] is None
         return answer["job"], caller
 
     @property
     def busy(self) -> str:
-        job = self.claim(protocol.ClaimJob("launch", "y", 0, 0), Caller(print))["busy"]
+        job = self.claim(Caller(print), "launch", "y", 0, 0)["busy"]
         return "" if job is None else job["id"]
 
     def record(self, job: str) -> protocol.JobRecord:
@@ -200,14 +200,11 @@ def test_ranks_train_only_for_the_job_that_holds_the_slot(slot: Slot) -> None:
         slot.admit("j5")
 
 
-def test_a_job_of_an_older_command_counts_and_can_be_stopped(slot: Slot) -> None:
-    """It takes no slot, and numbers its jobs itself."""
-    slot.admit("j4")
-    slot.ranks.training = "j4"
-    assert slot.busy == "j4" and [record["id"] for record in slot.records()] == ["j4"]
-    assert slot.stop("j4", "enough")["state"] == "stopped"
-    assert slot.ranks.ended == ["j4"]
-    assert slot.hold()[0] == "j5"
+def test_no_rank_trains_for_a_job_without_the_slot(slot: Slot) -> None:
+    """Nobody could end it."""
+    with pytest.raises(LabError, match="job j4 does not hold the job slot of lab metro"):
+        slot.admit("j4")
+    assert slot.records() == []
 
 
 def test_each_job_has_its_events(slot: Slot) -> None:

@@ -260,17 +260,16 @@ def test_a_journal_that_cannot_be_compacted_goes_on(tmp_path: Path) -> None:
     assert content(Journal.read(written.path)) == content(written)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_journal_of_an_older_version_is_compacted(tmp_path: Path, version: int) -> None:
+def test_a_journal_that_was_never_compacted_is_compacted(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text(
-        f"""{{"journal": {version}, "lab": "lab", "boot": "boot", "keeper": [4711, 99]}}
-{{"id": 1, "owner": "lab", "intend": {{"step": "Namespace", "name": "plant"}}}}
-{{"id": 1, "done": {{"inode": 7}}}}
-{{"state": "up"}}
-{{"note": "fault", "id": "f1", "target": "north"}}
-{{"id": 2, "owner": "f1", "intend": {{"step": "Carrier", "namespace": "plant", "interface": "a", "up": false}}}}
-{{"id": 2, "undone": true}}
+        """{"journal": 3, "lab": "lab", "boot": "boot", "keeper": [4711, 99]}
+{"id": 1, "owner": "lab", "intend": {"step": "Namespace", "name": "plant"}}
+{"id": 1, "done": {"inode": 7}}
+{"state": "up"}
+{"note": "fault", "id": "f1", "target": "north"}
+{"id": 2, "owner": "f1", "intend": {"step": "Carrier", "namespace": "plant", "interface": "a", "up": false}}
+{"id": 2, "undone": true}
 """
     )
     before = content(Journal.read(path))

@@ -1,14 +1,15 @@
-"""The keeper's protocol: its wire format, its dispatch table, and what the type checker refuses."""
+"""The keeper's API: its wire format, its requests, and what the type checker refuses."""
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import json
 import subprocess
 import sys
 import textwrap
 import types
 import typing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_origin
@@ -18,59 +19,60 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.core.plan import build
+from testbed.core.plan.step import Plan
 from testbed.errors import FidelityError, LabError, UnknownName, UserError
 from testbed.host.files import catalog
-from testbed.keeper import protocol
+from testbed.host.lab_folder import LabFolder
+from testbed.keeper import client, protocol
 from testbed.keeper.event_log import EventLog
-from testbed.keeper.protocol import Request
-from testbed.keeper.service import Caller
-from testbed.keeper.verbs import Verbs
+from testbed.keeper.keeper_api import KeeperApi
+from testbed.keeper.protocol import Call, decode_call
+from testbed.keeper.service import Caller, Service
 
 REPOSITORY = Path(__file__).parents[3]
 
 WIRE = """
-program ranks_per_node
-ranks-per-node
-hello
-build plan
-open state='up'
+add_event event fields
+allow_remote_starts
+announce_program ranks_per_node
 apply owner plan
-undo owner
-stats
-stalls since=0
-record_packets nonce=0
-in_force compare=None
-inject fault
-schedule faults
-unschedule
-heal ids everything=False
-protection
-faults
-events since=0 wait_s=0.0
-subscribe since=None
-ranks
-train message
-dark
-unheard
-dead_containers
-tell event fields
-capture directions before=False
-captured counted
-waits why
-stop job save=False
+await_restart why
+begin_capture directions before=False
+build plan
 claim_job kind what pid began detached=False
+dark_links
 describe_job job run sessions
-release_job job state why='' exit_status=0
-jobs
-end_job job why=''
-show folder management=False node=''
-remote_starts
 down
+end_capture counted
+end_job job why=''
+events since=0 wait_s=0.0
+faults
+heal ids everything=False
+hello
+in_force compare=None
+inject kind target parameters for_s=None
+jobs
+open state='up'
+protection_states
+ranks
+ranks_per_node
+record_packets nonce=0
+release_job job state why='' exit_status=0
+schedule faults
+share_folder folder management=False node=''
+stalls since=0
+stats
+stop_ranks job save=False
+subscribe since=None
+train message
+undo owner
+unreachable_sites
+unschedule
 """
-"""Each verb with its arguments and their defaults. Labs that are up depend on it: only add."""
+"""Each verb with its arguments and their defaults."""
 
 FAULT = '{"type": "cut", "target": "north", "parameters": {"carrier": "off"}, "for_s": 0.5}'
-INJECT = f'{{"call": "inject", "fault": {FAULT}}}'
+INJECT = '{"call": "inject", "kind": "cut", "target": "north", "parameters": {"carrier": "off"}, "for_s": 0.5}'
 SCHEDULE = f'{{"call": "schedule", "faults": [{FAULT}]}}'
 
 STEPS = build.build(catalog.load_topology("metro-40km", None), agents=True, emulator="fiberd")
@@ -85,7 +87,7 @@ json_values = st.recursive(
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type."""
-    if hint == tuple[protocol.codec.Step, ...]:
+    if hint == Plan:
         return st.lists(st.sampled_from(STEPS), max_size=4).map(tuple)
     if hint is Any:
         return json_values
@@ -102,47 +104,60 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     return st.from_type(hint)
 
 
-def requests() -> st.SearchStrategy[Request[Any]]:
-    def of(kind: type[Request[Any]]) -> st.SearchStrategy[Request[Any]]:
-        hints = typing.get_type_hints(kind)
-        return st.builds(kind, **{it.name: values(hints[it.name]) for it in dataclasses.fields(kind)})
+METHODS = {name: method for name, method in vars(KeeperApi).items() if not name.startswith("_")}
 
-    return st.one_of([of(kind) for kind in protocol.REQUESTS])
+
+def requests() -> st.SearchStrategy[Call]:
+    """Requests, also such that leave optional arguments out."""
+
+    def of(verb: str) -> st.SearchStrategy[Call]:
+        hints = typing.get_type_hints(METHODS[verb])
+        required, optional = dict[str, Any](), dict[str, Any]()
+        for name, parameter in list(inspect.signature(METHODS[verb]).parameters.items())[1:]:
+            (required if parameter.default is parameter.empty else optional)[name] = values(hints[name])
+        return st.builds(Call, st.just(verb), st.fixed_dictionaries(required, optional=optional))
+
+    return st.sampled_from(sorted(METHODS)).flatmap(of)
 
 
 @given(requests())
-def test_every_request_crosses_the_wire_unchanged(request: Request[Any]) -> None:
-    message = json.loads(json.dumps(protocol.encode_request(request)))
-    assert message["call"] == request.verb
-    assert protocol.decode_request(message) == request
+def test_every_request_crosses_the_wire_unchanged(request: Call) -> None:
+    line = protocol.encode({"call": request.verb, **request.arguments})
+    assert line.count(b"\n") == 1 and line.endswith(b"\n")
+    assert decode_call(KeeperApi, json.loads(line)) == request
 
 
-def test_verbs_and_arguments_are_those_that_labs_understand() -> None:
-    def written(field: dataclasses.Field[Any]) -> str:
-        return field.name if field.default is dataclasses.MISSING else f"{field.name}={field.default!r}"
+def test_verbs_and_arguments_are_those_listed() -> None:
+    def line(verb: str) -> str:
+        parameters = list(inspect.signature(METHODS[verb]).parameters.values())[1:]
+        assert {parameter.kind for parameter in parameters} <= {inspect.Parameter.KEYWORD_ONLY}, "the client names all"
+        written = (p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters)
+        return " ".join([verb, *written])
 
-    lines = [" ".join([kind.verb, *map(written, dataclasses.fields(kind))]) for kind in protocol.REQUESTS]
-    assert sorted(lines) == sorted(WIRE.split("\n")[1:-1])
-    assert set(protocol.REQUESTS) == set(Request.__subclasses__())
-
-
-def test_an_argument_at_its_default_is_left_out() -> None:
-    assert protocol.encode_request(protocol.StopJob("j1")) == {"call": "stop", "job": "j1"}
-    assert protocol.encode_request(protocol.StopJob("j1", save=True)) == {"call": "stop", "job": "j1", "save": True}
+    assert sorted(map(line, METHODS)) == WIRE.split("\n")[1:-1]
 
 
-def test_every_request_has_exactly_one_handler() -> None:
-    handlers = Verbs(typing.cast(Any, None)).handlers
-    assert set(handlers) == set(protocol.REQUESTS)
-    assert len({handle.__name__ for handle in handlers.values()}) == len(handlers)
+def test_a_call_of_the_client_is_a_request_with_the_arguments_that_were_given(tmp_path: Path) -> None:
+    lab, calls = LabFolder(tmp_path), list[Call]()
+    service = Service(lab.socket, lambda call, caller: calls.append(call), print, partial(decode_call, KeeperApi))
+    client.keeper(lab).stop_ranks(job="j1")
+    with client.Connection(lab) as connection:
+        connection.keeper.stop_ranks(job="j1", save=True)
+        connection.keeper.apply(owner="x", plan=STEPS[:2])
+    service.close()
+    assert calls == [
+        Call("stop_ranks", {"job": "j1"}),
+        Call("stop_ranks", {"job": "j1", "save": True}),
+        Call("apply", {"owner": "x", "plan": STEPS[:2]}),
+    ]
 
 
-def test_a_handler_gets_its_request_and_its_caller() -> None:
+def test_a_request_belongs_to_its_connection() -> None:
     waits: dict[Caller, str] = {}
-    verbs = Verbs(typing.cast(Any, SimpleNamespace(waits=waits)))
     first, second = Caller(print), Caller(print)
     for caller, why in ((first, "north is dark"), (second, "its power is about to go"), (first, "rank 2 is down")):
-        assert verbs.answer(protocol.decode_request({"call": "waits", "why": why}), caller) is None
+        api = KeeperApi(typing.cast(Any, SimpleNamespace(waits=waits)), caller)
+        assert decode_call(KeeperApi, {"call": "await_restart", "why": why}).answer(api) is None
     assert waits == {first: "rank 2 is down", second: "its power is about to go"}
 
 
@@ -164,12 +179,13 @@ MALFORMED = {
     '{"call": "open", "state": "down"}': "malformed argument 'state' of 'open'",
     '{"call": "open", "state": ""}': "malformed argument 'state' of 'open'",
     '{"call": "open", "state": ["up"]}': "malformed argument 'state' of 'open'",
-    INJECT.replace("0.5", '"1"'): "malformed argument 'fault' of 'inject'",
+    INJECT.replace("0.5", '"1"'): "malformed argument 'for_s' of 'inject'",
+    '{"call": "__init__", "keeper": 1}': "unknown verb '__init__'",
 }
 # What Python's JSON reads as a number and no clock can wait for.
 for endless in ("NaN", "Infinity", "-Infinity", "1e999", "1" + 400 * "0"):
     MALFORMED |= {
-        INJECT.replace("0.5", endless): "malformed argument 'fault'",
+        INJECT.replace("0.5", endless): "malformed argument 'for_s'",
         f'{{"call": "events", "wait_s": {endless}}}': "malformed argument 'wait_s'",
         SCHEDULE.replace("0.5", f'0.5, "scheduled": 1, "planned_t": {endless}'): "malformed argument 'faults'",
     }
@@ -178,11 +194,11 @@ for endless in ("NaN", "Infinity", "-Infinity", "1e999", "1" + 400 * "0"):
 @pytest.mark.parametrize(("message", "error"), MALFORMED.items())
 def test_a_malformed_request_is_refused(message: str, error: str) -> None:
     with pytest.raises(LabError, match=error):
-        protocol.decode_request(json.loads(message))
+        decode_call(KeeperApi, json.loads(message))
 
 
-def keeper(state: str = "building") -> tuple[Any, list[Any], EventLog]:
-    """Return a function that asks a keeper that is made up, what its agents and journal were sent, and its events."""
+def keeper(state: str = "building") -> tuple[KeeperApi, list[Any], EventLog]:
+    """Return the API of a keeper that is made up, what its agents and journal were sent, and its events."""
     sent: list[Any] = []
     events = EventLog()
     made = SimpleNamespace(
@@ -195,16 +211,15 @@ def keeper(state: str = "building") -> tuple[Any, list[Any], EventLog]:
         lab=SimpleNamespace(name="metro"),
         do=lambda work: work(),
     )
-    verbs = Verbs(typing.cast(Any, made))
-    return lambda verb, **arguments: verbs.answer({"call": verb, **arguments}, Caller(print)), sent, events
+    return KeeperApi(typing.cast(Any, made), Caller(print)), sent, events
 
 
 @pytest.mark.parametrize("state", ["up", "kept", "going", "down"])
 def test_only_a_lab_that_is_being_built_is_opened(state: str) -> None:
     """One that is going down would count as up, and take new faults and jobs."""
-    ask, sent, _ = keeper(state)
+    api, sent, _ = keeper(state)
     with pytest.raises(LabError, match=f"lab metro is not being built: its state is '{state}'"):
-        ask("open")
+        api.open()
     assert sent == []
 
 
@@ -215,10 +230,10 @@ JOB = json.loads("""{
 
 
 def test_a_job_that_ranks_can_read_is_passed_on() -> None:
-    ask, sent, _ = keeper()
-    ask("train", message=JOB)
+    api, sent, _ = keeper()
+    api.train(message=JOB)
     assert sent == [JOB]
-    assert ask("ranks-per-node") == 1, "that of the agents, not of an earlier program"
+    assert api.ranks_per_node() == 1, "that of the agents, not of an earlier program"
 
 
 @pytest.mark.parametrize(
@@ -235,26 +250,26 @@ def test_a_job_that_ranks_can_read_is_passed_on() -> None:
 )
 def test_a_job_that_ranks_cannot_read_is_refused(change: dict[str, Any], error: str) -> None:
     """They would count as training and never answer."""
-    ask, sent, _ = keeper()
+    api, sent, _ = keeper()
     with pytest.raises(LabError, match=f"malformed argument 'message' of 'train': .*{error}"):
-        ask("train", message={**JOB, **change})
+        api.train(message={**JOB, **change})
     assert sent == []
 
 
 @pytest.mark.parametrize("key", ["t", "event", "self"])
 def test_a_job_does_not_set_the_time_or_kind_of_its_events(key: str) -> None:
-    ask, _, events = keeper()
+    api, _, events = keeper()
     with pytest.raises(LabError, match=f"the keeper itself sets '{key}'"):
-        ask("tell", event="attempt-began", fields={key: 1})
-    ask("tell", event="attempt-began", fields={"kind": "x", "attempt": 2})
+        api.add_event(event="attempt-began", fields={key: 1})
+    api.add_event(event="attempt-began", fields={"kind": "x", "attempt": 2})
     (event,) = events.since(0)["events"]
     assert {**event, "t": 0} == {"t": 0, "event": "attempt-began", "kind": "x", "attempt": 2}
 
 
 def test_further_keys_of_a_fault_are_accepted() -> None:
     """A newer command may send more about a fault than this keeper supports."""
-    fault = {**json.loads(FAULT), "for_s": 2, "note": "x"}
-    assert protocol.decode_request({"call": "inject", "fault": fault}) == protocol.Inject(typing.cast(Any, fault))
+    fault = {**json.loads(FAULT), "planned_t": 2, "scheduled": 1, "note": "x"}
+    assert decode_call(KeeperApi, {"call": "schedule", "faults": [fault]}).arguments == {"faults": [fault]}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +284,7 @@ def test_further_keys_of_a_fault_are_accepted() -> None:
 def test_an_error_arrives_with_its_text_and_its_exit_status(error: Any, arrives: type[Exception]) -> None:
     message = json.loads(json.dumps(protocol.refused(error)))
     with pytest.raises(arrives) as caught:
-        protocol.decode_answer(protocol.Hello(), message)
+        protocol.decode_answer(message)
     assert type(caught.value) is arrives
     assert str(caught.value) == str(error)
     assert caught.value.exit_code == error.exit_code  # type: ignore[attr-defined]
@@ -277,32 +292,24 @@ def test_an_error_arrives_with_its_text_and_its_exit_status(error: Any, arrives:
 
 CORRECT = """
     from testbed.host.lab_folder import LabFolder
-    from testbed.keeper import client, protocol
-    from testbed.keeper.service import Caller
+    from testbed.keeper import client
 
-    def check(lab: LabFolder) -> tuple[str, int, list[str], float]:
+    def check(lab: LabFolder) -> tuple[str, list[str], float]:
         with client.Connection(lab) as connection:
-            dropped = connection.ask(protocol.Unschedule())
-        faults = client.ask(lab, protocol.Heal(ids=["f1"]))
-        hello = client.ask(lab, protocol.Hello())
-        return hello["state"], dropped, [it["id"] for it in faults], client.ask(lab, protocol.Stats())["cpu_s"]
-
-    def undo(request: protocol.Undo, caller: Caller) -> None:
-        print(request.owner)
-
-    table = dict([protocol.Undo.handled_by(undo)])
+            connection.keeper.unschedule()
+        faults = client.keeper(lab).heal(ids=["f1"])
+        hello = client.keeper(lab).hello()
+        return hello["state"], [it["id"] for it in faults], client.keeper(lab).stats()["cpu_s"]
 """
 
 WRONG: list[tuple[str, str, str]] = [
-    ("protocol.Heal(ids=", "protocol.Heal(faults=", 'Unexpected keyword argument "faults" for "Heal"'),
-    ('ids=["f1"]', 'ids="f1"', 'Argument "ids" to "Heal" has incompatible type "str"'),
-    ('protocol.Heal(ids=["f1"])', "protocol.Heal()", 'Missing positional argument "ids" in call to "Heal"'),
-    ("protocol.Unschedule()", "protocol.Cancel()", 'Module has no attribute "Cancel"'),
+    ("heal(ids=", "heal(faults=", 'Unexpected keyword argument "faults" for "heal" of "KeeperApi"'),
+    ('ids=["f1"]', 'ids="f1"', 'Argument "ids" to "heal" of "KeeperApi" has incompatible type "str"'),
+    ('heal(ids=["f1"])', "heal()", 'Missing named argument "ids" for "heal" of "KeeperApi"'),
+    ('heal(ids=["f1"])', 'heal(["f1"])', 'Too many positional arguments for "heal" of "KeeperApi"'),
+    ("keeper.unschedule()", "keeper.cancel()", '"KeeperApi" has no attribute "cancel"'),
     ('hello["state"]', 'hello["status"]', 'TypedDict "HelloAnswer" has no key "status"'),
     ('it["id"]', 'it["name"]', 'TypedDict "FaultRecord" has no key "name"'),
-    ("request.owner", "request.who", '"Undo" has no attribute "who"'),
-    ("protocol.Undo.handled_by", "protocol.Open.handled_by", 'Argument 1 to "handled_by" of "Request"'),
-    ("-> None:", "-> str:", 'Argument 1 to "handled_by" of "Request"'),
 ]
 
 

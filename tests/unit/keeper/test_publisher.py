@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders.followed_keeper import Keeper
+from builders.followed_keeper import FollowedApi, Keeper
 from oracles import oracle
 
 from testbed.errors import LabError
@@ -158,14 +158,13 @@ def test_a_follower_that_fails_ends_the_subscription(keeper: Keeper) -> None:
 
 def test_a_keeper_of_an_older_version_is_named(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers what it supports; a command that must follow it reports why it cannot."""
-    monkeypatch.delitem(protocol.BY_VERB, "subscribe")
+    monkeypatch.delattr(FollowedApi, "subscribe")
     with Subscription(keeper.lab) as followed:
         wait_for_failure(followed, "unknown verb 'subscribe': the lab's keeper runs")
-    assert len(client.ask(keeper.lab, protocol.Ranks())) == 64
+    assert len(client.keeper(keeper.lab).ranks()) == 64
 
 
-def test_a_command_of_an_older_version_still_polls(keeper: Keeper, followed: Subscription) -> None:
-    """Line by line what release 0.1.0 sends to follow a job, while another command is subscribed."""
+def test_a_command_may_poll_while_another_is_subscribed(keeper: Keeper, followed: Subscription) -> None:
     keeper.events.add("note", text="x")
     with connected(keeper) as stream:
         for verb, count in (("events", 1), ("ranks", 64)):

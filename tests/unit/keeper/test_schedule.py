@@ -17,7 +17,7 @@ __all__ = ["bench"]  # a fixture
 
 
 def planned(link: str, planned_t: float, for_s: float | None = None) -> tuple[Any, Compiled]:
-    return {**FAULT, "type": "cut", "target": link, "links": [link], "for_s": for_s, "planned_t": planned_t}, cut(link)
+    return {**FAULT, "type": "cut", "target": link, "for_s": for_s, "planned_t": planned_t}, cut(link)
 
 
 def targets(events: list[dict[str, Any]]) -> list[str]:
@@ -28,7 +28,7 @@ def targets(events: list[dict[str, Any]]) -> list[str]:
 def test_each_begins_at_its_time_and_in_order(bench: FaultBench) -> None:
     began_t = time.monotonic()
     times = [began_t + 0.05 + 0.03 * number for number in range(8)]
-    bench.schedule.add("me", [planned(link, t) for link, t in reversed(list(zip(LINKS, times, strict=True)))])
+    bench.faults.schedule("me", [planned(link, t) for link, t in reversed(list(zip(LINKS, times, strict=True)))])
     events = bench.wait_for("fault-began", 8)
     assert targets(events) == LINKS
     late = [event["command_t"] - event["planned_t"] for event in events]
@@ -40,7 +40,7 @@ def test_each_begins_at_its_time_and_in_order(bench: FaultBench) -> None:
 def test_those_of_one_time_are_set_in_one_call_and_were_recorded_before(bench: FaultBench) -> None:
     due_t, written = time.monotonic() + 0.05, list[str]()
     bench.hand.before = lambda: written.append(bench.journal.path.read_text())
-    bench.schedule.add("me", [planned(link, due_t, for_s=60.0) for link in LINKS])
+    bench.faults.schedule("me", [planned(link, due_t, for_s=60.0) for link in LINKS])
     events = bench.wait_for("fault-began", 8)
     assert [len(settings) for _, settings in bench.hand.calls] == [8]
     assert [setting.interface for setting in bench.hand.carriers] == [f"{link}-a" for link in LINKS]
@@ -53,7 +53,7 @@ def test_those_of_one_time_are_set_in_one_call_and_were_recorded_before(bench: F
 def test_what_could_not_begin_is_reported_and_leaves_nothing(bench: FaultBench) -> None:
     bench.hand.broken = HostError("the kernel said no")
     due_t = time.monotonic()
-    bench.schedule.add("me", [planned("link0", due_t), planned("link1", due_t)])
+    bench.faults.schedule("me", [planned("link0", due_t), planned("link1", due_t)])
     assert [event["why"] for event in bench.wait_for("fault-failed", 2)] == ["the kernel said no"] * 2
     assert bench.faults.records() == []
     assert {entry.owner for entry in bench.journal.entries.values()} == {LAB}
@@ -61,15 +61,17 @@ def test_what_could_not_begin_is_reported_and_leaves_nothing(bench: FaultBench) 
 
 def test_nothing_begins_for_a_caller_that_is_gone(bench: FaultBench) -> None:
     due_t = time.monotonic() + 0.1
-    bench.schedule.add("gone", [planned("link0", due_t), planned("link1", due_t + 0.01)])
-    bench.schedule.add("me", [planned("link2", due_t + 0.02)])
-    assert bench.schedule.cancel("gone") == 2
+    bench.faults.schedule("gone", [planned("link0", due_t), planned("link1", due_t + 0.01)])
+    bench.faults.schedule("me", [planned("link2", due_t + 0.02)])
+    bench.faults.unschedule("gone")
     assert targets(bench.wait_for("fault-began")) == ["link2"]
-    assert bench.schedule.cancel("me") == 0
+    bench.faults.unschedule("me")
+    time.sleep(0.05)
+    assert len(bench.of("fault-began")) == 1
 
 
 def test_nothing_begins_while_the_lab_goes_down(bench: FaultBench) -> None:
     bench.do(lambda: bench.journal.set_state("going"))
-    bench.schedule.add("me", [planned("link0", time.monotonic())])
+    bench.faults.schedule("me", [planned("link0", time.monotonic())])
     bench.wait_for("fault-failed")
     assert bench.hand.calls == []

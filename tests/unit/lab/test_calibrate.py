@@ -12,7 +12,6 @@ import pytest
 from testbed.core.plan.properties import Calibrated
 from testbed.core.topology.resolve import load_text
 from testbed.host.measure.probing import Arrival
-from testbed.keeper import protocol
 from testbed.lab import certify
 
 INSIDE_S = 10e-6
@@ -37,15 +36,15 @@ class Plant:
         monkeypatch.setattr(certify, "Echo", lambda path: inside)
         monkeypatch.setattr(certify, "rounds", self._rounds)
         monkeypatch.setattr(certify, "RESOLVING_S", 0.0)
-        monkeypatch.setattr(certify.client, "ask", self._ask)
+        keeper = SimpleNamespace(undo=lambda owner: None, apply=self._apply)
+        monkeypatch.setattr(certify.client, "keeper", lambda lab: keeper)
         monkeypatch.setattr(certify, "PacketLog", lambda lab: contextlib.nullcontext(SimpleNamespace(read=list)))
         monkeypatch.setattr(certify, "split_by_host", lambda log, prober, arrivals, legs: (arrivals, []))
 
-    def _ask(self, lab: object, request: Any) -> None:
-        if isinstance(request, protocol.Apply):
-            self.applied = {found.direction: found for found in request.plan if isinstance(found, Calibrated)}
-            if any(found.taken_off_s for found in self.applied.values()):
-                self.silent |= self.silent_once_calibrated
+    def _apply(self, owner: str, plan: Sequence[object]) -> None:
+        self.applied = {step.direction: step for step in plan if isinstance(step, Calibrated)}
+        if any(step.taken_off_s for step in self.applied.values()):
+            self.silent |= self.silent_once_calibrated
 
     def _rounds(self, probers: Sequence[Any], count: int, *times_s: float) -> dict[str, list[Arrival]]:
         names = [prober.path.name for prober in probers]

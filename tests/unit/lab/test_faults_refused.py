@@ -27,7 +27,7 @@ def lab(tmp_path: Path) -> Lab:
 def test_a_fault_lasts_no_longer_than_the_command_line_would_let_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, for_s: float
 ) -> None:
-    monkeypatch.setattr(client, "ask", lambda lab, request: pytest.fail("the keeper was asked"))
+    monkeypatch.setattr(client, "keeper", lambda lab: pytest.fail("the keeper was asked"))
     with pytest.raises(UserError, match=r"greater than 0 s and at most 604800 s \(7 days\), got "):
         lab.cut("north", for_s=for_s)
 

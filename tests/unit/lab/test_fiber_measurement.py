@@ -12,7 +12,6 @@ import pytest
 from testbed.core.certification.link_certificate import LinkCertificate
 from testbed.host.files import catalog
 from testbed.host.measure.probing import Arrival, Departure, ProbePath
-from testbed.keeper import protocol
 from testbed.lab import fiber_measurement
 from testbed.lab.fiber_measurement import FAST, Measuring
 
@@ -66,12 +65,12 @@ class Plant:
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     made = Plant()
     hello = {"emulator": "netem", "taken_off_s": {f"{link}:{to}": 7e-6 for link in DELAY_S for to in ("west", "east")}}
-    answers = {
-        protocol.Hello: hello,
-        protocol.Stalls: {"watching": False, "next": 0, "stalls": []},
-        protocol.RecordPackets: {"supported": False, "packets": [], "lost": 0},
-    }
-    monkeypatch.setattr(fiber_measurement.client, "ask", lambda _, request: answers[type(request)])
+    keeper = SimpleNamespace(
+        hello=lambda: hello,
+        stalls=lambda since: {"watching": False, "next": 0, "stalls": []},
+        record_packets=lambda nonce=0: {"supported": False, "packets": [], "lost": 0},
+    )
+    monkeypatch.setattr(fiber_measurement.client, "keeper", lambda _: keeper)
     monkeypatch.setattr(fiber_measurement.packet_log, "read_counters", lambda _: {})
     monkeypatch.setattr(fiber_measurement, "probe_paths", lambda *_: map(_path, sorted(hello["taken_off_s"])))
     for name in ("Probe", "Echo"):

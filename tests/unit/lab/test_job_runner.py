@@ -129,7 +129,9 @@ def test_conclude_releases_the_slot_with_the_status_of_the_command(
             raise report
         return SimpleNamespace(verdict=report)
 
-    monkeypatch.setattr(client, "Connection", lambda lab: SimpleNamespace(pushed=list, close=lambda: None))
+    monkeypatch.setattr(
+        client, "Connection", lambda lab: SimpleNamespace(pushed=list, updates=lambda since: [], close=lambda: None)
+    )
     claim = JobClaim(LabFolder(tmp_path), client.Connection(LabFolder(tmp_path)), "j1")
     claim.stop_why = stop_why
     monkeypatch.setattr(claim, "release", lambda *how: calls.append(how))

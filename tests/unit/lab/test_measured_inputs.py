@@ -18,10 +18,10 @@ from testbed.core.analysis.measured_workload import measured_job, steady_step
 from testbed.core.analysis.predicted_run import expected_step, predicted_run
 from testbed.core.prediction.library_costs import PlainLibrary
 from testbed.core.records.rank_log import CalibrationRecord, RankLog
-from testbed.core.report import prediction_section
 from testbed.core.report.document import build
 from testbed.core.report.markdown import markdown
 from testbed.core.report.run_page import html
+from testbed.core.report.sections import prediction_section
 from testbed.core.training.layout import gpt_tensors
 from testbed.core.validation.measured_collective import measured_collective
 from testbed.core.validation.result import Speed

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from builders import dead_exporters
@@ -20,7 +22,7 @@ from testbed.errors import LabError
 from testbed.host import lab_owner
 from testbed.host.files import catalog
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab import api, status, teardown
 
 METRO = catalog.load_topology("metro-40km", None)
@@ -168,11 +170,11 @@ def test_status_of_64_ranks_that_do_not_answer_takes_less_than_2_seconds(
 @pytest.mark.parametrize(("uptime_s", "share"), [(3.0, 0.1), (3600.0, 0.005)])
 def test_the_noise_of_a_young_lab_is_that_since_it_came_up(uptime_s: float, share: float) -> None:
     """A stall log begins with the lab: 0.3 s of stalls are a tenth of the first 3 s."""
-
-    class StallKeeper:
-        def ask(self, request: protocol.Stalls) -> protocol.StallsAnswer:
-            return {"watching": True, "next": 1, "stalls": [(0, time.monotonic() - 1.0, 0.3)]}
-
-    noise = status.recent_noise(StallKeeper(), uptime_s)  # type: ignore[arg-type]
+    connection: Any = SimpleNamespace(
+        keeper=SimpleNamespace(
+            stalls=lambda since: {"watching": True, "next": 1, "stalls": [(0, time.monotonic() - 1.0, 0.3)]}
+        )
+    )
+    noise = status.recent_noise(connection, uptime_s)
     assert noise is not None
     assert noise.stalled_share == pytest.approx(share)

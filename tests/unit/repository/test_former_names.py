@@ -6,12 +6,6 @@ from builders import ROOT
 from builders.programs import python
 from builders.tables import table
 
-ADAPTER = """
-from testbed_agents.libraries.helper import Adapter, main
-from testbed_agents.libraries.elements import split
-from testbed_agents.adapters import elements, helper
-print(Adapter is helper.Adapter, split is elements.split)
-"""
 LIBRARY = """
 from testbed.core.conformance.library import PYTHON, Library
 from testbed.core.validation import library
@@ -22,7 +16,6 @@ print(PYTHON is library.PYTHON, Library is library.Library)
 @table(
     "code, warning",
     {
-        "adapters": (ADAPTER, "testbed_agents.libraries is now testbed_agents.adapters"),
         "validation": (LIBRARY, "testbed.core.conformance is now testbed.core.validation"),
     },
 )

@@ -78,7 +78,7 @@ def test_the_command_line_imports_at_its_top_nothing_that_is_slow(module: str) -
         ),
         pytest.param(
             "import testbed.keeper.main; begun = set(sys.modules); "
-            "import testbed.keeper.keeper, testbed.keeper.verbs, testbed.lab.lab; "
+            "import testbed.keeper.keeper, testbed.keeper.keeper_api, testbed.lab.lab; "
             "print(*({'testbed.keeper.keeper', 'testbed.keeper.protocol'} & begun), "
             "*({'torch', 'jinja2', 'testbed.core.report.document'} & set(sys.modules)), file=sys.stderr)",
             id="neither a keeper nor a lab imports what only reports need",

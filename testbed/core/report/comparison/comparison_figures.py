@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from testbed.core.report.comparison.side import Side
-from testbed.core.report.figures import Figure, figures
+from testbed.core.report.figures.run_figures import Figure, figures
 
 __all__ = ["SHOWN", "pairs", "placed"]
 

@@ -12,11 +12,12 @@ from testbed.core.analysis.inside_noise import Range, range_of_parts
 from testbed.core.fields import text
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample
-from testbed.core.report import document, formats, open_metrics, rank_seconds_section
+from testbed.core.report import document, formats, open_metrics
 from testbed.core.report.comparison import run_inputs
 from testbed.core.report.comparison.side import Quantity, Side
 from testbed.core.report.document import Fault, Report
 from testbed.core.report.run_page import shortcomings
+from testbed.core.report.sections import rank_seconds_section
 
 __all__ = ["side_of_run", "stalled_share"]
 

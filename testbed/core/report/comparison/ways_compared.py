@@ -22,9 +22,10 @@ from testbed.core.analysis.job_twin import twin_of
 from testbed.core.analysis.paired_interval import paired_interval
 from testbed.core.fields import json_values
 from testbed.core.records.run_record import RunData
-from testbed.core.report import declared_section, formats, noise_section
+from testbed.core.report import formats, noise_section
 from testbed.core.report.comparison.run_side import side_of_run, stalled_share
 from testbed.core.report.comparison.side import Quantity, Side
+from testbed.core.report.sections import declared_section
 from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.twin import Twin
 

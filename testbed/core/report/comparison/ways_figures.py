@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from testbed.core.analysis.critical_path import PARTS
 from testbed.core.report import formats
 from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared
-from testbed.core.report.critical_path_figure import COLOR_OF_PART
-from testbed.core.report.plotly_figure import (
+from testbed.core.report.figures.critical_path_figure import COLOR_OF_PART
+from testbed.core.report.figures.plotly_figure import (
     CYCLE,
     DASHES,
     Figure,

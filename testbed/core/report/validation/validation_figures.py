@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from testbed.core.report.plotly_figure import CYCLE, Figure, Json, axis, made, plain
+from testbed.core.report.figures.plotly_figure import CYCLE, Figure, Json, axis, made, plain
 from testbed.core.report.validation.validation_matrix import anchor
 from testbed.core.validation.result import LibraryResult, Speed, Validation
 

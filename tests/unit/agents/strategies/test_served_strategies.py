@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from builders import loopback_ranks, replica_jobs
 from builders.trainer_over_loopback import check_logs
-from testbed_agents import evidence
+from testbed_agents.checksums import crc32
 from testbed_agents.groups import Groups
-from testbed_agents.operation_log import crc32
 
 from testbed.core.checkers.checks import check
 from testbed.core.records.rank_log import EndRecord, RankLog
@@ -73,7 +72,7 @@ class Job(replica_jobs.Job):
     def __init__(self, groups: Groups, case: Case) -> None:
         self.case, self.site, self.settles = case, groups.site, case.settles
         self.records: list[dict[str, Any]] = []
-        evidence.install(self)  # type: ignore[arg-type]
+        groups.hooks.evidence = self  # type: ignore[assignment]
         super().__init__(groups, case.strategy, case.options, STEPS, timeout_s=case.timeout_s)
 
     def exchange(self, **fields: Any) -> None:

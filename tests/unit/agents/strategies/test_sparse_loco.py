@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from builders import loopback_ranks, replica_jobs
 from builders.replica_jobs import Job, bits, check_steps, distance, twin_of
 from oracles import replica_reference
-from testbed_agents import evidence, failpoints
+from testbed_agents.evidence import Evidence
 from testbed_agents.groups import Groups
 
 SITES = {"two": ("a", "a", "a", "b", "b"), "three": ("a", "b", "c")}
@@ -23,7 +24,7 @@ Jobs = dict[str, list[dict[str, Any]]]
 STEPS, RATE, KILLED = 13, 0.05, 5
 
 
-class Exchanges(evidence.Evidence):
+class Exchanges(Evidence):
     """Keeps what a strategy records of its exchanges."""
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ def _train(rank: int, sites: tuple[str, ...]) -> dict[str, Any]:
     groups, exchanges = Groups(rank, sites), Exchanges()
 
     def make(seed: int, steps: int = STEPS) -> Job:
-        evidence.install(None if seed else exchanges)
+        groups.hooks.evidence = Evidence() if seed else exchanges
         return Job(groups, "sparse-loco", OPTIONS, steps, RATE, seed)
 
     job = make(0)
@@ -49,9 +50,8 @@ def _train(rank: int, sites: tuple[str, ...]) -> dict[str, Any]:
     trained = {"result": job.result(), "saved": bits(job.saved()), "residual": job.strategy.residual}
     restored = make(1).load(saved).run()
     # An exchange that drops the residual.
-    failpoints.plant(lambda name: name == "dropped-residual")
+    groups.hooks.planted = SimpleNamespace(failpoint=lambda name: name == "dropped-residual")  # type: ignore[assignment]
     dropped = make(2, OPTIONS["every"]).run()
-    failpoints.plant(None)
     return trained | {
         "exchanges": exchanges.exchanges,
         "restored": bits(restored.saved()),

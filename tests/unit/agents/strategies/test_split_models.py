@@ -19,9 +19,9 @@ from testbed_agents import watched
 from testbed_agents.checkpoint import Checkpoints, State
 from testbed_agents.compute import Compute, Kind
 from testbed_agents.data import Corpus, Windows
-from testbed_agents.fence import Fence
 from testbed_agents.groups import Groups
 from testbed_agents.model import GPT, Shape, cross_entropy
+from testbed_agents.records import Fence
 from testbed_agents.strategies import Strategy
 from torch import Tensor
 
@@ -112,17 +112,16 @@ def _train(rank: int, folder: Path) -> dict[str, Any]:
     for name in JOBS:
         seen = _Seen()
         # torch's parallelize_module distributes parameters that are equal already; that is no step's exchange.
-        watched.observe(seen if JOBS[name][0] == "pipeline" else None)
+        groups.hooks.observer = seen if JOBS[name][0] == "pipeline" else None
         job = _Job(groups, name)
-        watched.observe(seen)
-        watched.wait_in(job.context.waiting)
+        groups.hooks.observer = seen
+        groups.hooks.count_blocked(job.context.waiting)
         job.run(SAVED_AFTER)
         checkpoints = Checkpoints(folder / name / f"rank-{rank}", Fence(folder, 1))
         if name in RESTORED:
             checkpoints.save(SAVED_AFTER, job.checkpoint())
         job.run()
-        watched.observe(None)
-        watched.wait_in(None)
+        groups.hooks.detach()
         trained[name] = {
             "losses": [None if loss is None else float(loss) for loss in job.losses],
             "fingerprints": job.trace[-1].fingerprints,

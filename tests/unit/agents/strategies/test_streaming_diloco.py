@@ -122,7 +122,7 @@ def test_fragments_have_every_tensor_once() -> None:
         assert fragments == replica_reference.fragments(count)
         twin: Any = twin_of(STREAMING, {"fragments": count}, replica_jobs.layout(TWO, STEPS))
         elements = [sum(sizes[name] for name in fragment) for fragment in fragments]
-        assert elements == [twin.fragment_elements(fragment) for fragment in range(count)]
+        assert elements == [fragment.elements for fragment in twin.fragments]
     with pytest.raises(ValueError, match="at most 4 fragments"):
         cut(named, 5)
     # The planted bug: the tied weights are in a second fragment.

@@ -13,7 +13,8 @@ import pytest
 import torch
 from builders import loopback_ranks
 from builders.replica_jobs import Job, tiny
-from testbed_agents import evidence, strategies
+from testbed_agents import strategies
+from testbed_agents.evidence import Evidence
 from testbed_agents.groups import Groups
 from trained import Case, interrupt
 
@@ -38,9 +39,9 @@ def threads_of_torchft() -> list[str]:
 
 def _train(rank: int) -> dict[str, Any]:
     groups = Groups(rank, SITES)
-    monitor, records = evidence.Evidence(), list[dict[str, Any]]()
+    monitor, records = Evidence(), list[dict[str, Any]]()
     monitor.exchange = lambda **fields: records.append(fields)  # type: ignore[method-assign]
-    evidence.install(monitor)
+    groups.hooks.evidence = monitor
     job = Job(groups, "torchft-diloco", {"every": 3}, STEPS).run(1)
     assert threads_of_torchft(), "nothing is shown without them"
     job.run()
@@ -48,7 +49,7 @@ def _train(rank: int) -> dict[str, Any]:
     while threads_of_torchft() and time.monotonic() < deadline:
         time.sleep(0.01)  # the kernel's list is a little behind
     left = threads_of_torchft()
-    evidence.install(None)
+    groups.hooks.evidence = Evidence()
     case = Case("torchft-diloco", {"every": 3}, steps=10)
     restored = {name: interrupt(groups, case, after) for name, after in AFTER.items()}
     return {"trace": job.trace, "records": records, "left": left, **restored}

@@ -18,8 +18,7 @@ from builders import json_files, loopback_ranks, trainer_over_loopback
 from builders.replica_jobs import Job, bits, distance, layout, twin_of
 from builders.trainer_over_loopback import check_logs
 from oracles import replica_reference
-from testbed_agents import evidence
-from testbed_agents.evaluation import Plan
+from testbed_agents.evidence import Evidence
 from testbed_agents.groups import Groups
 from testbed_agents.site_pace import InnerSteps
 from torch import Tensor
@@ -75,9 +74,8 @@ def _train(rank: int) -> dict[str, tuple[Tensor, list[dict[str, Any]]]]:
     for name, case in CASES.items():
         weighed = Weighed()
         job = Job(groups, case.strategy, case.options, STEPS, RATE, speeds=case.speeds)
-        evidence.install(evidence.Evidence(weighed, 0, lambda job=job: job.context.step))  # type: ignore[arg-type,misc]
+        groups.hooks.evidence = Evidence(weighed, 0, lambda job=job: job.context.step)  # type: ignore[arg-type,misc]
         outer[name] = job.run().result().outer, weighed.lines
-        evidence.install(None)
     return outer
 
 
@@ -204,7 +202,7 @@ def test_a_job_with_inner_steps_and_evaluations_is_right(tmp_path: Path) -> None
     """Site b is half as fast. What a rank evaluates is no exchange: its operations are not the strategy's."""
     compute = {"seconds": 0.02, "real": True, "speeds": {"b": 0.5}}
     options = {"every": 4, "pace": "time", "weigh": "tokens"}
-    ended = trainer_over_loopback.train(tmp_path, "diloco", options, 10, compute=compute, evaluate=Plan(3))
+    ended = trainer_over_loopback.train(tmp_path, "diloco", options, 10, compute=compute, evaluate_every=3)
     ended.check()
     assert "exchanges" in ended.holds
     for rank, (tokens, updates) in enumerate(((2, 20), (2, 20), (1, 10), (1, 10))):

@@ -19,11 +19,11 @@ from testbed.host.files.store import RunDirectory, build_report
 
 
 def killed(rank: int = 2, t: float = 5.0, number: int = signal.SIGKILL, **more: Any) -> ProcessEnd:
-    return ProcessEnd(rank, t, signal=number, **more)
+    return ProcessEnd(rank, t, signal=number, **{"by_testbed": False, **more})
 
 
 def exited(status: int, rank: int = 0, t: float = 5.0) -> ProcessEnd:
-    return ProcessEnd(rank, t, status=status)
+    return ProcessEnd(rank, t, by_testbed=False, status=status)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from testbed.core.analysis.calibrated_step import StepPrediction, predict_step
 from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.volleys import Timed, Volley, rounds, timed_alone, volleys
 from testbed.core.prediction.library_costs import gloo_software_s
-from testbed.core.training.async_diloco import AsyncDiloco
-from testbed.core.training.ddp import Ddp
-from testbed.core.training.diloco import Diloco
 from testbed.core.training.layout import Layout, gpt_tensors
+from testbed.core.training.strategies.async_diloco import AsyncDiloco
+from testbed.core.training.strategies.ddp import Ddp
+from testbed.core.training.strategies.diloco import Diloco
+from testbed.core.training.strategies.streaming_diloco import StreamingDiloco
 from testbed.core.training.strategies_built import BUILT, make
-from testbed.core.training.streaming_diloco import StreamingDiloco
 from testbed.core.training.twin import Twin
 
 LAYOUT = Layout(("east", "east", "west", "west"), gpt_tensors(), steps=400)

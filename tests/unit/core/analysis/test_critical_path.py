@@ -22,9 +22,9 @@ from testbed.core.analysis.critical_path import (
 from testbed.core.analysis.fiber_model import FiberModel
 from testbed.core.analysis.step_costs import step_costs
 from testbed.core.records.rank_log import StepRecord
-from testbed.core.training.ddp import Ddp
-from testbed.core.training.diloco import Diloco
 from testbed.core.training.layout import Layout, gpt_tensors
+from testbed.core.training.strategies.ddp import Ddp
+from testbed.core.training.strategies.diloco import Diloco
 
 LAYOUT = Layout(("east", "east", "west", "west"), gpt_tensors(), steps=100)
 FIBER = FiberModel(delay_s=5e-3, rate_bps=100e6)

@@ -16,8 +16,8 @@ from testbed.core.analysis.operation_times import OperationTime, operation_times
 from testbed.core.analysis.step_costs import step_costs
 from testbed.core.records.check_record import CheckedStep, CheckLog
 from testbed.core.records.operation_record import Channel, Done, Tag
-from testbed.core.training.ddp import Ddp
 from testbed.core.training.layout import Layout, gpt_tensors
+from testbed.core.training.strategies.ddp import Ddp
 
 LAYOUT: Final = Layout(("east", "east", "west", "west"), gpt_tensors(), steps=100)
 RATE: Final = 100e6

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from testbed.core.analysis.host_noise import StallLog
 from testbed.core.analysis.steady_noise import within_noise
+from testbed.core.experiment.steady import Violation
 from testbed.core.records.stalls import Stall
 
 
@@ -33,12 +34,12 @@ def noise(*stalls: tuple[float, float]) -> StallLog:
     ],
 )
 def test_within_noise_if_the_value_without_the_stalls_may_meet_the_condition(text, bound, value, within):
-    violations = [(100.0, 103.0, value)]
+    violations = [Violation(100.0, 103.0, value)]
     stalled = noise((99.0, 1.0))
     assert within_noise(text, bound, violations, stalled) is within
     for quiet in (noise(), noise((50.0, 1.0))):  # or long before
         assert not within_noise(text, bound, violations, quiet)
-    for certain in ([*violations, (200.0, 203.0, value)], [(100.0, 103.0, None)]):
+    for certain in ([*violations, Violation(200.0, 203.0, value)], [Violation(100.0, 103.0, None)]):
         assert not within_noise(text, bound, certain, stalled)
 
 
@@ -48,6 +49,6 @@ STALLS = st.lists(st.tuples(st.floats(90, 110), st.floats(2e-4, 2.0)), max_size=
 @given(STALLS, STALLS, st.floats(1, 2000), st.sampled_from(["tokens_per_s >= 900", "step_seconds <= 1"]))
 def test_within_noise_stays_so_with_more_stalls(stalls, more, value, text):
     bound = float(text.split()[-1])
-    violations = [(100.0, 103.0, value)]
+    violations = [Violation(100.0, 103.0, value)]
     if within_noise(text, bound, violations, noise(*stalls)):
         assert within_noise(text, bound, violations, noise(*stalls, *more))

@@ -16,9 +16,9 @@ from testbed.core.analysis.timeline import FaultWindow
 from testbed.core.analysis.wire_check import EXCESS, WireVerdict, check
 from testbed.core.analysis.wire_directions import DirectionBytes
 from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog, StepRecord
-from testbed.core.training.async_diloco import AsyncDiloco
-from testbed.core.training.decoupled import Decoupled
 from testbed.core.training.layout import Layout, Tensor
+from testbed.core.training.strategies.async_diloco import AsyncDiloco
+from testbed.core.training.strategies.decoupled import Decoupled
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
 

@@ -15,7 +15,7 @@ from testbed.core.records.check_record import read_checks
 from testbed.core.records.rank_log import EndRecord, JobRecord, RankLog
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, Tensor
-from testbed.core.training.served import faults_of_versions
+from testbed.core.training.parameter_server import faults_of_versions
 from testbed.core.training.strategy_operation import Operation
 from testbed.core.training.twin import Equal, Twin
 

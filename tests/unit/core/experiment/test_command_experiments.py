@@ -107,7 +107,7 @@ def test_ranks_of_a_node_that_has_several() -> None:
     assert findings(TWO + kill % "7") == []
     assert "0 to 7" in str(findings(TWO + kill % "8")[0])
     assert "0 to 3" in str(findings(SILENT + kill % "7")[0])
-    compiled = registry()["rank-pause"].compile_ranks
+    compiled = registry()["rank-pause"].compile
     assert compiled is not None
     for target, ranks in {"west": [4, 5, 6, 7], "west-0": [4, 5]}.items():
         assert [step.rank for step in compiled(METRO, target, {}, 2).steps] == ranks  # type: ignore[attr-defined]

@@ -64,7 +64,7 @@ def test_faults_that_later_versions_know() -> None:
     text = b"schedule: [{at: 1s, inject: earthquake, target: north}]\n"
     with pytest.raises(FileMistakes, match="earthquake"):
         load_text(text, "x.yaml")
-    later = FaultKind("earthquake", "", "", lambda topology, target, parameters: Compiled((), ()))
+    later = FaultKind("earthquake", "", "", lambda aim, given: Compiled((), ()))
     assert load_text(text, "x.yaml", faults={"earthquake": later}).schedule[0].inject == "earthquake"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.core.experiment import expect, steady
-from testbed.core.experiment.steady import Condition, Monitor, Verdict
+from testbed.core.experiment.steady import Condition, Monitor, SteadyCheck
 
 PHASES = {"quiet": (False, False), "fault": (True, False), "over": (False, True)}
 """Whether a fault stands, and whether all are over."""
@@ -36,7 +36,7 @@ def samples(text: str) -> Samples:
             yield from [(phase, None if value == "-" else float(value))] * int(count or 1)
 
 
-def watch(watched: Condition, measured: Samples) -> tuple[Verdict, Monitor]:
+def watch(watched: Condition, measured: Samples) -> tuple[SteadyCheck, Monitor]:
     """Take a sample each half second."""
     monitor = Monitor((watched,))
     for number, (phase, value) in enumerate(measured):

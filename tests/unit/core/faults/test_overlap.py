@@ -6,7 +6,8 @@ import pytest
 from builders.faults import fault, shaped
 from builders.inputs import by_input
 
-from testbed.core.faults.overlap import Begun, refuse_overlap, stated_by
+from testbed.core.faults.fault_kind import Compiled
+from testbed.core.faults.overlap import refuse_overlap
 from testbed.core.topology.resolve import load_text
 from testbed.errors import UserError
 
@@ -23,9 +24,17 @@ links:
 )
 
 
+Begun = tuple[str, Compiled]
+"""A fault, with its name in a refusal."""
+
+
 def begun(name: str, line: str) -> Begun:
     kind, target, *_ = line.split()
-    return Begun(f"{name} ({kind} {target})", stated_by(fault(line, TOPOLOGY)))
+    return f"{name} ({kind} {target})", fault(line, TOPOLOGY)
+
+
+def refuse(active: list[Begun], wanted: Begun) -> None:
+    refuse_overlap(TOPOLOGY, dict(active), *wanted)
 
 
 def pair(words: str, target: str) -> list[Begun]:
@@ -52,13 +61,13 @@ def pair(words: str, target: str) -> list[Begun]:
 def test_overlap_that_no_qdisc_holds_is_refused_whichever_came_first(words: str, said: str) -> None:
     faults = pair(words, "plain:b")
     for active, wanted in (faults, faults[::-1]):
-        with pytest.raises(UserError, match=rf"plain:b beside {active.name[:2]} .*{said}.*; heal"):
-            refuse_overlap(TOPOLOGY, [active], wanted)
+        with pytest.raises(UserError, match=rf"plain:b beside {active[0][:2]} .*{said}.*; heal"):
+            refuse([active], wanted)
         # Another fault that masks the conflict for now may be healed first.
         mask = begun("f3", "impair plain jitter=1us jitter_reorders=true")
         if "jitter" not in said and "reorder" not in words:
             with pytest.raises(UserError):
-                refuse_overlap(TOPOLOGY, [active, mask], wanted)
+                refuse([active, mask], wanted)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +79,12 @@ def test_overlap_of_three_is_refused_at_its_most(line: str) -> None:
     if "latency" in line:
         others = ("latency-step plain extra=15s", "latency-step plain extra=21s")
     first, second, third = (begun(f"f{number}", text) for number, text in enumerate((line, *others), 1))
-    refuse_overlap(TOPOLOGY, [first], second)
+    refuse([first], second)
     if "delay=40s" not in line:
-        refuse_overlap(TOPOLOGY, [first], third)
-        refuse_overlap(TOPOLOGY, [second], third)
+        refuse([first], third)
+        refuse([second], third)
     with pytest.raises(UserError, match=r"; heal (f1 first|one of them first)"):
-        refuse_overlap(TOPOLOGY, [first, second], third)
+        refuse([first, second], third)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +101,14 @@ def test_overlap_of_three_is_refused_at_its_most(line: str) -> None:
 )
 def test_overlap_that_one_qdisc_holds_is_not_refused(words: str) -> None:
     first, second = pair(words, "plain")
-    refuse_overlap(TOPOLOGY, [first], second)
-    refuse_overlap(TOPOLOGY, [second], first)
+    refuse([first], second)
+    refuse([second], first)
 
 
 @pytest.mark.parametrize("target", ["plain:b", "lossy"])
 def test_faults_of_different_directions_do_not_overlap(target: str) -> None:
     jitter = begun("f1", "jitter plain:a amount=10us")
-    refuse_overlap(TOPOLOGY, [jitter], begun("f2", f"impair {target} reorder=1% reorder_by=1ms"))
+    refuse([jitter], begun("f2", f"impair {target} reorder=1% reorder_by=1ms"))
 
 
 @by_input(

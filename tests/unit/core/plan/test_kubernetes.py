@@ -23,8 +23,8 @@ NAMES = TEXT.map(lambda it: it.replace("/", "_")).filter(lambda it: it.strip("."
 
 def request(**changed: Any) -> Request:
     usual: dict[str, Any] = {
-        "name": "run-1", "words": ("run", "metro-40km"), "files": (), "image": "image:tag", "claim": "runs", "ranks": 4,
-        "version": "1.2.3",
+        "name": "run-1", "arguments": ("run", "metro-40km"), "files": (), "image": "image:tag",
+        "claim": "runs", "ranks": 4, "version": "1.2.3",
     }  # fmt: skip
     return Request(**usual | changed)
 
@@ -97,7 +97,7 @@ def test_the_file_names_the_command_that_builds_its_image() -> None:
 @settings(max_examples=60, deadline=None)
 @given(words=st.lists(TEXT, max_size=4), content=TEXT)
 def test_words_and_texts_arrive_as_they_are(words: list[str], content: str) -> None:
-    made = request(words=words, files=(CarriedFile("f.yaml", content.encode()),))
+    made = request(arguments=words, files=(CarriedFile("f.yaml", content.encode()),))
     assert [expanded(it) for it in container(made)["args"]] == ["testbed", *words]
     assert documents(made)[0]["data"] == {"f.yaml": content}
 
@@ -134,7 +134,7 @@ def test_more_than_a_config_map_holds_is_refused() -> None:
     with pytest.raises(UserError, match=r"at most 1048576 bytes together.*'big.txt' has 1048576"):
         kubernetes.render(request(files=(whole, CarriedFile("small", b"x"))))
     with pytest.raises(UserError, match="UTF-8"):
-        kubernetes.render(request(words=("run", "\udcff")))
+        kubernetes.render(request(arguments=("run", "\udcff")))
 
 
 def test_keys_are_names_where_they_can_be() -> None:

@@ -9,7 +9,8 @@ import pytest
 from testbed.core.records import capture_record
 from testbed.core.records.event import Event
 from testbed.core.records.run_info import RunInfo
-from testbed.core.report import capture_note, events_section
+from testbed.core.report import capture_note
+from testbed.core.report.sections import events_section
 
 BEGAN = {"t": 10.0, "event": "capture-began", "capture": "c1", "directions": ["north:west"], "before": False}
 COUNTED = {"packets": 304, "super_packets": 3, "dropped": 0}

@@ -12,7 +12,7 @@ from builders.run_factory import edit, make_run
 from testbed.core.analysis.declared_steps import declared_steps
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.records.rank_log import RankLog, read_rank
-from testbed.core.report import declared_section
+from testbed.core.report.sections import declared_section
 
 COMPUTE = {"kind": "declared", "seconds": 0.1, "noise": 0.0, "layers": 24}
 

@@ -12,10 +12,10 @@ from builders.reports import fault
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.core.report.drawing import draw
-from testbed.core.report.drawing_parts import SMALL, Drawing, Label, wrapped
-from testbed.core.report.fault_effects import Effect
-from testbed.core.report.faults_section import Fault
+from testbed.core.report.figures.drawing import draw
+from testbed.core.report.figures.drawing_parts import SMALL, Drawing, Label, wrapped
+from testbed.core.report.figures.fault_effects import Effect
+from testbed.core.report.sections.faults_section import Fault
 from testbed.core.topology.model import Site, Topology
 
 LONG = "a-very-long-name-of-forty-characters-no-"

@@ -11,10 +11,10 @@ from builders import run_kinds
 from builders.reports import fault, figures, html, report_of
 
 from testbed.core.report.document import Report
-from testbed.core.report.fault_effects import Effect, effect, effects
-from testbed.core.report.fault_timeline import timeline
-from testbed.core.report.faults_section import Fault
-from testbed.core.report.in_force_section import InForce, ValueInForce
+from testbed.core.report.figures.fault_effects import Effect, effect, effects
+from testbed.core.report.figures.fault_timeline import timeline
+from testbed.core.report.sections.faults_section import Fault
+from testbed.core.report.sections.in_force_section import InForce, ValueInForce
 
 
 def report_of_kind(tmp_path: Path, kind: str) -> Report:

@@ -12,7 +12,8 @@ from builders.run_kinds import launched
 
 from testbed.core.faults.fault_registry import registry
 from testbed.core.records.event import Event
-from testbed.core.report import events_section, fault_words
+from testbed.core.report import fault_words
+from testbed.core.report.sections import events_section
 
 FORMS = (fault_words.in_full, fault_words.named, fault_words.short, fault_words.at_link)
 

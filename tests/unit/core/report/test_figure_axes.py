@@ -19,8 +19,8 @@ from builders.reports import figures, report_of
 from builders.run_factory import edit
 
 from testbed.core.report.document import Report
-from testbed.core.report.fault_timeline import timeline
-from testbed.core.report.scraped_figures import scraped_figures
+from testbed.core.report.figures.fault_timeline import timeline
+from testbed.core.report.figures.scraped_figures import scraped_figures
 
 
 @pytest.fixture(scope="module", params=run_kinds.KINDS)

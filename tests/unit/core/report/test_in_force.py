@@ -10,7 +10,7 @@ from builders.reports import check, document_of, report_of
 from builders.run_factory import edit
 
 from testbed.core.records.event import Event
-from testbed.core.report import in_force_section
+from testbed.core.report.sections import in_force_section
 
 
 def event(t: float, kind: str, dark_by: list[str], *values: tuple[str, str, list[str]], masked: Any = ()) -> Event:

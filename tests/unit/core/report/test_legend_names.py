@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.core.report.plotly_figure import told_apart
+from testbed.core.report.figures.plotly_figure import told_apart
 
 ROUTE = "san-francisco-to-los-angeles-coast"
 NAMES = st.from_regex(r"[a-c](-?[a-c]){0,20}:[a-c](-?[a-c]){0,20}", fullmatch=True)

@@ -43,8 +43,8 @@ from builders.run_kinds import launched
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from testbed.core.report import fidelity_section
 from testbed.core.report.run_page import facts
+from testbed.core.report.sections import fidelity_section
 
 
 def test_a_good_run(run):

@@ -16,12 +16,12 @@ from testbed.core.analysis.attempt_history import Standstill
 from testbed.core.analysis.goodput import evaluate
 from testbed.core.analysis.timeline import fault_windows
 from testbed.core.experiment import expect
-from testbed.core.report import restarts_section
 from testbed.core.report.answers import EXIT_CODES
 from testbed.core.report.junit import junit
 from testbed.core.report.measured import judged
 from testbed.core.report.open_metrics import OpenMetric, judge, open_metrics
-from testbed.core.report.restarts_section import AttemptLine
+from testbed.core.report.sections import restarts_section
+from testbed.core.report.sections.restarts_section import AttemptLine
 from testbed.host.files.store import RunDirectory
 
 STEPS = 205

@@ -14,8 +14,8 @@ from builders.run_kinds import add_checkpoints, launched, restart
 
 from testbed.cli import tables
 from testbed.core.records.event import Event
-from testbed.core.report import certification_section, events_section, faults_section
-from testbed.core.report.fidelity_section import Machine
+from testbed.core.report.sections import certification_section, events_section, faults_section
+from testbed.core.report.sections.fidelity_section import Machine
 
 
 def total_of(seconds: dict[str, float]) -> float:

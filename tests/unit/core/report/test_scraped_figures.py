@@ -13,7 +13,7 @@ from builders.reports import report_of
 
 from testbed.core.analysis.scraped_metrics import RankTrack, ScrapedMetrics, ScrapeGap
 from testbed.core.report.document import Report
-from testbed.core.report.scraped_figures import scraped_figures
+from testbed.core.report.figures.scraped_figures import scraped_figures
 
 IDS = ["rank-tokens", "rank-exposed", "rank-cpu", "rank-memory", "scrape-gaps"]
 

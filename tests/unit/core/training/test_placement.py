@@ -11,7 +11,7 @@ from builders.inputs import by_input
 from builders.topologies import topology
 from builders.twins import twin
 
-from testbed.core.training import placement_words
+from testbed.core.training import placement
 from testbed.core.training.gloo_bytes import site_bytes
 from testbed.core.training.placement import dimension_of, place
 from testbed.core.training.strategy_operation import Operation
@@ -115,15 +115,15 @@ def test_a_dimension_inside_a_site_crosses_no_fiber() -> None:
     assert placed["expert"].directions == {} and placed["expert"].inside == ("left", "right")
     assert placed["expert"].inside_bytes == pytest.approx({"left": 50.0, "right": 50.0})
     assert placed["pipeline"].directions == pytest.approx({"one:midway": 25.0, "two:right": 25.0})
-    pipeline, expert = placement_words.lines(parts, CHAIN)[:2]
+    pipeline, expert = placement.describe(parts, CHAIN)[:2]
     assert pipeline.startswith("pipeline: 1 group of 2 ranks, between left - right; a step on one:midway 25 B")
     assert expert == "expert: 2 groups of 2 ranks, inside left, right; crosses no fiber"
 
 
 def test_placement_words_tell_aggregation_against_the_ring_and_three_tiers() -> None:
-    *_, last = placement_words.lines(_strategy("hierarchical:aggregate_at=midway"), CHAIN)
+    *_, last = placement.describe(_strategy("hierarchical:aggregate_at=midway"), CHAIN)
     assert last == "sums at midway: 1.91 MB a step on the busiest direction, 2.55 MB without aggregate_at"
-    assert placement_words.tiers(CHAIN) == (
+    assert placement.describe_tiers(CHAIN) == (
         "tier node: 400 Gb/s at left, midway, right, each way",
         "tier site: left 400 Gb/s (2 nodes, 2:1), midway 400 Gb/s (2 nodes, 2:1), right 400 Gb/s (2 nodes, 2:1)",
         "tier fiber: one 800 Gb/s, two 800 Gb/s",

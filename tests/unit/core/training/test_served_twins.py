@@ -61,7 +61,7 @@ def merged(index: int, **fields: Any) -> Record:
 
 def test_what_was_pushed_and_merged_is_what_crosses_however_late_a_site_was() -> None:
     strategy = twin("decoupled:every=10,fragments=2")
-    first, second = (strategy.fragment_elements(fragment) * 4 for fragment in (0, 1))
+    first, second = (fragment.elements * 4 for fragment in strategy.fragments)
     records = [pushed(site, step, 0) for site in ("west", "east") for step in (10, 20) for _ in range(2)]
     records += [pushed("east", 37, 1)] * 2  # later than it was due: four pushes before were not merged yet
     merges = itertools.product(((11, 0), (12, 0), (40, 1)), (0, 1))
@@ -126,7 +126,7 @@ def test_only_pushes_that_must_have_been_answered_are_certain(words: str, commit
         "async-diloco:staleness=1": ("staleness 1 is too small for 3 sites", "write at least 2"),
         "async-diloco:outer.delay=4,outer.activation=0.3": ("outer.activation 0.3 is more than 1/4", "at most"),
         "decoupled:quorum=4": ("a quorum of 4 among 3 sites", "at most 3"),
-        "decoupled:fragments=5": ("5 fragments of a model with 4 layers", "at most 4"),
+        "decoupled:fragments=5": ("at most one fragment a layer, of which there are 4, got 5", "at most 4"),
         "torchft-diloco:lighthouse=east1": ("unknown site of the lighthouse 'east1'", "did you mean east?"),
     },
 )

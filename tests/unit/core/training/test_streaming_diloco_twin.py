@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from testbed.core.training import strategies_built
 from testbed.core.training.codec_bytes import block_runs, dense_bytes, slice_runs, top_k_bytes
 from testbed.core.training.layout import Layout, gpt_tensors
+from testbed.core.training.strategies.streaming_diloco import StreamingDiloco
 from testbed.core.training.strategy_operation import Operation
-from testbed.core.training.streaming_diloco import StreamingDiloco
 from testbed.core.training.twin import Twin
 from testbed.core.units import Unreadable
 

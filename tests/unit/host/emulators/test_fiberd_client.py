@@ -25,7 +25,7 @@ from builders.processes import write_program
 from builders.tables import table
 
 from testbed.core.physics import impairment
-from testbed.core.physics.impairment import Direction, Impairment
+from testbed.core.physics.impairment import EmulatedDirection, Impairment
 from testbed.core.topology import names, topology_limits
 from testbed.errors import HostError, LabError, MissingTool, UnknownName
 from testbed.host import installation
@@ -34,7 +34,7 @@ from testbed.host.emulators.emulator import Emulator
 from testbed.host.emulators.fiberd import Fiberd
 
 FIBERD = Path(__file__).resolve().parents[4] / "testbed" / "fiberd"
-NORTH = Direction("north:west", "north-a", "north-b", Impairment(delay_s=2e-4))
+NORTH = EmulatedDirection("north:west", "north-a", "north-b", Impairment(delay_s=2e-4))
 
 
 Start = Callable[[str], Fiberd]
@@ -247,7 +247,7 @@ def test_it_gets_the_limit_of_topologies_and_no_more_are_started(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", started := Mock(side_effect=OSError("not started")))
     limit = 2 * topology_limits.MOST_LINKS
-    many = [Direction(f"l{i}:b", f"a{i}", f"b{i}", Impairment()) for i in range(limit + 1)]
+    many = [EmulatedDirection(f"l{i}:b", f"a{i}", f"b{i}", Impairment()) for i in range(limit + 1)]
     with pytest.raises(LabError, match="513 directions are too many for fiberd; use at most 512"):
         Fiberd.start("/nowhere", many, 0, tmp_path / "log")
     started.assert_not_called()

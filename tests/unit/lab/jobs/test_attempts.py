@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from builders.tables import table
@@ -15,13 +15,10 @@ from oracles import oracle
 from testbed.errors import LabError
 from testbed.host.files import catalog
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import protocol
-from testbed.keeper.protocol import Request
 from testbed.keeper.subscription import LabState
 from testbed.lab.jobs import attempts
 from testbed.lab.jobs.attempts import Attempts
 
-R = TypeVar("R")
 EVACUATION = "evacuation west"
 
 
@@ -30,7 +27,8 @@ class Keeper:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.said: list[Request[Any]] = []
+        self.stops: list[tuple[str, bool]] = []
+        """Each request to stop the ranks: the job, and whether with a checkpoint."""
         self.dark: list[str] = []
         self.unheard: list[tuple[str, str]] = []
         self.gone = False
@@ -39,17 +37,23 @@ class Keeper:
             for rank, site in enumerate(("east", "east", "west", "west"))
         ]
 
-    def ask(self, lab: LabFolder, request: Request[Any]) -> Any:
+    def train(self, *, message: dict[str, Any]) -> None:
+        self.all(state="training", saved=False, job="j1")
+
+    def stop_ranks(self, *, job: str, save: bool = False) -> None:
         with self.lock:
-            self.said.append(request)
-            match request:
-                case protocol.Train():
-                    self.all(state="training", saved=False, job="j1")
-                case protocol.StopJob(save=False):
-                    self.all(only="training", state="stopped", reason="asked to", ended_t=1.0)
-                case protocol.UnreachableSites():
-                    return self.unheard
-            return []
+            self.stops.append((job, save))
+        if not save:
+            self.all(only="training", state="stopped", reason="asked to", ended_t=1.0)
+
+    def unreachable_sites(self) -> list[tuple[str, str]]:
+        return self.unheard
+
+    def add_event(self, *, event: str, fields: dict[str, Any]) -> None:
+        """Accept an event."""
+
+    def await_restart(self, *, why: str) -> None:
+        """Accept the reason."""
 
     def all(self, only: str = "", **values: Any) -> None:
         """Set these values of all ranks, or of those in the state ``only``."""
@@ -62,25 +66,18 @@ class Keeper:
         with self.lock:
             self.ranks[number].update(values)
 
-    def asked(self, kind: type[R]) -> list[R]:
-        with self.lock:
-            return [request for request in self.said if isinstance(request, kind)]
-
 
 class Connection:
     """A conversation with it."""
 
     def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+        self.keeper = keeper
 
     def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *exception: object) -> None:
         return None
-
-    def ask(self, request: Request[Any]) -> Any:
-        return self._keeper.ask(LabFolder(Path()), request)
 
 
 class Subscription:
@@ -107,7 +104,7 @@ class Subscription:
 @pytest.fixture
 def keeper(monkeypatch: pytest.MonkeyPatch) -> Keeper:
     made = Keeper()
-    monkeypatch.setattr(attempts.client, "ask", made.ask)
+    monkeypatch.setattr(attempts.client, "keeper", lambda lab: made)
     monkeypatch.setattr(attempts.client, "answers", lambda lab: True)
     monkeypatch.setattr(attempts.client, "Connection", lambda lab: Connection(made))
     monkeypatch.setattr(attempts, "Subscription", lambda lab: Subscription(made))
@@ -160,8 +157,8 @@ def job(begin: Begin) -> Attempts:
 
 def warn(keeper: Keeper) -> None:
     keeper.all(warned=EVACUATION)
-    until(lambda: keeper.asked(protocol.StopJob), "the ranks are warned")
-    assert keeper.asked(protocol.StopJob) == [protocol.StopJob(job="j1", save=True)]
+    until(lambda: keeper.stops, "the ranks are warned")
+    assert keeper.stops == [("j1", True)]
 
 
 def begin_again(keeper: Keeper, job: Attempts) -> None:
@@ -227,10 +224,10 @@ def test_sites_that_do_not_reach_each_other_are_waited_for(keeper: Keeper, begin
 
 
 def test_keeper_that_is_gone_ends_the_job(keeper: Keeper, job: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(lab: LabFolder, request: Request[Any]) -> Any:
+    def refuse(lab: LabFolder) -> None:
         raise LabError("the keeper does not answer")
 
-    monkeypatch.setattr(attempts.client, "ask", ask)
+    monkeypatch.setattr(attempts.client, "keeper", refuse)
     keeper.gone = True
     until(lambda: job.over, "it is over")
     assert job.failure == "the keeper does not answer"
@@ -252,7 +249,7 @@ def test_job_is_over_when_all_ranks_have_ended_and_none_writes_afterwards(
 ) -> None:
     keeper.rank(3, state="gone", reason="was killed by SIGKILL", ended_t=1.0)
     until(lambda: job.over, "no restart is allowed")
-    assert keeper.asked(protocol.StopJob) == [protocol.StopJob(job="j1")]
+    assert keeper.stops == [("j1", False)]
     assert [rank["state"] for rank in keeper.ranks] == ["stopped", "stopped", "stopped", "gone"]
     assert int((tmp_path / "attempt").read_text()) > job.number
 
@@ -262,12 +259,13 @@ def test_job_that_is_stopped_while_its_ranks_are_started_ends(
 ) -> None:
     job = begin(1)
 
-    def ask(lab: LabFolder, request: Request[Any]) -> Any:
-        if isinstance(request, protocol.Train):
-            job.stop()  # no rank trains yet that it could reach
-        return keeper.ask(lab, request)
+    train = keeper.train
 
-    monkeypatch.setattr(attempts.client, "ask", ask)
+    def stop_and_train(*, message: dict[str, Any]) -> None:
+        job.stop()  # no rank trains yet that it could reach
+        train(message=message)
+
+    monkeypatch.setattr(keeper, "train", stop_and_train)
     keeper.rank(0, state="failed", reason="timed out", ended_t=1.0)
     until(lambda: job.over, "it is over")
     assert job.number == 2

@@ -10,7 +10,6 @@ import pytest
 from testbed.core.records.stalls import Stall
 from testbed.errors import LabError
 from testbed.host.files.store import RunDirectory
-from testbed.keeper import protocol
 from testbed.lab.jobs import recorder as recorders
 from testbed.lab.jobs.recorder import StallRecorder
 
@@ -23,11 +22,16 @@ class Keeper:
         self.logged: list[tuple[int, float, float]] = [(0, 5.0, 0.5)]
         self.requests, self.ended = 0, False
 
-    def ask(self, request: protocol.Stalls) -> Any:
+    @property
+    def keeper(self) -> Keeper:
+        """Itself, as the keeper of a connection."""
+        return self
+
+    def stalls(self, *, since: int) -> Any:
         self.requests += 1
         if self.ended:
             raise LabError("the keeper ended")
-        return {"watching": self.watching, "next": len(self.logged), "stalls": self.logged[request.since :]}
+        return {"watching": self.watching, "next": len(self.logged), "stalls": self.logged[since:]}
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
     monkeypatch.setattr(own_lab.deploy, "up", lambda *words, **more: made)
     monkeypatch.setattr(run_module.agent_host, "missing", lambda: "")
-    monkeypatch.setattr(run_module.client, "ask", lambda folder, request: {})
+    monkeypatch.setattr(run_module.client, "keeper", lambda folder: SimpleNamespace(hello=dict))
     monkeypatch.setattr(run_module, "LiveMetrics", lambda *words: SimpleNamespace(began={0: 1}, hear=lambda: None))
     monkeypatch.setattr(run_module, "FaultPlayer", lambda *words: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "Follower", lambda *words: SimpleNamespace(follow=follow))
@@ -188,10 +188,10 @@ def test_run_exits_with_the_verdict_of_its_page(
 
 
 def test_run_whose_keeper_died_is_unknown(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(folder: object, request: object) -> None:
+    def hello() -> None:
         raise LabError("the keeper of lab metro is gone")
 
-    monkeypatch.setattr(run_module.client, "ask", ask)
+    monkeypatch.setattr(run_module.client, "keeper", lambda folder: SimpleNamespace(hello=hello))
     lab.job_error = BROKEN
     assert run(tmp_path).exit_code == 3
     assert written(lab)[0] == "unknown"

@@ -19,7 +19,7 @@ from testbed.core.validation.offers import parse_offers
 from testbed.core.validation.operation import Group, Operation
 from testbed.core.validation.output_judge import Answer, judge
 from testbed.errors import LabError, StorageError
-from testbed.keeper import client, protocol
+from testbed.keeper import client
 from testbed.lab.validation import fault_cells
 from testbed.lab.validation import worker_set as worker_sets
 from testbed.lab.validation.disturbance import FaultedOperation
@@ -193,7 +193,7 @@ def worker_set() -> worker_sets.WorkerSet:
 def test_check_lab_reports_what_died(
     monkeypatch: pytest.MonkeyPatch, starter: object, hello: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr(client, "ask", lambda lab, request: {protocol.Hello(): hello}[request])
+    monkeypatch.setattr(client, "keeper", lambda lab: SimpleNamespace(hello=lambda: hello))
     with pytest.raises(LabError, match=message) if message else contextlib.nullcontext():
         worker_set().check_lab()
 

@@ -89,7 +89,7 @@ def make_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             lab_nodes, "place", lambda *words, **more: SimpleNamespace(enter=enter, enter_watched=enter)
         )
         monkeypatch.setattr(lab_nodes, "netns", lambda lab, node: Path("/proc/self/ns/net"))
-        monkeypatch.setattr(client, "ask", lambda lab, request: None)
+        monkeypatch.setattr(client, "keeper", lambda lab: SimpleNamespace(share_folder=lambda folder, management: None))
         monkeypatch.setattr(Starter, "_give", lambda starter, path: None)
         monkeypatch.setattr(launcher_proxy, "start", refuse)
         library = Library("flood", "a flood", argv=(sys.executable, "-c", FLOOD), launcher=launcher)

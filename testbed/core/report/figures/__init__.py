@@ -1,0 +1,1 @@
+"""The plots and drawings of the HTML pages."""
