@@ -8,6 +8,7 @@ per host.
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +26,9 @@ from testbed.core.plan.node_paths import NodePath
 from testbed.core.plan.properties import Calibrated
 from testbed.core.plan.step import Plan
 from testbed.core.topology.model import Link, Topology
-from testbed.errors import HostError
+from testbed.errors import HostError, StorageError
 from testbed.host import lab_folder, lab_nodes
+from testbed.host.files import beneath
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import netlink
 from testbed.host.linux.file_lock import FileLock
@@ -37,7 +39,7 @@ from testbed.lab.fabric_measurement import measure_fabrics
 from testbed.lab.fiber_measurement import FAST, RESOLVING_S, SETTLE_S, THOROUGH, Measuring, Tell
 from testbed.lab.packet_log import PacketLog, split_by_host
 
-__all__ = ["calibrate", "certify"]
+__all__ = ["calibrate", "certify", "read_stored", "store"]
 
 
 OWNER = "calibration"
@@ -88,9 +90,9 @@ class NodePaths:
 
 def idle_nodes(lab: LabFolder, topology: Topology) -> dict[str, str]:
     """Return the first node of each site that no fault is acting on; lacks sites without such a node."""
-    active = (it for it in client.keeper(lab).faults() if it["ended_t"] is None)
-    struck = {node for it in active for node in it["nodes"]}
-    idle = {site.name: [it for it in site.node_names if it not in struck] for site in topology.sites}
+    active = (fault for fault in client.keeper(lab).faults() if fault["ended_t"] is None)
+    struck = {node for fault in active for node in fault["nodes"]}
+    idle = {site.name: [name for name in site.node_names if name not in struck] for site in topology.sites}
     return {site: nodes[0] for site, nodes in idle.items() if nodes}
 
 
@@ -164,7 +166,7 @@ def _inside(path: ProbePath, tell: Tell) -> float | None:
     except HostError as error:
         tell(f"not calibrated: {error}")
         return None
-    return min((it.delay_s for it in arrivals), default=None)
+    return min((arrival.delay_s for arrival in arrivals), default=None)
 
 
 def _least(lab: LabFolder, probers: Sequence[Prober], delays_s: Mapping[str, float]) -> dict[str, float]:
@@ -177,7 +179,7 @@ def _least(lab: LabFolder, probers: Sequence[Prober], delays_s: Mapping[str, flo
     # The first packets of a path resolve neighbours and warm caches.
     came = rounds(probers, 1, interval_s, patience_s)
     until = time.monotonic() + RESOLVING_S
-    while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
+    while (silent := [prober for prober in probers if not came[prober.path.name]]) and time.monotonic() < until:
         came |= rounds(silent, 1, SLOT_S * len(silent), patience_s)
     count = max(LEAST_ROUNDS, min(MOST_ROUNDS, ALL_PACKETS // len(probers)))
     on_time_s: dict[str, list[float]] = {prober.path.name: [] for prober in probers}
@@ -261,9 +263,9 @@ def certify(
         noise=noise,
         around_unmeasured=around.unmeasured,
         faults=tuple(
-            ConcurrentFault(f"{it['id']} ({it['type']} {it['target']})", tuple(it["links"]))
-            for it in client.keeper(lab).faults()
-            if it["ended_t"] is None
+            ConcurrentFault(f"{fault['id']} ({fault['type']} {fault['target']})", tuple(fault["links"]))
+            for fault in client.keeper(lab).faults()
+            if fault["ended_t"] is None
         ),
     )
 
@@ -313,3 +315,19 @@ def _host(lab: LabFolder, topology: Topology, scheduling: str) -> dict[str, obje
         "scheduling": scheduling,
         "cpus": psutil.cpu_count() or 1,
     }
+
+
+def store(lab: LabFolder, certificate: Certificate) -> None:
+    """Keep a certificate with the lab. Raises StorageError."""
+    try:
+        beneath.replace(lab.path, lab.certificate.name, json.dumps(certificate.to_dict(), indent=1).encode())
+    except OSError as error:
+        raise StorageError(f"cannot write {lab.certificate}: {error.strerror}") from error
+
+
+def read_stored(lab: LabFolder) -> Certificate | None:
+    """Return the lab's certificate; None if there is none that can be read."""
+    try:
+        return Certificate.from_dict(json.loads(lab.certificate.read_text()))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None

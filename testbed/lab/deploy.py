@@ -358,7 +358,7 @@ def _report_ranks(folder: LabFolder, progress: Progress, over: threading.Event) 
     reported, reported_t = 0, time.monotonic()
     while not over.wait(TELL_EVERY_S):
         try:
-            states = [it["state"] for it in client.keeper(folder).ranks()]
+            states = [rank["state"] for rank in client.keeper(folder).ranks()]
         except LabError:
             return  # the thread that builds the lab gets the error
         ready = states.count("waiting")
@@ -369,7 +369,7 @@ def _report_ranks(folder: LabFolder, progress: Progress, over: threading.Event) 
 
 def _build_bound_s(plan: Plan) -> float:
     """Return how long the keeper may be silent; longer than containerlab's own timeout, which names the slow node."""
-    names = sum(len(it.names) for it in plan if isinstance(it, Containers))
+    names = sum(len(step.names) for step in plan if isinstance(step, Containers))
     return max(BUILD_BOUND_S, containerlab.deploy_bound_s(names) + client.PATIENCE_S)
 
 
@@ -382,12 +382,12 @@ def _dead_containers(builder: client.Connection) -> list[str]:
 
 def _phases(plan: Plan) -> dict[str, str]:
     def count(kind: type[Step]) -> int:
-        return sum(isinstance(it, kind) for it in plan)
+        return sum(isinstance(step, kind) for step in plan)
 
-    directions = next((len(it.directions) for it in plan if isinstance(it, Fibers)), 0)
-    ranks = next((len(it.ranks) for it in plan if isinstance(it, Agents)), 0)
+    directions = next((len(step.directions) for step in plan if isinstance(step, Fibers)), 0)
+    ranks = next((len(step.ranks) for step in plan if isinstance(step, Agents)), 0)
     return {
-        "containers": f"{sum(len(it.names) for it in plan if isinstance(it, Containers))} containers",
+        "containers": f"{sum(len(step.names) for step in plan if isinstance(step, Containers))} containers",
         "namespaces": f"{count(Namespace)} namespaces, {count(Veth)} veth pairs, {count(Route)} routes",
         "fibers": f"{directions // 2} fibers",
         "agents": f"{ranks} ranks" + (", each container imports torch" if count(Containers) else ""),

@@ -115,7 +115,7 @@ def _ports(
     tell: Tell,
 ) -> dict[str, list[FabricRate]]:
     found: dict[str, list[FabricRate]] = {site.name: [] for site in sites}
-    for turn in range(max(len(it) for it in probes.values())):
+    for turn in range(max(len(probe) for probe in probes.values())):
         waiting = {site.name: site for site in sites if turn < len(probes[site.name])}
         latest: dict[str, FabricRate] = {}
         pairs: dict[str, list[float]] = {name: [] for name in waiting}

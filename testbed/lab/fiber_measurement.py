@@ -134,9 +134,13 @@ class Measuring:
             name: link.impairment(name) for link in topology.links for name in link.directions
         }
         self._jittered = {
-            link.name for link in topology.links if any(link.impairment(it).jitter_s for it in link.directions)
+            link.name
+            for link in topology.links
+            if any(link.impairment(direction).jitter_s for direction in link.directions)
         }
-        self._patience_s = SETTLE_S + max((longest_s(it) for it in self._impairments.values()), default=0.0)
+        self._patience_s = SETTLE_S + max(
+            (longest_s(impairment) for impairment in self._impairments.values()), default=0.0
+        )
         self.calibrated = frozenset(self._taken_off_s)
         """Names of the calibrated directions."""
         self._count = effort.probes_of(topology)
@@ -155,7 +159,7 @@ class Measuring:
             probes = {path.name: opened.enter_context(closing(Probe(path))) for path in (*paths, *bare)}
             small = {**probes, **across}
             whole = {link.name for link in self._topology.links if across.keys() >= set(link.directions)}
-            trips = [across[it.name].path if it.name.partition(":")[0] in whole else it for it in paths]
+            trips = [across[path.name].path if path.name.partition(":")[0] in whole else path for path in paths]
             echoes, no_echoes = self._echoes(opened, trips, bare, inside)
             before = packet_log.read_counters(self._lab)
             delays, load, noise = self._delays(small, echoes, across)
@@ -321,7 +325,7 @@ class Measuring:
         """Send the first packets of each path, which resolve neighbours and fill caches; they are not counted."""
         came = rounds(probers, 5, self._interval_s, self._patience_s)
         until = time.monotonic() + RESOLVING_S
-        while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
+        while (silent := [prober for prober in probers if not came[prober.path.name]]) and time.monotonic() < until:
             came |= rounds(silent, 5, max(INTERVAL_S, SLOT_S * len(silent)), self._patience_s)
 
     def _streams(self, probes: Mapping[str, Probe], delays: Mapping[str, _SmallPackets]) -> dict[str, Stream]:

@@ -31,7 +31,7 @@ class LogTail:
             for path in filter(None, (self._path, self._aside)):
                 with contextlib.suppress(FileNotFoundError):
                     files.insert(0, opened.enter_context(path.open("rb")))
-            inodes = [os.fstat(it.fileno()).st_ino for it in files]
+            inodes = [os.fstat(file.fileno()).st_ino for file in files]
             if len(set(inodes)) < len(inodes):
                 del files[0], inodes[0]
             if self._inode in inodes:
@@ -80,7 +80,7 @@ def _programs(run: Path) -> dict[int, str]:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         workload = json.loads((run / "run.json").read_text())["workload"]
         if workload.get("start") == "per-node":
-            return {int(it["rank"]): str(it["node"]) for it in workload["members"]}
+            return {int(member["rank"]): str(member["node"]) for member in workload["members"]}
     return {}
 
 

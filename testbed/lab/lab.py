@@ -14,24 +14,18 @@ from testbed.core.topology.model import Topology, topology_from_dict
 from testbed.core.workload import progress_schema, workload_words
 from testbed.core.workload.progress_source import Progress
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Start, Workload
-from testbed.errors import (
-    Interrupted,
-    LabError,
-    StorageError,
-    UnknownName,
-    UserError,
-)
+from testbed.errors import Interrupted, LabError, UnknownName, UserError
 from testbed.host import lab_nodes, lab_owner, strategy_packages
-from testbed.host.files import beneath, store
+from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_owner import Owner
 from testbed.host.linux import invocation
-from testbed.host.metrics.port_forward import Forwarder, into_namespace
+from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client
 from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
-from testbed.lab import fiber_status, job_status, lab_logs, ssh_access, status, teardown
+from testbed.lab import fiber_status, job_status, lab_logs, outside_access, status, teardown
 from testbed.lab.capture import Capture
 from testbed.lab.fiber_status import FiberStatus
 from testbed.lab.injected_fault import Fault, LabFaults
@@ -57,7 +51,7 @@ class Lab:
         self._folder = folder
         self.name = folder.name
         self.topology = _read_topology(folder)
-        self.certificate: Certificate | None = _read_certificate(folder)
+        self.certificate: Certificate | None = certification.read_stored(folder)
         self.strict = False
         """Whether jobs are refused on a noisy host."""
         self.allow_uncertified = False
@@ -173,11 +167,7 @@ class Lab:
         self.certificate = certification.certify(
             self._folder, self.topology, thorough=thorough, calibrate_first=calibrate_first, tell=tell
         )
-        try:
-            content = json.dumps(self.certificate.to_dict(), indent=1).encode()
-            beneath.replace(self._folder.path, self._folder.certificate.name, content)
-        except OSError as error:
-            raise StorageError(f"cannot write {self._folder.certificate}: {error.strerror}") from error
+        certification.store(self._folder, self.certificate)
         return self.certificate
 
     @property
@@ -191,17 +181,7 @@ class Lab:
         Raises UserError when the lab was brought up without ``observe`` or the port is not available; LabError when
         Prometheus has ended.
         """
-        hello = client.keeper(self._folder).hello()
-        if hello["prometheus_ended"]:
-            logs = invocation.command("logs", "-l", self.name)
-            raise LabError(f"Prometheus of lab {self.name} {hello['prometheus_ended']}; see: {logs}")
-        if not hello["prometheus"]:
-            raise UserError(
-                f"lab {self.name} runs no Prometheus; only a lab brought up with"
-                f" `{invocation.command('up', '--observe', 'metro-40km')}` has one"
-            )
-        address, _, there = hello["prometheus"].rpartition(":")
-        return Forwarder(into_namespace(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there))), port)
+        return outside_access.forward_prometheus(self._folder, port)
 
     def logs(self, what: str | None = None, follow: bool = False, job: str | None = None) -> Iterator[str]:
         """Yield lines of the logs of keeper, emulator, agents and Prometheus, or of one node or rank: the output of its
@@ -218,7 +198,7 @@ class Lab:
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Return all jobs since the lab came up, of this process and of others, with their figures."""
-        return tuple(job_status.of(it) for it in client.keeper(self._folder).jobs())
+        return tuple(job_status.of(job) for job in client.keeper(self._folder).jobs())
 
     def job(self, id: str) -> RunningJob:
         """Return a job by its id (``j1``), of this process or of another one, to wait for it or to stop it.
@@ -231,10 +211,7 @@ class Lab:
     # ---- working
 
     def claimed(self, kind: str, what: str, *, detached: bool = False) -> AbstractContextManager[JobClaim]:
-        """Hold the lab's job slot for the one job that begins inside, and for as long as the context lasts.
-
-        Raises LabBusy if another job has it.
-        """
+        """Hold the lab's job slot as long as the context lasts, for the one job that begins inside. Raises LabBusy."""
         return self._jobs.claimed(kind, what, detached=detached)
 
     @property
@@ -260,20 +237,15 @@ class Lab:
     def exec(self, node: str, argv: Sequence[str]) -> int:
         """Run a program inside a node, gateway (``east-gw``), ``plant`` or ``mgmt``, attached to this terminal; return
         its exit status. In namespaces it runs as root."""
-        nodes = set(self.topology.node_names)
-        others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
-        if node not in nodes | others:
-            raise UnknownName("node", node, sorted(nodes | others))
+        places = {*self.topology.node_names, *(site.gateway for site in self.topology.sites), PLANT, MANAGEMENT}
+        if node not in places:
+            raise UnknownName("node", node, sorted(places))
         return lab_nodes.place(self._folder, node).visit(argv)
 
     def ssh_config(self) -> str:
         """Return an ssh_config(5) with which ``ssh -F FILE east-0`` runs commands in nodes, as programs of
         :meth:`launch` run. Raises MissingTool where OpenSSH is missing, UserError in containers."""
-        user = lab_nodes.driver(self._folder).own_user()
-        if user is None:
-            enter = invocation.command("exec", *lab_owner.flag(self.name), self.topology.node_names[0], "bash")
-            raise UserError(f"ssh is for labs of namespaces; these nodes are containers. Enter them with: {enter}")
-        return ssh_access.configuration(self._folder, self.topology, user)
+        return outside_access.ssh_config(self._folder, self.topology)
 
     def launch(
         self,
@@ -400,16 +372,12 @@ class Lab:
     def report(self) -> SavableReport:
         """Return the report of this lab object's last job, and write it into the run directory. Ends the job first if
         it is still running."""
-        run = self._jobs.run
+        run = self._jobs.close_run()
         if run is None:
             raise UserError(f"no job was run in lab {self.name} yet; call train() or launch() first")
         from testbed.lab.savable_report import SavableReport  # takes 0.1 s with its imports
 
-        if run.job is not None:
-            run.job.close()
-        self._jobs.end_run()
-        self._jobs.give_run()
-        return SavableReport.of(store.write_report(run.directory))
+        return SavableReport.of(store.write_report(run))
 
     def down(self) -> None:
         """Take the lab down; does nothing if it is already down."""
@@ -428,10 +396,3 @@ def _read_topology(folder: LabFolder) -> Topology:
         raise LabError(
             f"lab {folder.name} is incomplete: {folder.topology.name} cannot be read; {lab_owner.or_down(folder)}"
         ) from error
-
-
-def _read_certificate(folder: LabFolder) -> Certificate | None:
-    try:
-        return Certificate.from_dict(json.loads(folder.certificate.read_text()))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None

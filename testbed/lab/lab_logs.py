@@ -38,7 +38,7 @@ def lines(lab: LabFolder, topology: Topology, what: str | None, follow: bool, ow
     """
     if what is None:
         places = [lab.keeper_log, lab.emulator_log, lab.agents_log, lab.jobs_log, lab.prometheus_log]
-        tails = [LogTail(it, lab.older_keeper_log if it == lab.keeper_log else None) for it in places]
+        tails = [LogTail(place, lab.older_keeper_log if place == lab.keeper_log else None) for place in places]
     else:
         rank, tails = _rank(topology, what), []
     run: Path | None = None

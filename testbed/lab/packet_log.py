@@ -62,16 +62,16 @@ class Counters:
 def read_counters(lab: LabFolder) -> dict[str, Counters]:
     """Return the counters of all directions. Raises LabError."""
     return {
-        it["direction"]: Counters(
-            own_drops=sum(it["drops"].get(cause, 0) for cause in OWN_DROPS),
-            emptied=it.get("emptied"),  # a keeper of an older version does not know it
-            queued_bytes=it["queue_bytes"],
-            segments=it["segments"],
-            bytes=it["bytes"],
-            dropped=sum(it["drops"].values()),
-            duplicated=it.get("duplicated"),
+        direction["direction"]: Counters(
+            own_drops=sum(direction["drops"].get(cause, 0) for cause in OWN_DROPS),
+            emptied=direction.get("emptied"),  # a keeper of an older version does not know it
+            queued_bytes=direction["queue_bytes"],
+            segments=direction["segments"],
+            bytes=direction["bytes"],
+            dropped=sum(direction["drops"].values()),
+            duplicated=direction.get("duplicated"),
         )
-        for it in client.keeper(lab).stats()["directions"]
+        for direction in client.keeper(lab).stats()["directions"]
     }
 
 

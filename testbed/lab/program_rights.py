@@ -65,7 +65,7 @@ def _refuse_command(user: ProgramUser | None, word: str, folder: Path, path: str
     path = program_user.search_path(user) if path is None else path
     if shutil.which(word, path=path) is not None:
         return
-    for found in (Path(it) / word for it in path.split(os.pathsep) if it):
+    for found in (Path(folder_name) / word for folder_name in path.split(os.pathsep) if folder_name):
         if _is_file(found):
             _refuse_file(word, found)
     raise CannotStart(f"command not found: {shown(word)}, in no folder of PATH={path}{_here(word, folder)}")

@@ -174,14 +174,14 @@ def _plan(link: Link, name: str, probe: Probe, share_s: float, longest_train_s: 
 def _measure(lab: LabFolder, plans: Sequence[TrainPlan]) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Send the trains of all plans, interleaved. Return the rates of their pairs of packets by direction, and the other
     traffic that crossed meanwhile, in bytes over those of the trains."""
-    order = [plan for turn in range(max(it.count for it in plans)) for plan in plans if turn < plan.count]
+    order = [plan for turn in range(max(plan.count for plan in plans)) for plan in plans if turn < plan.count]
     numbered: dict[str, int] = {}
     trains = []
     for plan in order:
         trains.append(replace(plan.train, first=plan.train.first + numbered.get(plan.name, 0)))
         numbered[plan.name] = numbered.get(plan.name, 0) + plan.train.count
     before = read_counters(lab)
-    counts = all(it.emptied is not None for it in before.values())
+    counts = all(counters.emptied is not None for counters in before.values())
 
     def queued(number: int) -> float:
         """Return what is queued in bytes; where the emulator delays packets before it queues them, when they are."""

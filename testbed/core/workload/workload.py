@@ -70,7 +70,7 @@ class AgentWorkload:
             raise UserError(f"steps must be at least 1, got {self.steps}")
         if self.heads < 1 or self.width % self.heads:
             raise UserError(f"width must be a multiple of heads, got width {self.width} and {self.heads} heads")
-        options = {it.name for it in twin_class(self.strategy).options}
+        options = {option.name for option in twin_class(self.strategy).options}
         if foreign := sorted({*self.options} - options):
             known = ", ".join(sorted(options)) or "none"
             raise UserError(f"strategy {self.strategy} has no option {foreign[0]} (available: {known})")
@@ -99,14 +99,14 @@ class AgentWorkload:
         """Return the parameters of the model in a lab of this ``scale``."""
         if self.compute is not None and self.compute.model is not None:
             return max(1, round(self.compute.model / scale))
-        return sum(it.elements for it in gpt_tensors(self.layers, self.width, self.context))
+        return sum(tensor.elements for tensor in gpt_tensors(self.layers, self.width, self.context))
 
     def values(self, scale: float = 1.0) -> dict[str, Any]:
         """Return all options of the strategy by name, those that are not written included.
 
         Gradients of a model of declared size are cut into as many buckets as at full scale.
         """
-        known = {it.name: it.default for it in twin_class(self.strategy).options}
+        known = {option.name: option.default for option in twin_class(self.strategy).options}
         if BUCKETS in known and self.compute is not None and self.compute.model is not None:
             known[BUCKETS] = full_scale_buckets(self.compute.model, self.layers)
         return known | dict(self.options)
@@ -132,7 +132,7 @@ class AgentWorkload:
     def to_message(self, scale: float = 1.0) -> dict[str, Any]:
         """Return the fields of the message that starts the agents' job, in a lab of this ``scale``."""
         values = self.values(scale)
-        options = {it.argument: values[it.name] for it in twin_class(self.strategy).options}
+        options = {option.argument: values[option.name] for option in twin_class(self.strategy).options}
         return {
             "steps": self.steps,
             "seed": self.seed,
@@ -159,8 +159,12 @@ class AgentWorkload:
 
         Options of the strategy and what is declared of compute have the keys of a file.
         """
-        plain = [it for it in fields(self) if it.name not in ("options", "compute", "calibrate")]
-        unlike = {it.name: value for it in plain if (value := getattr(self, it.name)) != it.default}
+        plain = [own_field for own_field in fields(self) if own_field.name not in ("options", "compute", "calibrate")]
+        unlike = {
+            plain_field.name: value
+            for plain_field in plain
+            if (value := getattr(self, plain_field.name)) != plain_field.default
+        }
         declared = {} if self.compute is None else self.compute.written()
         return {"steps": self.steps, "seed": self.seed} | unlike | dict(self.options) | declared
 

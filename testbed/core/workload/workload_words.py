@@ -56,7 +56,7 @@ def changed(
     Raises:
         FileMistakes: everything that is wrong with them.
     """
-    if all(it is None for it in (strategy, compute, model, noise, layers)) and not options:
+    if all(option is None for option in (strategy, compute, model, noise, layers)) and not options:
         return workload
     if isinstance(compute, DeclaredCompute):
         compute, model, noise = (compute.written().get(key) for key in _OF_SECTION)

@@ -46,7 +46,7 @@ def _ranks(run: Path, topology: Topology, what: str) -> list[int]:
     nodes = list(topology.node_names)
     try:
         members = json.loads((run / "run.json").read_text())["workload"]["members"]
-        nodes = [str(it["node"]) for it in sorted(members, key=lambda it: it["rank"])]
+        nodes = [str(member["node"]) for member in sorted(members, key=lambda it: it["rank"])]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # a job of the agents, which has one rank on each node
     if what in nodes:
@@ -91,9 +91,9 @@ class AttachedJob(RunningJob):
     @property
     def step(self) -> int:
         with self._reading:
-            tails = [it for it in self._read() if it.last or it.attempt > 1]
-            newest = max((it.attempt for it in tails), default=1)
-            return min((it.step for it in tails if it.attempt == newest), default=0)
+            tails = [tail for tail in self._read() if tail.last or tail.attempt > 1]
+            newest = max((tail.attempt for tail in tails), default=1)
+            return min((tail.step for tail in tails if tail.attempt == newest), default=0)
 
     @property
     def steps(self) -> int | None:
@@ -107,30 +107,30 @@ class AttachedJob(RunningJob):
     @property
     def tokens_per_step(self) -> float | None:
         with self._reading:
-            tails = [it for it in self._read() if it.last.get("tokens") is not None]
+            tails = [tail for tail in self._read() if tail.last.get("tokens") is not None]
         if not tails:
             return None
         if tails[0].last["kind"] == "step":  # of the agents: each rank records its own
-            return float(sum(it.last["tokens"] for it in tails))
-        known = (it for it in tails if it.before is not None and it.step > it.before)
-        return next((it.last["tokens"] / (it.step - (it.before or 0)) for it in known), None)
+            return float(sum(tail.last["tokens"] for tail in tails))
+        known = (tail for tail in tails if tail.before is not None and tail.step > tail.before)
+        return next((tail.last["tokens"] / (tail.step - (tail.before or 0)) for tail in known), None)
 
     def ranks_up(self, agents: Sequence[RankState]) -> int:
         if self.over():
             return 0
-        mine = [it for it in agents if it.get("job") == self.id]
+        mine = [agent for agent in agents if agent.get("job") == self.id]
         with self._reading:
-            return sum(it["state"] in ("training", "finished") for it in mine) if mine else len(self._read())
+            return sum(agent["state"] in ("training", "finished") for agent in mine) if mine else len(self._read())
 
     @property
     def attempt(self) -> int:
         with self._reading:
-            return max((it.attempt for it in self._read()), default=1)
+            return max((tail.attempt for tail in self._read()), default=1)
 
     @property
     def last(self) -> Mapping[str, Any]:
         with self._reading:
-            return next((it.last for it in self._read() if it.last), {})
+            return next((tail.last for tail in self._read() if tail.last), {})
 
     def failure(self) -> str:
         self._look()
@@ -188,7 +188,7 @@ class AttachedJob(RunningJob):
         for record in reversed(records):
             if record["id"] == self.id:
                 return record
-        raise UnknownName("job", self.id, [it["id"] for it in records])
+        raise UnknownName("job", self.id, [record["id"] for record in records])
 
     def _read(self) -> list[StepTail]:
         """Read what the ranks have recorded since the last call; return their tails in order."""

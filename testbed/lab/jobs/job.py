@@ -108,7 +108,7 @@ class Job(RunningJob):
         return None if tokens is None else float(tokens) * len(self._tails)
 
     def ranks_up(self, agents: Sequence[RankState]) -> int:
-        return sum(it["state"] in _GOOD for it in agents)
+        return sum(agent["state"] in _GOOD for agent in agents)
 
     @property
     def attempt(self) -> int:
@@ -177,4 +177,4 @@ def _to_time(workload: AgentWorkload, topology: Topology) -> list[dict[str, Any]
     """Return the operations that the ranks time alone before the job."""
     twin = workload_layout.twin_of(workload, topology)
     farthest_s = sum(link.rtt_s for link in topology.links)  # at most: over all links, one after the other
-    return [it.to_message() for it in volleys(twin, workload.step_s or ABOUT_S, farthest_s)]
+    return [volley.to_message() for volley in volleys(twin, workload.step_s or ABOUT_S, farthest_s)]

@@ -197,6 +197,16 @@ class LabJobs:
         if self.run is not None:
             self.run.end()
 
+    def close_run(self) -> RunDirectory | None:
+        """End the job if it still runs, then its run; return the run's directory. None before the first run."""
+        if self.run is None:
+            return None
+        if self.run.job is not None:
+            self.run.job.close()
+        self.end_run()
+        self.give_run()
+        return self.run.directory
+
     def give_run(self) -> None:
         """Give the run to the user who called sudo, once no rank writes into it any more."""
         if self.run is not None and self.run.used:

@@ -74,7 +74,9 @@ def why_shared(
 def _lies_there(path: Path) -> bool:
     """Whether ``path``, absolute, is in /tmp as written or where its links lead."""
     top = os.path.realpath(TMP)
-    return any(_below(it, end) for it in (os.path.normpath(path), os.path.realpath(path)) for end in (TMP, top))
+    return any(
+        _below(variant, end) for variant in (os.path.normpath(path), os.path.realpath(path)) for end in (TMP, top)
+    )
 
 
 def _below(path: str, top: str) -> bool:
@@ -204,7 +206,7 @@ class NodeScratch:
         if self._user is None or self._contained:
             return
         folders = dict.fromkeys((*self._of_lab.values(), *self.folders.values()))
-        if barred := program_user.first_refused(self._user, [("w", it) for it in folders]):
+        if barred := program_user.first_refused(self._user, [("w", folder) for folder in folders]):
             raise ProgramBarred(
                 f"programs run as {self._user}, who cannot write in scratch: {barred} bars the way; let this user in"
             )

@@ -310,7 +310,7 @@ class ProgramJob(RunningJob):
         self._started_t = time.monotonic()
 
     def _described(self) -> dict[str, Any]:
-        members = [it.to_dict() for it in self.members]
+        members = [member.to_dict() for member in self.members]
         more = {"progress_unread": self._unread} if self._unread else {}
         if self._mpi is not None:
             more["mpi"] = self._mpi.version
@@ -453,7 +453,7 @@ class ProgramJob(RunningJob):
         """End what ranks that were ended have left behind, such as children that heed no SIGTERM: with the job's slot
         given back, nobody could end those any more, and their traffic would count as the next job's."""
         inodes = set[int]()
-        for node in dict.fromkeys(it.node for it in self.members):
+        for node in dict.fromkeys(member.node for member in self.members):
             with contextlib.suppress(TestbedError):  # a container that has exited has no processes
                 inodes.add(namespace.inode(netns(self._lab, node)))
         with contextlib.suppress(OSError):

@@ -72,7 +72,7 @@ class ProgressRecords:
             self._file = self._run.open_records(self._member.rank)
         job = [] if self.lines else [self._job()]
         # Whole lines at once: readers of a running job never see a part of one, unless the disk is full.
-        self._file.write("".join(f"{_json(it)}\n" for it in (*job, *records)).encode())
+        self._file.write("".join(f"{_json(record)}\n" for record in (*job, *records)).encode())
         self.lines += len(records)
 
     def _job(self) -> dict[str, object]:

@@ -137,7 +137,7 @@ class EndpointReader:
         take: Callable[[int, float, Mapping[str, float]], None],
     ) -> None:
         self._netns, self._endpoint, self._take = netns, endpoint, take
-        self._targets = {it.rank: (_LOOPBACK, endpoint.port + it.local_rank) for it in members}
+        self._targets = {member.rank: (_LOOPBACK, endpoint.port + member.local_rank) for member in members}
         self._names = frozenset(it.partition("{")[0] for it in endpoint.sources.by_field().values())
         self.answered = False
 
@@ -198,11 +198,11 @@ class ProgressReader:
         self._progress: Progress = Calls() if progress is None else progress
         self._members, self._places, self._warn = members, places, warn
         told = self._progress.tokens_per_step
-        self._records = {it.rank: ProgressRecords(places.run, it, len(members), told) for it in members}
+        self._records = {member.rank: ProgressRecords(places.run, member, len(members), told) for member in members}
         lines = self._progress if isinstance(self._progress, LinePattern) else None
         self._outputs = {
-            it.rank: ProgressOutput(lines, self._records[it.rank], self._warn_once)
-            for it in members
+            member.rank: ProgressOutput(lines, self._records[member.rank], self._warn_once)
+            for member in members
             if lines is not None
         }
         self._sources: dict[int, FileSource] = {}
@@ -227,7 +227,7 @@ class ProgressReader:
         if isinstance(self._progress, Endpoint):
             self._endpoints = list(self._scrapers(self._progress))
         works: list[Callable[[], None]] = [self._look] if self._sources else []
-        works += [lambda it=it: it.run(self._stop) for it in self._endpoints]  # type: ignore[misc]
+        works += [lambda endpoint=endpoint: endpoint.run(self._stop) for endpoint in self._endpoints]  # type: ignore[misc]
         for work in works:
             thread = threading.Thread(target=self._guarded, args=(work,), name="progress", daemon=True)
             thread.start()
@@ -246,14 +246,14 @@ class ProgressReader:
         self._stop.set()
         for thread in self._threads:
             thread.join(STOP_BOUND_S)
-        errors = [it.error for it in self._records.values() if it.error]
+        errors = [record.error for record in self._records.values() if record.error]
         for records in self._records.values():
             records.close()
         if errors:
             return errors[0]
-        if not self._asked or any(it.lines for it in self._records.values()):
+        if not self._asked or any(record.lines for record in self._records.values()):
             return ""
-        troubles = [it.trouble for it in self._sources.values() if it.trouble]
+        troubles = [source.trouble for source in self._sources.values() if source.trouble]
         if troubles:
             return f"no step was read: {troubles[0]}"
         if isinstance(self._progress, LinePattern):

@@ -66,13 +66,13 @@ def variables(
     that programs written for it cannot tell the difference; there is no agent's store, so rank 0 serves its own.
     """
     world = str(len(everyone))
-    nodes = len({it.node for it in everyone})
+    nodes = len({other.node for other in everyone})
     return {
         **_everywhere(topology, everyone, member, port),
         "RANK": str(member.rank),
         "WORLD_SIZE": world,
         "LOCAL_RANK": str(member.local_rank),
-        "LOCAL_WORLD_SIZE": str(sum(it.node == member.node for it in everyone)),
+        "LOCAL_WORLD_SIZE": str(sum(other.node == member.node for other in everyone)),
         "GROUP_WORLD_SIZE": str(nodes),
         "ROLE_NAME": ROLE,
         "ROLE_RANK": str(member.rank),

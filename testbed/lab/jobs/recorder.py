@@ -268,14 +268,14 @@ class Recorder:
         """Follow the lab. Skip events from before this run, except the beginnings of faults that are still active, and
         of captures that go on."""
         page = client.keeper(self._lab).events(since=0)
-        active = {it["id"] for it in client.keeper(self._lab).faults() if it["ended_t"] is None}
-        ends = {it["capture"] for it in page["events"] if it["event"] == capture_record.ENDED}
+        active = {fault["id"] for fault in client.keeper(self._lab).faults() if fault["ended_t"] is None}
+        ends = {event["capture"] for event in page["events"] if event["event"] == capture_record.ENDED}
         self._heard(
             [
-                it
-                for it in page["events"]
-                if (it["event"] == "fault-began" and it["fault"] in active)
-                or (it["event"] == capture_record.BEGAN and it["capture"] not in ends)
+                event
+                for event in page["events"]
+                if (event["event"] == "fault-began" and event["fault"] in active)
+                or (event["event"] == capture_record.BEGAN and event["capture"] not in ends)
             ]
         )
         return Subscription(self._lab, self._heard, since=page["next"])
@@ -284,7 +284,7 @@ class Recorder:
         for event in events:
             self._run.append("events.jsonl", event)
             self.events.append(event)
-        if any(it["event"] in (capture_record.BEGAN, capture_record.ENDED) for it in events):
+        if any(event["event"] in (capture_record.BEGAN, capture_record.ENDED) for event in events):
             run_metadata.amend(self._run, captures=capture_record.of_events(self.events))
 
     # ---- fibers and host
@@ -305,8 +305,8 @@ class Recorder:
     def _sample_once(self, connection: client.Connection) -> None:
         stats = connection.keeper.stats()
         t = stats["t"]
-        for it in stats["directions"]:
-            self._run.append("metrics.jsonl", {"t": t, "kind": "fiber", **it})
+        for direction in stats["directions"]:
+            self._run.append("metrics.jsonl", {"t": t, "kind": "fiber", **direction})
         self._run.append(
             "metrics.jsonl",
             {
@@ -316,7 +316,7 @@ class Recorder:
                 "emulator_cpu_s": stats["cpu_s"],
             },
         )
-        counted = {it["direction"]: it["bytes"] for it in stats["directions"]}
+        counted = {direction["direction"]: direction["bytes"] for direction in stats["directions"]}
         if self._before and t > self._before["t"]:
             passed = t - self._before["t"]
             self.throughput_bps = {

@@ -77,7 +77,7 @@ class ReportedSteps:
 
     def __init__(self, folder: Path, members: Sequence[Member]) -> None:
         self._members = members
-        self._tails = [StepTail(folder / f"rank-{it.rank}.jsonl") for it in members]
+        self._tails = [StepTail(folder / f"rank-{member.rank}.jsonl") for member in members]
         self._reading = threading.Lock()
         self._merge, self._step = ProgressMerge(), 0
         self._first_t: float | None = None
@@ -106,7 +106,7 @@ class ReportedSteps:
     def first_t(self) -> float | None:
         """When a step was first reported (CLOCK_MONOTONIC); None before."""
         if self._first_t is None:
-            self._first_t = min((float(it.last["t"]) for it in self._tails if it.last), default=None)
+            self._first_t = min((float(tail.last["t"]) for tail in self._tails if tail.last), default=None)
         return self._first_t
 
     @property

@@ -250,9 +250,9 @@ def _experiment_lines(inject: Sequence[str], steps: int) -> Iterator[str]:
     entries = []
     for words in inject:
         fault, target, *rest = (*words.split(), "", "")[: max(2, len(words.split()))]
-        if not fault or not target or any("=" not in it for it in rest) or "=" in fault + target:
+        if not fault or not target or any("=" not in word for word in rest) or "=" in fault + target:
             raise UserError(f"expected --inject 'FAULT TARGET [after=40%] [for=3s] [KEY=VALUE ...]', got '{words}'")
-        given = dict(it.split("=", 1) for it in rest)
+        given = dict(word.split("=", 1) for word in rest)
         entry: dict[str, object] = {"inject": fault, "target": target}
         for key in (*_TRIGGERS, *_OF_ENTRY):
             if key in given:
@@ -266,4 +266,4 @@ def _experiment_lines(inject: Sequence[str], steps: int) -> Iterator[str]:
     yield f"workload: {{steps: {steps}}}"
     if entries:
         yield "schedule:"
-        yield from (f"  - {json.dumps(it)}" for it in entries)
+        yield from (f"  - {json.dumps(fault_entry)}" for fault_entry in entries)

@@ -46,7 +46,7 @@ def render(
     """
     images.refuse_bad_name(image)
     ranks, more = _read(what, overrides)
-    files = [*_carried(dict.fromkeys(_inside(str(it)) for it in (*named, *more)))]
+    files = [*_carried(dict.fromkeys(_inside(str(path)) for path in (*named, *more)))]
     return kubernetes.render(
         kubernetes.Request(
             name=name or kubernetes.default_name(Path(what).stem, words, files),
@@ -81,7 +81,7 @@ def _read(what: str, overrides: Mapping[str, object]) -> tuple[int, list[str]]:
 def _inside(path: str) -> str:
     """Return a path below the current folder, without ``..``. Raises UserError for any other."""
     plain = os.path.normpath(path)
-    if plain.startswith("/") or plain.split("/")[0] == ".." or any(it.startswith("..") for it in plain.split("/")):
+    if plain.startswith("/") or plain.split("/")[0] == ".." or any(part.startswith("..") for part in plain.split("/")):
         raise UserError(
             f"expected files below the current folder, where the pod has them, got {shown(path)};"
             " change to a folder above all files of the run, or put the file into an image (--image)"

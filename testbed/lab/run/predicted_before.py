@@ -76,7 +76,7 @@ def predicted_note(workload: AgentWorkload, expected: StepPrediction) -> str:
     """Return the prediction of a job in a line, before its first step."""
     parts, within = expected.exposed, ""
     if expected.interval is not None:
-        low, high = (f"{it:.1%}" for it in expected.interval)
+        low, high = (f"{share:.1%}" for share in expected.interval)
         within = f" ({low} to {high} with operations at their quartiles)" if low != high else ""
     return (
         f"predicted for {workload.strategy}: a step of {format_duration(expected.step_s, 3)}, compute utilization"

@@ -106,11 +106,18 @@ def _judgeable(experiment: Experiment, workload: AgentWorkload) -> tuple[Experim
 
     Raises UserError for a fault or a steady state that needs what is not known.
     """
-    for condition in (*(it.trigger.when for it in experiment.schedule), *(it.check for it in experiment.hypothesis)):
+    for condition in (
+        *(fault.trigger.when for fault in experiment.schedule),
+        *(steady.check for steady in experiment.hypothesis),
+    ):
         if condition is not None and (refused := applicable.metric_refused(condition.metric, workload)):
             raise UserError(f"{experiment.source}: {condition.text}: {'; '.join(refused)}")
-    lost = {it.text: why for it in experiment.expectations if (why := applicable.metric_refused(it.metric, workload))}
-    kept = tuple(it for it in experiment.expectations if it.text not in lost)
+    lost = {
+        expectation.text: why
+        for expectation in experiment.expectations
+        if (why := applicable.metric_refused(expectation.metric, workload))
+    }
+    kept = tuple(expectation for expectation in experiment.expectations if expectation.text not in lost)
     notes = tuple(f"{text} is not judged: {why[0]}" for text, why in lost.items())
     return dataclasses.replace(experiment, expectations=kept), notes
 
@@ -150,7 +157,7 @@ def _program(written: ProgramWorkload, source: str, planned: tuple[Planned, ...]
         raise UserError(f"{source}: no such folder to run the command in: {folder}; correct folder: of the workload")
     stall_s = written.stall_s
     if stall_s is None and written.progress is not None and written.for_s is None:
-        stall_s = STALL_S + max((it.lasts_s or 0.0 for it in planned), default=0.0)
+        stall_s = STALL_S + max((fault.lasts_s or 0.0 for fault in planned), default=0.0)
     return dataclasses.replace(written, folder=str(folder), stall_s=stall_s)
 
 

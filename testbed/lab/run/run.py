@@ -233,7 +233,7 @@ def _conclude(
         ],
     )
     found = judged(prepared.experiment.expectations, store.build_report(run_directory))
-    run_metadata.amend(run_directory, expectations=[dataclasses.asdict(it) for it in found])
+    run_metadata.amend(run_directory, expectations=[dataclasses.asdict(judgement) for judgement in found])
     return store.write_report(run_directory)
 
 

@@ -245,11 +245,11 @@ class _Validating:
         return f"the containers' image lacks {', '.join(missing)}; {fix}" if missing else ""
 
     def _write(self, *, interrupted: bool = False) -> tuple[Validation, Comparison | None]:
-        done = {it.name for it in self._results}
-        left = [it for it in self._chosen if it.name not in done] if interrupted else []
+        done = {result.name for result in self._results}
+        left = [library for library in self._chosen if library.name not in done] if interrupted else []
         results = (
             *self._results,
-            *(_untried(it, "unknown", "not tried: the validation was interrupted") for it in left),
+            *(_untried(library, "unknown", "not tried: the validation was interrupted") for library in left),
         )
         sure = self._lab.certificate is not None and self._lab.certificate.certified
         emulator = "unknown"
@@ -290,8 +290,8 @@ def _chosen(names: Sequence[str]) -> tuple[Library, ...]:
     """Raises UserError, UnknownName."""
     if not names:
         raise UserError("name at least one library (available: " + ", ".join(collective_libraries.registry()) + ")")
-    found = tuple(collective_libraries.find(it) for it in names)
-    twice = sorted(name for name, count in Counter(it.name for it in found).items() if count > 1)
+    found = tuple(collective_libraries.find(name) for name in names)
+    twice = sorted(name for name, count in Counter(library.name for library in found).items() if count > 1)
     if twice:
         raise UserError(f"{', '.join(twice)}: named twice; a run validates each library once")
     return found
@@ -309,8 +309,8 @@ def _check_room(root: Path, topology: Topology) -> None:
 
 def _own_files(libraries: Sequence[Library]) -> tuple[Path, ...]:
     """Return the users' own rank programs."""
-    paths = (Path(it.argv[-1]) for it in libraries)
-    return tuple(it for it in paths if it.is_absolute() and it.is_file())
+    paths = (Path(library.argv[-1]) for library in libraries)
+    return tuple(path for path in paths if path.is_absolute() and path.is_file())
 
 
 def _refuse_barred(driver: Driver, root: Path, files: Sequence[Path]) -> None:
@@ -337,7 +337,7 @@ def _refuse_beside_lab(**given: bool) -> None:
 @contextlib.contextmanager
 def _claimed(lab: Lab, chosen: Sequence[Library]) -> Iterator[None]:
     """Hold the lab's job slot; who stops the job interrupts the validation, as Ctrl-C does. Raises LabBusy."""
-    with lab.claimed("validate", ", ".join(it.name for it in chosen)) as claim:
+    with lab.claimed("validate", ", ".join(library.name for library in chosen)) as claim:
         main = threading.main_thread()
         if threading.current_thread() is main and main.ident is not None:
             thread = main.ident
@@ -354,8 +354,8 @@ def _borrowed(name: str | None, options: LabOptions) -> Lab:
     for option, wanted, has in (("driver", driver, status.driver), ("emulator", emulator, status.emulator)):
         if wanted not in ("auto", has):
             raise UserError(f"--{option} {wanted}: lab {lab.name} uses {has}; omit --{option}, or --lab")
-    if active := [it for it in lab.faults() if it.ended is None]:
-        listed = ", ".join(f"{it.type} {it.target}" for it in active)
+    if active := [fault for fault in lab.faults() if fault.ended is None]:
+        listed = ", ".join(f"{fault.type} {fault.target}" for fault in active)
         heal = invocation.command("heal", "-l", lab.name)
         raise LabError(f"lab {lab.name} has active faults ({listed}); heal them first: {heal}")
     if status.training and not status.jobs:  # of an older lab, which has no slot for a job

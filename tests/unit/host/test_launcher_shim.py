@@ -32,7 +32,7 @@ def test_words_without_a_host_are_refused() -> None:
 
 def test_the_program_that_is_named_to_mpiexec_runs_what_it_is_told(tmp_path: Path) -> None:
     program = launcher_shim.watchdog(tmp_path, sys.executable)
-    argv = [program, "env", "WHERE=in side", "sh", "-c", 'echo "$WHERE"; exit "$1"', "sh", "3"]
+    argv = [str(program), "env", "WHERE=in side", "sh", "-c", 'echo "$WHERE"; exit "$1"', "sh", "3"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert (child.stdout.read(), child.wait(20)) == ("in side\n", 3)

@@ -12,7 +12,7 @@ from builders.tables import table
 from testbed.errors import FileMistakes, UserError
 from testbed.lab.run.compare import plan_runs
 
-NOTHING = {"compute": None, "model": None, "noise": None}
+NOTHING: Any = {"compute": None, "model": None, "noise": None}
 
 
 def plan(ways: str, *, what: str = "metro-40km", seeds: int = 1, inject: tuple[str, ...] = (), steps: int = 100):

@@ -64,7 +64,8 @@ class Lab:
         return self.current_run.recorder
 
     def start(self, workload: Workload, **more: Any) -> object:
-        recorder = self.current_run.recorder = Recorder.__new__(Recorder)
+        recorder: Any = Recorder.__new__(Recorder)
+        self.current_run.recorder = recorder
         recorder.events, recorder.error = self.events, self.trouble
         recorder.stop = lambda: None
         job = self.current_run.job = SimpleNamespace(
