@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from testbed_agents.bucketed_gradients import FULL_ENOUGH, LEAST_BUCKET_BYTES
+from testbed_agents.exchange.gradients import FULL_ENOUGH, LEAST_BUCKET_BYTES
 from testbed_agents.metrics import RankMetrics
 from testbed_agents.model import GPT, Shape
 from testbed_agents.records import Records

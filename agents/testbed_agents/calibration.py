@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from testbed_agents.compute import Compute
 from testbed_agents.evidence import Evidence
-from testbed_agents.exchange import begin_sum, gather_into, reduce_scatter_into
+from testbed_agents.exchange.sums import begin_sum, gather_into, reduce_scatter_into
 from testbed_agents.groups import Groups
 from testbed_agents.hooks import Hooks
 from testbed_agents.operation_log import OperationLog

@@ -18,7 +18,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +26,9 @@ from testbed_agents.checksums import crc32, elements
 from testbed_agents.evidence import Evidence
 from testbed_agents.operation_log import OperationLog
 from testbed_agents.records import Records
+from testbed_agents.strategies import Strategy
 
-__all__ = ["EVERY", "Checks", "Fingerprinted", "drawn", "optimizer_steps"]
+__all__ = ["EVERY", "Checks", "drawn", "optimizer_steps"]
 
 EVERY = 10
 """One step in each block of this many is selected."""
@@ -44,17 +44,6 @@ _LONGEST_NAP_S = 1.0
 
 _TRACED_TENSORS, _TRACED_ELEMENTS = 8, 8
 """From how many tensors of a name, and how many elements of each, the trace of a step is taken."""
-
-
-class Fingerprinted(Protocol):
-    """What is asked of a strategy."""
-
-    def fingerprints(self) -> Mapping[str, Iterable[Tensor]]:
-        """Return tensors by the names that the twin compares."""
-
-    @property
-    def outer_version(self) -> int:
-        """The number of exchanges in the outer parameters."""
 
 
 def drawn(seed: int, step: int) -> bool:
@@ -79,7 +68,7 @@ class Checks:
         *,
         rank: int,
         world_size: int,
-        strategy: Fingerprinted,
+        strategy: Strategy,
         optimizer: torch.optim.Optimizer,
         seed: int,
         first: int,

@@ -34,8 +34,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from testbed_agents.data import Windows
+from testbed_agents.model import local
 from testbed_agents.records import Fence, Fenced
-from testbed_agents.shards import local
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)\.a(\d+)")

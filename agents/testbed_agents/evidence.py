@@ -178,7 +178,7 @@ class Evidence:
             gradient: g, (elements,).
             before_crc32: of Θ and m before.
             restarted: this is the first step of a chain.
-            delayed: of :class:`~testbed_agents.delayed_nesterov.DelayedNesterov`.
+            delayed: of :class:`~testbed_agents.exchange.outer_optimizers.DelayedNesterov`.
         """
         places = self.outer_positions(name, after.numel())
         m = {} if momentum_after is None else {"momentum_after": hexadecimal(elements([momentum_after], places))}

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from testbed_agents.shards import local
-
 VOCABULARY = 256
 """Every byte is a token."""
 
@@ -142,3 +140,12 @@ def fingerprint(model: nn.Module) -> str:
     for parameter in model.parameters():
         digest.update(local(parameter.detach()).contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, which shares its memory; any other tensor as it is."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():  # else a view for autograd
+        shard: Tensor = tensor.to_local()
+    return shard

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import torch
 
-from testbed_agents.exchange import gather_into
+from testbed_agents.exchange.sums import gather_into
 from testbed_agents.groups import Groups
 from testbed_agents.strategies.strategy import Context
 

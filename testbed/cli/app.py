@@ -15,7 +15,6 @@ import testbed.host.linux.invocation as invocation
 from testbed.cli import (
     audit_verb,
     capture_verb,
-    compare_verb,
     console,
     container_verbs,
     fault_verbs,
@@ -30,6 +29,7 @@ from testbed.cli import (
     validate_verb,
     verb,
 )
+from testbed.cli.options import Quiet, Verbose
 from testbed.cli.streams import OutputError
 from testbed.errors import HostError
 from testbed.version import __version__
@@ -39,7 +39,6 @@ __all__ = ["app", "main"]
 app = verb.app
 _VERBS = (
     run_verbs,
-    compare_verb,
     job_verbs,
     validate_verb,
     lab_verbs,
@@ -51,7 +50,15 @@ _VERBS = (
     host_verb,
     container_verbs,
 )  # importing these modules registers their verbs
-app.registered_commands.sort(key=lambda command: verb.PANELS.index(str(command.rich_help_panel)))
+_JOB_VERBS = ("compare", "run", "launch", "report", "fetch", "train", "jobs", "stop", "attach", "validate")
+"""In the order of ``testbed --help``; the other verbs come as they were imported."""
+
+
+def _position(name: str | None, panel: str | None) -> tuple[int, int]:
+    return verb.PANELS.index(str(panel)), _JOB_VERBS.index(str(name)) if name in _JOB_VERBS else 0
+
+
+app.registered_commands.sort(key=lambda command: _position(command.name, str(command.rich_help_panel)))
 
 
 def _print_version(wanted: bool) -> None:
@@ -63,8 +70,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback(epilog=verb.examples_of("Get started", ("testbed doctor", "testbed run metro-40km")))
 def _testbed(
     context: typer.Context,
-    quiet: verb.Quiet = False,
-    verbose: verb.Verbose = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     on: on_host.On = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
@@ -83,7 +90,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def _program() -> str:
     """Return the words of "Usage:" and "Try": those that call this program here. Completion is for the name alone."""
-    completes = "_TESTBED_COMPLETE" in os.environ or any(it.endswith("-completion") for it in sys.argv[1:])
+    completes = "_TESTBED_COMPLETE" in os.environ or any(argument.endswith("-completion") for argument in sys.argv[1:])
     return invocation.NAME if completes else invocation.word()
 
 

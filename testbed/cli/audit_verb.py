@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -10,25 +11,32 @@ from rich.text import Text
 
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, tables, verb
-from testbed.cli.verb import (
-    AllowUncertified,
+from testbed.cli.console import Note, Shown
+from testbed.cli.options import (
     AsJson,
-    Driver,
-    Emulator,
-    LabNameToMake,
+    LabOptions,
     Overrides,
-    RunsFolder,
-    Strict,
     TopologyArgument,
-    Wait,
+    default,
+    quantity,
+    read_overrides,
 )
-from testbed.core.units import format_delay, format_duration, format_number, format_probability, format_rate
+from testbed.cli.verb import Result
+from testbed.core.units import (
+    format_delay,
+    format_duration,
+    format_number,
+    format_probability,
+    format_rate,
+    parse_duration_s,
+)
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
     from testbed.core.analysis.cut_impact import CutImpact
     from testbed.core.shared_risk.advice import Finding
     from testbed.core.shared_risk.audit import Audit, DuctCut, PairRisk
+    from testbed.core.topology.model import Topology
     from testbed.lab.run.measured_audit import Measured
 
 MOST_ROWS = 12
@@ -54,16 +62,13 @@ def audit(
     only: Annotated[
         list[str] | None, typer.Option(metavar="DUCT", help="With --measure: cut only this duct. May be repeated.")
     ] = None,
-    hold: Annotated[str, typer.Option(metavar="TIME", help="With --measure: how long each duct is cut.")] = "5s",
-    name: LabNameToMake = None,
-    runs: RunsFolder = None,
-    driver: Driver = "auto",
-    emulator: Emulator = "auto",
-    strict: Strict = False,
-    allow_uncertified: AllowUncertified = False,
-    wait: Wait = False,
+    hold: Annotated[
+        float, quantity(parse_duration_s, metavar="TIME", help="With --measure: how long each duct is cut.", zero="")
+    ] = default("5s"),
+    *,
+    lab: LabOptions,
     as_json: AsJson = False,
-) -> int:
+) -> Result:
     """Find links that look diverse but share a duct, single points of failure, and the cost of each duct's cut.
 
     Every duct, link, gateway and power domain fails once on paper, ducts also in pairs. With --measure, bring up a lab,
@@ -74,109 +79,109 @@ def audit(
     from testbed.core.shared_risk import audit as core
     from testbed.host.files import catalog
 
-    wanted = catalog.load_topology(topology, verb.read_overrides(set_))
-    hold_s = verb.read_duration_s(hold, "--hold") or 0.0
-    if (only or name) and not measure:
+    described = catalog.load_topology(topology, read_overrides(set_))
+    if (only or lab.name) and not measure:
         raise UserError(f"--{'only' if only else 'name'} needs --measure")
-    found = core.audit(wanted)
-    findings = advice.findings(wanted, found)
+    audited = core.audit(described)
+    findings = advice.findings(described, audited)
+
+    def data() -> dict[str, Any]:
+        return {**tables.plain(audited), "findings": tables.plain(findings)}
+
+    result = Result(data=data, tables=_on_paper(audited, findings, described.scale))
+    if not measure:
+        return result
     if not as_json:
-        _show(found, findings, wanted.scale)
-    measured = None
-    if measure:
-        from testbed.lab.run import measured_audit as lab
-
-        with console.progress() as progress:
-            measured = lab.measure(
-                wanted,
-                only=only or (),
-                hold_s=hold_s,
-                name=name,
-                runs=runs,
-                driver=driver,
-                emulator=emulator,
-                strict=strict,
-                allow_uncertified=allow_uncertified,
-                wait=wait,
-                progress=progress,
-            )
-    if as_json:
-        plain = {} if measured is None else {"measured": lab.to_dict(measured)}
-        console.show_json({**tables.plain(found), "findings": tables.plain(findings), **plain})
-    elif measured is not None:
-        _show_measured(measured)
-    return {"interrupted": 130, "failed": 3}.get(measured.status, 0) if measured else 0
+        verb.show(result, as_json)  # before the hours of measurement
+    return _measured(described, only or [], hold, lab, data)
 
 
-def _show(found: Audit, findings: tuple[Finding, ...], scale: float) -> None:
+def _measured(
+    topology: Topology, only: list[str], hold_s: float, lab: LabOptions, data: Callable[[], dict[str, Any]]
+) -> Result:
+    from testbed.lab.run import measured_audit
+
+    with console.progress() as progress:
+        measured = measured_audit.measure(topology, only=only, hold_s=hold_s, progress=progress, **vars(lab))
+    return Result(
+        data=lambda: {**data(), "measured": measured_audit.to_dict(measured)},
+        tables=_measurements(measured),
+        status={"interrupted": 130, "failed": 3}.get(measured.status, 0),
+    )
+
+
+def _on_paper(audited: Audit, findings: tuple[Finding, ...], scale: float) -> Iterator[Shown]:
     from testbed.core.physics import full_scale
 
-    for each in (_pairs(found), _ducts(found)):
-        if each.row_count:
-            console.show(each)
+    yield from (table for table in (_pairs(audited), _ducts(audited)) if table.row_count)
     if findings:
-        console.show(_findings(findings))
+        yield _findings(findings)
     else:
         clear = "no risks found: no single failure and no pair of duct cuts separates sites"
-        console.show(Text(clear, style=tables.GOOD))
-    console.say("capacities add up all fibers, at the lab's scaled rates; routing may use fewer", style="dim")
-    if said := full_scale.sentence((pair.capacity_bps for pair in found.pairs), scale):
-        console.say(said, style="dim")
+        yield Text(clear, style=tables.GOOD)
+    yield Note("capacities add up all fibers, at the lab's scaled rates; routing may use fewer")
+    if sentence := full_scale.sentence((pair.capacity_bps for pair in audited.pairs), scale):
+        yield Note(sentence)
 
 
-def _show_measured(measured: Measured) -> None:
+def _measurements(measured: Measured) -> Iterator[Shown]:
     rows: list[tables.Row] = [
         [
-            it.duct,
-            ", ".join(it.links),
-            format_duration(it.lasted_s, 2),
-            _number(it.steps_per_s_before),
-            _number(it.steps_per_s_during),
-            "-" if it.goodput is None else format_probability(it.goodput, 2),
-            _gap(it),
-            _back(it),
+            impact.duct,
+            ", ".join(impact.links),
+            format_duration(impact.lasted_s, 2),
+            _number(impact.steps_per_s_before),
+            _number(impact.steps_per_s_during),
+            "-" if impact.goodput is None else format_probability(impact.goodput, 2),
+            _gap(impact),
+            _recovery(impact),
         ]
-        for it in measured.impacts
+        for impact in measured.impacts
     ]
     heads = ("duct cut", "links", "for", "steps/s before", "during", "kept", "longest gap", "recovery after heal")
     if rows:
-        console.show(tables.table(heads, rows, right=heads[2:], title="Measured"))
+        yield tables.table(heads, rows, right=heads[2:], title="Measured")
     if measured.left:
-        console.show(Text(f"not cut: {', '.join(measured.left)}", style=tables.UNSURE))
+        yield Text(f"not cut: {', '.join(measured.left)}", style=tables.UNSURE)
     if measured.why:
-        console.show(Text(f"{measured.status}: {measured.why}", style=tables.BAD))
+        yield Text(f"{measured.status}: {measured.why}", style=tables.BAD)
     if measured.directory is not None:
-        console.say(f"full report: {invocation.command('report', str(measured.directory))}", style="dim")
+        yield Note(f"full report: {invocation.command('report', str(measured.directory))}")
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else format_number(value, 3)
 
 
-def _gap(it: CutImpact) -> str:
+def _gap(impact: CutImpact) -> str:
     """Return the longest gap, which is at least that if training did not come back."""
-    return "-" if it.longest_gap_s is None else f"{'>= ' if it.gap_open else ''}{format_duration(it.longest_gap_s, 3)}"
+    if impact.longest_gap_s is None:
+        return "-"
+    return f"{'>= ' if impact.gap_open else ''}{format_duration(impact.longest_gap_s, 3)}"
 
 
-def _back(it: CutImpact) -> Text:
-    if not it.came_back:
+def _recovery(impact: CutImpact) -> Text:
+    if not impact.came_back:
         return Text("never", style=tables.BAD)
-    return Text("-" if it.back_after_end_s is None else format_duration(it.back_after_end_s, 3))
+    return Text("-" if impact.back_after_end_s is None else format_duration(impact.back_after_end_s, 3))
 
 
 def _findings(findings: tuple[Finding, ...]) -> Table:
     rows: list[tables.Row] = [
-        [Text(it.risk, style=_STYLES.get(it.risk, "")), f"{it.what}\nfix: {it.do}"] for it in findings[:MOST_ROWS]
+        [Text(finding.risk, style=_STYLES.get(finding.risk, "")), f"{finding.what}\nfix: {finding.do}"]
+        for finding in findings[:MOST_ROWS]
     ]
     return tables.table(("risk", "finding and fix"), rows, title=_title("Findings", len(rows), len(findings)))
 
 
-def _pairs(found: Audit) -> Table:
-    worst = sorted(found.pairs, key=lambda it: (it.worst_rtt_s is not None, -(it.worst_rtt_s or 0) / it.rtt_s))
-    rows: list[tables.Row] = [_pair(it) for it in worst[:MOST_ROWS]]
+def _pairs(audited: Audit) -> Table:
+    worst = sorted(
+        audited.pairs, key=lambda pair: (pair.worst_rtt_s is not None, -(pair.worst_rtt_s or 0) / pair.rtt_s)
+    )
+    rows: list[tables.Row] = [_pair(pair) for pair in worst[:MOST_ROWS]]
     heads = ("sites", "link-disjoint", "duct-disjoint", "RTT", "RTT, worst cut", "capacity", "left, worst cut")
-    which = "pairs of sites" if found.all_pairs else "directly linked pairs of sites"
-    title = _title("Between sites", len(rows), len(found.pairs), which)
+    which = "pairs of sites" if audited.all_pairs else "directly linked pairs of sites"
+    title = _title("Between sites", len(rows), len(audited.pairs), which)
     return tables.table(heads, rows, right=heads[1:], title=title)
 
 
@@ -193,9 +198,9 @@ def _pair(pair: PairRisk) -> tables.Row:
     ]
 
 
-def _ducts(found: Audit) -> Table:
-    worst = sorted(found.ducts, key=lambda it: (-it.separated_pairs, it.capacity_left, -len(it.lost)))
-    rows: list[tables.Row] = [_duct(it) for it in worst[:MOST_ROWS]]
+def _ducts(audited: Audit) -> Table:
+    worst = sorted(audited.ducts, key=lambda cut: (-cut.separated_pairs, cut.capacity_left, -len(cut.lost)))
+    rows: list[tables.Row] = [_duct(cut) for cut in worst[:MOST_ROWS]]
     heads = ("duct cut", "dark", "on protection path", "pairs separated", "worst detour", "RTT", "capacity left")
     title = _title("After cutting one duct", len(rows), len(worst), "ducts")
     return tables.table(heads, rows, right=("pairs separated", "capacity left"), title=title)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
 import threading
-from collections.abc import Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from testbed.cli import console, verb
+from testbed.cli import console, lab_tables, verb
 from testbed.cli.on_host import Written
+from testbed.cli.options import FiberArgument, LabName, quantity
 from testbed.cli.streams import ReaderGone
-from testbed.cli.verb import FiberArgument, LabName
 from testbed.core.units import format_size, parse_duration_s, parse_size_bytes
 from testbed.errors import TestbedError, UserError
+from testbed.host.linux.signals import ENDING, handled
 
 if TYPE_CHECKING:
     from testbed.lab.capture import Capture
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["capture"]
 
 STDOUT = "-"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @verb.verb(
@@ -41,8 +37,15 @@ def capture(
         typer.Option("--write", "-w", metavar="FILE", help="pcapng file to write; - is stdout, for a program."),
         Written(dash=True),
     ],
-    lasting: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="End after this time: 10s, 2min; without it, at Ctrl-C.")
+    for_s: Annotated[
+        float | None,
+        quantity(
+            parse_duration_s,
+            "--for",
+            metavar="TIME",
+            help="End after this time: 10s, 2min; without it, at Ctrl-C.",
+            zero="; omit it to capture until Ctrl-C",
+        ),
     ] = None,
     before: Annotated[
         bool,
@@ -52,9 +55,12 @@ def capture(
         int | None, typer.Option("--snaplen", "-s", metavar="BYTES", help="Keep so many bytes of each packet.")
     ] = None,
     most: Annotated[
-        str | None,
-        typer.Option(
-            "--most", metavar="SIZE", help="End at this size, 100 MB or 4 GB; a stream to stdout never (default: 1 GB)."
+        int | None,
+        quantity(
+            parse_size_bytes,
+            "--most",
+            metavar="SIZE",
+            help="End at this size, 100 MB or 4 GB; a stream to stdout never (default: 1 GB).",
         ),
     ] = None,
     lab: LabName = None,
@@ -73,11 +79,19 @@ def capture(
     to_stdout = write == STDOUT
     if to_stdout and sys.stdout.isatty():
         raise UserError("-w - writes binary data, and stdout is a terminal; pipe it: ... -w - | tshark -r -")
-    for_s = _read_duration_s(lasting)
-    most_bytes = _read_size(most) if most is not None else None if to_stdout else MOST_BYTES
+    most_bytes = most if most is not None else None if to_stdout else MOST_BYTES
     target = verb.attach_to_change(lab)
-    with _ended_by_signals() as stop:
-        found = target.capture(
+    stop = threading.Event()
+
+    def interrupt(number: int) -> None:
+        # The second one ends the program at once: the reader of stdout may take nothing.
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    # SIGINT also where a script's background job ignores it: `kill -INT` is how a script ends a capture.
+    with handled(dict.fromkeys(ENDING, interrupt)):
+        running = target.capture(
             fiber,
             sys.stdout.fileno() if to_stdout else write,
             before=before,
@@ -85,72 +99,27 @@ def capture(
             most_bytes=most_bytes,
             snaplen=snaplen or LONGEST_SNAPLEN,
         )
-        _say_begun(target.name, found, for_s, most_bytes)
+        _say_begun(target.name, running, for_s, most_bytes)
         try:
-            while not stop.is_set() and not found.wait(0.1):
+            while not stop.is_set() and not running.wait(0.1):
                 pass
-            found.stop()
+            running.stop()
         except TestbedError:
-            _say(found)
+            _say(running)
             raise
-    _say(found)
-    if found.ending == "reader":
+    _say(running)
+    if running.ending == "reader":
         raise ReaderGone("the reader of the output has closed it")
 
 
-def _say_begun(lab: str, found: Capture, for_s: float | None, most_bytes: int | None) -> None:
-    way = "sent into the fiber" if found.before else "received from the fiber"
-    what = ", ".join(f"{it.direction} ({way} at {it.gateway})" for it in found.found)
+def _say_begun(lab: str, capture: Capture, for_s: float | None, most_bytes: int | None) -> None:
+    way = "sent into the fiber" if capture.before else "received from the fiber"
+    what = ", ".join(f"{fiber.direction} ({way} at {fiber.gateway})" for fiber in capture.found)
     ends = "ends by itself; Ctrl-C ends it sooner" if for_s else "Ctrl-C ends it"
     limit = f", or a file of {format_size(most_bytes)} (--most)" if most_bytes is not None else ""
     console.say(f"{lab}: capturing {what}; {ends}{limit}")
 
 
-def _say(found: Capture) -> None:
-    from testbed.cli import fiber_tables
-
-    for line in fiber_tables.captured(found):
+def _say(capture: Capture) -> None:
+    for line in lab_tables.captured(capture):
         console.say(line)
-
-
-def _read_duration_s(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        seconds = parse_duration_s(text)
-    except ValueError as error:
-        raise UserError(f"--for: {error}") from error
-    if seconds == 0:
-        raise UserError("--for must be greater than 0; omit it to capture until Ctrl-C")
-    return seconds
-
-
-def _read_size(text: str) -> int:
-    try:
-        return parse_size_bytes(text)
-    except ValueError as error:
-        raise UserError(f"--most: {error}") from error
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[threading.Event]:
-    """Yield what the first Ctrl-C, SIGTERM or SIGHUP sets: the ordinary end. The second one ends the program at once,
-    as where the program that reads stdout takes nothing."""
-    stop = threading.Event()
-
-    def heard(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    # SIGINT also where a script's background job ignores it: `kill -INT` is how a script ends a capture.
-    heeded = [it for it in _SIGNALS if it != signal.SIGHUP or signal.getsignal(it) is not signal.SIG_IGN]
-    handlers = {number: signal.signal(number, heard) for number in heeded}
-    try:
-        yield stop
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final, Self, TextIO, TypeAlias, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from testbed.errors import Interrupted
+from testbed.errors import Interrupted, StorageError, UserError
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -95,14 +97,33 @@ def err() -> Console:
     return _console(stderr=True)
 
 
-def show(result: RenderableType) -> None:
+class Note(Text):
+    """A hint or note among results, for stderr; nothing with ``-q``."""
+
+    def __init__(self, text: str, style: str = "dim") -> None:
+        super().__init__(text, style)
+
+
+class Paragraph(Text):
+    """Prose that is wrapped between words: it has no command that a fold would break."""
+
+
+class Line(str):
+    """A line for other programs: printed unchanged."""
+
+
+Shown: TypeAlias = RenderableType
+
+
+def show(result: Shown) -> None:
     """Print a result."""
-    out().print(result, soft_wrap=isinstance(result, str | Text))  # else a command in it would be folded
-
-
-def show_paragraph(prose: Text) -> None:
-    """Print prose as a result, wrapped between words: it has no command that a fold would break."""
-    out().print(prose)
+    if isinstance(result, Note):
+        if not quiet():
+            err().print(result, soft_wrap=True)
+    elif isinstance(result, Line):
+        show_line(result)
+    else:  # a command in text would be folded without soft_wrap
+        out().print(result, soft_wrap=isinstance(result, str | Text) and not isinstance(result, Paragraph))
 
 
 def show_json(value: object) -> None:
@@ -124,20 +145,73 @@ def show_error_line(line: str) -> None:
 
 def say(text: str, style: str = "") -> None:
     """Print a hint or note; nothing with ``-q``."""
-    if not quiet():
-        err().print(Text(text, style=style), soft_wrap=True)
+    show(Note(text, style))
 
 
 def error(text: str) -> None:
     """Print an error of one or more lines, after the prefix ``testbed: ``."""
-    first, *more = text.splitlines() or [""]
+    first, *others = text.splitlines() or [""]
     line = Text("testbed: ", style="bold red").append(first, style="not bold default")
     err().print(line, soft_wrap=True)
-    for each in more:
-        err().print(Text(f"         {each}"), soft_wrap=True)
+    for other in others:
+        err().print(Text(f"         {other}"), soft_wrap=True)
+
+
+def open_page(page: Path) -> None:
+    """Open a page in a browser; in a command for a client of another host, in the client's browser.
+
+    Raises UserError if there is no browser, StorageError if the page cannot be copied for the client.
+    """
+    import webbrowser
+
+    from testbed.core.remote.leash_frames import PAGE_COPY
+
+    if copy := os.environ.get(PAGE_COPY):
+        try:
+            shutil.copyfile(page, copy)
+        except OSError as error:
+            raise StorageError(f"cannot copy {page} for the client: {error.strerror}") from error
+        return
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")) or not webbrowser.open(
+        page.resolve().as_uri()
+    ):
+        raise UserError(f"no browser is available on this host; copy {page} (a single file) to a machine that has one")
+    sys.stdout.flush()
 
 
 # ---- progress
+
+
+Counted = TypeVar("Counted")
+
+SILENT_S: Final = 1.0
+"""What takes no longer shows no progress."""
+
+
+class Counter:
+    """Count results as they come, on stderr: ``counter(result)`` returns ``result``."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._drawn = err().is_terminal
+        self._next_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._next_s = time.monotonic() + SILENT_S
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._drawn and self._done and not quiet():
+            err().print(" " * 40, end="\r")
+
+    def __call__(self, result: Counted) -> Counted:
+        self._done += 1
+        if not quiet() and self._done < self._total and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + (0.2 if self._drawn else TICK_EVERY_S)
+            err().print(f"{self._done} of {self._total} {self._what}", end="\r" if self._drawn else "\n")
+        return result
 
 
 class Quiet:

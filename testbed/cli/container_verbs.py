@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from testbed.cli import console, on_host, run_verbs, verb
-from testbed.cli.on_host import Written
-from testbed.cli.run_options import RunOptions
-from testbed.cli.verb import Overrides, RunArgument
+from testbed.cli import console, on_host, verb
+from testbed.cli.on_host import Sent, Written
+from testbed.cli.options import Overrides, RunArgument, read_overrides
 from testbed.errors import StorageError, UserError
-
-
-class What(StrEnum):
-    """What `image` builds."""
-
-    build = "build"
-    base = "base"
 
 
 @verb.verb(
@@ -76,7 +66,7 @@ def render(
         if options:
             given = " ".join([topology, *options])
             raise UserError(f"expected one topology, got {given}; options of a run need --kubernetes")
-        text = containers.render(catalog.load_topology(topology, verb.read_overrides(set_)), name=name, image=image)
+        text = containers.render(catalog.load_topology(topology, read_overrides(set_)), name=name, image=image)
         follow_up = f"containerlab deploy --topo {output}"
     if output is None:
         console.show_line(text.rstrip("\n"))
@@ -94,9 +84,9 @@ def _kubernetes_job(what: str, assignments: list[str], options: list[str], name:
     from testbed.lab.run import kubernetes_job
 
     run = typer.main.get_command(verb.app).commands["run"]  # type: ignore[attr-defined]
-    words = [*(word for it in assignments for word in ("--set", it)), *options, "--", what]
+    arguments = [*(word for assignment in assignments for word in ("--set", assignment)), *options, "--", what]
     try:
-        context = run.make_context("run", words)
+        context = run.make_context("run", arguments)
     except Exception as error:
         if not hasattr(error, "format_message"):  # of typer's parser, whose errors have no public base
             raise
@@ -105,16 +95,13 @@ def _kubernetes_job(what: str, assignments: list[str], options: list[str], name:
         if on_host.source(context, option) == "COMMANDLINE":
             raise UserError(f"--{option} names a place outside of the pod; remove it (results go to --claim)")
     files = departures.Departures()
-    marks = on_host.marks(inspect.signature(run_verbs.run, eval_str=True)) | on_host.marks(
-        inspect.signature(RunOptions, eval_str=True)
-    )
-    marks["what"] = on_host.Sent()  # kubernetes_job adds what an experiment names
+    marks = {**run.marks, "what": Sent()}  # kubernetes_job adds what an experiment names
     typed = [*on_host.typed_words(context, marks, False, files)]
     return kubernetes_job.render(
         what,
         ["run", *typed],
-        [it.here for it in files.sent],
-        overrides=verb.read_overrides(context.params["set_"]),
+        [file.here for file in files.sent],
+        overrides=read_overrides(context.params["set_"]),
         name=name,
         image=image,
         claim=claim,
@@ -129,12 +116,14 @@ def _kubernetes_job(what: str, assignments: list[str], options: list[str], name:
     "testbed image base   # a base image without a registry: debootstrap, as root",
 )
 def image(
-    what: Annotated[What, typer.Argument(help="build: the image of this version; base: a base image for it.")],
+    what: Annotated[
+        Literal["build", "base"], typer.Argument(help="build: the image of this version; base: a base image for it.")
+    ],
     base: Annotated[str, typer.Option(metavar="IMAGE", help="Build on this base image (Python >= 3.11).")] = "",
     wheels: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Look for packages in this folder first."),
-        on_host.Sent(always=True),
+        Sent(always=True),
     ] = None,
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Install torch with CUDA (several GB) instead of its CPU build.")
@@ -152,7 +141,7 @@ def image(
     from testbed.host.drivers import images
 
     say = console.say
-    if what is What.base:
+    if what == "base":
         name = images.make_base(say=say)
     else:
         name = images.build(base, wheels=wheels, gpu=gpu, tag=tag, extras=with_ or (), say=say)

@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import console
+from testbed.cli.console import Note
+from testbed.cli.verb import Result
+from testbed.host.linux.signals import ENDING, handled
 
 __all__ = ["begin", "is_this", "this_is_it"]
 
@@ -39,7 +40,7 @@ def this_is_it() -> None:
     _state["is_this"] = True
 
 
-def begin(runs: Path | None, as_json: bool) -> int:
+def begin(runs: Path | None) -> Result | int:
     """Do what was typed in a process of its own; return when it has begun, or with its status if it did not begin.
 
     ``runs`` is the folder of run directories that was named. Raises UserError, StorageError.
@@ -57,17 +58,18 @@ def begin(runs: Path | None, as_json: bool) -> int:
     listed = Path(os.environ.get(RUN_LIST) or private / "runs")
     try:
         beneath.give(descriptor, caller())
-        with _interruptions() as asked:
+        interruptions: list[int] = []
+        with handled(dict.fromkeys(ENDING, interruptions.append)):
             child = subprocess.Popen(
                 # -P: no module is taken from the working directory, as root.
-                [sys.executable, "-P", "-m", "testbed.cli.detached_entry", *sys.argv],
+                [sys.executable, "-P", "-c", "from testbed.cli.entry import detached; detached()", *sys.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=descriptor,
                 start_new_session=True,
                 env={**invocation.for_child(), RUN_LIST: str(listed)},
             )
-            run = _shown_until_begun(child, log, listed, asked)
+            run = _shown_until_begun(child, log, listed, interruptions)
             if run is None:
                 log.unlink(missing_ok=True)
                 status = child.returncode
@@ -78,52 +80,37 @@ def begin(runs: Path | None, as_json: bool) -> int:
     kept = log
     with contextlib.suppress(StorageError):
         kept = store.take_log(store.RunDirectory(run), log)
-    if as_json:
-        console.show_json({"run": str(run), "log": str(kept), "pid": child.pid})
-        return 0
-    console.show(run.name)
-    console.say(f"run directory: {run}", style="dim")
-    console.say(f"its output: {kept}", style="dim")
-    console.say(f"  {invocation.command('ls', 'runs')}    # running, until it has ended", style="cyan")
-    console.say(f"  {invocation.as_root(f'kill -INT {child.pid}')}    # end it; its report is written", style="cyan")
-    return 0
+    return Result(
+        data=lambda: {"run": str(run), "log": str(kept), "pid": child.pid},
+        tables=[
+            run.name,
+            Note(f"run directory: {run}"),
+            Note(f"its output: {kept}"),
+            Note(f"  {invocation.command('ls', 'runs')}    # running, until it has ended", "cyan"),
+            Note(f"  {invocation.as_root(f'kill -INT {child.pid}')}    # end it; its report is written", "cyan"),
+        ],
+    )
 
 
-def _shown_until_begun(child: subprocess.Popen[bytes], log: Path, listed: Path, asked: list[int]) -> Path | None:
+def _shown_until_begun(
+    child: subprocess.Popen[bytes], log: Path, listed: Path, interruptions: list[int]
+) -> Path | None:
     """Show the log on stderr until the run has a directory, which is returned, or the process has ended: None.
 
-    The process gets a SIGINT for each interruption in ``asked``, and undoes what it has begun.
+    The process gets a SIGINT for each interruption in ``interruptions``, and undoes what it has begun.
     """
     with log.open("rb") as output:
         while True:
-            while asked:
-                asked.pop()
+            while interruptions:
+                interruptions.pop()
                 child.send_signal(signal.SIGINT)
             over = child.poll() is not None  # before the last look, so that nothing is missed
             with contextlib.suppress(OSError):
                 sys.stderr.write(output.read().decode(errors="replace"))
                 sys.stderr.flush()
             with contextlib.suppress(OSError):
-                if (found := listed.read_text()).endswith("\n") and not over and not asked:
-                    return Path(found.splitlines()[-1])
+                if (runs := listed.read_text()).endswith("\n") and not over and not interruptions:
+                    return Path(runs.splitlines()[-1])
             if over:
                 return None
             time.sleep(_LOOK_S)
-
-
-@contextlib.contextmanager
-def _interruptions() -> Iterator[list[int]]:
-    """Yield a list to which each Ctrl-C, SIGTERM and SIGHUP is added.
-
-    A process that begins meanwhile has the default action of SIGINT, even if this one ignored it.
-    """
-    asked: list[int] = []
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup(1) ignores it
-        numbers.append(signal.SIGHUP)
-    before = {it: signal.signal(it, lambda number, _: asked.append(number)) for it in numbers}
-    try:
-        yield asked
-    finally:
-        for it, handler in before.items():
-            signal.signal(it, handler)

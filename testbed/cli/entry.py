@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 
-__all__ = ["main"]
+__all__ = ["detached", "main"]
 
 
 def main() -> None:
@@ -25,6 +26,27 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, handler)
     testbed()
+
+
+def detached() -> None:
+    """Run the command line in the process of ``--detach``; the arguments are those that were typed, the program's name
+    included (detached_run.py)."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from testbed.host.linux import invocation
+
+    invocation.take_client_words()
+    from testbed.cli import detached_run
+    from testbed.host.remote.command_folder import CommandFolder
+
+    del sys.argv[0]
+    detached_run.this_is_it()
+    sent = CommandFolder.of_this_process()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        main()
+    finally:
+        if sent is not None:
+            sent.leave()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import console, verb
-from testbed.cli.verb import AnyTargetArgument, AsJson, FaultArgument, LabName, Lasting, TargetArgument
+from testbed.cli import verb
+from testbed.cli.console import Note
+from testbed.cli.options import REPAIR, AnyTargetArgument, AsJson, FaultArgument, LabName, Lasting, TargetArgument
+from testbed.cli.verb import Result
 from testbed.core.units import format_duration
 from testbed.errors import UnknownName, UserError
 
@@ -20,12 +22,10 @@ MOMENT_S = 0.01
 """A shorter fault has ended by the time its line is read."""
 
 
-def _show_fault(lab: str, fault: Fault) -> None:
+def _fault_line(lab: str, fault: Fault) -> str:
     began = time.strftime("%H:%M:%S", time.localtime(fault.began_unix_s))
-    line = f"{lab}: {fault.id}: {fault.type} {fault.target}, began {began}"
-    if fault.ended is not None:
-        line += f", lasted {fault.ended - fault.began:.3f} s"
-    console.show(line)
+    lasted = "" if fault.ended is None else f", lasted {fault.ended - fault.began:.3f} s"
+    return f"{lab}: {fault.id}: {fault.type} {fault.target}, began {began}{lasted}"
 
 
 def _fault_as_data(lab: str, fault: Fault) -> dict[str, object]:
@@ -34,33 +34,38 @@ def _fault_as_data(lab: str, fault: Fault) -> dict[str, object]:
 
 
 def _inject(
-    lab: str | None, fault: str, target: str, lasting: str | None, wait: bool, parameters: dict[str, str], as_json: bool
-) -> None:
+    lab: str | None,
+    fault: str,
+    target: str,
+    lasting: float | None,
+    wait: bool,
+    parameters: dict[str, str],
+) -> Result:
     from testbed.core.faults.fault_registry import registry
-    from testbed.host import lab_owner
 
-    for_s = _repair_s(parameters) if lasting == "repair" else verb.read_duration_s(lasting)
+    for_s = _repair_s(parameters) if lasting == REPAIR else lasting
     kind = registry().get(fault)
     if wait and for_s is None and not (kind and kind.ending & parameters.keys()):
         raise UserError("--wait needs a fault that ends by itself; add a duration, e.g. --for 10s --wait")
-    if taken := {"for_s", "wait"} & parameters.keys():
-        raise UnknownName(f"{fault} parameter", min(taken))
+    if reserved := {"for_s", "wait"} & parameters.keys():
+        raise UnknownName(f"{fault} parameter", min(reserved))
     where = verb.attach_to_change(lab)
-    made = where.inject(fault, target, for_s=for_s, wait=wait, **parameters)
-    if as_json:
-        console.show_json(_fault_as_data(where.name, made))
-        return
-    _show_fault(where.name, made)
-    if made.ended is None:
-        lasts_s = made.lasts_s or for_s
-        if lasts_s and lasts_s < MOMENT_S:
-            hint = "it ends at once"
-        elif lasts_s:
-            hint = f"it ends by itself after {format_duration(lasts_s)}"
-        else:
-            on = ("-l", lab) if lab else lab_owner.flag(where.name)
-            hint = f"end it with: {invocation.command('heal', made.id, *on)}"
-        console.say(hint, style="dim")
+    injected = where.inject(fault, target, for_s=for_s, wait=wait, **parameters)
+    hints = [] if injected.ended is not None else [Note(_end_of(injected, for_s, lab, where.name))]
+    return Result(data=lambda: _fault_as_data(where.name, injected), tables=[_fault_line(where.name, injected), *hints])
+
+
+def _end_of(fault: Fault, for_s: float | None, typed_lab: str | None, lab: str) -> str:
+    """Return when a fault ends, or how to end it."""
+    from testbed.host import lab_owner
+
+    lasts_s = fault.lasts_s or for_s
+    if lasts_s and lasts_s < MOMENT_S:
+        return "it ends at once"
+    if lasts_s:
+        return f"it ends by itself after {format_duration(lasts_s)}"
+    on = ("-l", typed_lab) if typed_lab else lab_owner.flag(lab)
+    return f"end it with: {invocation.command('heal', fault.id, *on)}"
 
 
 def _repair_s(parameters: dict[str, str]) -> float:
@@ -99,19 +104,19 @@ def inject(
     wait: Wait = False,
     lab: LabName = None,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Inject a fault into a link, rank, node or site; prints the fault's id for testbed heal."""
     given: dict[str, str] = {}
-    for word in parameters or ():
-        key, equals, value = word.partition("=")
+    for parameter in parameters or ():
+        key, equals, value = parameter.partition("=")
         if not key or not equals:
-            raise UserError(f"expected KEY=VALUE, got '{word}'; write for example delay=5ms")
+            raise UserError(f"expected KEY=VALUE, got '{parameter}'; write for example delay=5ms")
         if key in ("fault", "target", "for_s", "wait"):
             raise UserError(f"'{key}' is not a fault parameter; set a duration with --for")
         if key in given:
             raise UserError(f"{key} is given twice ({given[key]} and {value}); keep one")
         given[key] = value
-    _inject(lab, fault, target, for_, wait, given, as_json)
+    return _inject(lab, fault, target, for_, wait, given)
 
 
 @verb.verb(
@@ -123,12 +128,12 @@ def inject(
 )
 def cut(
     target: TargetArgument, for_: Lasting = None, wait: Wait = False, lab: LabName = None, as_json: AsJson = False
-) -> None:
+) -> Result:
     """Cut a link or a duct: both gateways lose their carrier, packets in flight are lost (= inject cut).
 
     If one direction is cut, only its receiver loses the carrier and stops sending.
     """
-    _inject(lab, "cut", target, for_, wait, {}, as_json)
+    return _inject(lab, "cut", target, for_, wait, {})
 
 
 @verb.verb(
@@ -140,16 +145,14 @@ def heal(
     ] = None,
     lab: LabName = None,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """End one fault, all faults of a target, link or node, or all faults of the lab."""
     where = verb.attach_to_change(lab)
     ended = where.heal(what)
-    if as_json:
-        console.show_json([_fault_as_data(where.name, fault) for fault in ended])
-    else:
-        for fault in ended:
-            _show_fault(where.name, fault)
-        if not ended:
-            console.say(f"{where.name}: no active faults")
-    if trouble := where.without_keeper():
-        console.say(trouble)  # otherwise a lab whose fibers stay dark would pass for a healed one
+    trouble = where.without_keeper()  # otherwise a lab whose fibers stay dark would pass for a healed one
+    lines = [_fault_line(where.name, fault) for fault in ended]
+    return Result(
+        data=lambda: [_fault_as_data(where.name, fault) for fault in ended],
+        tables=lines or [Note(f"{where.name}: no active faults", "")],
+        notes=[Note(trouble, "")] if trouble else [],
+    )

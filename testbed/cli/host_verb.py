@@ -8,7 +8,8 @@ import typer
 
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, on_host, verb
-from testbed.cli.verb import RunsFolder
+from testbed.cli.on_host import On
+from testbed.cli.options import RunsFolder
 from testbed.errors import UserError
 
 
@@ -18,7 +19,6 @@ from testbed.errors import UserError
     "testbed host prepare lab1 -- --check      # what would change",
     "testbed host prepare lab1 -- -e testbed_host_containers=true   # docker and containerlab, too",
     passes_on_arguments=True,
-    acts_here=True,
 )
 def host(
     action: Annotated[Literal["prepare"], typer.Argument(help="prepare: install this version of the testbed there.")],
@@ -26,7 +26,7 @@ def host(
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTIONS...]", help="Passed on to ansible-playbook.")
     ] = None,
-    on: str | None = None,
+    on: On = None,
 ) -> int:
     """Prepare another host, for use with --on.
 
@@ -36,9 +36,9 @@ def host(
     """
     from testbed.host.remote import preparation
 
-    given = list(options or ())
-    status = preparation.prepare(where, given[1:] if given[:1] == ["--"] else given)
-    if status == 0 and "--check" not in given:
+    passed_on = list(options or ())
+    status = preparation.prepare(where, passed_on[1:] if passed_on[:1] == ["--"] else passed_on)
+    if status == 0 and "--check" not in passed_on:
         console.say(f"next: {invocation.command('run', 'metro-40km', '--on', where, root=False)}", style="cyan")
     return status
 
@@ -47,14 +47,13 @@ def host(
     verb.RUNS,
     "testbed fetch metro-40km-20261121-054212 --on lab1",
     "testbed ls runs --on lab1                  # which there are",
-    acts_here=True,
 )
 def fetch(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="Name of a run on the host of --on, or its directory there.")
     ],
     runs: RunsFolder = None,
-    on: str | None = None,
+    on: On = None,
 ) -> None:
     """Bring a run of another host here: one that was detached, or whose client went before its end.
 

@@ -4,178 +4,237 @@ from __future__ import annotations
 
 import functools
 import time
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import console, on_host, tables, verb
-from testbed.cli.on_host import Sent
-from testbed.cli.verb import AsJson, LabName, Overrides, StrategyOption, TopologyArgument
+from testbed.cli import console, lab_tables, on_host, tables, topology_tables, verb
+from testbed.cli.console import Line, Note, Shown
+from testbed.cli.on_host import On, Sent
+from testbed.cli.options import (
+    AsJson,
+    LabName,
+    Overrides,
+    StrategyOption,
+    TopologyArgument,
+    default,
+    quantity,
+    read_overrides,
+)
+from testbed.cli.verb import Result
+from testbed.core.units import parse_size_bytes, parse_step_s
 from testbed.errors import FileMistakes, Finding, LabError, TestbedError, UnknownName, UserError
 
 if TYPE_CHECKING:
+    from testbed.core.faults.fault_kind import FaultKind
     from testbed.core.topology.model import Topology
-    from testbed.core.training.twin import Twin
+    from testbed.core.validation.library import Library
+    from testbed.host.doctor import Check
 
 WATCH_EVERY_S = 1.0
 
 
-class Kind(StrEnum):
-    """What `ls` can list."""
-
-    labs = "labs"
-    topologies = "topologies"
-    experiments = "experiments"
-    runs = "runs"
-    faults = "faults"
-    libraries = "libraries"
-    strategies = "strategies"
+Kind = Literal["labs", "topologies", "experiments", "runs", "faults", "libraries", "strategies"]
 
 
 @verb.verb(verb.LOOK, "testbed ls", "testbed ls topologies", "testbed ls runs --json")
 def ls(
-    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=True)] = Kind.labs, as_json: AsJson = False
-) -> None:
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=True)] = "labs", as_json: AsJson = False
+) -> Result:
     """List labs, shipped topologies and experiments, runs, kinds of fault, collective libraries to validate, or
     strategies to train by, with their options and defaults."""
-    {
-        Kind.labs: _list_labs,
-        Kind.topologies: _list_topologies,
-        Kind.experiments: _list_experiments,
-        Kind.runs: _list_runs,
-        Kind.faults: _list_faults,
-        Kind.libraries: _list_libraries,
-        Kind.strategies: _list_strategies,
-    }[kind](as_json)
+    return _LISTS[kind]()
 
 
-def _list_labs(as_json: bool) -> None:
+def _labs() -> Result:
     from testbed.lab import api
 
-    found = api.labs()
-    if as_json:
-        console.show_json(tables.plain(found))
-    elif found:
-        console.show(tables.labs(found, time.time()))
-        for each in found:
-            for why in each.why:
-                console.say(f"{each.name}: {why}", style="yellow")
-        if any(each.state == api.FOREIGN for each in found):
-            console.say(f"only root can inspect labs of another user; {invocation.again()}", style="dim")
-    else:
-        console.say(f"no lab is up; bring one up with: {invocation.command('up', 'metro-40km')}")
+    labs = api.labs()
+
+    def shown() -> Iterator[Shown]:
+        yield lab_tables.labs(labs, time.time())
+        for lab in labs:
+            yield from (Note(f"{lab.name}: {why}", "yellow") for why in lab.why)
+        if any(lab.state == api.FOREIGN for lab in labs):
+            yield Note(f"only root can inspect labs of another user; {invocation.again()}")
+
+    none = Note(f"no lab is up; bring one up with: {invocation.command('up', 'metro-40km')}", "")
+    return Result(data=lambda: tables.plain(labs), tables=shown() if labs else [none])
 
 
-def _list_topologies(as_json: bool) -> None:
+def _topologies() -> Result:
     from testbed.host.files import catalog
 
-    loaded = [catalog.load_topology(name) for name in catalog.list_topologies()]
-    data = [
-        {
-            "name": it.name,
-            "sites": len(it.sites),
-            "nodes": len(it.node_names),
-            "links": {link.name: link.length_m / 1e3 for link in it.links},
-        }
-        for it in loaded
-    ]
-    if as_json:
-        console.show_json(data)
-        return
+    topologies = [catalog.load_topology(name) for name in catalog.list_topologies()]
     rows: list[tables.Row] = [
-        [it.name, str(len(it.sites)), str(len(it.node_names)), tables.links_in_short(it)] for it in loaded
+        [
+            topology.name,
+            str(len(topology.sites)),
+            str(len(topology.node_names)),
+            topology_tables.links_in_short(topology),
+        ]
+        for topology in topologies
     ]
-    console.show(tables.table(("topology", "sites", "nodes", "links"), rows, right=("sites", "nodes")))
+    return Result(
+        data=lambda: [
+            {
+                "name": topology.name,
+                "sites": len(topology.sites),
+                "nodes": len(topology.node_names),
+                "links": {link.name: link.length_m / 1e3 for link in topology.links},
+            }
+            for topology in topologies
+        ],
+        tables=[tables.table(("topology", "sites", "nodes", "links"), rows, right=("sites", "nodes"))],
+    )
 
 
-def _list_experiments(as_json: bool) -> None:
+def _experiments() -> Result:
     from testbed.host.files import catalog
 
-    loaded = [(name, catalog.load_experiment(name)) for name in catalog.list_experiments()]
-    if as_json:
-        console.show_json([{"name": name, "teaches": each.teaches} for name, each in loaded])
-    else:
-        console.show(tables.table(("experiment", "teaches"), [[name, each.teaches] for name, each in loaded]))
+    teaches = {name: catalog.load_experiment(name).teaches for name in catalog.list_experiments()}
+    return Result(
+        data=lambda: [{"name": name, "teaches": lesson} for name, lesson in teaches.items()],
+        tables=[tables.table(("experiment", "teaches"), [[name, lesson] for name, lesson in teaches.items()])],
+    )
 
 
-def _list_runs(as_json: bool) -> None:
+def _runs() -> Result:
     from testbed.lab import api
 
-    found = api.runs()
-    if as_json:
-        console.show_json(tables.plain(found))
-    elif found:
-        console.show(tables.runs(found))
-        if any(each.log for each in found):
-            console.say("what a detached run shows is in output.log in its folder", style="dim")
-    else:
-        start = invocation.command("run", "metro-40km")
-        console.say(f"no runs in {api.runs_searched()} yet; start one with: {start}")
+    runs = api.runs()
+    if runs:
+        logs = (
+            [Note("what a detached run shows is in output.log in its folder")] if any(run.log for run in runs) else []
+        )
+        return Result(data=lambda: tables.plain(runs), tables=[lab_tables.runs(runs), *logs])
+    start = invocation.command("run", "metro-40km")
+    return Result(data=list, tables=[Note(f"no runs in {api.runs_searched()} yet; start one with: {start}", "")])
 
 
-def _list_libraries(as_json: bool) -> None:
-    from testbed.cli import validate_verb
+def _libraries() -> Result:
+    from testbed.host import collective_libraries
 
-    validate_verb.list_libraries(as_json)
+    libraries = [
+        (library, collective_libraries.why_not(library)) for library in collective_libraries.registry().values()
+    ]
+    broken = collective_libraries.broken()
+    return Result(
+        data=lambda: [
+            *({"name": library.name, "title": library.title, "missing": why} for library, why in libraries),
+            *({"name": name, "title": "", "missing": why} for name, why in broken.items()),
+        ],
+        tables=_library_tables(libraries, broken),
+    )
 
 
-def _list_strategies(as_json: bool) -> None:
+_INSTALL = "; install it with: "
+
+
+def _library_tables(libraries: Sequence[tuple[Library, str]], broken: Mapping[str, str]) -> Iterator[Shown]:
+    rows: list[tables.Row] = [
+        [library.name, tables.verdict("missing" if why else "ok"), _title_and_lack(library.title, why)]
+        for library, why in libraries
+    ]
+    rows += [[name, tables.verdict("bad"), _title_and_lack("", why)] for name, why in broken.items()]
+    table = tables.table(("library", "state", "description"), rows)
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    yield table
+    installs: dict[str, list[str]] = {}
+    for library, why in libraries:
+        if command := why.partition(_INSTALL)[2]:
+            installs.setdefault(command, []).append(library.name)
+    for command, names in installs.items():  # not in the table, which would fold them
+        yield f"install {', '.join(names)}:"
+        yield f"  {command}"
+
+
+def _title_and_lack(title: str, why: str) -> Text:
+    """Put the title and what is missing on lines of their own."""
+    lines = filter(None, (title, why.partition(_INSTALL)[0]))
+    return Text("\n").join(Text(line, style="dim" if number else "") for number, line in enumerate(lines))
+
+
+def _strategies() -> Result:
     from testbed.core.training.strategies_built import BUILT
     from testbed.host import strategy_packages
 
     strategy_packages.register()
     for why in strategy_packages.broken().values():
         console.say(why, style="yellow")
-    if as_json:
-        console.show_json(
-            [
-                {
-                    "name": it.name,
-                    "summary": it.summary,
-                    "source": it.source,
-                    "package": strategy_packages.package_of(it.name),
-                    "options": [
-                        {"name": option.name, "default": option.default, "meaning": option.meaning}
-                        for option in it.options
-                    ],
-                }
-                for it in BUILT.values()
-            ]
-        )
-        return
+    strategies = BUILT.values()
     rows: list[tables.Row] = [
-        [it.name, it.summary, _options_in_short(it), it.source or f"package {strategy_packages.package_of(it.name)}"]
-        for it in BUILT.values()
+        [
+            strategy.name,
+            strategy.summary,
+            "\n".join(f"{option.name}={option.default}: {option.meaning}" for option in strategy.options),
+            strategy.source or f"package {strategy_packages.package_of(strategy.name)}",
+        ]
+        for strategy in strategies
     ]
-    console.show(tables.table(("strategy", "what it does", "option=default: meaning", "source"), rows))
-    console.say(f"train by one with: {invocation.command('train', '--strategy', 'NAME:option=value,…')}", style="dim")
+    usage = invocation.command("train", "--strategy", "NAME:option=value,…")
+    return Result(
+        data=lambda: [
+            {
+                "name": strategy.name,
+                "summary": strategy.summary,
+                "source": strategy.source,
+                "package": strategy_packages.package_of(strategy.name),
+                "options": [
+                    {"name": option.name, "default": option.default, "meaning": option.meaning}
+                    for option in strategy.options
+                ],
+            }
+            for strategy in strategies
+        ],
+        tables=[
+            tables.table(("strategy", "what it does", "option=default: meaning", "source"), rows),
+            Note(f"train by one with: {usage}"),
+        ],
+    )
 
 
-def _options_in_short(strategy: type[Twin]) -> str:
-    return "\n".join(f"{it.name}={it.default}: {it.meaning}" for it in strategy.options)
-
-
-def _list_faults(as_json: bool) -> None:
+def _faults() -> Result:
     from testbed.core.faults.fault_registry import registry
 
     kinds = registry().values()
-    if as_json:
-        console.show_json(
-            [
-                {
-                    "name": kind.name,
-                    "summary": kind.summary,
-                    "targets": kind.targets,
-                    "parameters": dict(kind.parameters),
-                }
-                for kind in kinds
-            ]
-        )
-        return
-    console.show(tables.faults(kinds))
+    return Result(
+        data=lambda: [
+            {"name": kind.name, "summary": kind.summary, "targets": kind.targets, "parameters": dict(kind.parameters)}
+            for kind in kinds
+        ],
+        tables=[fault_kinds(kinds)],
+    )
+
+
+def fault_kinds(kinds: Iterable[FaultKind]) -> Table:
+    """Build a table of two columns: a third would be too narrow on a terminal of 80."""
+    rows: list[tables.Row] = []
+    for kind in kinds:
+        text = Text(kind.summary)
+        text.append(f"\ntarget: {kind.targets}", style="dim")
+        for key, meaning in kind.parameters.items():
+            text.append(f"\n{key}: ", style="cyan").append(meaning, style="default")
+        rows.append([kind.name, text])
+    table = tables.table(("fault", "effect, target and parameters"), rows)
+    table.columns[0].no_wrap = True
+    table.show_lines = True
+    return table
+
+
+_LISTS: Final[Mapping[Kind, Callable[[], Result]]] = {
+    "labs": _labs,
+    "topologies": _topologies,
+    "experiments": _experiments,
+    "runs": _runs,
+    "faults": _faults,
+    "libraries": _libraries,
+    "strategies": _strategies,
+}
 
 
 @verb.verb(
@@ -188,55 +247,73 @@ def _list_faults(as_json: bool) -> None:
 def show(
     topology: TopologyArgument,
     set_: Overrides = None,
-    gradients: Annotated[str, typer.Option(metavar="SIZE", help="Gradient bytes per step, at full scale.")] = "1 GB",
-    compute: Annotated[str, typer.Option(metavar="DURATION", help="Compute time per step.")] = "1 s",
+    gradients: Annotated[
+        int, quantity(parse_size_bytes, metavar="SIZE", help="Gradient bytes per step, at full scale.")
+    ] = default("1 GB"),
+    compute: Annotated[
+        float,
+        quantity(
+            parse_step_s,
+            metavar="DURATION",
+            help="Compute time per step.",
+            zero="; write a duration such as 1 s or 200 ms",
+        ),
+    ] = default("1 s"),
     strategy: StrategyOption = None,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Show every value of a topology with its origin (default, file, --set), and what is derived from them.
 
     Derived: delays, round trips, rates, optics, and which training strategies the fibers can sustain. With --strategy
     also its placement: which dimension of parallelism crosses which fiber, with its bytes per step.
     """
-    from testbed.core.physics import full_scale
     from testbed.core.prediction.topology_ways import ways
     from testbed.core.topology.model import topology_to_dict
     from testbed.core.topology.survey import survey, validity_of
     from testbed.host.files import catalog
 
-    size_bytes, compute_s = _read_step(gradients, compute)
-    found = catalog.load_topology(topology, verb.read_overrides(set_))
-    facts, findings = survey(found), validity_of(found)
-    trained = ways(found, size_bytes, compute_s)
-    placed = _placement(found, strategy)
-    if as_json:
+    described = catalog.load_topology(topology, read_overrides(set_))
+    surveyed, findings = survey(described), validity_of(described)
+    strategies = ways(described, gradients, compute)
+    placement = _placement(described, strategy)
+
+    def data() -> object:
         plain = {
-            **({"placement": list(placed)} if placed else {}),
-            "derived": tables.topology_facts(found),
-            "interfaces": dict(found.interfaces.short),
+            **({"placement": list(placement)} if placement else {}),
+            "derived": topology_tables.topology_facts(described),
+            "interfaces": dict(described.interfaces.short),
             "survey": {
-                **tables.plain(facts),
-                "gradient_bytes": size_bytes,
-                "compute_s": compute_s,
-                "ways": tables.plain(trained),
+                **tables.plain(surveyed),
+                "gradient_bytes": gradients,
+                "compute_s": compute,
+                "ways": tables.plain(strategies),
             },
             "validity": tables.plain(findings),
         }
-        console.show_json({**topology_to_dict(found), **plain})
-        return
-    for each in (tables.origins(found), tables.physics(found), *tables.interfaces(found), *tables.survey(facts)):
-        console.show(each)
-    if trained:
-        console.show(tables.ways(trained, size_bytes, compute_s))
-        more = invocation.command("predict", topology)
-        console.say(f"simulated, without TCP's windows and loss (docs/prediction.md); more: {more}", style="dim")
-    if findings:
-        for each in tables.validity(findings, found.scale):
-            console.show(each)
-    if said := full_scale.sentence((link.rate_bps for link in found.links), found.scale):
-        console.say(f"{said} Payloads are divided by {found.scale:g}, too.", style="dim")
-    for line in placed:
-        console.show_line(line)
+        return {**topology_to_dict(described), **plain}
+
+    def shown() -> Iterator[Shown]:
+        yield topology_tables.origins(described)
+        yield topology_tables.physics(described)
+        yield from topology_tables.interfaces(described)
+        yield from topology_tables.surveyed(surveyed)
+        if strategies:
+            yield topology_tables.strategies(strategies, gradients, compute)
+            predicted = invocation.command("predict", topology)
+            yield Note(f"simulated, without TCP's windows and loss (docs/prediction.md); more: {predicted}")
+        if findings:
+            yield from topology_tables.validity(findings, described.scale)
+        yield from _full_scale(described)
+        yield from map(Line, placement)
+
+    return Result(data=data, tables=shown())
+
+
+def _full_scale(topology: Topology) -> Iterator[Note]:
+    from testbed.core.physics import full_scale
+
+    if sentence := full_scale.sentence((link.rate_bps for link in topology.links), topology.scale):
+        yield Note(f"{sentence} Payloads are divided by {topology.scale:g}, too.")
 
 
 def _placement(topology: Topology, strategy: str | None) -> tuple[str, ...]:
@@ -255,52 +332,29 @@ def _placement(topology: Topology, strategy: str | None) -> tuple[str, ...]:
     return (*warnings, *placement_notes(workload, topology))
 
 
-def _read_step(gradients: str, compute: str) -> tuple[int, float]:
-    """Parse the gradient bytes and compute seconds of a step.
-
-    Raises:
-        UserError: one of them cannot be parsed, or the compute time is zero.
-    """
-    from testbed.core.units import Unreadable, parse_size_bytes, parse_step_s
-
-    try:
-        size_bytes = parse_size_bytes(gradients)
-    except Unreadable as error:
-        raise UserError(f"--gradients: {error}") from error
-    try:
-        compute_s = parse_step_s(compute)
-    except Unreadable as error:
-        raise UserError(f"--compute: {error}") from error
-    if compute_s == 0:
-        raise UserError("--compute must be greater than 0; write a duration such as 1 s or 200 ms")
-    return size_bytes, compute_s
-
-
 @verb.verb(verb.LOOK, "testbed lint my.yaml", "testbed lint topologies/*.yaml experiments/*.yaml")
 def lint(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Topology or experiment files."), Sent(named="files")
     ],
     as_json: AsJson = False,
-) -> int:
+) -> Result:
     """Check files and list every mistake with its line and the fix. Exit status 2 if there are any.
 
     A warning is no mistake: the file can be run, and the line says what that costs.
     """
-    findings: list[Finding] = []
-    for name in dict.fromkeys(files):
-        findings += _findings(name)
-    wrong = [it for it in findings if not it.warning]
-    if as_json:
-        console.show_json(
-            [{key: it for key, it in each.items() if it or key != "warning"} for each in tables.plain(findings)]
-        )
-    else:
-        for finding in findings:
-            console.show_line(str(finding))
-        clean = "no mistakes" if len(files) == 1 else f"no mistakes in {len(files)} files"
-        console.say(clean if not wrong else f"{len(wrong)} mistake{'s' if len(wrong) > 1 else ''}")
-    return UserError.exit_code if wrong else 0
+    findings = [finding for name in dict.fromkeys(files) for finding in _findings(name)]
+    count = sum(not finding.warning for finding in findings)
+    clean = "no mistakes" if len(files) == 1 else f"no mistakes in {len(files)} files"
+    summary = f"{count} mistake{'s' if count > 1 else ''}" if count else clean
+    return Result(
+        data=lambda: [
+            {key: value for key, value in finding.items() if value or key != "warning"}
+            for finding in tables.plain(findings)
+        ],
+        tables=[*(Line(finding) for finding in findings), Note(summary, "")],
+        status=UserError.exit_code if count else 0,
+    )
 
 
 def _findings(name: str) -> list[Finding]:
@@ -322,7 +376,7 @@ def _findings(name: str) -> list[Finding]:
 
 
 @verb.verb(verb.LOOK, "testbed doctor", "testbed doctor --json")
-def doctor(as_json: AsJson = False) -> int:
+def doctor(as_json: AsJson = False) -> Result:
     """Check what this host supports; for each missing capability, show the reason and the fix.
 
     Exit status 3 if the testbed cannot run on this host.
@@ -331,33 +385,50 @@ def doctor(as_json: AsJson = False) -> int:
 
     checks = host.examine()
     able, trains = host.can_run(checks), host.can_train(checks)
-    if as_json:
-        console.show_json({"can_run": able, "can_train": trains, "checks": tables.plain(checks)})
+    return Result(
+        data=lambda: {"can_run": able, "can_train": trains, "checks": tables.plain(checks)},
+        tables=_examined(checks, able, trains),
+        status=0 if able else TestbedError.exit_code,
+    )
+
+
+def _examined(checks: Sequence[Check], able: bool, trains: bool) -> Iterator[Shown]:
+    rows: list[tables.Row] = [[check.name, _state(check), check.detail] for check in checks]
+    yield tables.table(("check", "state", "detail"), rows)
+    if lines := fixes(checks):
+        yield from ("Fixes:", *lines, "")
+    if trains:
+        attempt = invocation.command("run", "metro-40km")
+        yield Text(f"This host can run the testbed. Try: {attempt}", style=tables.GOOD)
+    elif able:
+        torch = next(check for check in checks if check.name == "torch")
+        fibers = invocation.command("up", "metro-40km", "--no-agents")
+        partly = f"This host can bring up fibers ({fibers}) but cannot train. Fix:"
+        yield Text(f"{partly} {torch.fix}", style=tables.UNSURE)
     else:
-        console.show(tables.checks(checks))
-        fixes = tables.fixes(checks)
-        for line in ["Fixes:", *fixes, ""] if fixes else []:
-            console.show(line)
-        if trains:
-            attempt = invocation.command("run", "metro-40km")
-            console.show(Text(f"This host can run the testbed. Try: {attempt}", style=tables.GOOD))
-        elif able:
-            torch = next(check for check in checks if check.name == "torch")
-            fibers = invocation.command("up", "metro-40km", "--no-agents")
-            partly = f"This host can bring up fibers ({fibers}) but cannot train. Fix:"
-            console.show(Text(f"{partly} {torch.fix}", style=tables.UNSURE))
-        else:
-            lacking = ", ".join(check.name for check in checks if check.needed and check.state == "missing")
-            console.show(Text(f"This host cannot run the testbed. Missing: {lacking}", style=tables.BAD))
-    return 0 if able else TestbedError.exit_code
+        missing = ", ".join(check.name for check in checks if check.needed and check.state == "missing")
+        yield Text(f"This host cannot run the testbed. Missing: {missing}", style=tables.BAD)
 
 
-@verb.verb(verb.LABS, "testbed observe", "testbed observe metro-40km --port 19090", acts_here=True)
+def fixes(checks: Sequence[Check]) -> list[str]:
+    """Return a line with the fix of each check that has one. Not part of the table, which would fold commands."""
+    fixable = [check for check in checks if check.fix]
+    width = max((len(check.name) for check in fixable), default=0)
+    return [f"  {check.name:<{width}}   {check.fix}" for check in fixable]
+
+
+def _state(check: Check) -> Text:
+    if check.needed or check.state == "ok":
+        return tables.verdict(check.state)
+    return Text(check.state, style=tables.UNSURE)
+
+
+@verb.verb(verb.LABS, "testbed observe", "testbed observe metro-40km --port 19090")
 def observe(
     name: Annotated[str | None, typer.Argument(metavar="[LAB]", help="Lab to use (default: that of --lab).")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")] = 9090,
     lab: LabName = None,
-    on: str | None = None,
+    on: On = None,
 ) -> int | None:
     """Forward a local port to the Prometheus of a lab that was brought up with --observe, until Ctrl-C.
 
@@ -365,9 +436,9 @@ def observe(
     """
     chosen = name or lab
     if on is not None:
-        words = ("observe", "--quiet", "--port", "0", *(("-l", chosen) if chosen else ()))
+        command = ("observe", "--quiet", "--port", "0", *(("-l", chosen) if chosen else ()))
         what = f"lab {chosen} on {on}" if chosen else f"the lab on {on}"
-        return on_host.forward(on, words, port, functools.partial(_say_observed, what))
+        return on_host.forward(on, command, port, functools.partial(_say_observed, what))
     target = verb.attach(chosen)
     with target.observe(port) as forwarder:
         _say_observed(f"lab {target.name}", forwarder.url)

@@ -1,17 +1,20 @@
-"""Verbs for jobs on a lab that is up: train, jobs, attach, stop."""
+"""Verbs for jobs on a lab that is up: train, launch, jobs, attach, stop."""
 
 from __future__ import annotations
 
+import shlex
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import console, job_tables, job_words, tables, verb
-from testbed.cli.verb import (
+from testbed.cli import console, lab_tables, reports, tables, verb
+from testbed.cli.console import Note
+from testbed.cli.options import (
     AllowUncertified,
     AsJson,
     ComputeOption,
@@ -23,12 +26,21 @@ from testbed.cli.verb import (
     RunsFolder,
     StrategyOption,
     Strict,
+    completing,
 )
-from testbed.errors import Interrupted, StorageError, UserError
+from testbed.cli.verb import Result
+from testbed.errors import Interrupted, StorageError, TestbedError, UserError
+from testbed.host.linux.signals import ENDING, handled
 
 if TYPE_CHECKING:
+    from testbed.core.workload.progress_source import Progress
+    from testbed.core.workload.workload import AgentWorkload
+    from testbed.lab.job_status import JobStatus
     from testbed.lab.jobs.attached_job import AttachedJob
+    from testbed.lab.jobs.job import Job
+    from testbed.lab.jobs.program_job import ProgramJob
     from testbed.lab.lab import Lab
+    from testbed.lab.progress import LiveState
 
 __all__ = ["attached", "detached"]
 
@@ -37,14 +49,14 @@ SHOWN_LINES = 10
 """Lines of a program's output from before it was attached to that are shown."""
 
 
-def jobs_known(lab: str | None) -> Sequence[str]:
-    return [it.id for it in verb.attach(lab).jobs()]
+def _known_jobs(lab: str | None) -> Sequence[str]:
+    return [job.id for job in verb.attach(lab).jobs()]
 
 
 JobArgument = Annotated[
     str,
     typer.Argument(
-        metavar="JOB", help="Id of a job, as in j1: `jobs` lists them.", autocompletion=verb.completing(jobs_known)
+        metavar="JOB", help="Id of a job, as in j1: `jobs` lists them.", autocompletion=completing(_known_jobs)
     ),
 ]
 
@@ -72,75 +84,67 @@ def train(
     strict: Strict = False,
     allow_uncertified: AllowUncertified = False,
     as_json: AsJson = False,
-) -> int:
+) -> Result | int:
     """Train with the testbed's own agents in a lab that is up, and write the report.
 
     The lab stays up. Inject faults meanwhile with cut and inject. Ctrl-C ends the job and still writes the report of
     what was measured. One job of any kind runs at a time in a lab: a second one is refused with exit status 2 and the
     first one's id. Exit status 0 to 3: the report's, as of run.
     """
-    from testbed.core.workload import workload_layout, workload_words
+    from testbed.core.workload import workload_words
     from testbed.core.workload.workload import AgentWorkload
     from testbed.host import strategy_packages
-    from testbed.lab.jobs.workload_notes import declared_notes, placement_notes
 
     strategy_packages.register()
-    described = workload_words.changed(AgentWorkload(steps, seed), strategy, compute, model, noise)
-    if data is not None:
-        data = data.absolute()
-        if not (data.is_file() or data.is_dir()):
-            raise UserError(f"no such file or folder to train on: {data}")
+    stated = {"strategy": strategy, "compute": compute, "model": model, "noise": noise}
+    workload = workload_words.changed(AgentWorkload(steps, seed), strategy, compute, model, noise)
+    if data is not None and not (data.is_file() or data.is_dir()):
+        raise UserError(f"no such file or folder to train on: {data.absolute()}")
     target = verb.attach_to_change(lab)
-    said = {"strategy": strategy, "compute": compute, "model": model, "noise": noise}
-    workload: dict[str, object] = {
+    request: dict[str, object] = {
         "steps": steps,
         "seed": seed,
-        "data": None if data is None else str(data),
+        "data": None if data is None else str(data.absolute()),
         "checkpoint_every": checkpoint,
         "restarts": restarts,
-        **{key: it for key, it in said.items() if it is not None},
+        **{key: text for key, text in stated.items() if text is not None},
     }
+    _say_notes(workload, target)
+    what = f"{workload.strategy}, {steps} steps"
+    if detach:
+        return detached(target, "train", {**request, "what": what}, runs, strict, allow_uncertified)
+    target.strict, target.allow_uncertified = strict, allow_uncertified
+    return _train(target, what, request, runs)
+
+
+def _say_notes(workload: AgentWorkload, target: Lab) -> None:
+    from testbed.core.workload import workload_layout
+    from testbed.lab.jobs.workload_notes import declared_notes, placement_notes
+
     for line in (
-        *workload_layout.refuse_mistakes(described, target.topology),
-        *declared_notes(described, target.topology),
-        *placement_notes(described, target.topology),
+        *workload_layout.refuse_mistakes(workload, target.topology),
+        *declared_notes(workload, target.topology),
+        *placement_notes(workload, target.topology),
     ):
         console.say(f"note: {line}")
-    what = f"{described.strategy}, {steps} steps"
-    if detach:
-        return detached(target, "train", {**workload, "what": what}, runs, strict, allow_uncertified, as_json)
-    target.strict, target.allow_uncertified = strict, allow_uncertified
-    return _train(target, what, workload, runs, as_json)
 
 
-def _train(target: Lab, what: str, workload: dict[str, object], runs: Path | None, as_json: bool) -> int:
-    """Train in the foreground: follow the job, write the report, show it."""
+def _train(target: Lab, what: str, request: dict[str, object], runs: Path | None) -> Result:
+    """Train in the foreground: follow the job, write the report."""
     from testbed.core.report.answers import EXIT_CODES
-    from testbed.core.report.document import to_json
     from testbed.lab.interruption import defer_interrupts
-    from testbed.lab.progress import LiveState
 
     with console.progress() as progress, target.claimed("train", what) as claim:
         if runs is not None:
             target.open_run(runs)
-        job = target.train(**workload)  # type: ignore[arg-type]
+        job = target.train(**request)  # type: ignore[arg-type]
         directory = target.run_directory
         assert directory is not None
         progress.note(f"run directory: {directory.path}")
         progress.phase("train", f"job {job.id}: {what} on {len(target.topology.node_names)} ranks")
         try:
             while not job.over():
-                recorder = target.recorder
-                progress.tick(
-                    LiveState(
-                        job.step,
-                        job.workload.steps,
-                        job.last.get("train_loss"),
-                        0.0 if recorder is None else recorder.tokens_per_s,
-                        {} if recorder is None else recorder.throughput_bps,
-                        scale=target.topology.scale,
-                    )
-                )
+                progress.tick(_live_state(target, job))
                 time.sleep(TICK_S)
         except BaseException:
             with defer_interrupts():
@@ -162,20 +166,242 @@ def _train(target: Lab, what: str, workload: dict[str, object], runs: Path | Non
             claim.release("stopped", claim.stop_why, Interrupted.exit_code)
             raise Interrupted(f"job {job.id} ended: {claim.stop_why}; the measurements are in {directory.path}")
         claim.release("failed" if job.failure() else "finished", job.failure(), status)
-    if as_json:
-        console.show_json(to_json(report))
-        return status
-    console.show(tables.verdict(report.verdict).append(f": {report.headline}", style="bold default"))
-    for line in tables.noise(report.noise):
-        console.show_paragraph(line)
-    if not console.quiet():
-        console.show(tables.answers(report))
-        if told := tables.rank_seconds(report):
-            console.show(told)
-        if told := tables.declared(report):
-            console.show(told)
-    console.show(f"report: {directory.path / 'index.html'}")
+    return reports.of_report(report, directory.path / "index.html", status, predicted=False)
+
+
+def _live_state(target: Lab, job: Job) -> LiveState:
+    from testbed.lab.progress import LiveState
+
+    recorder = target.recorder
+    return LiveState(
+        job.step,
+        job.workload.steps,
+        job.last.get("train_loss"),
+        0.0 if recorder is None else recorder.tokens_per_s,
+        {} if recorder is None else recorder.throughput_bps,
+        scale=target.topology.scale,
+    )
+
+
+AsRoot = Annotated[
+    bool,
+    typer.Option(
+        "--as-root", help="Run the program as root, which can change every file of this host.", show_default=False
+    ),
+]
+ReadOnly = Annotated[
+    bool,
+    typer.Option(
+        "--read-only",
+        help="The program writes nothing in the current folder: start it even if its user cannot.",
+        show_default=False,
+    ),
+]
+RanksPerNode = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, max=64, help="Ranks on each node, as torchrun's --nproc-per-node.", show_default=False
+    ),
+]
+ProgressSpecs = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SPEC",
+        help="Where the program's steps are read: nanogpt, torchtitan, hf-trainer, lightning, a pattern of its "
+        "output with (?P<step>…), or KEY=VALUE (csv=FILE, tensorboard=FOLDER, prometheus=PORT, step=NAME, "
+        "train_loss=NAME, tokens=NUMBER); repeatable. Default: its calls of testbed_agents.step.",
+        show_default=False,
+    ),
+]
+Mpi = Annotated[
+    bool,
+    typer.Option(
+        "--mpi",
+        help="Start the ranks by the program's own MPI, MPICH or Open MPI, over the fabric.",
+        show_default=False,
+    ),
+]
+Mpiexec = Annotated[
+    str,
+    typer.Option(
+        metavar="PROGRAM",
+        help="The mpiexec that starts the ranks (default: that of the library the program is linked with).",
+        show_default=False,
+    ),
+]
+PerNode = Annotated[
+    bool,
+    typer.Option(
+        "--per-node",
+        help="Run the program once on each node; it starts the ranks itself, as torchrun does.",
+        show_default=False,
+    ),
+]
+KeepScratch = Annotated[
+    bool,
+    typer.Option(
+        "--keep-scratch",
+        help="Keep each node's TESTBED_SCRATCH with the run, in scratch/NODE; else it goes with the lab.",
+        show_default=False,
+    ),
+]
+
+
+@verb.verb(
+    verb.RUNS,
+    "testbed launch -- .venv/bin/python train.py --epochs 3",
+    "testbed launch -l metro-40km -- ./a.out",
+    "testbed launch --ranks-per-node 2 -- python train.py",
+    "testbed launch --progress nanogpt -- python train.py",
+    "testbed launch --per-node -- torchrun --nproc-per-node 2 train.py",
+    "testbed launch --mpi -- ./osu_allreduce",
+    "testbed launch --detach -- python train.py # then jobs, attach, logs --job, stop",
+    own_status=125,
+    passes_on_arguments=True,
+)
+def launch(
+    command: Annotated[
+        list[str], typer.Argument(metavar="[--] COMMAND...", help="Program and arguments, run unchanged once per rank.")
+    ],
+    lab: LabName = None,
+    runs: RunsFolder = None,
+    as_root: AsRoot = False,
+    read_only: ReadOnly = False,
+    ranks_per_node: RanksPerNode = 1,
+    progress: ProgressSpecs = None,
+    mpi: Mpi = False,
+    mpiexec: Mpiexec = "",
+    per_node: PerNode = False,
+    keep_scratch: KeepScratch = False,
+    detach: Detach = False,
+    strict: Strict = False,
+    allow_uncertified: AllowUncertified = False,
+) -> Result | int:
+    """Run your own program once per rank, inside the rank's node, with torchrun's environment.
+
+    It runs without privileges: as the user who called sudo, else the owner of the working directory, else uid 60700
+    (in containers 1000). In containers this user must be able to write in the working directory, unless --read-only.
+
+    Sets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest),
+    GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME and USER. Each node has a folder of its
+    own on disk, TESTBED_SCRATCH, with TMPDIR inside, and its own /tmp if nothing of the program lies in /tmp.
+
+    Output lines are prefixed with the rank and kept; those of stderr go to stderr. The exit status is that of the worst
+    rank; 125 is an error of the testbed itself, 126 a command that cannot be executed, 127 one that is not found, 2 a
+    lab where another job is running. Ctrl-C reaches the program as SIGINT, the second as SIGTERM, the third as SIGKILL.
+
+    With --mpi, the program's mpiexec starts the ranks, restricted to TCP over the fabric; its daemons are reached
+    without ssh and without a fiber. With --per-node, torchrun needs no address, port or number of nodes: PET_NNODES,
+    PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are set, from which it takes them; other launchers find
+    TESTBED_NODES, TESTBED_NODE_RANK, MASTER_ADDR and MASTER_PORT. Programs start others in other nodes by
+    $TESTBED_RSH NODE COMMAND, which takes the place of ssh.
+    """
+    from testbed.core.workload import progress_schema
+
+    source = progress_schema.parse_words(progress or ())
+    if per_node and (mpi or mpiexec):
+        raise UserError("--per-node and --mpi exclude each other: mpiexec runs once, and starts the ranks of all nodes")
+    target = verb.attach_to_change(lab)
+    target.strict, target.allow_uncertified = strict, allow_uncertified
+    request = {  # values that JSON has, for the process of a detached job
+        "as_root": as_root,
+        "read_only": read_only,
+        "ranks_per_node": ranks_per_node,
+        "keep_scratch": keep_scratch,
+        "start": "mpi" if mpi or mpiexec else "per-node" if per_node else "direct",
+        "mpiexec": mpiexec,
+    }
+    return _launch(target, command, source, request, runs, detach)
+
+
+def _launch(
+    target: Lab,
+    command: list[str],
+    source: Progress | None,
+    request: dict[str, Any],
+    runs: Path | None,
+    detach: bool,
+) -> Result | int:
+    """Start a program in its own process, or here and follow it."""
+    from testbed.core.physics import full_scale
+    from testbed.core.workload.progress_source import to_dict
+
+    if of_scale := full_scale.of_program(target.topology.scale):
+        console.say(f"note: {of_scale}")
+    if detach:
+        source_fields = None if source is None else to_dict(source)
+        what = shlex.join(command)
+        request = {**request, "argv": command, "progress": source_fields, "what": what}
+        return detached(target, "launch", request, runs, target.strict, target.allow_uncertified)
+    has_begun = False
+
+    def begun(where: str) -> None:
+        nonlocal has_begun
+        has_begun = True
+        console.say(where, style="dim")
+
+    try:
+        job = target.launch(
+            command,
+            directory=runs,
+            echo=console.show_line,
+            echo_error=console.show_error_line,
+            tell=begun,
+            progress=source,
+            note=console.say,
+            **request,
+        )
+        return _follow_program(job)
+    finally:
+        if has_begun and target.run_directory is not None:
+            path = target.run_directory.path
+            console.say(f"output and measurements: {path}", style="dim")
+            console.say(f"report: {invocation.command('report', _report_name(path))}", style="dim")
+
+
+def _follow_program(job: ProgramJob) -> int:
+    """Wait for the end of a program, passing signals on to its ranks; return its exit status."""
+    from testbed.lab.jobs.same_files import describe
+
+    signals: list[int] = []
+
+    def interrupt(number: int) -> None:
+        signals.append(number)
+        sent = job.interrupt()
+        following = {signal.SIGINT: "; Ctrl-C again sends SIGTERM", signal.SIGTERM: "; Ctrl-C again sends SIGKILL"}
+        console.say(f"interrupted: {sent.name} to all ranks{following.get(sent, '')}", style="yellow")
+
+    def terminate(number: int) -> None:
+        signals.append(number)
+        job.terminate()
+
+    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: terminate, signal.SIGHUP: terminate}
+    with handled(handlers, unless_ignored=ENDING):
+        status = job.exit_status()
+    if failure := job.failure():
+        console.error(failure)
+    if same_files := describe(job.same_files):
+        console.say(f"note: {same_files}")
+    if signals:
+        raise KeyboardInterrupt
+    if job.interrupted and not status:
+        raise Interrupted(f"job {job.id} ended: {job.interrupted}")
     return status
+
+
+def _report_name(run: Path) -> str:
+    """Return what `testbed report` finds a run by: its name, if it is where runs are looked for, else its path.
+
+    Behind sudo it is the path: sudo removes variables that say where the caller's own shell looks for runs.
+    """
+    from testbed.host.files import runs_folder
+    from testbed.host.linux import program_user
+
+    try:
+        is_found = program_user.caller() is None and run.parent in runs_folder.searched()
+    except TestbedError:
+        is_found = False
+    return run.name if is_found else str(run)
 
 
 def detached(
@@ -185,9 +411,8 @@ def detached(
     runs: Path | None,
     strict: bool,
     allow_uncertified: bool,
-    as_json: bool = False,
-) -> int:
-    """Start a job in a process of its own, and say how to follow and to stop it."""
+) -> Result:
+    """Start a job in a process of its own; return how to follow and to stop it."""
     from testbed.host import lab_folder, lab_owner
     from testbed.lab import job_runner
 
@@ -196,21 +421,21 @@ def detached(
     begun = job_runner.start(
         lab_folder.folder(target.name), kind, arguments, strict=strict, allow_uncertified=allow_uncertified
     )
-    if as_json:
-        console.show_json({"job": begun.job, "run": str(begun.run)})
-        return 0
-    for note in begun.notes:
-        console.say(note)
-    console.show(begun.job)
     on = lab_owner.flag(target.name)
-    console.say(f"run directory: {begun.run}", style="dim")
-    for name in ("attach", "stop"):
-        console.say(f"  {invocation.command(name, *on, begun.job)}", style="cyan")
-    return 0
+    follow_ups = [invocation.command(name, *on, begun.job) for name in ("attach", "stop")]
+    return Result(
+        data=lambda: {"job": begun.job, "run": str(begun.run)},
+        tables=[
+            *(Note(note, "") for note in begun.notes),
+            begun.job,
+            Note(f"run directory: {begun.run}"),
+            *(Note(f"  {line}", "cyan") for line in follow_ups),
+        ],
+    )
 
 
 @verb.verb(verb.RUNS, "testbed jobs", "testbed jobs --json")
-def jobs(lab: LabName = None, as_json: AsJson = False) -> None:
+def jobs(lab: LabName = None, as_json: AsJson = False) -> Result:
     """List the jobs of a lab since it came up: the one that runs, and those that have ended.
 
     Columns: *kind*: train, launch, run or validate; *what*: what is trained, or the command; *since* when; the *step*
@@ -219,35 +444,34 @@ def jobs(lab: LabName = None, as_json: AsJson = False) -> None:
     second, train_loss, exit status and the reason of an end.
     """
     target = verb.attach(lab)
-    found = target.jobs()
-    if as_json:
-        console.show_json(tables.plain(found))
-    elif found:
-        console.show(job_tables.jobs(found))
-    else:
-        start = invocation.command("train", "-l", target.name, "--detach")
-        console.say(f"no job has run in lab {target.name} yet; start one with: {start}")
+    statuses = target.jobs()
+    start = invocation.command("train", "-l", target.name, "--detach")
+    none = Note(f"no job has run in lab {target.name} yet; start one with: {start}", "")
+    return Result(data=lambda: tables.plain(statuses), tables=[lab_tables.jobs(statuses) if statuses else none])
 
 
 @verb.verb(verb.RUNS, "testbed stop j1", "testbed stop -l metro-40km j2")
-def stop(job: JobArgument, lab: LabName = None, as_json: AsJson = False) -> None:
+def stop(job: JobArgument, lab: LabName = None, as_json: AsJson = False) -> Result:
     """End a job of any process or user; return when it has ended.
 
     Ranks end after their current step, programs get signals, and the report of what was measured is written. A job
     that has not ended after 25 s is ended by force. Exit status 0, also for a job that had ended before.
     """
     target = verb.attach_to_change(lab)
-    found = attached(target, job)
-    had_ended = found.over()
+    stopped = attached(target, job)
+    had_ended = stopped.over()
     if not had_ended:
-        found.stop()
-    now = found.status
-    if as_json:
-        console.show_json(tables.plain(now))
-        return
-    console.show(f"{job} had ended: {job_words.state(now).partition(': ')[2]}" if had_ended else job_words.state(now))
-    if now.run:
-        console.say(f"run directory: {now.run}", style="dim")
+        stopped.stop()
+    now = stopped.status
+    state = lab_tables.job_state(now)
+    return Result(
+        data=lambda: tables.plain(now),
+        tables=[f"{job} had ended: {state.partition(': ')[2]}" if had_ended else state, *_run_directory(now)],
+    )
+
+
+def _run_directory(status: JobStatus) -> list[Note]:
+    return [Note(f"run directory: {status.run}")] if status.run else []
 
 
 @verb.verb(verb.RUNS, "testbed attach j1")
@@ -260,23 +484,22 @@ def attach(job: JobArgument, lab: LabName = None) -> int:
     from testbed.host import lab_owner
 
     target = verb.attach(lab)
-    found = attached(target, job)
-    now = found.status
+    followed = attached(target, job)
+    now = followed.status
     try:
         if now.kind == "launch":
-            _show_output(found)
+            _show_output(followed)
         else:
-            _show_progress(found)
-        status = found.exit_status()
+            _show_progress(followed)
+        status = followed.exit_status()
     except KeyboardInterrupt:
-        if not found.over():
-            stop_it = invocation.command("stop", *lab_owner.flag(target.name), job)
-            console.say(f"detached; job {job} continues. Stop it with: {stop_it}")
+        if not followed.over():
+            stopping = invocation.command("stop", *lab_owner.flag(target.name), job)
+            console.say(f"detached; job {job} continues. Stop it with: {stopping}")
         raise
-    now = found.status
-    console.say(job_words.state(now))
-    if now.run:
-        console.say(f"run directory: {now.run}", style="dim")
+    now = followed.status
+    for note in (Note(lab_tables.job_state(now), ""), *_run_directory(now)):
+        console.show(note)
     return status
 
 
@@ -288,33 +511,33 @@ def attached(target: Lab, job: str) -> AttachedJob:
     return AttachedJob(lab_folder.folder(target.name), job)
 
 
-def _show_output(found: AttachedJob) -> None:
+def _show_output(job: AttachedJob) -> None:
     from collections import deque
 
     from testbed.lab.job_output import JobOutput
 
-    if (run := found.run) is None:
+    if (run := job.run) is None:
         return
     output = JobOutput(run)
     for line in deque(output.read(), SHOWN_LINES):
         console.show_line(line)
     over = False
     while not over:
-        over = found.over()  # before the last look, so that no line is missed
+        over = job.over()  # before the last look, so that no line is missed
         for line in output.read(torn=over):
             console.show_line(line)
         if not over:
             time.sleep(TICK_S)
 
 
-def _show_progress(found: AttachedJob) -> None:
+def _show_progress(job: AttachedJob) -> None:
     from testbed.lab.progress import LiveState
 
     with console.progress() as progress:
-        now = found.status
+        now = job.status
         progress.phase(now.kind, f"job {now.id}: {now.what}")
         while not now.ended:
             progress.tick(LiveState(now.step or 0, now.steps or 0, now.train_loss, now.tokens_per_s or 0.0))
             time.sleep(TICK_S)
-            now = found.status
+            now = job.status
         progress.ended({"finished": "done", "stopped": "interrupted"}.get(now.state, "failed"))  # type: ignore[arg-type]

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import RenderableType
-from rich.text import Text
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import certificate_table, console, tables, verb
-from testbed.cli.verb import (
+from testbed.cli import certificate_table, console, lab_tables, tables, topology_tables, verb
+from testbed.cli.console import Line, Note, Shown
+from testbed.cli.options import (
     AllowUncertified,
     AsJson,
     Driver,
@@ -30,8 +27,11 @@ from testbed.cli.verb import (
     Overrides,
     Strict,
     TopologyArgument,
+    read_overrides,
 )
+from testbed.cli.verb import Result
 from testbed.errors import FidelityError, LabError, NoisyHost, TestbedError, UnknownName, UserError
+from testbed.host.linux.signals import handled
 
 if TYPE_CHECKING:
     from testbed.core.certification.certificate import Certificate
@@ -70,14 +70,14 @@ def up(
     strict: Strict = False,
     allow_uncertified: AllowUncertified = False,
     as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Bring up a lab: sites, fibers and training agents; then measure and certify every fiber."""
     from testbed.lab import api
 
-    wanted = api.load(topology, verb.read_overrides(set_))
+    wanted = api.load(topology, read_overrides(set_))
     if dry_run:
-        _show_plan(wanted, name or wanted.name, agents, observe, api.choose(wanted, name, driver, emulator), as_json)
-        return
+        choice = api.choose(wanted, name, driver, emulator)
+        return _planned(wanted, name or wanted.name, agents, observe, choice)
     with console.progress() as progress:
         lab = api.up(
             wanted,
@@ -91,65 +91,60 @@ def up(
             allow_uncertified=allow_uncertified,
             progress=progress,
         )
-    if as_json:
-        measured = lab.certificate.to_dict() if lab.certificate else None
-        named = {"lab": lab.name, "topology": lab.topology.name, "certificate": measured}
-        console.show_json({**named, **tables.full_scale_facts(lab.topology)})
-    elif not console.quiet():
-        assigned = [word for assignment in set_ or () for word in ("--set", assignment)]
-        _show_links(lab, invocation.command("show", topology, *assigned))
-        _suggest_next(lab, observe)
+    assignments = [word for assignment in set_ or () for word in ("--set", assignment)]
+    return Result(
+        data=lambda: {
+            "lab": lab.name,
+            "topology": lab.topology.name,
+            "certificate": lab.certificate.to_dict() if lab.certificate else None,
+            **topology_tables.full_scale_facts(lab.topology),
+        },
+        tables=() if console.quiet() else _brought_up(lab, observe, invocation.command("show", topology, *assignments)),
+    )
 
 
-def _show_plan(topology: Topology, name: str, agents: bool, observe: bool, choice: Choice, as_json: bool) -> None:
+def _planned(topology: Topology, name: str, agents: bool, observe: bool, choice: Choice) -> Result:
     from testbed.lab import api
 
     steps = [str(step) for step in api.plan(topology, agents, choice.emulator, observe, choice.driver)]
-    if as_json:
-        console.show_json({"lab": name, **dataclasses.asdict(choice), "steps": steps})
-        return
-    console.say(f"lab {name}, {choice}")
-    for step in steps:
-        console.show_line(step)
+    return Result(
+        data=lambda: {"lab": name, **dataclasses.asdict(choice), "steps": steps},
+        tables=[Note(f"lab {name}, {choice}", ""), *map(Line, steps)],
+    )
 
 
-def _show_links(lab: Lab, show: str) -> None:
+def _brought_up(lab: Lab, observed: bool, show: str) -> Iterator[Shown]:
     from testbed.core.physics import validity
     from testbed.core.topology.survey import validity_of
 
-    console.show(certificate_table.links_measured(lab.topology, lab.certificate))
+    yield certificate_table.links_measured(lab.topology, lab.certificate)
     if lab.certificate:
-        _show_remarks(lab.certificate, lab.topology)
-    for line in validity.summary(validity_of(lab.topology), show):
-        console.say(line, style="dim")
+        yield from _remarks(lab.certificate, lab.topology)
+    yield from map(Note, validity.summary(validity_of(lab.topology), show))
+    yield Note(f"Lab {lab.name} is up. Next:", "")
+    yield from (Note(f"  {line}", "cyan") for line in _next_commands(lab, observed))
 
 
-def _show_remarks(measured: Certificate, topology: Topology) -> None:
-    console.say(certificate_table.footnote(measured, topology.scale), style="dim")
-    for note in certificate_table.notes(measured):
-        console.say(note, style="yellow")
+def _remarks(measured: Certificate, topology: Topology) -> Iterator[Note]:
+    yield Note(certificate_table.footnote(measured, topology.scale))
+    yield from (Note(note, "yellow") for note in certificate_table.notes(measured))
 
 
-def _suggest_next(lab: Lab, observed: bool) -> None:
-    first, last = lab.topology.node_names[0], lab.topology.node_names[-1]
+def _next_commands(lab: Lab, observed: bool) -> Iterator[str]:
     from testbed.host import lab_owner
 
+    first, last = lab.topology.node_names[0], lab.topology.node_names[-1]
     on = lab_owner.flag(lab.name)
     how = invocation.current()
-    lines = [how.command("exec", *on, first, "--", "ping", "-c", "3", last)]
+    yield how.command("exec", *on, first, "--", "ping", "-c", "3", last)
     if lab.topology.links:
-        lines.append(how.command("cut", *on, lab.topology.links[0].name, "--for", "10s"))
+        yield how.command("cut", *on, lab.topology.links[0].name, "--for", "10s")
     if observed:
-        lines.append(how.command("observe", *on))
+        yield how.command("observe", *on)
     python = "python" if lab.status().driver == "containerlab" else how.python
-    lines += [
-        how.command("launch", *on, "--", python, "your_training.py"),
-        how.command("status", *on, "--watch"),
-        how.command("down", lab.name),
-    ]
-    console.say(f"Lab {lab.name} is up. Next:")
-    for line in lines:
-        console.say(f"  {line}", style="cyan")
+    yield how.command("launch", *on, "--", python, "your_training.py")
+    yield how.command("status", *on, "--watch")
+    yield how.command("down", lab.name)
 
 
 @verb.verb(verb.LABS, "testbed down", "testbed down metro-40km other", "testbed down --all")
@@ -178,8 +173,8 @@ def down(
         except TestbedError as error:  # one failure must not leave the other labs up
             failed.append(error)
     failed.sort(key=lambda error: error.exit_code)
-    for each in failed[:-1]:
-        console.error(str(each))
+    for failure in failed[:-1]:
+        console.error(str(failure))
     if failed:
         raise failed[-1]
 
@@ -196,7 +191,7 @@ def status(
     lab: LabName = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second.", show_default=False)] = False,
     as_json: AsJson = False,
-) -> int:
+) -> Result:
     """Show links as their gateways see them, active faults, ranks, and what is wrong, if anything.
 
     Of a link: *km*, its length; *carrier*, whether the gateway of each site sees light; *verdict*, of the last
@@ -208,85 +203,64 @@ def status(
     Exit status 3: the values cannot be read, or the emulator has other values than are in force.
     """
     target = verb.attach(lab)
-    look: Callable[[], _Look] = _fiber_look(target, fiber) if fiber is not None else lambda: _look(target)
+    look = _status_of(target) if fiber is None else _fiber_status_of(target, fiber)
     if not watch:
-        return _show(look(), as_json)
-    if as_json or not console.out().is_terminal:
-        _repeat(lambda: _show(look(), as_json))
-    else:
-        _watch(look)
-    return 0
+        return look()
+    if not as_json and console.out().is_terminal:
+        _draw(look)
+    while True:
+        verb.show(look(), as_json)
+        time.sleep(WATCH_EVERY_S)
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What one look at a lab found: as JSON, as tables and texts, as notes below them, and the exit status."""
-
-    data: object
-    shown: tuple[RenderableType, ...]
-    notes: tuple[str, ...]
-    exit_code: int = 0
-
-
-def _look(lab: Lab) -> _Look:
-    found = lab.status()
-    return _Look(
-        tables.plain(found), (tables.status_line(found), *tables.status(found)), tuple(tables.status_notes(found))
-    )
-
-
-def _fiber_look(lab: Lab, target: str) -> Callable[[], _Look]:
-    """Return what looks at a fiber; each look after the first one also has what passed per second since the last."""
-    from testbed.cli import fiber_tables
-    from testbed.core.fields import json_values
-    from testbed.core.physics import full_scale
-
-    last: dict[str, FiberStatus] = {}
-
-    def look() -> _Look:
-        found = lab.fiber(target)
-        shown: list[RenderableType] = []
-        for it in found:
-            shown += [fiber_tables.fiber_line(it), *fiber_tables.fiber(it, lab.topology.scale, last.get(it.direction))]
-        last.update({it.direction: it for it in found})
-        scales = full_scale.sentence(fiber_tables.rates(found), lab.topology.scale)
-        return _Look(
-            [json_values(it) for it in found],
-            tuple(shown),
-            tuple(it for it in (scales, fiber_tables.LEGEND) if it),
-            LabError.exit_code if any(it.differences for it in found) else 0,
+def _status_of(lab: Lab) -> Callable[[], Result]:
+    def look() -> Result:
+        status = lab.status()
+        notes = map(Note, lab_tables.status_notes(status))
+        return Result(
+            data=lambda: tables.plain(status),
+            tables=[lab_tables.status_line(status), *lab_tables.of_status(status), *notes],
         )
 
     return look
 
 
-def _show(look: _Look, as_json: bool) -> int:
-    if as_json:
-        console.show_json(look.data)
-        return look.exit_code
-    for each in look.shown:
-        console.show(each)
-    for line in look.notes:
-        console.say(line, style="dim")
-    return look.exit_code
+def _fiber_status_of(lab: Lab, target: str) -> Callable[[], Result]:
+    """Return what looks at a fiber; each look after the first one also has what passed per second since the last."""
+    from testbed.core.fields import json_values
+
+    last: dict[str, FiberStatus] = {}
+
+    def look() -> Result:
+        fibers = lab.fiber(target)
+        shown = list(_of_fibers(fibers, lab.topology.scale, last))
+        last.update({fiber.direction: fiber for fiber in fibers})
+        return Result(
+            data=lambda: [json_values(fiber) for fiber in fibers],
+            tables=shown,
+            status=LabError.exit_code if any(fiber.differences for fiber in fibers) else 0,
+        )
+
+    return look
 
 
-def _repeat(work: Callable[[], object]) -> None:
-    while True:
-        work()
-        time.sleep(WATCH_EVERY_S)
+def _of_fibers(fibers: Sequence[FiberStatus], scale: float, last: dict[str, FiberStatus]) -> Iterator[Shown]:
+    from testbed.core.physics import full_scale
+
+    for fiber in fibers:
+        yield lab_tables.fiber_line(fiber)
+        yield from lab_tables.of_fiber(fiber, scale, last.get(fiber.direction))
+    yield from map(Note, filter(None, (full_scale.sentence(lab_tables.rates(fibers), scale), lab_tables.FIBER_LEGEND)))
 
 
-def _watch(look: Callable[[], _Look]) -> None:
+def _draw(look: Callable[[], Result]) -> NoReturn:
     from rich.console import Group
     from rich.live import Live
 
-    def drawn() -> Group:
-        found = look()
-        return Group(*found.shown, *(Text(line, style="dim") for line in found.notes))
-
-    with Live(drawn(), console=console.out(), auto_refresh=False) as live:
-        _repeat(lambda: live.update(drawn(), refresh=True))
+    with Live(Group(*look().tables), console=console.out(), auto_refresh=False) as live:
+        while True:
+            live.update(Group(*look().tables), refresh=True)
+            time.sleep(WATCH_EVERY_S)
 
 
 @verb.verb(
@@ -313,26 +287,15 @@ def exec_(
     """
     argv = command[1:] if command[0] == "--" else command
     if not argv:
-        write = invocation.command("exec", *(("-l", lab) if lab else ()), node, "--", "COMMAND")
-        raise UserError(f"missing command to run in {node}; write: {write}")
+        usage = invocation.command("exec", *(("-l", lab) if lab else ()), node, "--", "COMMAND")
+        raise UserError(f"missing command to run in {node}; write: {usage}")
     target = verb.attach_to_change(lab)
     if target.runs_as_root and sys.stderr.isatty():
         console.say(f"note: the command runs as root in {node}, and can change every file of this host")
-    with _leave_ctrl_c_to_child():
+    # The terminal sends Ctrl-C to both processes, and the program decides what it means. Not SIG_IGN, which it would
+    # inherit.
+    with handled({signal.SIGINT: lambda number: None}):
         return target.exec(node, argv)
-
-
-@contextlib.contextmanager
-def _leave_ctrl_c_to_child() -> Iterator[None]:
-    """Ignore Ctrl-C here: the terminal sends it to both processes, and the program decides what it means.
-
-    Uses a handler that does nothing instead of SIG_IGN, which the child would inherit.
-    """
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @verb.verb(
@@ -348,7 +311,7 @@ def ssh_config(lab: LabName = None) -> None:
     listens: each connection is an sshd -i in the node, reached through a Unix socket, so its bytes cross no fiber. It
     needs OpenSSH's server on this host, and works until the lab is taken down.
     """
-    console.show_line(verb.attach_to_change(lab).ssh_config().rstrip("\n"))
+    console.show_line(verb.attach_to_change(lab).ssh_config())
 
 
 @verb.verb(
@@ -381,10 +344,10 @@ def logs(
             console.show_line(line)
             empty = False
     except UnknownName as error:
-        if job is not None or what is None or what not in (it.id for it in target.jobs()):
+        if job is not None or what is None or what not in (known.id for known in target.jobs()):
             raise
-        told = invocation.command("logs", *(("-l", lab) if lab else ()), "--job", what)
-        raise UserError(f"{error}; for the output of job {what}: {told}") from error
+        of_job = invocation.command("logs", *(("-l", lab) if lab else ()), "--job", what)
+        raise UserError(f"{error}; for the output of job {what}: {of_job}") from error
     if empty and job is not None:
         console.say(f"no output of job {job} {'by ' + what + ' ' if what else ''}yet")
     elif empty and what is not None:
@@ -399,7 +362,7 @@ def certify(
     strict: Strict = False,
     lab: LabName = None,
     as_json: AsJson = False,
-) -> int:
+) -> Result:
     """Measure every fiber of a running lab and issue a fidelity certificate.
 
     Verdicts and exit statuses: "certified", 0. "certified, noisy host", 0 (3 with --strict): all fibers are within
@@ -420,18 +383,20 @@ def certify(
     """
     target = verb.attach_to_change(lab)
     measured = target.certify(thorough, (lambda text: console.say(text, style="dim")) if thorough else None)
-    if as_json:
-        console.show_json({**measured.to_dict(), **tables.full_scale_facts(target.topology)})
-        return _status(measured, strict)
-    console.show(certificate_table.links_measured(target.topology, measured))
-    _show_remarks(measured, target.topology)
-    console.show(tables.verdict(measured.verdict))
-    for why in measured.why or measured.unmeasured:
-        console.show(f"  {why}")
-    status = _status(measured, strict)
-    if status == NoisyHost.exit_code:
-        console.say(measured.remedy)
-    return status
+    return Result(
+        data=lambda: {**measured.to_dict(), **topology_tables.full_scale_facts(target.topology)},
+        tables=_measured(measured, target.topology, strict),
+        status=_status(measured, strict),
+    )
+
+
+def _measured(measured: Certificate, topology: Topology, strict: bool) -> Iterator[Shown]:
+    yield certificate_table.links_measured(topology, measured)
+    yield from _remarks(measured, topology)
+    yield tables.verdict(measured.verdict)
+    yield from (f"  {why}" for why in measured.why or measured.unmeasured)
+    if _status(measured, strict) == NoisyHost.exit_code:
+        yield Note(measured.remedy, "")
 
 
 def _status(measured: Certificate, strict: bool) -> int:

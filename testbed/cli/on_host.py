@@ -76,8 +76,8 @@ def source(context: Any, parameter: str) -> str:
 def chosen(context: typer.Context, on: str | None) -> str | None:
     """Return the other host, if there is one: of ``--on`` after the verb, else before it, else of $TESTBED_ON."""
     levels = [(context, on), *([(context.parent, context.obj)] if context.parent is not None else [])]
-    for each, host in levels:
-        if host and source(each, "on") == "COMMANDLINE":
+    for level, host in levels:
+        if host and source(level, "on") == "COMMANDLINE":
             _named.set(True)
             return str(host)
     _named.set(False)
@@ -95,9 +95,9 @@ def client_words(where: str, names: Mapping[str, str] | None = None) -> ClientWo
     how = invocation.current()
     by_sudo = os.geteuid() == 0 and how.become == ("sudo",)  # whose keys are root's
     typed = list(how.typed or ())
-    if _named.get() and (option := [it for it in typed if it == "--on" or it.startswith("--on=")]):
-        at = typed.index(option[0])
-        del typed[at : at + (2 if option[0] == "--on" else 1)]
+    if _named.get() and (option := [word for word in typed if word == "--on" or word.startswith("--on=")]):
+        position = typed.index(option[0])
+        del typed[position : position + (2 if option[0] == "--on" else 1)]
     return ClientWords(
         program=("sudo", *how.program_as_root) if by_sudo else how.program,
         host=where,
@@ -129,12 +129,12 @@ Mark: TypeAlias = Sent | Written
 
 def marks(signature: inspect.Signature) -> dict[str, Mark]:
     """Return what is marked of a verb's parameters, by name."""
-    found = {}
-    for name, parameter in signature.parameters.items():
-        for each in get_args(parameter.annotation)[1:]:
-            if isinstance(each, Mark):
-                found[name] = each
-    return found
+    return {
+        name: mark
+        for name, parameter in signature.parameters.items()
+        for mark in get_args(parameter.annotation)[1:]
+        if isinstance(mark, Mark)
+    }
 
 
 def run(
@@ -145,7 +145,6 @@ def run(
     ``own_words``: the last argument is a command line of its own, in which words that name files here are sent, too.
     Raises UserError, HostError (testbed.host.remote).
     """
-    from testbed.cli import browser
     from testbed.host.remote import departures, leashed_command, ssh_connection
 
     files = departures.Departures()
@@ -182,7 +181,7 @@ def run(
         with _sending(where, size) as request.sending:
             status = leashed_command.run(transport, where, request)
         if page is not None and page.exists():
-            browser.open_page(page)
+            console.open_page(page)
         return HostError.exit_code if lost and status == 0 else status
     except BrokenPipeError as error:
         raise ReaderGone(str(error)) from error
@@ -227,8 +226,8 @@ def _page(files: Departures) -> Path:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
+    others = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + others
 
 
 def _replace(where: str, lost: list[WrittenFile | str], file: WrittenFile, pieces: Iterator[bytes]) -> None:
@@ -352,24 +351,24 @@ def typed_words(
         return there
 
     arguments: list[str] = []
-    last_argument = [it for it in context.command.params if it.param_type_name == "argument"][-1:]
+    last_argument = [option for option in context.command.params if option.param_type_name == "argument"][-1:]
     for parameter in context.command.params:
         name = str(parameter.name)
-        given = source(context, name)
+        origin = source(context, name)
         # Of the environment only the lab's name: the others are folders of this host.
-        if name in ("on", "runs") or not (given == "COMMANDLINE" or (given == "ENVIRONMENT" and name == "lab")):
+        if name in ("on", "runs") or not (origin == "COMMANDLINE" or (origin == "ENVIRONMENT" and name == "lab")):
             continue
         value: Any = context.params[name]
-        many = list(value) if isinstance(value, (list, tuple)) else [value]
+        texts = list(map(str, value)) if isinstance(value, (list, tuple)) else [str(value)]
         if parameter.param_type_name == "argument":
             last = own_words and parameter in last_argument
-            arguments += [sent(str(each), Sent() if last else marks.get(name), last) for each in many]
+            arguments += [sent(text, Sent() if last else marks.get(name), last) for text in texts]
         else:
             flag = (parameter.opts if value is not False else parameter.secondary_opts or parameter.opts)[0]
-            for each in many:
+            for text in texts:
                 yield flag
                 if not getattr(parameter, "is_flag", False):
-                    yield sent(str(each), marks.get(name), False)
+                    yield sent(text, marks.get(name), False)
     yield "--"
     yield from arguments
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from testbed.cli import console, tables
+from testbed.cli import tables
+from testbed.cli.console import Note, Shown
 from testbed.core.units import format_delay, format_duration, format_number, format_percent, format_rate
 from testbed.core.workload.declared_compute import format_count
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from testbed.core.prediction.heat_map import HeatMap
     from testbed.core.prediction.prediction import Merges, Prediction
 
-__all__ = ["Axis", "heat_map", "percent", "show", "show_table"]
+__all__ = ["Axis", "heat_map", "of_one", "over", "percent"]
 
 
 @dataclass(frozen=True)
@@ -39,63 +40,70 @@ def percent(share: float) -> str:
     return format_percent(share, 4)
 
 
-def show(it: Prediction) -> None:
-    """Print one prediction."""
-    outcome, exposed, job = it.outcome, it.exposed, it.job
-    if it.target is not None:
-        console.show(_least(it))
+def of_one(prediction: Prediction) -> Iterator[Shown]:
+    """Return the tables of one prediction."""
+    if prediction.target is not None:
+        yield _least(prediction)
+    title = f"Predicted: {prediction.strategy}"
+    yield tables.table(("", "per step", ""), _rows(prediction), right=("per step",), title=title)
+    if prediction.similar is not None:
+        yield _similar(prediction)
+    for published in prediction.quality:
+        yield f"published, not predicted: {published.says} ({published.source}; {published.kind})"
+    yield Note(_assumptions(prediction))
+    if prediction.not_timed:
+        yield Note(f"not measured, so costs are derived: {', '.join(prediction.not_timed)}")
+    if not prediction.outcome.steady:
+        yield Note("its cycles do not repeat: the mean of the latter half of those simulated")
+
+
+def _rows(prediction: Prediction) -> list[tables.Row]:
+    outcome, exposed = prediction.outcome, prediction.exposed
     compute = f"{format_duration(outcome.compute_s, 4)} of compute"
+    peak = format_rate(prediction.peak_bps, 4) if prediction.peak_bps else "0 b/s"
     causes: list[tables.Row] = [
         [f"exposed: {name}", format_duration(getattr(exposed, field), 3), meaning]
         for name, field, meaning in _CAUSES
         if field != "unattributed_s" or exposed.unattributed_s
     ]
     rows: list[tables.Row] = [
-        ["compute utilization", percent(it.utilization), f"limited by {it.limit}"],
+        ["compute utilization", percent(prediction.utilization), f"limited by {prediction.limit}"],
         ["step", format_duration(outcome.step_s, 4), compute],
         *causes,
-        ["bits per fiber", _bits(it.bits_per_step), "payload of the busiest direction, at full scale"],
-        [
-            "peak rate",
-            format_rate(it.peak_bps, 4) if it.peak_bps else "0 b/s",
-            "the largest exchange within one step of compute",
-        ],
-        ["w kappa; lambda; o/T", _groups(it), "the same three mean the same utilization, TCP aside"],
+        ["bits per fiber", _bits(prediction.bits_per_step), "payload of the busiest direction, at full scale"],
+        ["peak rate", peak, "the largest exchange within one step of compute"],
+        ["w kappa; lambda; o/T", _groups(prediction), "the same three mean the same utilization, TCP aside"],
     ]
-    if it.interval is not None:
-        low, high = it.interval
+    if prediction.interval is not None:
+        low, high = prediction.interval
         times = "with operations at the quartiles of their measured times"
         rows.insert(1, ["interval", f"{percent(low)} to {percent(high)}", times])
-    if it.exchange is not None:
-        cold = format_duration(it.exchange.cold_start_s, 3)
-        alone = format_duration(it.exchange.alone_s, 3)
-        rows.append(["one exchange alone", alone, f"{_bits(it.exchange.bits)}; slow start after idle adds {cold}"])
-    if it.merges is not None:
-        rows += _merge_rows(it, it.merges)
-    rows += _failure_rows(it)
-    if it.energy is not None:
-        sent, waited = it.energy.exchange_j, it.energy.waiting_j
-        paths = ", ".join(f"{path} {joules:.3g} J" for path, joules in it.energy.by_class.items())
+    if (exchange := prediction.exchange) is not None:
+        cold = format_duration(exchange.cold_start_s, 3)
+        alone = format_duration(exchange.alone_s, 3)
+        rows.append(["one exchange alone", alone, f"{_bits(exchange.bits)}; slow start after idle adds {cold}"])
+    if prediction.merges is not None:
+        rows += _merge_rows(prediction, prediction.merges)
+    rows += _failure_rows(prediction)
+    if (energy := prediction.energy) is not None:
+        sent, waited = energy.exchange_j, energy.waiting_j
+        paths = ", ".join(f"{path} {joules:.3g} J" for path, joules in energy.by_class.items())
         rows.append(
             ["energy", f"{sent + waited:.4g} J", f"{sent:.4g} J to send ({paths}), {waited:.4g} J to wait, all sites"]
         )
-    console.show(tables.table(("", "per step", ""), rows, right=("per step",), title=f"Predicted: {it.strategy}"))
-    if it.similar is not None:
-        console.show(_similar(it))
-    for published in it.quality:
-        console.show(f"published, not predicted: {published.says} ({published.source}; {published.kind})")
+    return rows
+
+
+def _assumptions(prediction: Prediction) -> str:
+    job = prediction.job
     layout = job.twin.layout
     model = f"{format_count(layout.elements * job.scale)} parameters in {layout.layers} layers"
-    rate = "" if it.target is not None else f", {_payload(job.rate_bps)}"
+    rate = "" if prediction.target is not None else f", {_payload(job.rate_bps)}"
     sites = f"{job.sites} site{'' if job.sites == 1 else 's'}"
     ranks = f"{job.ranks_per_site} rank{'' if job.ranks_per_site == 1 else 's'}"
     where = f"{sites} of {ranks}{rate}, {format_delay(job.delay_s, 3)} one way"
     by = "as published" if job.as_published else f"by {job.library.name} at scale {job.scale:g}"
-    console.say(f"{model}; {where}; {by} (docs/prediction.md)", style="dim")
-    if it.not_timed:
-        console.say(f"not measured, so costs are derived: {', '.join(it.not_timed)}", style="dim")
-    if not outcome.steady:
-        console.say("its cycles do not repeat: the mean of the latter half of those simulated", style="dim")
+    return f"{model}; {where}; {by} (docs/prediction.md)"
 
 
 _CAUSES: Final = (
@@ -109,13 +117,13 @@ _CAUSES: Final = (
 )
 
 
-def _merge_rows(it: Prediction, merges: Merges) -> list[tables.Row]:
+def _merge_rows(prediction: Prediction, merges: Merges) -> list[tables.Row]:
     """Return the rows of sites that do not wait for updates: how old these are."""
 
     def age(seconds: float) -> str:
         if not math.isfinite(seconds):
             return "none arrived"
-        return f"{format_duration(seconds, 3)}, {format_number(seconds / it.outcome.step_s, 3)} steps"
+        return f"{format_duration(seconds, 3)}, {format_number(seconds / prediction.outcome.step_s, 3)} steps"
 
     rows: list[tables.Row] = [
         ["age of updates", age(merges.age_s), f"median; 99th percentile {age(merges.age_p99_s)}"],
@@ -127,15 +135,15 @@ def _merge_rows(it: Prediction, merges: Merges) -> list[tables.Row]:
     return rows
 
 
-def _failure_rows(it: Prediction) -> list[tables.Row]:
-    under = it.under_failures
+def _failure_rows(prediction: Prediction) -> list[tables.Row]:
+    under = prediction.under_failures
     if under is None:
         return []
-    found = under.to_dict()
-    causes = ", ".join(f"{cause} {rate:.3g}" for cause, rate in found["failures_per_year"].items() if rate)
+    plain = under.to_dict()
+    causes = ", ".join(f"{cause} {rate:.3g}" for cause, rate in plain["failures_per_year"].items() if rate)
     rows: list[tables.Row] = [["failures", format_duration(under.mtbf_s, 3), f"between two; per year: {causes or 0}"]]
-    interval, best = (format_duration(it, 3) for it in (under.interval_s, under.best_interval_s))
-    events = found["goodput_synchronous_by_events"]
+    interval, best = (format_duration(seconds, 3) for seconds in (under.interval_s, under.best_interval_s))
+    events = plain["goodput_synchronous_by_events"]
     by_events = "hardly ever done" if events is None else f"by events {percent(events)}"
     rows += [
         [
@@ -147,35 +155,35 @@ def _failure_rows(it: Prediction) -> list[tables.Row]:
         ["goodput, decoupled", percent(under.decoupled), "one site stops and redoes half a round"],
     ]
     if under.failures.cuts_per_1000_km_year:
-        routes = f"{found['routes']} route{'' if found['routes'] == 1 else 's'}"
+        routes = f"{plain['routes']} route{'' if plain['routes'] == 1 else 's'}"
         rows.append(
             [
                 "routes",
-                format_percent(found["route_availability"], 8),
-                f"up: {routes} {' - '.join(found['routes_between'])}, down"
-                f" {format_duration(found['route_down_s_per_year'], 3)} a year; {found['cuts_per_year']:.3g} cuts",
+                format_percent(plain["route_availability"], 8),
+                f"up: {routes} {' - '.join(plain['routes_between'])}, down"
+                f" {format_duration(plain['route_down_s_per_year'], 3)} a year; {plain['cuts_per_year']:.3g} cuts",
             ]
         )
     return rows
 
 
-def _least(it: Prediction) -> Text:
+def _least(prediction: Prediction) -> Text:
     from testbed.core.prediction.required_rate import LEAST_BPS
 
-    target = percent(it.target or 0.0)
-    if it.rate_bps is None:
-        why = f"{it.limit} limits to {percent(it.utilization)}"
+    target = percent(prediction.target or 0.0)
+    if prediction.rate_bps is None:
+        why = f"{prediction.limit} limits to {percent(prediction.utilization)}"
         return Text(f"{target} is out of reach at any rate: {why}", style=tables.BAD)
-    if it.rate_bps <= LEAST_BPS:
-        return Text(f"{target} is reached at any rate from {format_rate(it.rate_bps, 4)} on")
-    return Text(f"least payload rate for {target}: {format_rate(it.rate_bps, 4)} in each direction")
+    if prediction.rate_bps <= LEAST_BPS:
+        return Text(f"{target} is reached at any rate from {format_rate(prediction.rate_bps, 4)} on")
+    return Text(f"least payload rate for {target}: {format_rate(prediction.rate_bps, 4)} in each direction")
 
 
 NOT_SIMILAR = "TCP's loss and windows are not similar"
 
 
-def _similar(it: Prediction) -> Text:
-    lab = it.similar
+def _similar(prediction: Prediction) -> Text:
+    lab = prediction.similar
     assert lab is not None
     line = (
         f"similar lab: {format_duration(lab.step_s, 3)} a step,"
@@ -199,8 +207,8 @@ def _km(length_m: float) -> str:
     return f"{length_m / 1e3:.3g} km"
 
 
-def _groups(it: Prediction) -> str:
-    return f"{it.groups.wire_kappa:.3g}; {it.groups.propagation:.3g}; {it.groups.software:.3g}"
+def _groups(prediction: Prediction) -> str:
+    return f"{prediction.groups.wire_kappa:.3g}; {prediction.groups.propagation:.3g}; {prediction.groups.software:.3g}"
 
 
 def _bits(bits: float) -> str:
@@ -210,35 +218,37 @@ def _bits(bits: float) -> str:
     return f"{bits:.0f} bit"
 
 
-def show_table(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], target: float | None) -> None:
-    """Print predictions over one or two axes."""
+def over(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], target: float | None) -> Iterator[Shown]:
+    """Return the table of predictions over one or two axes."""
     heads = [axes[0].name, *(axes[1].labels if len(axes) == 2 else [_what(target)])]
     body: list[tables.Row] = [
-        [label, *(_cell(it, target) for it in row)] for label, row in zip(axes[0].labels, rows, strict=True)
+        [label, *(_cell(prediction, target) for prediction in row)]
+        for label, row in zip(axes[0].labels, rows, strict=True)
     ]
-    console.show(tables.table(heads, body, right=heads[1:], title=_title(rows[0][0].strategy, axes, target)))
-    console.show(equivalents(rows))
+    yield tables.table(heads, body, right=heads[1:], title=_title(rows[0][0].strategy, axes, target))
+    yield equivalents(rows)
 
 
 def equivalents(rows: Sequence[Sequence[Prediction]]) -> str:
     """Return the groups of all predictions, and the lab that is similar to their corners."""
-    every = [it for row in rows for it in row]
+    predictions = [prediction for row in rows for prediction in row]
 
     def span(values: Sequence[float]) -> str:
         low, high = min(values), max(values)
         return f"{low:.3g}" if math.isclose(low, high) else f"{low:.3g} to {high:.3g}"
 
-    found = [it.groups for it in every]
+    each_groups = [prediction.groups for prediction in predictions]
     groups = (
-        f"w kappa {span([it.wire_kappa for it in found])}; lambda {span([it.propagation for it in found])};"
-        f" o/T {span([it.software for it in found])}"
+        f"w kappa {span([numbers.wire_kappa for numbers in each_groups])};"
+        f" lambda {span([numbers.propagation for numbers in each_groups])};"
+        f" o/T {span([numbers.software for numbers in each_groups])}"
     )
-    labs = [it.similar for it in every if it.similar is not None]
+    labs = [prediction.similar for prediction in predictions if prediction.similar is not None]
     if not labs:
         return groups
     kilometres = span([lab.length_m / 1e3 for lab in labs])
     rates = [lab.rate_bps for lab in labs]
-    gbps = " at any rate" if math.isinf(max(rates)) else f" and {span([it / 1e9 for it in rates])} Gb/s of payload"
+    gbps = " at any rate" if math.isinf(max(rates)) else f" and {span([bps / 1e9 for bps in rates])} Gb/s of payload"
     bound = sum(lab.cpu_bound for lab in labs)
     here = f"; {bound} of {len(labs)} CPU-bound here" if bound else ""
     return (
@@ -262,16 +272,21 @@ def heat_map(axes: Sequence[Axis], rows: Sequence[Sequence[Prediction]], target:
         rows=axes[0].labels,
         columns=axes[1].labels,
         shares=tuple(
-            tuple(None if target is not None and it.rate_bps is None else it.utilization for it in row) for row in rows
+            tuple(None if target is not None and cell.rate_bps is None else cell.utilization for cell in row)
+            for row in rows
         ),
-        labels=tuple(tuple(_cell(it, target).plain for it in row) for row in rows),
+        labels=tuple(tuple(_cell(prediction, target).plain for prediction in row) for row in rows),
     )
 
 
-def _cell(it: Prediction, target: float | None) -> Text:
+def _cell(prediction: Prediction, target: float | None) -> Text:
     if target is not None:
-        return Text("never", style=tables.BAD) if it.rate_bps is None else Text(format_rate(it.rate_bps, 3))
-    return Text(f"{100 * it.utilization:.1f} %", style=tables.GOOD if it.utilization >= 0.9 else "")
+        return (
+            Text("never", style=tables.BAD)
+            if prediction.rate_bps is None
+            else Text(format_rate(prediction.rate_bps, 3))
+        )
+    return Text(f"{100 * prediction.utilization:.1f} %", style=tables.GOOD if prediction.utilization >= 0.9 else "")
 
 
 def _what(target: float | None) -> str:
@@ -279,4 +294,4 @@ def _what(target: float | None) -> str:
 
 
 def _title(strategy: str, axes: Sequence[Axis], target: float | None) -> str:
-    return f"Predicted {_what(target)} of {strategy}, by {' and '.join(it.name for it in axes)}"
+    return f"Predicted {_what(target)} of {strategy}, by {' and '.join(axis.name for axis in axes)}"

@@ -1,41 +1,36 @@
-"""Verbs that run jobs or report on them: run, launch, report."""
+"""Verbs that run whole experiments and report on them: run, compare, report."""
 
 from __future__ import annotations
 
-import contextlib
-import shlex
-import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import testbed.host.linux.invocation as invocation
-from testbed.cli import comparison_verb, console, detached_run, tables, verb
-from testbed.cli.browser import open_page
-from testbed.cli.ci import junit_file
+from testbed.cli import console, detached_run, reports, verb
 from testbed.cli.on_host import Written
-from testbed.cli.run_options import RunOptions
-from testbed.cli.verb import (
-    AllowUncertified,
+from testbed.cli.options import (
     AsJson,
     Detach,
-    LabName,
+    JobOptions,
+    LabOptions,
+    Overrides,
     RunArgument,
-    RunsFolder,
     StrategyOption,
-    Strict,
+    read_overrides,
 )
-from testbed.errors import Interrupted, UserError
+from testbed.cli.verb import Result
+from testbed.errors import UserError
 
 if TYPE_CHECKING:
     from testbed.core.report.document import Report
-    from testbed.core.validation.baseline import Comparison
-    from testbed.core.validation.result import Validation
-    from testbed.lab.jobs.program_job import ProgramJob
+
+JUnitFile = Annotated[
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Also write the verdict as JUnit XML, for CI."),
+    Written(),
+]
 
 
 @verb.verb(
@@ -55,15 +50,13 @@ def run(
     ] = None,
     strategy: StrategyOption = None,
     *,
-    options: RunOptions,
-    junit: Annotated[
-        Path | None,
-        typer.Option("--junit", metavar="FILE", help="Also write the verdict as JUnit XML, for CI."),
-        Written(),
-    ] = None,
+    job: JobOptions,
+    set_: Overrides = None,
+    lab: LabOptions,
+    junit: JUnitFile = None,
     detach: Detach = False,
     as_json: AsJson = False,
-) -> int:
+) -> Result | int:
     """Run a whole experiment: bring a lab up, certify it, train, inject faults, report, take it down.
 
     A bare topology runs the shipped experiment first-cut on it, or only-fiber if no path bypasses its first link.
@@ -74,54 +67,21 @@ def run(
     from testbed.lab import api
 
     if detach and not detached_run.is_this():
-        return detached_run.begin(options.runs, as_json)
-    with junit_file(junit, what, _junit) as verdict, console.progress() as progress:
+        return detached_run.begin(lab.runs)
+    overrides = read_overrides(set_)
+    with reports.junit_file(junit, what, _junit) as verdict, console.progress() as progress:
         outcome = api.run(
             what,
             steps=steps,
             seed=seed,
             strategy=strategy,
+            set=overrides,
             progress=progress,
-            **options.keywords(),
+            **vars(job),
+            **vars(lab),
         )
         verdict.append(outcome.report)
-    report = outcome.report
-    if as_json:
-        from testbed.core.report.document import to_json
-
-        console.show_json(to_json(report))
-        return outcome.exit_code
-    console.show(tables.verdict(report.verdict).append(f": {report.headline}", style="bold default"))
-    for line in tables.noise(report.noise):
-        console.show_paragraph(line)
-    if not console.quiet():
-        console.show(tables.answers(report))
-        if told := tables.rank_seconds(report):
-            console.show(told)
-        if told := tables.declared(report):
-            console.show(told)
-        if told := tables.prediction(report):
-            console.show(told)
-        if offered := tables.offer(report):
-            console.show(offered)
-    console.show(f"report: {outcome.directory / 'index.html'}")
-    return outcome.exit_code
-
-
-def _named(run: Path) -> str:
-    """Return what `testbed report` finds a run by: its name, if it is where runs are looked for, else its path.
-
-    Behind sudo it is the path: sudo removes variables that say where the caller's own shell looks for runs.
-    """
-    from testbed.errors import TestbedError
-    from testbed.host.files import runs_folder
-    from testbed.host.linux import program_user
-
-    try:
-        known = program_user.caller() is None and run.parent in runs_folder.searched()
-    except TestbedError:
-        known = False
-    return run.name if known else str(run)
+    return reports.of_report(outcome.report, outcome.directory / "index.html", outcome.exit_code)
 
 
 def _junit(report: Report) -> str:
@@ -132,196 +92,72 @@ def _junit(report: Report) -> str:
 
 @verb.verb(
     verb.RUNS,
-    "testbed launch -- .venv/bin/python train.py --epochs 3",
-    "testbed launch -l metro-40km -- ./a.out",
-    "testbed launch --ranks-per-node 2 -- python train.py",
-    "testbed launch --progress nanogpt -- python train.py",
-    "testbed launch --per-node -- torchrun --nproc-per-node 2 train.py",
-    "testbed launch --mpi -- ./osu_allreduce",
-    "testbed launch --detach -- python train.py # then jobs, attach, logs --job, stop",
-    own_status=125,
-    passes_on_arguments=True,
+    "testbed compare metro-40km --strategies ddp,hierarchical,diloco:every=50",
+    "testbed compare longhaul-1000km --strategies ddp,diloco:every=50,outer.rate=0.7 --seeds 3",
+    "testbed compare metro-40km --strategies ddp,diloco --inject 'cut north after=40% for=3s'",
+    "testbed compare longhaul-1000km --strategies ddp,diloco --compute 80ms --model 1.3B",
 )
-def launch(
-    command: Annotated[
-        list[str], typer.Argument(metavar="[--] COMMAND...", help="Program and arguments, run unchanged once per rank.")
-    ],
-    lab: LabName = None,
-    runs: RunsFolder = None,
-    as_root: Annotated[
-        bool,
+def compare(
+    what: RunArgument,
+    strategies: Annotated[
+        str,
         typer.Option(
-            "--as-root", help="Run the program as root, which can change every file of this host.", show_default=False
-        ),
-    ] = False,
-    read_only: Annotated[
-        bool,
-        typer.Option(
-            "--read-only",
-            help="The program writes nothing in the current folder: start it even if its user cannot.",
+            metavar="A,B:KEY=VALUE,...",
+            help="Ways of training, each with its options; the others are compared with the first.",
             show_default=False,
         ),
-    ] = False,
-    ranks_per_node: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, max=64, help="Ranks on each node, as torchrun's --nproc-per-node.", show_default=False
-        ),
-    ] = 1,
-    progress: Annotated[
+    ],
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each way, with other seeds.")] = 1,
+    inject: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SPEC",
-            help="Where the program's steps are read: nanogpt, torchtitan, hf-trainer, lightning, a pattern of its "
-            "output with (?P<step>…), or KEY=VALUE (csv=FILE, tensorboard=FOLDER, prometheus=PORT, step=NAME, "
-            "train_loss=NAME, tokens=NUMBER); repeatable. Default: its calls of testbed_agents.step.",
+            metavar="WORDS",
+            help="A fault of every run: FAULT TARGET, then after=40% or at=30s, for=3s, its KEY=VALUE; repeatable.",
             show_default=False,
         ),
     ] = None,
-    mpi: Annotated[
-        bool,
-        typer.Option(
-            "--mpi",
-            help="Start the ranks by the program's own MPI, MPICH or Open MPI, over the fabric.",
-            show_default=False,
-        ),
-    ] = False,
-    mpiexec: Annotated[
-        str,
-        typer.Option(
-            metavar="PROGRAM",
-            help="The mpiexec that starts the ranks (default: that of the library the program is linked with).",
-            show_default=False,
-        ),
-    ] = "",
-    per_node: Annotated[
-        bool,
-        typer.Option(
-            "--per-node",
-            help="Run the program once on each node; it starts the ranks itself, as torchrun does.",
-            show_default=False,
-        ),
-    ] = False,
-    keep_scratch: Annotated[
-        bool,
-        typer.Option(
-            "--keep-scratch",
-            help="Keep each node's TESTBED_SCRATCH with the run, in scratch/NODE; else it goes with the lab.",
-            show_default=False,
-        ),
-    ] = False,
-    detach: Detach = False,
-    strict: Strict = False,
-    allow_uncertified: AllowUncertified = False,
-) -> int:
-    """Run your own program once per rank, inside the rank's node, with torchrun's environment.
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of training steps.", show_default="300")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The first seed.", show_default="0")] = None,
+    evaluations: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How often each run evaluates its outer parameters; 0: never.")
+    ] = 10,
+    *,
+    job: JobOptions,
+    set_: Overrides = None,
+    lab: LabOptions,
+    as_json: AsJson = False,
+) -> Result:
+    """Run the same job by several ways of training, one after the other, and compare them in one report.
 
-    It runs without privileges: as the user who called sudo, else the owner of the working directory, else uid 60700
-    (in containers 1000). In containers this user must be able to write in the working directory, unless --read-only.
+    One lab is brought up and certified for all runs; each run has a directory and a report of its own. Model, data,
+    global batch, tokens, schedule and seeds are the same. Compared are the held-out loss of the outer parameters at
+    equal tokens, time and bytes on the fiber (never the loss inside a site), compute utilization, goodput under the
+    same faults, bytes per token against theory, and where the time of a step goes. Differences are paired by seed; from
+    three seeds on they have a 95 % interval.
 
-    Sets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest),
-    GLOO_SOCKET_IFNAME, TESTBED_SITE, TESTBED_FOLDER (files of the rank), HOME and USER. Each node has a folder of its
-    own on disk, TESTBED_SCRATCH, with TMPDIR inside, and its own /tmp if nothing of the program lies in /tmp.
-
-    Output lines are prefixed with the rank and kept; those of stderr go to stderr. The exit status is that of the worst
-    rank; 125 is an error of the testbed itself, 126 a command that cannot be executed, 127 one that is not found, 2 a
-    lab where another job is running. Ctrl-C reaches the program as SIGINT, the second as SIGTERM, the third as SIGKILL.
-
-    With --mpi, the program's mpiexec starts the ranks, restricted to TCP over the fabric; its daemons are reached
-    without ssh and without a fiber. With --per-node, torchrun needs no address, port or number of nodes: PET_NNODES,
-    PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are set, from which it takes them; other launchers find
-    TESTBED_NODES, TESTBED_NODE_RANK, MASTER_ADDR and MASTER_PORT. Programs start others in other nodes by
-    $TESTBED_RSH NODE COMMAND, which takes the place of ssh.
+    Ctrl-C undoes everything and keeps the comparison of the runs so far. Exit status: 0 all runs passed, 1 one was
+    measured and is bad, 3 one has no result.
     """
-    from testbed.core.physics import full_scale
-    from testbed.core.workload import progress_schema
-    from testbed.core.workload.progress_source import to_dict as progress_to_dict
-    from testbed.lab.jobs.same_files import describe
+    from testbed.lab import api
 
-    read = progress_schema.parse_words(progress or ())
-    if per_node and (mpi or mpiexec):
-        raise UserError("--per-node and --mpi exclude each other: mpiexec runs once, and starts the ranks of all nodes")
-    target = verb.attach_to_change(lab)
-    target.strict, target.allow_uncertified = strict, allow_uncertified
-    if of_scale := full_scale.of_program(target.topology.scale):
-        console.say(f"note: {of_scale}")
-    # What a detached job's own process is told too: values that JSON has.
-    options: dict[str, Any] = {
-        "as_root": as_root,
-        "read_only": read_only,
-        "ranks_per_node": ranks_per_node,
-        "keep_scratch": keep_scratch,
-        "start": "mpi" if mpi or mpiexec else "per-node" if per_node else "direct",
-        "mpiexec": mpiexec,
-    }
-    if detach:
-        from testbed.cli.job_verbs import detached
-
-        written = {"argv": command, "progress": None if read is None else progress_to_dict(read)}
-        what = shlex.join(command)
-        return detached(target, "launch", {**options, **written, "what": what}, runs, strict, allow_uncertified)
-    told: list[str] = []
-
-    def tell(where: str) -> None:
-        told.append(where)
-        console.say(where, style="dim")
-
-    try:
-        job = target.launch(
-            command,
-            directory=runs,
-            echo=console.show_line,
-            echo_error=console.show_error_line,
-            tell=tell,
-            progress=read,
-            note=console.say,
-            **options,
+    overrides = read_overrides(set_)
+    with console.progress() as progress:
+        outcome = api.compare(
+            what,
+            strategies,
+            seeds=seeds,
+            inject=inject or (),
+            evaluations=evaluations,
+            steps=steps,
+            seed=seed,
+            set=overrides,
+            progress=progress,
+            **vars(job),
+            **vars(lab),
         )
-        with _signals_passed_on(job) as passed_on:
-            status = job.exit_status()
-        if how := job.failure():
-            console.error(how)
-        if same := describe(job.same_files):
-            console.say(f"note: {same}")
-        if passed_on:
-            raise KeyboardInterrupt
-        if job.interrupted and not status:
-            raise Interrupted(f"job {job.id} ended: {job.interrupted}")
-        return status
-    finally:
-        if told and target.run_directory is not None:
-            console.say(f"output and measurements: {target.run_directory.path}", style="dim")
-            console.say(f"report: {invocation.command('report', _named(target.run_directory.path))}", style="dim")
-
-
-@contextlib.contextmanager
-def _signals_passed_on(job: ProgramJob) -> Iterator[list[int]]:
-    """Pass Ctrl-C on to the ranks: as SIGINT, the next one as SIGTERM, then SIGKILL; SIGTERM and SIGHUP as SIGTERM.
-
-    Yield the signals that came.
-    """
-    heard: list[int] = []
-
-    def interrupted(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-        sent = job.interrupt()
-        more = {signal.SIGINT: "; Ctrl-C again sends SIGTERM", signal.SIGTERM: "; Ctrl-C again sends SIGKILL"}
-        console.say(f"interrupted: {sent.name} to all ranks{more.get(sent, '')}", style="yellow")
-
-    def terminated(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-        job.terminate()
-
-    wanted = {signal.SIGINT: interrupted, signal.SIGTERM: terminated, signal.SIGHUP: terminated}
-    heeded = {it: handler for it, handler in wanted.items() if callable(signal.getsignal(it))}  # nohup(1) ignores one
-    if threading.current_thread() is not threading.main_thread():
-        heeded = {}
-    before = {it: signal.signal(it, handler) for it, handler in heeded.items()}
-    try:
-        yield heard
-    finally:
-        for it, handler in before.items():
-            signal.signal(it, handler)
+    return reports.of_comparison(outcome.found, outcome.page, outcome.exit_code)
 
 
 @verb.verb(
@@ -361,57 +197,34 @@ def report(
     their verdicts.
     """
     if runs and len(runs) > 1:
-        return comparison_verb.report_two(runs, out, as_json=as_json, open_page=open_page if open_ else None)
-    if out is not None:
+        result, page = _two(runs, out)
+    elif out is not None:
         raise UserError("--out is for the comparison of two runs; name two, or copy the run's own report")
-    return _report_one(runs[0] if runs else None, open_=open_, as_json=as_json)
+    else:
+        result, page = _one(runs[0] if runs else None)
+    status = verb.show(result, as_json)
+    if open_:
+        console.open_page(page)
+    return status
 
 
-def _report_one(run: Path | None, *, open_: bool, as_json: bool) -> int:
+def _two(runs: list[Path], out: Path | None) -> tuple[Result, Path]:
+    from testbed.lab import api
+
+    if len(runs) > 2:
+        raise UserError(f"expected one run or two, got {len(runs)}")
+    pair, page = api.side_by_side(runs[0], runs[1], out)
+    return reports.of_two(pair, page), page
+
+
+def _one(run: Path | None) -> tuple[Result, Path]:
     from testbed.core.report.answers import EXIT_CODES
+    from testbed.core.validation.verdict import exit_code
     from testbed.lab import api
 
     if (validated := api.validation_report(run)) is not None:
-        return _show_validation(*validated, as_json=as_json, open_=open_)
+        validation, comparison, page = validated
+        status = exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
+        return reports.of_validation(validation, comparison, page, status, label="report"), page
     document, page = api.report(run)
-    if as_json:
-        from testbed.core.report.document import to_json
-
-        console.show_json(to_json(document))
-    else:
-        console.show(tables.verdict(document.verdict).append(f": {document.headline}", style="bold default"))
-        for line in tables.noise(document.noise):
-            console.show_paragraph(line)
-        if not console.quiet():
-            console.show(tables.answers(document))
-            if told := tables.rank_seconds(document):
-                console.show(told)
-            if told := tables.declared(document):
-                console.show(told)
-            if told := tables.prediction(document):
-                console.show(told)
-            if offered := tables.offer(document):
-                console.show(offered)
-        console.show(f"report: {page}")
-    if open_:
-        open_page(page)
-    return EXIT_CODES[document.verdict]
-
-
-def _show_validation(
-    validation: Validation, comparison: Comparison | None, page: Path, *, as_json: bool, open_: bool
-) -> int:
-    from testbed.core.validation.verdict import exit_code
-
-    if as_json:
-        from testbed.core.validation.result_json import to_json
-
-        console.show_json(to_json(validation))
-    else:
-        from testbed.cli.validate_verb import show
-
-        show(validation, comparison)
-        console.show(f"report: {page}")
-    if open_:
-        open_page(page)
-    return exit_code(validation.verdict, len(comparison.regressions) if comparison else 0)
+    return reports.of_report(document, page, EXIT_CODES[document.verdict]), page

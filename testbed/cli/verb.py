@@ -1,4 +1,4 @@
-"""Common parts of all verbs: registration, ``-q`` and ``-v``, exit codes of errors, options shared by several verbs."""
+"""What a verb is: its registration, common options, ``--on``, printed result, and exit status."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
 import testbed.host.linux.invocation as invocation
 from testbed.cli import console, on_host, streams
-from testbed.cli.on_host import Sent
+from testbed.cli.console import Note, Shown
+from testbed.cli.options import Converted, OptionGroup, Quiet, Verbose
 from testbed.cli.streams import OutputError, ReaderGone
 from testbed.errors import (
     CannotStart,
@@ -34,8 +35,6 @@ from testbed.errors import (
 
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
-
-Verb = Callable[..., int | None]
 
 app = typer.Typer(
     name="testbed",
@@ -58,17 +57,64 @@ BROKEN_PIPE = 141
 """128 + SIGPIPE: the reader of stdout has closed it. Not 1, which means that something was measured and is bad."""
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a verb returns, for :func:`show` to print.
+
+    Attributes:
+        data: returns what ``--json`` prints in place of everything else; called only then.
+        tables: results in order, on stdout; each :class:`console.Note` among them goes to stderr.
+        status: exit status.
+        lead: printed before the tables. With ``-q`` a result that has a lead is printed without its tables.
+        tail: printed after the tables, also with ``-q``.
+        notes: printed last, on stderr, also with ``--json``.
+    """
+
+    data: Callable[[], object]
+    tables: Iterable[Shown] = ()
+    status: int = 0
+    lead: Iterable[Shown] = ()
+    tail: Iterable[Shown] = ()
+    notes: Iterable[Note] = ()
+
+
+Verb = Callable[..., Result | int | None]
+
+
+def show(result: Result, as_json: bool) -> int:
+    """Print a result; return its exit status."""
+    lead = list(result.lead)
+    parts = (lead, () if lead and console.quiet() else result.tables, result.tail)
+    if as_json:
+        console.show_json(result.data())
+    for part in (*(() if as_json else parts), result.notes):
+        for shown in part:
+            console.show(shown)
+    return result.status
+
+
+@dataclass(frozen=True)
+class _Conduct:
+    """How the command of a verb acts; see :func:`verb`."""
+
+    own_status: int | None
+    passes_on_arguments: bool
+    reads_stdin: bool
+
+
+_conducts: dict[str, _Conduct] = {}
+
+
 def verb(
     panel: str,
     *examples: str,
     own_status: int | None = None,
     passes_on_arguments: bool = False,
     reads_stdin: bool = False,
-    acts_here: bool = False,
 ) -> Callable[[Verb], Verb]:
-    """Register a function as the verb of its name; its return value is the exit status (None: 0).
+    """Register a function as the verb of its name: its parameters are the verb's own, :func:`_common` are added.
 
-    A parameter that is a dataclass stands for the options that are its fields (``run_options.py``).
+    A function with a parameter ``on`` runs here with ``--on``, and gets the host; any other verb runs on that host.
 
     Args:
         panel: heading in ``testbed --help``.
@@ -76,63 +122,99 @@ def verb(
         own_status: exit status for errors of the testbed itself, in verbs that otherwise pass on a child's status.
         passes_on_arguments: all words after the first positional argument belong to the child, options included.
         reads_stdin: stdin is the child's.
-        acts_here: with ``--on`` the function runs here, and gets the host as its argument ``on``.
     """
 
     def register(function: Verb) -> Verb:
-        signature = inspect.signature(function, eval_str=True)
         name = function.__name__.strip("_").replace("_", "-")
-
-        groups: dict[str, Any] = {
-            it.name: it.annotation for it in signature.parameters.values() if is_dataclass(it.annotation)
-        }
-        options = [
-            it.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for each in signature.parameters.values()
-            for it in (_of_group(groups[each.name]) if each.name in groups else [each])
-        ]
-        signature = signature.replace(parameters=options)
-
-        @functools.wraps(function)
-        def command(*, context: typer.Context, quiet: bool, verbose: bool, on: str | None, **arguments: Any) -> None:
-            console.configure(quiet=quiet, verbose=verbose)
-            _running.set(name)
-            if "" in (on, context.obj):  # an empty variable of a script must not mean this host
-                raise typer.Exit(guarded(_refuse_no_host, own_status))
-            if arguments.get("strict") and arguments.get("allow_uncertified"):
-                raise typer.Exit(guarded(_refuse_both))  # exit status 2 in every command
-            where = on_host.chosen(context, on)
-            if acts_here:
-                arguments["on"] = where
-            elif where:
-                marks = on_host.marks(signature)
-                there = functools.partial(on_host.run, where, name, context, marks, passes_on_arguments, reads_stdin)
-                raise typer.Exit(guarded(there, own_status))
-            for group, made in groups.items():
-                arguments[group] = made(**{it.name: arguments.pop(it.name) for it in fields(made)})
-            raise typer.Exit(guarded(lambda: function(**arguments), own_status))
-
-        parameters = [
-            *(it for it in signature.parameters.values() if it.name != "on"),
-            inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
-            inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
-            inspect.Parameter("on", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=on_host.On),
-            inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
-        ]
-        # typer reads a command's options from its signature: add these to that of each verb.
-        command.__dict__["__signature__"] = signature.replace(parameters=parameters, return_annotation=None)
-        command.__dict__.pop("__wrapped__")
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        _conducts[name] = _Conduct(own_status, passes_on_arguments, reads_stdin)
         app.command(
             name=name,
+            cls=VerbCommand,
             rich_help_panel=panel,
             help=_reflowed(function.__doc__ or ""),
             epilog=examples_of("Examples", examples),
             context_settings={"allow_interspersed_args": False} if passes_on_arguments else {},
-        )(command)
+        )(_without_groups(function))
         return function
 
     return register
+
+
+def _without_groups(function: Verb) -> Verb:
+    """Return the function as typer reads it: a parameter that is a group of options stands for its fields."""
+    kinds = {name: function.__globals__.get(kind) for name, kind in function.__annotations__.items()}
+    groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, OptionGroup)}
+    if not groups:
+        return function
+
+    def ungrouped(**arguments: Any) -> Result | int | None:
+        for name, group in groups.items():
+            arguments[name] = group(**{option: arguments.pop(option) for option in inspect.signature(group).parameters})
+        return function(**arguments)
+
+    options: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        group = groups.get(parameter.name)
+        options += [parameter] if group is None else inspect.signature(group, eval_str=True).parameters.values()
+    options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+    ungrouped.__dict__["__signature__"] = inspect.Signature(options)
+    ungrouped.__annotations__ = {option.name: option.annotation for option in options}
+    return ungrouped
+
+
+@functools.cache
+def _common() -> tuple[Any, ...]:
+    """Return the parameters that all verbs have."""
+    alone = typer.Typer(add_completion=False)
+
+    @alone.command()
+    def common(quiet: Quiet = False, verbose: Verbose = False, on: on_host.On = None) -> None:
+        pass
+
+    return tuple(typer.main.get_command(alone).params)
+
+
+class VerbCommand(TyperCommand):
+    """The command of a verb: adds the common options, runs the verb here or on the host of ``--on``, prints its result,
+    and exits."""
+
+    def __init__(self, name: str, *, params: Sequence[Any], **settings: Any) -> None:
+        self._own = {str(parameter.name) for parameter in params}
+        own = [parameter for parameter in params if parameter.name != "on"]
+        super().__init__(name, params=[*own, *_common()], **settings)
+
+    @functools.cached_property
+    def marks(self) -> dict[str, on_host.Mark]:
+        """What is marked of the verb's parameters."""
+        assert self.callback is not None
+        return on_host.marks(inspect.signature(inspect.unwrap(self.callback), eval_str=True))
+
+    def invoke(self, ctx: Any) -> None:
+        """Run the verb, and exit with its status."""
+        name, parameters = str(self.name), ctx.params
+        conduct, on = _conducts[name], parameters["on"]
+        console.configure(quiet=parameters["quiet"], verbose=parameters["verbose"])
+        _running.set(name)
+        if "" in (on, ctx.obj):  # an empty variable of a script must not mean this host
+            raise typer.Exit(guarded(_refuse_no_host, conduct.own_status))
+        if parameters.get("strict") and parameters.get("allow_uncertified"):
+            raise typer.Exit(guarded(_refuse_both))  # exit status 2 in every command
+        host = on_host.chosen(ctx, on)
+        if host and "on" not in self._own:
+            there = functools.partial(
+                on_host.run, host, name, ctx, self.marks, conduct.passes_on_arguments, conduct.reads_stdin
+            )
+            raise typer.Exit(guarded(there, conduct.own_status))
+        arguments = {name: _plain(value) for name, value in {**parameters, "on": host}.items() if name in self._own}
+        raise typer.Exit(guarded(functools.partial(self._run_here, ctx, arguments), conduct.own_status))
+
+    def _run_here(self, ctx: Any, arguments: dict[str, Any]) -> int | None:
+        result: Result | int | None = ctx.invoke(self.callback, **arguments)
+        return show(result, arguments.get("as_json", False)) if isinstance(result, Result) else result
+
+
+def _plain(value: object) -> object:
+    return value.value if isinstance(value, Converted) else value
 
 
 def _refuse_no_host() -> None:
@@ -145,15 +227,6 @@ def _refuse_both() -> None:
     admission.refuse_both(strict=True, allow_uncertified=True)
 
 
-def _of_group(group: Any) -> list[inspect.Parameter]:
-    """Return the parameters that a dataclass of options stands for."""
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(it.name, inspect.Parameter.KEYWORD_ONLY, default=it.default, annotation=hints[it.name])
-        for it in fields(group)
-    ]
-
-
 def _reflowed(docstring: str) -> str:
     """Join the lines of each paragraph; line breaks are for readers of the source."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n"))
@@ -164,7 +237,7 @@ def examples_of(title: str, examples: Sequence[str]) -> str:
     lines: list[str] = []
     how = invocation.current()
     for example in examples:
-        typed, _, comment = (it.strip() for it in example.partition("#"))
+        typed, _, comment = (part.strip() for part in example.partition("#"))
         shown = how.line(typed.removeprefix(f"{invocation.NAME} "))
         width = len(example.partition("#")[0]) - 1
         if not comment:
@@ -259,286 +332,6 @@ def _report_bug(error: Exception) -> None:
         console.error(f"{short}; -v shows the traceback")
 
 
-# ---- completion: errors are silent, because they would garble the shell's command line
-
-
-def completing(source: Callable[[str | None], Sequence[str]]) -> Callable[[typer.Context, str], list[str]]:
-    """Complete the word at the cursor; ``source`` receives the lab that the line names so far."""
-
-    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        try:
-            return [name for name in source(ctx.params.get("lab")) if name.startswith(incomplete)]
-        except Exception:
-            return []
-
-    return complete
-
-
-def lab_names(lab: str | None) -> Sequence[str]:
-    from testbed.lab import api
-
-    return api.lab_names()
-
-
-def topologies(lab: str | None) -> Sequence[str]:
-    from testbed.host.files import catalog
-
-    return catalog.list_topologies()
-
-
-def _runnables(lab: str | None) -> Sequence[str]:
-    from testbed.host.files import catalog
-
-    return [*catalog.list_topologies(), *catalog.list_experiments()]
-
-
-def _fault_kinds(lab: str | None) -> Sequence[str]:
-    from testbed.core.faults.fault_registry import registry
-
-    return list(registry())
-
-
-def _nodes(lab: str | None) -> Sequence[str]:
-    topology = attach(lab).topology
-    gateways = [site.gateway for site in topology.sites]
-    return [*topology.node_names, *gateways, "plant", "mgmt"]
-
-
-def _links_and_ducts(lab: str | None) -> Sequence[str]:
-    topology = attach(lab).topology
-    return list(dict.fromkeys([*(link.name for link in topology.links), *(duct.name for duct in topology.ducts)]))
-
-
-def _fibers(lab: str | None) -> Sequence[str]:
-    topology = attach(lab).topology
-    return [it for link in topology.links for it in (link.name, *link.directions)]
-
-
-def _targets(lab: str | None) -> Sequence[str]:
-    topology = attach(lab).topology
-    places = [*(site.name for site in topology.sites), *(site.power for site in topology.sites), *topology.node_names]
-    return list(dict.fromkeys([*_links_and_ducts(lab), *places]))
-
-
-def strategy_words(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete ``NAME:KEY=`` of a strategy: names, then the options that are not written yet."""
-    try:
-        from testbed.core.training.strategies_built import BUILT
-        from testbed.host import strategy_packages
-
-        strategy_packages.register()
-        name, colon, rest = incomplete.partition(":")
-        if not colon:
-            return [it for it in BUILT if it.startswith(incomplete)]
-        *whole, word = rest.split(",")
-        written = {it.partition("=")[0] for it in whole}
-        before = f"{name}:{''.join(f'{it},' for it in whole)}"
-        found = (option.name for option in BUILT[name].options)
-        return [f"{before}{key}=" for key in found if key not in written and key.startswith(word)]
-    except Exception:
-        return []
-
-
-# ---- options and arguments that have the same meaning in every verb; a default in [brackets] would be read as markup
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.", show_default=False)]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also print the traceback of an error.", show_default=False)
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", show_default=False)]
-LabName = Annotated[
-    str | None,
-    typer.Option(
-        "--lab",
-        "-l",
-        metavar="NAME",
-        envvar="TESTBED_LAB",
-        help="Lab to use; default: the only one that is up. Verbs that change a lab take it only if you brought it up.",
-        autocompletion=completing(lab_names),
-    ),
-]
-LabArguments = Annotated[
-    list[str] | None, typer.Argument(metavar="[LAB]...", show_default=False, autocompletion=completing(lab_names))
-]
-TopologyArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="TOPOLOGY",
-        help=f"A shipped topology (see {invocation.command('ls', 'topologies')}) or a YAML file.",
-        autocompletion=completing(topologies),
-    ),
-    Sent(),
-]
-RunArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="TOPOLOGY|EXPERIMENT",
-        help=f"A shipped topology (see {invocation.command('ls', 'topologies')}) or experiment, or a YAML file.",
-        autocompletion=completing(_runnables),
-    ),
-    Sent(named="all"),
-]
-RunsFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--runs",
-        metavar="FOLDER",
-        envvar="TESTBED_RUNS",
-        help="Parent of run directories (default: testbed/runs in your XDG data folder, ~/.local/share).",
-    ),
-]
-NodeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="NODE", help="A node (east-0), a gateway (east-gw), plant or mgmt.", autocompletion=completing(_nodes)
-    ),
-]
-FaultArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="FAULT",
-        help=f"Kind of fault (see {invocation.command('ls', 'faults')}).",
-        autocompletion=completing(_fault_kinds),
-    ),
-]
-TargetArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="TARGET",
-        help="A link (north), one direction of it (north:west), or a duct.",
-        autocompletion=completing(_links_and_ducts),
-    ),
-]
-AnyTargetArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="TARGET",
-        help="Depending on the fault: a link (north), one direction of it (north:west), a duct, a rank (3), a node, "
-        "a site or a power domain.",
-        autocompletion=completing(_targets),
-    ),
-]
-FiberArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="FIBER",
-        help="A direction (north:west leads to west), or a link (north): both of its directions.",
-        autocompletion=completing(_fibers),
-    ),
-]
-FiberOption = Annotated[
-    str | None,
-    typer.Option(
-        "--fiber",
-        metavar="FIBER",
-        help="Show one direction (north:west leads to west), or both of a link (north), with all values and counters.",
-        autocompletion=completing(_fibers),
-    ),
-]
-LabNameToMake = Annotated[
-    str | None, typer.Option("--name", metavar="NAME", help="Name of the lab (default: the topology's name).")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a topology value: links.north.km=80. May be repeated."),
-]
-Driver = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="How nodes are created: containerlab, netns, or auto (containerlab if it, docker and the image are "
-        "available, else netns).",
-    ),
-]
-Emulator = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="How fibers are emulated: netem, fiberd, or auto (netem if the kernel has it, else fiberd).",
-    ),
-]
-StrategyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        metavar="NAME[:KEY=VALUE,...]",
-        help=f"How the ranks train: diloco:every=50,outer.rate=0.7 (see {invocation.command('ls', 'strategies')}).",
-        autocompletion=strategy_words,
-    ),
-]
-DataOption = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="FILE", help="Text to train on (default: Python's standard library)."),
-    Sent(always=True),
-]
-ComputeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--compute",
-        metavar="TIME",
-        help="Declare how long a step computes: 80ms, by a model that sleeps, or real:80ms, by the agents' own model "
-        "inside that time; default: real, as fast as the cores allow.",
-        show_default=False,
-    ),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="N",
-        help="Parameters at full scale, as in 1.3B, of the model of --compute; its bytes are divided by the scale.",
-        show_default=False,
-    ),
-]
-NoiseOption = Annotated[
-    str | None,
-    typer.Option(
-        "--noise",
-        metavar="SHARE",
-        help="Standard deviation of --compute, drawn for each rank and step: 5%.",
-        show_default=False,
-    ),
-]
-Detach = Annotated[
-    bool,
-    typer.Option(
-        "--detach", "-d", help="Return when the job has begun; it continues without this terminal.", show_default=False
-    ),
-]
-Wait = Annotated[
-    bool,
-    typer.Option(
-        "--wait",
-        help="Wait until no other run, compare, validate or audit --measure holds this host.",
-        show_default=False,
-    ),
-]
-AllowUncertified = Annotated[
-    bool,
-    typer.Option(
-        "--allow-uncertified",
-        help="Continue even if fibers are outside tolerance or not measurable; the report is marked.",
-        show_default=False,
-    ),
-]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="Also refuse a noisy host, which delays packets although all fibers are within tolerance; exit status 3.",
-        show_default=False,
-    ),
-]
-Lasting = Annotated[
-    str | None,
-    typer.Option(
-        "--for",
-        metavar="TIME",
-        help="End the fault after this time: 10s, 500ms, 2min; repair: the usual repair time of its cause.",
-    ),
-]
-
-
 def attach(name: str | None) -> Lab:
     """Return the lab of ``-l``, of $TESTBED_LAB, or the only one that is up, to look at it."""
     from testbed.lab import api
@@ -571,32 +364,3 @@ def _naming(lab: str) -> str:
     name, typed = _running.get(), list(invocation.current().typed or sys.argv[1:])
     after = typed[typed.index(name) + 1 :] if name in typed else ["..."]
     return invocation.command(name, "-l", lab, *after)
-
-
-def read_overrides(assignments: Sequence[str] | None) -> dict[str, object]:
-    """Parse the ``--set K=V`` options of a command line, in order. Raises UserError for a repeated key."""
-    from testbed.core.topology.override import split
-
-    overrides: dict[str, object] = {}
-    for assignment in assignments or ():
-        key, value = split(assignment)
-        if key in overrides:
-            raise UserError(f"--set {key} is given twice ({overrides[key]} and {value}); keep one")
-        overrides[key] = value
-    return overrides
-
-
-def read_duration_s(text: str | None, option: str = "--for") -> float | None:
-    """Parse a duration like ``10s`` into seconds. Raises UserError with an example of a valid one."""
-    from testbed.core.units import parse_duration_s
-
-    if text is None:
-        return None
-    try:
-        seconds = parse_duration_s(text)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from error
-    if seconds == 0:
-        fix = f"; omit it to keep the fault until: {invocation.command('heal')}" if option == "--for" else ""
-        raise UserError(f"{option} must be greater than 0{fix}")
-    return seconds

@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO, Final
 
 from testbed.errors import HostError, MissingTool
 from testbed.host import installation
 from testbed.host.linux import attended, program_user
 from testbed.host.linux.program_user import Access, ProgramUser
+from testbed.host.linux.signals import handled
 
 READ_BYTES = 1 << 16
 
@@ -223,22 +223,16 @@ def _write_from(frames: queue.Queue[bytes], sink: IO[bytes]) -> None:
 @contextlib.contextmanager
 def _interrupts(pass_on: Callable[[], None]) -> Iterator[None]:
     """Call ``pass_on`` on SIGINT, before the current handler; only in the main thread, which alone gets signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.getsignal(signal.SIGINT)
 
-    def heard(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int) -> None:
         with contextlib.suppress(queue.Full):
             pass_on()
         if callable(before):
-            before(number, frame)
+            before(number, None)
 
-    signal.signal(signal.SIGINT, heard)
-    try:
+    with handled({signal.SIGINT: interrupt}):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 END_OF_INPUT: Final = _frame(b"E")

@@ -378,7 +378,7 @@ def test_a_detached_run_goes_on_without_the_client_and_holds_the_host(far: Far, 
     listed = far.listed(name)
     assert listed["state"] == "running"
     check_refused(far(f"{detach} other"), 3, "found run metro-single in lab near")
-    (pid,) = [pid for pid, line in far.host.pids().items() if "testbed.cli.detached_entry" in line]
+    (pid,) = [pid for pid, line in far.host.pids().items() if "entry import detached" in line]
     os.kill(pid, signal.SIGINT)
     oracle.until(lambda: pid not in far.host.pids(), 60.0, "it ends in order")
     fetched = far(f"fetch {name} --runs {tmp_path}/runs")

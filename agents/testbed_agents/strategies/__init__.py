@@ -23,7 +23,7 @@ GROUP = "testbed.strategies"
 _FILES: Mapping[str, str] = {
     "ddp": "ddp:Ddp",
     "hierarchical": "hierarchical:Hierarchical",
-    "local-sgd": "diloco:LocalSgd",
+    "local-sgd": "local_sgd:LocalSgd",
     "diloco": "diloco:Diloco",
     "streaming-diloco": "streaming_diloco:StreamingDiloco",
     "sparse-loco": "sparse_loco:SparseLoco",
@@ -64,17 +64,17 @@ def make(name: str, options: Mapping[str, Any]) -> Strategy:
 
 def _of_package(name: str) -> Any:
     """Return the class ``Agent`` of the package that registers ``name``. Raises ValueError."""
-    found = importlib.metadata.entry_points(group=GROUP, name=name)
-    if not found:
+    points = importlib.metadata.entry_points(group=GROUP, name=name)
+    if not points:
         raise ValueError(
             f"unknown strategy '{name}' (available: {', '.join(names())}): no package that this rank finds registers it"
             f" with {sys.executable}; ranks search the folders that Python had when the lab came up, as"
             f" uid {os.geteuid()}: install the package there, or set PYTHONPATH before the lab is brought up"
         )
-    if len(found) > 1:
-        values = " and ".join(sorted(it.value for it in found))
-        raise ValueError(f"strategy {name} is registered by {len(found)} packages ({values}); uninstall all but one")
-    (point,) = found
+    if len(points) > 1:
+        values = " and ".join(sorted(point.value for point in points))
+        raise ValueError(f"strategy {name} is registered by {len(points)} packages ({values}); uninstall all but one")
+    (point,) = points
     package = point.dist.name if point.dist else "a package"
     try:
         return point.load().Agent

@@ -16,22 +16,21 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from testbed_agents.admission import Admission
-from testbed_agents.async_server import AsyncServer
 from testbed_agents.checksums import crc32
-from testbed_agents.delayed_nesterov import DelayedNesterov
-from testbed_agents.movement import Movement
-from testbed_agents.outer import Slice
-from testbed_agents.outer_server import OuterServer, as_floats
-from testbed_agents.parcels import Note
-from testbed_agents.served_training import ServedTraining
+from testbed_agents.exchange.outer_optimizers import DelayedNesterov
+from testbed_agents.exchange.slices import Slice
+from testbed_agents.parameter_server.admission import Admission
+from testbed_agents.parameter_server.asynchronous_server import AsynchronousServer
+from testbed_agents.parameter_server.messages import Header
+from testbed_agents.parameter_server.movement import Movement
+from testbed_agents.parameter_server.server import ParameterServer, as_floats
+from testbed_agents.parameter_server.training import ParameterServerTraining
 from testbed_agents.site_pace import SitePace
-from testbed_agents.strategies.strategy import unflatten
 
 __all__ = ["AsyncDiloco"]
 
 
-class AsyncDiloco(ServedTraining):
+class AsyncDiloco(ParameterServerTraining):
     """Options as of the twin.
 
     ``every``: H. ``staleness``: σ in versions; 0: four times the number of sites. ``pace``: ``steps``, or ``time`` for
@@ -66,7 +65,7 @@ class AsyncDiloco(ServedTraining):
         self._answered = (0, 0)
         """The last push that was answered, and the version."""
         self._final: tuple[int, Tensor] | None = None
-        self._gone_on: Note | None = None
+        self._gone_on: Header | None = None
         self._version, self._since = 0, 0
         """The version that this site holds, and the step of its last push."""
 
@@ -84,10 +83,10 @@ class AsyncDiloco(ServedTraining):
     def most_bytes(self) -> int:
         return 4 * self.slice.size
 
-    def make_server(self, lead: bool) -> OuterServer:
+    def make_server(self, lead: bool) -> ParameterServer:
         hooks, delay = self.replicas.hooks, self._delay or len(self.sites)
         optimizer = DelayedNesterov(self._movement.outer, self._rate, self._momentum, hooks, delay, self._activation)
-        server = AsyncServer(self.sites, lead, hooks, optimizer, self._admission, self._weigh == "tokens")
+        server = AsynchronousServer(self.sites, lead, hooks, optimizer, self._admission, self._weigh == "tokens")
         self._saved |= server.saved
         return server
 
@@ -121,7 +120,7 @@ class AsyncDiloco(ServedTraining):
 
     def _push(self, step: int, last: bool = False) -> None:
         delta = self._movement.take(self.slice.of_parameters())
-        note = {
+        header = {
             "kind": "push",
             "push": self._movement.taken,
             "base": self._version,
@@ -131,7 +130,7 @@ class AsyncDiloco(ServedTraining):
             "last": last,
         }
         self._since, self.tokens = step, 0
-        self.push(note, delta)
+        self.push(header, delta)
 
     def _adopt(self) -> None:
         """Adopt the newest answer that all ranks of the site have."""
@@ -139,7 +138,7 @@ class AsyncDiloco(ServedTraining):
         if push > self._movement.included:
             outer = self._answers[push][1] if self.slice.holds else self._movement.outer
             self._rebase(version, outer, push)
-            self._answers = {number: it for number, it in self._answers.items() if number > push}
+            self._answers = {number: answer for number, answer in self._answers.items() if number > push}
 
     def _rebase(self, version: int, outer: Tensor, push: int) -> None:
         self._version = version
@@ -154,15 +153,15 @@ class AsyncDiloco(ServedTraining):
             bytes=4 * outer.numel(),
         )
 
-    def take(self, note: Note, payload: Tensor) -> None:
-        match note["kind"]:
+    def take(self, header: Header, payload: Tensor) -> None:
+        match header["kind"]:
             case "answer":
-                self._answered = (int(note["push"]), int(note["version"]))
+                self._answered = (int(header["push"]), int(header["version"]))
                 self._answers[self._answered[0]] = (self._answered[1], as_floats(payload))
             case "settled":
-                self._gone_on = {**note, "outer": as_floats(payload) if len(payload) else None}
+                self._gone_on = {**header, "outer": as_floats(payload) if len(payload) else None}
             case "final":
-                self._final = (int(note["version"]), as_floats(payload))
+                self._final = (int(header["version"]), as_floats(payload))
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -186,21 +185,19 @@ class AsyncDiloco(ServedTraining):
         return self._saved
 
     def loaded(self) -> None:
-        pushed, self._version, self._since, self.tokens, *pace = (int(it) for it in self._saved["numbers"])
+        pushed, self._version, self._since, self.tokens, *pace = self._saved["numbers"].tolist()
         self._pace.loaded(*pace)
         outer = self._saved["outer"]
         self._movement.restart(outer, outer, pushed, pushed)
         self._answered = (pushed, self._version)
-        if isinstance(self.server, AsyncServer):
+        if isinstance(self.server, AsynchronousServer):
             self.server.loaded()
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
         return {**super().fingerprints(), "outer": [self._movement.outer]}
 
-    def outer_parameters(self) -> list[Tensor]:
-        found = [torch.empty_like(each) for each in self.parameters]
-        unflatten(self.slice.gather(self._movement.outer), found)
-        return found
+    def outer_slices(self) -> Iterable[tuple[Slice, Tensor]]:
+        return [(self.slice, self._movement.outer)]
 
     @property
     def outer_version(self) -> int:

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from testbed_agents.bucketed_gradients import BUCKETS, BucketedGradients, Reduce, Reduced, mean_over
-from testbed_agents.shards import reduce_gradients
+from testbed_agents.exchange.gradients import BUCKETS, BucketedGradients, Reduce, Reduced, mean_over, reduce_gradients
 from testbed_agents.strategies.strategy import Context, Strategy
 
 __all__ = ["Ddp"]
@@ -32,7 +31,7 @@ class Ddp(Strategy):
         self.module = self._gradients.wrapped
         self._parameters = list(model.parameters())
         # What has been added since the last exchange; a checkpoint may be taken in between.
-        self._added = [torch.zeros_like(each) for each in self._parameters] if self._accumulate > 1 else []
+        self._added = [torch.zeros_like(parameter) for parameter in self._parameters] if self._accumulate > 1 else []
         return self._parameters
 
     def make_reduce(self, context: Context) -> Reduce:

@@ -1,7 +1,7 @@
-"""decoupled: learners never wait; a syncer merges each fragment once K of M learners have delivered it, after a grace.
+"""decoupled: sites never wait; a server merges each fragment once K of M sites have delivered it, after a grace.
 
 The model is cut into P fragments; each site sends what a fragment has moved (``movement``) every H steps, coded in
-32, 16, 8 or 4 bits, and trains on. The syncer at the site ``home`` waits until K sites have delivered a fragment,
+32, 16, 8 or 4 bits, and trains on. The server at the site ``home`` waits until K sites have delivered a fragment,
 then a grace time for the others; the mean of what has come, weighted by the tokens behind it, goes coded to all
 sites, which apply it by Nesterov to their own copy of the outer parameters. All decode the same bytes, so all copies
 of a version are equal.
@@ -13,33 +13,33 @@ fiber costs no memory, and no step: only a checkpoint and the end of the job are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from testbed_agents.checksums import crc32
-from testbed_agents.codec import Codec, of_bits
-from testbed_agents.fragments import Schedule, cut
-from testbed_agents.movement import Movement
-from testbed_agents.outer import Nesterov, Slice
-from testbed_agents.outer_server import OuterServer
-from testbed_agents.parcels import Note
-from testbed_agents.quorum_server import QuorumServer
-from testbed_agents.served_training import ServedTraining
-from testbed_agents.strategies.strategy import unflatten
+from testbed_agents.exchange.codec import Codec, of_bits
+from testbed_agents.exchange.fragments import Schedule, cut
+from testbed_agents.exchange.outer_optimizers import Nesterov
+from testbed_agents.exchange.slices import Slice
+from testbed_agents.parameter_server.messages import Header
+from testbed_agents.parameter_server.movement import Movement
+from testbed_agents.parameter_server.quorum_server import QuorumServer
+from testbed_agents.parameter_server.server import ParameterServer
+from testbed_agents.parameter_server.training import ParameterServerTraining
 
 __all__ = ["Decoupled"]
 
 HELD = 4
 
 
-class Decoupled(ServedTraining):
+class Decoupled(ParameterServerTraining):
     """Options as of the twin.
 
     ``every``: H. ``fragments``: P. ``quorum``: K, 0: more than half of the sites. ``grace``: s. ``bits``: 32, 16, 8, 4.
-    ``outer_rate``, ``outer_momentum``: of Nesterov. ``home``: the site of the syncer, empty: the first.
+    ``outer_rate``, ``outer_momentum``: of Nesterov. ``home``: the site of the server, empty: the first.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Decoupled(ServedTraining):
         self._quorum, self._grace_s = quorum, grace
         self._codec: Codec = of_bits(bits)
         self._rate, self._momentum = outer_rate, outer_momentum
-        self._merged: list[tuple[Note, Tensor]] = []
+        self._merged: list[tuple[Header, Tensor]] = []
         """Received and not applied yet, in order."""
         self._applied = 0
         self._ended = False
@@ -70,21 +70,21 @@ class Decoupled(ServedTraining):
         if self._quorum > len(self.sites):
             raise ValueError(f"expected a quorum of at most {len(self.sites)}, the sites, got {self._quorum}")
         self._fragments = [
-            _Fragment(index, each, Slice(each, self.replicas), self._rate, self._momentum)
-            for index, each in enumerate(cut(self.model.named_parameters(), self._count))
+            _Fragment(index, Slice(part, self.replicas), self._rate, self._momentum)
+            for index, part in enumerate(cut(self.model.named_parameters(), self._count))
         ]
         self._saved = {"numbers": torch.zeros(1 + 5 * self._count, dtype=torch.int64)}
-        for index, each in enumerate(self._fragments):
-            self._saved |= {f"{index}.{name}": tensor for name, tensor in each.saved.items()}
+        for index, fragment in enumerate(self._fragments):
+            self._saved |= {f"{index}.{name}": tensor for name, tensor in fragment.saved.items()}
 
     def most_bytes(self) -> int:
-        return max(self._codec.bytes(each.slice.size) for each in self._fragments)
+        return max(self._codec.bytes(fragment.slice.size) for fragment in self._fragments)
 
-    def make_server(self, lead: bool) -> OuterServer:
-        sizes = [each.slice.size for each in self._fragments]
-        syncer = QuorumServer(self.sites, lead, self.replicas.hooks, sizes, self._codec, self._quorum, self._grace_s)
-        self._saved |= syncer.saved
-        return syncer
+    def make_server(self, lead: bool) -> ParameterServer:
+        sizes = [fragment.slice.size for fragment in self._fragments]
+        server = QuorumServer(self.sites, lead, self.replicas.hooks, sizes, self._codec, self._quorum, self._grace_s)
+        self._saved |= server.saved
+        return server
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Decoupled(ServedTraining):
         fragment = self._fragments[index]
         delta = fragment.movement.take(fragment.slice.of_parameters())
         tokens, fragment.tokens = self.tokens - fragment.tokens, self.tokens
-        note = {
+        header = {
             "kind": "push",
             "fragment": index,
             "push": fragment.movement.taken,
@@ -120,12 +120,12 @@ class Decoupled(ServedTraining):
             "tokens": tokens,
         }
         fragment.since = step
-        self.push(note, self._codec.encode(delta) if fragment.slice.holds else delta)
+        self.push(header, self._codec.encode(delta) if fragment.slice.holds else delta)
 
-    def take(self, note: Note, payload: Tensor) -> None:
-        match note["kind"]:
+    def take(self, header: Header, payload: Tensor) -> None:
+        match header["kind"]:
             case "merged":
-                self._merged.append((note, payload))
+                self._merged.append((header, payload))
             case "settled":
                 self._settled = self._applied + len(self._merged)
             case "final":
@@ -137,8 +137,8 @@ class Decoupled(ServedTraining):
         # Others may have gone on from a checkpoint already: what they sent since is not in it.
         (agreed,) = self.agree(arrived if self._settled is None else self._settled)
         while self._applied < agreed:
-            note, payload = self._merged.pop(0) if self._merged else ({}, torch.empty(0))
-            index, version, included = self._told(note)
+            header, payload = self._merged.pop(0) if self._merged else ({}, torch.empty(0))
+            index, version, included = self._numbers_of(header)
             self._applied += 1
             fragment = self._fragments[index]
             fragment.apply(self._codec, payload, included, version)
@@ -153,14 +153,14 @@ class Decoupled(ServedTraining):
                 bytes=payload.numel(),
             )
 
-    def _told(self, note: Note) -> tuple[int, int, int]:
+    def _numbers_of(self, header: Header) -> tuple[int, int, int]:
         """Return fragment, version and the own push of a merged update, on ranks without a slice as well."""
-        told = torch.zeros(3, dtype=torch.int64)
-        if note:
-            told.copy_(torch.tensor((note["fragment"], note["version"], note["included"][self.site])))
+        numbers = torch.zeros(3, dtype=torch.int64)
+        if header:
+            numbers.copy_(torch.tensor((header["fragment"], header["version"], header["included"][self.site])))
         if self._site_size > self.replicas.slices:
-            dist.broadcast(told, self.replicas.inside_ranks[0], group=self.replicas.inside)
-        fragment, version, included = (int(it) for it in told)
+            dist.broadcast(numbers, self.replicas.inside_ranks[0], group=self.replicas.inside)
+        fragment, version, included = numbers.tolist()
         return fragment, version, included
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -180,21 +180,20 @@ class Decoupled(ServedTraining):
         return self._saved
 
     def loaded(self) -> None:
-        self.tokens, *numbers = (int(it) for it in self._saved["numbers"])
+        self.tokens, *numbers = self._saved["numbers"].tolist()
         for index, fragment in enumerate(self._fragments):
             fragment.load(*numbers[5 * index : 5 * index + 5])
         if isinstance(self.server, QuorumServer):
             self.server.loaded()
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
-        outer = [tensor for each in self._fragments for tensor in (each.movement.outer, each.optimizer.momentum)]
+        outer = [
+            tensor for fragment in self._fragments for tensor in (fragment.movement.outer, fragment.optimizer.momentum)
+        ]
         return {**super().fingerprints(), "outer": outer}
 
-    def outer_parameters(self) -> list[Tensor]:
-        found = {id(each): torch.empty_like(each) for each in self.parameters}
-        for fragment in self._fragments:
-            unflatten(fragment.slice.gather(fragment.movement.outer), [found[id(each)] for each in fragment.parameters])
-        return [found[id(each)] for each in self.parameters]
+    def outer_slices(self) -> Iterable[tuple[Slice, Tensor]]:
+        return [(fragment.slice, fragment.movement.outer) for fragment in self._fragments]
 
     @property
     def outer_version(self) -> int:
@@ -204,8 +203,8 @@ class Decoupled(ServedTraining):
 class _Fragment:
     """This rank's slice of one fragment: outer parameters and their momentum, and what has moved."""
 
-    def __init__(self, index: int, parameters: Sequence[Tensor], slice_: Slice, rate: float, momentum: float) -> None:
-        self.parameters, self.slice = parameters, slice_
+    def __init__(self, index: int, slice_: Slice, rate: float, momentum: float) -> None:
+        self.slice = slice_
         self.movement = Movement(slice_.of_parameters())
         self.optimizer = Nesterov(slice_.of_parameters(), rate, momentum, slice_.replicas.hooks, f"outer.{index}")
         self.version = self.since = self.tokens = 0

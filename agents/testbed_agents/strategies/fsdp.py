@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from testbed_agents.groups import Groups
-from testbed_agents.shards import local
+from testbed_agents.model import local
 from testbed_agents.strategies.strategy import Context, Strategy
 
 __all__ = ["Fsdp"]

@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from testbed_agents import background_work
-from testbed_agents.aggregation import begin_sum_at, rank_at
-from testbed_agents.bucketed_gradients import BUCKETS, Reduce, Reduced, done
-from testbed_agents.exchange import Exchange, begin_sum, gather_into, reduce_scatter_into
+from testbed_agents.exchange.gradients import BUCKETS, Reduce, Reduced, done
+from testbed_agents.exchange.sums import Exchange, begin_sum, gather_slices, rank_at, reduce_scatter_into
 from testbed_agents.strategies.ddp import Ddp
 from testbed_agents.strategies.strategy import Context
 
@@ -37,7 +36,7 @@ class TwoLevelMean:
         self._world_size = groups.world_size
         self._replicas = groups.replicas("site", "/gradients")
         ranks = self._replicas.across_ranks
-        self._at = rank_at(aggregate_at, groups.sites, ranks)
+        self._aggregator = rank_at(aggregate_at, groups.sites, ranks)
         self._gather = _second(context)
         self._ranks = len(self._replicas.inside_ranks)
         self._equal = len({len(ranks) for ranks in groups.members.values()}) == 1
@@ -73,21 +72,13 @@ class TwoLevelMean:
 
     def _across(self, mine: Tensor) -> Exchange:
         """Begin to exchange this rank's slice."""
-        if self._replicas.slice is None:
-            return Exchange((), (mine,))
-        if self._at is not None:
-            return begin_sum_at(mine, self._replicas.across, self._replicas.across_ranks, self._at)
-        return begin_sum(mine, self._replicas.across, self._replicas.across_ranks)
+        return begin_sum(mine, self._replicas.across, self._replicas.across_ranks, self._aggregator)
 
     def _whole(self, bucket: Tensor, total: Tensor) -> Tensor:
         """Put the mean of all slices into the bucket."""
-        if self._ranks > 1:
-            size = -(-bucket.numel() // self._replicas.slices)
-            mine = total if self._replicas.slice is not None else bucket.new_zeros(size)
-            whole = bucket.new_empty(self._ranks * size)
-            gather_into(whole, mine, group=self._gather)
-            total = whole[: bucket.numel()]
-        return bucket.copy_(total).div_(self._world_size)
+        if self._ranks > 1 and self._replicas.slice is None:
+            total = bucket.new_zeros(-(-bucket.numel() // self._replicas.slices))
+        return bucket.copy_(gather_slices(total, bucket.numel(), self._gather, self._ranks)).div_(self._world_size)
 
 
 def _second(context: Context) -> Any:

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from testbed_agents.exchange import begin_sum
-from testbed_agents.shards import gather_slices, reduce_gradients
+from testbed_agents.exchange.gradients import reduce_gradients
+from testbed_agents.exchange.sums import begin_sum, gather_slices, reduce_scatter_into
 from testbed_agents.strategies.strategy import Context, Strategy
 
 __all__ = ["Moe"]
@@ -58,9 +58,9 @@ class Moe(Strategy):
                 router.weight.normal_(std=0.02, generator=generator)
             block.router = router
             block.forward = self._forward_of(block)
-        known = {id(it) for it in own}
-        self._expert_ones = own
-        self._dense_ones = [it for it in model.parameters() if id(it) not in known]
+        experts = {id(parameter) for parameter in own}
+        self._expert_parameters = own
+        self._dense_parameters = [parameter for parameter in model.parameters() if id(parameter) not in experts]
         return list(model.parameters())
 
     def _forward_of(self, block: Any) -> Callable[[Tensor], Tensor]:
@@ -88,8 +88,8 @@ class Moe(Strategy):
         self.context.before_backward(loss.detach())
         loss.backward()  # type: ignore[no-untyped-call]
         self.context.gradients_ready()
-        reduce_gradients(self._dense_ones, self._mean_of_all)
-        reduce_gradients(self._expert_ones, self._mean_of_expert)
+        reduce_gradients(self._dense_parameters, self._mean_of_all)
+        reduce_gradients(self._expert_parameters, self._mean_of_expert)
         return loss.detach()
 
     def _mean_of_all(self, flat: Tensor) -> Tensor:
@@ -99,10 +99,10 @@ class Moe(Strategy):
         ranks = len(replicas.inside_ranks)
         mine = flat
         if ranks > 1:
-            each = -(-size // ranks)
-            mine = flat.new_empty(each)
-            padded = torch.cat((flat, flat.new_zeros(each * ranks - size)))
-            dist.reduce_scatter_tensor(mine, padded, group=replicas.inside)
+            slice_size = -(-size // ranks)
+            mine = flat.new_empty(slice_size)
+            padded = torch.cat((flat, flat.new_zeros(slice_size * ranks - size)))
+            reduce_scatter_into(mine, padded, group=replicas.inside)
         mine = begin_sum(mine, replicas.across, replicas.across_ranks).wait()
         return gather_slices(mine, size, replicas.inside, ranks)
 
@@ -115,22 +115,22 @@ class Moe(Strategy):
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
         return {
-            "dense": [it.detach() for it in self._dense_ones],
-            "expert": [it.detach() for it in self._expert_ones],
+            "dense": [parameter.detach() for parameter in self._dense_parameters],
+            "expert": [parameter.detach() for parameter in self._expert_parameters],
         }
 
     def outer_parameters(self) -> list[Tensor]:
         """Return all parameters; of an expert's, those of all experts, (experts, …): a collective call."""
-        known = {id(it) for it in self._expert_ones}
-        found = []
+        experts = {id(expert) for expert in self._expert_parameters}
+        tensors = []
         for parameter in self.module.parameters():
             tensor = parameter.detach()
-            if id(parameter) in known:
+            if id(parameter) in experts:
                 size = tensor.numel() * self._count
                 whole = gather_slices(tensor.reshape(-1), size, self._group, self._count)
                 tensor = whole.view(self._count, *tensor.shape)
-            found.append(tensor)
-        return found
+            tensors.append(tensor)
+        return tensors
 
 
 def capacity_of(tokens: int, top_k: int, experts: int, capacity: float) -> int:

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from testbed_agents.outer import Nesterov, Slice
-from testbed_agents.strategies.diloco import ReplicaTraining
-from testbed_agents.strategies.strategy import Context, unflatten
-from testbed_agents.weighted_mean import weighted_mean
+from testbed_agents.exchange.outer_optimizers import Nesterov
+from testbed_agents.exchange.slices import Slice
+from testbed_agents.exchange.sums import weighted_mean
+from testbed_agents.strategies.periodic_exchange import ReplicaTraining
+from testbed_agents.strategies.strategy import Context
 
 __all__ = ["MultiTier"]
 
@@ -48,7 +49,8 @@ class MultiTier(ReplicaTraining):
         groups, index = context.groups, self.replicas.slice
         names = groups.site_names
         half = -(-len(names) // 2)
-        regions = [tuple(it) for it in self._regions] or [it for it in (names[:half], names[half:]) if it]
+        halves = filter(None, (names[:half], names[half:]))
+        regions = [tuple(region) for region in self._regions] or list(halves)
         self._sites = [[groups.members[name] for name in region] for region in regions]
         for number in range(self.replicas.slices):
             within = [tuple(groups.members[name][number] for name in region) for region in regions]
@@ -104,16 +106,14 @@ class MultiTier(ReplicaTraining):
 
     def state(self) -> dict[str, Tensor]:
         tiers = {"region": self._region, "top": self._top}
-        found = {f"{tier}.{name}": it for tier, outer in tiers.items() for name, it in outer.state().items()}
-        return {"outer_version": self._version, **found}
+        saved = {f"{tier}.{name}": tensor for tier, outer in tiers.items() for name, tensor in outer.state().items()}
+        return {"outer_version": self._version, **saved}
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
         return {**super().fingerprints(), "region": [self._region.values], "outer": [self._top.values]}
 
-    def outer_parameters(self) -> list[Tensor]:
-        found = [torch.empty_like(each) for each in self.parameters]
-        unflatten(self.slice.gather(self._top.values), found)
-        return found
+    def outer_slices(self) -> Iterable[tuple[Slice, Tensor]]:
+        return [(self.slice, self._top.values)]
 
     @property
     def outer_version(self) -> int:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from testbed_agents.shards import reduce_gradients
+from testbed_agents.exchange.gradients import reduce_gradients
 from testbed_agents.strategies.strategy import Context, Strategy, filled, flatten, unflatten
 
 __all__ = ["Pipeline", "needed_in_flight"]
@@ -73,7 +73,7 @@ class Pipeline(Strategy):
         self._inside, self._ranks_inside = replicas.inside, len(replicas.inside_ranks)
         self._stage = self._mates.index(groups.rank)
         self._first, self._last = self._stage == 0, self._stage == self._stages - 1
-        self._shapes = [(name, it.shape) for name, it in model.named_parameters()]
+        self._shapes = [(name, parameter.shape) for name, parameter in model.named_parameters()]
         own = range(layers // self._stages * self._stage, layers // self._stages * (self._stage + 1))
         self._keep(own)
         self._micro_batch_s, self._elements = 0.0, 0
@@ -90,7 +90,7 @@ class Pipeline(Strategy):
         for index in range(len(model.blocks)):
             if index not in own:
                 model.blocks[index] = nn.Identity()
-        before, after = (getattr(model, it, ()) for it in ("before_blocks", "after_blocks"))
+        before, after = (getattr(model, part, ()) for part in ("before_blocks", "after_blocks"))
         kept = (before if self._first else ()) + (after if self._last else ())
         for name in {*before, *after} - set(kept):
             delattr(model, name)
@@ -161,13 +161,13 @@ class Pipeline(Strategy):
 
     def activations(self, windows: torch.Size) -> tuple[int, int, int]:
         """Return the shape of a micro-batch's activations; ``windows``: (batch, time) of one rank."""
-        each, rest = divmod(windows[0] * self._stages, self._count)
-        if rest:
+        size, remainder = divmod(windows[0] * self._stages, self._count)
+        if remainder:
             raise ValueError(
                 f"expected micro-batches that divide the {windows[0] * self._stages} windows of a pipeline, "
                 f"got {self._count}"
             )
-        return each, windows[1], self._model.width
+        return size, windows[1], self._model.width
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Any:
         """Begin to send to the stage ``to`` places further."""
@@ -183,7 +183,7 @@ class Pipeline(Strategy):
         return flat
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
-        return {"stage": [it.detach() for it in self._model.parameters()]}
+        return {"stage": [parameter.detach() for parameter in self._model.parameters()]}
 
     def outer_parameters(self) -> list[Tensor]:
         """Return the parameters of all stages in the order of the model's, the output layer last if it is untied.
@@ -194,15 +194,15 @@ class Pipeline(Strategy):
         names: list[Any] = [None] * self._stages
         dist.all_gather_object(names, list(own), group=self._group)
         shapes = dict(self._shapes)
-        found: dict[str, Tensor] = {}
+        gathered: dict[str, Tensor] = {}
         for stage, of_stage in enumerate(names):
             tensors = {name: torch.empty(shapes[name]) for name in of_stage}
             flat = flatten(own.values() if stage == self._stage else tensors.values())
             dist.broadcast(flat, self._mates[stage], group=self._group)
             unflatten(flat, tensors.values())
             for name, tensor in tensors.items():
-                found[name if name not in found else f"output.{name}"] = tensor
-        return [found[name] for name in (*shapes, *(it for it in found if it not in shapes))]
+                gathered[name if name not in gathered else f"output.{name}"] = tensor
+        return [gathered[name] for name in (*shapes, *(name for name in gathered if name not in shapes))]
 
     def outer_model(self, model: nn.Module) -> nn.Module | None:
         *tied, output = self.outer_parameters()
@@ -242,7 +242,7 @@ class _Step:
 
         Returns, at these two, the windows of each stage: what to wait for (None for the own), and (batch, time).
         """
-        pipeline, own_stage, found = self._pipeline, self._pipeline._stage, []
+        pipeline, own_stage, windows = self._pipeline, self._pipeline._stage, []
         for end, own in ((0, inputs), (pipeline._stages - 1, targets)):
             if own_stage != end:
                 tokens = own.contiguous()
@@ -251,13 +251,13 @@ class _Step:
             for stage in range(pipeline._stages):
                 tokens = own if stage == own_stage else torch.empty_like(own)
                 work = None if stage == own_stage else pipeline.receive(tokens, stage - own_stage, 1 + stage)
-                found.append((work, tokens))
-        return found
+                windows.append((work, tokens))
+        return windows
 
     def _windows(self, micro: int) -> Tensor:
         """Return the tokens of a micro-batch: inputs at the first stage, targets at the last one."""
-        each, batch = self._shape[0], self._tokens[0][1].shape[0]
-        low, high = micro * each, (micro + 1) * each
+        size, batch = self._shape[0], self._tokens[0][1].shape[0]
+        low, high = micro * size, (micro + 1) * size
         parts = []
         for stage in range(low // batch, -(-high // batch)):
             work, tokens = self._tokens[stage]

@@ -83,11 +83,11 @@ class Context:
         try:
             yield
         finally:
-            took = time.monotonic() - began
+            waited_s = time.monotonic() - began
             self._waiting = False
-            self.waited_s += took
+            self.waited_s += waited_s
             if self.compute is not None:
-                self.compute.excuse(took)
+                self.compute.excuse(waited_s)
 
     def next_inner_step(self, sync_t: float) -> None:
         """Begin another inner step of the same step; the gradients of the one before were usable at ``sync_t``."""
@@ -203,7 +203,7 @@ class Strategy(ABC):
 def filled(model: nn.Module, tensors: Sequence[Tensor]) -> nn.Module | None:
     """Copy ``tensors`` over the parameters of ``model``; None, and nothing is changed, if their shapes differ."""
     parameters = list(model.parameters())
-    if [each.shape for each in tensors] != [each.shape for each in parameters]:
+    if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in parameters]:
         return None
     with torch.no_grad():
         for mine, theirs in zip(parameters, tensors, strict=True):
@@ -213,13 +213,13 @@ def filled(model: nn.Module, tensors: Sequence[Tensor]) -> nn.Module | None:
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
     """Return the elements of all tensors one after the other, copied: (elements,)."""
-    return torch.cat([each.detach().reshape(-1) for each in tensors])
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def unflatten(flat: Tensor, into: Iterable[Tensor]) -> None:
     """Copy ``flat`` (elements,) over the tensors, in place; more elements than they have are padding."""
-    at = 0
+    begin = 0
     with torch.no_grad():
-        for each in into:
-            each.copy_(flat[at : at + each.numel()].view_as(each))
-            at += each.numel()
+        for tensor in into:
+            tensor.copy_(flat[begin : begin + tensor.numel()].view_as(tensor))
+            begin += tensor.numel()

@@ -21,9 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
-from testbed_agents.exchange import begin_sum
+from testbed_agents.exchange.gradients import reduce_gradients
+from testbed_agents.exchange.sums import begin_sum, gather_slices
 from testbed_agents.groups import equal_sites
-from testbed_agents.shards import exchange_tokens, gather_slices, local, reduce_gradients
+from testbed_agents.model import local
 from testbed_agents.strategies.strategy import Context, Strategy, flatten
 
 __all__ = ["TensorParallel"]
@@ -64,28 +65,28 @@ class TensorParallel(Strategy):
         for block in blocks:
             self._split(block, mesh)
         parameters = list(model.parameters())
-        self._split_ones = [it for it in parameters if _is_split(it)]
-        self._whole_ones = [it for it in parameters if not _is_split(it)]
+        self._split_parameters = [parameter for parameter in parameters if _is_split(parameter)]
+        self._whole_parameters = [parameter for parameter in parameters if not _is_split(parameter)]
         return parameters
 
     def _split(self, block: Any, mesh: Any) -> None:
         heads = block.attention.heads
         inner = block.inward.out_features
-        for what, count in (("heads", heads), ("inner width", inner)):
+        for divided, count in (("heads", heads), ("inner width", inner)):
             if count % self._size:
                 raise ValueError(
-                    f"expected {what} that are a multiple of the {self._size} ranks that split them, got {count}"
+                    f"expected {divided} that are a multiple of the {self._size} ranks that split them, got {count}"
                 )
         with torch.no_grad():
-            for each in (block.attention.inward.weight, block.attention.inward.bias):
-                each.copy_(_by_rank(each, self._size))
+            for parameter in (block.attention.inward.weight, block.attention.inward.bias):
+                parameter.copy_(_by_rank(parameter, self._size))
         for name, style in _PLAN.items():  # torch 2.4 splits `inward` twice if a plan has both names
             parallelize_module(block.get_submodule(name), mesh, style())
         block.attention.forward = _attend(block.attention, heads // self._size)
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with self.context.waiting():
-            inputs, targets = exchange_tokens(inputs, targets, self._group, self._size)
+            inputs, targets = _exchange_tokens(inputs, targets, self._group, self._size)
         loss = self.context.loss(self.module(inputs), targets)
         self.context.before_backward(loss.detach())
         loss.backward()  # type: ignore[no-untyped-call]
@@ -96,10 +97,10 @@ class TensorParallel(Strategy):
 
     def _average(self) -> None:
         if self._across:  # the ranks of a site hold the same shard of the model
-            reduce_gradients([*self._split_ones, *self._whole_ones], self._mean_of_peers)
+            reduce_gradients([*self._split_parameters, *self._whole_parameters], self._mean_of_peers)
             return
         # What is not split has the same gradient on all ranks of the site, so each exchanges a slice of it.
-        whole = flatten(local(it.grad) for it in self._whole_ones if it.grad is not None)
+        whole = flatten(local(parameter.grad) for parameter in self._whole_parameters if parameter.grad is not None)
         size = -(-whole.numel() // self._size)
         padded = torch.cat((whole, whole.new_zeros(size * self._size - whole.numel())))
         mine = padded[self._index * size : (self._index + 1) * size]
@@ -109,8 +110,10 @@ class TensorParallel(Strategy):
             mine.copy_(mean[shards.numel() :])
             return mean[: shards.numel()]
 
-        reduce_gradients(self._split_ones, exchange)
-        reduce_gradients(self._whole_ones, lambda flat: gather_slices(mine, flat.numel(), self._group, self._size))
+        reduce_gradients(self._split_parameters, exchange)
+        reduce_gradients(
+            self._whole_parameters, lambda flat: gather_slices(mine, flat.numel(), self._group, self._size)
+        )
 
     def _mean_of_peers(self, flat: Tensor) -> Tensor:
         flat = flat.div_(self._peer_count)
@@ -121,18 +124,28 @@ class TensorParallel(Strategy):
 
     def fingerprints(self) -> dict[str, Iterable[Tensor]]:
         return {
-            "shard": [local(it.detach()) for it in self._split_ones],
-            "whole": [local(it.detach()) for it in self._whole_ones],
+            "shard": [local(parameter.detach()) for parameter in self._split_parameters],
+            "whole": [local(parameter.detach()) for parameter in self._whole_parameters],
         }
 
     def outer_parameters(self) -> list[Tensor]:
         """Return the whole parameters, gathered over the ranks that share them: a collective call of those."""
-        found = []
+        parameters = []
         for name, parameter in self.module.named_parameters():
             tensor = parameter.detach()
             whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-            found.append(_by_part(whole, self._size) if ".attention.inward." in name else whole)
-        return found
+            parameters.append(_by_part(whole, self._size) if ".attention.inward." in name else whole)
+        return parameters
+
+
+def _exchange_tokens(inputs: Tensor, targets: Tensor, group: Any, ranks: int) -> tuple[Tensor, Tensor]:
+    """Return the windows of all ``ranks`` of ``group`` in their order: each (ranks × batch, time), sent as int32."""
+    if ranks == 1:
+        return inputs, targets
+    own = torch.stack((inputs, targets)).to(torch.int32)
+    gathered = gather_slices(own.reshape(-1), ranks * own.numel(), group, ranks).view(ranks, *own.shape)
+    windows = gathered.to(inputs.dtype).transpose(0, 1).flatten(1, 2)
+    return windows[0], windows[1]
 
 
 def _is_split(parameter: Tensor) -> bool:

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from testbed_agents.exchange import gather_into
-from testbed_agents.strategies.diloco import ReplicaTraining
+from testbed_agents.exchange.sums import gather_into
+from testbed_agents.strategies.periodic_exchange import ReplicaTraining
 from testbed_agents.strategies.strategy import Context
 
 __all__ = ["TorchftDiloco"]
@@ -75,12 +75,12 @@ class TorchftDiloco(ReplicaTraining):
         parameters = super().prepare(model, context)
         local_rank, ranks = context.groups.local_rank, sites[context.groups.site]
         own = self._serve(context)
-        told = _tell_all(own, context)
+        addresses = _tell_all(own, context)
         place = self._place or context.groups.site_names[0]
         if "://" not in place and place not in sites:
             raise ValueError(f"unknown site of the lighthouse '{place}' (available: {', '.join(sites)})")
-        url = place if "://" in place else f"http://{told[sites[place][0]].partition(' ')[2]}"
-        host, _, port = told[ranks[0]].partition(" ")[0].rpartition(":")
+        url = place if "://" in place else f"http://{addresses[sites[place][0]].partition(' ')[2]}"
+        host, _, port = addresses[ranks[0]].partition(" ")[0].rpartition(":")
         self._group = ProcessGroupGloo(timeout=self._timeout)
         self._transport = _transport(context, self._timeout)
         try:
@@ -113,7 +113,7 @@ class TorchftDiloco(ReplicaTraining):
         self._diloco.__enter__()
         self._saved = {"numbers": torch.zeros(2, dtype=torch.int64)}
         for index, fragment in enumerate(self._diloco._fragments):
-            self._saved |= {f"outer.{index}.{name}": it for name, it in fragment.original_parameters.items()}
+            self._saved |= {f"outer.{index}.{name}": tensor for name, tensor in fragment.original_parameters.items()}
         for index, parameter in enumerate(parameters):
             if self._momentum:
                 # SGD makes it in its first step, from the first gradient; zeros before are the same.
@@ -150,8 +150,8 @@ class TorchftDiloco(ReplicaTraining):
         self._since += 1
         before, began_t = self.manager.current_step(), time.monotonic()
         try:
-            for each in self.parameters:
-                each.grad = None
+            for parameter in self.parameters:
+                parameter.grad = None
             self._counter.step()
         except (RuntimeError, TimeoutError) as error:
             raise RuntimeError(f"torchft: {error}") from error
@@ -161,19 +161,19 @@ class TorchftDiloco(ReplicaTraining):
         self._version = self.manager.current_step()
         committed = self._version > before
         failed = self.manager.errored()
-        words = "" if failed is None else str(failed).partition("\n")[0]
+        reason = "" if failed is None else str(failed).partition("\n")[0]
         self.context.checks.exchange(
             what="torchft",
             version=self._version,
             committed=committed,
             participants=self.manager.num_participants(),
             took_s=time.monotonic() - began_t,
-            error=words,
+            error=reason,
         )
         if not committed:
             print(
                 f"torchft: the exchange after step {step} was not committed; the last {self._every} steps are lost: "
-                f"{words or 'no reason given'}",
+                f"{reason or 'no reason given'}",
                 flush=True,
             )
 
@@ -184,7 +184,7 @@ class TorchftDiloco(ReplicaTraining):
         return self._saved
 
     def loaded(self) -> None:
-        self._since, self._version = (int(it) for it in self._saved["numbers"])
+        self._since, self._version = (int(number) for number in self._saved["numbers"])
         self._diloco._local_step = self._since
         self.manager.load_state_dict({"step": self._version, "batches_committed": 0})
 
@@ -193,7 +193,7 @@ class TorchftDiloco(ReplicaTraining):
         return self._version
 
     def outer_parameters(self) -> list[Tensor]:
-        return [each.detach() for each in self.parameters]
+        return [parameter.detach() for parameter in self.parameters]
 
     def _serve(self, context: Context) -> str:
         """Serve what others need of this rank; return "STORE LIGHTHOUSE", each HOST:PORT or empty."""
@@ -225,8 +225,8 @@ def _transport(context: Context, timeout: timedelta) -> Any:
     from torchft.checkpointing.http_transport import HTTPTransport
 
     takes = inspect.signature(HTTPTransport.__init__).parameters
-    more = {"hostname": context.address} if "hostname" in takes else {}
-    return HTTPTransport(timeout=timeout, num_chunks=0, **more)
+    hostname = {"hostname": context.address} if "hostname" in takes else {}
+    return HTTPTransport(timeout=timeout, num_chunks=0, **hostname)
 
 
 def _tell_all(own: str, context: Context) -> list[str]:
@@ -236,4 +236,4 @@ def _tell_all(own: str, context: Context) -> list[str]:
     written[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
     everyone = torch.empty(context.groups.world_size * _ADDRESS_BYTES, dtype=torch.uint8)
     gather_into(everyone, written)
-    return [bytes(each).rstrip(b"\0").decode() for each in everyone.view(-1, _ADDRESS_BYTES).tolist()]
+    return [bytes(row).rstrip(b"\0").decode() for row in everyone.view(-1, _ADDRESS_BYTES).tolist()]

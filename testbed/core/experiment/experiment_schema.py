@@ -58,42 +58,41 @@ from testbed.core.workload.workload import Workload
 from testbed.core.yamltext import Path
 from testbed.errors import FileMistakes, Finding
 
-__all__ = ["Experiment", "ScheduledFault", "Trigger", "examine", "load_text"]
+__all__ = ["Experiment", "Planned", "examine", "load_text"]
 
 
 @dataclass(frozen=True)
-class Trigger:
-    """The trigger of a fault; one of the four is not None.
+class Planned:
+    """A fault of an experiment: as written, and then as ``fault_schedule.plan`` resolves it on a topology.
 
-    ``step``: once this many steps are committed. ``share``: the same as a share (0..1) of all steps. ``at_s``: this
-    many seconds after the job's begin (``RunningJob.began_t``). ``when``: the first time that the condition holds.
+    It is due once ``after_step`` steps are committed, ``at_s`` seconds after the job's begin (``RunningJob.began_t``),
+    or the first time that ``when`` holds; one of the three is not None. It is injected ``repeat`` times, ``every_s``
+    seconds apart.
+
+    Attributes:
+        target: as written, such as ``link[0]``; once planned, the topology's name.
+        for_s: None: until the run, or a fault with an end of its own, ends.
+        parameters: as written.
+        lasts_s: once planned, the resulting duration in seconds; None: until the end of the run.
+        after_share: as written, in place of ``after_step``: a share (0..1) of all steps.
+        file, line: where its target is written.
+        partial: whether its kind or its parameters have mistakes, so that only its target can be checked.
     """
 
-    step: int | None = None
-    share: float | None = None
-    at_s: float | None = None
-    when: Expectation | None = None
-
-
-@dataclass(frozen=True)
-class ScheduledFault:
-    """A fault as written, with ``target`` and ``parameters`` unresolved.
-
-    ``for_s`` None: until the run, or a fault with an end of its own, ends. The fault is injected ``repeat`` times,
-    ``every_s`` seconds apart.
-    """
-
-    trigger: Trigger
     inject: str
     target: str
     for_s: float | None
-    file: str
-    line: int
+    after_step: int | None = None
+    at_s: float | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
+    lasts_s: float | None = None
+    when: Expectation | None = None
     repeat: int = 1
     every_s: float = 0.0
-    partial: bool = False
-    """Whether its kind or its parameters have mistakes, so that only its target can be checked."""
+    after_share: float | None = None
+    file: str = field(default="", compare=False)
+    line: int = field(default=0, compare=False)
+    partial: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Experiment:
     topology: str | None
     set: Mapping[str, object]
     workload: Workload
-    schedule: tuple[ScheduledFault, ...]
+    schedule: tuple[Planned, ...]
     hypothesis: tuple[Condition, ...]
     outages: Outages | None
     compression: Compression
@@ -138,16 +137,16 @@ class Experiment:
 _AFTER: Final = re.compile(r"step\s+([0-9]{1,9})|step\s+([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)
 
 
-def _after(value: object) -> Trigger:
+def _after(value: object) -> int | float:
     match = _AFTER.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise Unreadable(*expected("a step", value, "write step 120 or step 40%"))
     if match[1]:
-        return Trigger(step=int(match[1]))
+        return int(match[1])
     share = float(match[2]) / 100
     if share >= 1:
         raise Unreadable(f"{shown(value)} is after the last step", "write a share below 100%")
-    return Trigger(share=share)
+    return share
 
 
 def _target(value: object) -> str:
@@ -170,7 +169,8 @@ def _condition(value: object) -> Expectation:
 
 
 class _Fault(Part):
-    after: Annotated[Trigger | None, BeforeValidator(_after)] = None
+    after: Annotated[Any, BeforeValidator(_after)] = None
+    """A number of steps (int), or a share of all steps (float)."""
     at: Annotated[float | None, BeforeValidator(parse_duration_s)] = None
     when: Annotated[Expectation | None, BeforeValidator(_condition)] = None
     inject: Annotated[str | None, BeforeValidator(one_line)] = None
@@ -285,7 +285,7 @@ def _fault(
     compression: Compression,
     workload: Workload,
     mistakes: Mistakes,
-) -> ScheduledFault | None:
+) -> Planned | None:
     fault = check(_Fault, raw, path, "a fault", mistakes)
     bad = {bad_path[2] for bad_path in mistakes.bad if len(bad_path) == 3 and bad_path[:2] == path}
     if path in mistakes.bad:
@@ -302,7 +302,7 @@ def _fault(
     if fault.target is None and "target" not in bad:
         mistakes.note(path, "a fault has no target", 'add target: with a name, or "link[0]" for the first link')
     if fault.after is not None:
-        _refuse((*path, "after"), applicable.step_refused(workload, share=fault.after.share is not None), mistakes)
+        _refuse((*path, "after"), applicable.step_refused(workload, share=isinstance(fault.after, float)), mistakes)
     if fault.when is not None:
         _refuse((*path, "when"), applicable.metric_refused(fault.when.metric, workload), mistakes)
     kind = faults.get(fault.inject or "")
@@ -313,11 +313,15 @@ def _fault(
     _check_repeats(fault, for_s, bad, path, mistakes)
     if fault.inject is None or fault.target is None:
         return None
-    return ScheduledFault(
-        trigger=fault.after or Trigger(at_s=fault.at, when=fault.when),
-        inject=fault.inject,
-        target=fault.target,
-        for_s=for_s,
+    share = isinstance(fault.after, float)
+    return Planned(
+        fault.inject,
+        fault.target,
+        for_s,
+        after_step=None if share else fault.after,
+        after_share=fault.after if share else None,
+        at_s=fault.at if fault.after is None else None,
+        when=fault.when if fault.after is None else None,
         file=mistakes.written.document.file,
         line=mistakes.written.document.line((*path, "target")),
         parameters=parameters,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Final
 
 from testbed.core.experiment import draw
-from testbed.core.experiment.expect import Expectation
-from testbed.core.experiment.experiment_schema import Experiment, ScheduledFault
+from testbed.core.experiment.experiment_schema import Experiment, Planned
 from testbed.core.faults.causes import CAUSES
 from testbed.core.faults.fault_registry import compile_fault, registry
 from testbed.core.faults.fault_target import all_targets
@@ -24,28 +22,6 @@ MOST_FAULTS: Final = 1000
 """Most faults of one run, including repetitions and drawn faults."""
 
 _INDEXED: Final = re.compile(r"link\[([0-9]{1,4})\]", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A fault due once ``after_step`` steps are committed, ``at_s`` seconds after the job's begin
-    (``RunningJob.began_t``), or the first time that ``when`` holds; one of the three is not None.
-
-    ``target`` is the topology's name; ``parameters`` are as written. ``for_s`` None: until the run, or a fault with an
-    end of its own, ends. ``lasts_s`` is the resulting duration in seconds; None: until the end of the run. The fault
-    is injected ``repeat`` times, ``every_s`` seconds apart.
-    """
-
-    inject: str
-    target: str
-    for_s: float | None
-    after_step: int | None = None
-    at_s: float | None = None
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    lasts_s: float | None = None
-    when: Expectation | None = None
-    repeat: int = 1
-    every_s: float = 0.0
 
 
 def plan(
@@ -96,27 +72,17 @@ def examine(
         except UserError as error:
             message, _, fix = str(error).partition("; ")
             findings.append(Finding(fault.file, fault.line, f"{fault.inject} {target}: {message}", fix))
+        limits_s = [limit_s for limit_s in (fault.for_s, ends_s) if limit_s is not None]
         planned.append(
-            Planned(
-                fault.inject,
-                target,
-                fault.for_s,
-                after,
-                fault.trigger.at_s,
-                fault.parameters,
-                min((it for it in (fault.for_s, ends_s) if it is not None), default=None),
-                fault.trigger.when,
-                fault.repeat,
-                fault.every_s,
-            )
+            replace(fault, target=target, after_step=after, after_share=None, lasts_s=min(limits_s, default=None))
         )
     planned += _drawn(experiment, topology, experiment.seed if seed is None else seed, findings)
-    if (count := sum(it.repeat for it in planned)) > MOST_FAULTS:
+    if (count := sum(fault.repeat for fault in planned)) > MOST_FAULTS:
         findings.append(Finding(experiment.source, 0, f"too many faults: {count}", f"use at most {MOST_FAULTS}"))
     return tuple(planned), tuple(findings)
 
 
-def _partial(fault: ScheduledFault, target: str, topology: Topology, ranks_per_node: int) -> list[Finding]:
+def _partial(fault: Planned, target: str, topology: Topology, ranks_per_node: int) -> list[Finding]:
     """Return the mistake in the target of a fault that has others, if there is one."""
     if fault.inject in registry():
         try:
@@ -127,9 +93,9 @@ def _partial(fault: ScheduledFault, target: str, topology: Topology, ranks_per_n
             pass  # perhaps only for want of what was left out
         return []
     name = target.partition(":")[0]
-    if name in (known := all_targets(topology)) or name.isdecimal():
+    if name in (targets := all_targets(topology)) or name.isdecimal():
         return []
-    return [_unknown(fault, UnknownName("target", name, sorted(known)), topology)]
+    return [_unknown(fault, UnknownName("target", name, sorted(targets)), topology)]
 
 
 def _drawn(experiment: Experiment, topology: Topology, seed: int, findings: list[Finding]) -> list[Planned]:
@@ -141,25 +107,25 @@ def _drawn(experiment: Experiment, topology: Topology, seed: int, findings: list
         findings.append(Finding(experiment.source, 0, message, "use less time compression, or an earlier end"))
         return []
     planned = []
-    for it in draw.draw(outages, topology, compression, seed):
-        cause = CAUSES[it.cause]
-        written = {**dict(cause.parameters), "cause": it.cause}
-        if cause.fault != "cut" and not any(it.target in link.via for link in topology.links):
+    for outage in draw.draw(outages, topology, compression, seed):
+        cause = CAUSES[outage.cause]
+        written = {**dict(cause.parameters), "cause": outage.cause}
+        if cause.fault != "cut" and not any(outage.target in link.via for link in topology.links):
             continue  # a pinched cable with second paths only carries no traffic that could degrade
-        planned.append(Planned(cause.fault, it.target, it.lasts_s, None, it.at_s, written, it.lasts_s))
+        planned.append(Planned(cause.fault, outage.target, outage.lasts_s, None, outage.at_s, written, outage.lasts_s))
     return planned
 
 
-def _after_step(fault: ScheduledFault, steps: int | None) -> int | None:
-    if fault.trigger.share is not None:
-        return None if steps is None else min(round(fault.trigger.share * steps), steps - 1)
-    if steps is not None and fault.trigger.step is not None and fault.trigger.step >= steps:
-        message, fix = out_of_range(fault.trigger.step, "0", str(steps - 1))
+def _after_step(fault: Planned, steps: int | None) -> int | None:
+    if fault.after_share is not None:
+        return None if steps is None else min(round(fault.after_share * steps), steps - 1)
+    if steps is not None and fault.after_step is not None and fault.after_step >= steps:
+        message, fix = out_of_range(fault.after_step, "0", str(steps - 1))
         raise Unreadable(f"step {message}", fix)
-    return fault.trigger.step
+    return fault.after_step
 
 
-def _unknown(fault: ScheduledFault, error: UnknownName, topology: Topology) -> Finding:
+def _unknown(fault: Planned, error: UnknownName, topology: Topology) -> Finding:
     """Return the finding for a target that does not exist, with the closest that does."""
     message, fix = unknown(error.what, error.name, error.known)
     return Finding(fault.file, fault.line, f"{fault.inject} on topology '{topology.name}': {message}", fix)

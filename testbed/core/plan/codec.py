@@ -106,11 +106,6 @@ def from_dict(data: Mapping[str, Any]) -> Step:
     return _KINDS[data["step"]](**fields)
 
 
-def plan_to_list(plan: Plan) -> list[dict[str, Any]]:
-    """JSON-able form of a plan, for the keeper's socket."""
-    return [to_dict(step) for step in plan]
-
-
 def plan_from_list(data: Iterable[Mapping[str, Any]]) -> Plan:
-    """The plan that :func:`plan_to_list` wrote. Raises as :func:`from_dict`."""
+    """Return the plan of a list of Steps as JSON data. Raises as :func:`from_dict`."""
     return tuple(from_dict(fields) for fields in data)

@@ -1,6 +1,6 @@
 """Bytes of coded values: what the agents' codecs put on the wire, said a second time.
 
-The formats are those of ``testbed_agents.codec``, blocks those of ``testbed_agents.blocks``; no code is shared, so
+The formats are those of ``testbed_agents.exchange.codec``, blocks those of sparse-loco; no code is shared, so
 tests compare the two for any length and shape.
 """
 
@@ -71,14 +71,14 @@ def block_runs(tensors: Iterable[Tensor]) -> Iterator[Run]:
     for tensor in tensors:
         columns = tensor.elements // tensor.rows if tensor.rows else 1
         if columns < 2 or tensor.rows < 2:
-            found = [(CHUNK, tensor.elements // CHUNK), (tensor.elements % CHUNK, 1)]
+            runs = [(CHUNK, tensor.elements // CHUNK), (tensor.elements % CHUNK, 1)]
         elif columns % SIDE == 0:
-            bands, rest, across = tensor.rows // SIDE, tensor.rows % SIDE, columns // SIDE
-            found = [(CHUNK, bands * across), (rest * SIDE, across)]
+            bands, lower, across = tensor.rows // SIDE, tensor.rows % SIDE, columns // SIDE
+            runs = [(CHUNK, bands * across), (lower * SIDE, across)]
         else:
             heights = [SIDE] * (tensor.rows // SIDE) + [tensor.rows % SIDE]
-            found = [it for high in heights for it in ((high * SIDE, columns // SIDE), (high * (columns % SIDE), 1))]
-        yield from ((length, count) for length, count in found if length and count)
+            runs = [run for high in heights for run in ((high * SIDE, columns // SIDE), (high * (columns % SIDE), 1))]
+        yield from ((length, count) for length, count in runs if length and count)
 
 
 def slice_runs(runs: Iterable[Run], begin: int, end: int) -> Iterator[Run]:
@@ -87,13 +87,13 @@ def slice_runs(runs: Iterable[Run], begin: int, end: int) -> Iterator[Run]:
     >>> list(slice_runs([(4096, 3), (10, 1)], 4000, 9000))
     [(96, 1), (4096, 1), (808, 1)]
     """
-    at = 0
+    offset = 0
     for length, count in runs:
-        low, high = max(at, begin), min(at + length * count, end)
-        at += length * count
+        low, high = max(offset, begin), min(offset + length * count, end)
+        offset += length * count
         if low >= high:
             continue
-        start = at - length * count
+        start = offset - length * count
         head = min(high, start + math.ceil((low - start) / length) * length) - low
-        whole, rest = divmod(high - low - head, length)
-        yield from ((size, number) for size, number in ((head, 1), (length, whole), (rest, 1)) if size and number)
+        whole, cut = divmod(high - low - head, length)
+        yield from ((size, number) for size, number in ((head, 1), (length, whole), (cut, 1)) if size and number)

@@ -47,13 +47,16 @@ class Exchange:
     @cached_property
     def likeness(self) -> Hashable:
         """What its costs depend on: exchanges that are alike differ by name only."""
-        operations = Counter((it.kind, it.ranks, it.byte_count, it.parts > 0) for it in self.operations)
+        operations = Counter(
+            (operation.kind, operation.ranks, operation.byte_count, operation.parts > 0)
+            for operation in self.operations
+        )
         return tuple(operations.items()), self.sites, self.times, self.parts, self.slots, self.computes
 
     @cached_property
     def byte_count(self) -> float:
         """Of one part of the largest operation."""
-        return max(it.byte_count for it in self.operations) / self.parts
+        return max(operation.byte_count for operation in self.operations) / self.parts
 
 
 def exchanges(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Exchange, ...]:
@@ -70,20 +73,20 @@ def exchanges(operations: Iterable[Operation], sites: Sequence[str]) -> tuple[Ex
 
 def at_once(operations: Iterable[Operation]) -> list[tuple[Operation, ...]]:
     """Return the operations that are done at the same time, by equal ones, those of independent sites together."""
-    return [tuple(it.operations) for it in _together(operations)]
+    return [tuple(together.operations) for together in _together(operations)]
 
 
 def _together(operations: Iterable[Operation]) -> list[_Together]:
     alike: dict[tuple[object, ...], list[_Together]] = {}
-    found: list[_Together] = []
+    groups: list[_Together] = []
     for operation in operations:
         if len(operation.ranks) < 2 or operation.byte_count <= 0:
             continue
         same = alike.setdefault(_likeness(operation), [])
         if not (same and same[-1].add(operation)):
             same.append(_Together(operation))
-            found.append(same[-1])
-    return found
+            groups.append(same[-1])
+    return groups
 
 
 class _Together:
@@ -112,7 +115,7 @@ class _Together:
         sets: list[tuple[set[str], list[Operation]]] = []
         for operation in self.operations:
             names, own = {sites[rank] for rank in operation.ranks}, [operation]
-            for other in [it for it in sets if it[0] & names]:
+            for other in [other for other in sets if other[0] & names]:
                 names, own = names | other[0], other[1] + own
                 sets.remove(other)
             sets.append((names, own))

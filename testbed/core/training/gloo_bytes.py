@@ -33,22 +33,22 @@ Hop = tuple[int, int]
 
 def hop_bytes(operation: Operation) -> dict[Hop, float]:
     """Return the payload that an operation moves over each hop, in bytes; a group of one moves nothing."""
-    count, found = len(operation.ranks), defaultdict[Hop, float](float)
+    count, hops = len(operation.ranks), defaultdict[Hop, float](float)
     if count > 1 and operation.byte_count:
         for hop, share in _shares(operation.kind, operation.ranks):
-            found[hop] += share * operation.byte_count
-    return dict(found)
+            hops[hop] += share * operation.byte_count
+    return dict(hops)
 
 
 def header_bytes(operation: Operation) -> dict[Hop, float]:
     """Return gloo's own bytes on each hop: of its messages, and of the answers to them, which go the other way."""
-    rounds, found = len(operation.ranks) - 1, defaultdict[Hop, float](float)
+    rounds, hops = len(operation.ranks) - 1, defaultdict[Hop, float](float)
     messages = {"all_reduce": 4 * rounds, "reduce_scatter": 4 * rounds, "all_gather": 2 * rounds}
     count = messages.get(operation.kind, 1)
     for source, destination in hop_bytes(operation):
-        found[source, destination] += count * MESSAGE_BYTES
-        found[destination, source] += count * ANSWER_BYTES
-    return dict(found)
+        hops[source, destination] += count * MESSAGE_BYTES
+        hops[destination, source] += count * ANSWER_BYTES
+    return dict(hops)
 
 
 def site_bytes(
@@ -58,12 +58,12 @@ def site_bytes(
 
     ``of``: what is asked of each operation, such as :func:`header_bytes`.
     """
-    found = defaultdict[tuple[str, str], float](float)
+    total = defaultdict[tuple[str, str], float](float)
     for operation in operations:
         for (source, destination), byte_count in of(operation).items():
             if sites[source] != sites[destination]:
-                found[sites[source], sites[destination]] += byte_count
-    return dict(found)
+                total[sites[source], sites[destination]] += byte_count
+    return dict(total)
 
 
 def least_into(operation: Operation, sites: Sequence[str]) -> Mapping[str, float]:
@@ -74,25 +74,25 @@ def least_into(operation: Operation, sites: Sequence[str]) -> Mapping[str, float
     """
     ranks, n = operation.ranks, operation.byte_count
     inside = {site: [rank for rank in ranks if sites[rank] == site] for site in dict.fromkeys(sites[r] for r in ranks)}
-    found: dict[str, float] = {}
+    least: dict[str, float] = {}
     for site, members in inside.items():
         others = len(ranks) - len(members)
         if not others:
             continue
         match operation.kind:
             case "all_reduce":
-                found[site] = n
+                least[site] = n
             case "reduce_scatter":
-                found[site] = n * len(members) / len(ranks)
+                least[site] = n * len(members) / len(ranks)
             case "all_gather":
-                found[site] = n * others / len(ranks)
+                least[site] = n * others / len(ranks)
             case "all_to_all":
-                found[site] = n * others * len(members) / len(ranks)
+                least[site] = n * others * len(members) / len(ranks)
             case "broadcast" | "send" if ranks[0] not in members:
-                found[site] = n
+                least[site] = n
             case _:
                 pass
-    return found
+    return least
 
 
 def _shares(kind: str, ranks: Sequence[int]) -> Iterator[tuple[Hop, float]]:

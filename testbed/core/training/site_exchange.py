@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 BUCKETS_IN_SITE = 8
-"""Parts of the mean gradient of a site (``testbed_agents.bucketed_gradients.BUCKETS``)."""
+"""Parts of the mean gradient of a site (``testbed_agents.exchange.gradients.BUCKETS``)."""
 
 Groups = list[tuple[str, tuple[int, ...]]]
 """Name and ranks of each group."""

@@ -106,9 +106,9 @@ Action: TypeAlias = Compute | Begin | Await | Steps | StepDone | Time | Sample
 Process: TypeAlias = Generator[Action, Any, None]
 
 
-def in_order(found: Sequence[Exchange], key: Hashable) -> Process:
+def in_order(sequence: Sequence[Exchange], key: Hashable) -> Process:
     """Do exchanges one after the other, and wait for each."""
-    for number, exchange in enumerate(found):
+    for number, exchange in enumerate(sequence):
         yield Begin((key, number), exchange)
         yield Await(((key, number),))
 
@@ -137,7 +137,7 @@ class StepExchanges:
     def of(self, site: str) -> StepExchanges:
         """Return those in which ``site`` takes part."""
         every = (self.beside, self.inner, self.updates, self.begun, self.outer)
-        return StepExchanges(*(tuple(it for it in some if site in it[1].sites) for some in every))
+        return StepExchanges(*(tuple(keyed for keyed in some if site in keyed[1].sites) for some in every))
 
 
 class Schedule:
@@ -161,8 +161,13 @@ class Schedule:
         """Whether all sites take part in each exchange between sites."""
         sites = len(self.twin.layout.site_names)
         steps = [self.step(number) for number in self.twin.busy_steps()]
-        found = (it for step in steps for some in (step.beside, step.inner, step.begun, step.outer) for _, it in some)
-        return all(len(it.sites) in (1, sites) for it in found)
+        between = (
+            exchange
+            for step in steps
+            for some in (step.beside, step.inner, step.begun, step.outer)
+            for _, exchange in some
+        )
+        return all(len(exchange.sites) in (1, sites) for exchange in between)
 
     def step(self, number: int) -> StepExchanges:
         """Return the exchanges of a step, from 1."""
@@ -170,26 +175,30 @@ class Schedule:
             number = self.twin.cycle + 1 + (number - 1) % self.twin.cycle
         if number not in self._steps:
             operations = tuple(self.twin.operations(number))
-            found = self._made.get(operations)
-            if found is None:
-                found = self._made[operations] = self._make(operations)
-            self._steps[number] = found
+            made = self._made.get(operations)
+            if made is None:
+                made = self._made[operations] = self._make(operations)
+            self._steps[number] = made
         return self._steps[number]
 
     def _make(self, operations: Sequence[Operation]) -> StepExchanges:
-        found = list(enumerate(exchanges(operations, self.twin.layout.sites)))
-        beside = [(key, it) for key, it in found if it.first.parts]
-        staged = len({it.crosses for _, it in beside}) > 1
+        numbered = list(enumerate(exchanges(operations, self.twin.layout.sites)))
+        beside = [(key, exchange) for key, exchange in numbered if exchange.first.parts]
+        staged = len({exchange.crosses for _, exchange in beside}) > 1
         parts = tuple(
-            (key, replace(it, parts=it.first.parts, slots=1 if staged and not it.crosses else None))
-            for key, it in beside
+            (key, replace(exchange, parts=exchange.first.parts, slots=1 if staged and not exchange.crosses else None))
+            for key, exchange in beside
         )
-        begun = tuple((key, it) for key, it in found if it.first.lands)
-        awaited = [(key, it) for key, it in found if not it.first.lands and not it.first.parts]
-        inner = tuple((key, it) for key, it in awaited if it.first.before_update)
-        outer = tuple((key, it) for key, it in awaited if not it.first.before_update)
+        begun = tuple((key, exchange) for key, exchange in numbered if exchange.first.lands)
+        awaited = [
+            (key, exchange) for key, exchange in numbered if not exchange.first.lands and not exchange.first.parts
+        ]
+        inner = tuple((key, exchange) for key, exchange in awaited if exchange.first.before_update)
+        outer = tuple((key, exchange) for key, exchange in awaited if not exchange.first.before_update)
         sites = self.twin.layout.site_names if begun or outer else ()
-        computes = tuple(sorted({(str(it.first.kind), it.first.lands > 0) for _, it in (*begun, *outer)}))
+        computes = tuple(
+            sorted({(str(exchange.first.kind), exchange.first.lands > 0) for _, exchange in (*begun, *outer)})
+        )
         updates = tuple((f"update of {site}", Exchange((), (site,), computes=computes)) for site in sites)
         return StepExchanges(parts, inner, updates, begun, outer)
 
@@ -224,7 +233,7 @@ class Schedule:
             after[thread] = (number, index)
             flying.setdefault(number + exchange.first.lands, []).append((number, index))
         landed = [key for lands in sorted(flying) if lands <= number or number == last for key in flying[lands]]
-        for lands in [it for it in flying if it <= number or number == last]:
+        for lands in [lands for lands in flying if lands <= number or number == last]:
             del flying[lands]
         if landed:
             yield Await(tuple(landed))
@@ -232,8 +241,8 @@ class Schedule:
         yield StepDone()
 
 
-def _one_by_one(found: Keyed, number: int) -> Process:
-    for index, exchange in found:
+def _one_by_one(sequence: Keyed, number: int) -> Process:
+    for index, exchange in sequence:
         yield Begin((number, index), exchange)
         yield Await(((number, index),))
 

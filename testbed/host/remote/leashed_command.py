@@ -28,6 +28,7 @@ from testbed.core.user_text import printable
 from testbed.errors import HostError, StorageError, UserError
 from testbed.host.linux import invocation
 from testbed.host.linux.descriptor import write_all
+from testbed.host.linux.signals import Handler, handled
 from testbed.version import __version__
 
 if TYPE_CHECKING:
@@ -401,28 +402,28 @@ def _size() -> dict[str, int]:
 @contextlib.contextmanager
 def _terminal(held: _Held, shown: Mapping[str, bool], reads_stdin: bool) -> Iterator[None]:
     """Pass on stdin, Ctrl-C and the size of the terminal; the terminal is as before at the end."""
-    interrupted = signal.signal(signal.SIGINT, lambda *_: held.order("interrupt"))
-    terminated = signal.signal(signal.SIGTERM, lambda *_: held.order("terminate"))
-    resized = signal.signal(signal.SIGWINCH, lambda *_: held.order("window", _size()))
+    handlers: dict[signal.Signals, Handler] = {
+        signal.SIGINT: lambda number: held.order("interrupt"),
+        signal.SIGTERM: lambda number: held.order("terminate"),
+        signal.SIGWINCH: lambda number: held.order("window", _size()),
+    }
     before = termios.tcgetattr(0) if shown["stdin"] else None
     ended, wake = os.pipe()
     reader = threading.Thread(target=_read_stdin, args=(held, ended), daemon=True)
-    try:
-        if before is not None:
-            tty.setraw(0)
-        if reads_stdin:
-            reader.start()
-        yield
-    finally:
-        os.close(wake)
-        if reads_stdin:
-            reader.join()
-        os.close(ended)
-        if before is not None:
-            termios.tcsetattr(0, termios.TCSADRAIN, before)
-        signal.signal(signal.SIGINT, interrupted)
-        signal.signal(signal.SIGTERM, terminated)
-        signal.signal(signal.SIGWINCH, resized)
+    with handled(handlers):
+        try:
+            if before is not None:
+                tty.setraw(0)
+            if reads_stdin:
+                reader.start()
+            yield
+        finally:
+            os.close(wake)
+            if reads_stdin:
+                reader.join()
+            os.close(ended)
+            if before is not None:
+                termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 def _read_stdin(held: _Held, ended: int) -> None:

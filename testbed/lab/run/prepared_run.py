@@ -107,7 +107,7 @@ def _judgeable(experiment: Experiment, workload: AgentWorkload) -> tuple[Experim
     Raises UserError for a fault or a steady state that needs what is not known.
     """
     for condition in (
-        *(fault.trigger.when for fault in experiment.schedule),
+        *(fault.when for fault in experiment.schedule),
         *(steady.check for steady in experiment.hypothesis),
     ):
         if condition is not None and (refused := applicable.metric_refused(condition.metric, workload)):

@@ -6,7 +6,7 @@ import random
 from collections import deque
 
 import pytest
-from testbed_agents.admission import Admission, window
+from testbed_agents.parameter_server.admission import Admission, window
 
 
 class Site:

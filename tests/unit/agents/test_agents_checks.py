@@ -40,7 +40,7 @@ class Rank:
             Records(path),
             rank=0,
             world_size=2,
-            strategy=self,
+            strategy=self,  # type: ignore[arg-type]
             optimizer=self.optimizer,
             seed=0,
             first=first,

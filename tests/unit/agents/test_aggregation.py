@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from builders import loopback_ranks
 from builders.replica_jobs import Job
-from testbed_agents.aggregation import begin_sum_at, rank_at
+from testbed_agents.exchange.sums import begin_sum, rank_at
 from testbed_agents.groups import Groups
 
 from testbed.core.training import strategies_built
@@ -35,10 +35,10 @@ def _on_a_rank(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     at = rank_at("mid", SITES, ranks)
     assert at == 1 and rank_at("", SITES, ranks) is None
-    begun = [begin_sum_at(_values(rank, turn), group, ranks, at) for turn in range(3)]
+    begun = [begin_sum(_values(rank, turn), group, ranks, at) for turn in range(3)]
     found["three at once"] = [it.wait() for it in begun]
     dist.barrier()
-    found["alone"] = begin_sum_at(_values(rank, 0), None, (rank,), rank).wait()
+    found["alone"] = begin_sum(_values(rank, 0), None, (rank,), rank).wait()
     one = {"every": 2, "fragments": 1, "overlap": 1}
     for name, options in (
         ("hierarchical", {}), ("diloco", {"every": 2}), ("local-sgd", {"every": 3}), ("streaming-diloco", one),

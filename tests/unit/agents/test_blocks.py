@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import replica_reference
-from testbed_agents.blocks import between, block_order
-from testbed_agents.codec import TopK
+from testbed_agents.exchange.codec import TopK
+from testbed_agents.strategies.sparse_loco import between, block_order
 
 from testbed.core.training import codec_bytes
 from testbed.core.training.layout import Tensor

@@ -11,7 +11,7 @@ import torch
 from builders.torch_threads import one_thread
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from testbed_agents import codec
+from testbed_agents.exchange import codec
 
 from testbed.core.training import codec_bytes
 from testbed.core.training.layout import Tensor

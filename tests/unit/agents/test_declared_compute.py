@@ -14,8 +14,8 @@ import torch
 from builders.loopback_ranks import run
 from builders.torch_threads import one_thread
 from testbed_agents import compute as under_test
-from testbed_agents.bucketed_gradients import Reduce, Reduced
 from testbed_agents.compute import Compute, SleepingModel
+from testbed_agents.exchange.gradients import Reduce, Reduced
 from testbed_agents.model import GPT, Shape, parameter_count
 from testbed_agents.strategies import make
 from testbed_agents.strategies.strategy import Context

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from testbed_agents.delayed_nesterov import DelayedNesterov
+from testbed_agents.exchange.outer_optimizers import DelayedNesterov
 from testbed_agents.hooks import Hooks
 
 

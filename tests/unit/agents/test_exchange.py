@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from builders import loopback_ranks
 from testbed_agents import watched
-from testbed_agents.exchange import begin_sum
+from testbed_agents.exchange.sums import begin_sum
 
 ELEMENTS = 1_000_000
 LARGE_BYTES = 2 * ELEMENTS

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from testbed_agents.movement import Movement
+from testbed_agents.parameter_server.movement import Movement
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed_agents.exchange.outer_optimizers import Nesterov
 from testbed_agents.hooks import Hooks
-from testbed_agents.outer import Nesterov
 
 VALUES = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20)
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from oracles import oracle
-from testbed_agents.codec import of_bits
+from testbed_agents.exchange.codec import of_bits
 from testbed_agents.hooks import Hooks
-from testbed_agents.parcels import Note
-from testbed_agents.quorum_server import QuorumServer, merged
+from testbed_agents.parameter_server.messages import Header
+from testbed_agents.parameter_server.quorum_server import QuorumServer, merged
 
 BOUND_S = 20.0
 SITES = ("a", "b", "c")
@@ -26,16 +26,16 @@ class Desk:
         self.server = QuorumServer(SITES, True, Hooks(), sizes, of_bits(bits), quorum, grace_s)
         self.server.begin()
         self.sizes, self.codec = sizes, of_bits(bits)
-        self.sent: list[tuple[Note, torch.Tensor | None]] = []
-        self.server.deliver |= dict.fromkeys(SITES, lambda note, tensor: None)
-        self.server.deliver["a"] = lambda note, tensor: self.sent.append((note, tensor))
+        self.sent: list[tuple[Header, torch.Tensor | None]] = []
+        self.server.deliver |= dict.fromkeys(SITES, lambda header, tensor: None)
+        self.server.deliver["a"] = lambda header, tensor: self.sent.append((header, tensor))
         self.pushed = dict.fromkeys(SITES, 0)
 
     def push(self, site: str, value: float, tokens: int = 1, fragment: int = 0) -> None:
         self.pushed[site] += 1
-        note = {"kind": "push", "fragment": fragment, "push": self.pushed[site], "tokens": tokens}
+        header = {"kind": "push", "fragment": fragment, "push": self.pushed[site], "tokens": tokens}
         values = torch.full((self.sizes[fragment],), value)
-        self.server.receive(site, note, self.codec.encode(values))
+        self.server.receive(site, header, self.codec.encode(values))
 
     def say(self, site: str, kind: str) -> None:
         self.server.receive(site, {"kind": kind}, torch.empty(0))
@@ -44,9 +44,9 @@ class Desk:
     def rounds(self) -> list[tuple[float, dict[str, int]]]:
         """The mean of each round, and the pushes that it contains or has before."""
         return [
-            (float(self.codec.decode(tensor, self.sizes[note["fragment"]])[0]), note["included"])
-            for note, tensor in self.sent
-            if note["kind"] == "merged" and tensor is not None
+            (float(self.codec.decode(tensor, self.sizes[header["fragment"]])[0]), header["included"])
+            for header, tensor in self.sent
+            if header["kind"] == "merged" and tensor is not None
         ]
 
 
@@ -148,7 +148,7 @@ def test_every_push_is_in_one_version_exactly_once_also_over_a_checkpoint(seed: 
 
 def test_what_arrives_before_the_state_is_loaded_waits_for_it() -> None:
     server = QuorumServer(SITES, True, Hooks(), (4,), of_bits(32), 1, 0.0)
-    server.deliver |= dict.fromkeys(SITES, lambda note, tensor: None)
+    server.deliver |= dict.fromkeys(SITES, lambda header, tensor: None)
     for site in SITES:
         push = {"kind": "push", "fragment": 0, "push": 6, "tokens": 1}
         server.receive(site, push, of_bits(32).encode(torch.ones(4)))

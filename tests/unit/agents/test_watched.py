@@ -16,9 +16,9 @@ import torch.distributed._functional_collectives as functional
 from builders import json_files, loopback_ranks
 from builders.trainer_over_loopback import check_logs
 from testbed_agents import operation_log, watched
-from testbed_agents.bucketed_gradients import mean_over
 from testbed_agents.check_log import Checks
-from testbed_agents.exchange import begin_sum
+from testbed_agents.exchange.gradients import mean_over
+from testbed_agents.exchange.sums import begin_sum
 from testbed_agents.fork_server import planted_errors
 from testbed_agents.groups import Groups
 from testbed_agents.records import Records

@@ -374,12 +374,19 @@ def test_completion_never_raises(answers: Answers, complete: Any) -> None:
     assert complete("testbed cut n") == []
 
 
+def duration_of_cut(text: str) -> Any:
+    """Return ``--for`` as the verb ``cut`` reads it."""
+    cut = typer.main.get_command(verb.app).commands["cut"]  # type: ignore[attr-defined]
+    return cut.make_context("cut", ["north", f"--for={text}"]).params["for_"]
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("10s", 10.0), ("500ms", 0.5), ("2 min", 120.0), ("3", 3.0)])
-def test_read_duration_s(text: str, seconds: float) -> None:
-    assert verb.read_duration_s(text) == seconds
+def test_a_duration_is_read_in_seconds_and_sent_on_as_typed(text: str, seconds: float) -> None:
+    read = duration_of_cut(text)
+    assert (read.value, str(read)) == (seconds, text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1s", "10 parsecs", "nan", "inf", "1e99s"])
-def test_read_duration_s_names_the_option_of_a_bad_duration(text: str) -> None:
+def test_a_bad_duration_is_refused_with_the_name_of_its_option(text: str) -> None:
     with pytest.raises(errors.UserError, match="--for"):
-        verb.read_duration_s(text)
+        duration_of_cut(text)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from testbed.cli.cell import Cell
+from testbed.cli.tables import Cell
 
 
 def lines(text: str | Text, width: int) -> list[str]:

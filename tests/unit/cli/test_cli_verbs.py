@@ -28,7 +28,7 @@ from builders.cli_fixtures import (
 )
 from builders.tables import table
 
-from testbed.cli import tables
+from testbed.cli import topology_tables
 from testbed.core.topology import resolve
 from testbed.errors import FidelityError, LabError, NoisyHost
 from testbed.host import doctor, lab_folder, lab_owner
@@ -390,7 +390,7 @@ def test_ls_topologies_in_short_and_whole_as_json(cli: Cli) -> None:
 def test_links_in_short(km: dict[str, int], shown: str) -> None:
     links = ", ".join(f"{name}: {{between: [a1, b1], km: {length}}}" for name, length in km.items())
     text = f"sites: {{a1: , b1: }}\nlinks: {{{links}}}"
-    assert tables.links_in_short(resolve.load_text(text.encode(), "x")) == shown
+    assert topology_tables.links_in_short(resolve.load_text(text.encode(), "x")) == shown
 
 
 # ---- run, train, report

@@ -9,7 +9,7 @@ import pytest
 from builders.cli_fixtures import Cli, certificate_of, cli
 from rich.table import Table
 
-from testbed.cli import certificate_table, tables
+from testbed.cli import certificate_table, lab_tables, tables, topology_tables
 from testbed.host.files import catalog
 from testbed.lab.status import LabStatus, LinkStatus
 
@@ -31,12 +31,12 @@ def printed(made: list[Table]) -> str:
 @pytest.mark.parametrize(("scale", "full"), [(1000.0, "80 Gb/s"), (10.0, "800 Mb/s"), (1.0, "")])
 def test_status(scale: float, full: str) -> None:
     found = lab_of(scale)
-    said = printed(tables.status(found))
+    said = printed(lab_tables.of_status(found))
     assert said.count(f"80 Mb/s for {full}" if full else "80 Mb/s") == 2, "what is in force, and the fault's effect"
-    notes = " ".join(tables.status_notes(found))
+    notes = " ".join(lab_tables.status_notes(found))
     assert ("stands for" in notes and "distance and latency are not scaled" in notes) == (scale != 1)
     assert "packets: sent toward each site" in notes, "the columns are explained"
-    assert "all links carry light; 1 fault in force." in tables.status_line(found).plain
+    assert "all links carry light; 1 fault in force." in lab_tables.status_line(found).plain
     data = json.loads(json.dumps(tables.plain(found)))
     assert data["scale"] == scale and data["links"][0]["full_scale_rate_bps"] == 8e8 * scale
 
@@ -57,5 +57,5 @@ def test_a_certificate_is_told_in_words_with_a_legend(scale: float) -> None:
     assert "Both links behave as the topology asks." in said and "target: delay asked for" in said
     assert max(map(len, said.splitlines())) <= 80
     assert ("stands for" in said) == (scale != 1 and "carries" in said)
-    facts = tables.full_scale_facts(topology)
+    facts = topology_tables.full_scale_facts(topology)
     assert facts == {"scale": 1000.0, "full_scale_rate_bps": {"north": 8e11, "south": 8e11}}

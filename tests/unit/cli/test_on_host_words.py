@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import shlex
 import socket
@@ -32,9 +31,8 @@ def typed(line: str, *arguments: str) -> tuple[list[str], Departures]:
     name, *words = [*shlex.split(line), *arguments]
     command = typer.main.get_command(verb.app).commands[name]  # type: ignore[attr-defined]
     context = command.make_context(name, words)
-    marks = on_host.marks(inspect.signature(inspect.unwrap(command.callback), eval_str=True))
     files = Departures()
-    return [*on_host.typed_words(context, marks, name in ("launch", "exec"), files)], files
+    return [*on_host.typed_words(context, command.marks, name in ("launch", "exec"), files)], files
 
 
 @pytest.fixture(autouse=True)

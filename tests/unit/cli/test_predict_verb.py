@@ -14,7 +14,7 @@ from builders.tables import table
 from typer.testing import CliRunner
 
 import testbed
-from testbed.cli import app, prediction_progress
+from testbed.cli import app, console
 from testbed.core.training.strategies_built import BUILT
 
 __all__ = ["cli"]  # a fixture
@@ -306,8 +306,8 @@ def test_measured_predicts_the_job_of_a_run(tmp_path: Path) -> None:
 
 
 def test_prediction_progress_counts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction_progress, "SILENT_S", 0.0)
-    with prediction_progress.Counted("predictions", 3) as counted:
+    monkeypatch.setattr(console, "SILENT_S", 0.0)
+    with console.Counter("predictions", 3) as counted:
         assert [counted(name) for name in "abc"] == ["a", "b", "c"]
     assert "1 of 3 predictions" in capsys.readouterr().err
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import Any
 
+import typer
 from builders.tables import table
 from typer.testing import CliRunner
 
 import testbed
-from testbed.cli import app, predict_verb
+from testbed.cli import app
 from testbed.core.prediction import workload_job
 from testbed.core.units import parse_delay_s, parse_rate_bps
 from testbed.core.workload.declared_compute import MODEL_LAYERS
@@ -47,13 +47,13 @@ def test_python_predicts_what_the_command_does(words: str, strategy: str | None,
 
 def test_help_shows_the_defaults() -> None:
     shown = {
-        name: parameter.annotation.__metadata__[0].show_default
-        for name, parameter in inspect.signature(predict_verb.predict, eval_str=True).parameters.items()
-        if name in ("layers", "sites", "ranks_per_site", "rate", "delay", "lab_scale")
+        option.opts[0].removeprefix("--"): option.show_default
+        for option in typer.main.get_command(app.app).commands["predict"].params  # type: ignore[attr-defined]
+        if option.param_type_name == "option"
     }
     job = testbed.predict().job
     assert int(shown["layers"]) == job.twin.layout.layers == MODEL_LAYERS
-    assert int(shown["sites"]) == job.sites and int(shown["ranks_per_site"]) == job.ranks_per_site
+    assert int(shown["sites"]) == job.sites and int(shown["ranks-per-site"]) == job.ranks_per_site
     assert parse_rate_bps(shown["rate"].rpartition(" ")[2]) == job.rate_bps == workload_job.RATE_BPS
     assert parse_delay_s(shown["delay"].rpartition(" ")[2]) == job.delay_s == workload_job.DELAY_S
-    assert float(shown["lab_scale"]) == job.scale == workload_job.SCALE
+    assert float(shown["lab-scale"]) == job.scale == workload_job.SCALE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from testbed.cli import tables
+from testbed.cli import inspect_verbs, lab_tables, reports
 from testbed.core.analysis.host_noise import NoiseSummary, StallLog
 from testbed.core.faults.fault_registry import registry
 from testbed.core.records.stalls import Stall
@@ -27,7 +27,7 @@ def shown(what: RenderableType, width: int = 80) -> str:
 
 
 def test_faults_can_be_read_on_80_columns() -> None:
-    text = shown(tables.faults(registry().values()))
+    text = shown(inspect_verbs.fault_kinds(registry().values()))
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     for kind in registry().values():
@@ -44,7 +44,7 @@ def lab_status(**fields: Any) -> LabStatus:
 
 
 def status_line(**fields: Any) -> str:
-    return tables.status_line(lab_status(**fields)).plain
+    return lab_tables.status_line(lab_status(**fields)).plain
 
 
 def test_status_line_ends_with_what_a_job_waits_for() -> None:
@@ -67,7 +67,7 @@ def test_status_tells_what_is_in_force_and_who_made_it() -> None:
         {"direction": "n:east", "dark_by": [], "values": values[1:2], "masked": []},
     )
     link = LinkStatus("n", 40.0, {"west": True}, "ok", ("f1",), {}, 0, ("f1 impaired",), directions)
-    text = shown(tables.status(lab_status(links=(link,)))[1], 100)
+    text = shown(lab_tables.of_status(lab_status(links=(link,)))[1], 100)
     rows = [line.split("  ") for line in text.splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert ["n:west", "dark", "f3", "jitter of f1"] in cells
@@ -80,14 +80,16 @@ def test_what_an_answer_sums_up_is_numbered_below_it() -> None:
     class Report:
         answers = (Answer("recovered", "Did it come through?", "yes", "It did.", ("Cut north.", "Cut south.")),)
 
-    lines = [line.strip() for line in shown(tables.answers(Report()), 120).splitlines()]  # type: ignore[arg-type]
+    lines = [line.strip() for line in shown(reports.answers(Report()), 120).splitlines()]  # type: ignore[arg-type]
     assert [line for line in lines if line][-2:] == ["1. Cut north.", "2. Cut south."]
 
 
 def test_fixes_are_not_folded() -> None:
     torch = Check("torch", "missing", "not installed", "pip " + "x " * 60)
-    assert tables.fixes([Check("veth", "ok", "x"), torch, Check("b", "ok", "")]) == ["  torch   pip " + "x " * 60]
-    assert tables.fixes([]) == []
+    assert inspect_verbs.fixes([Check("veth", "ok", "x"), torch, Check("b", "ok", "")]) == [
+        "  torch   pip " + "x " * 60
+    ]
+    assert inspect_verbs.fixes([]) == []
 
 
 def test_status_and_results_report_a_noisy_host_but_not_a_quiet_one() -> None:
@@ -95,8 +97,8 @@ def test_status_and_results_report_a_noisy_host_but_not_a_quiet_one() -> None:
         return StallLog(stalls, (), True).summary(0.0, 60.0)
 
     quiet, noisy = summary(Stall(0, 5.0, 0.003)), summary(Stall(0, 5.0, 0.03), Stall(1, 9.0, 0.9))
-    assert tables.noise(None) == tables.noise(quiet) == []
-    (line,) = tables.noise(noisy)
+    assert reports.noise(None) == reports.noise(quiet) == []
+    (line,) = reports.noise(noisy)
     assert "at least one core was stalled 1.6 % of the time (2 stalls, the longest 900 ms)" in line.plain
     assert "stalled" not in status_line(noise=quiet)
     text = status_line(noise=noisy)

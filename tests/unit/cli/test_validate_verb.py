@@ -13,7 +13,7 @@ from builders.cli_fixtures import Answers, Call, Cli, answers, cli
 from builders.tables import table
 from builders.validation_factory import validation
 
-from testbed.cli.ci import junit_file
+from testbed.cli.reports import junit_file
 from testbed.core.validation.baseline import compare
 from testbed.core.validation.result import Validation
 from testbed.errors import FidelityError, Interrupted, UserError

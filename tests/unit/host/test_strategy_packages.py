@@ -17,7 +17,7 @@ from testbed_agents.strategies import Context
 from typer.testing import CliRunner
 
 from testbed.cli.app import app
-from testbed.cli.verb import strategy_words
+from testbed.cli.options import strategy_words
 from testbed.core.training import strategies_built
 from testbed.core.training.layout import Layout, Tensor
 from testbed.core.workload.workload import AgentWorkload

@@ -33,10 +33,10 @@ LISTED = {
     },
     "unit/agents/test_declared_compute.py": {"_gradients", "_noise_in", "_targets"},
     "unit/agents/test_evaluation.py": {"_inputs", "_targets"},
-    "unit/agents/test_parcels.py": {
+    "unit/agents/test_messages.py": {
         "_Frame",
         "_GREETING",
-        "_PARCEL",
+        "_MESSAGE",
         "_changed",
         "_drop",
         "_listener",
@@ -44,7 +44,7 @@ LISTED = {
         "_serving",
         "_tune",
     },
-    "unit/agents/test_syncer.py": {"_timers", "_waiting"},
+    "unit/agents/test_quorum_server.py": {"_timers", "_waiting"},
     "unit/agents/test_tcp_info.py": {"_crosses"},
     "unit/agents/test_timed_alone.py": {"_Repeating", "_by_name"},
     "unit/core/validation/test_shipped_libraries.py": {"_GPU", "_entry_points"},

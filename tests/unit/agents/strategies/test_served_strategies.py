@@ -99,7 +99,7 @@ class Job(replica_jobs.Job):
 
         for channel in self.across:
             until = time.monotonic() + 20
-            while channel.dark_s and time.monotonic() < until:
+            while channel.disconnected_s and time.monotonic() < until:
                 time.sleep(0.001)
             channel._greet = refuse
             with channel._changed:

@@ -12,7 +12,7 @@ import torch
 from builders import loopback_ranks, replica_jobs
 from builders.replica_jobs import Job, bits, check_steps, distance, twin_of
 from oracles import replica_reference
-from testbed_agents.fragments import Schedule, cut
+from testbed_agents.exchange.fragments import Schedule, cut
 from testbed_agents.groups import Groups
 
 TWO = ("a", "a", "b", "b")

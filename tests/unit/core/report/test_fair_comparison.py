@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from builders.jobs import rank, step
 
-from testbed.cli import compare_verb
+from testbed.cli import reports, verb
 from testbed.core.analysis.heldout import HeldOut
 from testbed.core.records.rank_log import StepRecord
 from testbed.core.records.run_record import RunData
@@ -153,7 +154,7 @@ def test_a_pair_that_lacks_a_seed_has_no_interval_and_shows_why() -> None:
     ("seeds", "label"), [(2, "too few seeds for an interval"), (3, "mean (95 % interval)")], ids=["two", "three"]
 )
 def test_the_terminal_labels_what_is_in_brackets(seeds: int, label: str, capsys: pytest.CaptureFixture[str]) -> None:
-    compare_verb.show_comparison(of_seeds(seeds))
+    verb.show(reports.of_comparison(of_seeds(seeds), Path("index.html"), 0), as_json=False)
     shown = " ".join(re.sub("[─\n]", " ", capsys.readouterr().out).split())
     assert "Held-out loss at equal budgets (toy scale)" in shown
     for word in label.split():  # the head of a column wraps

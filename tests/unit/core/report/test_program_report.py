@@ -12,7 +12,7 @@ from builders import program_factory
 from builders.reports import answers, check, document_of, figures, html, markdown, pages_of, report_of
 from builders.run_factory import edit
 
-from testbed.cli import tables
+from testbed.cli import reports
 from testbed.core.experiment import expect
 from testbed.core.report import open_metrics
 from testbed.core.report.comparison.comparison import compare
@@ -116,12 +116,12 @@ def test_it_offers_the_preset_that_reads_the_output(silent: Report) -> None:
     assert silent.program.offer.yaml == "progress: nanogpt"
     assert silent.program.offer.ranks == (0, 1, 2, 3)
     check(silent, shown=["progress: nanogpt", "--progress nanogpt"])
-    assert "progress: nanogpt" in tables.offer(silent)
+    assert "progress: nanogpt" in reports.offer(silent)
 
 
 def test_it_offers_an_example_where_no_line_looks_like_a_step(tmp_path: Path) -> None:
     report = made(tmp_path, **SILENT, output=["listening on port 4000", "done"])
-    assert tables.offer(report) == ""
+    assert reports.offer(report) == ""
     assert "this is an example" in markdown(report)
 
 

@@ -12,7 +12,7 @@ from builders.reports import check, document_of, fault, figure, html, markdown, 
 from builders.run_factory import BEGAN_T, CUT_STEP, edit, step_begins
 from builders.run_kinds import add_checkpoints, launched, restart
 
-from testbed.cli import tables
+from testbed.cli import reports
 from testbed.core.records.event import Event
 from testbed.core.report.sections import certification_section, events_section, faults_section
 from testbed.core.report.sections.fidelity_section import Machine
@@ -103,7 +103,7 @@ def test_a_launched_programs_time_is_not_told_apart(run: Path) -> None:
     assert (report.goodput, report.rank_seconds.wall_s) == (None, 20.0)
     check(report, shown=["not told apart"])
     assert "1010" not in without_scripts(html(report))
-    assert tables.rank_seconds(report) == "rank-seconds 80 s: begin and end 34.5 %, not told apart 65.5 %"
+    assert reports.rank_seconds(report) == "rank-seconds 80 s: begin and end 34.5 %, not told apart 65.5 %"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_launch_of_an_older_version_has_the_time_of_the_run(run: Path, times: 
 
 
 def test_the_command_says_what_goodput_is_made_of(run: Path) -> None:
-    line = tables.rank_seconds(report_of(run))
+    line = reports.rank_seconds(report_of(run))
     assert re.match(r"goodput 99\.\d %; rank-seconds 209 s: productive \d\d\.\d %, exposed communication ", line)
     assert "checkpoint" not in line, "there was none"
 

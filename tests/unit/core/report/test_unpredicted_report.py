@@ -8,7 +8,7 @@ import pytest
 from builders.reports import document_of, markdown, pages_of, report_of
 from builders.run_factory import STEPS, edit
 
-from testbed.cli import tables
+from testbed.cli import reports
 from testbed.core.report.document import Report
 
 SERVED = "its sites go at their own paces, and what one waits for at the server cannot be timed before the job"
@@ -34,7 +34,7 @@ def test_that_and_why_there_is_no_prediction_is_on_every_page(run: Path, strateg
     report = report_of_strategy(run, strategy)
     document = document_of(report)
     assert document["prediction"] is None and document["unpredicted"].startswith(why)
-    assert tables.prediction(report).startswith(f"no prediction of a step: {why}")
+    assert reports.prediction(report).startswith(f"no prediction of a step: {why}")
     for page in pages_of(report):
         assert f"No prediction of a step: {why}" in page.replace("&#39;", "'")
 

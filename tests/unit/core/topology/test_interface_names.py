@@ -170,7 +170,7 @@ def test_names_that_fit_are_those_of_older_versions() -> None:
 def test_what_is_written_of_names_that_fit_is_what_older_versions_write() -> None:
     """So a journal or a keeper of either version reads that of the other. Keys as of version 0.1.0."""
     plain = lab(["east", "west"], ["north"], 1, 0)
-    for step in codec.plan_to_list((*build.build(plain, agents=False), *build.reference(plain.links[0]))):
+    for step in map(codec.to_dict, (*build.build(plain, agents=False), *build.reference(plain.links[0]))):
         for key in ("a", "b"):
             if isinstance(step.get(key), dict):
                 assert step[key].keys() == {"namespace", "name", "index", "up", "mac"}
@@ -182,6 +182,6 @@ def test_long_names_survive_json() -> None:
     plan = build.build(
         lab(["san-francisco-east", "frankfurt-am-main"], ["frankfurt-to-san-francisco"], 1, 0), agents=False
     )
-    assert codec.plan_from_list(json.loads(json.dumps(codec.plan_to_list(plan)))) == plan
+    assert codec.plan_from_list(json.loads(json.dumps([*map(codec.to_dict, plan)]))) == plan
     (fibers,) = (step for step in plan if isinstance(step, Fibers))
     assert [it.receiver for it in fibers.directions] == ["frankfu-bxonf"] * 2

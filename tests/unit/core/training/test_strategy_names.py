@@ -34,3 +34,13 @@ def test_no_literal_is_a_strategy_s_name_outside_twins_agents_and_registries() -
         if text in registered - {DEFAULT}
     }
     assert spelled == set()
+
+
+def test_every_strategy_has_one_file_on_each_side() -> None:
+    twins, agents = (
+        package / folder / "strategies" for package, folder in zip(PRODUCT, ("core/training", "."), strict=True)
+    )
+    for twin in BUILT.values():
+        if twin.__module__.startswith("testbed."):
+            file = twin.__module__.rpartition(".")[2] + ".py"
+            assert file == twin.name.replace("-", "_") + ".py" and (twins / file).exists() and (agents / file).exists()

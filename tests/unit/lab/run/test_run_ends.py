@@ -189,10 +189,10 @@ def test_run_exits_with_the_verdict_of_its_page(
 
 
 def test_run_whose_keeper_died_is_unknown(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hello() -> None:
+    def refuse(folder: object) -> None:
         raise LabError("the keeper of lab metro is gone")
 
-    monkeypatch.setattr(run_module.client, "keeper", lambda folder: SimpleNamespace(hello=hello))
+    monkeypatch.setattr(run_module.client, "keeper", refuse)
     lab.job_error = BROKEN
     assert run(tmp_path).exit_code == 3
     assert written(lab)[0] == "unknown"

@@ -1,0 +1,1 @@
+"""Parameter servers: sites push pseudo-gradients to a server at one site, and do not step together."""
