@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from testbed.core.shared_risk.advice import Finding
     from testbed.core.shared_risk.audit import Audit, DuctCut, PairRisk
     from testbed.core.topology.model import Topology
-    from testbed.lab.measured_audit import Measured
+    from testbed.lab.run.measured_audit import Measured
 
 MOST_ROWS = 12
 _STYLES = {
@@ -99,7 +99,7 @@ def audit(
 def _measured(
     topology: Topology, only: list[str], hold_s: float, lab: LabOptions, data: Callable[[], dict[str, Any]]
 ) -> Result:
-    from testbed.lab import measured_audit
+    from testbed.lab.run import measured_audit
 
     with console.progress() as progress:
         measured = measured_audit.measure(topology, only=only, hold_s=hold_s, progress=progress, **vars(lab))

@@ -82,7 +82,7 @@ def render(
 def _kubernetes_job(what: str, assignments: list[str], options: list[str], name: str, image: str, claim: str) -> str:
     """Return the Job of ``testbed run WHAT``; its options are read as `run` reads them."""
     from testbed.host.remote import departures
-    from testbed.lab import kubernetes_job
+    from testbed.lab.run import kubernetes_job
 
     run = typer.main.get_command(verb.app).commands["run"]  # type: ignore[attr-defined]
     arguments = [*(word for assignment in assignments for word in ("--set", assignment)), *options, "--", what]

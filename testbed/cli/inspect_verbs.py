@@ -322,7 +322,7 @@ def _placement(topology: Topology, strategy: str | None) -> tuple[str, ...]:
     from testbed.core.workload import workload_layout, workload_words
     from testbed.core.workload.workload import AgentWorkload
     from testbed.host import strategy_packages
-    from testbed.lab.jobs.placement_notes import placement_notes
+    from testbed.lab.jobs.workload_notes import placement_notes
 
     if strategy is None:
         return placement.describe_tiers(topology)

@@ -114,8 +114,7 @@ def train(
 
 def _say_notes(workload: AgentWorkload, target: Lab) -> None:
     from testbed.core.workload import workload_layout
-    from testbed.lab.jobs.declared_notes import declared_notes
-    from testbed.lab.jobs.placement_notes import placement_notes
+    from testbed.lab.jobs.workload_notes import declared_notes, placement_notes
 
     for line in (
         *workload_layout.refuse_mistakes(workload, target.topology),

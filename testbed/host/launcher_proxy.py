@@ -38,7 +38,7 @@ from testbed.host import launcher_shim, runner
 from testbed.host.launcher_shim import Wanted
 from testbed.host.linux.inside import is_inside
 
-__all__ = ["Entered", "Peer", "Rules", "bind", "listen", "program", "serve", "socket_of", "start"]
+__all__ = ["Entered", "Peer", "Rules", "bind", "listen", "serve", "socket_of", "start"]
 
 _SOCKET: Final = "reach.socket"
 _LONGEST_BYTES: Final = 1 << 20
@@ -98,11 +98,6 @@ class Rules(Protocol):
 
     def enter(self, peer: Peer, wanted: Wanted) -> Entered | str:
         """Return how to start a command, or why it is not started. Raises TestbedError."""
-
-
-def program(folder: Path, python: Sequence[str] = ("python",)) -> Path:
-    """Return the executable for mpiexec to call in place of ssh. Raises HostError."""
-    return launcher_shim.program(folder, [*python, "-m", "testbed_agents.launcher_client", str(socket_of(folder))])
 
 
 def socket_of(folder: Path) -> Path:

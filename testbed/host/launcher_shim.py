@@ -19,7 +19,7 @@ from typing import Final
 
 from testbed.errors import HostError
 
-__all__ = ["Wanted", "client", "parse", "program", "table", "watchdog"]
+__all__ = ["Wanted", "client", "parse", "table", "watchdog"]
 
 _ANY_PYTHON: Final = """#!/bin/sh
 for python in {python} python3 python; do
@@ -46,17 +46,6 @@ def table(folder: Path, entries: Mapping[str, Sequence[str]]) -> Path:
     path = folder / "reach.json"
     try:
         path.write_text(json.dumps({host: list(entry) for host, entry in entries.items()}))
-    except OSError as error:
-        raise HostError(f"cannot write {path}: {error.strerror}") from error
-    return path
-
-
-def program(folder: Path, argv: Sequence[str]) -> Path:
-    """Write an executable that becomes ``argv`` followed by its own arguments. Raises HostError."""
-    path = folder / "reach"
-    try:
-        path.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
-        path.chmod(0o755)
     except OSError as error:
         raise HostError(f"cannot write {path}: {error.strerror}") from error
     return path

@@ -3,7 +3,7 @@
 Programs are unprivileged and can enter no other node. ``$TESTBED_RSH HOST COMMAND``, which takes the place of ssh, asks
 this process, root's on the host. It starts programs only in this lab's nodes, and only as the user who asks. Who that
 is tells the kernel: the process must be in one of this lab's network namespaces, where only the lab's programs are. On
-the host itself, that user and root may ask too, once :mod:`testbed.lab.ssh_access` has made keys for the user.
+the host itself, that user and root may ask too, once :mod:`testbed.lab.outside_access` has made keys for the user.
 
 What is said goes through the Unix socket, and over no fiber. A started program ends with the one that asked, with this
 process, and with the keeper, which starts it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import queue
 import select
@@ -11,18 +12,21 @@ import signal
 import struct
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from testbed.errors import MissingTool
+from testbed.errors import HostError, MissingTool
 from testbed.host import installation
 from testbed.host.linux import attended, program_user
-from testbed.host.linux.program_user import ProgramUser
+from testbed.host.linux.program_user import Access, ProgramUser
 from testbed.host.linux.signals import handled
 
 READ_BYTES = 1 << 16
+
+LOOK_BOUND_S: Final = 30.0
+"""Time limit of a program that only looks."""
 
 _MOUNT: Final = 'while [ "$1" != -- ]; do mount --bind -- "$1" "$2" || exit 126; shift 2; done; shift; exec "$@"'
 """Shell command that mounts files over others, given in pairs until ``--``, and becomes the rest of its arguments."""
@@ -62,10 +66,12 @@ class Place:
         environment: Mapping[str, str] | None = None,
         *,
         tied: bool = True,
+        framed: bool = False,
     ) -> list[str]:
         """Return the argument list that runs ``argv`` inside; the program dies with the thread that started it.
 
         ``tied``: this process starts it; otherwise another one does, and the program ends at EOF on its stdin.
+        ``framed`` is for a watchdog, which programs in namespaces do not have.
         ``environment`` is inherited and not part of the list, except HOME, USER and TMPDIR of another user. Raises
         MissingTool for util-linux's nsenter, setpriv, unshare and mount.
         """
@@ -86,6 +92,50 @@ class Place:
         if folder is not None:
             line.append(f"--wd={folder}")
         return [*line, "--", *self._own_tmp_first(), *argv]
+
+    def enter_watched(
+        self, argv: Sequence[str], folder: Path, environment: Mapping[str, str], watchdog: Sequence[str]
+    ) -> list[str]:
+        """Return the argument list that runs ``argv`` inside for another process, until EOF on its stdin.
+
+        ``watchdog`` runs its arguments until then. It has a session of its own: SIGKILL to that of the process which
+        started it would end it before its program.
+        """
+        return [tool("setsid"), *self.enter([*watchdog, *argv], folder, environment, tied=False)]
+
+    def output(self, argv: Sequence[str], folder: Path = Path("/")) -> str:
+        """Run a short program inside; return its output. Raises HostError, MissingTool."""
+        try:
+            done = subprocess.run(
+                self.enter(argv, folder), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOOK_BOUND_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise HostError(f"{argv[0]} in a node did not end within {LOOK_BOUND_S:g} s") from error
+        return done.stdout
+
+    def existing(self, paths: Iterable[str]) -> str:
+        """Return the first of ``paths`` that exists inside; empty if none does."""
+        return next((path for path in paths if Path(path).exists()), "")
+
+    def speak(self, argv: Sequence[str]) -> list[str]:
+        """Return the argument list of a program that is controlled over its stdin and ends by itself at EOF."""
+        return self.enter(argv)
+
+    def first_refused(self, user: ProgramUser, wanted: Iterable[tuple[Access, Path]]) -> Path | None:
+        """Return the first path that ``user`` cannot use as wanted, as :func:`program_user.first_refused` does."""
+        return program_user.first_refused(user, wanted)
+
+    def home(self, user: ProgramUser) -> str:
+        """Return HOME of programs of ``user``; empty if they have none."""
+        return str(user.home or "")
+
+    def inherited(self) -> Mapping[str, str]:
+        """Return the variables of this process that programs inside inherit."""
+        return os.environ
+
+    def with_tmp(self, folder: Path) -> Place:
+        """Return this place with ``folder`` as /tmp."""
+        return dataclasses.replace(self, own_tmp=folder)
 
     def _own_tmp_first(self) -> list[str]:
         """Return the words before a program that give it a /tmp of its own, in a copy of the node's mounts."""
@@ -192,21 +242,6 @@ END_OF_INPUT: Final = _frame(b"E")
 def signal_frame(number: signal.Signals) -> bytes:
     """Return what has a watchdog with ``--stdin`` send a signal to the whole session of its program."""
     return _frame(b"S", b"%d" % number)
-
-
-def spawn(argv: Sequence[str], environment: Mapping[str, str], *, watched: bool = False) -> subprocess.Popen[bytes]:
-    """Start in a session of its own, with stdout and stderr in a pipe each.
-
-    stdin is /dev/null; with ``watched`` a pipe, whose EOF tells the watchdog that this process has ended.
-    """
-    return subprocess.Popen(
-        list(argv),
-        stdin=subprocess.PIPE if watched else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=dict(environment),
-        start_new_session=True,
-    )
 
 
 def start_resident(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

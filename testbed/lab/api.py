@@ -129,7 +129,7 @@ def _validate_without_numpy(libraries: Sequence[str], **options: object) -> NoRe
     """Stand for :func:`validate`, whose modules need numpy: raise MissingTool with what installs the libraries too."""
     from testbed.host import collective_libraries
 
-    extras = [collective_libraries.find(it).extra or "agents" for it in libraries]
+    extras = [collective_libraries.find(library).extra or "agents" for library in libraries]
     raise MissingTool("numpy", installation.adding(*extras or ("agents",)), "it judges the libraries' answers")
 
 
@@ -234,7 +234,7 @@ def predict(
         compute = f"{workload_job.COMPUTE_S}s"
         model = workload_job.MODEL if model is None else model
     twin = BUILT.get(given.strategy if strategy is None else strategy.partition(":")[0].strip())
-    dotted = {it.argument: it.name for it in twin.options} if twin else {}
+    dotted = {option.argument: option.name for option in twin.options} if twin else {}
     named = {dotted.get(name, name): value for name, value in options.items()}
     changed = workload_words.changed(given, strategy, compute, model, None, named, layers=layers)
     if changed.compute is None:

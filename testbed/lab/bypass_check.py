@@ -79,17 +79,19 @@ class _Bypass:
             for node in topology.node_names
             for family, address in zip(FAMILIES, Addressing(topology).node(node), strict=True)
         }
-        self._direction = {it.ingress: it.name for it in build.directions(topology)}
+        self._direction = {direction.ingress: direction.name for direction in build.directions(topology)}
         self._sent: dict[int, tuple[str, str, str, str]] = {}
         """By number: sort, family, sender, and interface or address."""
-        slowest = sorted(max(longest_s(link.impairment(it)) for it in link.directions) for link in topology.links)
+        slowest = sorted(
+            max(longest_s(link.impairment(direction)) for direction in link.directions) for link in topology.links
+        )
         self._patience_s = SETTLE_S + sum(slowest[1 - len(topology.sites) :])  # no path has more links than that
 
     def why(self, wanted: Sequence[Pair]) -> str:
         """Return what counts against the lab; empty: nothing."""
         others = [*self._nearby(), *self._over_management()]
         # A capture that lost packets makes strays and hides none, so a round without strays counts in any case.
-        arrived, _ = self._round(others, [self._addressed(it) for it in wanted])
+        arrived, _ = self._round(others, [self._addressed(place) for place in wanted])
         if said := self._confirmed(bypass.strays(self._topology, arrived)):
             return said
         attempts, until = _attempts(self._topology), time.monotonic() + RESOLVING_S
@@ -98,7 +100,7 @@ class _Bypass:
                 break
             attempts -= 1
             repeats = AT_ONCE if len(silent) < MANY else 1  # many: their neighbours were not resolved yet
-            more, _ = self._round([], [self._addressed(it) for it in silent for _ in range(repeats)])
+            more, _ = self._round([], [self._addressed(place) for place in silent for _ in range(repeats)])
             arrived += more
             if said := self._confirmed(bypass.strays(self._topology, more)):
                 return said
@@ -114,10 +116,10 @@ class _Bypass:
             if not astray or told == CONFIRMATIONS:
                 break
             # A few packets at a time: the first round may have overflowed the capture, which then saw no crossing.
-            several = [it for it in astray for _ in range(AT_ONCE)]
+            several = [place for place in astray for _ in range(AT_ONCE)]
             again, complete = self._round(
-                [self._again(it) for it in several if it.sort != ADDRESSED],
-                [self._again(it) for it in several if it.sort == ADDRESSED],
+                [self._again(place) for place in several if place.sort != ADDRESSED],
+                [self._again(place) for place in several if place.sort == ADDRESSED],
             )
             if complete:
                 told, astray = told + 1, bypass.strays(self._topology, again)
@@ -127,14 +129,16 @@ class _Bypass:
         return bypass.why_bypassed(astray, ())
 
     def _round(self, others: Sequence[Send], addressed: Sequence[Send]) -> tuple[list[BypassProbe], bool]:
-        numbers = {it.number for it in (*others, *addressed)}
+        numbers = {target.number for target in (*others, *addressed)}
         heard = self._probes.run(addressed, others, patience_s=self._patience_s, settle_s=SETTLE_S)
         return list(self._arrived(heard, numbers)), heard.complete
 
     def _arrived(self, heard: Heard, numbers: set[int]) -> Iterator[BypassProbe]:
         for number in sorted(numbers & heard.receivers.keys()):
             sort, family, sender, interface = self._sent[number]
-            entered = frozenset(self._direction[it] for it in heard.entered.get(number, ()) if it in self._direction)
+            entered = frozenset(
+                self._direction[place] for place in heard.entered.get(number, ()) if place in self._direction
+            )
             for receiver in sorted(heard.receivers[number]):
                 yield BypassProbe(sort, family, sender, receiver, entered, interface)
 
@@ -180,9 +184,9 @@ class _Bypass:
 def _attempts(topology: Topology) -> int:
     """Return the number of rounds after which some packet gets through any path, with a one in a million chance of
     error; at least three, because packets are dropped while neighbours are resolved along a path."""
-    impairments = [link.impairment(it) for link in topology.links for it in link.directions]
-    together = max(it.chain.mean_burst if it.chain else 1.0 for it in impairments)
-    lost = 1.0 - math.prod(1.0 - it.mean_loss for it in impairments)
+    impairments = [link.impairment(direction) for link in topology.links for direction in link.directions]
+    together = max(impairment.chain.mean_burst if impairment.chain else 1.0 for impairment in impairments)
+    lost = 1.0 - math.prod(1.0 - impairment.mean_loss for impairment in impairments)
     if lost >= 1.0:
         return LEAST_ATTEMPTS
     wanted = math.log(chance.MISS) / math.log(lost) * together / AT_ONCE if lost > 0 else 0.0

@@ -87,10 +87,10 @@ class Capture:
     ) -> None:
         self.file = target if isinstance(target, Path) else None
         self.before, self.size = before, 0
-        self.found = tuple(_place(topology, it, before) for it in directions)
+        self.found = tuple(_place(topology, direction, before) for direction in directions)
         self.ending: Ending = ""
         self._lab, self._most_bytes, self._snaplen = lab, most_bytes, snaplen
-        self._largest = [topology.link(it.partition(":")[0]).mtu + _ETHERNET_BYTES for it in directions]
+        self._largest = [topology.link(direction.partition(":")[0]).mtu + _ETHERNET_BYTES for direction in directions]
         self._failure: TestbedError | None = None
         self._stop, self._over = threading.Event(), threading.Event()
         self._pending: list[_Taken] = []
@@ -201,7 +201,7 @@ class Capture:
     def _take(self) -> Ending:
         """Write packets until something ends the capture; return what."""
         ready = select.poll()
-        for descriptor in (*(it.fileno() for it in self._rings), self._connection.fileno()):
+        for descriptor in (*(ring.fileno() for ring in self._rings), self._connection.fileno()):
             ready.register(descriptor, select.POLLIN)
         while True:
             left_s = _LOOK_S if self._until is None else min(_LOOK_S, self._until - time.monotonic())

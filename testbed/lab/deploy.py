@@ -39,6 +39,7 @@ from testbed.host.drivers.docker_endpoint import Endpoint
 from testbed.host.drivers.netns import refuse_taken
 from testbed.host.emulators import fiberd, netem
 from testbed.host.lab_folder import LabFolder
+from testbed.host.lab_nodes import Driver
 from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
 from testbed.host.metrics import prometheus_server
@@ -50,7 +51,6 @@ from testbed.lab.progress import Progress, Silent, Unbreakable
 if TYPE_CHECKING:
     from testbed.lab.lab import Lab
 
-DRIVERS = ("containerlab", "netns")
 KEEPER_READY_S = 20.0
 BUILD_BOUND_S = 300.0
 TELL_EVERY_S, LONGEST_SILENCE_S = 1.0, 5.0
@@ -72,9 +72,9 @@ def up(
     strict: bool = False,
     allow_uncertified: bool = False,
     progress: Progress | None = None,
-    job: Job | None = None,
+    access: Access | None = None,
 ) -> Lab:
-    """Build a lab and measure its fibers; return it, or undo everything and raise. ``job`` is to run in it.
+    """Build a lab and measure its fibers; return it, or undo everything and raise. ``access``: of its job.
 
     ``observe`` runs a Prometheus in the lab; :meth:`Lab.observe` forwards a local port to it. ``keep`` keeps a partial
     lab for inspection if bring-up fails.
@@ -87,17 +87,18 @@ def up(
     progress = progress or Silent()
     lab_name = name or topology.name
     choice = choose(topology, lab_name, driver, emulator)
-    docker = docker_endpoint.endpoint() if choice.driver == "containerlab" else None
+    nodes = lab_nodes.DRIVERS[choice.driver]
+    docker = docker_endpoint.endpoint() if nodes.contained else None
     _check(lab_name, topology, docker)
-    user = program_rights.of_driver(choice.driver, None if job is None else job.working)
+    user = nodes.own_user(None if access is None else access.working)
     if user is not None:
         program_rights.refuse_state(user)
-        if job is not None:
-            _refuse_job(user, job, agents)
+        if access is not None:
+            _refuse_barred(user, access, agents)
     if observe:
         prometheus_server.find()
     progress.phase("plan", f"lab {lab_name}, {choice}")
-    if agents and choice.driver == "netns" and (why := agent_host.missing()):
+    if agents and not nodes.contained and (why := agent_host.missing()):
         progress.note(f"no training agents: {why}")
         agents = False
     if agents and user is not None and (barred := program_rights.python_barred(user)):
@@ -107,13 +108,11 @@ def up(
     try:
         if docker is not None:
             lab_nodes.keep_docker(folder, docker)
-        with _starting_keeper(
-            folder, agents, choice.driver, user
-        ):  # its imports take as long as the plan of a small lab
+        with _starting_keeper(folder, agents, nodes, user):  # its imports take as long as the plan of a small lab
             # Imports the measurement code while the keeper builds the lab, which saves 0.1 s.
             threading.Thread(target=importlib.import_module, args=("testbed.lab.lab",), daemon=True).start()
             plan = build.build(topology, agents=agents, emulator=choice.emulator, observe=observe)
-            if choice.driver == "containerlab":
+            if docker is not None:
                 plan = containers.plan_of(topology, plan, lab_name)
         with client.Connection(folder, patience_s=_build_bound_s(plan)) as builder:
             try:
@@ -158,8 +157,8 @@ def up(
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a lab is brought up for: ranks or libraries write below ``folder`` and read ``files``, which exist.
+class Access:
+    """What the programs of a lab's job need: ranks or libraries write below ``folder`` and read ``files``, which exist.
 
     ``program``: a user's program with its arguments, started in ``working`` (None: the caller's working directory)
     and searched for in ``search`` (None: the caller's PATH).
@@ -172,15 +171,16 @@ class Job:
     search: str | None = None
 
 
-def _refuse_job(user: ProgramUser, job: Job, agents: bool) -> None:
-    """Raise UserError for what the job's user cannot read or write."""
-    if agents or not job.program:
+def _refuse_barred(user: ProgramUser, access: Access, agents: bool) -> None:
+    """Raise UserError for what ``user`` cannot read or write."""
+    if agents or not access.program:
         program_rights.refuse_python(user)
-    if job.program:
-        program_rights.refuse_missing(job.program, job.working or Path.cwd(), job.search)
-        program_rights.refuse_program(user, job.program, job.working or Path.cwd())
-    program_rights.refuse_folder(user, job.folder)
-    program_rights.refuse_files(user, job.files)
+    if access.program:
+        working = access.working or Path.cwd()
+        program_rights.refuse_missing(access.program, working, access.search)
+        program_rights.refuse_program(user, access.program, working)
+    program_rights.refuse_folder(user, access.folder)
+    program_rights.refuse_files(user, access.files)
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def choose(topology: Topology, name: str, driver: str = "auto", emulator: str = 
     was requested by name is not available on this host.
     """
     lab_folder.refuse_bad_name(name)
-    if driver not in ("auto", *DRIVERS):
+    if driver not in ("auto", *lab_nodes.DRIVERS):
         raise UserError(f"unknown driver {shown(driver)} (available: containerlab, netns, auto)")
     if emulator not in ("auto", "netem", "fiberd"):
         raise UserError(f"unknown emulator {shown(emulator)} (available: netem, fiberd, auto)")
@@ -231,8 +231,10 @@ def _driver(wanted: str) -> tuple[str, str]:
     why = "requested"
     if wanted == "auto" and os.environ.get("TESTBED_DRIVER", "auto") != "auto":
         wanted, why = os.environ["TESTBED_DRIVER"], "set by TESTBED_DRIVER"
-        if wanted not in DRIVERS:
-            raise UserError(f"TESTBED_DRIVER: unknown driver {shown(wanted)} (available: {', '.join(DRIVERS)})")
+        if wanted not in lab_nodes.DRIVERS:
+            raise UserError(
+                f"TESTBED_DRIVER: unknown driver {shown(wanted)} (available: {', '.join(lab_nodes.DRIVERS)})"
+            )
     if wanted == "netns":
         return wanted, why
     short, lacking = containers.why_not()
@@ -307,10 +309,10 @@ def _state_now(folder: LabFolder) -> str:
 
 
 @contextlib.contextmanager
-def _starting_keeper(folder: LabFolder, agents: bool, driver: str, user: ProgramUser | None) -> Iterator[None]:
+def _starting_keeper(folder: LabFolder, agents: bool, driver: Driver, user: ProgramUser | None) -> Iterator[None]:
     """Start the keeper while the block runs; on return it is ready. Raises LabError if it did not start."""
     arguments = [sys.executable, "-m", "testbed.keeper.main", str(folder.path)] + ["--agents"] * agents
-    arguments += ["--containers"] * (driver == "containerlab")
+    arguments += ["--containers"] * driver.contained
     if user is not None:
         arguments.append(f"--user={json.dumps(user.to_dict())}")
     child = runner.start_resident(arguments, folder.keeper_log)
@@ -356,7 +358,7 @@ def _report_ranks(folder: LabFolder, progress: Progress, over: threading.Event) 
     reported, reported_t = 0, time.monotonic()
     while not over.wait(TELL_EVERY_S):
         try:
-            states = [it["state"] for it in client.keeper(folder).ranks()]
+            states = [rank["state"] for rank in client.keeper(folder).ranks()]
         except LabError:
             return  # the thread that builds the lab gets the error
         ready = states.count("waiting")
@@ -367,7 +369,7 @@ def _report_ranks(folder: LabFolder, progress: Progress, over: threading.Event) 
 
 def _build_bound_s(plan: Plan) -> float:
     """Return how long the keeper may be silent; longer than containerlab's own timeout, which names the slow node."""
-    names = sum(len(it.names) for it in plan if isinstance(it, Containers))
+    names = sum(len(step.names) for step in plan if isinstance(step, Containers))
     return max(BUILD_BOUND_S, containerlab.deploy_bound_s(names) + client.PATIENCE_S)
 
 
@@ -380,12 +382,12 @@ def _dead_containers(builder: client.Connection) -> list[str]:
 
 def _phases(plan: Plan) -> dict[str, str]:
     def count(kind: type[Step]) -> int:
-        return sum(isinstance(it, kind) for it in plan)
+        return sum(isinstance(step, kind) for step in plan)
 
-    directions = next((len(it.directions) for it in plan if isinstance(it, Fibers)), 0)
-    ranks = next((len(it.ranks) for it in plan if isinstance(it, Agents)), 0)
+    directions = next((len(step.directions) for step in plan if isinstance(step, Fibers)), 0)
+    ranks = next((len(step.ranks) for step in plan if isinstance(step, Agents)), 0)
     return {
-        "containers": f"{sum(len(it.names) for it in plan if isinstance(it, Containers))} containers",
+        "containers": f"{sum(len(step.names) for step in plan if isinstance(step, Containers))} containers",
         "namespaces": f"{count(Namespace)} namespaces, {count(Veth)} veth pairs, {count(Route)} routes",
         "fibers": f"{directions // 2} fibers",
         "agents": f"{ranks} ranks" + (", each container imports torch" if count(Containers) else ""),

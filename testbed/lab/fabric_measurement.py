@@ -26,8 +26,7 @@ from testbed.host.linux.scheduling import realtime_priority, use_realtime_priori
 from testbed.host.measure.packet_trains import CAPACITY_BPS
 from testbed.host.measure.probing import Probe, ProbePath, rounds
 from testbed.host.measure.rate_trains import SHORTEST, Passage, Train, send_trains
-from testbed.lab.packet_log import PacketLog, monotonic_offset_s
-from testbed.lab.starvation import tries
+from testbed.lab.packet_log import PacketLog, monotonic_offset_s, tries
 
 __all__ = ["measure_fabrics"]
 
@@ -116,7 +115,7 @@ def _ports(
     tell: Tell,
 ) -> dict[str, list[FabricRate]]:
     found: dict[str, list[FabricRate]] = {site.name: [] for site in sites}
-    for turn in range(max(len(it) for it in probes.values())):
+    for turn in range(max(len(probe) for probe in probes.values())):
         waiting = {site.name: site for site in sites if turn < len(probes[site.name])}
         latest: dict[str, FabricRate] = {}
         pairs: dict[str, list[float]] = {name: [] for name in waiting}

@@ -30,16 +30,16 @@ from testbed.core.plan.addressing import Addressing
 from testbed.core.topology.model import Topology
 from testbed.errors import HostError
 from testbed.host import lab_nodes
+from testbed.host.emulators.emulator import is_process
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.cpu_load import Load, LoadMeter
 from testbed.host.linux.scheduling import realtime_priority
 from testbed.host.measure import packet_trains
 from testbed.host.measure.probing import Arrival, Echo, Probe, ProbePath, Prober, rounds
 from testbed.keeper import client
-from testbed.lab import emulator_counters
-from testbed.lab.packet_log import PacketLog, split_by_host
+from testbed.lab import packet_log
+from testbed.lab.packet_log import PacketLog, split_by_host, tries
 from testbed.lab.rate_measurement import RateSample, longest_s, measure_rates
-from testbed.lab.starvation import tries
 
 __all__ = ["FAST", "RESOLVING_S", "SETTLE_S", "THOROUGH", "Effort", "Measuring", "Tell", "longest_s", "probe_paths"]
 
@@ -134,9 +134,13 @@ class Measuring:
             name: link.impairment(name) for link in topology.links for name in link.directions
         }
         self._jittered = {
-            link.name for link in topology.links if any(link.impairment(it).jitter_s for it in link.directions)
+            link.name
+            for link in topology.links
+            if any(link.impairment(direction).jitter_s for direction in link.directions)
         }
-        self._patience_s = SETTLE_S + max((longest_s(it) for it in self._impairments.values()), default=0.0)
+        self._patience_s = SETTLE_S + max(
+            (longest_s(impairment) for impairment in self._impairments.values()), default=0.0
+        )
         self.calibrated = frozenset(self._taken_off_s)
         """Names of the calibrated directions."""
         self._count = effort.probes_of(topology)
@@ -155,12 +159,12 @@ class Measuring:
             probes = {path.name: opened.enter_context(closing(Probe(path))) for path in (*paths, *bare)}
             small = {**probes, **across}
             whole = {link.name for link in self._topology.links if across.keys() >= set(link.directions)}
-            trips = [across[it.name].path if it.name.partition(":")[0] in whole else it for it in paths]
+            trips = [across[path.name].path if path.name.partition(":")[0] in whole else path for path in paths]
             echoes, no_echoes = self._echoes(opened, trips, bare, inside)
-            before = emulator_counters.read(self._lab)
+            before = packet_log.read_counters(self._lab)
             delays, load, noise = self._delays(small, echoes, across)
             streams = self._streams(probes, delays)
-            after = emulator_counters.read(self._lab)
+            after = packet_log.read_counters(self._lab)
             reached = [path.name for path in paths if delays[path.name].arrived]
             rates = measure_rates(self._lab, self._topology, probes, reached, self._effort.train_s, self._tell)
         links = []
@@ -263,7 +267,7 @@ class Measuring:
                     interval_s = max(INTERVAL_S, SLOT_S * (len(again) + 3))  # a few links need not wait for all others
                 self._say(f"{self._count} small packets and echoes per path{repeated}", self._count * interval_s)
                 meter = LoadMeter()
-                with realtime_priority(wanted=self._hello["emulator"] == "fiberd"):
+                with realtime_priority(wanted=is_process(self._hello["emulator"])):
                     arrivals = rounds([probers[name] for name in again], self._count, interval_s, self._patience_s)
                 load = meter.read()
                 log = packet_log.read()
@@ -321,7 +325,7 @@ class Measuring:
         """Send the first packets of each path, which resolve neighbours and fill caches; they are not counted."""
         came = rounds(probers, 5, self._interval_s, self._patience_s)
         until = time.monotonic() + RESOLVING_S
-        while (silent := [it for it in probers if not came[it.path.name]]) and time.monotonic() < until:
+        while (silent := [prober for prober in probers if not came[prober.path.name]]) and time.monotonic() < until:
             came |= rounds(silent, 5, max(INTERVAL_S, SLOT_S * len(silent)), self._patience_s)
 
     def _streams(self, probes: Mapping[str, Probe], delays: Mapping[str, _SmallPackets]) -> dict[str, Stream]:
@@ -357,7 +361,7 @@ class Measuring:
         }
 
     def _segmentation(self, direction: str) -> str:
-        if self._hello["emulator"] == "fiberd":
+        if is_process(self._hello["emulator"]):
             return "emulator"
         return "sender" if direction in self._hello.get("segmented", ()) else "none"
 

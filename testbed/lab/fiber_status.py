@@ -86,7 +86,7 @@ def fibers(topology: Topology, target: str) -> tuple[str, ...]:
         raise UnknownName("link", name, [link.name for link in topology.links])
     if colon and toward not in found.between:
         raise UnknownName(f"end of link {name}", toward, found.between)
-    return tuple(it for it in found.directions if not toward or it == f"{name}:{toward}")
+    return tuple(direction for direction in found.directions if not toward or direction == f"{name}:{toward}")
 
 
 def look(lab: LabFolder, topology: Topology, target: str) -> tuple[FiberStatus, ...]:
@@ -103,8 +103,8 @@ def look(lab: LabFolder, topology: Topology, target: str) -> tuple[FiberStatus, 
             raise LabError(f"{FIBERS_DARK} of lab {lab.name}: nothing is applied or counted any more")
         stats = connection.keeper.stats()
         answer = connection.keeper.in_force(compare=list(wanted))
-    counters = {it["direction"]: it for it in stats["directions"]}
-    if lacking := [it for it in wanted if it not in counters]:
+    counters = {direction["direction"]: direction for direction in stats["directions"]}
+    if lacking := [direction for direction in wanted if direction not in counters]:
         raise LabError(f"lab {lab.name} has no emulator for {', '.join(lacking)} yet")
     in_force = {direction["direction"]: direction for direction in answer["directions"]}
     return tuple(
@@ -167,7 +167,11 @@ def _status(
         late_p99_s=quantile(bounds, counts, 0.99),
         lateness_bounds_s=tuple(bounds),
         lateness_counts=tuple(counts),
-        captures=tuple(it["capture"] for it in hello.get("captures", ()) if direction in it["directions"]),
+        captures=tuple(
+            capture_record["capture"]
+            for capture_record in hello.get("captures", ())
+            if direction in capture_record["directions"]
+        ),
     )
 
 

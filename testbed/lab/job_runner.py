@@ -22,15 +22,12 @@ from typing import Any, Final
 
 from testbed.core.report.answers import EXIT_CODES
 from testbed.errors import Interrupted, LabError, StorageError, TestbedError
-from testbed.host.files import store
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import invocation
 from testbed.host.remote.command_folder import CommandFolder
 from testbed.keeper import protocol
-from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.job_claim import JobClaim
-from testbed.lab.jobs.lab_slots import outcome
-from testbed.lab.jobs.program_job import ProgramJob
+from testbed.lab.jobs.running_job import RunningJob
 from testbed.lab.lab import Lab
 
 __all__ = ["Started", "conclude", "ignore_signals_but_sigterm", "main", "start"]
@@ -157,7 +154,7 @@ def ignore_signals_but_sigterm() -> threading.Event:
     return stop
 
 
-def _begin(lab: Lab, kind: str, arguments: dict[str, Any], notes: list[str]) -> Job | ProgramJob:
+def _begin(lab: Lab, kind: str, arguments: dict[str, Any], notes: list[str]) -> RunningJob:
     runs = Path(found) if (found := arguments.pop("runs", None)) else None
     if kind == "launch":
         return lab.launch(arguments.pop("argv"), directory=runs, note=notes.append, **arguments)
@@ -182,30 +179,25 @@ def _say(answer: Mapping[str, Any]) -> None:
         os.close(silent)
 
 
-def _follow(job: Job | ProgramJob, claim: JobClaim, stop: threading.Event) -> None:
+def _follow(job: RunningJob, claim: JobClaim, stop: threading.Event) -> None:
     """Return when the job is over. SIGTERM, and the end of the keeper, end it."""
     asked = False
     while not job.over():
         if not asked and (stop.is_set() or claim.lost.is_set()):
             asked = True
             claim.stop_why = claim.stop_why or ("SIGTERM" if stop.is_set() else "the lab's keeper has ended")
-            if isinstance(job, ProgramJob):
-                job.interrupted = job.interrupted or claim.stop_why
             with contextlib.suppress(TestbedError):
-                job.stop()
+                job.stop_because(claim.stop_why)
         time.sleep(LOOK_S)
 
 
-def conclude(lab: Lab, job: Job | ProgramJob, claim: JobClaim) -> None:
-    """Record the end, write the report, and give the slot back with the status that the command would have had."""
-    assert lab.run_directory is not None
-    state, why, status = outcome(claim, job)
+def conclude(lab: Lab, job: RunningJob, claim: JobClaim) -> None:
+    """Write the report, and give the slot back with the status that the command would have had."""
+    state, why, status = claim.outcome_of(job)
     try:
-        if isinstance(job, ProgramJob):
-            store.write_report(lab.run_directory)
-        else:
-            verdict = EXIT_CODES[lab.report().verdict]
-            status = status if status == Interrupted.exit_code else verdict
+        verdict = lab.report().verdict
+        if job.status_by_report and status != Interrupted.exit_code:
+            status = EXIT_CODES[verdict]
     except TestbedError as error:
         state, why, status = ("failed", str(error), error.exit_code) if state == "finished" else (state, why, status)
     claim.release(state, why, status)

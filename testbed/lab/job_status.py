@@ -98,18 +98,18 @@ def with_figures(job: JobStatus, run: Path, now: float | None) -> JobStatus:
     """Add what a run's records say. ``now``: CLOCK_MONOTONIC, while it runs; None: a job that has ended has no rate."""
     steps = _steps(run)
     ranks = [_Rank.of(records) for records in _ranks(run)]
-    reporting = [it for it in ranks if it.step is not None]
+    reporting = [rank for rank in ranks if rank.step is not None]
     if not reporting:
         return replace(job, steps=steps)
-    attempt = max(it.attempt for it in reporting)
-    current = [it for it in reporting if it.attempt == attempt]
-    rates = [rate for it in current if (rate := it.rate(now)) is not None]
-    whole = any(it.counts_all for it in current)
+    attempt = max(rank.attempt for rank in reporting)
+    current = [rank for rank in reporting if rank.attempt == attempt]
+    rates = [rate for rank in current if (rate := rank.rate(now)) is not None]
+    whole = any(rank.counts_all for rank in current)
     return replace(
         job,
         steps=steps,
-        step=min(it.step or 0 for it in current),
-        train_loss=next((it.train_loss for it in current if it.train_loss is not None), None),
+        step=min(rank.step or 0 for rank in current),
+        train_loss=next((rank.train_loss for rank in current if rank.train_loss is not None), None),
         tokens_per_s=None if now is None or not rates else max(rates) if whole else sum(rates),
     )
 
@@ -127,14 +127,14 @@ class _Rank:
 
     @classmethod
     def of(cls, records: list[Mapping[str, Any]]) -> _Rank:
-        attempt = max((it.get("attempt", 1) for it in records), default=1)
-        mine = [it for it in records if it.get("attempt", 1) == attempt]
-        steps = [it for it in mine if it.get("kind") in ("step", "progress")]
-        job = next((it for it in reversed(mine) if it.get("kind") == "job"), None)
+        attempt = max((record.get("attempt", 1) for record in records), default=1)
+        mine = [record for record in records if record.get("attempt", 1) == attempt]
+        steps = [rank for rank in mine if rank.get("kind") in ("step", "progress")]
+        job = next((rank for rank in reversed(mine) if rank.get("kind") == "job"), None)
         if not steps:
             return cls(None if job is None else integer(job, "resumed_from") or 0, attempt, None, (), False)
-        timed = [(number(it, "t_end") or number(it, "t") or 0.0, number(it, "tokens")) for it in steps]
-        losses = [loss for it in steps if (loss := number(it, "train_loss")) is not None]
+        timed = [(number(step, "t_end") or number(step, "t") or 0.0, number(step, "tokens")) for step in steps]
+        losses = [loss for step in steps if (loss := number(step, "train_loss")) is not None]
         return cls(
             integer(steps[-1], "step"),
             attempt,

@@ -2,70 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shlex
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from testbed.core.certification import admission
 from testbed.core.certification.certificate import Certificate
-from testbed.core.faults.fault_registry import compile_fault, registry
-from testbed.core.faults.fault_target import all_targets
 from testbed.core.plan.addressing import MANAGEMENT, PLANT, PROMETHEUS_PORT
 from testbed.core.topology.model import Topology, topology_from_dict
-from testbed.core.units import MOST_DURATION_S
-from testbed.core.workload import progress_schema, workload_layout, workload_words
+from testbed.core.workload import progress_schema, workload_words
 from testbed.core.workload.progress_source import Progress
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Start, Workload
-from testbed.errors import (
-    Interrupted,
-    JobFailed,
-    LabError,
-    StorageError,
-    TestbedError,
-    UnknownName,
-    UserError,
-)
+from testbed.errors import Interrupted, LabError, UnknownName, UserError
 from testbed.host import lab_nodes, lab_owner, strategy_packages
-from testbed.host.drivers.container_place import ContainerPlace
-from testbed.host.files import beneath, runs_folder, store
+from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.host.lab_owner import Owner
 from testbed.host.linux import invocation
-from testbed.host.linux.program_user import ProgramUser
-from testbed.host.metrics.port_forward import Forwarder, into_namespace
+from testbed.host.metrics.port_forward import Forwarder
 from testbed.keeper import client
 from testbed.lab import capture as capturing
 from testbed.lab import certify as certification
-from testbed.lab import fiber_status, job_status, lab_logs, program_rights, program_start, ssh_access, status, teardown
+from testbed.lab import fiber_status, job_status, lab_logs, outside_access, status, teardown
 from testbed.lab.capture import Capture
 from testbed.lab.fiber_status import FiberStatus
-from testbed.lab.injected_fault import Fault
+from testbed.lab.injected_fault import Fault, LabFaults
 from testbed.lab.job_status import JobStatus
-from testbed.lab.jobs import job_logs, master_port, run_metadata
+from testbed.lab.jobs import attached_job
 from testbed.lab.jobs.attached_job import AttachedJob
 from testbed.lab.jobs.job import Job
 from testbed.lab.jobs.job_claim import JobClaim
-from testbed.lab.jobs.lab_slots import LabSlots, gives_slot_back
-from testbed.lab.jobs.node_scratch import NodeScratch
-from testbed.lab.jobs.process_ends import nodes_without_power
+from testbed.lab.jobs.job_run import JobRun
+from testbed.lab.jobs.lab_jobs import LabJobs, Launch
 from testbed.lab.jobs.program_job import ProgramJob
 from testbed.lab.jobs.recorder import Recorder
-from testbed.lab.jobs.running_job import RunningJob
+from testbed.lab.jobs.running_job import BY_USER, RunningJob
 
 if TYPE_CHECKING:
     from testbed.lab.savable_report import SavableReport
-
-
-_FUTURE: Final = 1 << 53
-"""A number that no event has yet."""
 
 
 class Lab:
@@ -75,18 +51,13 @@ class Lab:
         self._folder = folder
         self.name = folder.name
         self.topology = _read_topology(folder)
-        self.certificate: Certificate | None = _read_certificate(folder)
+        self.certificate: Certificate | None = certification.read_stored(folder)
         self.strict = False
         """Whether jobs are refused on a noisy host."""
         self.allow_uncertified = False
         """Whether jobs may run even if the lab is not certified; every page of their reports is marked."""
-        self.run_directory: RunDirectory | None = None
-        self.recorder: Recorder | None = None
-        self._job: RunningJob | None = None
-        self._slots = LabSlots(folder)
-        self._used = False
-        self._ending = run_metadata.Ending()
-        """How the current run ends if nothing else happens to it."""
+        self._faults = LabFaults(folder, self.topology)
+        self._jobs = LabJobs(self, folder)
 
     @property
     def owner(self) -> Owner | None:
@@ -98,7 +69,7 @@ class Lab:
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt | Interrupted):
-            self._ending = run_metadata.Ending("interrupted", "interrupted by the user")
+            self._jobs.interrupt(BY_USER)
         self.down()
 
     # ---- faults
@@ -113,39 +84,8 @@ class Lab:
 
         Raises UserError or UnknownName before anything is changed.
         """
-        if for_s is not None and not 0 < for_s <= MOST_DURATION_S:
-            raise UserError(
-                f"expected a fault duration greater than 0 s and at most {MOST_DURATION_S:g} s (7 days), "
-                f"got {for_s:g} s; omit it to keep the fault until it is healed"
-            )
         written = {key.removesuffix("_"): str(value) for key, value in parameters.items()}
-        self._refuse_fault(fault, target, written)
-        record = client.keeper(self._folder).inject(kind=fault, target=target, parameters=written, for_s=for_s)
-        mine = Fault.of(record, self)
-        if wait and mine.lasts_s is not None:
-            self._await_end(mine, time.monotonic() + mine.lasts_s + 5.0)
-        return mine
-
-    def _refuse_fault(self, fault: str, target: str, parameters: Mapping[str, str]) -> None:
-        """Raise UserError or UnknownName for a fault that the keeper, which compiles it again, would refuse."""
-        kind = registry().get(fault)
-        of_ranks = kind is not None and kind.of_ranks
-        compile_fault(
-            self.topology,
-            fault,
-            target,
-            parameters,
-            client.keeper(self._folder).ranks_per_node() if of_ranks else 1,
-        )
-
-    def _await_end(self, fault: Fault, until: float) -> None:
-        """Return when ``fault`` has ended, or at ``until``. The keeper answers when something has happened."""
-        with client.Connection(self._folder) as connection:
-            since = connection.keeper.events(since=_FUTURE)["next"]
-            fault.refresh()
-            while fault.ended is None and (left_s := until - time.monotonic()) > 0:
-                since = connection.keeper.events(since=since, wait_s=left_s)["next"]
-                fault.refresh()
+        return self._faults.inject(fault, target, written, for_s, wait=wait)
 
     def cut(self, target: str, *, for_s: float | None = None, carrier: str | None = None) -> Fault:
         """Cut a link, one direction of it, or every link in a duct; ``carrier`` as in ``inject cut``."""
@@ -159,22 +99,7 @@ class Lab:
         If the keeper is gone, heals the lab from its journal. Every fault is tried; the error lists all that failed.
         Raises UnknownName, HostError.
         """
-        if not client.answers(self._folder):
-            left = teardown.heal(self._folder, what)
-            if what is not None and not left:
-                self._refuse_unknown(what, teardown.faults_ever(self._folder))
-            return tuple(Fault.of(it, self) for it in left)
-        active = [it for it in self.faults() if it.ended is None]
-        chosen = [it for it in active if what in (None, it.id, it.target, *it.links, *it.nodes)]
-        if what is not None and not chosen:
-            self._refuse_unknown(what, {name for it in self.faults() for name in (it.id, it.target)})
-        ended = client.keeper(self._folder).heal(ids=[it.id for it in chosen], everything=what is None)
-        return tuple(Fault.of(it, self) for it in ended)
-
-    def _refuse_unknown(self, what: str, faults: Set[str]) -> None:
-        """Raise UnknownName unless ``what`` can be healed; ``faults`` are ids and targets of all faults so far."""
-        if what.partition(":")[0] not in (known := faults | all_targets(self.topology)):
-            raise UnknownName("fault, link, node or site", what, sorted(known))
+        return self._faults.heal(what)
 
     def without_keeper(self) -> str:
         """Return what is left of a lab whose keeper is dead, and what to do; empty while a keeper is alive."""
@@ -184,7 +109,7 @@ class Lab:
 
     def faults(self) -> tuple[Fault, ...]:
         """Return all faults since the lab came up, including ended ones (of thousands of those, the latest)."""
-        return tuple(Fault.of(it, self) for it in client.keeper(self._folder).faults())
+        return self._faults.all()
 
     # ---- looking
 
@@ -242,11 +167,7 @@ class Lab:
         self.certificate = certification.certify(
             self._folder, self.topology, thorough=thorough, calibrate_first=calibrate_first, tell=tell
         )
-        try:
-            content = json.dumps(self.certificate.to_dict(), indent=1).encode()
-            beneath.replace(self._folder.path, self._folder.certificate.name, content)
-        except OSError as error:
-            raise StorageError(f"cannot write {self._folder.certificate}: {error.strerror}") from error
+        certification.store(self._folder, self.certificate)
         return self.certificate
 
     @property
@@ -260,17 +181,7 @@ class Lab:
         Raises UserError when the lab was brought up without ``observe`` or the port is not available; LabError when
         Prometheus has ended.
         """
-        hello = client.keeper(self._folder).hello()
-        if hello["prometheus_ended"]:
-            logs = invocation.command("logs", "-l", self.name)
-            raise LabError(f"Prometheus of lab {self.name} {hello['prometheus_ended']}; see: {logs}")
-        if not hello["prometheus"]:
-            raise UserError(
-                f"lab {self.name} runs no Prometheus; only a lab brought up with"
-                f" `{invocation.command('up', '--observe', 'metro-40km')}` has one"
-            )
-        address, _, there = hello["prometheus"].rpartition(":")
-        return Forwarder(into_namespace(lab_nodes.netns(self._folder, MANAGEMENT), (address, int(there))), port)
+        return outside_access.forward_prometheus(self._folder, port)
 
     def logs(self, what: str | None = None, follow: bool = False, job: str | None = None) -> Iterator[str]:
         """Yield lines of the logs of keeper, emulator, agents and Prometheus, or of one node or rank: the output of its
@@ -280,56 +191,61 @@ class Lab:
         job's run, until it ends; without ``what``, of all its ranks.
         """
         if job is not None:
-            yield from job_logs.lines(self._folder, self.topology, job, what, follow)
+            yield from attached_job.output_lines(self._folder, self.topology, job, what, follow)
             return
-        own = self.run_directory.path if self.run_directory is not None else None
+        own = None if self.run_directory is None else self.run_directory.path
         yield from lab_logs.lines(self._folder, self.topology, what, follow, own)
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Return all jobs since the lab came up, of this process and of others, with their figures."""
-        return tuple(job_status.of(it) for it in client.keeper(self._folder).jobs())
+        return tuple(job_status.of(job) for job in client.keeper(self._folder).jobs())
 
     def job(self, id: str) -> RunningJob:
         """Return a job by its id (``j1``), of this process or of another one, to wait for it or to stop it.
 
         Raises UnknownName.
         """
-        if self._job is not None and self._job.id == id:
-            return self._job
-        return AttachedJob(self._folder, id)
+        own = self._jobs.job
+        return own if own is not None and own.id == id else AttachedJob(self._folder, id)
 
     # ---- working
 
     def claimed(self, kind: str, what: str, *, detached: bool = False) -> AbstractContextManager[JobClaim]:
-        """Hold the lab's job slot for the one job that begins inside, and for as long as the context lasts.
+        """Hold the lab's job slot as long as the context lasts, for the one job that begins inside. Raises LabBusy."""
+        return self._jobs.claimed(kind, what, detached=detached)
 
-        Raises LabBusy if another job has it.
-        """
-        return self._slots.held(kind, what, detached=detached)
+    @property
+    def current_run(self) -> JobRun | None:
+        """The run of this object's latest job, or of its next one; None before the first."""
+        return self._jobs.run
+
+    @property
+    def run_directory(self) -> RunDirectory | None:
+        """The directory of :attr:`current_run`."""
+        return None if self._jobs.run is None else self._jobs.run.directory
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records metrics and events of the current run, as long as that goes on."""
+        return None if self._jobs.run is None else self._jobs.run.recorder
 
     @property
     def runs_as_root(self) -> bool:
         """Whether :meth:`exec` runs programs as root with this host's files: in namespaces, not in containers."""
-        return lab_nodes.driver(self._folder) != "containerlab" and os.geteuid() == 0
+        return lab_nodes.driver(self._folder).visits_as_root()
 
     def exec(self, node: str, argv: Sequence[str]) -> int:
         """Run a program inside a node, gateway (``east-gw``), ``plant`` or ``mgmt``, attached to this terminal; return
         its exit status. In namespaces it runs as root."""
-        nodes = set(self.topology.node_names)
-        others = {site.gateway for site in self.topology.sites} | {PLANT, MANAGEMENT}
-        if node not in nodes | others:
-            raise UnknownName("node", node, sorted(nodes | others))
+        places = {*self.topology.node_names, *(site.gateway for site in self.topology.sites), PLANT, MANAGEMENT}
+        if node not in places:
+            raise UnknownName("node", node, sorted(places))
         return lab_nodes.place(self._folder, node).visit(argv)
 
     def ssh_config(self) -> str:
         """Return an ssh_config(5) with which ``ssh -F FILE east-0`` runs commands in nodes, as programs of
         :meth:`launch` run. Raises MissingTool where OpenSSH is missing, UserError in containers."""
-        if lab_nodes.driver(self._folder) == "containerlab":
-            enter = invocation.command("exec", *lab_owner.flag(self.name), self.topology.node_names[0], "bash")
-            raise UserError(f"ssh is for labs of namespaces; these nodes are containers. Enter them with: {enter}")
-        user = program_rights.of_driver("netns")
-        assert user is not None
-        return ssh_access.configuration(self._folder, self.topology, user)
+        return outside_access.ssh_config(self._folder, self.topology)
 
     def launch(
         self,
@@ -383,8 +299,8 @@ class Lab:
             tuple(argv), dict(environment or {}), ranks_per_node, progress, start=start, mpiexec=mpiexec,
             keep_scratch=keep_scratch,
         )  # fmt: skip
-        return self._launch(
-            workload, directory, echo, echo_error, as_root=as_root, tell=tell, read_only=read_only, note=note
+        return self._jobs.launch(
+            Launch(workload, directory, echo, echo_error, as_root, tell, read_only=read_only, note=note)
         )
 
     def start(
@@ -400,118 +316,19 @@ class Lab:
         ``own_run``: the run ends with the job. Otherwise a program's run goes on, as an agents' job's does, until
         :meth:`report` or the next job. Raises what those two raise.
         """
-        if isinstance(workload, AgentWorkload):
-            return self._train(workload)
-        return self._launch(workload, None, None, None, read_only=read_only, note=note, own_run=own_run)
-
-    @gives_slot_back
-    def _launch(
-        self,
-        workload: ProgramWorkload,
-        directory: Path | None,
-        echo: Callable[[str], None] | None,
-        echo_error: Callable[[str], None] | None,
-        *,
-        as_root: bool = False,
-        tell: Callable[[str], None] | None = None,
-        read_only: bool = False,
-        note: Callable[[str], None] | None = None,
-        own_run: bool = True,
-    ) -> ProgramJob:
-        """Start a program; ``own_run`` as of :meth:`start`, the others as of :meth:`launch`."""
-        argv, folder = workload.command, Path(workload.folder) if workload.folder else Path.cwd()
-        contained = lab_nodes.driver(self._folder) == "containerlab"
-        if as_root and contained:
-            raise UserError("--as-root is for namespaces: in containers programs never run as root")
-        user = program_rights.in_containers(folder) if contained else program_rights.of_driver("netns", folder)
-        if as_root:
-            user = None
-        if not contained:
-            program_start.refuse_unstartable(user, argv, folder, workload.environment.get("PATH"))
-        if user is not None and not contained:
-            program_rights.refuse_program(user, argv, folder)
-            self._refuse_folder(user, directory)
-        self._refuse_uncertified()
-        self._refuse_powerless()
-        if user is not None and contained:
-            self._refuse_in_container(user, argv, folder, read_only)
-        claim = self._slots.take("launch", shlex.join(argv))
-        run = self._unused_run(directory)
-        if tell is not None:
-            tell(runs_folder.note(run.path, directory))
-        lab_nodes.pin(self._folder, self.topology.node_names, run.path)
-        run_metadata.amend(run, program_user=user.to_dict() if user else None)
-        port = master_port.free(self._folder, self.topology.node_names[0])
-        recorder = Recorder(self._folder, self.topology, run, program=True)
-        recorder.start()
-        if not own_run:
-            self.recorder = recorder
-        try:
-            scratch = NodeScratch(self._folder, self.topology.node_names, run, workload, folder, user)
-            if note is not None:
-                for line in self._notes(scratch, workload, user, read_only):
-                    note(line)
-            self._job = job = ProgramJob(
-                self._folder,
-                self.topology,
-                workload,
-                run,
-                claim.id,
-                port,
-                scratch,
-                user=user,
-                echo=echo or (lambda line: None),
-                echo_error=echo_error,
-                concluded=lambda job: self._slots.give_back(
-                    claim, job, (lambda: _conclude(job, run, recorder)) if own_run else (lambda: None)
-                ),
-            )
-            self._begun(claim, job, run)
-        except BaseException as error:
-            if not own_run:
-                raise
-            recorder.stop()
-            failed = isinstance(error, TestbedError)
-            how = run_metadata.Ending(
-                "failed" if failed else "interrupted",
-                str(error) if failed else "interrupted by the user",
-                str(error) if failed else "",
-            )
-            run_metadata.end(run, how)
-            run.give_to_caller()
-            raise
-        return job
-
-    def _notes(
-        self, scratch: NodeScratch, workload: ProgramWorkload, user: ProgramUser | None, read_only: bool
-    ) -> Iterator[str]:
-        """Yield what is worth knowing of the disk before a program begins. Raises HostError."""
-        if scratch.shared:
-            yield f"note: /tmp is shared by all nodes, because {scratch.shared}; $TESTBED_SCRATCH is each node's own"
-        if user is not None and not read_only:
-            node = self.topology.node_names[0]
-            where = scratch.place(node)
-            inside = where if isinstance(where, ContainerPlace) else None
-            home = workload.environment.get("HOME") or scratch.home(node)
-            if found := program_rights.unwritable(user, inside, scratch.working, home):
-                yield f"note: {found}"
-
-    def _stop_job(self, job: RunningJob, why: str) -> None:
-        """End a job because somebody outside of this process asked for it."""
-        self._ending = run_metadata.Ending("interrupted", why)
-        if isinstance(job, ProgramJob):
-            job.interrupted = job.interrupted or why
-        job.stop()
+        if (agents := workload.agents) is not None:
+            return self._jobs.train(agents)
+        assert workload.program is not None
+        return self._jobs.launch(Launch(workload.program, read_only=read_only, note=note, own_run=own_run))
 
     @property
     def stop_requested(self) -> str:
         """Why another process has asked the latest job to end; empty if none has."""
-        return self._slots.stop_why
+        return self._jobs.stop_why
 
     def interrupt(self, why: str) -> None:
         """Stop the current job, if it runs, and have its run recorded as interrupted. Raises LabError."""
-        if self._job is not None and not self._job.over():
-            self._stop_job(self._job, why)
+        self._jobs.stop(why)
 
     def train(
         self,
@@ -546,152 +363,30 @@ class Lab:
         if workload.get("data") is not None:
             workload["data"] = str(workload["data"])
         plain = AgentWorkload(steps, **workload)
-        return self._train(workload_words.changed(plain, strategy, compute, model, noise, options, prefix=""))
-
-    @gives_slot_back
-    def _train(self, workload: AgentWorkload) -> Job:
-        workload_layout.refuse_mistakes(workload, self.topology)
-        self._refuse_uncertified()
-        if not client.keeper(self._folder).ranks():
-            raise LabError(
-                f"lab {self.name} has no training agents: it was brought up with --no-agents, torch is not installed,"
-                " or the ranks' user cannot run this Python"
-            )
-        user = program_rights.of_driver(lab_nodes.driver(self._folder))
-        if user is not None:
-            self._refuse_folder(user)
-            program_rights.refuse_files(user, program_rights.agent_files(workload))
-        claim = self._slots.take("train", f"{workload.strategy}, {workload.steps} steps")
-        run = self._unused_run()
-        lab_nodes.pin(self._folder, self.topology.node_names, run.path)
-        if user is not None:
-            run.admit((user.uid, user.gid), len(self.topology.node_names))
-        # The report asks the twin of this workload, whose shape the ranks do not record.
-        told = workload.to_dict()
-        run_metadata.amend(run, workload=told, program_user=user.to_dict() if user else None)
-        self.recorder = Recorder(self._folder, self.topology, run)
-        self.recorder.start()
-        self._job = job = Job(
-            self._folder,
-            self.topology,
-            workload,
-            run.ranks,
-            claim.id,
-            master_port.free(self._folder, self.topology.node_names[0]),
-            note=lambda attempts: run_metadata.amend(run, attempts=attempts),
-            user=user,
-            concluded=lambda job: self._slots.give_back(claim, job),
-        )
-        self._begun(claim, job, run)
-        return job
-
-    def _begun(self, claim: JobClaim, job: Job | ProgramJob, run: RunDirectory) -> None:
-        """Tell the keeper of a job that has started; where that fails, end the job, which its caller never gets."""
-        try:
-            self._slots.began(claim, job, run.path, self._stop_job)
-        except BaseException:
-            with contextlib.suppress(TestbedError):
-                job.stop()
-            raise
-
-    def _refuse_folder(self, user: ProgramUser, root: Path | None = None) -> None:
-        """Raise UserError if programs of ``user`` cannot write below the next run directory."""
-        if root is None and self.run_directory is not None and not self._used:
-            root = self.run_directory.path.parent
-        program_rights.refuse_folder(user, runs_folder.ready(root, 0))
-
-    def _refuse_in_container(self, user: ProgramUser, argv: Sequence[str], folder: Path, read_only: bool) -> None:
-        """Mount ``folder`` into all nodes. Raises UserError if programs of ``user`` cannot write in it."""
-        place = lab_nodes.place(self._folder, self.topology.node_names[0], job=True, user=user)
-        assert isinstance(place, ContainerPlace)
-        client.keeper(self._folder).share_folder(folder=str(folder))
-        program_rights.refuse_in_container(user, place, argv, folder, read_only=read_only)
-        program_start.refuse_unstartable_in_container(place, argv, folder)
-
-    def _refuse_powerless(self) -> None:
-        """Raise LabError if a fault has cut a node's power: its namespace could still run programs."""
-        if dark := sorted(nodes_without_power(self._folder)):
-            heal = invocation.command("heal", "-l", self.name)
-            raise LabError(f"a fault has cut the power of {', '.join(dark)}; heal it: {heal}")
-
-    def _refuse_uncertified(self) -> None:
-        admission.refuse(
-            self.certificate,
-            self.topology.scale,
-            strict=self.strict,
-            allow_uncertified=self.allow_uncertified,
-            measure_again=invocation.command("certify", "-l", self.name),
-        )
+        return self._jobs.train(workload_words.changed(plain, strategy, compute, model, noise, options, prefix=""))
 
     def open_run(self, root: Path | None = None) -> RunDirectory:
         """Create a run directory for the next job."""
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        self.run_directory = RunDirectory.create(root or runs_folder.ready(need_bytes=0), f"{self.name}-{stamp}")
-        self._used = False
-        run_metadata.begin(self.run_directory, self._folder, self.topology, self.certificate)
-        lab_logs.note_run(self._folder, self.run_directory.path)
-        return self.run_directory
-
-    def _unused_run(self, root: Path | None = None) -> RunDirectory:
-        """Return a run directory without a job: each holds one, so that records do not mix."""
-        self._end_run()
-        self._ending = run_metadata.Ending()
-        run = self.open_run(root) if self.run_directory is None or self._used else self.run_directory
-        self._used = True
-        return run
-
-    def _end_run(self, give: bool = True) -> None:
-        """Record the end of the current run. ``give``: it belongs to the caller now, as no rank writes any more."""
-        if isinstance(self._job, ProgramJob):
-            self._job.stop()
-        how = replace(self._ending)
-        if isinstance(self._job, ProgramJob) and self._job.interrupted:
-            how = run_metadata.Ending("interrupted", self._job.interrupted)
-        elif self._job is not None and self._job.over() and not (isinstance(self._job, Job) and self._job.stopped):
-            how.fail(self._job.failure(), tells_nothing=not isinstance(self._job.failed(), JobFailed))
-        if self.recorder is not None:
-            self.recorder.stop()
-            how.fail(self.recorder.lab_failure, tells_nothing=True)
-            self.recorder = None
-        if self.run_directory is not None and self._used:
-            run_metadata.end(self.run_directory, how)
-            if give:
-                self.run_directory.give_to_caller()
+        return self._jobs.open_run(root)
 
     def report(self) -> SavableReport:
         """Return the report of this lab object's last job, and write it into the run directory. Ends the job first if
         it is still running."""
-        if self.run_directory is None:
+        run = self._jobs.close_run()
+        if run is None:
             raise UserError(f"no job was run in lab {self.name} yet; call train() or launch() first")
         from testbed.lab.savable_report import SavableReport  # takes 0.1 s with its imports
 
-        if self._job is not None:
-            self._job.close()
-        self._end_run()
-        return SavableReport.of(store.write_report(self.run_directory))
+        return SavableReport.of(store.write_report(run))
 
     def down(self) -> None:
         """Take the lab down; does nothing if it is already down."""
         try:
-            self._end_run(give=False)
+            self._jobs.end_run()
         finally:  # also when the disk is full
-            self._slots.leave()
+            self._jobs.leave()
             teardown.down(self._folder)
-        if self.run_directory is not None and self._used:
-            self.run_directory.give_to_caller()
-
-
-def _conclude(job: ProgramJob, run: RunDirectory, recorder: Recorder) -> None:
-    """Record the end of a program's run. Raises StorageError."""
-    recorder.stop()
-    how = run_metadata.Ending()
-    if job.interrupted:
-        how = run_metadata.Ending("interrupted", job.interrupted)
-    else:
-        how.fail(job.failure(), tells_nothing=not isinstance(job.failed(), JobFailed))
-    how.fail(recorder.lab_failure, tells_nothing=True)
-    run_metadata.end(run, how)
-    run.give_to_caller()
+        self._jobs.give_run()
 
 
 def _read_topology(folder: LabFolder) -> Topology:
@@ -701,10 +396,3 @@ def _read_topology(folder: LabFolder) -> Topology:
         raise LabError(
             f"lab {folder.name} is incomplete: {folder.topology.name} cannot be read; {lab_owner.or_down(folder)}"
         ) from error
-
-
-def _read_certificate(folder: LabFolder) -> Certificate | None:
-    try:
-        return Certificate.from_dict(json.loads(folder.certificate.read_text()))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None

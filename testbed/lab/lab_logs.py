@@ -14,7 +14,7 @@ from testbed.errors import StorageError, UnknownName, UserError
 from testbed.host import lab_owner
 from testbed.host.files import beneath, runs_folder, store
 from testbed.host.lab_folder import LabFolder
-from testbed.lab.log_tail import LogTail
+from testbed.lab.job_output import LogTail
 
 __all__ = ["lines", "note_run"]
 
@@ -38,7 +38,7 @@ def lines(lab: LabFolder, topology: Topology, what: str | None, follow: bool, ow
     """
     if what is None:
         places = [lab.keeper_log, lab.emulator_log, lab.agents_log, lab.jobs_log, lab.prometheus_log]
-        tails = [LogTail(it, lab.older_keeper_log if it == lab.keeper_log else None) for it in places]
+        tails = [LogTail(place, lab.older_keeper_log if place == lab.keeper_log else None) for place in places]
     else:
         rank, tails = _rank(topology, what), []
     run: Path | None = None

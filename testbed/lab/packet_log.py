@@ -4,17 +4,75 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
+from testbed.core.analysis.wire.fidelity import OWN_DROPS
 from testbed.core.certification.host_log import Crossing, HostLog, Leg
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux.cpu_load import wait_until_free
 from testbed.host.measure import probing
 from testbed.host.measure.probing import Arrival, Prober
 from testbed.keeper import client, protocol
 
-__all__ = ["PacketLog", "monotonic_offset_s", "split_by_host"]
+__all__ = ["TRIES", "Counters", "PacketLog", "monotonic_offset_s", "read_counters", "split_by_host", "tries"]
+
+
+LONGEST_WAITS_S: Final = (0.0, 1.0, 3.0)
+"""Longest wait before each try. Other programs seldom use the cores for longer when they start or end; a longer wait
+does not help against other guests of the hardware."""
+
+TRIES: Final = len(LONGEST_WAITS_S)
+"""How often a quantity is measured at most."""
+
+Tell = Callable[[str], None]
+
+
+def tries(tell: Tell) -> Iterator[int]:
+    """Yield 1 to :data:`TRIES`; wait before each but the first until cores are free, and ``tell`` it."""
+    for attempt, most_s in enumerate(LONGEST_WAITS_S, start=1):
+        if most_s:
+            tell(f"waiting for free cores, at most {most_s:.0f} s")
+            wait_until_free(most_s)
+        yield attempt
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Counters of one direction.
+
+    ``own_drops`` are the emulator's own failures; ``emptied`` is None where it does not count (netem), ``queued_bytes``
+    what is queued now.
+
+    ``segments`` (packets of at most the MTU) and ``bytes`` (L2) were delivered, ``duplicated`` of them twice (None: not
+    counted); ``dropped`` were not, for any cause.
+    """
+
+    own_drops: int
+    emptied: int | None
+    queued_bytes: float
+    segments: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    duplicated: int | None = None
+
+
+def read_counters(lab: LabFolder) -> dict[str, Counters]:
+    """Return the counters of all directions. Raises LabError."""
+    return {
+        direction["direction"]: Counters(
+            own_drops=sum(direction["drops"].get(cause, 0) for cause in OWN_DROPS),
+            emptied=direction.get("emptied"),  # a keeper of an older version does not know it
+            queued_bytes=direction["queue_bytes"],
+            segments=direction["segments"],
+            bytes=direction["bytes"],
+            dropped=sum(direction["drops"].values()),
+            duplicated=direction.get("duplicated"),
+        )
+        for direction in client.keeper(lab).stats()["directions"]
+    }
 
 
 class PacketLog:

@@ -1,4 +1,4 @@
-"""Refuse, before anything starts, what the user of a lab's programs cannot read or write."""
+"""Refuse, before anything starts, a command that no node can start, and what the user of programs cannot access."""
 
 from __future__ import annotations
 
@@ -15,38 +15,109 @@ from typing import TYPE_CHECKING
 from testbed.core.user_text import shown
 from testbed.errors import ProgramBarred, UserError
 from testbed.host import lab_folder
-from testbed.host.drivers.container_place import ContainerPlace
-from testbed.host.drivers.containerlab import IMAGE_USER
+from testbed.host.lab_nodes import Place
 from testbed.host.linux import invocation, program_user
 from testbed.host.linux.program_user import Access, ProgramUser
 
 if TYPE_CHECKING:
     from testbed.core.workload.workload import AgentWorkload
+from testbed.errors import CannotStart
 
-__all__ = ["agent_files", "in_containers", "of_driver", "program_files", "python_barred", "refuse_files",
-           "refuse_folder", "refuse_in_container", "refuse_missing", "refuse_program", "refuse_python", "refuse_state",
-           "unwritable"]  # fmt: skip
+__all__ = [
+    "agent_files",
+    "program_files",
+    "python_barred",
+    "refuse_files",
+    "refuse_folder",
+    "refuse_in_container",
+    "refuse_missing",
+    "refuse_program",
+    "refuse_python",
+    "refuse_state",
+    "refuse_unstartable",
+    "refuse_unstartable_in_container",
+    "unwritable",
+]
+
+
+_FIND = (
+    'cd -- "$2" 2>/dev/null; command -v -- "$1" >/dev/null && exit; [ -e "$1" ] && case $1 in */*) echo barred; exit;;'
+    " esac; echo missing"
+)
+"""Shell command that prints nothing if there is a command $1, started from the folder $2, else why it cannot start."""
+
+
+def refuse_unstartable(user: ProgramUser | None, argv: Sequence[str], folder: Path, path: str | None = None) -> None:
+    """Raise CannotStart if there is no command ``argv[0]``, or it cannot be executed: once, rather than in each rank.
+
+    ``path``: the program's own ``$PATH``. What only its user may not execute is for ``program_rights``.
+    """
+    _refuse_command(user, argv[0], folder, path)
+    _refuse_script(argv, folder)
+
+
+def _refuse_command(user: ProgramUser | None, word: str, folder: Path, path: str | None) -> None:
+    if "/" in word:
+        _refuse_file(word, folder / word)
+        return
+    if shutil.which(word, path=path) is not None and path is None:
+        return  # where its user cannot enter the folder, that is the reason to tell
+    path = program_user.search_path(user) if path is None else path
+    if shutil.which(word, path=path) is not None:
+        return
+    for found in (Path(folder_name) / word for folder_name in path.split(os.pathsep) if folder_name):
+        if _is_file(found):
+            _refuse_file(word, found)
+    raise CannotStart(f"command not found: {shown(word)}, in no folder of PATH={path}{_here(word, folder)}")
+
+
+def _refuse_file(word: str, found: Path) -> None:
+    """Raise CannotStart if ``found`` is no file, or one that nobody can execute."""
+    if not os.path.exists(found):  # noqa: PTH110 (Path.exists raises where a folder above cannot be entered)
+        raise CannotStart(f"command not found: {shown(word)}")
+    if not _is_file(found):
+        raise CannotStart(f"command cannot be executed: {shown(word)} is not a file", 126)
+    if not found.stat().st_mode & 0o111:
+        make = f"chmod +x {shlex.quote(str(found))}"
+        write = f"; or start it by its interpreter: python {shlex.quote(word)} …" if word.endswith(".py") else ""
+        raise CannotStart(f"command cannot be executed: {shown(word)} has no permission for it ({make}){write}", 126)
+    with found.open("rb") as stream:
+        first = stream.read(_SHEBANG_BYTES).partition(b"\n")[0]
+    words = first[2:].split()
+    if first.startswith(b"#!") and words and not _is_file(interpreter := Path(words[0].decode(errors="replace"))):
+        raise CannotStart(f"command not found: {shown(str(interpreter))}, the interpreter in the first line of {word}")
+
+
+def refuse_unstartable_in_container(place: Place, argv: Sequence[str], folder: Path) -> None:
+    """As :func:`refuse_unstartable`, of the files and the ``$PATH`` of a container. Raises HostError."""
+    found = place.output(["sh", "-c", _FIND, "sh", argv[0], str(folder)]).strip()
+    if found == "missing":
+        raise CannotStart(f"command not found in the containers' image: {shown(argv[0])}{_here(argv[0], folder)}")
+    if found == "barred":
+        raise CannotStart(f"command cannot be executed in containers: {shown(argv[0])}", 126)
+
+
+def _refuse_script(argv: Sequence[str], folder: Path) -> None:
+    """Raise CannotStart if a Python is to run a script that is not there; its status is Python's own for that."""
+    script = argv[1] if len(argv) > 1 else ""
+    python = Path(argv[0]).name.startswith("python")
+    if python and script.endswith(".py") and not script.startswith("-") and not _is_file(folder / script):
+        raise CannotStart(f"no file {shown(script)} in {folder} for {argv[0]} to run", 2)
+
+
+def _here(word: str, folder: Path) -> str:
+    """Return a hint where ``word`` is a file of the working directory, which is not searched."""
+    if not _is_file(folder / word):
+        return ""
+    start = f"python {word}" if word.endswith(".py") else f"./{word}"
+    return f"; a file of that name is in the current folder: {start}"
+
 
 _SHEBANG_BYTES = 256
 """Longest first line that Linux reads (include/uapi/linux/binfmts.h, BINPRM_BUF_SIZE)."""
 
 
-def of_driver(driver: str, folder: Path | None = None) -> ProgramUser | None:
-    """Return the user of programs started from ``folder`` (default: the working directory); None in containers, which
-    have a user of their own. Raises UserError."""
-    return None if driver == "containerlab" else program_user.choose(folder or Path.cwd())
-
-
-def in_containers(folder: Path | None = None) -> ProgramUser:
-    """Return the user of a program launched from ``folder`` (default: the working directory) in containers: who called
-    sudo, else the folder's owner unless that is root, else the image's own user. Raises UserError."""
-    uid, gid = map(int, IMAGE_USER.split(":"))
-    return program_user.choose(folder or Path.cwd(), ProgramUser(uid, gid, (), "testbed", None, "the image's own"))
-
-
-def refuse_in_container(
-    user: ProgramUser, place: ContainerPlace, argv: Sequence[str], folder: Path, *, read_only: bool
-) -> None:
+def refuse_in_container(user: ProgramUser, place: Place, argv: Sequence[str], folder: Path, *, read_only: bool) -> None:
     """Raise ProgramBarred if in a container ``user`` cannot write in ``folder``, or read its files that ``argv`` names.
 
     Asks the container, in which ``folder`` is mounted: folders above it may be the image's own. ``read_only``: a folder
@@ -54,7 +125,7 @@ def refuse_in_container(
     wanted: list[tuple[Access, Path]] = [("x", folder)]
     wanted += [("r", path) for word in argv for path in _file(word, folder) if path.resolve().is_relative_to(folder)]
     wanted += [] if read_only else [("w", folder)]
-    barred = program_user.first_refused(user, wanted, place.output)
+    barred = place.first_refused(user, wanted)
     if barred == folder and not read_only:
         give = invocation.as_root(f"chown {user.uid} {shlex.quote(str(folder))}")
         raise ProgramBarred(
@@ -162,25 +233,21 @@ def refuse_program(user: ProgramUser, argv: Sequence[str], folder: Path) -> None
         )
 
 
-def unwritable(user: ProgramUser, place: ContainerPlace | None, folder: Path, home: str) -> str:
+def unwritable(user: ProgramUser, place: Place, folder: Path, home: str) -> str:
     """Return, in one sentence, where ``user`` cannot write of ``folder``, the working directory, and HOME; else empty.
 
-    ``place``: a container to ask; None: namespaces. ``home``: a path that the program's variables set, or empty.
-    Raises HostError.
+    ``home``: a path that the program's variables set, or empty. Raises HostError.
     """
-    inside = place.output if place is not None else None
-    if not home and place is not None:
-        home = place.output(["sh", "-c", 'echo "$HOME"']).strip()
     asked = {"the current folder": folder}
-    if home or user.home:
-        asked["HOME"] = Path(home or str(user.home))
-    found = []
+    if home := home or place.home(user):
+        asked["HOME"] = Path(home)
+    refused = []
     for name, path in asked.items():
-        if barred := program_user.first_refused(user, [("w", path)], inside):
-            found.append(f"{path} ({name})" if barred == path else f"{path} ({name}: {barred} bars the way)")
-    if not found:
+        if barred := place.first_refused(user, [("w", path)]):
+            refused.append(f"{path} ({name})" if barred == path else f"{path} ({name}: {barred} bars the way)")
+    if not refused:
         return ""
-    return f"programs run as {user}, who cannot write in {' or '.join(found)}, but in $TESTBED_SCRATCH"
+    return f"programs run as {user}, who cannot write in {' or '.join(refused)}, but in $TESTBED_SCRATCH"
 
 
 def _let_in(barred: Path) -> str:

@@ -22,10 +22,7 @@ from testbed.host.linux.scheduling import realtime_priority
 from testbed.host.measure.packet_trains import CAPACITY_BPS
 from testbed.host.measure.probing import Probe
 from testbed.host.measure.rate_trains import SHORTEST, Passage, Train, send_trains
-from testbed.lab import emulator_counters
-from testbed.lab.emulator_counters import Counters
-from testbed.lab.packet_log import PacketLog, monotonic_offset_s
-from testbed.lab.starvation import tries
+from testbed.lab.packet_log import Counters, PacketLog, monotonic_offset_s, read_counters, tries
 
 __all__ = ["RateSample", "TrainPlan", "bytes_beside", "longest_s", "measure_rates", "rates_on_time", "sample_of"]
 
@@ -177,26 +174,26 @@ def _plan(link: Link, name: str, probe: Probe, share_s: float, longest_train_s: 
 def _measure(lab: LabFolder, plans: Sequence[TrainPlan]) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Send the trains of all plans, interleaved. Return the rates of their pairs of packets by direction, and the other
     traffic that crossed meanwhile, in bytes over those of the trains."""
-    order = [plan for turn in range(max(it.count for it in plans)) for plan in plans if turn < plan.count]
+    order = [plan for turn in range(max(plan.count for plan in plans)) for plan in plans if turn < plan.count]
     numbered: dict[str, int] = {}
     trains = []
     for plan in order:
         trains.append(replace(plan.train, first=plan.train.first + numbered.get(plan.name, 0)))
         numbered[plan.name] = numbered.get(plan.name, 0) + plan.train.count
-    before = emulator_counters.read(lab)
-    counts = all(it.emptied is not None for it in before.values())
+    before = read_counters(lab)
+    counts = all(counters.emptied is not None for counters in before.values())
 
     def queued(number: int) -> float:
         """Return what is queued in bytes; where the emulator delays packets before it queues them, when they are."""
         plan = order[number]
         time.sleep(plan.train.longest_s)
-        return emulator_counters.read(lab)[plan.name].queued_bytes
+        return read_counters(lab)[plan.name].queued_bytes
 
     with PacketLog(lab) as packet_log:
         with realtime_priority(wanted=counts):
             passages = send_trains(trains, None if counts else queued)
         log = packet_log.read()
-    after = emulator_counters.read(lab)
+    after = read_counters(lab)
     rates: dict[str, list[float]] = {plan.name: [] for plan in plans}
     for plan, passage in zip(order, passages, strict=True):
         rates[plan.name] += rates_on_time(plan, [passage], log)

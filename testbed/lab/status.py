@@ -177,7 +177,7 @@ class _Found:
 
     @property
     def active(self) -> list[FaultRecord]:
-        return [it for it in self.faults if it["ended_t"] is None]
+        return [fault for fault in self.faults if fault["ended_t"] is None]
 
     @property
     def state(self) -> str:
@@ -224,10 +224,12 @@ def _touched_unix_s(lab: LabFolder) -> float:
 
 
 def _fabrics(topology: Topology, certificate: Certificate | None) -> Iterator[str]:
-    measured = {it.site: it.verdict for it in certificate.fabrics} if certificate else {}
+    measured = {fabric.site: fabric.verdict for fabric in certificate.fabrics} if certificate else {}
     for site in topology.sites:
         if site.fabric_bps:
-            port, core = (full_scale.stands_for(it, topology.scale) for it in (site.fabric_bps, site.core_bps))
+            port, core = (
+                full_scale.stands_for(rate_bps, topology.scale) for rate_bps in (site.fabric_bps, site.core_bps)
+            )
             yield f"Fabric of {site.name}: {port} a node, {core} together; {measured.get(site.name, 'not measured')}."
 
 
@@ -239,12 +241,14 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
     lab.refuse_gone()
     found = _ask(lab)
     carriers = _carriers(lab, topology, found)
-    verdicts = {it.name: it.verdict for it in certificate.links} if certificate else {}
+    verdicts = {link.name: link.verdict for link in certificate.links} if certificate else {}
     hello = found.hello
     links = []
     for link in topology.links:
-        directions = {it["direction"]: it for it in found.stats if it["direction"] in link.directions}
-        active = [it for it in found.active if link.name in it["links"]]
+        directions = {
+            counters["direction"]: counters for counters in found.stats if counters["direction"] in link.directions
+        }
+        active = [fault for fault in found.active if link.name in fault["links"]]
         interface = topology.interfaces.of_link(link.name)
         links.append(
             LinkStatus(
@@ -252,10 +256,13 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
                 link.length_m / 1000,
                 {site: carriers.get((topology.site(site).gateway, interface), False) for site in link.between},
                 verdicts.get(link.name, "not measured"),
-                tuple(it["id"] for it in active),
+                tuple(fault["id"] for fault in active),
                 {name: it["packets"] for name, it in directions.items()},
-                sum(sum(it["drops"].values()) for it in directions.values()),
-                (*(f"{it['id']} {it['phase']}" for it in active), *_protection(found.protection.get(link.name))),
+                sum(sum(direction["drops"].values()) for direction in directions.values()),
+                (
+                    *(f"{fault['id']} {fault['phase']}" for fault in active),
+                    *_protection(found.protection.get(link.name)),
+                ),
                 tuple(it for it in found.in_force if it["direction"] in link.directions),
                 link.rate_bps,
                 full_scale.full_rate_bps(link.rate_bps, topology.scale),
@@ -269,7 +276,7 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         found.reasons,
         topology.name,
         max(0.0, time.time() - (hello["since_unix_s"] if hello else _touched_unix_s(lab))),
-        lab_nodes.driver(lab),
+        lab_nodes.driver(lab).name,
         hello["emulator"] if hello else "none",
         hello["scheduling"] if hello else "",
         tuple(links),
@@ -277,9 +284,9 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         hello["prometheus"] if hello else "",
         tuple(hello["waits"]) if hello and "waits" in hello else (),
         topology.scale,
-        tuple(_captured(it) for it in hello.get("captures", ())) if hello else (),
+        tuple(_captured(capture_record) for capture_record in hello.get("captures", ())) if hello else (),
         tuple(_fabrics(topology, certificate)),
-        tuple(job_status.of(it) for it in found.jobs if it["ended_t"] is None),
+        tuple(job_status.of(job) for job in found.jobs if job["ended_t"] is None),
         certificate is not None and certificate.noisy,
         found.noise,
     )
@@ -320,20 +327,22 @@ def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
         with client.Connection(lab, *patience) as connection:
             answer = connection.keeper.in_force()
         found.in_force = answer["directions"]
-        found.why += [f"the emulator differs from what is in force: {it}" for it in answer["differences"]]
+        found.why += [
+            f"the emulator differs from what is in force: {difference}" for difference in answer["differences"]
+        ]
     with contextlib.suppress(LabError), client.Connection(lab, *patience) as connection:  # as above
         found.jobs = connection.keeper.jobs()
         found.noise = recent_noise(connection, time.time() - hello["since_unix_s"])
     found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
     found.why += troubles_of_containers(lab, bound_s)
-    found.why += [f"rank {it['rank']}: {it['reason']}" for it in found.ranks if it["state"] == "gone"]
+    found.why += [f"rank {rank['rank']}: {rank['reason']}" for rank in found.ranks if rank["state"] == "gone"]
     return found
 
 
 def troubles_of_containers(lab: LabFolder, bound_s: float | None = None) -> list[str]:
     """Return what is wrong with a lab's containers according to their docker daemon, or with that daemon."""
     bound_s = bound_s or docker_endpoint.ASK_BOUND_S
-    if lab_nodes.driver(lab) != "containerlab":
+    if not lab_nodes.driver(lab).contained:
         return []
     try:
         docker = lab_nodes.docker(lab)
@@ -357,17 +366,17 @@ def without_keeper(lab: LabFolder) -> list[str]:
         return [
             f"{gone}, so all fibers are dark; {down}",
             "the machine was restarted: only the lab's folder is left"
-            + (", and its stopped containers" if lab_nodes.driver(lab) == "containerlab" else ""),
+            + (", and its stopped containers" if lab_nodes.driver(lab).contained else ""),
         ]
     if teardown.lit_by_the_kernel(journal):
         lit = "the kernel keeps its fibers lit, unsupervised"
         why = [f"{gone}, and {lit}; darken them with: {invocation.command('heal', '-l', lab.name)}; or {down}"]
     else:
         why = [f"{gone}, so all fibers are dark; {down}"]
-    for it in teardown.active_faults(journal):
-        in_effect = journal.owned(it["id"])
+    for fault in teardown.active_faults(journal):
+        in_effect = journal.owned(fault["id"])
         state = "is still active" if in_effect else "is unfinished and currently has no effect on the fiber"
-        why.append(f"fault {it['id']} ({it['type']} {it['target']}) {state}")
+        why.append(f"fault {fault['id']} ({fault['type']} {fault['target']}) {state}")
     return why
 
 
@@ -384,7 +393,7 @@ def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[s
 
 def _ranks(lab: LabFolder, topology: Topology, found: _Found) -> tuple[RankStatus, ...]:
     """Ask all ranks at once; one that does not answer in time has neither step nor train_loss."""
-    targets = {it["rank"]: (it["metrics"][0], it["metrics"][1]) for it in found.ranks}
+    targets = {rank["rank"]: (rank["metrics"][0], rank["metrics"][1]) for rank in found.ranks}
     try:
         scraped = namespace.inside(
             lab_nodes.netns(lab, MANAGEMENT), lambda: scrape_all(targets, SCRAPE_BOUND_S, (STEP, TRAIN_LOSS))
@@ -393,12 +402,12 @@ def _ranks(lab: LabFolder, topology: Topology, found: _Found) -> tuple[RankStatu
         scraped = {}
     return tuple(
         _rank(
-            it,
-            scraped[it["rank"]].values if it["rank"] in scraped else {},
-            [fault for fault in found.active if it["node"] in fault["nodes"]],
-            topology.interfaces.port(it["site"], it["node"]),
+            rank,
+            scraped[rank["rank"]].values if rank["rank"] in scraped else {},
+            [fault for fault in found.active if rank["node"] in fault["nodes"]],
+            topology.interfaces.port(rank["site"], rank["node"]),
         )
-        for it in found.ranks
+        for rank in found.ranks
     )
 
 

@@ -19,9 +19,10 @@ from testbed.core.plan.resources import Containers, Fibers, Namespace
 from testbed.core.plan.step import Step
 from testbed.errors import HostError, LabError, StorageError, raise_all
 from testbed.host import lab_nodes, lab_owner, scratch
-from testbed.host.drivers.containerlab import DESTROY_BOUND_S, Containerlab
+from testbed.host.drivers.containerlab import Containerlab
 from testbed.host.drivers.driver import Handler
 from testbed.host.drivers.netns import NetnsDriver, nowhere
+from testbed.host.emulators.emulator import outlives_keeper
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import invocation, process
 from testbed.host.linux.file_lock import FileLock
@@ -45,7 +46,7 @@ def down(lab: LabFolder) -> bool:
     lab.refuse_foreign()
     keeper = _keeper(lab)
     # containerlab is slow on a busy machine: a keeper that waits for it is not stuck.
-    destroy_s = DESTROY_BOUND_S if lab_nodes.driver(lab) == "containerlab" else 0.0
+    destroy_s = lab_nodes.driver(lab).removal_s
     if keeper is not None:
         try:
             with (
@@ -110,9 +111,9 @@ def heal(lab: LabFolder, what: str | None) -> list[FaultRecord]:
     try:
         journal = _journal_to_heal_by(lab)
         chosen = [
-            it
-            for it in active_faults(journal)
-            if what in (None, it["id"], it["target"], *it["links"], *it.get("nodes", ()))
+            fault
+            for fault in active_faults(journal)
+            if what in (None, fault["id"], fault["target"], *fault["links"], *fault.get("nodes", ()))
         ]
         if journal.boot != process.boot_id():
             # Nothing of the lab is left, and its names, pids and inodes may belong to others now.
@@ -124,7 +125,13 @@ def heal(lab: LabFolder, what: str | None) -> list[FaultRecord]:
             return chosen
         driver, makers = _makers(lab, journal)
         engine = Engine(journal, makers)
-        protected = sorted({it.owner for it in journal.entries.values() if it.owner.startswith(PROTECTED)})
+        protected = sorted(
+            {
+                journal_entry.owner
+                for journal_entry in journal.entries.values()
+                if journal_entry.owner.startswith(PROTECTED)
+            }
+        )
         works: list[Callable[[], None]] = [
             partial(_darken, journal, engine),
             *(partial(_end, journal, engine, fault) for fault in chosen),
@@ -178,7 +185,7 @@ def active_faults(journal: Journal) -> list[FaultRecord]:
 def faults_ever(lab: LabFolder) -> set[str]:
     """Return the ids of all faults that began in a lab, and the targets that its journal has. Raises LabError."""
     journal = _journal_to_heal_by(lab)
-    targets = {it["target"] for it in journal.notes if it["note"] == "fault"}
+    targets = {note["target"] for note in journal.notes if note["note"] == "fault"}
     return targets | {f"f{number}" for number in range(1, 1 + journal.faults_begun)}
 
 
@@ -245,7 +252,7 @@ def _undo_what_outlives_a_reboot(journal: Journal, makers: Mapping[type[Step], H
 def _makers(lab: LabFolder, journal: Journal) -> tuple[NetnsDriver, dict[type[Step], Handler]]:
     """Return driver and handlers of a lab without a keeper. Raises LabError if its containers' docker is unknown."""
     containers = None
-    if any(isinstance(it.step, Containers) for it in journal.entries.values()):
+    if any(isinstance(journal_entry.step, Containers) for journal_entry in journal.entries.values()):
         containers = Containerlab(journal.lab, lab.path, lab_nodes.docker(lab))
     driver = NetnsDriver(journal.lab, lab.handles, containers.path if containers else nowhere)
     return driver, handlers.without_keeper(lab, driver, containers)
@@ -255,7 +262,7 @@ def _by_mark(lab: LabFolder) -> None:
     """Remove everything that carries the lab's mark, without a usable journal. Namespaces are found by name, and, if
     the name was removed, by their mounts in the lab's folder, which must go before the folder can."""
     prometheus_server.end_left_in(lab.prometheus)
-    if lab_nodes.driver(lab) == "containerlab":
+    if lab_nodes.driver(lab).contained:
         Containerlab(lab.name, lab.path, lab_nodes.docker(lab)).unmake(Containers((), ""), {})
     driver = NetnsDriver(lab.name, lab.handles)
     _sweep_groups(lab.name, driver)
@@ -275,7 +282,7 @@ def _sweep_groups(lab: str, driver: NetnsDriver) -> None:
 def lit_by_the_kernel(journal: Journal) -> bool:
     """Whether fibers still forward without a keeper: the kernel's netem outlives the keeper, fiberd does not."""
     return not journal.owned(EMULATOR_DIED) and any(
-        isinstance(it.step, Fibers) and it.step.emulator == "netem" for it in journal.owned(LAB)
+        isinstance(entry.step, Fibers) and outlives_keeper(entry.step.emulator) for entry in journal.owned(LAB)
     )
 
 
@@ -285,7 +292,9 @@ def _darken(journal: Journal, engine: Engine) -> None:
     if journal.owned(EMULATOR_DIED):
         engine.reconcile()
         return
-    fibers = next((it.step for it in journal.owned(LAB) if isinstance(it.step, Fibers)), None)
+    fibers = next(
+        (journal_entry.step for journal_entry in journal.owned(LAB) if isinstance(journal_entry.step, Fibers)), None
+    )
     if fibers is not None:
-        ends = sorted({it.ingress for it in fibers.directions})
+        ends = sorted({direction.ingress for direction in fibers.directions})
         engine.apply(EMULATOR_DIED, tuple(Carrier(fibers.plant, end, False) for end in ends))

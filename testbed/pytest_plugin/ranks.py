@@ -72,7 +72,7 @@ class Ranks:
         __tracebackhide__ = True
         folder = self._next_folder()
         module = _write_call(folder, function, arguments, keywords, within_s)
-        if module is not None and lab_nodes.driver(self._lab._folder) == "containerlab":
+        if module is not None and lab_nodes.driver(self._lab._folder).contained:
             self._show(module.parent)
         argv = [_python(self._lab), str(folder / "worker.py"), str(folder)]
         job = self._begin(RankJob(self._lab, argv, folder, within_s, environment or {}, returns=True))
@@ -111,7 +111,7 @@ class Ranks:
         self._count += 1
         folder = self._folder / f"ranks-{self._count}"
         folder.mkdir()
-        if lab_nodes.driver(self._lab._folder) == "containerlab":
+        if lab_nodes.driver(self._lab._folder).contained:
             folder.chmod(0o777)  # ranks are not root in containers; pytest's folder above keeps other users out
             self._show(folder)
         return folder
@@ -236,7 +236,7 @@ class RankJob:
                 echo=self._hear,
                 # As pytest is, which runs the same code: its temporary folders are root's alone, and it unpickles what
                 # ranks return.
-                as_root=lab_nodes.driver(self.lab._folder) != "containerlab",
+                as_root=not lab_nodes.driver(self.lab._folder).contained,
                 read_only=True,  # their folder is another one
             )
             while not job.over():
@@ -332,7 +332,7 @@ class RankJob:
 
 def _python(lab: Lab) -> str:
     """Return the Python of the nodes: this interpreter, or in containers that of their image."""
-    return sys.executable if lab_nodes.driver(lab._folder) == "netns" else "python3"
+    return lab_nodes.driver(lab._folder).python
 
 
 def _write_call(

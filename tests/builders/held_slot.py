@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 HOLD = """
-from testbed.lab import host_slot
+from testbed.lab import own_lab
 from testbed.lab.progress import Silent
-with host_slot.held("run metro-40km", "first", Silent()):
+with own_lab.held("run metro-40km", "first", Silent()):
     print("held", flush=True)
     input()
 """

@@ -221,7 +221,7 @@ def test_a_file_that_programs_cannot_read_is_refused_before_the_start(
         lab.launch(["python", "train.py"], directory=tmp_path).exit_status()
 
 
-def test_folders_below_roots_home_are_reached(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_below_roots_home_are_reached(lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The image's own /root bars everybody else."""
     monkeypatch.delenv("SUDO_UID", raising=False)
     with tempfile.TemporaryDirectory(dir="/root", prefix="testbed-test-") as made:
@@ -232,10 +232,9 @@ def test_folders_below_roots_home_are_reached(lab: Lab, monkeypatch: pytest.Monk
         monkeypatch.chdir(folder / "work")
         assert lab.launch(WRITES, directory=folder / "runs").exit_status() == 0
         monkeypatch.setenv("TESTBED_RUNS", str(folder / "more-runs"))
-        lab.run_directory = None
         lab.train(steps=2, layers=2, heads=2, width=32).wait(60)
         assert lab.report().training.steps_committed == 2
-        lab.run_directory = None  # it goes
+        lab.open_run(tmp_path)  # the folder of the latest run goes
         monkeypatch.chdir("/")
 
 

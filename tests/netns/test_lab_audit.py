@@ -15,7 +15,7 @@ from oracles import oracle
 
 from testbed.host import fork_server
 from testbed.host.files import catalog
-from testbed.lab import measured_audit
+from testbed.lab.run import measured_audit
 
 pytestmark = [
     pytest.mark.netns,

@@ -17,6 +17,7 @@ from builders.labs import Lab, bring_up
 from oracles import oracle
 
 import testbed
+from testbed.core.workload.workload import ProgramWorkload
 from testbed.host import lab_folder
 from testbed.host.files import runs_folder
 from testbed.host.linux import program_user
@@ -143,14 +144,15 @@ def test_a_fresh_lab_does_not_show_the_run_of_an_earlier_lab_of_its_name(
         assert said(named, "east-0") == ["found by its name"]
 
 
-def test_a_run_that_ctrl_c_ended_in_a_program_is_not_recorded_as_finished(named: str, tmp_path: Path) -> None:
+def test_a_run_that_ctrl_c_ended_in_a_program_is_not_recorded_as_finished(named: str) -> None:
     class Pressed(KeyboardInterrupt):
         pass
 
     run = None
     with pytest.raises(Pressed), bring_up(named) as lab:
-        run = lab.open_run(tmp_path)
-        lab._used = True
+        run = lab.open_run()
+        lab.allow_uncertified = True
+        lab.start(ProgramWorkload(("sleep", "600")), own_run=False)
         raise Pressed
     assert run is not None
     found = read_json(run.path / "run.json")

@@ -26,8 +26,8 @@ from testbed.core.topology.model import Topology
 from testbed.host import lab_folder
 from testbed.host.measure.probing import Probe
 from testbed.lab.fiber_measurement import probe_paths
+from testbed.lab.packet_log import TRIES
 from testbed.lab.rate_measurement import RateSample, measure_rates
-from testbed.lab.starvation import TRIES
 
 pytestmark = ALONE
 

@@ -55,23 +55,25 @@ _HOW: Final = {
 
 def metric_refused(metric: str, workload: Workload) -> Refusal | None:
     """Return why a condition or expectation on ``metric`` does not apply to the workload; None if it does."""
-    if not isinstance(workload, ProgramWorkload):
-        if workload.asleep and metric in _LOSSES:
+    program, agents = workload.program, workload.agents
+    if program is None:
+        if agents is not None and agents.asleep and metric in _LOSSES:
             fix = "remove it, or write compute: {real: true, at_least: …}"
             return f"{metric} tells nothing of a model that sleeps: its loss is that of a toy problem", fix
         return None
     if why := _OF_AGENTS.get(metric):
         return f"{metric} does not apply to a command: {why}", "remove it"
-    return _unreported(f"{metric} is not known of this command", _REPORTED.get(metric), workload)
+    return _unreported(f"{metric} is not known of this command", _REPORTED.get(metric), program)
 
 
 def step_refused(workload: Workload, *, share: bool) -> Refusal | None:
     """Return why a fault cannot wait for a step, or for a ``share`` of all; None if it can."""
-    if not isinstance(workload, ProgramWorkload):
+    program = workload.program
+    if program is None:
         return None
-    if refused := _unreported("a step is not known of this command", STEP, workload):
+    if refused := _unreported("a step is not known of this command", STEP, program):
         return refused[0], f"{refused[1]}; or write at: 20s"
-    if share and workload.steps is None:
+    if share and program.steps is None:
         fix = "add steps: to the workload, or write the number of a step"
         return "a share of all steps is not known of this command", fix
     return None
@@ -79,7 +81,7 @@ def step_refused(workload: Workload, *, share: bool) -> Refusal | None:
 
 def parameter_refused(fault: str, parameter: str, workload: Workload) -> Refusal | None:
     """Return why a parameter of a fault does not apply to the workload; None if it does."""
-    if isinstance(workload, ProgramWorkload) and (fault, parameter) == ("rank-kill", "away"):
+    if workload.program is not None and (fault, parameter) == ("rank-kill", "away"):
         return f"away of rank-kill does not apply: {_STARTED_ONCE}", "remove it"
     return None
 

@@ -54,7 +54,7 @@ from testbed.core.units import Unreadable, parse_duration_s
 from testbed.core.user_text import expected, shown, unknown
 from testbed.core.workload import workload_schema
 from testbed.core.workload.file_section import Part, one_line, some_time, switch
-from testbed.core.workload.workload import AgentWorkload, Workload
+from testbed.core.workload.workload import Workload
 from testbed.core.yamltext import Path
 from testbed.errors import FileMistakes, Finding
 
@@ -131,7 +131,7 @@ class Experiment:
     @property
     def seed(self) -> int:
         """Seed of random faults that have none of their own."""
-        return self.workload.seed if isinstance(self.workload, AgentWorkload) else 0
+        return self.workload.seed
 
 
 _AFTER: Final = re.compile(r"step\s+([0-9]{1,9})|step\s+([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%", re.ASCII)

@@ -14,7 +14,6 @@ from testbed.core.faults.fault_target import all_targets
 from testbed.core.topology.model import Topology
 from testbed.core.units import Unreadable
 from testbed.core.user_text import out_of_range, unknown
-from testbed.core.workload.workload import ProgramWorkload
 from testbed.errors import FileMistakes, Finding, UnknownName, UserError
 
 __all__ = ["MOST_FAULTS", "Planned", "examine", "plan", "resolve_target"]
@@ -48,7 +47,7 @@ def examine(
     """Return the schedule as far as it can be made, and its mistakes; see :func:`plan`."""
     total = experiment.steps if steps is None else steps
     workload = experiment.workload
-    per_node = workload.ranks_per_node if isinstance(workload, ProgramWorkload) else 1
+    per_node = workload.ranks_per_node
     findings: list[Finding] = []
     planned: list[Planned] = []
     for fault in experiment.schedule:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from testbed.core.experiment.experiment_schema import Experiment
-from testbed.core.workload.workload import AgentWorkload
 
 __all__ = ["named_files", "program_folder"]
 
@@ -12,11 +11,11 @@ def named_files(experiment: Experiment) -> tuple[str, ...]:
     """Return the paths of its topology, unless that is a shipped one, and of its data; seen from the current folder."""
     topology, workload = experiment.topology, experiment.workload
     paths = [topology] if topology is not None and ("/" in topology or topology.endswith((".yaml", ".yml"))) else []
-    if isinstance(workload, AgentWorkload) and workload.data:
+    if workload.data:
         paths.append(workload.data)
     return tuple(paths)
 
 
 def program_folder(experiment: Experiment) -> str | None:
     """Return the folder that its program runs in, seen from the experiment's file; None if agents train."""
-    return None if isinstance(experiment.workload, AgentWorkload) else experiment.workload.folder or "."
+    return experiment.workload.program_folder

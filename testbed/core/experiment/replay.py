@@ -10,7 +10,7 @@ from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
 from testbed.core.experiment.steady import WHEN
 from testbed.core.workload import progress_source
-from testbed.core.workload.workload import ProgramWorkload, Workload
+from testbed.core.workload.workload import Workload
 
 __all__ = ["to_yaml"]
 
@@ -44,18 +44,18 @@ def to_yaml(
 
 
 def _workload(ran: Workload) -> dict[str, Any]:
-    if isinstance(ran, ProgramWorkload):
+    if (program := ran.program) is not None:
         return {
-            "command": list(ran.command),
-            "env": dict(ran.environment) or None,
-            "ranks_per_node": ran.ranks_per_node,
-            "progress": None if ran.progress is None else progress_source.to_dict(ran.progress),
-            "steps": ran.steps,
-            "folder": ran.folder,
-            "for": _time(ran.for_s),
-            "timeout": _time(ran.timeout_s),
-            "stall": _time(ran.stall_s),
-            "keep_scratch": ran.keep_scratch or None,
+            "command": list(program.command),
+            "env": dict(program.environment) or None,
+            "ranks_per_node": program.ranks_per_node,
+            "progress": None if program.progress is None else progress_source.to_dict(program.progress),
+            "steps": program.steps,
+            "folder": program.folder,
+            "for": _time(program.for_s),
+            "timeout": _time(program.timeout_s),
+            "stall": _time(program.stall_s),
+            "keep_scratch": program.keep_scratch or None,
         }
     own = ran.to_dict()
     keys = {"checkpoint": "checkpoint_every", "evaluate": "evaluate_every"}

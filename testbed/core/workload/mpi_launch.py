@@ -77,7 +77,7 @@ def linked(program: bytes) -> Mpi | None:
 
 def choose(found: Iterable[Found], wanted: Mpi | None) -> Found | None:
     """Return the first launcher of the library that the program is ``linked`` with; the first of all if unknown."""
-    return next((it for it in found if wanted is None or it.mpi.rstrip("4") == wanted), None)
+    return next((launcher for launcher in found if wanted is None or launcher.mpi.rstrip("4") == wanted), None)
 
 
 def caution(found: Found) -> str:

@@ -48,7 +48,7 @@ class CsvReader:
 
     def _line(self, line: str) -> tuple[float | None, Mapping[str, float]] | None:
         try:
-            cells = [it.strip() for it in next(csv.reader([line], skipinitialspace=True), [])]
+            cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True), [])]
         except csv.Error:
             return None
         if not cells:

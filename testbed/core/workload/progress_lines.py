@@ -49,10 +49,14 @@ class LineParser:
     """Searches lines for the patterns, in order. Raises re.error for patterns that the schema has refused."""
 
     def __init__(self, lines: LinePattern) -> None:
-        self._patterns = [re.compile(it) for it in lines.patterns]
-        self._costly = [it for it in self._patterns if not lines.preset and repetitions(it.pattern) > _FEW_REPETITIONS]
-        groups = [set(it.groupindex) for it in self._patterns]
-        self._every = lines.every or (0 if any(it & STEPS for it in groups) else 1)
+        self._patterns = [re.compile(pattern) for pattern in lines.patterns]
+        self._costly = [
+            pattern
+            for pattern in self._patterns
+            if not lines.preset and repetitions(pattern.pattern) > _FEW_REPETITIONS
+        ]
+        groups = [set(pattern.groupindex) for pattern in self._patterns]
+        self._every = lines.every or (0 if any(group & STEPS for group in groups) else 1)
         counting = next((index for index, it in enumerate(groups) if "train_loss" in it), 0)
         self._counting = counting if self._every else -1
         self._count = 0

@@ -121,12 +121,12 @@ def _nested(tree: Iterable[Any], times: int = 1) -> bool:
             if _nested(value[2]):
                 return True
         elif name == "BRANCH":
-            if inside or any(_nested(it, times) for it in value[1]):
+            if inside or any(_nested(part, times) for part in value[1]):
                 return True
         elif name == "ATOMIC_GROUP":
             if _nested(value):
                 return True
-        elif (name == "GROUPREF" and inside) or any(_nested(it, times) for it in _below(name, value)):
+        elif (name == "GROUPREF" and inside) or any(_nested(part, times) for part in _below(name, value)):
             return True
     return False
 
@@ -143,11 +143,11 @@ def _wide(tree: Iterable[Any]) -> Iterable[None]:
                 continue
             yield from _wide(body)
         elif name == "BRANCH":
-            for it in value[1]:
-                yield from _wide(it)
+            for part in value[1]:
+                yield from _wide(part)
         else:
-            for it in _below(name, value):
-                yield from _wide(it)
+            for part in _below(name, value):
+                yield from _wide(part)
 
 
 def _is_wide(op: Any, value: Any) -> bool:
@@ -163,5 +163,5 @@ def _below(name: str, value: Any) -> list[Any]:
     if name in ("ASSERT", "ASSERT_NOT"):
         return [value[1]]
     if name == "GROUPREF_EXISTS":
-        return [it for it in value[1:] if it is not None]
+        return [node for node in value[1:] if node is not None]
     return []

@@ -99,7 +99,7 @@ def parse_words(words: Iterable[str], origin: str = "--progress") -> Progress | 
         elif not (equals and known):
             if equals:
                 mistakes.note(
-                    (), *unknown("key", key, sorted({*_KEYS, *(it for them in _KEYS.values() for it in them)}))
+                    (), *unknown("key", key, sorted({*_KEYS, *(key for them in _KEYS.values() for key in them)}))
                 )
             else:
                 message, fix = unknown("preset", word, PRESETS)
@@ -146,7 +146,7 @@ class _Reader:
             if kinds:
                 self._note(kinds[1], f"progress has both {kinds[0]} and {kinds[1]}", "keep one of them")
             else:
-                keys = [str(it) for it in self._raw]
+                keys = [str(key) for key in self._raw]
                 message, fix = unknown("key", keys[0], _KEYS) if keys else expected("a preset or a mapping", None, _FIX)
                 self._note(keys[0] if keys else "", f"progress: {message}", fix or _FIX)
             return None
@@ -310,8 +310,12 @@ class _Reader:
         except ValueError:
             fields = [("", "")]
         if bad := [name + more for name, more in fields if name not in PLACEHOLDERS or more]:
-            self._note(key, f"unknown placeholder {{{bad[0]}}}", f"use {', '.join(f'{{{it}}}' for it in PLACEHOLDERS)}")
-        parts = [it for it in path.split("/") if it not in ("", ".")]
+            self._note(
+                key,
+                f"unknown placeholder {{{bad[0]}}}",
+                f"use {', '.join(f'{{{placeholder}}}' for placeholder in PLACEHOLDERS)}",
+            )
+        parts = [part for part in path.split("/") if part not in ("", ".")]
         if not parts:
             self._note(key, *expected("a path", path, "write one relative to the working directory"))
             return "."

@@ -22,7 +22,7 @@ def reported(progress: Progress | None) -> frozenset[str]:
         return frozenset({STEP, TRAIN_LOSS, TOKENS})
     found = {STEP}
     if isinstance(progress, LinePattern):
-        groups = {group for it in progress.patterns for group in compiled(it).groupindex}
+        groups = {group for pattern in progress.patterns for group in compiled(pattern).groupindex}
         counted = groups & {"tokens", "tokens_seen", "tokens_per_step", "sequences_per_step"}
         with_loss, with_tokens = TRAIN_LOSS in groups, bool(counted)
     else:

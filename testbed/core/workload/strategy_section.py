@@ -88,9 +88,9 @@ def _foreign(strategy: str, name: str, options: Sequence[str], own: Sequence[str
     """Return why ``strategy`` has no option ``name``, and the fix."""
     parts = [option for option in options if option.startswith(f"{name}.")]
     if parts:  # outer: 0.7
-        inner = ", ".join(f"{it.partition('.')[2]}: …" for it in parts)
+        inner = ", ".join(f"{part.partition('.')[2]}: …" for part in parts)
         return f"{name} of strategy {strategy}: expected a mapping", f"write {name}: {{{inner}}}"
-    owners = [it.name for it in BUILT.values() if any(option.name == name for option in it.options)]
+    owners = [twin.name for twin in BUILT.values() if any(option.name == name for option in twin.options)]
     if owners:
         message = f"strategy {strategy} has no {name} (it belongs to {', '.join(owners)})"
         return message, f"remove it, or write strategy: {owners[0]}" if len(owners) == 1 else "remove it"
@@ -109,7 +109,7 @@ def parse_words(text: str) -> tuple[str, dict[str, object]]:
         raise Unreadable(*expected("NAME:KEY=VALUE", text, "write diloco:every=50,outer.rate=0.7"))
     options: dict[str, object] = {}
     for word in _split(rest) if colon else ():
-        key, equals, value = (it.strip() for it in word.partition("="))
+        key, equals, value = (part.strip() for part in word.partition("="))
         if not (key and equals and value):
             raise Unreadable(*expected("KEY=VALUE", word.strip(), f"write {name}:every=50,outer.rate=0.7"))
         if key in options:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from testbed.core.training.layout import gpt_tensors
 from testbed.core.training.strategies_built import BUILT, twin_class
+from testbed.core.units import format_duration
 from testbed.core.workload.declared_compute import MOST_ELEMENTS, DeclaredCompute, format_count, full_scale_buckets
 from testbed.core.workload.progress_source import Progress
 from testbed.core.workload.progress_source import to_dict as progress_to_dict
@@ -59,15 +60,30 @@ class AgentWorkload:
     evaluate_every: int = 0
     calibrate: bool = False
 
+    ranks_per_node: ClassVar[int] = 1
+    program: ClassVar[None] = None
+    """The workload as one of a program; None."""
+    program_folder: ClassVar[None] = None
+
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise UserError(f"steps must be at least 1, got {self.steps}")
         if self.heads < 1 or self.width % self.heads:
             raise UserError(f"width must be a multiple of heads, got width {self.width} and {self.heads} heads")
-        options = {it.name for it in twin_class(self.strategy).options}
+        options = {option.name for option in twin_class(self.strategy).options}
         if foreign := sorted({*self.options} - options):
             known = ", ".join(sorted(options)) or "none"
             raise UserError(f"strategy {self.strategy} has no option {foreign[0]} (available: {known})")
+
+    @property
+    def agents(self) -> AgentWorkload:
+        """The workload as one of the agents."""
+        return self
+
+    def phase(self, nodes: int) -> tuple[str, str]:
+        """Return name and detail of the phase in which the job runs on ``nodes``, one line."""
+        strategy = "" if self.strategy == AgentWorkload.strategy else f"{self.strategy}, "
+        return "train", f"{strategy}{self.steps} steps on {nodes} ranks"
 
     @property
     def step_s(self) -> float | None:
@@ -83,14 +99,14 @@ class AgentWorkload:
         """Return the parameters of the model in a lab of this ``scale``."""
         if self.compute is not None and self.compute.model is not None:
             return max(1, round(self.compute.model / scale))
-        return sum(it.elements for it in gpt_tensors(self.layers, self.width, self.context))
+        return sum(tensor.elements for tensor in gpt_tensors(self.layers, self.width, self.context))
 
     def values(self, scale: float = 1.0) -> dict[str, Any]:
         """Return all options of the strategy by name, those that are not written included.
 
         Gradients of a model of declared size are cut into as many buckets as at full scale.
         """
-        known = {it.name: it.default for it in twin_class(self.strategy).options}
+        known = {option.name: option.default for option in twin_class(self.strategy).options}
         if BUCKETS in known and self.compute is not None and self.compute.model is not None:
             known[BUCKETS] = full_scale_buckets(self.compute.model, self.layers)
         return known | dict(self.options)
@@ -116,7 +132,7 @@ class AgentWorkload:
     def to_message(self, scale: float = 1.0) -> dict[str, Any]:
         """Return the fields of the message that starts the agents' job, in a lab of this ``scale``."""
         values = self.values(scale)
-        options = {it.argument: values[it.name] for it in twin_class(self.strategy).options}
+        options = {option.argument: values[option.name] for option in twin_class(self.strategy).options}
         return {
             "steps": self.steps,
             "seed": self.seed,
@@ -143,8 +159,12 @@ class AgentWorkload:
 
         Options of the strategy and what is declared of compute have the keys of a file.
         """
-        plain = [it for it in fields(self) if it.name not in ("options", "compute", "calibrate")]
-        unlike = {it.name: value for it in plain if (value := getattr(self, it.name)) != it.default}
+        plain = [own_field for own_field in fields(self) if own_field.name not in ("options", "compute", "calibrate")]
+        unlike = {
+            plain_field.name: value
+            for plain_field in plain
+            if (value := getattr(self, plain_field.name)) != plain_field.default
+        }
         declared = {} if self.compute is None else self.compute.written()
         return {"steps": self.steps, "seed": self.seed} | unlike | dict(self.options) | declared
 
@@ -181,11 +201,32 @@ class ProgramWorkload:
     start: Start = "direct"
     mpiexec: str = ""
 
+    agents: ClassVar[None] = None
+    """The workload as one of the agents; None."""
+    seed: ClassVar[int] = 0
+    data: ClassVar[None] = None
+
     def __post_init__(self) -> None:
         if not self.command:
             raise UserError("expected a command: program and arguments, got none")
         if self.ranks_per_node < 1:
             raise UserError(f"ranks_per_node must be at least 1, got {self.ranks_per_node}")
+
+    @property
+    def program(self) -> ProgramWorkload:
+        """The workload as one of a program."""
+        return self
+
+    @property
+    def program_folder(self) -> str:
+        """The folder that it runs in, seen from the experiment's file."""
+        return self.folder or "."
+
+    def phase(self, nodes: int) -> tuple[str, str]:
+        """Return name and detail of the phase in which the job runs on ``nodes``, one line."""
+        bound_s = self.for_s or self.timeout_s
+        until = "" if bound_s is None else f", {'for' if self.for_s else 'at most'} {format_duration(bound_s)}"
+        return "program", f"{shlex.join(self.command)} on {nodes * self.ranks_per_node} ranks{until}"
 
     @property
     def processes_per_node(self) -> int:

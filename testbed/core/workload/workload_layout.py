@@ -70,11 +70,11 @@ def examine(workload: AgentWorkload, topology: Topology, unsure: Collection[str]
     if unsure:
         other = {name: _other(value) if name in unsure else value for name, value in twin.values.items()}
         of_any = make(twin.name, other, twin.layout).mistakes()
-        found = [it for it in found if it in of_any or it.option == "compute"]
+        found = [mistake for mistake in found if mistake in of_any or mistake.option == "compute"]
     if workload.asleep and not twin.asleep:
         why = f"strategy {twin.name} splits the matrices of a real model, and the declared one only sleeps"
         found.append(Mistake("compute", why, f"write compute: {{real: true, at_least: {workload.step_s:g}s}}"))
-    if not unsure and all(it.warning for it in found):
+    if not unsure and all(mistake.warning for mistake in found):
         found += _small_messages(twin, topology)
     return tuple(sorted(found, key=lambda it: it.warning))
 
@@ -112,24 +112,32 @@ def findings(
     if {*bad} - options:
         return ()  # what is known of the workload is not enough
     return tuple(
-        Finding(file, at.get(it.option, at.get("", 0)), f"{it.option}: {it.message}", it.fix, it.warning)
-        for it in examine(workload, topology, bad)
+        Finding(
+            file,
+            at.get(mistake.option, at.get("", 0)),
+            f"{mistake.option}: {mistake.message}",
+            mistake.fix,
+            mistake.warning,
+        )
+        for mistake in examine(workload, topology, bad)
     )
 
 
 def refuse_mistakes(workload: AgentWorkload, topology: Topology, label: str = "the workload") -> tuple[Finding, ...]:
     """Return the warnings on a workload that no file describes. Raises FileMistakes if it has mistakes."""
     found = findings(workload, topology, label)
-    if wrong := [it for it in found if not it.warning]:
+    if wrong := [mistake for mistake in found if not mistake.warning]:
         raise FileMistakes(wrong)
     return found
 
 
 def refuse_mistakes_of(twin: Twin, label: str) -> None:
     """Raise FileMistakes if options of ``twin`` are wrong for its layout; ``label``: where they were written."""
-    found = [*_wrong_speeds(twin.layout), *(it for it in twin.mistakes() if not it.warning)]
+    found = [*_wrong_speeds(twin.layout), *(mistake for mistake in twin.mistakes() if not mistake.warning)]
     if found:
-        raise FileMistakes([Finding(label, 0, f"{it.option}: {it.message}", it.fix) for it in found])
+        raise FileMistakes(
+            [Finding(label, 0, f"{mistake.option}: {mistake.message}", mistake.fix) for mistake in found]
+        )
 
 
 def _small_messages(twin: Twin, topology: Topology) -> Iterator[Mistake]:
@@ -137,20 +145,24 @@ def _small_messages(twin: Twin, topology: Topology) -> Iterator[Mistake]:
     sites = twin.layout.sites
     steps = min(twin.layout.steps, twin.cycle, _MOST_STEPS)
     exchanges = {
-        _exchange(twin, it)
+        _exchange(twin, operation)
         for step in range(1, steps + 1)
-        for it in twin.operations(step)
-        if it.byte_count > 0 and len({sites[rank] for rank in it.ranks}) > 1
+        for operation in twin.operations(step)
+        if operation.byte_count > 0 and len({sites[rank] for rank in operation.ranks}) > 1
     }
     if not exchanges:
         return
     least = min(exchanges, key=lambda it: it.message_bytes)
     packet = min((link.mtu for link in topology.links), default=0) - validity.HEADER_BYTES
-    for it in validity_of(topology, least):
-        if it.quantity == "operation size" and it.verdict == validity.FAILS and it.lab < packet:
+    for validity_finding in validity_of(topology, least):
+        if (
+            validity_finding.quantity == "operation size"
+            and validity_finding.verdict == validity.FAILS
+            and validity_finding.lab < packet
+        ):
             where = f"the smallest message of strategy {twin.name}, {least.message_bytes:.0f} bytes,"
-            reason = it.reason.replace("a message of the ring", where)
-            yield Mistake("strategy", f"on {it.fiber}, {reason}", it.change, warning=True)
+            reason = validity_finding.reason.replace("a message of the ring", where)
+            yield Mistake("strategy", f"on {validity_finding.fiber}, {reason}", validity_finding.change, warning=True)
             return
 
 

@@ -93,7 +93,7 @@ def _command(value: object) -> tuple[str, ...]:
     """Parse program and arguments: a list, never a line for a shell."""
     if isinstance(value, str) and value.strip():
         try:
-            split = ", ".join(_quoted(it) for it in shlex.split(value))
+            split = ", ".join(_quoted(word) for word in shlex.split(value))
         except ValueError:
             split = "python, train.py"
         raise Unreadable(*expected("a list of words", value, f"write command: [{split}]"))
@@ -101,7 +101,7 @@ def _command(value: object) -> tuple[str, ...]:
         raise Unreadable(*expected("a list of words", value, "write command: [python, train.py]"))
     if len(value) > _MOST_WORDS:
         raise Unreadable(f"too many words: {len(value)}", f"use at most {_MOST_WORDS}")
-    words = tuple(_word(it) for it in value)
+    words = tuple(_word(part) for part in value)
     if not words[0].strip():
         raise Unreadable(*expected("a program", words[0], "write command: [python, train.py]"))
     return words

@@ -56,7 +56,7 @@ def changed(
     Raises:
         FileMistakes: everything that is wrong with them.
     """
-    if all(it is None for it in (strategy, compute, model, noise, layers)) and not options:
+    if all(option is None for option in (strategy, compute, model, noise, layers)) and not options:
         return workload
     if isinstance(compute, DeclaredCompute):
         compute, model, noise = (compute.written().get(key) for key in _OF_SECTION)
@@ -71,11 +71,11 @@ def changed(
     if layers is not None or workload.layers != AgentWorkload.layers:
         section["layers"] = workload.layers if layers is None else layers
     mistakes = Mistakes(_Said(yamltext.Document("", section, {}), prefix=prefix))
-    found = workload_schema.read(section, (), mistakes)
+    parsed = workload_schema.read(section, (), mistakes).agents
     mistakes.raise_if_any()
-    assert isinstance(found, AgentWorkload)
+    assert parsed is not None
     return dataclasses.replace(
-        workload, strategy=found.strategy, options=found.options, compute=found.compute, layers=found.layers
+        workload, strategy=parsed.strategy, options=parsed.options, compute=parsed.compute, layers=parsed.layers
     )
 
 

@@ -7,22 +7,24 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from testbed.errors import HostError, MissingTool
+from testbed.errors import HostError, MissingTool, TestbedError
 from testbed.host import installation, runner
 from testbed.host.drivers.docker_endpoint import Endpoint
+from testbed.host.linux import program_user
+from testbed.host.linux.program_user import Access, ProgramUser
 
 __all__ = ["PROGRAMS", "ContainerPlace"]
 
 PROGRAMS: Final = "/opt/testbed/bin"
 """Folder of an image with its Python and the scripts of installed packages (agents/Dockerfile)."""
 
-_BOUND_S: Final = 30.0
-"""Time limit of a program that only looks."""
+_FIRST: Final = 'for path; do if [ -e "$path" ]; then printf %s "$path"; exit; fi; done'
+"""Shell command that prints the first of its arguments that exists."""
 
 _WATCHDOG: Final = ("python", "-m", "testbed_agents.watchdog")
 
@@ -49,9 +51,10 @@ class ContainerPlace:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
         *,
+        tied: bool = True,
         framed: bool = False,
     ) -> list[str]:
-        """Return the argument list that runs ``argv`` inside; the program ends at EOF on its stdin.
+        """Return the argument list that runs ``argv`` inside; the program ends at EOF on its stdin, ``tied`` or not.
 
         ``framed``: its stdin takes frames (testbed_agents/watchdog.py), signals among them; the first one to send is
         the end of input.
@@ -62,6 +65,12 @@ class ContainerPlace:
         options = ["--interactive", *(f"--env={key}" for key in environment or {})]
         options += ["--workdir", str(folder)] if folder else []
         return [*self._exec(options), *_WATCHDOG, *(["--stdin"] if framed else []), "--", *argv]
+
+    def enter_watched(
+        self, argv: Sequence[str], folder: Path, environment: Mapping[str, str], watchdog: Sequence[str]
+    ) -> list[str]:
+        """Return :meth:`enter`: the image's own watchdog does what ``watchdog`` would."""
+        return self.enter(argv, folder, environment)
 
     def visit(self, argv: Sequence[str]) -> int:
         """Run a program on the caller's standard streams, as a terminal if they are one; return its status."""
@@ -87,17 +96,43 @@ class ContainerPlace:
                     watch.stdin.write(b"E")
         return 128 - status if status < 0 else status
 
-    def output(self, argv: Sequence[str]) -> str:
-        """Run a short program as the place's user in the folder ``/``; return its output. Raises HostError,
-        MissingTool."""
+    def output(self, argv: Sequence[str], folder: Path = Path("/")) -> str:
+        """Run a short program as the place's user in the folder ``/``, whatever ``folder`` is; return its output.
+
+        Raises HostError, MissingTool.
+        """
         words = [*self._exec(["--workdir", "/"]), *argv]
+        bound_s = runner.LOOK_BOUND_S
         try:
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_BOUND_S)
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=bound_s)
         except subprocess.TimeoutExpired as error:
-            raise HostError(f"docker exec in {self.name} did not end within {_BOUND_S:g} s") from error
+            raise HostError(f"docker exec in {self.name} did not end within {bound_s:g} s") from error
         if done.returncode != 0:
             raise HostError(f"docker exec in {self.name} failed: {(done.stderr or done.stdout).strip()[-300:]}")
         return done.stdout
+
+    def existing(self, paths: Iterable[str]) -> str:
+        """Return the first of ``paths`` that exists inside; empty if none does, or the container cannot be asked."""
+        try:
+            return self.output(["sh", "-c", _FIRST, "sh", *paths]).strip()
+        except TestbedError:
+            return ""
+
+    def first_refused(self, user: ProgramUser, wanted: Iterable[tuple[Access, Path]]) -> Path | None:
+        """As :meth:`testbed.host.runner.Place.first_refused`. Raises HostError."""
+        return program_user.first_refused(user, wanted, self.output)
+
+    def home(self, user: ProgramUser) -> str:
+        """Return HOME of programs of ``user``: docker's. Raises HostError."""
+        return self.output(["sh", "-c", 'echo "$HOME"']).strip()
+
+    def inherited(self) -> Mapping[str, str]:
+        """Return nothing: a container has variables of its own."""
+        return {}
+
+    def with_tmp(self, folder: Path) -> ContainerPlace:
+        """Return this place: a container has a /tmp of its own."""
+        return self
 
     def speak(self, argv: Sequence[str]) -> list[str]:
         """Return the argument list of a program that is controlled over its stdin and ends by itself at EOF."""

@@ -100,7 +100,9 @@ def dead(lab: str, node: str) -> str:
 def paused(lab: str, docker: Endpoint, bound_s: float = ASK_BOUND_S) -> dict[str, str]:
     """Return, by node, the message for each container of a lab that is paused. Raises as :func:`ask`."""
     filters = json.dumps({"label": [f"containerlab={lab}", f"{LABEL}.lab={lab}"], "status": ["paused"]})
-    nodes = sorted(it["Labels"]["clab-node-name"] for it in ask(docker, "/containers/json", bound_s, filters=filters))
+    nodes = sorted(
+        container["Labels"]["clab-node-name"] for container in ask(docker, "/containers/json", bound_s, filters=filters)
+    )
     return {
         node: f"the container of {node} is paused; resume it with:"
         f" {invocation.as_root(f'docker unpause {container_name(lab, node)}')}"
@@ -130,7 +132,7 @@ def missing() -> str:
     found = re.search(r"(\d+)\.(\d+)\.(\d+)", done.stdout)
     if found is None:
         return f"expected a version from 'containerlab version', got: {(done.stderr or done.stdout).strip()[:200]}"
-    version = tuple(int(it) for it in found.groups())
+    version = tuple(int(group) for group in found.groups())
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         update = installation.containerlab()
@@ -149,7 +151,7 @@ def refuse_taken(lab: str, nodes: Iterable[str], docker: Endpoint) -> None:
             f"containers of a containerlab lab named {lab} exist, which no lab of this state folder created;"
             " choose another --name"
         )
-    taken = {name.removeprefix("/") for it in alike for name in it["Names"]}
+    taken = {name.removeprefix("/") for container in alike for name in container["Names"]}
     for node in nodes:
         name = container_name(lab, node)
         if name in taken:
@@ -298,7 +300,7 @@ class Containerlab:
     def _await_networks(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
         until = time.monotonic() + _READY_BOUND_S
         waiting = list(names)
-        while waiting := [it for it in waiting if not _ready(pids[it])]:
+        while waiting := [node for node in waiting if not _ready(pids[node])]:
             if time.monotonic() > until:
                 late = f"network setup of {', '.join(waiting)} did not finish within {_READY_BOUND_S:.0f} s"
                 raise HostError(f"{late}{self._last_words(waiting[0])}")

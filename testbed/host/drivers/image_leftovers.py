@@ -54,8 +54,8 @@ def sweep(made: Collection[str], say: Callable[[str], None]) -> None:
         with translated("list nameless images"):
             nameless = client().api.images(filters={"dangling": True})
             working = client().api.containers(filters={"label": f"{BUILDER}={mine}"})
-        kept = [it["Id"] for it in nameless if _ours(it, made) and not _removed(it["Id"])]
-        if not working and (not kept or not any(_unfinished(it, mine) for it in nameless if it["Id"] in kept)):
+        kept = [image["Id"] for image in nameless if _ours(image, made) and not _removed(image["Id"])]
+        if not working and (not kept or not any(_unfinished(image, mine) for image in nameless if image["Id"] in kept)):
             break
         if time.monotonic() > until:
             break

@@ -155,7 +155,7 @@ def build(
     for given in (base, tag):
         refuse_bad_name(given)
     extras = tuple(dict.fromkeys(extras))
-    more = [it for extra in extras for it in requirements(extra)]
+    more = [requirement for extra in extras for requirement in requirements(extra)]
     chosen, name = base or _default_base(), tag or reference(gpu=gpu)
     began = time.monotonic()
     say(f"building {name} takes one to three minutes on two cores, and the download of {'GBs' if gpu else '250 MB'}"
@@ -302,7 +302,7 @@ def download_packages(folder: Path, python: str, wheels: Path | None, gpu: bool,
         chosen.write_text(f"torch @ {torch.as_uri()}\n")
         run_program([*pip, "--constraint", str(chosen), "--find-links", str(folder), *more], say, "Saved ")
         chosen.unlink()
-    (folder / "requirements.txt").write_text("".join(f"{it}\n" for it in ("torch", *NEEDED, *more)))
+    (folder / "requirements.txt").write_text("".join(f"{module}\n" for module in ("torch", *NEEDED, *more)))
 
 
 def _agents_package() -> Path:
@@ -342,7 +342,7 @@ def _dockerfile() -> Path:
 def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say, made: set[str]) -> None:
     """Build the image. ``made`` gets the ids of all images that docker makes for it, shortened as it prints them."""
     with translated("list images"):
-        before = tuple(it.removeprefix("sha256:") for it in client().api.images(all=True, quiet=True))
+        before = tuple(image.removeprefix("sha256:") for image in client().api.images(all=True, quiet=True))
     import tarfile
 
     with tempfile.TemporaryFile() as archive:
@@ -364,7 +364,7 @@ def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say,
                             say(line)
                             words = []
                         elif found := _MADE.fullmatch(line):
-                            made.update([found[1]] if not any(it.startswith(found[1]) for it in before) else [])
+                            made.update([found[1]] if not any(image.startswith(found[1]) for image in before) else [])
                         elif line and not line.startswith(("--->", "Removing intermediate container ")):
                             words.append(line)
             finally:

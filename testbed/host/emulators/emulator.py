@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from testbed.core.physics.impairment import Impairment
 from testbed.errors import LabError
@@ -20,6 +20,8 @@ __all__ = [
     "EmulatorInfo",
     "PacketRecord",
     "RecordedPacket",
+    "is_process",
+    "outlives_keeper",
     "refuse_impossible",
     "refuse_unknown",
 ]
@@ -27,6 +29,21 @@ __all__ = [
 DROP_CAUSES = ("loss", "corrupt", "size", "queue", "memory", "transmit", "receive", "down")
 """Causes of a lost segment: random loss, frame check after flipped bits (netem counts those as loss), larger than the
 limit, queue full, memory cap, refused by the egress, missed by the ingress, end down."""
+
+
+_PROCESSES: Final = frozenset({"fiberd"})
+_OF_THE_KERNEL: Final = frozenset({"netem"})
+
+
+def is_process(emulator: str) -> bool:
+    """Whether an emulator of this name is a process, which shares the cores with what it is measured with, and divides
+    super-packets into segments itself."""
+    return emulator in _PROCESSES
+
+
+def outlives_keeper(emulator: str) -> bool:
+    """Whether an emulator of this name still forwards packets when the keeper that started it has ended."""
+    return emulator in _OF_THE_KERNEL
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class Fiberd:
 
     def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
         """Read the values in force back; return one sentence per difference. Raises LabError as :meth:`set`."""
-        found = dict(_parse_values(it) for it in self._ask([f"get {name}" for name in expected], collect=True))
+        found = dict(_parse_values(reply) for reply in self._ask([f"get {name}" for name in expected], collect=True))
         return [
             f"{name}: {key} is {found.get(name, {}).get(key)}, expected {value}"
             for name, impairment in expected.items()

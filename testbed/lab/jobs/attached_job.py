@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from testbed.core.topology.model import Topology
 from testbed.errors import Interrupted, JobFailed, LabError, TestbedError, UnknownName
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import client
 from testbed.keeper.protocol import JobRecord, RankState
-from testbed.lab import job_status
+from testbed.lab import job_output, job_status
 from testbed.lab.job_status import JobStatus
+from testbed.lab.jobs.reported_steps import StepTail
 from testbed.lab.jobs.running_job import RunningJob
-from testbed.lab.jobs.step_tail import StepTail
 
-__all__ = ["BY_STOP", "AttachedJob"]
+__all__ = ["BY_STOP", "AttachedJob", "output_lines"]
+
+
+def output_lines(lab: LabFolder, topology: Topology, job: str, what: str | None, follow: bool) -> Iterator[str]:
+    """Yield the lines of all ranks of a job, each after its rank, or those of the node or rank ``what``.
+
+    ``follow``: until the job has ended. Raises UnknownName, LabError.
+    """
+    attached = AttachedJob(lab, job)
+    if (run := attached.run) is not None:
+        ranks = None if what is None else _ranks(run, topology, what)
+        yield from job_output.lines(run, ranks, attached.over, follow=follow)
+
+
+def _ranks(run: Path, topology: Topology, what: str) -> list[int]:
+    """Return the ranks that a node, ``3`` or ``rank-3`` names: a node may have several. Raises UnknownName."""
+    nodes = list(topology.node_names)
+    try:
+        members = json.loads((run / "run.json").read_text())["workload"]["members"]
+        nodes = [str(member["node"]) for member in sorted(members, key=lambda it: it["rank"])]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # a job of the agents, which has one rank on each node
+    if what in nodes:
+        return [rank for rank, node in enumerate(nodes) if node == what]
+    number = what.removeprefix("rank-").removeprefix("rank ")
+    if number.isdecimal() and int(number) < len(nodes):
+        return [int(number)]
+    raise UnknownName("node or rank", what, [*dict.fromkeys(nodes), *map(str, range(len(nodes)))])
+
 
 BY_STOP: Final = "stopped by `stop`"
 
@@ -54,9 +84,9 @@ class AttachedJob(RunningJob):
     @property
     def step(self) -> int:
         with self._reading:
-            tails = [it for it in self._read() if it.last or it.attempt > 1]
-            newest = max((it.attempt for it in tails), default=1)
-            return min((it.step for it in tails if it.attempt == newest), default=0)
+            tails = [tail for tail in self._read() if tail.last or tail.attempt > 1]
+            newest = max((tail.attempt for tail in tails), default=1)
+            return min((tail.step for tail in tails if tail.attempt == newest), default=0)
 
     @property
     def steps(self) -> int | None:
@@ -70,30 +100,30 @@ class AttachedJob(RunningJob):
     @property
     def tokens_per_step(self) -> float | None:
         with self._reading:
-            tails = [it for it in self._read() if it.last.get("tokens") is not None]
+            tails = [tail for tail in self._read() if tail.last.get("tokens") is not None]
         if not tails:
             return None
         if tails[0].last["kind"] == "step":  # of the agents: each rank records its own
-            return float(sum(it.last["tokens"] for it in tails))
-        known = (it for it in tails if it.before is not None and it.step > it.before)
-        return next((it.last["tokens"] / (it.step - (it.before or 0)) for it in known), None)
+            return float(sum(tail.last["tokens"] for tail in tails))
+        known = (tail for tail in tails if tail.before is not None and tail.step > tail.before)
+        return next((tail.last["tokens"] / (tail.step - (tail.before or 0)) for tail in known), None)
 
     def ranks_up(self, agents: Sequence[RankState]) -> int:
         if self.over():
             return 0
-        mine = [it for it in agents if it.get("job") == self.id]
+        mine = [agent for agent in agents if agent.get("job") == self.id]
         with self._reading:
-            return sum(it["state"] in ("training", "finished") for it in mine) if mine else len(self._read())
+            return sum(agent["state"] in ("training", "finished") for agent in mine) if mine else len(self._read())
 
     @property
     def attempt(self) -> int:
         with self._reading:
-            return max((it.attempt for it in self._read()), default=1)
+            return max((tail.attempt for tail in self._read()), default=1)
 
     @property
     def last(self) -> Mapping[str, Any]:
         with self._reading:
-            return next((it.last for it in self._read() if it.last), {})
+            return next((tail.last for tail in self._read() if tail.last), {})
 
     def failure(self) -> str:
         self._look()
@@ -151,7 +181,7 @@ class AttachedJob(RunningJob):
         for record in reversed(records):
             if record["id"] == self.id:
                 return record
-        raise UnknownName("job", self.id, [it["id"] for it in records])
+        raise UnknownName("job", self.id, [record["id"] for record in records])
 
     def _read(self) -> list[StepTail]:
         """Read what the ranks have recorded since the last call; return their tails in order."""

@@ -179,18 +179,18 @@ class Attempts:
             ranks, now = state.ranks, time.monotonic()
             if (reached := self._committed()) != step:
                 moved_t, step = now, reached
-            if any("job" in it and it["job"] != self._job for it in ranks):
+            if any("job" in rank and rank["job"] != self._job for rank in ranks):
                 raise LabError("another job was started in this lab")
             dead = _dead(state)
             # Ranks that have lost their power since then count too: their state is saved.
-            if warned and not dead and all("saved" in it and it["saved"] for it in ranks):
+            if warned and not dead and all("saved" in rank and rank["saved"] for rank in ranks):
                 step = self._committed()
                 why = f"{warned}: all ranks saved their state after step {step} and exited"
                 order = {"cause": warned, "in_order": True}
                 self._ended(why, detected_t=now, step=step, **order)
                 return _End.LAST if self._stopping.is_set() else _End.IN_ORDER
             why = dead or _why(ranks)
-            if not why and all(it["state"] == "finished" for it in ranks):
+            if not why and all(rank["state"] == "finished" for rank in ranks):
                 self._write_down(ended_t=now, step=self._committed())
                 checkpoints.remove(self._folder)
                 return _End.LAST
@@ -206,12 +206,14 @@ class Attempts:
                 why = dead or _suspended(state.ranks) + (_why(state.ranks) or why)
             if why:
                 self._ended(why, detected_t=now, step=step)
-                full = any("storage" in it and it["storage"] for it in state.ranks)  # it stays full for the next one
+                full = any(
+                    "storage" in rank and rank["storage"] for rank in state.ranks
+                )  # it stays full for the next one
                 if dead or full or self._stopping.is_set() or not self._left:
                     ranks = self._watch.state(after_t=now).ranks
-                    self.storage = full or any("storage" in it and it["storage"] for it in ranks)
+                    self.storage = full or any("storage" in rank and rank["storage"] for rank in ranks)
                     # A container that died was ended from outside too.
-                    self.unexplained = bool(dead) or any(it["unexplained"] for it in ranks if "unexplained" in it)
+                    self.unexplained = bool(dead) or any(rank["unexplained"] for rank in ranks if "unexplained" in rank)
                     self._end_records()
                     self.failure = why  # set last: it releases threads that wait for the job
                     return _End.LAST
@@ -276,7 +278,7 @@ class Attempts:
             state = self._watch.wait(left_s)
 
     def _is_training(self, state: LabState) -> bool:
-        return any(it["state"] == "training" and it.get("job") == self._job for it in state.ranks)
+        return any(rank["state"] == "training" and rank.get("job") == self._job for rank in state.ranks)
 
     def _obstacle(self) -> str:
         """Return why a job cannot start now; empty if it can."""
@@ -284,12 +286,12 @@ class Attempts:
         if dead := _dead(state):
             raise LabError(dead)  # a dead container does not come back
         ranks = state.ranks
-        if down := [str(it["rank"]) for it in ranks if it["down"]]:
+        if down := [str(rank["rank"]) for rank in ranks if rank["down"]]:
             return f"a fault keeps rank{'s' if len(down) > 1 else ''} {', '.join(down)} down"
         if warned := _warned(ranks):
             return f"{warned}: a power loss is imminent"
         dark = frozenset(state.dark)
-        if not _connected(self._topology, {it["site"] for it in ranks}, dark):
+        if not _connected(self._topology, {rank["site"] for rank in ranks}, dark):
             return f"the sites are not connected while {', '.join(sorted(dark))} {_is(dark)} dark"
         # Last, because it is slow when it finds something: a silent cut, which leaves the carrier up.
         if unreachable := client.keeper(self._lab).unreachable_sites():
@@ -341,7 +343,7 @@ def _dead(state: LabState) -> str:
 
 def _why(ranks: Sequence[RankState]) -> str:
     """Return why an attempt has failed; empty if it has not."""
-    bad = [it for it in ranks if it["state"] in OVER]
+    bad = [rank for rank in ranks if rank["state"] in OVER]
     if not bad:
         return ""
     # The cause is a rank that is gone, or else the first that ended; its peers' broken connections are the effect.
@@ -352,16 +354,16 @@ def _why(ranks: Sequence[RankState]) -> str:
 def _suspended(ranks: Sequence[RankState]) -> str:
     """Return which ranks do not run, as the beginning of a reason: the others only waited for them. Empty if a process
     is gone, or all run."""
-    if any(it["state"] == "gone" for it in ranks):
+    if any(rank["state"] == "gone" for rank in ranks):
         return ""
-    stopped = [f"rank {it['rank']} on {it['node']}" for it in ranks if it.get("suspended")]
+    stopped = [f"rank {rank['rank']} on {rank['node']}" for rank in ranks if rank.get("suspended")]
     is_ = "is" if len(stopped) == 1 else "are"
     return f"{', '.join(stopped)} {is_} suspended by a signal (SIGSTOP); " if stopped else ""
 
 
 def _warned(ranks: Sequence[RankState]) -> str:
     """Describe the fault that is about to cut the power of a rank's site; empty if there is none."""
-    warnings = (it["warned"] for it in ranks if "warned" in it)
+    warnings = (rank["warned"] for rank in ranks if "warned" in rank)
     return next(filter(None, warnings), "")
 
 

@@ -14,16 +14,18 @@ from testbed.core.plan.addressing import FABRIC_INTERFACE, Addressing
 from testbed.core.topology.model import Topology
 from testbed.core.workload import workload_layout
 from testbed.core.workload.workload import AgentWorkload
-from testbed.errors import JobFailed, LabError, StorageError, TestbedError
+from testbed.errors import Interrupted, JobFailed, LabError, StorageError, TestbedError
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux.program_user import ProgramUser
 from testbed.keeper.protocol import RankState
 from testbed.lab.jobs.attempts import Attempts
-from testbed.lab.jobs.running_job import POLL_S, RunningJob
-from testbed.lab.jobs.step_tail import StepTail
+from testbed.lab.jobs.reported_steps import StepTail
+from testbed.lab.jobs.running_job import POLL_S, JobOutcome, RunningJob
 
 ABOUT_S: Final = 0.08
 """A step's compute where it is real: idle times of its operations depend little on it."""
+
+STOPPED_HERE: Final = "stopped by the process that ran it"
 
 _GOOD: Final = frozenset({"training", "finished"})
 
@@ -106,7 +108,7 @@ class Job(RunningJob):
         return None if tokens is None else float(tokens) * len(self._tails)
 
     def ranks_up(self, agents: Sequence[RankState]) -> int:
-        return sum(it["state"] in _GOOD for it in agents)
+        return sum(agent["state"] in _GOOD for agent in agents)
 
     @property
     def attempt(self) -> int:
@@ -139,6 +141,12 @@ class Job(RunningJob):
         """Whether :meth:`stop` was called."""
         return self._attempts.stopped
 
+    def error(self) -> TestbedError | None:
+        return None if self.stopped else super().error()
+
+    def outcome(self) -> JobOutcome:
+        return ("stopped", STOPPED_HERE, Interrupted.exit_code) if self.stopped else super().outcome()
+
     def over(self) -> bool:
         """Whether no rank is training and none will."""
         return self._attempts.over
@@ -169,4 +177,4 @@ def _to_time(workload: AgentWorkload, topology: Topology) -> list[dict[str, Any]
     """Return the operations that the ranks time alone before the job."""
     twin = workload_layout.twin_of(workload, topology)
     farthest_s = sum(link.rtt_s for link in topology.links)  # at most: over all links, one after the other
-    return [it.to_message() for it in volleys(twin, workload.step_s or ABOUT_S, farthest_s)]
+    return [volley.to_message() for volley in volleys(twin, workload.step_s or ABOUT_S, farthest_s)]

@@ -8,14 +8,15 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from testbed.errors import LabBusy, LabError, TestbedError
+from testbed.errors import Interrupted, LabBusy, LabError, TestbedError
 from testbed.host import lab_owner
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import invocation, process
 from testbed.keeper import client
 from testbed.keeper.protocol import JobRecord
+from testbed.lab.jobs.running_job import BY_USER, JobOutcome, RunningJob
 
-__all__ = ["JobClaim", "busy"]
+__all__ = ["JobClaim", "busy", "outcome_of_error"]
 
 _KINDS = {"launch": "a launched program", "validate": "a validation"}
 
@@ -88,6 +89,10 @@ class JobClaim:
             client.keeper(self._lab).release_job(job=self.id, state=state, why=why, exit_status=exit_status)
         self._connection.interrupt()  # ends the thread that hears, which closes it
 
+    def outcome_of(self, job: RunningJob) -> JobOutcome:
+        """Return how the job that had the slot has ended."""
+        return ("stopped", self.stop_why, Interrupted.exit_code) if self.stop_why else job.outcome()
+
     def _hear(self) -> None:
         for update in self._connection.pushed():
             if "stop" not in update:
@@ -104,6 +109,15 @@ class JobClaim:
         if ended and heard is not None and client.answers(self._lab):
             self.stop_why = self.stop_why or "the keeper ended the job"
             _call(heard, self.stop_why)
+
+
+def outcome_of_error(error: BaseException) -> JobOutcome:
+    """Return how a job has ended that ``error`` kept from starting or from going on."""
+    if isinstance(error, TestbedError) and not isinstance(error, Interrupted):
+        return "failed", str(error), error.exit_code
+    if isinstance(error, Exception):
+        return "failed", repr(error), TestbedError.exit_code
+    return "stopped", BY_USER, Interrupted.exit_code
 
 
 def _call(heard: Callable[[str], None], why: str) -> None:

@@ -1,7 +1,6 @@
 """The ranks of a program that an MPI's own mpiexec starts: over the fabric, without privileges, each with its output.
 
-mpiexec runs in the management network and enters nodes through the launcher proxy (``host/launcher_proxy.py``), so what
-it says to its daemons crosses no fiber. Each rank begins in a script, which gives it its variables and its own FIFO for
+Each rank begins in a script, which gives it its variables and its own FIFO for
 output, and writes its exit status down: mpiexec knows neither apart. All of it ends with the job.
 """
 
@@ -11,25 +10,22 @@ import contextlib
 import os
 import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from testbed.core.plan import build
-from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMENT_V4, Addressing
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT
 from testbed.core.topology.model import Topology
 from testbed.core.workload import mpi_launch
-from testbed.core.workload.members import Member
 from testbed.core.workload.mpi_launch import Found
-from testbed.errors import HostError, MissingTool, UserError
-from testbed.host import installation, lab_nodes, launcher_proxy, launcher_shim, runner, scratch
-from testbed.host.drivers.container_place import ContainerPlace
+from testbed.errors import MissingTool, UserError
+from testbed.host import installation, lab_nodes, runner, scratch
 from testbed.host.lab_folder import LabFolder
+from testbed.host.lab_nodes import Place
 from testbed.host.linux.program_user import ProgramUser
+from testbed.lab.jobs.rank_launcher import Mpiexec, shared_variables, start_mpiexec
 
 __all__ = ["MpiRank", "MpiRanks", "find"]
 
@@ -42,8 +38,6 @@ _LOOK: Final = """for name; do
     printf '%s\\t%s\\n' "$found" "$("$found" --version 2>&1 </dev/null | tr '\\n\\t' '  ' | cut -c 1-300)"
 done"""
 """Shell command that prints path and version of each of its arguments that is a program."""
-
-_LOOK_BOUND_S: Final = 30.0
 
 _BEGIN: Final = """#!/bin/sh
 for rank in {ranks}; do [ -n "$rank" ] && break; done
@@ -61,10 +55,6 @@ exit "$status"
 """
 """What each rank begins in. A rank must end with its daemon, which may be killed."""
 
-_OF_ONE_RANK: Final = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TESTBED_NODE", "TESTBED_SITE",
-                                 "TESTBED_FOLDER"})  # fmt: skip
-"""Variables of rank_environment.py that differ from rank to rank: mpiexec has one environment for all."""
-
 _STATUS_BYTES: Final = 16
 """More than a status and its newline take."""
 
@@ -75,19 +65,9 @@ def find(lab: LabFolder, user: ProgramUser | None, command: Sequence[str], folde
     Raises UserError, MissingTool, HostError.
     """
     place = lab_nodes.place(lab, MANAGEMENT, job=True, user=user)
-    argv = ["sh", "-c", _LOOK, "sh", *([mpiexec] if mpiexec else _NAMES)]
-    if isinstance(place, ContainerPlace):
-        said = place.output(argv)
-    else:
-        try:
-            said = subprocess.run(
-                place.enter(argv, folder), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=_LOOK_BOUND_S,
-            ).stdout  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise HostError(f"mpiexec --version did not end within {_LOOK_BOUND_S:g} s") from error
-    lines = [line.partition("\t") for line in said.splitlines()]
-    found = [it for path, _, version in lines if (it := mpi_launch.recognize(path, version))]
+    output = place.output(["sh", "-c", _LOOK, "sh", *([mpiexec] if mpiexec else _NAMES)], folder)
+    lines = [line.partition("\t") for line in output.splitlines()]
+    found = [launcher for path, _, version in lines if (launcher := mpi_launch.recognize(path, version))]
     if mpiexec and not found:
         raise UserError(f"--mpiexec {mpiexec}: expected the mpiexec of MPICH or Open MPI, which programs can run")
     wanted = None if mpiexec else _linked(command[0], folder)
@@ -138,7 +118,7 @@ class MpiRanks:
     """The ranks of one job, and the mpiexec that started them.
 
     Args:
-        places: where ranks run, by node.
+        places: where ranks run, by node in the order of ranks.
         environments: of each rank, by number.
 
     Raises HostError, MissingTool, StorageError.
@@ -148,31 +128,34 @@ class MpiRanks:
         self,
         lab: LabFolder,
         topology: Topology,
-        places: Mapping[str, runner.Place | ContainerPlace],
-        members: Sequence[Member],
+        places: Mapping[str, Place],
         command: Sequence[str],
         environments: Mapping[int, Mapping[str, str]],
         found: Found,
         user: ProgramUser | None,
         folder: Path,
     ) -> None:
-        self._lab, self._found, self._user, self._cwd = lab, found, user, folder
-        self.version, self._places = found.version, places
-        net = Addressing(topology)
-        nodes = list(dict.fromkeys(it.node for it in members))
-        self._hosts = {str(net.management[node]): node for node in nodes}
-        self._each = len(members) // len(nodes)
+        self._user, self.version = user, found.version
         self._folder = Path(tempfile.mkdtemp(prefix="mpi-", dir=scratch.of_lab(lab)))
         self._folder.chmod(0o711)
         self._writers: list[int] = []
         self._closing = threading.Lock()
         self._log = (self._folder / "mpiexec.log").open("w+b")
         try:
-            self.children = {it.rank: self._rank(it.rank, environments[it.rank]) for it in members}
-            # mpiexec has one environment for all.
-            first, *others = environments.values()
-            shared = {k: v for k, v in first.items() if all(it.get(k) == v for it in others)}
-            self.launcher = self._start(command, shared | mpi_launch.variables(found.mpi, FABRIC_INTERFACE))
+            self.children = {rank: self._rank(rank, environment) for rank, environment in environments.items()}
+            self.launcher = start_mpiexec(
+                lab,
+                topology,
+                Mpiexec(found.mpi, str(Path(found.path).parent), found.path),
+                {**places, MANAGEMENT: lab_nodes.place(lab, MANAGEMENT, job=True, user=user)},
+                [str(self._begin()), *command],
+                shared_variables(environments.values()) | mpi_launch.variables(found.mpi, FABRIC_INTERFACE),
+                files=self._folder,
+                working=folder,
+                owner=self._owner(),
+                log=self._log,
+                ranks_per_node=len(environments) // len(places),
+            )
         except BaseException:
             self.close()
             raise
@@ -209,8 +192,8 @@ class MpiRanks:
         """Close our ends of the FIFOs, so that readers see their end when the last rank has closed its own."""
         with self._closing:
             writers, self._writers = self._writers, []
-        for it in writers:
-            os.close(it)
+        for writer in writers:
+            os.close(writer)
 
     def _give(self, path: Path) -> Path:
         owner = self._owner()
@@ -241,44 +224,10 @@ class MpiRanks:
         self._give(path)
         return os.fdopen(reader, "rb")
 
-    def _start(self, command: Sequence[str], shared: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        shared = {**shared, **mpi_launch.OF_DAEMONS.get(self._found.mpi, {})}
+    def _begin(self) -> Path:
+        """Make the script in which each rank begins."""
         begin = self._folder / "rank"
         ranks = " ".join(f'"${name}"' for name in mpi_launch.RANK_VARIABLES)
         begin.write_text(_BEGIN.format(folder=shlex.quote(str(self._folder)), ranks=ranks))
         begin.chmod(0o755)
-        place = lab_nodes.place(self._lab, MANAGEMENT, job=True, user=self._user)
-        programs, mpiexec = str(Path(self._found.path).parent), self._found.path
-        argv = mpi_launch.mpiexec_argv(
-            self._found.mpi,
-            programs=programs,
-            mpiexec=mpiexec,
-            hosts=list(self._hosts),
-            interface=build.MANAGEMENT_BRIDGE,
-            network=str(MANAGEMENT_V4),
-            agent=str(launcher_shim.client(self._folder, launcher_proxy.socket_of(self._folder), sys.executable)),
-            program=[str(begin), *command],
-            pass_on=sorted(shared.keys() | {"PATH"}),
-            ranks_per_node=self._each,
-        )
-        return launcher_proxy.start(
-            self._folder,
-            self._entered(place, argv, shared),
-            {host: self._daemons(node, shared) for host, node in self._hosts.items()},
-            within=lab_nodes.netns(self._lab, MANAGEMENT),
-            owner=self._owner(),
-            environment={**{k: v for k, v in os.environ.items() if k not in _OF_ONE_RANK}, **shared},
-            log=self._log,
-        )
-
-    def _daemons(self, node: str, shared: Mapping[str, str]) -> list[str]:
-        return self._entered(self._places[node], [], {**shared, "TESTBED_NODE": node})
-
-    def _entered(
-        self, place: runner.Place | ContainerPlace, argv: Sequence[str], shared: Mapping[str, str]
-    ) -> list[str]:
-        """Return the argument list that runs ``argv`` in a place, and ends at EOF on its stdin."""
-        if isinstance(place, ContainerPlace):
-            return place.enter(argv, self._cwd, shared)
-        watchdog = launcher_shim.watchdog(self._folder, sys.executable)
-        return [runner.tool("setsid"), *place.enter([str(watchdog), *argv], self._cwd, shared, tied=False)]
+        return begin

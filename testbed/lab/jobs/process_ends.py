@@ -26,8 +26,8 @@ NOTICED_S = 1.0
 
 def nodes_without_power(lab: LabFolder) -> frozenset[str]:
     """Return the nodes whose power an active fault has cut. Raises LabError."""
-    active = [it for it in client.keeper(lab).faults() if it["ended_t"] is None]
-    return frozenset(node for it in active if it["phase"] == NO_POWER for node in it["nodes"])
+    active = [fault for fault in client.keeper(lab).faults() if fault["ended_t"] is None]
+    return frozenset(node for fault in active if fault["phase"] == NO_POWER for node in fault["nodes"])
 
 
 class ProcessEnds:
@@ -61,7 +61,7 @@ class ProcessEnds:
     @property
     def so_far(self) -> list[dict[str, Any]]:
         """The ends that were noted; which of them the testbed caused is asked by :meth:`told`."""
-        return [{**it, "by_testbed": False} for it in list(self._ends)]
+        return [{**end, "by_testbed": False} for end in list(self._ends)]
 
     def told(self) -> list[dict[str, Any]]:
         """Return the ends in the format of run.json, which :mod:`testbed.core.records.process_end` reads.
@@ -71,13 +71,13 @@ class ProcessEnds:
         """
         outages: list[FaultRecord] = []
         with contextlib.suppress(TestbedError):
-            outages = [it for it in client.keeper(self._lab).faults() if it["phase"] in (NO_POWER, KILLED)]
+            outages = [fault for fault in client.keeper(self._lab).faults() if fault["phase"] in (NO_POWER, KILLED)]
 
         def by_testbed(end: Mapping[str, Any]) -> bool:
             return end.get("signal") == signal.SIGKILL and any(
-                self._nodes[end["rank"]] in it["nodes"]
-                and it["command_t"] <= end["t"] <= (it["ended_t"] or end["t"]) + NOTICED_S
-                for it in outages
+                self._nodes[end["rank"]] in outage["nodes"]
+                and outage["command_t"] <= end["t"] <= (outage["ended_t"] or end["t"]) + NOTICED_S
+                for outage in outages
             )
 
-        return [{**it, "by_testbed": by_testbed(it)} for it in self._ends]
+        return [{**end, "by_testbed": by_testbed(end)} for end in self._ends]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,12 @@ from testbed.core.workload import mpi_launch
 from testbed.core.workload.members import Member, members
 from testbed.core.workload.workload import ProgramWorkload
 from testbed.errors import JobFailed, LabError, TestbedError
-from testbed.host import remote_starts, runner
-from testbed.host.drivers.container_place import ContainerPlace
+from testbed.host import lab_nodes, remote_starts, runner
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
-from testbed.host.lab_nodes import driver, netns
+from testbed.host.lab_nodes import Place, netns
 from testbed.host.linux import job_processes, namespace
 from testbed.host.linux.program_user import ProgramUser
-from testbed.host.runner import Place
 from testbed.keeper import client
 from testbed.keeper.protocol import RankState
 from testbed.lab.interruption import further_interrupts
@@ -33,11 +32,11 @@ from testbed.lab.jobs.mpi_ranks import MpiRanks
 from testbed.lab.jobs.node_scratch import NodeScratch
 from testbed.lab.jobs.process_ends import ProcessEnds
 from testbed.lab.jobs.progress_reader import Places, ProgressReader
+from testbed.lab.jobs.rank_launcher import RankProcess, start_rank
 from testbed.lab.jobs.rank_output import Echo
-from testbed.lab.jobs.rank_process import RankProcess
 from testbed.lab.jobs.rank_signals import INTERRUPT_GRACE_S, RankSignals
 from testbed.lab.jobs.reported_steps import Limits, ReportedSteps
-from testbed.lab.jobs.running_job import RunningJob
+from testbed.lab.jobs.running_job import BY_USER, RunningJob
 from testbed.lab.jobs.same_files import SameFiles
 
 __all__ = ["GRACE_S", "INTERRUPT_GRACE_S", "ProgramJob"]
@@ -62,6 +61,8 @@ class ProgramJob(RunningJob):
     ``concluded`` is called once, by the thread, when run.json has all that; :meth:`over` holds after it has returned.
     """
 
+    status_by_report = False
+
     def __init__(
         self,
         lab: LabFolder,
@@ -80,11 +81,9 @@ class ProgramJob(RunningJob):
         """``job``: its id. ``port``: MASTER_PORT, free on rank 0's node. Raises LabError, HostError, StorageError."""
         self.workload, self.id = workload, job
         self.members = members(topology, workload.processes_per_node)
-        self.interrupted = ""
-        """Why it was ended from outside; empty if it was not."""
         self._lab, self._topology, self._run, self._user, self._port = lab, topology, run, user, port
         self._echo, self._echo_error, self._concluded = echo, echo_error or echo, concluded
-        self._scratch = scratch
+        self._scratch, self._contained = scratch, lab_nodes.driver(lab).contained
         self._shortage = ""
         self._files = SameFiles(lab, topology.node_names, scratch.working)
         self._ends = ProcessEnds(lab)
@@ -181,6 +180,13 @@ class ProgramJob(RunningJob):
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def stop_because(self, why: str) -> None:
+        self.interrupted = self.interrupted or why
+        self.stop()
+
+    def end_children(self) -> None:
+        self.stop()
+
     def interrupt(self) -> signal.Signals:
         """Pass on a Ctrl-C, and return at once: the first one is SIGINT, on which programs save their state, the second
         SIGTERM, the third SIGKILL, each to the whole process group of each rank. Return which it is.
@@ -197,7 +203,7 @@ class ProgramJob(RunningJob):
 
     def _note_interrupted(self) -> None:
         if not self.over():
-            self.interrupted = self.interrupted or "interrupted by the user"
+            self.interrupted = self.interrupted or BY_USER
 
     def close(self, *, interrupted: bool = False) -> None:
         if interrupted:
@@ -215,7 +221,6 @@ class ProgramJob(RunningJob):
 
     @property
     def sessions(self) -> tuple[int, ...]:
-        """The session of each rank's process (setsid(2))."""
         return tuple(child.pid for child in self._children.values())
 
     @property
@@ -305,7 +310,7 @@ class ProgramJob(RunningJob):
         self._started_t = time.monotonic()
 
     def _described(self) -> dict[str, Any]:
-        members = [it.to_dict() for it in self.members]
+        members = [member.to_dict() for member in self.members]
         more = {"progress_unread": self._unread} if self._unread else {}
         if self._mpi is not None:
             more["mpi"] = self._mpi.version
@@ -319,20 +324,19 @@ class ProgramJob(RunningJob):
             lambda node: netns(self._lab, node),
         )
 
-    def _variables(self, member: Member, where: Place | ContainerPlace) -> dict[str, str]:
-        contained = isinstance(where, ContainerPlace)
+    def _variables(self, member: Member, where: Place) -> dict[str, str]:
         own = {"TESTBED_FOLDER": str(self._run.ranks / f"rank-{member.rank}"), **self._scratch.variables(member.node)}
         own[remote_starts.VARIABLE] = self._rsh
         own[job_processes.VARIABLE] = job_processes.mark(self._lab.name, self.id)
-        if self._user and contained:
+        if self._user and self._contained:
             own |= {"USER": self._user.name, "LOGNAME": self._user.name}
         if home := self._scratch.home(member.node):
             own["HOME"] = home
         own |= self._progress.variables(member)
         if self._stdbuf is None:
             self._stdbuf = reporting.stdbuf(where)
-        theirs = {**({} if contained else os.environ), **self.workload.environment}
-        own |= reporting.variables(contained, self._python, theirs, self._stdbuf)
+        theirs = {**where.inherited(), **self.workload.environment}
+        own |= reporting.variables(self._contained, self._python, theirs, self._stdbuf)
         own |= {key: value for key, value in self.workload.environment.items() if key != "PYTHONPATH"}
         if self.workload.start == "per-node":
             each = self.workload.ranks_per_node
@@ -342,12 +346,9 @@ class ProgramJob(RunningJob):
     def _start_rank(self, member: Member) -> None:
         where = self._scratch.place(member.node)
         variables = self._variables(member, where)
-        if isinstance(where, ContainerPlace):
-            line = where.enter(self.workload.command, self._scratch.working, variables, framed=True)
-        else:
-            line = where.enter(self.workload.command, self._scratch.working, variables)
         self._began_t[member.rank] = time.monotonic()
-        child = runner.spawn(line, {**os.environ, **variables}, watched=where.watched)
+        stdin = subprocess.PIPE if where.watched else subprocess.DEVNULL
+        child = start_rank(where, self.workload.command, self._scratch.working, variables, framed=True, stdin=stdin)
         self._children[member.rank] = child
         self._files.add(child.pid, member.node)
         self._signals.children[member.rank] = child
@@ -361,15 +362,15 @@ class ProgramJob(RunningJob):
     def _start_by_mpiexec(self) -> None:
         """Start all ranks by the mpiexec of the program's MPI."""
         folder = self._scratch.working
-        places = {it.node: self._scratch.place(it.node) for it in self.members}
+        places = {member.node: self._scratch.place(member.node) for member in self.members}
         client.keeper(self._lab).share_folder(folder=str(folder), management=True)
         found = mpi_ranks.find(self._lab, self._user, self.workload.command, folder, self.workload.mpiexec)
         if caution := mpi_launch.caution(found):
             self._tell(f"[mpiexec] note: {caution}")
-        environments = {it.rank: self._variables(it, places[it.node]) for it in self.members}
+        environments = {member.rank: self._variables(member, places[member.node]) for member in self.members}
         began_t = time.monotonic()
         self._mpi = MpiRanks(
-            self._lab, self._topology, places, self.members, self.workload.command, environments, found, self._user,
+            self._lab, self._topology, places, self.workload.command, environments, found, self._user,
             folder,
         )  # fmt: skip
         self._signals.children[0] = self._mpi.launcher
@@ -417,8 +418,7 @@ class ProgramJob(RunningJob):
         """Make a folder for the files of each rank, which its program can write."""
         user = self._user
         self._run.admit((user.uid, user.gid) if user else (0, 0), len(self.members), records=False)
-        if driver(self._lab) == "containerlab":
-            client.keeper(self._lab).share_folder(folder=str(self._run.ranks))
+        client.keeper(self._lab).share_folder(folder=str(self._run.ranks))
 
     def _follow(self) -> None:
         try:
@@ -453,7 +453,7 @@ class ProgramJob(RunningJob):
         """End what ranks that were ended have left behind, such as children that heed no SIGTERM: with the job's slot
         given back, nobody could end those any more, and their traffic would count as the next job's."""
         inodes = set[int]()
-        for node in dict.fromkeys(it.node for it in self.members):
+        for node in dict.fromkeys(member.node for member in self.members):
             with contextlib.suppress(TestbedError):  # a container that has exited has no processes
                 inodes.add(namespace.inode(netns(self._lab, node)))
         with contextlib.suppress(OSError):

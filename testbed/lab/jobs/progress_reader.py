@@ -6,21 +6,154 @@ thread per node. All of them end up in :class:`ProgressRecords`, one per rank.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from testbed.core.workload.members import Member
+from testbed.core.workload.progress_call_lines import CallReader
+from testbed.core.workload.progress_csv import CsvReader
 from testbed.core.workload.progress_source import Calls, CsvFile, Endpoint, EventFiles, LinePattern, Progress
 from testbed.errors import TestbedError
 from testbed.host.files.store import RunDirectory
-from testbed.lab.jobs.progress_endpoint import EndpointReader
-from testbed.lab.jobs.progress_files import CallFile, EventSource, FileSource, TableFile
-from testbed.lab.jobs.progress_output import ProgressOutput, StreamLines
-from testbed.lab.jobs.progress_records import ProgressRecords
+from testbed.host.linux import namespace
+from testbed.host.metrics.scrape import scrape_all
+from testbed.host.progress.event_folder import EventFolder
+from testbed.host.progress.file_tail import LAST_BOUND_S, FileTail, monotonic
+from testbed.lab.jobs.progress_output import ProgressOutput, ProgressRecords, Reading, StreamLines
 
-__all__ = ["Places", "ProgressReader"]
+__all__ = ["CallFile", "EventSource", "FileSource", "Places", "ProgressReader", "TableFile", "numbers"]
+
+
+class FileSource(Protocol):
+    """A file, or a folder of files, that one rank's steps are read from."""
+
+    def read(self, *, last: bool) -> Iterator[Reading]:
+        """Yield what is new; ``last``: nothing will come any more."""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be read of it; empty as long as it can."""
+
+
+class TableFile:
+    """A CSV file; what it has before the job is skipped. ``began_t``: no line can be from before."""
+
+    def __init__(self, folder: Path, name: str, file: CsvFile, began_t: float) -> None:
+        self._file, self._name, self._began_t = file, name, began_t
+        self._tail = FileTail(folder, name, skip=True)
+        self._reader = CsvReader(file)
+        self._reader.begin(self._tail.head)
+        self._exists = False
+
+    @property
+    def trouble(self) -> str:
+        if not self._exists:
+            return f"{self._name}: no such file, or it is not a regular file"
+        return f"{self._name}: no column {self._reader.missing!r}" if self._reader.missing else ""
+
+    def read(self, *, last: bool) -> Iterator[Reading]:
+        until_t = time.monotonic() + LAST_BOUND_S
+        while (grown := self._tail.read()) is not None:
+            self._exists = True
+            if grown.anew:
+                self._reader = CsvReader(self._file)
+            for unix_s, found in self._reader.read(grown.data):
+                t = grown.t if unix_s is None else monotonic(unix_s)
+                yield max(self._began_t, min(t, time.monotonic())), found
+            if not grown.more or not last or time.monotonic() >= until_t:
+                return
+
+
+class EventSource:
+    """TensorBoard's files below a folder."""
+
+    def __init__(self, folder: Path, name: str, events: EventFiles, began_t: float) -> None:
+        self._name, self._folder = name, EventFolder(folder, name, events, began_t)
+        self._found = False
+
+    @property
+    def trouble(self) -> str:
+        tags = "" if self._found else f"{self._name}: no event file with a scalar that was asked for"
+        return self._folder.damage or tags
+
+    def read(self, *, last: bool) -> Iterator[Reading]:
+        for reading in self._folder.read(last=last):
+            self._found = True
+            yield reading
+
+
+class CallFile:
+    """What calls of ``testbed_agents.step`` wrote, in the rank's own folder."""
+
+    trouble = ""
+
+    def __init__(self, folder: Path, name: str, began_t: float) -> None:
+        self._tail, self._reader, self._began_t = FileTail(folder, name), CallReader(), began_t
+
+    def read(self, *, last: bool) -> Iterator[Reading]:
+        until_t = time.monotonic() + LAST_BOUND_S
+        while (grown := self._tail.read()) is not None:
+            if grown.anew:
+                self._reader = CallReader()
+            for t, found in self._reader.read(grown.data):
+                yield max(self._began_t, min(grown.t if t is None else t, time.monotonic())), found
+            if not grown.more or not last or time.monotonic() >= until_t:
+                return
+
+
+INTERVAL_S: Final = 0.25
+BOUND_S: Final = 0.2
+"""How long an endpoint may take to answer: less than the interval, so that each scrape ends before the next one."""
+
+_LOOPBACK: Final = "127.0.0.1"
+
+
+def numbers(endpoint: Endpoint, values: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers by field of one scrape, by ``name`` or ``name{label="value"}``.
+
+    A name alone stands for its only series; where it has several, it is left out. So is what is no finite number, as a
+    gauge that was never set may be.
+    """
+    found: dict[str, float] = {}
+    for field, name in endpoint.sources.by_field().items():
+        series = [name] if name in values else [it for it in values if it.partition("{")[0] == name]
+        if len(series) == 1 and math.isfinite(values[series[0]]):
+            found[field] = values[series[0]]
+    return found
+
+
+class EndpointReader:
+    """Scrapes the ranks of one node every :data:`INTERVAL_S`. :attr:`answered`: whether one ever had its step."""
+
+    def __init__(
+        self,
+        netns: Path,
+        members: Sequence[Member],
+        endpoint: Endpoint,
+        take: Callable[[int, float, Mapping[str, float]], None],
+    ) -> None:
+        self._netns, self._endpoint, self._take = netns, endpoint, take
+        self._targets = {member.rank: (_LOOPBACK, endpoint.port + member.local_rank) for member in members}
+        self._names = frozenset(it.partition("{")[0] for it in endpoint.sources.by_field().values())
+        self.answered = False
+
+    def run(self, stop: threading.Event) -> None:
+        """The calling thread enters the node's network namespace for good. Raises HostError."""
+        namespace.enter(self._netns)
+        due_t = time.monotonic()
+        while not stop.is_set():
+            for rank, scraped in scrape_all(self._targets, BOUND_S, self._names).items():
+                found = numbers(self._endpoint, scraped.values)
+                if "step" in found:
+                    self.answered = True
+                    self._take(rank, scraped.t, found)
+            due_t = max(due_t + INTERVAL_S, time.monotonic())
+            stop.wait(due_t - time.monotonic())
+
 
 LOOK_S: Final = 0.1
 """How often files are looked at; what they say has times of its own, or the time at which the file was written."""
@@ -65,11 +198,11 @@ class ProgressReader:
         self._progress: Progress = Calls() if progress is None else progress
         self._members, self._places, self._warn = members, places, warn
         told = self._progress.tokens_per_step
-        self._records = {it.rank: ProgressRecords(places.run, it, len(members), told) for it in members}
+        self._records = {member.rank: ProgressRecords(places.run, member, len(members), told) for member in members}
         lines = self._progress if isinstance(self._progress, LinePattern) else None
         self._outputs = {
-            it.rank: ProgressOutput(lines, self._records[it.rank], self._warn_once)
-            for it in members
+            member.rank: ProgressOutput(lines, self._records[member.rank], self._warn_once)
+            for member in members
             if lines is not None
         }
         self._sources: dict[int, FileSource] = {}
@@ -94,7 +227,7 @@ class ProgressReader:
         if isinstance(self._progress, Endpoint):
             self._endpoints = list(self._scrapers(self._progress))
         works: list[Callable[[], None]] = [self._look] if self._sources else []
-        works += [lambda it=it: it.run(self._stop) for it in self._endpoints]  # type: ignore[misc]
+        works += [lambda endpoint=endpoint: endpoint.run(self._stop) for endpoint in self._endpoints]  # type: ignore[misc]
         for work in works:
             thread = threading.Thread(target=self._guarded, args=(work,), name="progress", daemon=True)
             thread.start()
@@ -113,14 +246,14 @@ class ProgressReader:
         self._stop.set()
         for thread in self._threads:
             thread.join(STOP_BOUND_S)
-        errors = [it.error for it in self._records.values() if it.error]
+        errors = [record.error for record in self._records.values() if record.error]
         for records in self._records.values():
             records.close()
         if errors:
             return errors[0]
-        if not self._asked or any(it.lines for it in self._records.values()):
+        if not self._asked or any(record.lines for record in self._records.values()):
             return ""
-        troubles = [it.trouble for it in self._sources.values() if it.trouble]
+        troubles = [source.trouble for source in self._sources.values() if source.trouble]
         if troubles:
             return f"no step was read: {troubles[0]}"
         if isinstance(self._progress, LinePattern):

@@ -12,7 +12,7 @@ from typing import IO, Final, TypeAlias
 from testbed.errors import StorageError
 from testbed.host.files.store import RunDirectory
 from testbed.lab.jobs.progress_output import StreamLines
-from testbed.lab.jobs.rank_process import RankProcess
+from testbed.lab.jobs.rank_launcher import RankProcess
 
 __all__ = ["Echo", "copy"]
 
@@ -69,14 +69,16 @@ class _Copy:
         poll = select.poll()
         for stream in self._rest:
             poll.register(stream, select.POLLIN)
-        heeded = [it for it in self._progress.values() if it is not None]
+        heeded = [stream_lines for stream_lines in self._progress.values() if stream_lines is not None]
         while self._rest:
             ready = poll.poll(_QUIET_MS if heeded else None)
             if not ready:
-                for it in heeded:
-                    it.quiet()
+                for stream_lines in heeded:
+                    stream_lines.quiet()
                 ready = poll.poll()
-            for stream in [it for it in self._rest if any(it == found for found, _ in ready)]:  # stdout first
+            for stream in [
+                stream for stream in self._rest if any(stream == found for found, _ in ready)
+            ]:  # stdout first
                 if not self._read(stream):
                     poll.unregister(stream)
                     del self._rest[stream]

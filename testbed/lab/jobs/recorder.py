@@ -1,8 +1,8 @@
 """Record a run: events go into the run directory at once, metrics of fibers, host and ranks every second.
 
 Four threads, so that none waits for another: the keeper pushes events (``keeper/subscription.py``); one thread samples
-fibers, host and the log of its stalls; one reads the counters of the nodes (``node_counters.py``); one scrapes the
-ranks (``rank_scraper.py``), which may not answer. The ranks of a launched program have no known metrics.
+fibers, host and the log of its stalls; one reads the counters of the nodes; one scrapes the
+ranks, which may not answer. The ranks of a launched program have no known metrics.
 """
 
 from __future__ import annotations
@@ -10,25 +10,165 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import psutil
 
+from testbed.core.plan import build
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT
 from testbed.core.records import capture_record
-from testbed.core.records.stalls import Stall
+from testbed.core.records.samples import SCRAPED, NodeSample, RankSample
+from testbed.core.records.stalls import Stall, TcpTimeouts
 from testbed.core.topology.model import Topology
-from testbed.errors import LabError, StorageError
-from testbed.host.files.store import RunDirectory
+from testbed.errors import HostError, LabError, StorageError
+from testbed.host import lab_nodes
+from testbed.host.files.store import STALLS, RunDirectory
 from testbed.host.lab_folder import LabFolder
-from testbed.keeper import client
+from testbed.host.linux import namespace
+from testbed.host.linux.interfaces import tcp_timeouts, traffic
+from testbed.host.metrics.scrape import scrape_all
+from testbed.keeper import client, protocol
 from testbed.keeper.journal import FIBERS_DARK
 from testbed.keeper.protocol import Event, RankState
 from testbed.keeper.subscription import Subscription
 from testbed.lab.jobs import run_metadata
-from testbed.lab.jobs.node_counters import NodeCounters
-from testbed.lab.jobs.rank_scraper import INTERVAL_S, RankScraper
-from testbed.lab.jobs.stall_recorder import StallRecorder
+
+__all__ = ["NodeCounters", "RankScraper", "Recorder", "StallRecorder"]
+
+
+INTERVAL_S: Final = 1.0
+BOUND_S: Final = 0.8
+"""How long a rank may take to answer: less than the interval, so that each scrape ends before the next one."""
+
+_NAMES: Final = frozenset(name for name, _ in SCRAPED.values())
+
+
+class RankScraper:
+    """``write`` receives each sample as a line of metrics.jsonl, from the thread of :meth:`run`."""
+
+    def __init__(self, lab: LabFolder, topology: Topology, write: Callable[[Mapping[str, object]], None]) -> None:
+        self._lab, self._write = lab, write
+        self._targets = {rank.rank: (rank.metrics, rank.port) for rank in build.ranks(topology)}
+        self._before: dict[int, RankSample] = {}
+        self.tokens_per_s = 0.0
+
+    def run(self, stop: threading.Event) -> None:
+        """Scrape until ``stop``, and once more then; the calling thread enters the management namespace for good.
+
+        Raises LabError, HostError, StorageError.
+        """
+        namespace.enter(lab_nodes.netns(self._lab, MANAGEMENT))
+        due_t = time.monotonic()
+        last = False
+        while True:
+            self._scrape()
+            if last:
+                return
+            due_t = max(due_t + INTERVAL_S, time.monotonic())
+            last = stop.wait(due_t - time.monotonic())
+
+    def _scrape(self) -> None:
+        found = scrape_all(self._targets, BOUND_S, _NAMES)
+        samples = {rank: RankSample.from_series(it.t, rank, it.values, it.why) for rank, it in found.items()}
+        for sample in samples.values():
+            self._write(sample.to_dict())
+        self.tokens_per_s = sum(_tokens_per_s(self._before.get(rank), it) for rank, it in samples.items())
+        self._before = samples
+
+
+def _tokens_per_s(before: RankSample | None, after: RankSample) -> float:
+    """Return the rate of one rank; 0 where it did not answer twice, or is a fresh process."""
+    if before is None or before.tokens is None or after.tokens is None or after.t <= before.t:
+        return 0.0
+    return max(0, after.tokens - before.tokens) / (after.t - before.t)
+
+
+class NodeCounters:
+    """``write`` receives each sample as a line of metrics.jsonl, from the thread of :meth:`run`.
+
+    No namespace is kept open from one sample to the next: it would outlive a node that loses its power, and hold up
+    the carrier of its cables.
+    """
+
+    def __init__(
+        self, lab: LabFolder, topology: Topology, write: Callable[[Mapping[str, object]], None], *, interfaces: bool
+    ) -> None:
+        self._lab, self._nodes, self._write = lab, topology.node_names, write
+        self._interfaces = interfaces
+        self._paths: dict[str, Path] = {}
+        self._timeouts: dict[str, tuple[float, int]] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        """Sample every second until ``stop``, and once more then. Raises StorageError."""
+        due_t = time.monotonic()
+        last = False
+        while True:
+            for sample in namespace.in_a_thread(lambda: list(self._samples())):
+                self._write(sample.to_dict())
+            if last:
+                return
+            due_t = max(due_t + INTERVAL_S, time.monotonic())
+            last = stop.wait(due_t - time.monotonic())
+
+    def _samples(self) -> Iterator[NodeSample | TcpTimeouts]:
+        """Yield what each node's kernel has counted; nothing of a node without power."""
+        for node in self._nodes:
+            try:
+                if node not in self._paths:
+                    self._paths[node] = lab_nodes.netns(self._lab, node)
+                namespace.enter(self._paths[node])
+                t, timeouts = time.monotonic(), tcp_timeouts()
+                own = traffic().get(FABRIC_INTERFACE) if self._interfaces else None
+            except (HostError, OSError):
+                self._paths.pop(node, None)  # its container may come back with another namespace
+                self._timeouts.pop(node, None)
+                continue
+            since_t, before = self._timeouts.get(node, (t, timeouts))
+            self._timeouts[node] = (t, timeouts)
+            if timeouts > before:
+                yield TcpTimeouts(t, node, since_t, timeouts - before)
+            if own is not None:
+                yield NodeSample(t, node, own.sent_bytes, own.received_bytes)
+
+
+MOST_KEPT: Final = 200_000
+"""Stalls kept in memory, as many as the keeper's; the file has all."""
+
+
+class StallRecorder:
+    """Appends stalls to the run directory of a job; without a stall log (no privilege) it creates no file.
+
+    :attr:`stalls` are the latest of those recorded so far; :attr:`watching` is None until the keeper has answered.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._next = protocol.NEWEST_STALL
+        self.stalls: deque[Stall] = deque(maxlen=MOST_KEPT)
+        self.watching: bool | None = None
+
+    def sample(self, connection: client.Connection) -> None:
+        """Append the stalls since the last call; the first call begins the log. Raises StorageError."""
+        if self.watching is False:
+            return
+        try:
+            answer = connection.keeper.stalls(since=self._next)
+        except LabError:  # the request for counters reports a keeper that has ended
+            self.watching = bool(self.watching)
+            return
+        self._next = answer["next"]
+        if self.watching is None:
+            self.watching = answer["watching"]
+            if self.watching:
+                self._run.write_text(STALLS, "")
+        for core, began_t, length_s in answer["stalls"]:
+            stall = Stall(core, began_t, length_s)
+            self._run.append(STALLS, stall.to_dict())
+            self.stalls.append(stall)
+
 
 STOP_BOUND_S = 15.0
 
@@ -128,14 +268,14 @@ class Recorder:
         """Follow the lab. Skip events from before this run, except the beginnings of faults that are still active, and
         of captures that go on."""
         page = client.keeper(self._lab).events(since=0)
-        active = {it["id"] for it in client.keeper(self._lab).faults() if it["ended_t"] is None}
-        ends = {it["capture"] for it in page["events"] if it["event"] == capture_record.ENDED}
+        active = {fault["id"] for fault in client.keeper(self._lab).faults() if fault["ended_t"] is None}
+        ends = {event["capture"] for event in page["events"] if event["event"] == capture_record.ENDED}
         self._heard(
             [
-                it
-                for it in page["events"]
-                if (it["event"] == "fault-began" and it["fault"] in active)
-                or (it["event"] == capture_record.BEGAN and it["capture"] not in ends)
+                event
+                for event in page["events"]
+                if (event["event"] == "fault-began" and event["fault"] in active)
+                or (event["event"] == capture_record.BEGAN and event["capture"] not in ends)
             ]
         )
         return Subscription(self._lab, self._heard, since=page["next"])
@@ -144,7 +284,7 @@ class Recorder:
         for event in events:
             self._run.append("events.jsonl", event)
             self.events.append(event)
-        if any(it["event"] in (capture_record.BEGAN, capture_record.ENDED) for it in events):
+        if any(event["event"] in (capture_record.BEGAN, capture_record.ENDED) for event in events):
             run_metadata.amend(self._run, captures=capture_record.of_events(self.events))
 
     # ---- fibers and host
@@ -165,8 +305,8 @@ class Recorder:
     def _sample_once(self, connection: client.Connection) -> None:
         stats = connection.keeper.stats()
         t = stats["t"]
-        for it in stats["directions"]:
-            self._run.append("metrics.jsonl", {"t": t, "kind": "fiber", **it})
+        for direction in stats["directions"]:
+            self._run.append("metrics.jsonl", {"t": t, "kind": "fiber", **direction})
         self._run.append(
             "metrics.jsonl",
             {
@@ -176,7 +316,7 @@ class Recorder:
                 "emulator_cpu_s": stats["cpu_s"],
             },
         )
-        counted = {it["direction"]: it["bytes"] for it in stats["directions"]}
+        counted = {direction["direction"]: direction["bytes"] for direction in stats["directions"]}
         if self._before and t > self._before["t"]:
             passed = t - self._before["t"]
             self.throughput_bps = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -13,9 +15,58 @@ from testbed.core.records.progress_record import ProgressRecord
 from testbed.core.units import format_duration
 from testbed.core.workload.members import Member
 from testbed.core.workload.workload import ProgramWorkload
-from testbed.lab.jobs.step_tail import StepTail
 
-__all__ = ["Limits", "ReportedSteps", "Steps"]
+__all__ = ["Limits", "ReportedSteps", "StepTail", "Steps"]
+
+
+@dataclass
+class StepTail:
+    """The records of one rank, of the agents (``step``) or of a program (``progress``)."""
+
+    path: Path
+    offset: int = 0
+    step: int = 0
+    before: int | None = None
+    """The step of the record before the latest one; None if there is none in this attempt."""
+    attempt: int = 1
+    last: Mapping[str, Any] = field(default_factory=dict)
+    fresh: list[Mapping[str, Any]] = field(default_factory=list)
+    """Records of a program's steps not taken yet."""
+
+    def take(self) -> list[Mapping[str, Any]]:
+        """Read, and return the records of a program's steps since the last time."""
+        self.read()
+        found, self.fresh = self.fresh, []
+        return found
+
+    def read(self) -> None:
+        """Read what was written since the last call."""
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self.offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return
+        whole, _, _ = data.rpartition(b"\n")
+        if not whole:
+            return
+        self.offset += len(whole) + 1
+        for line in whole.splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # torn, on a disk that was full for a while: the next record supersedes it
+            if record.get("attempt", 1) < self.attempt:
+                continue  # late record of an attempt that has ended
+            if record["kind"] == "job":
+                self.before = None
+                self.attempt, self.step = record.get("attempt", 1), record.get("resumed_from", 0)
+            elif record["kind"] in ("step", "progress"):
+                self.before = self.last.get("step") if self.last.get("attempt", 1) == record.get("attempt", 1) else None
+                self.step, self.last = record["step"], record
+                if record["kind"] == "progress":
+                    self.fresh.append(record)
+
 
 STEPS_LOOK_S: Final = 0.5
 """How often the steps are read, where a stall has a limit."""
@@ -26,7 +77,7 @@ class ReportedSteps:
 
     def __init__(self, folder: Path, members: Sequence[Member]) -> None:
         self._members = members
-        self._tails = [StepTail(folder / f"rank-{it.rank}.jsonl") for it in members]
+        self._tails = [StepTail(folder / f"rank-{member.rank}.jsonl") for member in members]
         self._reading = threading.Lock()
         self._merge, self._step = ProgressMerge(), 0
         self._first_t: float | None = None
@@ -55,7 +106,7 @@ class ReportedSteps:
     def first_t(self) -> float | None:
         """When a step was first reported (CLOCK_MONOTONIC); None before."""
         if self._first_t is None:
-            self._first_t = min((float(it.last["t"]) for it in self._tails if it.last), default=None)
+            self._first_t = min((float(tail.last["t"]) for tail in self._tails if tail.last), default=None)
         return self._first_t
 
     @property

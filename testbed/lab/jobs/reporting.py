@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from testbed.errors import HostError, TestbedError
-from testbed.host.drivers.container_place import ContainerPlace
-from testbed.host.runner import Place
+from testbed.errors import HostError
+from testbed.host.lab_nodes import Place
 
 __all__ = ["source", "stdbuf", "variables"]
 
@@ -31,7 +30,6 @@ _LIBRARIES: Final = (
 )
 """Where distributions put it."""
 
-_FIND: Final = 'for it; do if [ -e "$it" ]; then printf %s "$it"; exit; fi; done'
 _IN_IMAGE: Final = "/opt/testbed/agents"
 """The agents' folder in an image, which its PYTHONPATH has (agents/Dockerfile)."""
 
@@ -48,14 +46,9 @@ def source() -> bytes:
         raise HostError(f"cannot read {path}: {error.strerror}; reinstall scale-across-testbed") from error
 
 
-def stdbuf(where: Place | ContainerPlace) -> str:
+def stdbuf(where: Place) -> str:
     """Return the path of stdbuf's library as programs see it there; empty if there is none."""
-    if not isinstance(where, ContainerPlace):
-        return next((it for it in _LIBRARIES if Path(it).exists()), "")
-    try:
-        return where.output(["sh", "-c", _FIND, "sh", *_LIBRARIES]).strip()
-    except TestbedError:
-        return ""
+    return where.existing(_LIBRARIES)
 
 
 def variables(contained: bool, module: Path, theirs: Mapping[str, str], library: str) -> dict[str, str]:

@@ -8,18 +8,16 @@ import platform
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from testbed.core.certification.certificate import Certificate
-from testbed.core.fields import json_values, number
 from testbed.core.topology.model import Topology, topology_to_dict
 from testbed.core.topology.survey import validity_of
 from testbed.errors import LabError
-from testbed.host import lab_nodes, scratch
+from testbed.host import lab_nodes
 from testbed.host.files.store import RunDirectory
 from testbed.host.lab_folder import LabFolder
 from testbed.keeper import client
@@ -67,7 +65,7 @@ def begin(
             "expectations": [],
             "workload": dict(workload or {}),
             "validity": [finding.to_dict() for finding in validity_of(topology)],
-            "driver": lab_nodes.driver(lab),
+            "driver": lab_nodes.driver(lab).name,
             "driver_why": chosen.get("driver_why", ""),
             "emulator": emulator,
             "emulator_why": chosen.get("emulator_why", ""),
@@ -95,51 +93,6 @@ def amend(run: RunDirectory, **changes: Any) -> None:
     """Change fields of run.json. Raises StorageError."""
     with _amending:
         run.write_reserved("run.json", {**run.read_json("run.json"), **changes})
-
-
-@dataclass
-class Ending:
-    """How a run ended, in the terms of run.json: ``finished``, ``interrupted`` or ``failed``."""
-
-    status: str = "finished"
-    reason: str = ""
-    unknown_because: str = ""
-
-    def fail(self, why: str, *, tells_nothing: bool) -> None:
-        """Record a failure; an empty ``why`` means none, and the first reason is kept.
-
-        ``tells_nothing``: the lab or the host failed, not the job, so the result is unknown. This counts even if it is
-        reported after its effects.
-        """
-        if not why:
-            return
-        if self.status == "finished":
-            self.status, self.reason = "failed", why
-        if tells_nothing:
-            self.unknown_because = self.unknown_because or why
-
-
-def end(run: RunDirectory, how: Ending, **changes: Any) -> None:
-    """Record how a run ended, and other fields, in one write; does nothing if the end is already recorded.
-
-    Raises StorageError.
-    """
-    begun = run.read_json("run.json")
-    if begun.get("status") == "running":
-        if how.status == "failed":  # ranks that cannot write their records end as if the job had failed
-            how.fail(scratch.shortage(run.path), tells_nothing=True)
-        ended_t = time.monotonic()
-        noise = run.stall_log().summary(number(begun, "started_t"), ended_t)
-        amend(run, **asdict(how), ended_t=ended_t, noise=json_values(noise), **changes)
-    run.free_reserve()
-
-
-def fail_ended(run: RunDirectory, why: str) -> None:
-    """Record that the lab failed after the run's end; an existing reason is kept. Raises StorageError."""
-    ended = run.read_json("run.json")
-    how = Ending(*(str(ended.get(it.name, "")) for it in fields(Ending)))
-    how.fail(why, tells_nothing=True)
-    amend(run, **asdict(how))
 
 
 def cpu_model() -> str:

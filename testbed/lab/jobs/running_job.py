@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, TypeAlias
 
-from testbed.errors import JobFailed, LabError, TestbedError
+from testbed.errors import Interrupted, JobFailed, LabError, TestbedError
 from testbed.keeper.protocol import RankState
 
-__all__ = ["POLL_S", "RunningJob"]
+__all__ = ["BY_USER", "POLL_S", "JobOutcome", "RunningJob"]
+
+BY_USER: Final = "interrupted by the user"
+
+JobOutcome: TypeAlias = tuple[str, str, int]
+"""State, reason and exit status of an ended job, as in :class:`~testbed.keeper.protocol.JobRecord`."""
 
 POLL_S = 0.02
 LOOK_S = 0.5
@@ -21,6 +26,10 @@ class RunningJob(ABC):
     """A job, from its first process to its last. All waits are bounded."""
 
     id: str
+    interrupted = ""
+    """Why it was ended from outside, where its run is interrupted by that; empty if it was not."""
+    status_by_report = True
+    """Whether the exit status of the command that ran it is its report's, rather than that of its ranks."""
 
     @property
     @abstractmethod
@@ -87,6 +96,29 @@ class RunningJob(ABC):
     def failed(self) -> TestbedError:
         """Return :meth:`failure` as an error."""
 
+    def error(self) -> TestbedError | None:
+        """Return :meth:`failed` of a job that has failed by itself; None otherwise."""
+        return self.failed() if self.failure() else None
+
+    @property
+    def worst_status(self) -> int:
+        """The worst exit status of its ranks, as far as they have ended by themselves; 0 if none is known."""
+        return 0
+
+    def outcome(self) -> JobOutcome:
+        """Return how the job has ended."""
+        if self.interrupted:
+            return "stopped", self.interrupted, Interrupted.exit_code
+        error = self.error()
+        if error is None:
+            return "finished", "", self.worst_status
+        return "failed", str(error), self.worst_status or error.exit_code
+
+    @property
+    def sessions(self) -> tuple[int, ...]:
+        """The sessions (setsid(2)) of its processes below this one."""
+        return ()
+
     @abstractmethod
     def over(self) -> bool:
         """Whether no rank is running and none will."""
@@ -102,6 +134,14 @@ class RunningJob(ABC):
     @abstractmethod
     def stop(self) -> None:
         """End the job."""
+
+    def stop_because(self, why: str) -> None:
+        """End the job for a reason outside of this process."""
+        self.stop()
+
+    def end_children(self) -> None:
+        """End the job's processes below this one. Those of a lab end with the lab."""
+        return
 
     def close(self, *, interrupted: bool = False) -> None:
         """End the ranks, and return when they have written all their records, or after a bounded time.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from testbed.core.certification import admission
 from testbed.core.experiment import experiment_schema
@@ -23,18 +23,17 @@ from testbed.core.report import answers
 from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared, way_of_run
 from testbed.core.topology.model import Topology
 from testbed.core.workload.strategy_section import list_of_words
-from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import FileMistakes, Finding, Interrupted, JobFailed, LabError, TestbedError, UserError
 from testbed.host import fork_server as agent_host
 from testbed.host import strategy_packages
 from testbed.host.files import catalog, comparisons, runs_folder
 from testbed.host.files.store import RunDirectory
-from testbed.lab import deploy, host_slot
-from testbed.lab.interruption import defer_interrupts, interruptible
+from testbed.lab.interruption import defer_interrupts
 from testbed.lab.lab import Lab
+from testbed.lab.own_lab import own_lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
-from testbed.lab.run.prepared_run import Prepared, prepare
-from testbed.lab.run.run import job_files, take_down, train_in
+from testbed.lab.run.prepared_run import JobOptions, Prepared, prepare
+from testbed.lab.run.run import RunOptions, job_access, run_in, split_options
 
 __all__ = ["CompareOutcome", "compare", "plan_runs"]
 
@@ -69,61 +68,42 @@ def compare(
     seeds: int = 1,
     inject: Sequence[str] = (),
     evaluations: int = EVALUATIONS,
-    set: Mapping[str, object] | None = None,
-    name: str | None = None,
     runs: Path | None = None,
-    steps: int | None = None,
-    seed: int | None = None,
-    data: Path | None = None,
-    compute: object = None,
-    model: object = None,
-    noise: object = None,
-    strict: bool = False,
-    allow_uncertified: bool = False,
-    driver: str = "auto",
-    emulator: str = "auto",
     wait: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[RunOptions],
 ) -> CompareOutcome:
     """Run ``what``, a topology or an experiment of the testbed's agents, by each of ``strategies``, for each seed.
 
     Args:
+        what: a topology or an experiment, by path or name.
         strategies: as in ``ddp,diloco:every=50,outer.rate=0.7``; the first is what the others are compared with.
         seeds: how many, counted from ``seed`` (default: the experiment's, else 0).
         inject: faults of each run, as in ``cut north after=40% for=3s``; of a topology only.
         evaluations: of the held-out loss in each run; 0: none.
-        set, name, runs, steps, data, compute, model, noise, strict, allow_uncertified, driver, emulator, wait: as
-            of :func:`run`.
+        runs: folder of the run directories.
+        wait: until no other measurement holds this host; otherwise HostBusy is raised.
+        progress: receives progress.
+        options: as of :func:`testbed.run`, except ``strategy``.
 
     Raises what :func:`testbed.lab.deploy.up` raises, before anything is measured; FileMistakes with everything that is
     wrong with any of the runs; Interrupted after everything was undone and the comparison of the runs so far written.
     """
     progress = Unbreakable(progress or Silent())
     ways = tuple(list_of_words(strategies)) if isinstance(strategies, str) else tuple(strategies)
-    said = {"compute": compute, "model": model, "noise": noise}
-    planned = plan_runs(what, ways, seeds, inject, evaluations, set, steps, seed, data, said)
+    job_options, lab_options = split_options(options)
+    planned = plan_runs(what, ways, seeds, inject, evaluations, job_options)
     first = planned[0].prepared
-    strict = strict or first.experiment.strict
-    admission.refuse_both(strict, allow_uncertified)
+    lab_options["strict"] = lab_options.get("strict", False) or first.experiment.strict
+    admission.refuse_both(lab_options["strict"], lab_options.get("allow_uncertified", False))
     if why := agent_host.missing():
         raise LabError(f"a comparison needs training agents: {why}")
     root = runs_folder.ready(runs)
-    for line in dict.fromkeys(note for it in planned for note in it.prepared.notes):
+    for line in dict.fromkeys(note for run in planned for note in run.prepared.notes):
         progress.note(line)
-    compared = _Compared(first.topology.name, ways, tuple(dict.fromkeys(it.seed for it in planned)), root)
-    slot = host_slot.held(f"compare {what}", name or first.topology.name, progress, wait=wait)
-    with interruptible(), slot:
-        lab = deploy.up(
-            first.topology,
-            name=name,
-            agents=True,
-            driver=driver,
-            emulator=emulator,
-            strict=strict,
-            allow_uncertified=allow_uncertified,
-            progress=progress,
-            job=job_files(first.workload, root),
-        )
+    compared = _Compared(first.topology.name, ways, tuple(dict.fromkeys(run.seed for run in planned)), root)
+    access = job_access(first.workload, root)
+    with own_lab(f"compare {what}", first.topology, progress, access, wait=wait, **lab_options) as lab:
         try:
             _run_all(lab, planned, compared, root, progress)
         except (KeyboardInterrupt, Interrupted) as error:
@@ -133,29 +113,23 @@ def compare(
         except TestbedError as error:
             compared.end(str(error))
             raise
-        finally:
-            with defer_interrupts():
-                progress.phase("down", f"lab {lab.name}")
-                take_down(lab)
-                progress.ended("done")
     if compared.page is None:
         raise JobFailed(f"nothing to compare: no run has trained a step; their reports are in {root}")
     return CompareOutcome(compared.found, compared.page, compared.exit_code)
 
 
 def _run_all(lab: Lab, planned: Sequence[_Planned], compared: _Compared, root: Path, progress: Progress) -> None:
-    for number, it in enumerate(planned, 1):
-        progress.note(f"run {number} of {len(planned)}: {it.way}, seed {it.seed}")
+    for number, run in enumerate(planned, 1):
+        name = f"{run.way}, seed {run.seed}"
+        progress.note(f"run {number} of {len(planned)}: {name}")
         run_directory = lab.open_run(root)
         try:
-            with lab.claimed("run", f"{it.way}, seed {it.seed}") as claim:
-                outcome = train_in(lab, it.prepared, run_directory, progress)
-                claim.release("failed" if outcome.exit_code else "finished", "", outcome.exit_code)
+            run_in(lab, name, run.prepared, run_directory, progress)
         finally:
             with defer_interrupts():
-                compared.add(it.way, it.seed, run_directory)
+                compared.add(run.way, run.seed, run_directory)
         if why := run_directory.read().info.unknown_because:
-            raise LabError(f"{it.way}, seed {it.seed}, has no result: {why}")  # the next one would have none either
+            raise LabError(f"{name}, has no result: {why}")  # the next one would have none either
 
 
 class _Compared:
@@ -209,44 +183,38 @@ def plan_runs(
     seeds: int,
     inject: Sequence[str],
     evaluations: int,
-    overrides: Mapping[str, object] | None,
-    steps: int | None,
-    seed: int | None,
-    data: Path | None,
-    said: Mapping[str, object],
+    options: JobOptions,
 ) -> tuple[_Planned, ...]:
     """Return all runs in their order. Raises FileMistakes with the mistakes of all of them."""
     if len(ways) < 2:
         raise UserError(f"expected at least two strategies to compare, got {len(ways)}; write ddp,diloco:every=50")
-    if twice := [it for it in dict.fromkeys(ways) if ways.count(it) > 1]:
+    if twice := [way for way in dict.fromkeys(ways) if ways.count(way) > 1]:
         raise UserError(f"{twice[0]} is named twice; remove one, or give it other options")
     if seeds < 1 or len(ways) * seeds > MOST_RUNS:
         raise UserError(f"expected 1 to {MOST_RUNS} runs in all, got {len(ways)} strategies with {seeds} seeds each")
     strategy_packages.register()
-    experiment, topology = _read(what, overrides, inject, steps)
-    workload = experiment.workload
-    if not isinstance(workload, AgentWorkload):
+    steps, seed = options.get("steps"), options.get("seed")
+    experiment, topology = _read(what, options.get("set"), inject, steps)
+    if (workload := experiment.workload.agents) is None:
         raise UserError(f"{what} runs a command, whose way of training is its own; name one that the agents train")
     total = workload.steps if steps is None else steps
     every = -(-total // evaluations) if evaluations else 0
     experiment = dataclasses.replace(experiment, workload=dataclasses.replace(workload, evaluate_every=every))
     begin = workload.seed if seed is None else seed
-    found, findings = list[_Planned](), list[Finding]()
-    given = {key: it for key, it in said.items() if it is not None}
+    planned, findings = list[_Planned](), list[Finding]()
     for number in range(begin, begin + seeds):
         for way in ways:
+            of_way: JobOptions = {**options, "seed": number, "strategy": way}
             try:
                 # Those that are drawn do not depend on the seed.
-                faults = found[0].prepared.planned if found else None
-                words = {**given, "strategy": way}
-                prepared = prepare(what, overrides, steps, number, data, words, (experiment, topology), faults)
-                found.append(_Planned(way, number, prepared))
+                faults = planned[0].prepared.planned if planned else None
+                planned.append(_Planned(way, number, prepare(what, of_way, (experiment, topology), faults)))
             except FileMistakes as error:
-                told = [_of_list(it, way) for it in error.findings]
-                findings += [it for it in told if it not in findings]
+                of_list = [_of_list(finding, way) for finding in error.findings]
+                findings += [finding for finding in of_list if finding not in findings]
     if findings:
         raise FileMistakes(findings)
-    return tuple(found)
+    return tuple(planned)
 
 
 def _of_list(finding: Finding, way: str) -> Finding:
@@ -282,9 +250,9 @@ def _experiment_lines(inject: Sequence[str], steps: int) -> Iterator[str]:
     entries = []
     for words in inject:
         fault, target, *rest = (*words.split(), "", "")[: max(2, len(words.split()))]
-        if not fault or not target or any("=" not in it for it in rest) or "=" in fault + target:
+        if not fault or not target or any("=" not in word for word in rest) or "=" in fault + target:
             raise UserError(f"expected --inject 'FAULT TARGET [after=40%] [for=3s] [KEY=VALUE ...]', got '{words}'")
-        given = dict(it.split("=", 1) for it in rest)
+        given = dict(word.split("=", 1) for word in rest)
         entry: dict[str, object] = {"inject": fault, "target": target}
         for key in (*_TRIGGERS, *_OF_ENTRY):
             if key in given:
@@ -298,4 +266,4 @@ def _experiment_lines(inject: Sequence[str], steps: int) -> Iterator[str]:
     yield f"workload: {{steps: {steps}}}"
     if entries:
         yield "schedule:"
-        yield from (f"  - {json.dumps(it)}" for it in entries)
+        yield from (f"  - {json.dumps(fault_entry)}" for fault_entry in entries)

@@ -49,11 +49,11 @@ class FaultPlayer:
 
     @property
     def total(self) -> int:
-        return sum(it.repeat for it in self.planned)
+        return sum(fault.repeat for fault in self.planned)
 
     def due(self, now: float, began_t: float, step: int, values: Mapping[str, float | None]) -> bool:
         """Whether a fault has to be handed over, because its time has come or is near."""
-        return any(self._is_due(it, now + LEAD_S, began_t, step, values) for it in self._waiting.values())
+        return any(self._is_due(fault, now + LEAD_S, began_t, step, values) for fault in self._waiting.values())
 
     def hand_over(self, now: float, began_t: float, step: int, values: Mapping[str, float | None]) -> None:
         """Hand over all faults with a time, and others that are due.

@@ -67,7 +67,7 @@ class Follower:
         self._player, self._monitor, self._progress = player, monitor, progress
         self._total = job.steps
         """None: a program that does not say how many it makes."""
-        longest_s = max((it.lasts_s or 0.0 for it in player.planned), default=0.0)
+        longest_s = max((fault.lasts_s or 0.0 for fault in player.planned), default=0.0)
         bound_s = job.stall_s
         self._stall_s = None if bound_s is None else longest_s + max(STALL_BOUND_S, bound_s + STALL_SLACK_S)
         self._moved_t = 0.0
@@ -155,14 +155,16 @@ class Follower:
         self._player.hand_over(now, began_t, step, self._values)
 
     def _expects_before(self) -> bool:
-        return any(it.when == "before" for it in self._monitor.conditions)
+        return any(condition.when == "before" for condition in self._monitor.conditions)
 
     def _refuse_unsteady(self) -> None:
         steady = self._monitor.steady()
         if steady:
             return
-        bad = [it for it in self._monitor.verdicts() if it.when == "before" and it.holds is not True]
-        conditions = "; ".join(f"{it.text}{_measured(it.measured)}" for it in bad)
+        bad = [
+            verdict for verdict in self._monitor.verdicts() if verdict.when == "before" and verdict.holds is not True
+        ]
+        conditions = "; ".join(f"{verdict.text}{_measured(verdict.measured)}" for verdict in bad)
         if steady is None:
             raise LabError(f"no fault was injected: it is unknown whether the steady state held before: {conditions}")
         if all(verdict.holds is None or self._within_noise(verdict) for verdict in bad):

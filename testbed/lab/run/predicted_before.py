@@ -11,7 +11,7 @@ from testbed.core.analysis.costs.volleys import why_not
 from testbed.core.topology.model import Topology
 from testbed.core.units import format_duration
 from testbed.core.workload import workload_layout
-from testbed.core.workload.workload import AgentWorkload, Workload
+from testbed.core.workload.workload import AgentWorkload
 from testbed.host.files.store import RunDirectory
 from testbed.lab.jobs.job import ABOUT_S
 from testbed.lab.jobs.running_job import RunningJob
@@ -27,14 +27,17 @@ BOUND_S: Final = 60.0
 
 
 def say_prediction(
-    workload: Workload, topology: Topology, lab: Lab, job: RunningJob, run_directory: RunDirectory, progress: Progress
+    workload: AgentWorkload,
+    topology: Topology,
+    lab: Lab,
+    job: RunningJob,
+    run_directory: RunDirectory,
+    progress: Progress,
 ) -> None:
     """Say what a step is predicted to take, once the ranks have timed their operations, or why it is not predicted.
 
     Nothing is said of a job that ends before its first step: the reason is that job's own.
     """
-    if not isinstance(workload, AgentWorkload):
-        return
     twin = workload_layout.twin_of(workload, topology)
     if why := why_not(twin):
         progress.note(_not_predicted(workload, why))
@@ -73,7 +76,7 @@ def predicted_note(workload: AgentWorkload, expected: StepPrediction) -> str:
     """Return the prediction of a job in a line, before its first step."""
     parts, within = expected.exposed, ""
     if expected.interval is not None:
-        low, high = (f"{it:.1%}" for it in expected.interval)
+        low, high = (f"{share:.1%}" for share in expected.interval)
         within = f" ({low} to {high} with operations at their quartiles)" if low != high else ""
     return (
         f"predicted for {workload.strategy}: a step of {format_duration(expected.step_s, 3)}, compute utilization"

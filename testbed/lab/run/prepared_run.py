@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from testbed.core.experiment import applicable, fault_schedule, replay
 from testbed.core.experiment.experiment_schema import Experiment
@@ -17,12 +17,14 @@ from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workl
 from testbed.errors import FileMistakes, UserError
 from testbed.host.files import catalog
 from testbed.host.linux import invocation
-from testbed.lab.jobs.declared_notes import declared_notes
-from testbed.lab.jobs.placement_notes import placement_notes
+from testbed.lab.jobs.workload_notes import declared_notes, placement_notes
 
-__all__ = ["Prepared", "has_bypass", "prepare", "read"]
+__all__ = ["JobOptions", "Prepared", "has_bypass", "prepare", "read"]
 
 FIRST_CUT, ONLY_FIBER = "first-cut", "only-fiber"
+
+_WORDS: Final = ("strategy", "compute", "model", "noise")
+"""Options that are parsed as the keys of a workload's file are."""
 
 STALL_S: Final = 120.0
 """Default of a command's ``stall``, beyond the longest fault: so long may it report no step."""
@@ -42,25 +44,37 @@ class Prepared:
     notes: tuple[str, ...] = ()
 
 
+class JobOptions(TypedDict, total=False):
+    """What is given beside a file: ``set`` overrides values of the topology, all others are of the agents' job, as of
+    :meth:`testbed.lab.lab.Lab.train`."""
+
+    set: Mapping[str, object] | None
+    steps: int | None
+    seed: int | None
+    data: Path | None
+    strategy: str | None
+    compute: object
+    model: object
+    noise: object
+
+
 def prepare(
     what: str,
-    overrides: Mapping[str, object] | None,
-    steps: int | None,
-    seed: int | None,
-    data: Path | None,
-    said: Mapping[str, Any],
-    found: tuple[Experiment, Topology] | None = None,
+    options: JobOptions,
+    read_before: tuple[Experiment, Topology] | None = None,
     faults: tuple[Planned, ...] | None = None,
 ) -> Prepared:
     """Return a run of ``what``, with everything that is wrong with it found. Raises FileMistakes, UserError.
 
-    ``said``: what of the agents' workload is given beside the experiment. ``found``: experiment and topology, instead
-    of those that ``what`` names. ``faults``: those of another run of the same, instead of drawing them.
+    ``read_before``: experiment and topology, instead of those that ``what`` names. ``faults``: those of another run of
+    the same, instead of drawing them.
     """
+    overrides, steps, seed = options.get("set"), options.get("steps"), options.get("seed")
+    words = {key: options[key] for key in _WORDS if options.get(key) is not None}
     try:
-        experiment, topology = found or read(what, overrides)
-        if isinstance(experiment.workload, ProgramWorkload):
-            _refuse_options(experiment, steps, seed, data, said)
+        experiment, topology = read_before or read(what, overrides)
+        if experiment.workload.program is not None:
+            _refuse_options(experiment, options, words)
         planned = fault_schedule.plan(experiment, topology, steps, seed) if faults is None else faults
     except FileMistakes:
         # That was the first step which failed: say what is wrong everywhere.
@@ -69,11 +83,12 @@ def prepare(
         raise
     workload: Workload
     notes: tuple[str, ...] = ()
-    if isinstance(experiment.workload, ProgramWorkload):
-        workload = _program(experiment.workload, experiment.source, planned)
+    if (program := experiment.workload.program) is not None:
+        workload = _program(program, experiment.source, planned)
     else:
-        workload = _agents(experiment.workload, steps, seed, data, said)
-        notes = _of_compute(said, experiment, workload, topology)
+        assert experiment.workload.agents is not None
+        workload = _agents(experiment.workload.agents, options, words)
+        notes = _of_compute(words, experiment, workload, topology)
         experiment, unjudged = _judgeable(experiment, workload)
         notes += unjudged
     again = replay.to_yaml(
@@ -91,29 +106,35 @@ def _judgeable(experiment: Experiment, workload: AgentWorkload) -> tuple[Experim
 
     Raises UserError for a fault or a steady state that needs what is not known.
     """
-    for condition in (*(it.when for it in experiment.schedule), *(it.check for it in experiment.hypothesis)):
+    for condition in (
+        *(fault.when for fault in experiment.schedule),
+        *(steady.check for steady in experiment.hypothesis),
+    ):
         if condition is not None and (refused := applicable.metric_refused(condition.metric, workload)):
             raise UserError(f"{experiment.source}: {condition.text}: {'; '.join(refused)}")
-    lost = {it.text: why for it in experiment.expectations if (why := applicable.metric_refused(it.metric, workload))}
-    kept = tuple(it for it in experiment.expectations if it.text not in lost)
+    lost = {
+        expectation.text: why
+        for expectation in experiment.expectations
+        if (why := applicable.metric_refused(expectation.metric, workload))
+    }
+    kept = tuple(expectation for expectation in experiment.expectations if expectation.text not in lost)
     notes = tuple(f"{text} is not judged: {why[0]}" for text, why in lost.items())
     return dataclasses.replace(experiment, expectations=kept), notes
 
 
 def _of_compute(
-    said: Mapping[str, Any], experiment: Experiment, workload: AgentWorkload, topology: Topology
+    words: Mapping[str, Any], experiment: Experiment, workload: AgentWorkload, topology: Topology
 ) -> tuple[str, ...]:
     """Return warnings on the workload and what its declared compute means. Raises FileMistakes."""
-    place = ("--strategy", {}) if said else (experiment.source, experiment.workload_lines)
-    found = workload_layout.findings(workload, topology, *place)
-    if wrong := [it for it in found if not it.warning]:
-        raise FileMistakes(wrong)
-    return (*map(str, found), *declared_notes(workload, topology), *placement_notes(workload, topology))
+    place = ("--strategy", {}) if words else (experiment.source, experiment.workload_lines)
+    findings = workload_layout.findings(workload, topology, *place)
+    if mistakes := [finding for finding in findings if not finding.warning]:
+        raise FileMistakes(mistakes)
+    return (*map(str, findings), *declared_notes(workload, topology), *placement_notes(workload, topology))
 
 
-def _agents(
-    written: AgentWorkload, steps: int | None, seed: int | None, data: Path | None, said: Mapping[str, Any]
-) -> AgentWorkload:
+def _agents(written: AgentWorkload, options: JobOptions, words: Mapping[str, Any]) -> AgentWorkload:
+    steps, seed, data = options.get("steps"), options.get("seed"), options.get("data")
     if data is None and written.data is not None:
         data = Path(written.data)
     if data is not None:
@@ -121,7 +142,7 @@ def _agents(
         if not (data.is_file() or data.is_dir()):
             raise UserError(f"no such file or folder to train on: {data}")
     return dataclasses.replace(
-        workload_words.changed(written, **said),
+        workload_words.changed(written, **words),
         steps=written.steps if steps is None else steps,
         seed=written.seed if seed is None else seed,
         data=None if data is None else str(data),
@@ -136,20 +157,20 @@ def _program(written: ProgramWorkload, source: str, planned: tuple[Planned, ...]
         raise UserError(f"{source}: no such folder to run the command in: {folder}; correct folder: of the workload")
     stall_s = written.stall_s
     if stall_s is None and written.progress is not None and written.for_s is None:
-        stall_s = STALL_S + max((it.lasts_s or 0.0 for it in planned), default=0.0)
+        stall_s = STALL_S + max((fault.lasts_s or 0.0 for fault in planned), default=0.0)
     return dataclasses.replace(written, folder=str(folder), stall_s=stall_s)
 
 
-def _refuse_options(
-    experiment: Experiment, steps: int | None, seed: int | None, data: Path | None, said: Mapping[str, Any]
-) -> None:
+def _refuse_options(experiment: Experiment, options: JobOptions, words: Mapping[str, Any]) -> None:
     """Raise UserError for options that say what the agents train: a program is told by its own arguments."""
     drawn = experiment.outages is not None and experiment.outages.seed is None
-    given = {"steps": steps, "data": data, **said, **({} if drawn else {"seed": seed})}
+    given = {"steps": options.get("steps"), "data": options.get("data"), **words}
+    if not drawn:
+        given["seed"] = options.get("seed")
     if names := [name for name, value in given.items() if value is not None]:
-        options = " and ".join(f"--{name}" for name in names)
+        listed = " and ".join(f"--{name}" for name in names)
         raise UserError(
-            f"{experiment.source} runs a command, which {options} cannot change; write the program's own options"
+            f"{experiment.source} runs a command, which {listed} cannot change; write the program's own options"
             " into command:"
         )
 
@@ -175,7 +196,7 @@ def has_bypass(topology: Topology) -> bool:
     first, *others = topology.links
     reached, grown = {first.between[0]}, True
     while grown:
-        more = {site for link in others if reached & {*link.between} for site in link.between}
-        grown = not more <= reached
-        reached |= more
+        ends = {site for link in others if reached & {*link.between} for site in link.between}
+        grown = not ends <= reached
+        reached |= ends
     return first.between[1] in reached

@@ -13,13 +13,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 from testbed.core.certification import admission
 from testbed.core.experiment import draw
@@ -30,26 +28,30 @@ from testbed.core.report import answers
 from testbed.core.report.document import Report
 from testbed.core.report.measured import judged
 from testbed.core.topology.survey import validity_of
-from testbed.core.units import format_duration, format_number
-from testbed.core.workload.workload import AgentWorkload, Workload
-from testbed.errors import Interrupted, JobFailed, LabError, StorageError, TestbedError
+from testbed.core.units import format_number
+from testbed.core.workload.workload import Workload
+from testbed.errors import Interrupted, LabError, TestbedError
 from testbed.host import fork_server as agent_host
 from testbed.host import lab_folder
 from testbed.host.files import runs_folder, store
 from testbed.host.files.store import RunDirectory
 from testbed.host.linux import invocation
 from testbed.keeper import client
-from testbed.lab import deploy, host_slot, program_rights
-from testbed.lab.interruption import defer_interrupts, interruptible
+from testbed.lab import deploy, program_rights
+from testbed.lab.interruption import defer_interrupts
 from testbed.lab.jobs import run_metadata
-from testbed.lab.jobs.running_job import RunningJob
+from testbed.lab.jobs.job_run import JobRun
+from testbed.lab.jobs.running_job import BY_USER
 from testbed.lab.lab import Lab
+from testbed.lab.own_lab import LabOptions, own_lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.run.fault_player import FaultPlayer
 from testbed.lab.run.live_metrics import LiveMetrics
 from testbed.lab.run.loop import Follower, teller
 from testbed.lab.run.predicted_before import say_prediction
-from testbed.lab.run.prepared_run import Prepared, has_bypass, prepare
+from testbed.lab.run.prepared_run import JobOptions, Prepared, has_bypass, prepare
+
+__all__ = ["RunOptions", "RunOutcome", "job_access", "run", "run_in", "split_options"]
 
 
 @dataclass(frozen=True)
@@ -61,86 +63,80 @@ class RunOutcome:
     exit_code: int
 
 
+class RunOptions(LabOptions, JobOptions, total=False):
+    """What is given beside the file of a run."""
+
+
+def split_options(options: RunOptions) -> tuple[JobOptions, LabOptions]:
+    """Return the options of the job, and all others."""
+    job, lab = dict[str, object](), dict[str, object]()
+    for key, value in options.items():
+        (job if key in JobOptions.__annotations__ else lab)[key] = value
+    return cast("JobOptions", job), cast("LabOptions", lab)
+
+
 def run(
     what: str,
     *,
-    set: Mapping[str, object] | None = None,
-    name: str | None = None,
     runs: Path | None = None,
-    steps: int | None = None,
-    seed: int | None = None,
-    data: Path | None = None,
-    strategy: str | None = None,
-    compute: object = None,
-    model: object = None,
-    noise: object = None,
-    strict: bool = False,
-    allow_uncertified: bool = False,
-    driver: str = "auto",
-    emulator: str = "auto",
     wait: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[RunOptions],
 ) -> RunOutcome:
     """Run a topology or an experiment from end to end; see the module.
 
-    ``strategy``, ``compute``, ``model`` and ``noise`` are as of :meth:`testbed.lab.lab.Lab.train`, in place of what the
-    experiment says.
-
-    ``wait``: until no other measurement holds this host; otherwise HostBusy is raised.
+    Args:
+        what: a topology or an experiment, by path or name.
+        runs: folder of the run directory.
+        wait: until no other measurement holds this host; otherwise HostBusy is raised.
+        progress: receives progress.
+        options: ``set`` overrides values of the topology. ``steps``, ``seed``, ``data``, ``strategy``, ``compute``,
+            ``model`` and ``noise`` are as of :meth:`testbed.lab.lab.Lab.train`, in place of what the experiment says.
+            ``name``, ``driver``, ``emulator``, ``strict`` and ``allow_uncertified`` are as of :func:`testbed.up`.
 
     Raises what :func:`testbed.lab.deploy.up` raises, before there is anything to report; later failures are part of the
     outcome. Raises Interrupted after every change was undone and the report was written.
     """
     progress = Unbreakable(progress or Silent())
-    said = {"strategy": strategy, "compute": compute, "model": model, "noise": noise}
-    prepared = prepare(what, set, steps, seed, data, {key: it for key, it in said.items() if it is not None})
+    job_options, lab_options = split_options(options)
+    prepared = prepare(what, job_options)
     topology, planned, workload = prepared.topology, prepared.planned, prepared.workload
-    strict = strict or prepared.experiment.strict
-    admission.refuse_both(strict, allow_uncertified)
-    agents = isinstance(workload, AgentWorkload)
+    lab_options["strict"] = lab_options.get("strict", False) or prepared.experiment.strict
+    admission.refuse_both(lab_options["strict"], lab_options.get("allow_uncertified", False))
+    agents = workload.agents is not None
     if agents and (why := agent_host.missing()):
         raise LabError(f"a run needs training agents: {why}")
     root = runs_folder.ready(runs)
     first = topology.links[0].name
-    if any(it.inject == "cut" and it.target == first for it in planned) and not has_bypass(topology):
+    if any(fault.inject == "cut" and fault.target == first for fault in planned) and not has_bypass(topology):
         progress.note(f"no path bypasses {first}: the job stalls while it is cut")
-    of_scale = [it] if (it := full_scale.of_program(topology.scale)) else []
-    valid = validity.summary(validity_of(topology), _show(prepared, set)) if agents else of_scale
+    scale_note = full_scale.of_program(topology.scale)
+    of_scale = [scale_note] if scale_note else []
+    valid = validity.summary(validity_of(topology), _show(prepared, options.get("set"))) if agents else of_scale
     for line in (*_random_faults(prepared), *valid, *prepared.notes):
         progress.note(line)
-    slot = host_slot.held(f"run {what}", name or topology.name, progress, wait=wait)
-    with interruptible(), slot:
-        lab = deploy.up(
-            topology,
-            name=name,
-            agents=agents,
-            driver=driver,
-            emulator=emulator,
-            strict=strict,
-            allow_uncertified=allow_uncertified,
-            progress=progress,
-            job=job_files(workload, root),
-        )
-        try:
-            run_directory = lab.open_run(root)
-            progress.note(runs_folder.note(run_directory.path, runs))
-            with lab.claimed("run", prepared.experiment.name) as claim:
-                outcome = train_in(lab, prepared, run_directory, progress)
-                claim.release("failed" if outcome.exit_code else "finished", "", outcome.exit_code)
-            return outcome
-        finally:
-            with defer_interrupts():
-                progress.phase("down", f"lab {lab.name}")
-                take_down(lab)
-                progress.ended("done")
+    access = job_access(workload, root)
+    with own_lab(f"run {what}", topology, progress, access, agents=agents, wait=wait, **lab_options) as lab:
+        run_directory = lab.open_run(root)
+        progress.note(runs_folder.note(run_directory.path, runs))
+        return run_in(lab, prepared.experiment.name, prepared, run_directory, progress)
 
 
-def job_files(workload: Workload, root: Path) -> deploy.Job:
-    if isinstance(workload, AgentWorkload):
-        return deploy.Job(root, program_rights.agent_files(workload))
-    assert workload.folder is not None
-    path = workload.environment.get("PATH")
-    return deploy.Job(root, program=workload.command, working=Path(workload.folder), search=path)
+def run_in(lab: Lab, what: str, prepared: Prepared, run_directory: RunDirectory, progress: Progress) -> RunOutcome:
+    """Run a job in a running lab, which the lab's list of jobs has as ``what``."""
+    with lab.claimed("run", what) as claim:
+        outcome = train_in(lab, prepared, run_directory, progress)
+        claim.release("failed" if outcome.exit_code else "finished", "", outcome.exit_code)
+    return outcome
+
+
+def job_access(workload: Workload, root: Path) -> deploy.Access:
+    """Return what the programs of a job read and write; ``root``: the folder of its run directory."""
+    if (program := workload.program) is not None:
+        path = program.environment.get("PATH")
+        return deploy.Access(root, program=program.command, working=Path(program.program_folder), search=path)
+    assert workload.agents is not None
+    return deploy.Access(root, program_rights.agent_files(workload.agents))
 
 
 def _show(prepared: Prepared, overrides: Mapping[str, object] | None) -> str:
@@ -149,18 +145,6 @@ def _show(prepared: Prepared, overrides: Mapping[str, object] | None) -> str:
     assigned = {**experiment.set, **(overrides or {})}
     words = [word for key, value in assigned.items() for word in ("--set", f"{key}={value}")]
     return invocation.command("show", experiment.topology or prepared.topology.name, *words)
-
-
-def take_down(lab: Lab) -> None:
-    """Take the lab down. A failed undo fails the run whatever its verdict was, and the report is rewritten."""
-    try:
-        lab.down()
-    except TestbedError as error:
-        if lab.run_directory is not None:
-            with contextlib.suppress(StorageError):  # the lab's failure is the one to report
-                run_metadata.fail_ended(lab.run_directory, str(error))
-                store.write_report(lab.run_directory)
-        raise
 
 
 def _random_faults(prepared: Prepared) -> list[str]:
@@ -182,90 +166,74 @@ def train_in(lab: Lab, prepared: Prepared, run_directory: RunDirectory, progress
         workload=prepared.workload.to_dict(),
     )
     run_directory.write_text("experiment.yaml", prepared.again)
-    how = run_metadata.Ending()
+    this_run = lab.current_run
+    assert this_run is not None
     interrupted: BaseException | None = None
     monitor = Monitor(experiment.hypothesis, teller(run_directory, progress))
     live: LiveMetrics | None = None
-    job: RunningJob | None = None
     try:
-        progress.phase(*_phase(prepared.workload, len(topology.node_names)))
+        progress.phase(*prepared.workload.phase(len(topology.node_names)))
         job = lab.start(prepared.workload, own_run=False, read_only=True, note=progress.note)
         assert lab.recorder is not None
         folder = lab_folder.folder(lab.name)
         live = LiveMetrics(topology, job, lab.recorder)
-        say_prediction(prepared.workload, topology, lab, job, run_directory, progress)
+        if (agents := prepared.workload.agents) is not None:
+            say_prediction(agents, topology, lab, job, run_directory, progress)
         with FaultPlayer(folder, prepared.planned) as player:
             Follower(job, live, lab.recorder, player, monitor, progress).follow()
     except (KeyboardInterrupt, Interrupted) as error:
-        how, interrupted = run_metadata.Ending("interrupted", "interrupted by the user"), error
+        this_run.interrupt(BY_USER)
+        interrupted = error
         progress.ended("interrupted")
     except TestbedError as error:
-        # A failed job was measured and is bad; a failed lab or host tells nothing about the job.
-        how.fail(str(error), tells_nothing=not isinstance(error, JobFailed))
+        this_run.fail(error)
         progress.ended("failed")
         progress.note(str(error))
     if why := lab.stop_requested:  # by another process: the job's failure is its effect
-        how, interrupted = run_metadata.Ending("interrupted", why), interrupted or Interrupted(why)
+        this_run.interrupt(why)
+        interrupted = interrupted or Interrupted(why)
     with defer_interrupts():
-        report = _conclude(lab, prepared, job, monitor, live, run_directory, how, progress)
+        report = _conclude(lab, this_run, prepared, monitor, live, progress)
     if interrupted is not None:
         raise Interrupted(f"interrupted; the measurements are in {run_directory.path}") from interrupted
     return RunOutcome(report, run_directory.path, answers.EXIT_CODES[report.verdict])
 
 
-def _phase(workload: Workload, nodes: int) -> tuple[str, str]:
-    if isinstance(workload, AgentWorkload):
-        by = "" if workload.strategy == AgentWorkload.strategy else f"{workload.strategy}, "
-        return "train", f"{by}{workload.steps} steps on {nodes} ranks"
-    bound = workload.for_s or workload.timeout_s
-    until = "" if bound is None else f", {'for' if workload.for_s else 'at most'} {format_duration(bound)}"
-    return "program", f"{shlex.join(workload.command)} on {nodes * workload.ranks_per_node} ranks{until}"
-
-
 def _conclude(
-    lab: Lab,
-    prepared: Prepared,
-    job: RunningJob | None,
-    monitor: Monitor,
-    live: LiveMetrics | None,
-    run_directory: RunDirectory,
-    how: run_metadata.Ending,
-    progress: Progress,
+    lab: Lab, this_run: JobRun, prepared: Prepared, monitor: Monitor, live: LiveMetrics | None, progress: Progress
 ) -> Report:
     """Heal, end the ranks, stop recording, judge, write the report. Unavailable data is left out, never made up.
 
     The order matters: a paused rank ends only after the fault is healed, and what ranks record after the report was
     made would be in the next report of the same directory.
     """
+    run_directory = this_run.directory
     progress.phase("report", str(run_directory.path))
     try:
         client.keeper(lab_folder.folder(lab.name)).hello()
     except TestbedError as error:
         # This may be noticed after its effects: without its keeper no job can continue.
-        how.fail(str(error), tells_nothing=True)
+        this_run.fail(error)
     try:
         lab.heal()
     except TestbedError as error:  # a fault that cannot be undone fails the run
-        how.fail(str(error), tells_nothing=True)
-    if job is not None:
-        job.close(interrupted=how.status == "interrupted")
-    if lab.recorder is not None:
-        lab.recorder.stop()
-        how.fail(lab.recorder.lab_failure, tells_nothing=True)
-        lab.recorder = None
+        this_run.fail(error)
+    if this_run.job is not None:
+        this_run.job.close(interrupted=this_run.ending.status == "interrupted")
+    this_run.stop_recording()
     if live is not None:
         live.hear()
     began = live.began if live is not None else {}
     # Expectations go into the same write as the end: if the disk is full from here on they are unknown, not missing.
-    run_metadata.end(
-        run_directory,
-        how,
-        hypothesis=[it.to_dict() for it in monitor.verdicts()],
-        schedule=[{**_line(it), "began": began.get(number, 0)} for number, it in enumerate(prepared.planned)],
-        expectations=[{"text": it.text, "holds": None, "measured": None} for it in prepared.experiment.expectations],
+    this_run.record_end(
+        hypothesis=[verdict.to_dict() for verdict in monitor.verdicts()],
+        schedule=[{**_line(planned), "began": began.get(number, 0)} for number, planned in enumerate(prepared.planned)],
+        expectations=[
+            {"text": expected.text, "holds": None, "measured": None} for expected in prepared.experiment.expectations
+        ],
     )
     found = judged(prepared.experiment.expectations, store.build_report(run_directory))
-    run_metadata.amend(run_directory, expectations=[dataclasses.asdict(it) for it in found])
+    run_metadata.amend(run_directory, expectations=[dataclasses.asdict(judgement) for judgement in found])
     return store.write_report(run_directory)
 
 
@@ -282,6 +250,3 @@ def _line(planned: Planned) -> dict[str, Any]:
         "repeat": planned.repeat,
         "every_s": planned.every_s,
     }
-
-
-__all__ = ["RunOutcome", "job_files", "run", "take_down", "train_in"]

@@ -37,10 +37,10 @@ def run_cases(session: Session, cases: Sequence[Case], on_result: Callable[[Case
             judgements = _try(session, case, done)
         except LibraryFailed as error:
             cannot, stopped = error, str(error)
-            judgements = {it: OutputJudgement("not run", stopped) for it in case.operations}
+            judgements = {operation: OutputJudgement("not run", stopped) for operation in case.operations}
         for operation, judgement in judgements.items():
             on_result(_result(operation, judgement.state, judgement.detail))
-        hangs += any(it.state == "hang" for it in judgements.values())
+        hangs += any(judgement.state == "hang" for judgement in judgements.values())
         if hangs >= MOST_HANGS and not stopped:
             stopped = f"not tried: {hangs} operations hung before"
     if cannot is not None:
@@ -50,7 +50,7 @@ def run_cases(session: Session, cases: Sequence[Case], on_result: Callable[[Case
 def _try(session: Session, case: Case, done: list[CollectiveOperation]) -> dict[CollectiveOperation, OutputJudgement]:
     """Return the judgement of each operation of a case; those tried are added to ``done``. Raises LibraryFailed."""
     session.ready()
-    by_name = {it.name: it for it in groups([rank.site for rank in session.workers.ranks])}
+    by_name = {group.name: group for group in groups([rank.site for rank in session.workers.ranks])}
     found: dict[CollectiveOperation, OutputJudgement] = {}
     for operation in case.operations:
         if why := not_offered(operation, session.offers):
@@ -58,16 +58,19 @@ def _try(session: Session, case: Case, done: list[CollectiveOperation]) -> dict[
         elif why := session.have(by_name[operation.group]):
             state: CaseState = "hang" if session.workers.unanswered else "error" if session.broken else "unsupported"
             found[operation] = OutputJudgement(state, f"group {operation.group}: {why}")
-    wanted = [(it, by_name[it.group]) for it in case.operations if it not in found]
+    wanted = [(operation, by_name[operation.group]) for operation in case.operations if operation not in found]
     if wanted and not session.broken:
         answers = session.perform(wanted).answers
         for operation, group in wanted:
             mine = {rank: answers[rank] for rank in group.ranks}
-            earlier = [it for it in reversed(done) if it.group == operation.group][:EARLIER]
+            earlier = [case for case in reversed(done) if case.group == operation.group][:EARLIER]
             same_bits = session.same_bits(operation.do)
             found[operation] = judge(operation, group, mine, same_bits=same_bits, earlier=earlier)
         done += [it for it, _ in wanted]
-    return {it: found.get(it, OutputJudgement("not run", "its group could not be made")) for it in case.operations}
+    return {
+        operation: found.get(operation, OutputJudgement("not run", "its group could not be made"))
+        for operation in case.operations
+    }
 
 
 def _result(operation: CollectiveOperation, state: CaseState, detail: str) -> CaseResult:

@@ -138,9 +138,9 @@ def evidence_of(session: Session, operation: CollectiveOperation, seen: FaultedO
         )
         for rank, it in answers.items()
     ]
-    if any(it.state == "unsupported" for it in answers.values()):
+    if any(answer.state == "unsupported" for answer in answers.values()):
         session.mark_broken()
-    judged = any(it.state == "done" for it in answers.values())
+    judged = any(answer.state == "done" for answer in answers.values())
     same_bits = session.same_bits(operation.do)
     return CellEvidence(
         ends,

@@ -54,9 +54,9 @@ class FiberFaults:
     def over_t(self) -> float | None:
         """Return when the last of the faults since the last heal ended by itself; None while one is active. Raises
         LabError."""
-        records = {it["id"]: it for it in client.keeper(self._lab).faults()}
-        ended = [records[it]["ended_t"] for it in self._active]
-        over = [it for it in ended if it is not None]
+        records = {fault["id"]: fault for fault in client.keeper(self._lab).faults()}
+        ended = [records[fault]["ended_t"] for fault in self._active]
+        over = [fault for fault in ended if fault is not None]
         return max(over) if over and len(over) == len(ended) else None
 
     def heal(self) -> None:
@@ -79,8 +79,8 @@ class FiberFaults:
         """Probe the link itself: another link may offer a bypass."""
         here, there = link.between
         net = Addressing(self._topology)
-        gateways = [lab_nodes.netns(self._lab, self._topology.site(it).gateway) for it in link.between]
-        source, destination = (str(net.link_end(link, it)[0]) for it in link.between)
+        gateways = [lab_nodes.netns(self._lab, self._topology.site(site).gateway) for site in link.between]
+        source, destination = (str(net.link_end(link, site)[0]) for site in link.between)
         device = self._topology.interfaces.of_link(link.name)
         echo = probing.Echo(probing.ProbePath(link.name, gateways[0], source, gateways[1], destination, device))
         try:
@@ -146,14 +146,17 @@ class Injected:
 
     def begin(self) -> float:
         """Inject all; return when the last was in force. Raises LabError, UserError."""
-        return max(self._ranks.begin(it) if it.kind in OF_RANKS else self._fibers.begin(it) for it in self._injections)
+        return max(
+            self._ranks.begin(injection) if injection.kind in OF_RANKS else self._fibers.begin(injection)
+            for injection in self._injections
+        )
 
     def step(self, now: float) -> None:
         self._ranks.step(now)
 
     def over_t(self) -> float | None:
         """Return when all faults were over by themselves; None if one is active, or was until :meth:`heal`."""
-        if any(it.kind in OF_RANKS for it in self._injections):
+        if any(injection.kind in OF_RANKS for injection in self._injections):
             return self._ranks.over_t
         return self._fibers.over_t()
 

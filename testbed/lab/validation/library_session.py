@@ -44,17 +44,17 @@ class Performed:
 
     @property
     def done(self) -> bool:
-        return all(it.state == "done" for it in self.answers.values())
+        return all(answer.state == "done" for answer in self.answers.values())
 
     @property
     def stuck(self) -> bool:
         """Whether a rank is silent or gone, so that the programs cannot be used any more."""
-        return any(it.state in ("silent", "died") for it in self.answers.values())
+        return any(answer.state in ("silent", "died") for answer in self.answers.values())
 
     @property
     def refused(self) -> str:
         """Why the operation is unsupported; empty if it is not."""
-        return next((it.message for it in self.answers.values() if it.state == "unsupported"), "")
+        return next((answer.message for answer in self.answers.values() if answer.state == "unsupported"), "")
 
     @property
     def trouble(self) -> str:
@@ -67,18 +67,18 @@ class Performed:
 
     @property
     def first_began_t(self) -> float | None:
-        return min((it.began for it in self.answers.values() if it.began is not None), default=None)
+        return min((answer.began for answer in self.answers.values() if answer.began is not None), default=None)
 
     @property
     def began_t(self) -> float | None:
         """When the last rank began."""
-        return max((it.began for it in self.answers.values() if it.began is not None), default=None)
+        return max((answer.began for answer in self.answers.values() if answer.began is not None), default=None)
 
     @property
     def finished_t(self) -> float | None:
         """When the last rank was done; None unless all are."""
-        ends = [it.ended for it in self.answers.values()]
-        return max(it for it in ends if it is not None) if self.done and None not in ends else None
+        ends = [answer.ended for answer in self.answers.values()]
+        return max(end for end in ends if end is not None) if self.done and None not in ends else None
 
 
 class Session:
@@ -208,7 +208,7 @@ class Session:
             for rank in group.ranks
         }
         performed = Performed(answers, window[1], replies.not_before_t)
-        if any(it.state not in ("done", "unsupported") for it in answers.values()):
+        if any(answer.state not in ("done", "unsupported") for answer in answers.values()):
             self.mark_broken()
             self.workers.check_lab()
         self._check_room()

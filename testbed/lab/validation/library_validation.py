@@ -130,7 +130,7 @@ class LibraryValidation:
 
         def on_result(result: CaseResult) -> None:
             self._cases.append(result)
-            states = Counter(it.state for it in self._cases)
+            states = Counter(case.state for case in self._cases)
             bad = len(self._cases) - states["right"] - states["unsupported"]
             self._on_activity(f"correctness {len(self._cases)}/{total}" + (f", {bad} not right" if bad else ""))
 

@@ -83,8 +83,8 @@ class CappedLog:
 
     def _listen(self) -> None:
         poller = select.poll()
-        for it in (self._out, self._end):
-            poller.register(it, select.POLLIN)
+        for descriptor in (self._out, self._end):
+            poller.register(descriptor, select.POLLIN)
         while True:
             ready = {file for file, _ in poller.poll()}
             if self._end in ready:

@@ -35,8 +35,8 @@ class Lines:
         self._rest = b""
         self.open = True
         """Whether more may come; False after the other end was closed."""
-        for each in (into, out):
-            os.set_blocking(each, False)
+        for descriptor in (into, out):
+            os.set_blocking(descriptor, False)
 
     def say(self, message: Mapping[str, Any]) -> bool:
         """Send a message; return False if the program has ended or does not read any more."""
@@ -81,9 +81,9 @@ class Lines:
 
     def close(self) -> None:
         """Close both ends: the program sees end of input."""
-        for each in (self._into, self.out):
+        for descriptor in (self._into, self.out):
             with contextlib.suppress(OSError):
-                os.close(each)
+                os.close(descriptor)
         self._into = self.out = -1
         self.open = False
 

@@ -1,10 +1,8 @@
-"""The processes of rank programs: how each is started, wherever its node is, and how it is ended.
+"""The processes of rank programs: what they are started with, and how each is ended.
 
-Programs run without privileges. Where nodes are namespaces a program is a child of this process, which the kernel ends
-with it (PDEATHSIG), and the protocol runs over its stdin and stdout. In a container it is a child of its watchdog,
-which needs stdin for itself: the protocol runs over FIFOs in a folder that both sides see. The programs of an MPI are
-started by its own mpiexec, in the management network, and use FIFOs too; mpiexec and its daemons have watchdogs
-everywhere.
+Programs run without privileges; ``jobs/rank_launcher.py`` starts them. In namespaces the protocol runs over stdin and
+stdout of a program. In a container the watchdog needs stdin for itself, and an mpiexec connects neither: there the
+protocol runs over FIFOs in a folder that both sides see.
 """
 
 from __future__ import annotations
@@ -13,30 +11,31 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from testbed.core.plan import build
-from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MANAGEMENT_V4, MASTER_PORT, Addressing
+from testbed.core.plan.addressing import FABRIC_INTERFACE, MANAGEMENT, MASTER_PORT, Addressing
 from testbed.core.plan.resources import Rank
 from testbed.core.topology.model import Topology
 from testbed.core.validation.library import PYTHON, CollectiveLibrary
 from testbed.core.workload.members import members
-from testbed.core.workload.mpi_launch import OF_DAEMONS, mpiexec_argv
+from testbed.core.workload.mpi_launch import OF_DAEMONS
 from testbed.errors import HostError
-from testbed.host import collective_libraries, lab_nodes, launcher_proxy, runner
-from testbed.host.drivers.container_place import PROGRAMS, ContainerPlace
+from testbed.host import collective_libraries, lab_nodes, runner
+from testbed.host.drivers.container_place import PROGRAMS
 from testbed.host.drivers.containerlab import agent_ids
 from testbed.host.files import beneath
 from testbed.host.lab_folder import LabFolder
+from testbed.host.lab_nodes import Place
 from testbed.host.linux import process
 from testbed.host.linux.inside import is_inside, pid_on_host
 from testbed.keeper import client
-from testbed.lab import program_rights
 from testbed.lab.jobs import rank_environment
+from testbed.lab.jobs.rank_launcher import Mpiexec, shared_variables, start_mpiexec, start_rank
 from testbed.lab.validation.output_capture import CappedLog
 from testbed.lab.validation.rank_channel import Lines
 
@@ -44,8 +43,8 @@ __all__ = ["Program", "Starter", "end", "exit_code"]
 
 END_BOUND_S: Final = 10.0
 
-OF_ONE_RANK: Final = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TESTBED_NODE", "TESTBED_SITE")
-"""Variables that an mpiexec, which has one environment for all, must not pass on."""
+_OURS: Final = ("*.operations", "*.answers", "reach*", "watched", "watchdog.py", "launcher_client.py")
+"""Files that only running programs need: FIFOs, and those of launchers (``host/launcher_shim.py``)."""
 
 _REDIRECTED: Final = 'exec <"$1" >"$2"; shift 2; exec "$@"'
 """Shell command that runs a program between two FIFOs."""
@@ -126,9 +125,9 @@ class Starter:
         self._lab, self._topology, self._library = lab, topology, library
         self.folder, self.outputs = folder, folder / "outputs"
         self.ranks = build.ranks(topology)
-        driver = lab_nodes.driver(lab)
-        self.contained = driver == "containerlab"
-        self._user = program_rights.of_driver(driver)
+        self._driver = lab_nodes.driver(lab)
+        self.contained = self._driver.contained
+        self._user = self._driver.own_user()
         self._logs: list[CappedLog] = []
         self._mpiexec_log: CappedLog | None = None
 
@@ -160,15 +159,15 @@ class Starter:
             for rank in self.ranks:
                 programs[rank.rank] = self.one(rank)
         except BaseException:
-            for it in programs.values():
-                it.end()
+            for started in programs.values():
+                started.end()
             raise
         return programs, None
 
     def one(self, rank: Rank) -> Program:
         """Start the program of one rank. Raises MissingTool, HostError."""
         with self._translated():
-            return self._contained(rank) if self.contained else self._direct(rank)
+            return self._over_fifos(rank) if self.contained else self._over_pipes(rank)
 
     def sweep(self) -> None:
         """Close the logs. Remove what only running programs need, above all FIFOs, which would block a reader of the
@@ -177,7 +176,7 @@ class Starter:
             self._logs.pop().close()
         with contextlib.suppress(OSError):
             for path in self.folder.iterdir():
-                ours = any(path.match(it) for it in ("*.operations", "*.answers", "reach*"))
+                ours = any(path.match(pattern) for pattern in _OURS)
                 in_the_way = path == self.outputs and not path.is_dir()
                 if ours or in_the_way or path.is_symlink():
                     with contextlib.suppress(OSError):  # a program may have made folders of its own
@@ -211,139 +210,76 @@ class Starter:
         self._logs.append(CappedLog(self.folder / f"{name}.log"))
         return self._logs[-1]
 
-    def _place(self, node: str) -> runner.Place | ContainerPlace:
+    def _place(self, node: str) -> Place:
         return lab_nodes.place(self._lab, node, job=True, user=self._user)
 
-    def _direct(self, rank: Rank) -> Program:
-        variables = self._environment(rank)
-        place = self._place(rank.node)
-        log = self._log(f"rank-{rank.rank}")
-        child = subprocess.Popen(
-            place.enter(self._argv(), self.folder, variables),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.pipe,
-            env={**os.environ, **variables}, start_new_session=True,
-        )  # fmt: skip
+    def _over_pipes(self, rank: Rank) -> Program:
+        place, log = self._place(rank.node), self._log(f"rank-{rank.rank}")
+        child = start_rank(place, self._argv(), self.folder, self._environment(rank), stderr=log.pipe)
         assert child.stdin is not None and child.stdout is not None
         with contextlib.ExitStack() as undone:
             undone.callback(end, child)
             with child.stdin, child.stdout:
                 lines = _lines(partial(os.dup, child.stdin.fileno()), partial(os.dup, child.stdout.fileno()), log)
             undone.callback(lines.close)
-            found = Program(rank, lines, log, child)
-            found.knows_pid(child.pid)  # setpriv and nsenter exec the program
+            program = Program(rank, lines, log, child)
+            program.knows_pid(child.pid)  # setpriv and nsenter exec the program
             undone.pop_all()
-        return found
+        return program
 
-    def _contained(self, rank: Rank) -> Program:
-        variables = self._environment(rank)
-        place = self._place(rank.node)
-        log = self._log(f"rank-{rank.rank}")
+    def _over_fifos(self, rank: Rank) -> Program:
+        place, log = self._place(rank.node), self._log(f"rank-{rank.rank}")
         into, out = self._fifos(rank)
         argv = ["sh", "-c", _REDIRECTED, "sh", str(into), str(out), *self._argv()]
         with contextlib.ExitStack() as undone:
             lines = _opened(into, out, log)
             undone.callback(lines.close)
-            child = subprocess.Popen(
-                place.enter(argv, self.folder, variables),
-                stdin=subprocess.PIPE, stdout=log.pipe, stderr=log.pipe, env={**os.environ, **variables},
-                start_new_session=True,
-            )  # fmt: skip
+            child = start_rank(place, argv, self.folder, self._environment(rank), stdout=log.pipe, stderr=log.pipe)
             undone.pop_all()
         return Program(rank, lines, log, child)
 
     def _mpi(self) -> tuple[dict[int, Program], subprocess.Popen[bytes]]:
-        """Run the library's own mpiexec in the management network, which reaches all nodes without a fiber."""
-        net = Addressing(self._topology)
-        hosts = {str(net.management[it.node]): it.node for it in self.ranks}
-        entries = {host: self._enter_watched(node) for host, node in hosts.items()}
-        own = {**self._environment(self.ranks[0]), "TESTBED_LINES": str(self.folder)}
-        own = {key: value for key, value in own.items() if key not in OF_ONE_RANK}
+        """Run the library's own mpiexec."""
+        places = {node: self._place(node) for node in (*(rank.node for rank in self.ranks), MANAGEMENT)}
+        shared = shared_variables([self._environment(rank) for rank in self.ranks])
+        setpriv = "setpriv" if self.contained else runner.tool("setpriv")
         programs: dict[int, Program] = {}
-        start = self._mpiexec_in_container if self.contained else self._mpiexec
         with contextlib.ExitStack() as undone:
             for rank in self.ranks:
                 log = self._log(f"rank-{rank.rank}")
                 programs[rank.rank] = Program(rank, _opened(*self._fifos(rank), log), log)
                 undone.callback(programs[rank.rank].end)
             self._mpiexec_log = self._log("mpiexec")
-            mpiexec = start(list(hosts), entries, own, self._mpiexec_log.pipe)
+            mpiexec = start_mpiexec(
+                self._lab,
+                self._topology,
+                Mpiexec(self._library.launcher, self._launchers()),
+                places,
+                # If a daemon is killed its rank must end with it.
+                [setpriv, "--pdeathsig", "KILL", "--", *self._argv()],
+                {**shared, "TESTBED_LINES": str(self.folder)},
+                files=self.folder,
+                working=self.folder,
+                owner=self._owner() or (os.geteuid(), os.getegid()),
+                log=self._mpiexec_log.pipe,
+                pass_on=["PYTHONPATH"] if self.contained or "PYTHONPATH" in os.environ else [],
+            )
             undone.pop_all()
         return programs, mpiexec
 
-    def _mpiexec(
-        self, hosts: Sequence[str], entries: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
-    ) -> subprocess.Popen[bytes]:
-        """Start the launcher proxy of an mpiexec, and return it. ``hosts`` in the order of ranks, the argument list
-        that enters each, and the variables that ranks get."""
-        inherited = {key: value for key, value in os.environ.items() if key not in OF_ONE_RANK}
-        environment = {**inherited, **own}
+    def _launchers(self) -> str:
+        """Return the folder of the library's mpiexec, in nodes."""
+        if self.contained:
+            return PROGRAMS
         launcher = collective_libraries.program(self._library.programs[0]) if self._library.programs else None
-        python = collective_libraries.python()
-        programs = (launcher or Path(python)).parent
-        handed_on = own.keys() | ({"PATH", "PYTHONPATH"} & environment.keys())
-        agent = launcher_proxy.program(self.folder, [python, "-P"])
-        argv = self._mpiexec_argv(str(programs), hosts, agent, runner.tool("setpriv"), handed_on)
-        return self._proxy([*self._enter_watched(MANAGEMENT), *argv], entries, environment, log)
-
-    def _mpiexec_in_container(
-        self, hosts: Sequence[str], entries: Mapping[str, Sequence[str]], own: Mapping[str, str], log: IO[bytes]
-    ) -> subprocess.Popen[bytes]:
-        """As :meth:`_mpiexec`, with the image's MPI."""
-        handed_on = own.keys() | {"PATH", "PYTHONPATH"}  # with the image's values
-        agent = launcher_proxy.program(self.folder, ["python"])
-        argv = self._mpiexec_argv(PROGRAMS, hosts, agent, "setpriv", handed_on)
-        entered = self._place(MANAGEMENT).enter(argv, self.folder, own)
-        return self._proxy(entered, entries, {**os.environ, **own}, log)
-
-    def _proxy(
-        self,
-        mpiexec: Sequence[str],
-        entries: Mapping[str, Sequence[str]],
-        environment: Mapping[str, str],
-        log: IO[bytes],
-    ) -> subprocess.Popen[bytes]:
-        return launcher_proxy.start(
-            self.folder,
-            mpiexec,
-            entries,
-            within=lab_nodes.netns(self._lab, MANAGEMENT),
-            owner=self._owner() or (os.geteuid(), os.getegid()),
-            environment=environment,
-            log=log,
-        )
-
-    def _enter_watched(self, node: str) -> list[str]:
-        """Return the argument list to which a command for ``node`` is appended; it ends at EOF on its stdin.
-
-        A watchdog in a namespace has a session of its own: SIGKILL to the proxy's would end it before its program.
-        """
-        place = self._place(node)
-        if isinstance(place, ContainerPlace):
-            return place.enter([], self.folder, OF_DAEMONS.get(self._library.launcher, {}))
-        watchdog = [collective_libraries.python(), "-P", "-m", "testbed_agents.watchdog", "--"]
-        return [runner.tool("setsid"), *place.enter(watchdog, self.folder, tied=False)]
-
-    def _mpiexec_argv(
-        self, programs: str, hosts: Sequence[str], agent: Path, setpriv: str, pass_on: Iterable[str]
-    ) -> Sequence[str]:
-        return mpiexec_argv(
-            self._library.launcher,
-            programs=programs,
-            hosts=hosts,
-            interface=build.MANAGEMENT_BRIDGE,
-            network=str(MANAGEMENT_V4),
-            agent=str(agent),
-            # If a daemon is killed its rank must end with it.
-            program=[setpriv, "--pdeathsig", "KILL", "--", *self._argv()],
-            pass_on=sorted(pass_on),
-        )
+        return str((launcher or Path(self._driver.python)).parent)
 
     def _environment(self, rank: Rank) -> dict[str, str]:
         net = Addressing(self._topology)
         ours = {
             "TESTBED_INTERFACE": FABRIC_INTERFACE,
-            "TESTBED_ADDRESSES": ",".join(str(net.node(it.node)[0]) for it in self.ranks),
-            "TESTBED_SITES": ",".join(it.site for it in self.ranks),
+            "TESTBED_ADDRESSES": ",".join(str(net.node(other.node)[0]) for other in self.ranks),
+            "TESTBED_SITES": ",".join(other.site for other in self.ranks),
             "TESTBED_FOLDER": str(self.outputs),
             "PYTHONUNBUFFERED": "1",
         }
@@ -354,8 +290,7 @@ class Starter:
         return rank_environment.variables(self._topology, everyone, everyone[rank.rank], MASTER_PORT, extra)
 
     def _argv(self) -> list[str]:
-        python = "python" if self.contained else collective_libraries.python()
-        return [python if word == PYTHON else word for word in self._library.argv]
+        return [self._driver.python if word == PYTHON else word for word in self._library.argv]
 
     def _fifos(self, rank: Rank) -> tuple[Path, Path]:
         """Make new FIFOs: data written to earlier ones must not appear in these."""

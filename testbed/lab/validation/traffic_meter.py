@@ -60,7 +60,10 @@ class Wire:
         The emulator counts segments as they would be on a real wire, with the headers of each.
         """
         found = client.keeper(self._lab).stats()["directions"]
-        return {it["direction"]: round(payload_bytes(it["bytes"], it["segments"])) for it in found}
+        return {
+            direction["direction"]: round(payload_bytes(direction["bytes"], direction["segments"]))
+            for direction in found
+        }
 
     @contextmanager
     def counted(self) -> Iterator[dict[str, int]]:
@@ -89,7 +92,11 @@ def certified(topology: Topology, certificate: Certificate | None) -> dict[str, 
     The delay is the least measured one, and the rate the greater of measured and configured (it was measured to 5 %):
     a bound made of these values is one that nothing can beat.
     """
-    directions = {it.direction: it for link in certificate.links for it in link.directions} if certificate else {}
+    directions = (
+        {direction.direction: direction for link in certificate.links for direction in link.directions}
+        if certificate
+        else {}
+    )
     found: dict[str, Mapping[str, float]] = {}
     for link in topology.links:
         for name in link.directions:

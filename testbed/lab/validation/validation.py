@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from testbed.core.analysis.noise.host_noise import StallLog
 from testbed.core.certification import admission
@@ -48,16 +48,17 @@ from testbed.errors import (
 )
 from testbed.host import collective_libraries, lab_folder, lab_nodes, lab_owner
 from testbed.host.drivers import images
-from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.files import catalog, runs_folder, store, validations
 from testbed.host.files.store import RunDirectory
+from testbed.host.lab_nodes import Driver
 from testbed.host.linux import invocation
 from testbed.keeper import client
-from testbed.lab import deploy, host_slot, program_rights
+from testbed.lab import deploy, program_rights
 from testbed.lab.interruption import defer_interrupts, interruptible
 from testbed.lab.jobs import run_metadata
-from testbed.lab.jobs.stall_recorder import StallRecorder
+from testbed.lab.jobs.recorder import StallRecorder
 from testbed.lab.lab import Lab
+from testbed.lab.own_lab import LabOptions, held, own_lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.validation.fault_injection import FiberFaults
 from testbed.lab.validation.library_validation import PARTS, Bench, LibraryValidation, Part
@@ -100,62 +101,49 @@ def validate(
     only: Sequence[Part] = (),
     baseline: Path | None = None,
     lab: str | None = None,
-    name: str | None = None,
     runs: Path | None = None,
-    driver: str = "auto",
-    emulator: str = "auto",
-    strict: bool = False,
-    allow_uncertified: bool = False,
     keep: bool = False,
     wait: bool = False,
     progress: Watching | None = None,
+    **options: Unpack[LabOptions],
 ) -> ValidationOutcome:
     """Validate libraries, by name or by the path of a rank program; see the module.
 
     ``lab`` names a lab that is up, which stays up. ``only`` limits the parts. ``keep`` leaves a new lab up.
-    ``wait``: until no other measurement holds this host; otherwise HostBusy is raised.
+    ``wait``: until no other measurement holds this host; otherwise HostBusy is raised. ``options``: ``name``,
+    ``driver``, ``emulator``, ``strict`` and ``allow_uncertified``, as of :func:`testbed.up`.
 
     Raises UserError, UnknownName and what :func:`testbed.lab.deploy.up` raises, before there is anything to report; a
     lab that fails later is in the result. Raises Interrupted after everything was undone and written.
     """
-    admission.refuse_both(strict, allow_uncertified)
+    admission.refuse_both(options.get("strict", False), options.get("allow_uncertified", False))
     reporter = _Unbreakable(progress or _Silent())
     chosen = _chosen(names)
     before = _read_baseline(baseline)
     if lab is not None:
-        _refuse_beside_lab(topology=topology is not None, set=bool(set), name=name is not None, keep=keep)
+        _refuse_beside_lab(
+            topology=topology is not None, set=bool(set), name=options.get("name") is not None, keep=keep
+        )
     wanted = _topology(topology or DEFAULT_TOPOLOGY, set) if lab is None else None
     root = runs_folder.ready(runs, 0)
     if wanted is not None:
         _check_room(root, wanted)
-    parts = tuple(it for it in PARTS if not only or it in only)
-    place = name or wanted.name if wanted is not None else str(lab)
-    slot = host_slot.held(f"validate {' '.join(it.name for it in chosen)}", place, reporter, wait=wait)
-    with interruptible(), slot:
+    parts = tuple(part for part in PARTS if not only or part in only)
+    what = f"validate {' '.join(library.name for library in chosen)}"
+    with contextlib.ExitStack() as stack:
         if wanted is None:
-            borrowed = _borrowed(lab, strict, allow_uncertified, driver, emulator)
-            _check_room(root, borrowed.topology)
-            _refuse_barred(lab_nodes.driver(lab_folder.folder(borrowed.name)), root, _own_files(chosen))
-            with _claimed(borrowed, chosen):
-                return _Validating(borrowed, chosen, suite, parts, root, before, reporter).run(runs)
-        made = deploy.up(
-            wanted, name=name, agents=False, driver=driver, emulator=emulator,
-            strict=strict, allow_uncertified=allow_uncertified, keep=keep, progress=reporter,
-            job=deploy.Job(root, _own_files(chosen)),
-        )  # fmt: skip
-        try:
-            with _claimed(made, chosen):
-                return _Validating(made, chosen, suite, parts, root, before, reporter).run(runs)
-        finally:
-            with defer_interrupts():
-                if keep:
-                    reporter.note(
-                        f"lab {made.name} is left up; take it down with: {invocation.command('down', made.name)}"
-                    )
-                else:
-                    reporter.phase("down", f"lab {made.name}")
-                    made.down()
-                    reporter.ended("done")
+            stack.enter_context(interruptible())
+            stack.enter_context(held(what, str(lab), reporter, wait=wait))
+            of_lab = _borrowed(lab, options)
+            _check_room(root, of_lab.topology)
+            _refuse_barred(lab_nodes.driver(lab_folder.folder(of_lab.name)), root, _own_files(chosen))
+        else:
+            access = deploy.Access(root, _own_files(chosen))
+            of_lab = stack.enter_context(
+                own_lab(what, wanted, reporter, access, agents=False, keep=keep, wait=wait, **options)
+            )
+        with _claimed(of_lab, chosen):
+            return _Validating(of_lab, chosen, suite, parts, root, before, reporter).run(runs)
 
 
 class _Validating:
@@ -246,23 +234,22 @@ class _Validating:
 
     def _lacking(self, library: CollectiveLibrary) -> str:
         """Return why a library cannot be validated in this lab, and the fix; empty if it can."""
-        if lab_nodes.driver(self._folder) != "containerlab":
+        if not lab_nodes.driver(self._folder).contained:
             return collective_libraries.why_not(library)
         if library.needs_gpu and (why := collective_libraries.gpu_missing()):
             return why
         place = lab_nodes.place(self._folder, self._lab.topology.node_names[0], job=True)
-        assert isinstance(place, ContainerPlace)
         missing = collective_libraries.lacking_inside(library, place.speak)
         build = images.build_command("--with", "validate")
         fix = f"build an image that has them with: {build}, or use --driver netns"
         return f"the containers' image lacks {', '.join(missing)}; {fix}" if missing else ""
 
     def _write(self, *, interrupted: bool = False) -> tuple[Validation, BaselineComparison | None]:
-        done = {it.name for it in self._results}
-        left = [it for it in self._chosen if it.name not in done] if interrupted else []
+        done = {result.name for result in self._results}
+        left = [library for library in self._chosen if library.name not in done] if interrupted else []
         results = (
             *self._results,
-            *(_untried(it, "unknown", "not tried: the validation was interrupted") for it in left),
+            *(_untried(library, "unknown", "not tried: the validation was interrupted") for library in left),
         )
         sure = self._lab.certificate is not None and self._lab.certificate.certified
         emulator = "unknown"
@@ -271,7 +258,7 @@ class _Validating:
         validation = Validation(
             suite=self._suite,
             topology=self._lab.topology.name,
-            driver=lab_nodes.driver(self._folder),
+            driver=lab_nodes.driver(self._folder).name,
             emulator=emulator,
             certified=sure,
             started_unix_s=self._began_unix_s,
@@ -303,8 +290,8 @@ def _chosen(names: Sequence[str]) -> tuple[CollectiveLibrary, ...]:
     """Raises UserError, UnknownName."""
     if not names:
         raise UserError("name at least one library (available: " + ", ".join(collective_libraries.registry()) + ")")
-    found = tuple(collective_libraries.find(it) for it in names)
-    twice = sorted(name for name, count in Counter(it.name for it in found).items() if count > 1)
+    found = tuple(collective_libraries.find(name) for name in names)
+    twice = sorted(name for name, count in Counter(library.name for library in found).items() if count > 1)
     if twice:
         raise UserError(f"{', '.join(twice)}: named twice; a run validates each library once")
     return found
@@ -322,13 +309,13 @@ def _check_room(root: Path, topology: Topology) -> None:
 
 def _own_files(libraries: Sequence[CollectiveLibrary]) -> tuple[Path, ...]:
     """Return the users' own rank programs."""
-    paths = (Path(it.argv[-1]) for it in libraries)
-    return tuple(it for it in paths if it.is_absolute() and it.is_file())
+    paths = (Path(library.argv[-1]) for library in libraries)
+    return tuple(path for path in paths if path.is_absolute() and path.is_file())
 
 
-def _refuse_barred(driver: str, root: Path, files: Sequence[Path]) -> None:
+def _refuse_barred(driver: Driver, root: Path, files: Sequence[Path]) -> None:
     """Raise UserError for what the libraries' user cannot read or write."""
-    if (user := program_rights.of_driver(driver)) is not None:
+    if (user := driver.own_user()) is not None:
         program_rights.refuse_python(user)
         program_rights.refuse_folder(user, root)
         program_rights.refuse_files(user, files)
@@ -350,7 +337,7 @@ def _refuse_beside_lab(**given: bool) -> None:
 @contextlib.contextmanager
 def _claimed(lab: Lab, chosen: Sequence[CollectiveLibrary]) -> Iterator[None]:
     """Hold the lab's job slot; who stops the job interrupts the validation, as Ctrl-C does. Raises LabBusy."""
-    with lab.claimed("validate", ", ".join(it.name for it in chosen)) as claim:
+    with lab.claimed("validate", ", ".join(library.name for library in chosen)) as claim:
         main = threading.main_thread()
         if threading.current_thread() is main and main.ident is not None:
             thread = main.ident
@@ -358,16 +345,17 @@ def _claimed(lab: Lab, chosen: Sequence[CollectiveLibrary]) -> Iterator[None]:
         yield
 
 
-def _borrowed(name: str | None, strict: bool, allow_uncertified: bool, driver: str, emulator: str) -> Lab:
+def _borrowed(name: str | None, options: LabOptions) -> Lab:
     """Return a lab that is up and healthy. Raises UserError, UnknownName, FidelityError, NoisyHost, LabError."""
     lab = Lab(lab_owner.chosen(name, changes=True))
     _with_fibers(lab.topology)
     status = lab.status()
+    driver, emulator = options.get("driver", "auto"), options.get("emulator", "auto")
     for option, wanted, has in (("driver", driver, status.driver), ("emulator", emulator, status.emulator)):
         if wanted not in ("auto", has):
             raise UserError(f"--{option} {wanted}: lab {lab.name} uses {has}; omit --{option}, or --lab")
-    if active := [it for it in lab.faults() if it.ended is None]:
-        listed = ", ".join(f"{it.type} {it.target}" for it in active)
+    if active := [fault for fault in lab.faults() if fault.ended is None]:
+        listed = ", ".join(f"{fault.type} {fault.target}" for fault in active)
         heal = invocation.command("heal", "-l", lab.name)
         raise LabError(f"lab {lab.name} has active faults ({listed}); heal them first: {heal}")
     if status.training and not status.jobs:  # of an older lab, which has no slot for a job
@@ -378,8 +366,8 @@ def _borrowed(name: str | None, strict: bool, allow_uncertified: bool, driver: s
     admission.refuse(
         lab.certificate,
         lab.topology.scale,
-        strict=strict,
-        allow_uncertified=allow_uncertified,
+        strict=options.get("strict", False),
+        allow_uncertified=options.get("allow_uncertified", False),
         measure_again=invocation.command("certify", "-l", lab.name),
     )
     return lab

@@ -65,7 +65,10 @@ class Replies:
     @property
     def unsupported(self) -> str:
         """Why the library does not support it, as the first rank reports it; empty if none does."""
-        return next((str(it["unsupported"])[:LONGEST_TEXT] for it in self.answers.values() if "unsupported" in it), "")
+        return next(
+            (str(answer["unsupported"])[:LONGEST_TEXT] for answer in self.answers.values() if "unsupported" in answer),
+            "",
+        )
 
     @property
     def trouble(self) -> str:
@@ -108,7 +111,9 @@ class WorkerSet:
     def alive(self) -> bool:
         """Whether every rank's program runs and has answered everything."""
         self.listen(0.0)
-        return bool(self._programs) and all(not it.ended and it.pending is None for it in self._programs.values())
+        return bool(self._programs) and all(
+            not program.ended and program.pending is None for program in self._programs.values()
+        )
 
     def check_lab(self) -> None:
         """Check with the lab's keeper that fibers and nodes are unchanged: no library works in a lab that has failed.
@@ -141,7 +146,7 @@ class WorkerSet:
         fresh = [number for number, it in self._programs.items() if not it.joined]
         self.say(message, fresh)
         self._have_read(fresh)
-        self.say(message, [it for it in self.world if it not in fresh])
+        self.say(message, [rank for rank in self.world if rank not in fresh])
         until_t = time.monotonic() + 2 * timeout_s + 5.0
         replies = self.gather(self.world, lambda: until_t)
         learnt = {rank: self._learn(self._programs[rank], answer) for rank, answer in replies.answers.items()}
@@ -151,8 +156,8 @@ class WorkerSet:
         """Return when these ranks have read their messages, or ended. Until then they import modules, and others that
         wait for them in a communicator would time out."""
         until_t = time.monotonic() + START_BOUND_S
-        programs = [self._programs[it] for it in ranks]
-        while time.monotonic() < until_t and any(it.lines.unread and not it.ended for it in programs):
+        programs = [self._programs[rank] for rank in ranks]
+        while time.monotonic() < until_t and any(program.lines.unread and not program.ended for program in programs):
             self._early.update(self.listen(0.01))
 
     def replace(self) -> bool:
@@ -183,7 +188,7 @@ class WorkerSet:
             with contextlib.suppress(LabError):
                 self.ask({"do": "leave"}, bound_s=LEAVE_BOUND_S)
             until = time.monotonic() + LEAVE_BOUND_S
-            while time.monotonic() < until and any(not it.ended for it in self._programs.values()):
+            while time.monotonic() < until and any(not program.ended for program in self._programs.values()):
                 self.listen(0.05)
         self.kill()
 
@@ -241,18 +246,20 @@ class WorkerSet:
         all programs and start again.
         """
         chosen = tuple(ranks)
-        answers = {it: self._early.pop(it) for it in chosen if it in self._early}
+        answers = {rank: self._early.pop(rank) for rank in chosen if rank in self._early}
         while True:
-            waiting = [it for it in chosen if it not in answers and not self._programs[it].ended]
+            waiting = [rank for rank in chosen if rank not in answers and not self._programs[rank].ended]
             left = until_t() - time.monotonic()
             if not waiting or left <= 0:
                 break
             nap_s = each() if each is not None else 0.1
             answers.update(self.listen(min(left, nap_s)))
-        ended = {it: self._programs[it].ended for it in chosen if it not in answers and self._programs[it].ended}
-        silent = tuple(it for it in chosen if it not in answers and it not in ended)
-        given = {it: answers[it] for it in chosen if it in answers}
-        return Replies(given, ended, silent, {it: self._programs[it].not_before_t for it in given})
+        ended = {
+            rank: self._programs[rank].ended for rank in chosen if rank not in answers and self._programs[rank].ended
+        }
+        silent = tuple(rank for rank in chosen if rank not in answers and rank not in ended)
+        given = {rank: answers[rank] for rank in chosen if rank in answers}
+        return Replies(given, ended, silent, {rank: self._programs[rank].not_before_t for rank in given})
 
     def listen(self, nap_s: float) -> list[tuple[int, Mapping[str, Any]]]:
         """Return (rank, answer) pairs that are there or arrive within ``nap_s`` seconds (whole milliseconds)."""

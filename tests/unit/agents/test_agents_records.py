@@ -12,7 +12,7 @@ import pytest
 from builders import json_files
 from testbed_agents.recording.records import Records, RecordsError
 
-from testbed.lab.jobs.step_tail import StepTail
+from testbed.lab.jobs.reported_steps import StepTail
 
 
 def test_records_are_lines_of_json_and_appended(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from builders.processes import is_gone, until_ended, until_gone
 from builders.tables import table
 from oracles import oracle
 
-from testbed.host import launcher_proxy
+from testbed.host import launcher_proxy, launcher_shim
 from testbed.host.launcher_shim import Wanted
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,6 +37,9 @@ class Mpiexec:
         self.within.symlink_to("/proc/self/ns/net")
         self.proxy: subprocess.Popen[bytes] | None = None
 
+    def _reach(self) -> Path:
+        return launcher_shim.client(self.folder, launcher_proxy.socket_of(self.folder), sys.executable)
+
     def start(self, script: str) -> None:
         environment = {
             **os.environ,
@@ -46,7 +49,7 @@ class Mpiexec:
         with self._log.open("ab") as log:
             self.proxy = launcher_proxy.start(
                 self.folder,
-                [*WATCHDOG, "sh", "-c", script, "mpiexec", str(launcher_proxy.program(self.folder)), str(self._log)],
+                [*WATCHDOG, "sh", "-c", script, "mpiexec", str(self._reach()), str(self._log)],
                 {host: [*WATCHDOG, "env", f"WHERE={host}"] for host in ("a", "b")},
                 within=self.within,
                 owner=(os.getuid(), os.getgid()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,11 @@ def test_words_without_a_host_are_refused() -> None:
 
 
 def test_the_program_that_is_named_to_mpiexec_runs_what_it_is_told(tmp_path: Path) -> None:
-    program = launcher_shim.program(tmp_path, ["env", "WHERE=in side", "sh", "-c", 'echo "$WHERE"; exit "$1"', "sh"])
-    done = subprocess.run([program, "3"], capture_output=True, text=True, timeout=20)
-    assert (done.stdout, done.returncode) == ("in side\n", 3), done.stderr
+    program = launcher_shim.watchdog(tmp_path, sys.executable)
+    argv = [str(program), "env", "WHERE=in side", "sh", "-c", 'echo "$WHERE"; exit "$1"', "sh", "3"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert (child.stdout.read(), child.wait(20)) == ("in side\n", 3)
 
 
 def test_the_table_has_the_argument_list_of_each_host(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from testbed.core.plan.resources import Namespace
 from testbed.core.plan.step import Property
 from testbed.keeper import event_log, journal
 from testbed.keeper.journal import Entry, Journal
-from testbed.lab.log_tail import LogTail
+from testbed.lab.job_output import LogTail
 
 LIT, DARK = Carrier("plant", "north-a", True), Carrier("plant", "north-a", False)
 

@@ -12,7 +12,7 @@ import pytest
 from testbed.core.plan.properties import Calibrated
 from testbed.core.topology.resolve import load_text
 from testbed.host.measure.probing import Arrival
-from testbed.lab import calibrate
+from testbed.lab import certify
 
 INSIDE_S = 10e-6
 METRO = b"""\
@@ -33,13 +33,13 @@ class Plant:
         self.silent_once_calibrated: set[str] = set()
         self.applied: dict[str, Calibrated] = {}
         inside = SimpleNamespace(path=SimpleNamespace(name="inside"), close=lambda: None)
-        monkeypatch.setattr(calibrate, "Echo", lambda path: inside)
-        monkeypatch.setattr(calibrate, "rounds", self._rounds)
-        monkeypatch.setattr(calibrate, "RESOLVING_S", 0.0)
+        monkeypatch.setattr(certify, "Echo", lambda path: inside)
+        monkeypatch.setattr(certify, "rounds", self._rounds)
+        monkeypatch.setattr(certify, "RESOLVING_S", 0.0)
         keeper = SimpleNamespace(undo=lambda owner: None, apply=self._apply)
-        monkeypatch.setattr(calibrate.client, "keeper", lambda lab: keeper)
-        monkeypatch.setattr(calibrate, "PacketLog", lambda lab: contextlib.nullcontext(SimpleNamespace(read=list)))
-        monkeypatch.setattr(calibrate, "split_by_host", lambda log, prober, arrivals, legs: (arrivals, []))
+        monkeypatch.setattr(certify.client, "keeper", lambda lab: keeper)
+        monkeypatch.setattr(certify, "PacketLog", lambda lab: contextlib.nullcontext(SimpleNamespace(read=list)))
+        monkeypatch.setattr(certify, "split_by_host", lambda log, prober, arrivals, legs: (arrivals, []))
 
     def _apply(self, owner: str, plan: Sequence[object]) -> None:
         self.applied = {step.direction: step for step in plan if isinstance(step, Calibrated)}
@@ -68,7 +68,7 @@ class Plant:
             of=lambda some: {name: probes[name] for name in names if name in some}, inside=inside
         )
         lab: Any = None
-        off = calibrate.calibrate(lab, topology, paths, lambda text: None)
+        off = certify.calibrate(lab, topology, paths, lambda text: None)
         assert {name: found.taken_off_s for name, found in self.applied.items()} == off
         assert all(found.plain_s is None for found in self.applied.values())
         return off

@@ -12,11 +12,11 @@ from builders.tables import table
 from testbed.errors import FileMistakes, UserError
 from testbed.lab.run.compare import plan_runs
 
-NOTHING = {"compute": None, "model": None, "noise": None}
+NOTHING: Any = {"compute": None, "model": None, "noise": None}
 
 
 def plan(ways: str, *, what: str = "metro-40km", seeds: int = 1, inject: tuple[str, ...] = (), steps: int = 100):
-    return plan_runs(what, tuple(ways.split(";")), seeds, inject, 10, None, steps, None, None, NOTHING)
+    return plan_runs(what, tuple(ways.split(";")), seeds, inject, 10, {"steps": steps, **NOTHING})
 
 
 def test_runs_of_one_seed_follow_each_other_and_differ_in_the_way_alone() -> None:

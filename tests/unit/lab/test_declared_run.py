@@ -12,13 +12,13 @@ from testbed.core.topology import resolve
 from testbed.core.workload.declared_compute import DeclaredCompute
 from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import FileMistakes, UserError
-from testbed.lab.jobs import declared_notes
+from testbed.lab.jobs import workload_notes
 
 module = importlib.import_module("testbed.lab.run.prepared_run")
 
 
 def prepared(what: str, **said: Any) -> Any:
-    return module.prepare(what, None, None, None, None, said)
+    return module.prepare(what, said)
 
 
 def test_words_beside_a_topology_stand_in_for_the_experiment() -> None:
@@ -61,15 +61,15 @@ def test_what_the_cores_cannot_carry_is_told_before_the_run(monkeypatch: pytest.
     topology = resolve.load_text(
         f"name: x\nsites: {sites}\nlinks: {{north: {{between: [east, west], km: 40}}}}\n".encode(), "x.yaml"
     )
-    monkeypatch.setattr(declared_notes, "cores", lambda: 2)
+    monkeypatch.setattr(workload_notes, "cores", lambda: 2)
 
     def notes(seconds: float) -> tuple[str, ...]:
         workload = AgentWorkload(compute=DeclaredCompute(seconds))
-        found: tuple[str, ...] = declared_notes.declared_notes(workload, topology)
+        found: tuple[str, ...] = workload_notes.declared_notes(workload, topology)
         return found
 
     assert len(notes(0.45)) == 1
     _, bound = notes(0.2)
     assert bound.startswith("CPU-bound here: 40 ranks need 22 ms of CPU each per step, 2.2 times what 2 cores have")
     assert "declare 440 ms or more" in bound
-    assert declared_notes.declared_notes(AgentWorkload(), topology) == ()
+    assert workload_notes.declared_notes(AgentWorkload(), topology) == ()

@@ -71,7 +71,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         record_packets=lambda nonce=0: {"supported": False, "packets": [], "lost": 0},
     )
     monkeypatch.setattr(fiber_measurement.client, "keeper", lambda _: keeper)
-    monkeypatch.setattr(fiber_measurement.emulator_counters, "read", lambda _: {})
+    monkeypatch.setattr(fiber_measurement.packet_log, "read_counters", lambda _: {})
     monkeypatch.setattr(fiber_measurement, "probe_paths", lambda *_: map(_path, sorted(hello["taken_off_s"])))
     for name in ("Probe", "Echo"):
         monkeypatch.setattr(fiber_measurement, name, Opened)

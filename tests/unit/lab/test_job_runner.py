@@ -14,12 +14,20 @@ import pytest
 from builders.tables import table
 
 from testbed.errors import JobFailed, StorageError
+from testbed.host.lab_folder import LabFolder
+from testbed.keeper import client
 from testbed.lab import job_runner
+from testbed.lab.jobs.job import Job
+from testbed.lab.jobs.job_claim import JobClaim
 from testbed.lab.jobs.program_job import ProgramJob
 
 SCRIPT = """
 import json, os, signal, subprocess, sys
+from testbed.host.lab_folder import LabFolder
+from testbed.keeper import client
 from testbed.lab import job_runner
+from testbed.lab.jobs.job import Job
+from testbed.lab.jobs.job_claim import JobClaim
 stop = job_runner.ignore_signals_but_sigterm()
 for number in (signal.SIGHUP, signal.SIGINT):
     os.kill(os.getpid(), number)
@@ -46,19 +54,34 @@ class Program(ProgramJob):
     """A launched program that has ended with a status."""
 
     def __init__(self, status: int = 0) -> None:
-        self.interrupted, self.status = "", status
+        self.status = status
 
     def failure(self) -> str:
         return f"exit status {self.status}" if self.status else ""
+
+    def failed(self) -> JobFailed:
+        return JobFailed(self.failure())
 
     @property
     def worst_status(self) -> int:
         return self.status
 
 
-def agents(failure: str = "", stopped: bool = False) -> Any:
+class Agents(Job):
     """A job of the testbed's agents that is over."""
-    return SimpleNamespace(failure=lambda: failure, stopped=stopped, failed=lambda: JobFailed(failure))
+
+    def __init__(self, why: str = "", was_stopped: bool = False) -> None:
+        self.why, self.was_stopped = why, was_stopped
+
+    def failure(self) -> str:
+        return self.why
+
+    def failed(self) -> JobFailed:
+        return JobFailed(self.why)
+
+    @property
+    def stopped(self) -> bool:
+        return self.was_stopped
 
 
 STOPPED = "stopped by the process that ran it"
@@ -67,16 +90,16 @@ STOPPED = "stopped by the process that ran it"
 @table(
     "job, stop_why, report, released",
     {
-        "pass is 0": (agents(), "", "pass", ("finished", "", 0)),
-        "fail is 1": (agents(), "", "fail", ("finished", "", 1)),
-        "unknown is 3": (agents(), "", "unknown", ("finished", "", 3)),
-        "a failed job has the status of its verdict": (agents("rank 2"), "", "unknown", ("failed", "rank 2", 3)),
-        "a stopped job is 130 whatever its verdict": (agents(), "by user", "pass", ("stopped", "by user", 130)),
-        "a job that its process stopped is 130": (agents(stopped=True), "", "fail", ("stopped", STOPPED, 130)),
+        "pass is 0": (Agents(), "", "pass", ("finished", "", 0)),
+        "fail is 1": (Agents(), "", "fail", ("finished", "", 1)),
+        "unknown is 3": (Agents(), "", "unknown", ("finished", "", 3)),
+        "a failed job has the status of its verdict": (Agents("rank 2"), "", "unknown", ("failed", "rank 2", 3)),
+        "a stopped job is 130 whatever its verdict": (Agents(), "by user", "pass", ("stopped", "by user", 130)),
+        "a job that its process stopped is 130": (Agents(was_stopped=True), "", "fail", ("stopped", STOPPED, 130)),
         "a program has its own status": (Program(), "", "fail", ("finished", "", 0)),
         "a program that failed has its own status": (Program(7), "", "pass", ("failed", "exit status 7", 7)),
         "a program that was stopped is 130": (Program(7), "by user", "pass", ("stopped", "by user", 130)),
-        "a report that cannot be written fails": (agents(), "", StorageError("full"), ("failed", "full", 3)),
+        "a report that cannot be written fails": (Agents(), "", StorageError("full"), ("failed", "full", 3)),
         "a program's report that cannot be written fails": (
             Program(),
             "",
@@ -84,7 +107,7 @@ STOPPED = "stopped by the process that ran it"
             ("failed", "full", 3),
         ),
         "a job that failed keeps its reason without a report": (
-            agents("rank 2"),
+            Agents("rank 2"),
             "",
             StorageError("full"),
             ("failed", "rank 2", 1),
@@ -92,21 +115,26 @@ STOPPED = "stopped by the process that ran it"
     },
 )
 def test_conclude_releases_the_slot_with_the_status_of_the_command(
-    monkeypatch: pytest.MonkeyPatch, job: Any, stop_why: str, report: Any, released: tuple[object, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    job: Any,
+    stop_why: str,
+    report: Any,
+    released: tuple[object, ...],
 ) -> None:
     calls: list[tuple[object, ...]] = []
-    written: list[object] = []
 
-    def make_report(*directory: object) -> Any:
-        written.extend(directory)
+    def make_report() -> Any:
         if isinstance(report, Exception):
             raise report
         return SimpleNamespace(verdict=report)
 
-    monkeypatch.setattr(job_runner.store, "write_report", make_report)
-    directory: Any = Path("/runs/x")
-    lab: Any = SimpleNamespace(run_directory=directory, report=make_report)
-    claim: Any = SimpleNamespace(stop_why=stop_why, release=lambda *how: calls.append(how))
+    monkeypatch.setattr(
+        client, "Connection", lambda lab: SimpleNamespace(pushed=list, updates=lambda since: [], close=lambda: None)
+    )
+    claim = JobClaim(LabFolder(tmp_path), client.Connection(LabFolder(tmp_path)), "j1")
+    claim.stop_why = stop_why
+    monkeypatch.setattr(claim, "release", lambda *how: calls.append(how))
+    lab: Any = SimpleNamespace(report=make_report)
     job_runner.conclude(lab, job, claim)
     assert calls == [released]
-    assert written == ([directory] if isinstance(job, Program) else [])

@@ -13,8 +13,8 @@ from testbed.core.analysis.cut_impact import CutImpact, impacts
 from testbed.core.topology.model import Topology
 from testbed.errors import UnknownName, UserError
 from testbed.host.files import catalog
-from testbed.lab import measured_audit as lab_audit
-from testbed.lab.measured_audit import Measured
+from testbed.lab.run import measured_audit as lab_audit
+from testbed.lab.run.measured_audit import Measured
 
 __all__ = ["cli"]  # a fixture
 

@@ -15,7 +15,7 @@ from testbed.core.intervals import Intervals
 from testbed.core.physics.impairment import Impairment
 from testbed.host.measure.rate_trains import Passage
 from testbed.lab import rate_measurement
-from testbed.lab.emulator_counters import Counters
+from testbed.lab.packet_log import Counters
 from testbed.lab.rate_measurement import RateSample
 
 MTU, COUNT, TRAINS, TARGET = 1500, 1300, 2, 0.8e9

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.lab import starvation
-from testbed.lab.starvation import TRIES, tries
+from testbed.lab import packet_log
+from testbed.lab.packet_log import TRIES, tries
 
 
 def test_each_try_but_the_first_waits_for_free_cores_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[object] = []
-    monkeypatch.setattr(starvation, "wait_until_free", order.append)
+    monkeypatch.setattr(packet_log, "wait_until_free", order.append)
     for attempt in tries(order.append):
         order.append(attempt)
     messages = [call for call in order if isinstance(call, str)]
@@ -20,5 +20,5 @@ def test_each_try_but_the_first_waits_for_free_cores_and_says_so(monkeypatch: py
 
 
 def test_nothing_is_waited_for_where_the_first_try_was_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starvation, "wait_until_free", lambda most_s: pytest.fail("waited"))
+    monkeypatch.setattr(packet_log, "wait_until_free", lambda most_s: pytest.fail("waited"))
     assert next(iter(tries(pytest.fail))) == 1

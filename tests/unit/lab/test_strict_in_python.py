@@ -12,7 +12,8 @@ from builders.cli_fixtures import certificate_of, noisy
 from testbed.chaos import actions
 from testbed.errors import UserError
 from testbed.host.files import catalog
-from testbed.lab import api, deploy, measured_audit
+from testbed.lab import api, deploy
+from testbed.lab.run import measured_audit
 
 METRO = catalog.load_topology("metro-40km")
 

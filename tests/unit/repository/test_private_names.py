@@ -22,7 +22,6 @@ LISTED = {
     "netns/test_fiberd.py": {"_ask"},
     "netns/test_fiberd_memory.py": {"_BINARY"},
     "netns/test_fold.py": {"_ask"},
-    "netns/test_lab_runs.py": {"_used"},
     "netns/test_lab_schedule.py": {"_connection"},
     "unit/agents/strategies/test_served_strategies.py": {
         "_changed",
@@ -65,7 +64,7 @@ LISTED = {
     "unit/keeper/test_journal_compaction.py": {"_by_owner"},
     "unit/lab/jobs/test_progress_records.py": {"_MOST_LINES"},
     "unit/lab/test_fiber_measurement.py": {"_streams"},
-    "unit/lab/validation/test_rank_programs.py": {"_give", "_mpiexec"},
+    "unit/lab/validation/test_rank_programs.py": {"_give"},
     "unit/repository/test_host_stalls.py": {"_stalls", "_watch"},
 }
 """Private names by file: to inject failures, to put a constant in place of a path of the machine, or to count timers,

@@ -249,7 +249,7 @@ def test_a_labs_docker_is_the_one_that_made_it_whatever_the_environment_says(
     lab: LabFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", said)
-    assert lab_nodes.driver(lab) == "containerlab"
+    assert lab_nodes.driver(lab).name == "containerlab"
     assert lab_nodes.docker(lab).address == f"unix://{tmp_path}/d.sock"
 
 
@@ -262,7 +262,7 @@ def test_what_a_full_disk_did_not_take_is_no_docker(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(StorageError, match=r"cannot write .*: No space left on device"):
         lab_nodes.keep_docker(made, Endpoint(tmp_path / "d.sock"))
-    assert lab_nodes.driver(made) == "netns", "it is taken down without asking any docker"
+    assert lab_nodes.driver(made).name == "netns", "it is taken down without asking any docker"
 
 
 def test_a_lab_of_before_that_was_written_down_has_the_environments(

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from testbed.core.workload.progress_source import Endpoint, Sources
-from testbed.lab.jobs.progress_endpoint import numbers
+from testbed.lab.jobs.progress_reader import numbers
 
 ENDPOINT = Endpoint(9100, Sources(step="steps", train_loss="loss"))
 

@@ -10,13 +10,13 @@ import pytest
 
 from testbed.core.workload.progress_source import CsvFile, EventFiles
 from testbed.host.progress import event_folder
-from testbed.lab.jobs import progress_files
-from testbed.lab.jobs.progress_files import CallFile, EventSource, FileSource, TableFile
+from testbed.lab.jobs import progress_reader
+from testbed.lab.jobs.progress_reader import CallFile, EventSource, FileSource, TableFile
 
 
 @pytest.mark.parametrize("kind", ["csv", "calls", "events"])
 def test_the_last_reading_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    for module in (progress_files, event_folder):
+    for module in (progress_reader, event_folder):
         monkeypatch.setattr(module, "LAST_BOUND_S", 0.05, raising=False)
     began_t = time.monotonic()
     sources: dict[str, Callable[[], FileSource]] = {

@@ -9,8 +9,7 @@ import pytest
 from testbed.core.workload.members import Member
 from testbed.core.workload.progress_source import LinePattern
 from testbed.host.files.store import RunDirectory
-from testbed.lab.jobs.progress_output import ProgressOutput
-from testbed.lab.jobs.progress_records import ProgressRecords
+from testbed.lab.jobs.progress_output import ProgressOutput, ProgressRecords
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from testbed.core.workload.members import Member
 from testbed.host.files.store import RunDirectory
-from testbed.lab.jobs import progress_records
-from testbed.lab.jobs.progress_records import ProgressRecords
+from testbed.lab.jobs import progress_output
+from testbed.lab.jobs.progress_output import ProgressRecords
 
 MEMBER = Member(3, "west-1", "west")
 
@@ -64,7 +64,7 @@ def test_a_disk_that_fails_is_told_once_and_never_raised(run: RunDirectory) -> N
 
 
 def test_a_program_cannot_fill_the_disk_with_steps(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_records, "_MOST_LINES", 2)
+    monkeypatch.setattr(progress_output, "_MOST_LINES", 2)
     records = ProgressRecords(run, MEMBER, 4, None)
     for step in range(5):
         records.take([(float(step), {"step": float(step)})])

@@ -19,7 +19,7 @@ from oracles import oracle
 
 from testbed.core.topology import resolve
 from testbed.host.files.store import RunDirectory
-from testbed.lab.jobs import rank_scraper
+from testbed.lab.jobs import recorder as recorders
 from testbed.lab.jobs.recorder import Recorder
 
 WIDE = resolve.load_text(
@@ -40,9 +40,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "run" / "ranks").mkdir(parents=True)
     with dead_exporters.addresses(64) as addresses:
         ranks = [SimpleNamespace(rank=n, metrics=host, port=port) for n, (host, port) in enumerate(addresses)]
-        monkeypatch.setattr(rank_scraper.build, "ranks", lambda topology: ranks)
-        monkeypatch.setattr(rank_scraper.lab_nodes, "netns", lambda lab, node: tmp_path)
-        monkeypatch.setattr(rank_scraper.namespace, "enter", lambda path: None)
+        monkeypatch.setattr(recorders.build, "ranks", lambda topology: ranks)
+        monkeypatch.setattr(recorders.lab_nodes, "netns", lambda lab, node: tmp_path)
+        monkeypatch.setattr(recorders.namespace, "enter", lambda path: None)
         yield tmp_path / "run"
 
 

@@ -10,8 +10,8 @@ import pytest
 from testbed.core.records.stalls import Stall
 from testbed.errors import LabError
 from testbed.host.files.store import RunDirectory
-from testbed.lab.jobs import stall_recorder
-from testbed.lab.jobs.stall_recorder import StallRecorder
+from testbed.lab.jobs import recorder as recorders
+from testbed.lab.jobs.recorder import StallRecorder
 
 
 class Keeper:
@@ -60,7 +60,7 @@ def test_stalls_are_recorded_once_from_the_beginning_of_the_job(run: RunDirector
 
 
 def test_file_has_stalls_that_memory_has_no_room_for(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall_recorder, "MOST_KEPT", 2)
+    monkeypatch.setattr(recorders, "MOST_KEPT", 2)
     keeper: Any = Keeper()
     recorder = StallRecorder(run)
     for number in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from testbed.lab.jobs.step_tail import StepTail
+from testbed.lab.jobs.reported_steps import StepTail
 
 
 def test_a_program_s_records_are_handed_over_once_each_when_their_lines_are_whole(tmp_path: Path) -> None:

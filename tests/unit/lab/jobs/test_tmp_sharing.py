@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from builders.tables import table
 
-from testbed.lab.jobs.tmp_sharing import why_shared
+from testbed.lab.jobs.node_scratch import why_shared
 
 OUTSIDE = Path("/srv/none-there")
 PLACES = {"the folder of runs": OUTSIDE / "runs", "the state of labs": OUTSIDE / "state"}

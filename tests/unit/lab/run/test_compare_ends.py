@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,6 +11,7 @@ from testbed.core.analysis.heldout import HeldOut
 from testbed.core.report.comparison.side import Side
 from testbed.core.report.comparison.ways_compared import WayRun, WaysCompared
 from testbed.errors import Interrupted, JobFailed
+from testbed.lab import own_lab
 from testbed.lab.run import compare as compare_module
 
 
@@ -21,7 +20,7 @@ class Lab:
 
     def __init__(self, trained: list[bool]) -> None:
         """``trained``: whether each run trains a step."""
-        self.down = 0
+        self.downs = 0
         self._trained = [*trained, True]
 
     def open_run(self, root: Path) -> object:
@@ -30,8 +29,8 @@ class Lab:
         read = SimpleNamespace(ranks=ranks, info=info)
         return SimpleNamespace(name="run", path=root / "run", read=lambda: read)
 
-    def claimed(self, kind: str, what: str) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext(SimpleNamespace(release=lambda *how: None))
+    def down(self) -> None:
+        self.downs += 1
 
 
 def compare(
@@ -39,7 +38,7 @@ def compare(
 ) -> list[WaysCompared]:
     kept: list[WaysCompared] = []
 
-    def train_in(*words: object) -> object:
+    def run_in(*words: object) -> object:
         if error := ends.pop(0):
             raise error
         return SimpleNamespace(exit_code=1)
@@ -52,10 +51,9 @@ def compare(
         side = Side("run", "/run", "training job", verdict, "It trained.", 0.0, (), (), {})
         return WayRun(way, seed, side, HeldOut(), None, {})
 
-    monkeypatch.setattr(compare_module.deploy, "up", lambda *words, **more: lab)
+    monkeypatch.setattr(own_lab.deploy, "up", lambda *words, **more: lab)
     monkeypatch.setattr(compare_module.agent_host, "missing", lambda: "")
-    monkeypatch.setattr(compare_module, "take_down", lambda it: setattr(it, "down", it.down + 1))
-    monkeypatch.setattr(compare_module, "train_in", train_in)
+    monkeypatch.setattr(compare_module, "run_in", run_in)
     monkeypatch.setattr(compare_module.comparisons, "keep_ways", keep_ways)
     monkeypatch.setattr(compare_module, "way_of_run", way_of_run)
     outcome = compare_module.compare("metro-40km", "ddp,diloco", runs=folder)
@@ -70,14 +68,14 @@ def test_compare_that_is_interrupted_keeps_the_comparison_and_names_it(
     lab = Lab(trained=[True])
     with pytest.raises(Interrupted, match=r"/comparisons/index\.html"):
         compare(monkeypatch, tmp_path, lab, [None, error])
-    assert lab.down == 1
+    assert lab.downs == 1
 
 
 def test_compare_needs_a_run_that_trained_a_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lab = Lab(trained=[False, False])
     with pytest.raises(JobFailed, match="no run has trained a step"):
         compare(monkeypatch, tmp_path, lab, [None, None])
-    assert lab.down == 1
+    assert lab.downs == 1
 
 
 def test_compare_goes_on_after_a_strategy_that_cannot_begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from testbed.core.workload.workload import Workload
 from testbed.errors import HostError, Interrupted, JobFailed, LabError, StorageError, TestbedError, UserError
 from testbed.host.files import store
 from testbed.host.files.store import RunDirectory
+from testbed.lab import own_lab
 from testbed.lab.jobs import run_metadata
+from testbed.lab.jobs.job_run import JobRun
 from testbed.lab.jobs.recorder import Recorder
 from testbed.lab.progress import Silent
 from testbed.lab.run import run as run_module
@@ -40,8 +42,7 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.folder = run_factory.make_run(folder / "run")
-        self.run_directory: RunDirectory | None = None
-        self.recorder: Any = None
+        self.current_run: Any = None
         self.events: list[dict[str, Any]] = []
         self.trouble = ""
         self.job_error: TestbedError | None = None
@@ -49,15 +50,28 @@ class Lab:
         self.down_error: TestbedError | None = None
 
     def open_run(self, root: Path) -> RunDirectory:
-        self.run_directory = RunDirectory(self.folder)
+        self.current_run = JobRun(RunDirectory(self.folder))
         run_metadata.amend(self.run_directory, status="running", reason="", expectations=[], unknown_because="")
         return self.run_directory
 
+    @property
+    def run_directory(self) -> RunDirectory:
+        directory: RunDirectory = self.current_run.directory
+        return directory
+
+    @property
+    def recorder(self) -> Any:
+        return self.current_run.recorder
+
     def start(self, workload: Workload, **more: Any) -> object:
-        self.recorder = Recorder.__new__(Recorder)
-        self.recorder.events, self.recorder.error = self.events, self.trouble
-        self.recorder.stop = lambda: None
-        return SimpleNamespace(close=lambda interrupted=False: None, over=lambda: True)
+        recorder: Any = Recorder.__new__(Recorder)
+        self.current_run.recorder = recorder
+        recorder.events, recorder.error = self.events, self.trouble
+        recorder.stop = lambda: None
+        job = self.current_run.job = SimpleNamespace(
+            close=lambda interrupted=False: None, over=lambda: True, interrupted="", error=lambda: None
+        )
+        return job
 
     def heal(self) -> None:
         if self.heal_error:
@@ -76,7 +90,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
         if made.job_error:
             raise made.job_error
 
-    monkeypatch.setattr(run_module.deploy, "up", lambda *words, **more: made)
+    monkeypatch.setattr(own_lab.deploy, "up", lambda *words, **more: made)
     monkeypatch.setattr(run_module.agent_host, "missing", lambda: "")
     monkeypatch.setattr(run_module.client, "keeper", lambda folder: SimpleNamespace(hello=dict))
     monkeypatch.setattr(run_module, "LiveMetrics", lambda *words: SimpleNamespace(began={0: 1}, hear=lambda: None))
@@ -237,7 +251,7 @@ def test_run_is_strict_by_the_file_or_the_option(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool
 ) -> None:
     strict_of_up: Any = []
-    monkeypatch.setattr(run_module.deploy, "up", lambda *words, **more: strict_of_up.append(more["strict"]) or lab)
+    monkeypatch.setattr(own_lab.deploy, "up", lambda *words, **more: strict_of_up.append(more["strict"]) or lab)
     lines = [CUT, "strict: true"] if by_file else [CUT]
     with pytest.raises(UserError, match="exclude each other"):
         run(tmp_path, *lines, strict=not by_file, allow_uncertified=True)

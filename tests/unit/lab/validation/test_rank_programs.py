@@ -23,7 +23,7 @@ from testbed.host import lab_nodes, launcher_proxy
 from testbed.host.lab_folder import LabFolder
 from testbed.host.linux import process
 from testbed.keeper import client
-from testbed.lab.validation import output_capture
+from testbed.lab.validation import output_capture, rank_programs
 from testbed.lab.validation.rank_programs import Starter, end, exit_code
 
 Child = subprocess.Popen[bytes]
@@ -78,14 +78,16 @@ def make_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """``make_starter(driver, launcher, argv)``: each node runs ``argv``, by default the library's: a flood."""
 
     def make(driver: str = "netns", launcher: Launcher = "direct", argv: Sequence[str] = ()) -> Starter:
-        def enter(own: Sequence[str], *where: object, tied: bool = True) -> list[str]:
+        def enter(own: Sequence[str], *where: object, framed: bool = False) -> list[str]:
             return [*(argv or own)]
 
         def refuse(*words: object, **more: object) -> Any:
             raise HostError("cannot start mpiexec in its container")
 
-        monkeypatch.setattr(lab_nodes, "driver", lambda lab: driver)
-        monkeypatch.setattr(lab_nodes, "place", lambda *words, **more: SimpleNamespace(user="", enter=enter))
+        monkeypatch.setattr(lab_nodes, "driver", lambda lab: lab_nodes.DRIVERS[driver])
+        monkeypatch.setattr(
+            lab_nodes, "place", lambda *words, **more: SimpleNamespace(enter=enter, enter_watched=enter)
+        )
         monkeypatch.setattr(lab_nodes, "netns", lambda lab, node: Path("/proc/self/ns/net"))
         monkeypatch.setattr(client, "keeper", lambda lab: SimpleNamespace(share_folder=lambda folder, management: None))
         monkeypatch.setattr(Starter, "_give", lambda starter, path: None)
@@ -96,7 +98,7 @@ def make_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def flooding_mpiexec(starter: Starter, hosts: object, ways: object, own: object, log: IO[bytes]) -> Child:
+def flooding_mpiexec(*words: object, log: IO[bytes], **more: object) -> Child:
     return subprocess.Popen([sys.executable, "-c", FLOOD], stdout=log, stderr=log, start_new_session=True)
 
 
@@ -108,7 +110,7 @@ def test_log_of_a_flood_is_bounded_and_the_program_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_starter: Make, driver: str, launcher: Launcher, name: str
 ) -> None:
     monkeypatch.setattr(output_capture, "MOST_KEPT", 100_000)
-    monkeypatch.setattr(Starter, "_mpiexec", flooding_mpiexec)
+    monkeypatch.setattr(rank_programs, "start_mpiexec", flooding_mpiexec)
     starter = make_starter(driver, launcher)
     programs, mpiexec = starter.start()
     try:

@@ -1,4 +1,5 @@
-"""Notes on a job's declared compute before it begins: what it stands for, and whether these cores carry it."""
+"""Notes on a job before it begins: what its declared compute stands for, whether these cores carry it, and what crosses
+which fiber."""
 
 from __future__ import annotations
 
@@ -6,10 +7,18 @@ import os
 
 from testbed.core.prediction.machine_limits import cpu_bound
 from testbed.core.topology.model import Topology
+from testbed.core.training import placement
+from testbed.core.workload import workload_layout
 from testbed.core.workload.declared_compute import equivalent
 from testbed.core.workload.workload import AgentWorkload
 
-__all__ = ["cores", "declared_notes"]
+__all__ = ["cores", "declared_notes", "placement_notes"]
+
+
+def placement_notes(workload: AgentWorkload, topology: Topology) -> tuple[str, ...]:
+    """Return a line per dimension that exchanges anything, and one per tier of a topology with fabrics."""
+    twin = workload_layout.twin_of(workload, topology)
+    return (*placement.describe(twin, topology), *placement.describe_tiers(topology))
 
 
 def cores() -> int:

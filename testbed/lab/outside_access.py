@@ -1,8 +1,9 @@
-"""ssh into the nodes of a lab, for tools that insist on it: keys made per lab and user, and nothing that listens.
+"""How a lab is reached from outside: its Prometheus by a local port, its nodes by ssh for tools that insist on it.
 
-Each connection is one ``sshd -i`` in the node, as the user of programs, without privileges. ssh reaches it by the
-launcher proxy (``host/remote_starts.py``) on its stdin and stdout, so over no fiber and no network. Keys and
-configuration lie in the lab's scratch folder, where that user can read them, and are gone with it.
+ssh has keys made per lab and user, and nothing listens. Each connection is one ``sshd -i`` in the node, as the user of
+programs, without privileges. ssh reaches it by the launcher proxy (``host/remote_starts.py``) on its stdin and stdout,
+so over no fiber and no network. Keys and configuration lie in the lab's scratch folder, where that user can read them,
+and are gone with it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Final
 
 from testbed.core.plan.addressing import FABRIC, MANAGEMENT, Addressing
 from testbed.core.topology.model import Topology
-from testbed.errors import HostError, MissingTool, StorageError
-from testbed.host import installation, remote_starts
+from testbed.errors import HostError, LabError, MissingTool, StorageError, UserError
+from testbed.host import installation, lab_nodes, lab_owner, remote_starts
 from testbed.host.lab_folder import LabFolder
+from testbed.host.linux import invocation
 from testbed.host.linux.program_user import ProgramUser
+from testbed.host.metrics.port_forward import Forwarder, into_namespace
 from testbed.keeper import client
 
-__all__ = ["configuration"]
+__all__ = ["forward_prometheus", "ssh_config"]
 
 _BOUND_S: Final = 60.0
 """Time limit of ssh-keygen: a fresh machine may wait for randomness."""
@@ -72,11 +75,33 @@ Host {hosts}
 """Of ssh_config(5)."""
 
 
-def configuration(lab: LabFolder, topology: Topology, user: ProgramUser) -> str:
-    """Return an ssh_config(5) for the nodes of a lab whose driver is ``netns``; make keys if there are none yet.
+def forward_prometheus(lab: LabFolder, port: int) -> Forwarder:
+    """Forward ``port`` of 127.0.0.1 to the lab's Prometheus until the forwarder is closed.
 
-    Raises MissingTool where OpenSSH's server or client is missing, LabError, HostError, StorageError.
+    Raises UserError, LabError.
     """
+    hello = client.keeper(lab).hello()
+    if hello["prometheus_ended"]:
+        logs = invocation.command("logs", "-l", lab.name)
+        raise LabError(f"Prometheus of lab {lab.name} {hello['prometheus_ended']}; see: {logs}")
+    if not hello["prometheus"]:
+        raise UserError(
+            f"lab {lab.name} runs no Prometheus; only a lab brought up with"
+            f" `{invocation.command('up', '--observe', 'metro-40km')}` has one"
+        )
+    address, _, there = hello["prometheus"].rpartition(":")
+    return Forwarder(into_namespace(lab_nodes.netns(lab, MANAGEMENT), (address, int(there))), port)
+
+
+def ssh_config(lab: LabFolder, topology: Topology) -> str:
+    """Return an ssh_config(5) for the nodes, with keys of the user of programs, which are made if there are none.
+
+    Raises MissingTool, UserError in containers, HostError, StorageError, LabError.
+    """
+    user = lab_nodes.driver(lab).own_user()
+    if user is None:
+        enter = invocation.command("exec", *lab_owner.flag(lab.name), topology.node_names[0], "bash")
+        raise UserError(f"ssh is for labs of namespaces; these nodes are containers. Enter them with: {enter}")
     sshd = _tool("sshd", "openssh-server")
     keygen = _tool("ssh-keygen", "openssh-client")
     program = client.keeper(lab).allow_remote_starts()

@@ -10,7 +10,6 @@ from testbed.core.experiment.named_files import named_files
 from testbed.core.plan import kubernetes
 from testbed.core.plan.kubernetes import CarriedFile
 from testbed.core.user_text import shown
-from testbed.core.workload.workload import AgentWorkload
 from testbed.errors import FileMistakes, StorageError, UserError
 from testbed.host.drivers import images
 from testbed.host.files import catalog
@@ -47,7 +46,7 @@ def render(
     """
     images.refuse_bad_name(image)
     ranks, more = _read(what, overrides)
-    files = [*_carried(dict.fromkeys(_inside(str(it)) for it in (*named, *more)))]
+    files = [*_carried(dict.fromkeys(_inside(str(path)) for path in (*named, *more)))]
     return kubernetes.render(
         kubernetes.Request(
             name=name or kubernetes.default_name(Path(what).stem, words, files),
@@ -71,20 +70,18 @@ def _read(what: str, overrides: Mapping[str, object]) -> tuple[int, list[str]]:
     topology = catalog.load_topology_of(experiment, overrides)
     assert experiment.topology is not None
     paths = [*named_files(experiment)]
-    ranks = len(topology.node_names)
-    if not isinstance(experiment.workload, AgentWorkload):
-        ranks *= experiment.workload.ranks_per_node
-        if Path(what).is_file():
-            # Words of a program's command are seen from its folder.
-            folder = Path(what).parent / (experiment.workload.folder or ".")
-            paths += [str(it) for word in experiment.workload.command if (it := folder / word).is_file()]
+    ranks = len(topology.node_names) * experiment.workload.ranks_per_node
+    if (program := experiment.workload.program) is not None and Path(what).is_file():
+        # Words of a program's command are seen from its folder.
+        folder = Path(what).parent / program.program_folder
+        paths += [str(folder / word) for word in program.command if (folder / word).is_file()]
     return ranks, paths
 
 
 def _inside(path: str) -> str:
     """Return a path below the current folder, without ``..``. Raises UserError for any other."""
     plain = os.path.normpath(path)
-    if plain.startswith("/") or plain.split("/")[0] == ".." or any(it.startswith("..") for it in plain.split("/")):
+    if plain.startswith("/") or plain.split("/")[0] == ".." or any(part.startswith("..") for part in plain.split("/")):
         raise UserError(
             f"expected files below the current folder, where the pod has them, got {shown(path)};"
             " change to a folder above all files of the run, or put the file into an image (--image)"

@@ -5,12 +5,11 @@ Measurements are kept however the audit ends: an interruption, a job that did no
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from testbed.core.analysis.cut_impact import CutImpact, impacts
 from testbed.core.analysis.timeline import fault_windows
@@ -30,11 +29,11 @@ from testbed.errors import (
 from testbed.host import fork_server as agent_host
 from testbed.host.files import runs_folder
 from testbed.host.files.store import RunDirectory
-from testbed.lab import deploy, host_slot
-from testbed.lab.interruption import defer_interrupts, interruptible
-from testbed.lab.jobs import run_metadata
+from testbed.lab.interruption import defer_interrupts
 from testbed.lab.jobs.job import Job
+from testbed.lab.jobs.running_job import BY_USER
 from testbed.lab.lab import Lab
+from testbed.lab.own_lab import LabOptions, own_lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 
 __all__ = ["DEFAULT_HOLD_S", "Measured", "measure", "to_dict"]
@@ -71,21 +70,17 @@ def measure(
     *,
     only: Sequence[str] = (),
     hold_s: float = DEFAULT_HOLD_S,
-    name: str | None = None,
     runs: Path | None = None,
-    driver: str = "auto",
-    emulator: str = "auto",
-    strict: bool = False,
-    allow_uncertified: bool = False,
     wait: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[LabOptions],
 ) -> Measured:
     """Train on ``topology`` and cut each duct for ``hold_s`` seconds; ``only`` selects ducts.
 
     Raises what :func:`testbed.lab.deploy.up` raises, UnknownName for a duct that no link passes through, and UserError
     for a topology without links, HostBusy unless ``wait``; later failures are part of the result.
     """
-    admission.refuse_both(strict, allow_uncertified)
+    admission.refuse_both(options.get("strict", False), options.get("allow_uncertified", False))
     progress = Unbreakable(progress or Silent())
     ducts = _chosen(topology, only)
     if why := agent_host.missing():
@@ -93,31 +88,13 @@ def measure(
     if not 0.5 <= hold_s <= 20.0:
         raise UserError(f"--hold must be from 0.5 s to 20 s, below the job's timeout of 30 s; got {hold_s:g} s")
     root = runs_folder.ready(runs)
-    slot = host_slot.held(f"audit {topology.name}", name or topology.name, progress, wait=wait)
-    with contextlib.ExitStack() as until_end:
-        try:
-            with interruptible():
-                until_end.enter_context(slot)
-                lab = deploy.up(
-                    topology,
-                    name=name,
-                    driver=driver,
-                    emulator=emulator,
-                    strict=strict,
-                    allow_uncertified=allow_uncertified,
-                    progress=progress,
-                )
-        except Interrupted as error:
-            return Measured((), ducts, "interrupted", str(error), None)
-        try:
+    try:
+        with own_lab(f"audit {topology.name}", topology, progress, wait=wait, **options) as lab:
             run = lab.open_run(root)
             progress.note(runs_folder.note(run.path, runs))
             return _on(lab, ducts, hold_s, run, progress)
-        finally:
-            with defer_interrupts():
-                progress.phase("down", f"lab {lab.name}")
-                lab.down()
-                progress.ended("done")
+    except Interrupted as error:
+        return Measured((), ducts, "interrupted", str(error), None)
 
 
 def _chosen(topology: Topology, only: Sequence[str]) -> tuple[str, ...]:
@@ -131,36 +108,37 @@ def _chosen(topology: Topology, only: Sequence[str]) -> tuple[str, ...]:
 
 
 def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, run: RunDirectory, progress: Progress) -> Measured:
-    status, why, done, job_failed = "finished", "", 0, False
+    status, why, done = "finished", "", 0
+    failure: TestbedError | None = None
     try:
-        with interruptible():
-            progress.phase("train", f"{len(lab.topology.node_names)} ranks, then {len(ducts)} cuts of {hold_s:g} s")
-            job = lab.train(_MOST_STEPS)
-            job.wait_for(_WARM_STEPS, timeout=120.0)
-            for duct in ducts:
-                progress.phase("cut", f"{duct}, {done + 1} of {len(ducts)}")
-                _cut(lab, job, duct, hold_s)
-                done += 1
-            _let(job, hold_s)  # the recovery from the last cut shows in the following steps
-            job.stop()
-    except Interrupted:
-        status, why = "interrupted", "interrupted by the user"
+        progress.phase("train", f"{len(lab.topology.node_names)} ranks, then {len(ducts)} cuts of {hold_s:g} s")
+        job = lab.train(_MOST_STEPS)
+        job.wait_for(_WARM_STEPS, timeout=120.0)
+        for duct in ducts:
+            progress.phase("cut", f"{duct}, {done + 1} of {len(ducts)}")
+            _cut(lab, job, duct, hold_s)
+            done += 1
+        _let(job, hold_s)  # the recovery from the last cut shows in the following steps
+        job.stop()
+    except (KeyboardInterrupt, Interrupted):
+        status, why = "interrupted", BY_USER
     except (FidelityError, NoisyHost):
         raise
     except TestbedError as error:
-        status, why = "failed", str(error)
-        job_failed = isinstance(error, JobFailed)
-        if job_failed:
+        status, why, failure = "failed", str(error), error
+        if isinstance(error, JobFailed):
             done = min(done + 1, len(ducts))  # that cut was measured; it ended the job
     if status != "finished":
         progress.ended("interrupted" if status == "interrupted" else "failed")
     with defer_interrupts():
         time.sleep(_RECORDER_S if status == "finished" else 0.0)  # the job's last scrapes and records
-        if lab.recorder is not None:
-            lab.recorder.stop()
-        how = run_metadata.Ending("interrupted", why) if status == "interrupted" else run_metadata.Ending()
-        how.fail(why if status == "failed" else "", tells_nothing=not job_failed)
-        run_metadata.end(run, how)
+        this_run = lab.current_run
+        assert this_run is not None
+        if status == "interrupted":
+            this_run.interrupt(why)
+        elif failure is not None:
+            this_run.fail(failure)
+        this_run.record_end()
         data = run.read()
         found = impacts(data.ranks, fault_windows(data.events), time.monotonic())
         if status != "finished":
