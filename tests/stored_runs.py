@@ -28,7 +28,7 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def compared(expected: Document, made: Document) -> Iterator[Difference]:
             continue
         for key in [*old, *(key for key in new if key not in old)]:
             path = f"{command}: {key}"
-            compare = differences
+            compare: Callable[[Any, Any, str], Iterator[Difference]] = differences
             if _is_text(old.get(key)) and _is_text(new.get(key)):
                 compare = sentence_differences if key.endswith(".md") else text_differences
             yield from compare(old.get(key), new.get(key), path)

@@ -18,6 +18,9 @@ from testbed.cli import app, console
 from testbed.core.certification.certificate import Certificate, HostNoise
 from testbed.core.certification.judge import DirectionSample, Stream, judge_direction
 from testbed.core.certification.link_certificate import LinkCertificate, QuantityCheck
+from testbed.core.records.run_record import RunData
+from testbed.core.report.answers import Answer
+from testbed.core.report.run_report import build
 from testbed.core.topology.model import Link, Topology
 from testbed.errors import UnknownName
 from testbed.host.files import catalog
@@ -277,19 +280,10 @@ def fake_lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
 
 def finished_run(directory: Path, exit_code: int = 0) -> SimpleNamespace:
     """Return the result of ``api.run``, with the fields that the command line prints."""
-    answer = SimpleNamespace(
-        id="trained", question="Did it train?", answer="yes", text="train_loss went from 5.5 to 2.1.", lines=()
-    )
-    report = SimpleNamespace(
-        noise=None,
+    report = dataclasses.replace(
+        build(RunData()),
         verdict="pass" if exit_code == 0 else "fail",
         headline="It trained.",
-        answers=(answer,),
-        goodput=None,
-        rank_seconds=None,
-        prediction=None,
-        unpredicted="",
-        declared=None,
-        program=None,
+        answers=(Answer("trained", "Did it train?", "yes", "train_loss went from 5.5 to 2.1."),),
     )
     return SimpleNamespace(report=report, directory=directory, exit_code=exit_code)

@@ -538,7 +538,7 @@ def list_runs(*roots: Path, begun: bool = False) -> list[RunDirectory]:
 
 def build_report(run: RunDirectory) -> Report:
     """Build the report from the run directory's current content; writes nothing. Raises StorageError."""
-    from testbed.core.report.build import build  # takes 0.1 s; a keeper and `up` do not need it
+    from testbed.core.report.run_report import build  # takes 0.1 s; a keeper and `up` do not need it
 
     return build(run.read())
 

@@ -423,8 +423,7 @@ def test_train_exits_with_the_status_of_the_verdict(
     released: list[tuple[object, ...]] = []
     claim = SimpleNamespace(stop_why="", release=lambda *how: released.append(how))
     job = SimpleNamespace(id="j1", over=lambda: True, failure=lambda: "")
-    report = finished_run(tmp_path).report
-    report.verdict = verdict
+    report = dataclasses.replace(finished_run(tmp_path).report, verdict=verdict)
     fake_lab.run_directory = SimpleNamespace(path=tmp_path)
     for name, value in (("claimed", contextlib.nullcontext(claim)), ("train", job), ("report", report)):
         monkeypatch.setattr(FakeLab, name, lambda *_, value=value, **options: value, raising=False)

@@ -24,8 +24,8 @@ from testbed.core.records.samples import FiberSample, RankSample
 from testbed.core.records.stalls import Stall, TcpTimeouts
 
 MISSING = object()
-DAMAGE = (MISSING, None, "text", "", 0, -1, 1.5, True, False, [], {}, ["text", 2], [None], [[0.5, None]],
-          {"key": "value"}, LARGEST * 1.1, 10**400, float("nan"), float("-inf"))  # fmt: skip
+DAMAGE: tuple[Any, ...] = (MISSING, None, "text", "", 0, -1, 1.5, True, False, [], {}, ["text", 2], [None],
+          [[0.5, None]], {"key": "value"}, LARGEST * 1.1, 10**400, float("nan"), float("-inf"))  # fmt: skip
 ONE, TWO = "0000803f", "0000803f0000803f"
 STEP = {
     "step": 1, "t_begin": 1.0, "t_ready": 1.5, "t_sync": 1.75, "t_stepped": 1.9, "t_end": 2.0, "tokens": 8,

@@ -20,7 +20,7 @@ from testbed.core.analysis.costs.predicted_run import expected_step, predicted_r
 from testbed.core.analysis.job_twin import twin_of
 from testbed.core.prediction.library_costs import PlainLibrary
 from testbed.core.records.rank_log import CalibrationRecord, RankLog
-from testbed.core.report.build import build
+from testbed.core.report.run_report import build
 from testbed.core.report.sections import prediction_section
 from testbed.core.training.layout import gpt_tensors
 from testbed.core.validation.measured_collective import measured_collective

@@ -33,7 +33,7 @@ COMMAND = re.compile(rf"\btestbed ({'|'.join(VERBS)})\b|\bsudo \S|\bpip3? instal
 PHRASED = {"testbed/host/linux/invocation.py", "testbed/host/installation.py"}
 
 PROSE = {
-    "testbed/cli/container_verbs.py": {"with the libraries that testbed validate tests"},
+    "testbed/cli/host_verbs.py": {"with the libraries that testbed validate tests"},
     "testbed/core/physics/validity.py": {"testbed show"},  # a default, for callers without a shell
     "testbed/core/plan/clab.py": {"`testbed render` prints it", "whose rates `testbed up` limits"},
     "testbed/core/plan/resources.py": {", as in: testbed render"},

@@ -13,10 +13,10 @@ from testbed.core.fields import text
 from testbed.core.records.run_record import RunData
 from testbed.core.records.samples import FiberSample
 from testbed.core.report import formats, open_metrics
-from testbed.core.report.build import build
 from testbed.core.report.comparison import run_inputs
 from testbed.core.report.comparison.side import Quantity, Side
 from testbed.core.report.document import Report
+from testbed.core.report.run_report import build
 from testbed.core.report.sections import rank_seconds_section
 from testbed.core.report.sections.faults_section import FaultLine
 
